@@ -1,0 +1,111 @@
+"""From a batch of raw structure arrays to level index arrays (NumPy), inside every clock.
+
+Rows are vertices in execution order: by level, all graphs of the batch together. Both the
+autograd peer and the hand-written one run on these.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_LOOP_BELOW = 4000  # up to about here a plain loop over nodes beats one NumPy sweep a level
+
+
+@dataclass(frozen=True)
+class TreeLevels:
+    """A batch of binary trees by height; rows [0, L) are the L leaves, then come M inner nodes."""
+
+    words: np.ndarray  # (L,) word of each leaf row
+    left: np.ndarray  # (M,) row of the first child, by inner node
+    right: np.ndarray  # (M,) row of the second child
+    sizes: list  # inner nodes a level, lowest first; sums to M
+    roots: np.ndarray  # (G,) row of each root
+    labels: np.ndarray  # (G,)
+
+    def blocks(self):
+        """(2M,) child rows, by level the first children and then the second ones."""
+        sizes = np.asarray(self.sizes, np.int64)
+        start = np.repeat(np.cumsum(sizes) - sizes, sizes) + np.arange(len(self.left))
+        kids = np.empty(2 * len(self.left), np.int64)
+        kids[start] = self.left
+        kids[start + np.repeat(sizes, sizes)] = self.right
+        return kids
+
+    def pairs(self):
+        """(2M,) child rows, the two children of a node side by side."""
+        return np.stack([self.left, self.right], 1).reshape(-1)
+
+
+@dataclass(frozen=True)
+class ChainLevels:
+    """A batch of chains by position; graphs longest first, so level t is a prefix of level t-1."""
+
+    words: np.ndarray  # (N,)
+    labels: np.ndarray  # (N,)
+    sizes: list  # chains alive at each position; sums to N
+
+
+def tree_levels(batch):
+    """Rows and levels of a batch of trees."""
+    left = np.concatenate([g["left"] for g in batch])
+    right = np.concatenate([g["right"] for g in batch])
+    word = np.concatenate([g["word"] for g in batch])
+    counts = np.array([len(g["word"]) for g in batch])
+    ends = np.cumsum(counts)
+    leaves, inner = np.flatnonzero(left < 0), np.flatnonzero(left >= 0)
+    shift = np.repeat(ends - counts, counts)[inner]
+    left, right = left[inner] + shift, right[inner] + shift
+    sweep = _loop if len(word) < _LOOP_BELOW else _sweep
+    height = sweep(len(word), inner, left, right)
+    order = np.argsort(height, kind="stable")
+    row = np.empty(len(word), np.int64)
+    row[leaves] = np.arange(len(leaves))
+    row[inner[order]] = np.arange(len(leaves), len(word))
+    return TreeLevels(
+        words=word[leaves].astype(np.int64, copy=False),
+        left=row[left[order]],
+        right=row[right[order]],
+        sizes=np.bincount(height)[1:].tolist() if len(inner) else [],
+        roots=row[ends - 1],
+        labels=np.array([g["label"] for g in batch], np.int64),
+    )
+
+
+def _loop(n, inner, left, right):
+    """Heights of the inner nodes, one node at a time (post-order: children come first)."""
+    height = [0] * n
+    for v, a, b in zip(inner.tolist(), left.tolist(), right.tolist()):
+        a, b = height[a], height[b]
+        height[v] = (a if a > b else b) + 1
+    return np.array(height, np.int16)[inner]
+
+
+def _sweep(n, inner, left, right):
+    """Heights of the inner nodes, one level at a time: a node is ready when both children are."""
+    done = np.ones(n, bool)
+    done[inner] = False
+    height = np.zeros(len(inner), np.int16)
+    waiting, level = np.arange(len(inner)), 0
+    while len(waiting):
+        level += 1
+        ready = done[left] & done[right]
+        height[waiting[ready]] = level
+        done[inner[waiting[ready]]] = True
+        rest = ~ready
+        waiting, left, right = waiting[rest], left[rest], right[rest]
+    return height
+
+
+def chain_levels(batch):
+    """Rows and levels of a batch of chains."""
+    lengths = np.array([len(g["words"]) for g in batch])
+    rank = np.empty(len(batch), np.int64)
+    rank[np.argsort(-lengths, kind="stable")] = np.arange(len(batch))
+    total = lengths.sum()
+    position = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    sizes = np.bincount(position)
+    row = (np.cumsum(sizes) - sizes)[position] + np.repeat(rank, lengths)
+    words, labels = np.empty(total, np.int64), np.empty(total, np.int64)
+    words[row] = np.concatenate([g["words"] for g in batch])
+    labels[row] = np.concatenate([g["labels"] for g in batch])
+    return ChainLevels(words, labels, sizes.tolist())

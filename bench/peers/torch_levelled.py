@@ -1,0 +1,111 @@
+"""Peer: PyTorch levelled by hand, gradients by autograd.
+
+    pip install torch
+
+What a careful PyTorch user writes for one model: one batch a height level, all graphs of the
+batch together, leaves (or all words of a chain) in one product, every gate in one product.
+Inside the clock: levels from the raw arrays, forward, `torch.autograd.grad`, SGD.
+
+A level's states are read by several later levels. Were all states one table, every level's
+gradient would be as large as the table; were they one list, every level would concatenate it.
+So the table CARRIES live rows only: one `index_select` a level takes the children to the front
+and keeps the rows that a later level still reads. Measured against a preallocated table, a
+list with `cat`, and a list of pieces cut by reader: fastest or equal at every batch size.
+"""
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from bench.peers.levels import chain_levels, tree_levels
+
+
+class TorchLevelled:
+    """One model, trained by autograd over batched levels."""
+
+    def __init__(self, cell, params, threads=2):
+        self._threads = threads
+        self._forward = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
+        self._levels = chain_levels if cell == "lstm" else tree_levels
+        self._p = {k: torch.tensor(v) for k, v in params.items()}
+        self._weights = [v.requires_grad_() for k, v in self._p.items() if k != "embed"]
+
+    def params(self):
+        return {k: v.detach().numpy().copy() for k, v in self._p.items()}
+
+    def step(self, batch, lr=0.05):
+        torch.set_num_threads(self._threads)
+        levels = self._levels(batch)
+        words = torch.from_numpy(levels.words)
+        x = self._p["embed"].index_select(0, words).requires_grad_()
+        h = self._forward(x, levels)
+        logits = torch.addmm(self._p["out_b"], h, self._p["out_w"])
+        loss = cross_entropy(logits, torch.from_numpy(levels.labels))
+        dx, *grads = torch.autograd.grad(loss, [x, *self._weights], materialize_grads=True)
+        with torch.no_grad():
+            self._p["embed"].index_add_(0, words, dx, alpha=-lr)
+            torch._foreach_add_(self._weights, grads, alpha=-lr)
+        return loss.item()
+
+    def _tree_lstm(self, x, levels):
+        """Root states; a row of the table is [h, c]."""
+        p, width = self._p, self._p["u_f"].shape[0]
+
+        def leaf():
+            i, o, u = torch.addmm(p["b_iou"], x, p["w_iou"]).chunk(3, 1)
+            c = i.sigmoid() * u.tanh()
+            return torch.cat([o.sigmoid() * c.tanh(), c], 1)
+
+        def inner(kids):
+            n = len(kids) // 2
+            h, c = kids.split(width, 1)
+            io, u = torch.addmm(p["b_iou"], h[:n] + h[n:], p["u_iou"]).split([2 * width, width], 1)
+            i, o = io.sigmoid().chunk(2, 1)
+            fc = torch.addmm(p["b_f"], h, p["u_f"]).sigmoid() * c
+            c = torch.addcmul(fc[:n] + fc[n:], i, u.tanh())
+            return torch.cat([o * c.tanh(), c], 1)
+
+        return _carry(leaf(), levels, levels.blocks(), inner)[:, :width]
+
+    def _tree_fc(self, x, levels):
+        p, width = self._p, self._p["b"].shape[0]
+
+        def inner(kids):
+            return torch.addmm(p["b"], kids.view(-1, 2 * width), p["u"]).tanh()
+
+        return _carry(x, levels, levels.pairs(), inner)
+
+    def _lstm(self, x, levels):
+        """States of all positions; chains are longest first, so those that end drop off the end."""
+        p, width = self._p, self._p["u"].shape[0]
+        inputs = torch.addmm(p["b"], x, p["w"]).split(levels.sizes)
+        states = []
+        for t, gates in enumerate(inputs):
+            if t:
+                gates = torch.addmm(gates, h[: len(gates)], p["u"])
+            ifo, g = gates.split([3 * width, width], 1)
+            i, f, o = ifo.sigmoid().chunk(3, 1)
+            ig = i * g.tanh()
+            c = torch.addcmul(ig, f, c[: len(gates)]) if t else ig
+            h = o * c.tanh()
+            states.append(h)
+        return torch.cat(states)
+
+
+def _carry(table, levels, kids, inner):
+    """Run `inner` over the levels; returns the rows of the roots."""
+    sizes = np.asarray(levels.sizes, np.int64)
+    reader = np.full(len(table) + len(levels.left), len(sizes))  # level that reads a row; roots: none
+    reader[kids] = np.repeat(np.arange(len(sizes)), 2 * sizes)
+    place = np.empty(len(reader), np.int64)  # of a live row in the table
+    live, total, first = np.arange(len(table)), len(table), 0
+    place[live] = live
+    for t, n in enumerate(levels.sizes):
+        rest = live[reader[live] > t]
+        take = place[np.concatenate([kids[first : first + 2 * n], rest])]
+        now, later = table.index_select(0, torch.from_numpy(take)).split([2 * n, len(rest)])
+        table = torch.cat([later, inner(now)])
+        live = np.concatenate([rest, np.arange(total, total + n)])
+        place[live] = np.arange(len(live))
+        total, first = total + n, first + 2 * n
+    return table.index_select(0, torch.from_numpy(place[levels.roots]))

@@ -1,0 +1,264 @@
+"""Peer: PyTorch levelled by hand with a hand-written backward; the strongest CPU peer we know how to write.
+
+    pip install torch
+
+Inside the clock: levels from the raw arrays, forward, backward, SGD. No autograd; products and
+element-wise maths write into buffers that live from step to step. What it does that autograd
+cannot:
+
+- lazy batching: after the loop ONE product a weight, over all vertices, and that product is the
+  SGD update itself (`addmm(W, Aᵀ, dZ, alpha=-lr, out=W)`);
+- local derivatives of all vertices are formed at once before the backward loop, in place of the
+  activations, so a level of the backward is a handful of multiplications;
+- a tree node has one parent, so children are gathered going up AND gradients are gathered going
+  down (row `slot[v]` of the table of child gradients): never a scatter, never an addition.
+
+- tanh(x) = 1 - 2 sigmoid(-2x), as PyTorch's CPU tanh takes ten times its sigmoid; below, a buffer
+  of such a sigmoid stands for the tanh, and the "1 - 2" is folded into the product that reads it.
+
+Tree-LSTM columns are kept in the order o, i, u (i and u side by side share one multiplication).
+On short padded chains oneDNN's fused LSTM (`torch_packed_lstm`, padded) can still be faster.
+"""
+
+import numpy as np
+import torch
+
+from bench.peers.levels import chain_levels, tree_levels
+
+
+class TorchManual:
+    """One model, trained by hand-written batched levels."""
+
+    def __init__(self, cell, params, threads=2):
+        self._threads, self._cell = threads, cell
+        self._step = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
+        self._p = {k: torch.tensor(v) for k, v in params.items()}
+        self._reorder()
+        self._buffers = {}
+
+    def params(self):
+        self._reorder()
+        out = {k: v.numpy().copy() for k, v in self._p.items()}
+        self._reorder()
+        return out
+
+    @torch.no_grad()
+    def step(self, batch, lr=0.05):
+        torch.set_num_threads(self._threads)
+        return self._step(batch, lr)
+
+    def _reorder(self):
+        """Swap the blocks i and o of the Tree-LSTM's columns; its own inverse."""
+        if self._cell == "tree_lstm":
+            for k in ("w_iou", "u_iou", "b_iou"):
+                i, o, u = self._p[k].chunk(3, -1)
+                self._p[k] = torch.cat([o, i, u], -1)
+
+    def _buffer(self, name, rows, *shape):
+        """The first `rows` rows of a buffer that only ever grows; its contents are left as they are."""
+        if name not in self._buffers or len(self._buffers[name]) < rows:
+            self._buffers[name] = torch.empty(rows + rows // 4, *shape)
+        return self._buffers[name][:rows]
+
+    def _head(self, h, labels, lr, dh):
+        """Loss of the rows `h`; their gradient into `dh`; updates the output layer."""
+        w, b, labels = self._p["out_w"], self._p["out_b"], torch.from_numpy(labels)[:, None]
+        log_p = torch.log_softmax(torch.addmm(b, h, w), 1)
+        loss = -log_p.gather(1, labels).mean().item()
+        d = log_p.exp_()
+        d.scatter_add_(1, labels, d.new_full((1, 1), -1.0).expand_as(labels)).mul_(1.0 / len(h))
+        torch.mm(d, w.t(), out=dh)
+        torch.addmm(w, h.t(), d, alpha=-lr, out=w)
+        b.add_(d.sum(0), alpha=-lr)
+        return loss
+
+    def _tree_lstm(self, batch, lr):
+        p, width = self._p, self._p["u_f"].shape[0]
+        lv = tree_levels(batch)
+        leaves, inner, roots = len(lv.words), len(lv.left), len(lv.roots)
+        nodes, sizes = leaves + inner, [leaves, *lv.sizes]
+        pair_sizes = [2 * n for n in lv.sizes]
+        words, kids, slot = (torch.from_numpy(a) for a in (lv.words, *_with_slots(lv.blocks(), lv.roots, nodes)))
+
+        x = torch.index_select(p["embed"], 0, words, out=self._buffer("x", leaves, p["embed"].shape[1]))
+        gates = self._buffer("gates", nodes, 3 * width)
+        h, c, tc, spare = (self._buffer(k, nodes, width) for k in ("h", "c", "tc", "spare"))
+        hk, ck, fk = (self._buffer(k, 2 * inner + roots, width) for k in ("hk", "ck", "fk"))
+        hs, iu = (self._buffer(k, inner, width) for k in ("hs", "iu"))
+        o, i, u = gates.view(nodes, 3, width).unbind(1)
+        by = [a.split(sizes) for a in (gates, o, i, u, c, tc, h)]
+        by_inner = [a.split(lv.sizes) for a in (hs, iu)]
+        by_pair = [a[: 2 * inner].split(pair_sizes) for a in (kids, hk, ck, fk)]
+
+        torch.addmm(p["b_iou"], x, p["w_iou"], out=gates[:leaves])
+        for t, (gt, ot, it, ut, ct, tct, ht) in enumerate(zip(*by)):
+            if t:
+                hst, iut = (a[t - 1] for a in by_inner)
+                kt, hkt, ckt, fkt = (a[t - 1] for a in by_pair)
+                n = len(ht)
+                torch.index_select(h, 0, kt, out=hkt)
+                torch.index_select(c, 0, kt, out=ckt)
+                torch.add(hkt[:n], hkt[n:], out=hst)
+                torch.addmm(p["b_iou"], hst, p["u_iou"], out=gt)
+                torch.addmm(p["b_f"], hkt, p["u_f"], out=fkt)
+                fkt.sigmoid_()
+                ckt.mul_(fkt)
+                ut.mul_(-2)
+                gt.sigmoid_()
+                torch.addcmul(it, it, ut, value=-2, out=iut)
+                torch.add(ckt[:n], ckt[n:], out=ct)
+                ct.add_(iut)
+            else:
+                ut.mul_(-2)
+                gt.sigmoid_()
+                torch.addcmul(it, it, ut, value=-2, out=ct)
+            torch.mul(ct, -2, out=tct).sigmoid_()
+            torch.addcmul(ot, ot, tct, value=-2, out=ht)
+
+        # Local derivatives, in place: o := dh/do, tc := dh/dc / 2, (i, u) := dc/d(i, u), ck := dc/df.
+        _gate_derivatives(h, o, tc, spare)
+        for iu, rows in ((c[:leaves], slice(leaves)), (iu, slice(leaves, nodes))):
+            _gate_derivatives(iu, i[rows], u[rows], spare[rows])
+        u.mul_(2)
+        torch.addcmul(ck, ck, fk, value=-1, out=ck)
+
+        # Down the levels: gates, ck become gradients before the activation, fk those of the children's c.
+        dhk = self._buffer("dhk", 2 * inner + roots, width)
+        loss = self._head(h.index_select(0, torch.from_numpy(lv.roots)), lv.labels, lr, dhk[2 * inner :])
+        fk[2 * inner :].zero_()
+        iu_gates = gates[:, width:].view(nodes, 2, width).split(sizes)
+        slots, dhs = slot.split(sizes), dhk[: 2 * inner].split(pair_sizes)
+        u_iou_t, u_f_t = p["u_iou"].t(), p["u_f"].t()
+        most = [self._buffer(k, max(sizes), width) for k in ("dh", "dc")]
+        for t in range(len(sizes) - 1, -1, -1):
+            n = sizes[t]
+            dh, dc = most[0][:n], most[1][:n]
+            torch.index_select(dhk, 0, slots[t], out=dh)
+            torch.index_select(fk, 0, slots[t], out=dc)
+            dc.addcmul_(dh, by[5][t], value=2)
+            by[1][t].mul_(dh)
+            iu_gates[t].mul_(dc[:, None])
+            if t:
+                dft, fkt, dhkt = by_pair[2][t - 1], by_pair[3][t - 1], dhs[t - 1]
+                dft.view(2, n, width).mul_(dc)
+                fkt.view(2, n, width).mul_(dc)
+                torch.mm(by[0][t], u_iou_t, out=dh)
+                torch.mm(dft, u_f_t, out=dhkt)
+                dhkt.view(2, n, width).add_(dh)
+
+        df = ck[: 2 * inner]
+        _sgd(p["embed"], words, gates[:leaves] @ p["w_iou"].t(), lr)
+        _affine_sgd(p["w_iou"], p["b_iou"], x, gates[:leaves], lr)
+        _affine_sgd(p["u_iou"], p["b_iou"], hs, gates[leaves:], lr)
+        _affine_sgd(p["u_f"], p["b_f"], hk[: 2 * inner], df, lr)
+        return loss
+
+    def _tree_fc(self, batch, lr):
+        p, width = self._p, self._p["b"].shape[0]
+        lv = tree_levels(batch)
+        leaves, inner, roots = len(lv.words), len(lv.left), len(lv.roots)
+        nodes, pair_sizes = leaves + inner, [2 * n for n in lv.sizes]
+        words, kids, slot = (torch.from_numpy(a) for a in (lv.words, *_with_slots(lv.pairs(), lv.roots, nodes)))
+
+        h, dh = self._buffer("h", nodes, width), self._buffer("dh", nodes, width)
+        hk, dhk = (self._buffer(k, 2 * inner + roots, width) for k in ("hk", "dhk"))
+        torch.index_select(p["embed"], 0, words, out=h[:leaves])
+        by_level = [a[leaves:].split(lv.sizes) for a in (h, dh, slot)]
+        by_pair = [a[: 2 * inner].split(pair_sizes) for a in (kids, hk, dhk)]
+        one = torch.ones(())
+        for ht, kt, hkt in zip(by_level[0], by_pair[0], by_pair[1]):
+            torch.index_select(h, 0, kt, out=hkt)
+            torch.addmm(p["b"], hkt.view(-1, 2 * width), p["u"], out=ht)
+            torch.sub(one, ht.mul_(-2).sigmoid_(), alpha=2, out=ht)
+
+        loss = self._head(h.index_select(0, torch.from_numpy(lv.roots)), lv.labels, lr, dhk[2 * inner :])
+        u_t = p["u"].t()
+        for ht, dht, st, dhkt in zip(*(reversed(a) for a in (*by_level, by_pair[2]))):
+            torch.index_select(dhk, 0, st, out=dht)
+            torch.ops.aten.tanh_backward.grad_input(dht, ht, grad_input=dht)
+            torch.mm(dht, u_t, out=dhkt.view(-1, 2 * width))
+
+        torch.index_select(dhk, 0, slot[:leaves], out=dh[:leaves])
+        _sgd(p["embed"], words, dh[:leaves], lr)
+        _affine_sgd(p["u"], p["b"], hk[: 2 * inner].view(-1, 2 * width), dh[leaves:], lr)
+        return loss
+
+    def _lstm(self, batch, lr):
+        """Chains are longest first: the chains alive at t are the first rows of those at t-1."""
+        p, width = self._p, self._p["u"].shape[0]
+        lv = chain_levels(batch)
+        nodes, sizes, words = len(lv.words), lv.sizes, torch.from_numpy(lv.words)
+
+        x = torch.index_select(p["embed"], 0, words, out=self._buffer("x", nodes, p["embed"].shape[1]))
+        gates = torch.addmm(p["b"], x, p["w"], out=self._buffer("gates", nodes, 4 * width))
+        names = ("h", "c", "tc", "ig", "hp", "cp", "dh", "spare")
+        h, c, tc, ig, hp, cp, dh, spare = (self._buffer(k, nodes, width) for k in names)
+        i, f, o, g = gates.view(nodes, 4, width).unbind(1)
+        by = [a.split(sizes) for a in (gates, i, f, o, g, h, c, tc, ig, hp, cp)]
+        for t, (gt, it, ft, ot, ut, ht, ct, tct, igt, hpt, cpt) in enumerate(zip(*by)):
+            n = sizes[t]
+            if t:
+                hpt.copy_(by[5][t - 1][:n])
+                gt.addmm_(hpt, p["u"])
+            ut.mul_(-2)
+            gt.sigmoid_()
+            torch.addcmul(it, it, ut, value=-2, out=igt)
+            if t:
+                torch.mul(ft, by[6][t - 1][:n], out=cpt)
+                torch.add(igt, cpt, out=ct)
+            else:
+                cpt.zero_()
+                ct.copy_(igt)
+            torch.mul(ct, -2, out=tct).sigmoid_()
+            torch.addcmul(ot, ot, tct, value=-2, out=ht)
+
+        # Local derivatives, in place: tc := dh/dc / 2, o := dh/do, (i, f, g) := dc/d(i, f, g).
+        loss = self._head(h, lv.labels, lr, dh)
+        _gate_derivatives(h, o, tc, spare)
+        _gate_derivatives(ig, i, g, spare)
+        g.mul_(2)
+        keep = ig.copy_(f)
+        torch.addcmul(cp, cp, f, value=-1, out=f)
+
+        dc = self._buffer("dc", sizes[0], width).zero_()
+        dhs, keeps, u_t = dh.split(sizes), keep.split(sizes), p["u"].t()
+        if_gates = gates.view(nodes, 4, width)[:, :2].split(sizes)
+        for t in range(len(sizes) - 1, -1, -1):
+            n, dht = sizes[t], dhs[t]
+            dct = dc[:n].addcmul_(dht, by[7][t], value=2)
+            by[3][t].mul_(dht)
+            by[4][t].mul_(dct)
+            if_gates[t].mul_(dct[:, None])
+            if t:
+                dhs[t - 1][:n].addmm_(by[0][t], u_t)
+                dct.mul_(keeps[t])
+
+        later = slice(sizes[0], nodes)
+        _sgd(p["embed"], words, gates @ p["w"].t(), lr)
+        _affine_sgd(p["w"], p["b"], x, gates, lr)
+        torch.addmm(p["u"], hp[later].t(), gates[later], alpha=-lr, out=p["u"])
+        return loss
+
+
+def _with_slots(kids, roots, nodes):
+    """`kids` and its inverse: where a node's gradient lies, the roots' after all children's."""
+    slot = np.empty(nodes, np.int64)
+    slot[kids] = np.arange(len(kids))
+    slot[roots] = np.arange(len(kids), nodes)
+    return kids, slot
+
+
+def _gate_derivatives(y, gate, q, spare):
+    """Of y = gate * tanh(x) with q = sigmoid(-2x): gate := dy/d(gate before its sigmoid), q := dy/dx / 2."""
+    torch.sub(gate, y, out=spare)
+    torch.addcmul(spare, spare, q, value=-1, out=q)
+    torch.addcmul(y, y, gate, value=-1, out=gate)
+
+
+def _sgd(table, rows, grad, lr):
+    table.index_add_(0, rows, grad, alpha=-lr)
+
+
+def _affine_sgd(w, b, a, dz, lr):
+    torch.addmm(w, a.t(), dz, alpha=-lr, out=w)
+    b.add_(dz.sum(0), alpha=-lr)

@@ -1,0 +1,88 @@
+"""Peer: torch.nn.LSTM over packed sequences (or, with `padded=True`, over padded ones); cell "lstm" only.
+
+    pip install torch
+
+What most PyTorch users run on sequences of unequal length. Inside the clock: padding the words,
+packing them, look-up, nn.LSTM, loss over all positions, autograd, SGD. Packing comes before the
+look-up, so that no padding is ever embedded. nn.LSTM's second bias is held at zero: one bias, as
+in the other systems.
+"""
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+_IGNORED = -100  # label of a padded position
+
+
+class TorchPackedLSTM:
+    """An LSTM language model's body on nn.LSTM."""
+
+    def __init__(self, cell, params, threads=2, padded=False):
+        if cell != "lstm":
+            raise ValueError(f"torch_packed_lstm runs the cell 'lstm', not {cell!r}")
+        self._threads, self._padded = threads, padded
+        p = {k: torch.tensor(v) for k, v in params.items()}
+        self._embed = p["embed"]
+        self._lstm = torch.nn.LSTM(*p["w"].shape[:1], p["u"].shape[0], batch_first=True)
+        with torch.no_grad():
+            self._lstm.weight_ih_l0.copy_(_swap_og(p["w"]).t())
+            self._lstm.weight_hh_l0.copy_(_swap_og(p["u"]).t())
+            self._lstm.bias_ih_l0.copy_(_swap_og(p["b"]))
+            self._lstm.bias_hh_l0.zero_().requires_grad_(False)
+        self._out_w, self._out_b = p["out_w"].requires_grad_(), p["out_b"].requires_grad_()
+        self._weights = [*(w for w in self._lstm.parameters() if w.requires_grad), self._out_w, self._out_b]
+
+    def params(self):
+        named = {
+            "embed": self._embed,
+            "w": _swap_og(self._lstm.weight_ih_l0.t()),
+            "u": _swap_og(self._lstm.weight_hh_l0.t()),
+            "b": _swap_og(self._lstm.bias_ih_l0),
+            "out_w": self._out_w,
+            "out_b": self._out_b,
+        }
+        return {k: v.detach().numpy().copy() for k, v in named.items()}
+
+    def step(self, batch, lr=0.05):
+        torch.set_num_threads(self._threads)
+        words, labels, h, x = (self._run_padded if self._padded else self._run_packed)(batch)
+        logits = torch.addmm(self._out_b, h, self._out_w)
+        loss = cross_entropy(logits, labels, ignore_index=_IGNORED)
+        dx, *grads = torch.autograd.grad(loss, [x, *self._weights])
+        with torch.no_grad():
+            self._embed.index_add_(0, words, dx.reshape(len(words), -1), alpha=-lr)
+            torch._foreach_add_(self._weights, grads, alpha=-lr)
+        return loss.item()
+
+    def _run_packed(self, batch):
+        both, lengths = _pad(batch)
+        packed = pack_padded_sequence(both, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
+        words, labels = packed.data.t().contiguous()
+        x = self._embed.index_select(0, words).requires_grad_()
+        out, _ = self._lstm(PackedSequence(x, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices))
+        return words, labels, out.data, x
+
+    def _run_padded(self, batch):
+        both, _ = _pad(batch)
+        words, labels = both[..., 0].flatten(), both[..., 1].flatten()
+        x = self._embed.index_select(0, words).view(*both.shape[:2], -1).requires_grad_()
+        return words, labels, self._lstm(x)[0].flatten(0, 1), x
+
+
+def _pad(batch):
+    """(chains, longest, 2) words and labels, and the lengths."""
+    lengths = np.array([len(g["words"]) for g in batch])
+    both = np.zeros((len(batch), lengths.max(), 2), np.int64)
+    both[..., 1] = _IGNORED
+    real = np.arange(lengths.max()) < lengths[:, None]
+    both[real, 0] = np.concatenate([g["words"] for g in batch])
+    both[real, 1] = np.concatenate([g["labels"] for g in batch])
+    return torch.from_numpy(both), lengths
+
+
+def _swap_og(w):
+    """Gate order i, f, o, g to PyTorch's i, f, g, o along the last axis, and back."""
+    i, f, o, g = w.chunk(4, -1)
+    return torch.cat([i, f, g, o], -1)

@@ -1,0 +1,223 @@
+"""Combinational netlists, large and deep DAGs: ISCAS `.bench` and Berkeley BLIF."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from .._graphs import Graphs
+from ._source import ASCII_SPACE, FormatError, Path, bare_suffix, build_acyclic, format_error, read_lines
+
+# Always all of them and in this order, so that the kinds of all `.bench` files agree.
+_BENCH_KINDS = ("INPUT", "AND", "NAND", "OR", "NOR", "XOR", "XNOR", "NOT", "BUF")
+_BENCH_ALIASES = {"BUFF": "BUF", "INV": "NOT"}
+_BENCH_STATEFUL = ("DFF", "DFFSR", "DLATCH", "LATCH", "FF")
+_BENCH_LINE = re.compile(r"(?:([^\s(),=]+)\s*=\s*)?([A-Za-z][A-Za-z0-9_]*)\s*\(([^()=]*)\)", re.ASCII)
+_BENCH_SIGNAL = re.compile(r"[^\s(),=]+", re.ASCII)
+
+_BLIF_KEYS = (".model", ".inputs", ".outputs", ".names", ".end")
+_BLIF_STATEFUL = (".latch", ".mlatch", ".subckt", ".gate", ".clock")
+
+_ONLY_COMBINATIONAL = "only gates: only flat, combinational netlists are read (no latches, flip-flops or subcircuits)"
+
+
+@dataclasses.dataclass
+class _Netlist:
+    """One file as read. A vertex is an input or a gate, in the order of their definitions."""
+
+    path: Path
+    names: dict[str, int] = dataclasses.field(default_factory=dict)  # signal -> vertex
+    kinds: list[str] = dataclasses.field(default_factory=list)
+    fan_in: list[list[str]] = dataclasses.field(default_factory=list)
+    lines: list[int] = dataclasses.field(default_factory=list)
+    outputs: list[tuple[int, str]] = dataclasses.field(default_factory=list)  # line, signal
+
+    def define(self, line: int, signal: str, kind: str, fan_in: list[str]) -> None:
+        if signal in self.names:
+            first = self.lines[self.names[signal]]
+            raise format_error(self.path, line, signal, f"each signal to be defined once; line {first} defines it too")
+        self.names[signal] = len(self.kinds)
+        self.kinds.append(kind)
+        self.fan_in.append(fan_in)
+        self.lines.append(line)
+
+    def vertex(self, line: int, signal: str) -> int:
+        if signal not in self.names:
+            raise format_error(self.path, line, signal, "a signal that is an input or the output of a gate")
+        return self.names[signal]
+
+
+def read_netlist(path: Path | Sequence[Path]) -> Graphs:
+    """Netlists, one graph a file, from a path or a sequence of paths that end in `.bench` or `.blif` (or these and `.gz`).
+
+    The vertices are the inputs and the gates, in the order in which the file defines them; a gate's children are its
+    fan-in, in the order written, defined before or after. `label` is 1 at the netlist's outputs and 0 elsewhere.
+
+    - `.bench`: lines `INPUT(a)`, `OUTPUT(y)`, `y = NAND(a, b)`, comments from `#`. `kind_names` are INPUT, AND, NAND, OR,
+      NOR, XOR, XNOR, NOT, BUF, whichever occur, in upper or lower case (BUFF is BUF, INV is NOT).
+    - BLIF: one `.model` with `.inputs`, `.outputs` and gates `.names a b y` above their cover, a line a row such as
+      `11 1`; a `\\` at the end of a line continues it, comments from `#`. A gate's kind is its cover: "names:11 1", rows
+      sorted and joined by "|"; "names:0" and "names:1" are the constants. `kind_names` are INPUT and the covers, by first
+      appearance through all files: read together what shall share kinds.
+
+    **Raises:** `FormatError` that names the line, for what is neither of these, a signal that is undefined or defined
+    twice, a gate of the wrong fan-in, a latch, a flip-flop or a subcircuit (only combinational netlists are read), a
+    cycle.
+    """
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    readers = {".bench": _read_bench, ".blif": _read_blif}
+    for one in paths:
+        if bare_suffix(one) not in readers:
+            raise ValueError(f"read_netlist: {os.fspath(one)} ends in {bare_suffix(one)!r}, wanted .bench or .blif (or + .gz).")
+    netlists = [readers[bare_suffix(one)](one) for one in paths]
+
+    any_bench = any(bare_suffix(one) == ".bench" for one in paths)
+    kind_index = {kind: i for i, kind in enumerate(_BENCH_KINDS if any_bench else _BENCH_KINDS[:1])}
+    kinds: list[int] = []
+    num_children: list[int] = []
+    children: list[int] = []
+    labels: list[np.ndarray] = []
+    for netlist in netlists:
+        kinds.extend(kind_index.setdefault(kind, len(kind_index)) for kind in netlist.kinds)
+        num_children.extend(map(len, netlist.fan_in))
+        for line, fan_in in zip(netlist.lines, netlist.fan_in, strict=True):
+            children.extend([netlist.vertex(line, signal) for signal in fan_in])
+        label = np.zeros(len(netlist.kinds), np.int32)
+        label[[netlist.vertex(line, signal) for line, signal in netlist.outputs]] = 1
+        labels.append(label)
+
+    def cycle_error(graph: int, vertex: int) -> FormatError:
+        netlist = netlists[graph]
+        signal = list(netlist.names)[vertex]
+        return format_error(netlist.path, netlist.lines[vertex], signal, "a signal that does not depend on itself (a cycle)")
+
+    return build_acyclic(
+        [len(netlist.kinds) for netlist in netlists],
+        num_children,
+        children,
+        cycle_error,
+        kind=kinds,
+        kind_names=kind_index,
+        label=np.concatenate([np.zeros(0, np.int32), *labels]),
+    )
+
+
+def _read_bench(path: Path) -> _Netlist:
+    netlist = _Netlist(path)
+    for number, line in enumerate(read_lines(path), start=1):
+        text = line.partition("#")[0].strip(ASCII_SPACE)
+        if not text:
+            continue
+        match = _BENCH_LINE.fullmatch(text)
+        if match is None:
+            raise format_error(path, number, text, "INPUT(a), OUTPUT(y) or y = GATE(a, b)")
+        target, word, inner = match.groups()
+        signals = [signal.strip(ASCII_SPACE) for signal in inner.split(",")]
+        if not all(map(_BENCH_SIGNAL.fullmatch, signals)):
+            raise format_error(path, number, text, "signal names with a comma between, in brackets")
+        kind = _BENCH_ALIASES.get(word.upper(), word.upper())
+        if kind in _BENCH_STATEFUL:
+            raise format_error(path, number, text, _ONLY_COMBINATIONAL)
+        if target is None:
+            if kind not in ("INPUT", "OUTPUT") or len(signals) != 1:
+                raise format_error(path, number, text, "INPUT(a), OUTPUT(y) or y = GATE(a, b)")
+            if kind == "INPUT":
+                netlist.define(number, signals[0], kind, [])
+            else:
+                netlist.outputs.append((number, signals[0]))
+            continue
+        if kind not in _BENCH_KINDS[1:]:
+            raise format_error(path, number, text, f"a gate of {', '.join(_BENCH_KINDS[1:])}")
+        if kind in ("NOT", "BUF") and len(signals) != 1:
+            raise format_error(path, number, text, f"one signal in the brackets of {kind}")
+        netlist.define(number, target, kind, signals)
+    return _some(netlist)
+
+
+def _read_blif(path: Path) -> _Netlist:
+    netlist = _Netlist(path)
+    gate: tuple[int, list[str], list[str]] | None = None  # line, signals, rows of the cover
+    seen: set[str] = set()
+    for number, text in _blif_lines(path):
+        words = _split(text)
+        key = words[0]
+        if ".end" in seen:
+            raise format_error(path, number, text, "nothing after .end: one model a file")
+        if not key.startswith("."):
+            if gate is None:
+                raise format_error(path, number, text, "a row of a cover only below .names")
+            gate[2].append(_cover_row(path, number, text, words, len(gate[1]) - 1))
+            continue
+        if gate is not None:
+            _define_gate(netlist, *gate)
+            gate = None
+        if key in _BLIF_STATEFUL:
+            raise format_error(path, number, text, _ONLY_COMBINATIONAL)
+        if key not in _BLIF_KEYS:
+            raise format_error(path, number, text, f"one of {', '.join(_BLIF_KEYS)}")
+        if key == ".model" and key in seen:
+            raise format_error(path, number, text, "one .model a file")
+        if key == ".names" and len(words) < 2:
+            raise format_error(path, number, text, "the gate's output after .names")
+        seen.add(key)
+        if key == ".inputs":
+            for signal in words[1:]:
+                netlist.define(number, signal, "INPUT", [])
+        elif key == ".outputs":
+            netlist.outputs.extend((number, signal) for signal in words[1:])
+        elif key == ".names":
+            gate = (number, words[1:], [])
+    if gate is not None:
+        _define_gate(netlist, *gate)
+    return _some(netlist)
+
+
+def _blif_lines(path: Path) -> list[tuple[int, str]]:
+    """Lines without comments, continued ones joined, blank ones left out; the number is that of the first part."""
+    out: list[tuple[int, str]] = []
+    parts: list[str] = []
+    first = 1
+    for number, line in enumerate(read_lines(path), start=1):
+        text = line.partition("#")[0].rstrip(ASCII_SPACE)
+        if not parts:
+            first = number
+        if text.endswith("\\"):
+            parts.append(text[:-1])
+            continue
+        text = " ".join([*parts, text]).strip(ASCII_SPACE)
+        parts = []
+        if text:
+            out.append((first, text))
+    if parts:
+        raise format_error(path, first, parts[0], "a line after the \\ that continues this one")
+    return out
+
+
+def _cover_row(path: Path, number: int, text: str, words: list[str], fan_in: int) -> str:
+    good = len(words) == (2 if fan_in else 1) and words[-1] in ("0", "1")
+    if not good or fan_in and (len(words[0]) != fan_in or words[0].strip("01-")):
+        wanted = f"{fan_in} of 0, 1 and -, then 0 or 1" if fan_in else "0 or 1 alone, as this gate has no fan-in"
+        raise format_error(path, number, text, f"a row of the cover: {wanted}")
+    return " ".join(words)
+
+
+def _define_gate(netlist: _Netlist, line: int, signals: list[str], cover: list[str]) -> None:
+    fan_in = signals[:-1]
+    if len({row[-1] for row in cover}) > 1:
+        raise format_error(netlist.path, line, " ".join(cover), f"all rows of {signals[-1]} to end in 1, or all in 0")
+    # No row at all means that the gate is never 1.
+    rows = sorted(set(cover)) or [f"{'-' * len(fan_in)} 0".strip()]
+    netlist.define(line, signals[-1], "names:" + "|".join(rows), fan_in)
+
+
+def _split(text: str) -> list[str]:
+    # As bytes, which split at ASCII white space alone.
+    return [word.decode() for word in text.encode().split()]
+
+
+def _some(netlist: _Netlist) -> _Netlist:
+    if not netlist.kinds:
+        raise format_error(netlist.path, None, "no input and no gate", "a netlist of at least one")
+    return netlist

@@ -1,0 +1,113 @@
+"""`Graphs` as a NumPy `.npz` file: the exact arrays and names, and the fastest to read again."""
+
+import io
+from typing import Any
+
+import numpy as np
+
+from .._graphs import Graphs
+from ._source import Path, format_error, read_bytes, write_bytes
+
+_VERSION = 1
+_IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))
+
+
+def save_npz(graphs: Graphs, path: Path) -> None:
+    """Writes graphs to `path`, which by custom ends in `.npz` (compressed where it ends in `.gz`), for `load_npz`.
+
+    The arrays `vertex_offsets`, `child_offsets`, `children` and, where present, `kind`, `label`, `input_id` are those of
+    `Graphs`; names are stored as UTF-8 (`<names>.bytes`, uint8) with the length of each (`<names>.lengths`, int64);
+    `cavs_version` is the version of this format. The file appears whole or not at all.
+    """
+    write_bytes(path, graphs_to_bytes(graphs))
+
+
+def load_npz(path: Path) -> Graphs:
+    """Graphs that `save_npz` wrote.
+
+    Nothing in the file is trusted: pickles are refused, arrays are checked as `Graphs.build` checks them, and heights
+    are computed anew.
+
+    **Raises:** `FormatError` for a file that is damaged, of another version, or no valid graphs.
+    """
+    return graphs_from_bytes(path, read_bytes(path))
+
+
+def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
+    """The content of a `.npz` file; `stamp` are integers that its reader may ask for."""
+    arrays = {
+        "cavs_version": np.int64(_VERSION),
+        "stamp": np.array(stamp, np.int64),
+        "vertex_offsets": graphs.vertex_offsets,
+        "child_offsets": graphs.child_offsets,
+        "children": graphs.children,
+    }
+    for ids, names in _IDS:
+        if getattr(graphs, ids) is not None:
+            arrays[ids] = getattr(graphs, ids)
+        if getattr(graphs, names) is not None:
+            # Not an array of str: NumPy pads those to the longest and drops trailing NULs. "surrogatepass" as JSON can
+            # hold half a surrogate pair.
+            encoded = [name.encode("utf-8", "surrogatepass") for name in getattr(graphs, names)]
+            arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
+            arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = None) -> Graphs:
+    """The graphs of a `.npz` file's content; `path` is for messages. A `stamp` that differs is a `FormatError`."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:
+        # zipfile, zlib and numpy raise a dozen types between them on damaged files (BadZipFile, struct.error,
+        # NotImplementedError, MemoryError, ...); all mean this.
+        raise format_error(path, None, error, "a whole .npz file, as cavs.save_npz writes it") from error
+    version = arrays.get("cavs_version")
+    if version is None or version.shape != () or version != _VERSION:
+        got = "no cavs_version" if version is None else f"cavs_version {version!r}"
+        raise format_error(path, None, got, f"version {_VERSION} of what cavs.save_npz writes")
+    if stamp is not None and not np.array_equal(arrays.get("stamp", ()), stamp):
+        raise format_error(path, None, "the stamp of another file", f"{stamp}")
+    try:
+        return _build(arrays)
+    except ValueError as error:
+        raise format_error(path, None, error, "graphs as cavs.save_npz writes them") from error
+
+
+def _build(arrays: dict[str, np.ndarray]) -> Graphs:
+    num_children = _counts(arrays, "child_offsets", len(_array(arrays, "children")))
+    num_vertices = _counts(arrays, "vertex_offsets", len(num_children))
+    fields: dict[str, Any] = {}
+    for ids, names in _IDS:
+        if ids in arrays:
+            fields[ids] = _array(arrays, ids)
+        if f"{names}.bytes" in arrays:
+            fields[names] = _names(arrays, names)
+    return Graphs.build(num_vertices, num_children, arrays["children"], **fields)
+
+
+def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    array = arrays.get(name)
+    if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
+        got = "is missing" if array is None else f"has dtype {array.dtype} and shape {array.shape}"
+        raise ValueError(f"{name} {got}, wanted a 1-d array of integers")
+    return array
+
+
+def _counts(arrays: dict[str, np.ndarray], name: str, total: int) -> np.ndarray:
+    offsets = _array(arrays, name)
+    # Compared, not subtracted: differences of hostile numbers overflow.
+    if not len(offsets) or offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
+        raise ValueError(f"{name} are no offsets, wanted 0 first, {total} last, none less than the one before")
+    return np.diff(offsets.astype(np.int64))
+
+
+def _names(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
+    data, lengths = _array(arrays, f"{name}.bytes"), _array(arrays, f"{name}.lengths")
+    if data.dtype != np.uint8 or (lengths < 0).any() or (lengths > len(data)).any() or lengths.sum() != len(data):
+        raise ValueError(f"{name}.lengths do not add up to the {len(data)} bytes of {name}.bytes")
+    text, ends = data.tobytes(), np.cumsum(lengths).tolist()
+    return tuple(text[end - n : end].decode("utf-8", "surrogatepass") for end, n in zip(ends, lengths.tolist(), strict=True))

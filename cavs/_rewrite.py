@@ -1,0 +1,217 @@
+"""Rewriting a traced vertex function: zeros of leaves folded away, products fused, edge values spread explicitly."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._rows import EDGE, ROW, STATIC, Program, bind, is_var, levels, reduce_max_p, reduce_sum_p, spread_p, trace
+
+# f(0) = 0, whatever the parameters of the equation.
+_ZERO_UNARY = {
+    "neg", "reshape", "broadcast_in_dim", "transpose", "reduce_sum", "slice", "squeeze", "convert_element_type", "copy",
+    "tanh", "sin", "abs", "sign", "rev", "stop_gradient", "cumsum", "real", "expand_dims", "reduce_precision",
+    "copy_p", "split",
+    spread_p.name, reduce_sum_p.name,
+}  # fmt: skip
+
+
+class _Zero:
+    """A value known to be zero: what a leaf gathers."""
+
+    def __init__(self, aval: Any):
+        self.aval = aval
+
+    def array(self) -> Any:
+        return jnp.zeros(self.aval.shape, self.aval.dtype)
+
+
+def retrace(program: Program, body: Callable[[dict[Any, Any]], Sequence[Any]]) -> Program:
+    """A new program with the same inputs: `body` gets an environment of inputs and constants, returns the outputs."""
+
+    def fn(*args: Any) -> list[Any]:
+        return list(body(dict(zip(program.invars, args, strict=True)) | program.consts))
+
+    return trace(fn, *[jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.invars])[0]
+
+
+def fold_zeros(program: Program, zeros: set[Any]) -> Program:
+    """The program with the inputs `zeros` taken as zero: their products and sums disappear (leaves, Cavs section 3.2)."""
+
+    def body(env: dict[Any, Any]) -> list[Any]:
+        env |= {v: _Zero(v.aval) for v in zeros}
+
+        def read(x: Any) -> Any:
+            return env[x] if is_var(x) else x.val
+
+        def solid(x: Any) -> Any:
+            return x.array() if isinstance(x, _Zero) else x
+
+        for eqn in program.eqns:
+            args = [read(x) for x in eqn.invars]
+            zero = [isinstance(a, _Zero) for a in args]
+            name = eqn.primitive.name
+            outs: list[Any] | None = None
+            if any(zero):
+                if name in ("mul", "dot_general") or (name in _ZERO_UNARY and zero[0]):
+                    outs = [_Zero(v.aval) for v in eqn.outvars]
+                elif name in ("add", "add_any", "sub", "concatenate") and all(zero):
+                    outs = [_Zero(eqn.outvars[0].aval)]
+                elif name == "select_n" and all(zero[1:]):
+                    outs = [_Zero(eqn.outvars[0].aval)]
+                elif name in ("add", "add_any", "sub") and (name != "sub" or zero[1]):
+                    other = args[0] if zero[1] else args[1]
+                    if jnp.shape(other) == eqn.outvars[0].aval.shape:
+                        outs = [other]
+            if outs is None:
+                outs = bind(eqn, [solid(a) for a in args])
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [solid(read(x)) for x in program.outs]
+
+    return retrace(program, body)
+
+
+def spread_edges(program: Program, known: dict[Any, int]) -> Program:
+    """The program with every ROW value that an EDGE equation reads spread to the edges by an equation of its own."""
+    level = levels(program.eqns, known)
+
+    def body(env: dict[Any, Any]) -> list[Any]:
+        spread: dict[Any, Any] = {}
+
+        def read(x: Any, want: int) -> Any:
+            value = env[x] if is_var(x) else x.val
+            if want != EDGE or not is_var(x) or level.get(x, STATIC) != ROW:
+                return value
+            if x not in spread:
+                spread[x] = spread_p.bind(value)
+            return spread[x]
+
+        for eqn in program.eqns:
+            edge = eqn.primitive in (reduce_sum_p, reduce_max_p) or any(level.get(v) == EDGE for v in eqn.outvars)
+            want = EDGE if edge and eqn.primitive is not spread_p else ROW
+            env.update(zip(eqn.outvars, bind(eqn, [read(x, want) for x in eqn.invars]), strict=True))
+        return [env[x] if is_var(x) else x.val for x in program.outs]
+
+    return retrace(program, body)
+
+
+def _product(eqn: Any, level: dict[Any, int]) -> tuple[Any, Any, int, int] | None:
+    """(row operand, weight, weight's contracted axis, its other axis) of a vector-matrix product with a static matrix."""
+    if eqn.primitive.name != "dot_general":
+        return None
+    (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
+    if lb or rb or len(lc) != 1 or not all(is_var(x) for x in eqn.invars):
+        return None
+    a, b = eqn.invars
+    if level.get(a, STATIC) == STATIC:  # W @ x is x @ W^T
+        (a, b), (lc, rc) = (b, a), (rc, lc)
+    if level.get(a, STATIC) == STATIC or level.get(b, STATIC) != STATIC:
+        return None
+    if len(a.aval.shape) != 1 or len(b.aval.shape) != 2:
+        return None
+    return a, b, rc[0], 1 - rc[0]
+
+
+def fuse_products(program: Program, known: dict[Any, int]) -> tuple[Program, list[str]]:
+    """Horizontal fusion: products that share their row operand become one, with the weights side by side (the gates of
+    an LSTM); then products that share their weight become one, with the row operands stacked (the forget gates of a
+    Tree-LSTM). Returns the program and a description of each fused group.
+    """
+    notes: list[str] = []
+    for side in ("operand", "weight"):
+        program = _fuse(program, known, side, notes)
+    return program, notes
+
+
+def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) -> Program:
+    level = levels(program.eqns, known)
+    groups: dict[Any, list[tuple[Any, Any]]] = {}
+    made_by = {v: eqn for eqn in program.eqns for v in eqn.outvars}
+    weight_id = _weight_ids(program)
+    for eqn in program.eqns:
+        p = _product(eqn, level)
+        if p is not None:
+            a, b, axis, _ = p
+            rest = (axis, level.get(a), str(eqn.params["precision"]), str(eqn.params["preferred_element_type"]))
+            dtypes = (a.aval.dtype, b.aval.dtype)
+            key = (("x", a) if side == "operand" else ("w", weight_id.get(b, b)), rest, dtypes, a.aval.shape)
+            groups.setdefault(key, []).append((eqn, p))
+    member: dict[int, list[tuple[Any, Any]]] = {}
+    for group in groups.values():
+        if len(group) > 1 and not (side == "weight" and _chained(group, made_by)):
+            for eqn, _ in group:
+                member[id(eqn)] = group
+            a, b = group[0][1][:2]
+            sizes = [p[1].aval.shape[p[3]] for _, p in group]
+            if side == "operand":
+                notes.append(f"{len(group)} products share their operand {a.aval.str_short()}: one of width {sum(sizes)}")
+            else:
+                notes.append(f"{len(group)} products share their weight {b.aval.str_short()}: one of {len(group)} rows a vertex")
+    if not member:
+        return program
+
+    def body(env: dict[Any, Any]) -> list[Any]:
+        pending = list(program.eqns)
+        while pending:
+            later = []
+            for eqn in pending:
+                if eqn.outvars and eqn.outvars[0] in env:
+                    continue  # done with its group
+                group = member.get(id(eqn))
+                operands = [x for e, _ in group for x in e.invars] if group else eqn.invars
+                if any(is_var(x) and x not in env for x in operands):
+                    later.append(eqn)
+                    continue
+                if group is None:
+                    values = [env[x] if is_var(x) else x.val for x in eqn.invars]
+                    env.update(zip(eqn.outvars, bind(eqn, values), strict=True))
+                else:
+                    _run_group(group, side, env)
+            assert len(later) < len(pending), "fused products wait for each other"
+            pending = later
+        return [env[x] if is_var(x) else x.val for x in program.outs]
+
+    return retrace(program, body)
+
+
+def _weight_ids(program: Program) -> dict[Any, Any]:
+    """Equal keys for static concatenations of the same weights, so that stacking sees what side-by-side fusion made."""
+    ids: dict[Any, Any] = {}
+    for eqn in program.eqns:
+        if eqn.primitive.name == "concatenate":
+            parts = tuple(ids.get(x, x) if is_var(x) else id(x) for x in eqn.invars)
+            ids[eqn.outvars[0]] = ("concatenate", eqn.params["dimension"], parts)
+    return ids
+
+
+def _chained(group: list[tuple[Any, Any]], made_by: dict[Any, Any]) -> bool:
+    """Whether a product of the group feeds the operand of another."""
+    outs = {v for eqn, _ in group for v in eqn.outvars}
+    seen: set[Any] = set()
+    stack = [p[0] for _, p in group]
+    while stack:
+        x = stack.pop()
+        if x in outs:
+            return True
+        if x not in seen and x in made_by:
+            seen.add(x)
+            stack += [y for y in made_by[x].invars if is_var(y)]
+    return False
+
+
+def _run_group(group: list[tuple[Any, Any]], side: str, env: dict[Any, Any]) -> None:
+    eqn, (a, b, axis, free) = group[0]
+    kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
+    if side == "operand":
+        weights = [env[p[1]] for _, p in group]
+        wide = lax.concatenate(weights, free)
+        z = lax.dot_general(env[a], wide, (((0,), (axis,)), ((), ())), **kwargs)
+        parts = lax.split(z, [w.shape[free] for w in weights])
+    else:
+        rows = jnp.stack([env[p[0]] for _, p in group])
+        z = lax.dot_general(rows, env[b], (((1,), (axis,)), ((), ())), **kwargs)
+        parts = [lax.squeeze(part, (0,)) for part in lax.split(z, [1] * len(group))]
+    for (e, _), part in zip(group, parts, strict=True):
+        env[e.outvars[0]] = part

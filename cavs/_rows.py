@@ -1,0 +1,189 @@
+"""Per-row programs: equations written for ONE vertex (or one edge), evaluated for many at once.
+
+A vertex function is traced for a single vertex. Its values live at one of three levels:
+
+- STATIC: parameters and what follows from them alone; one value for all vertices;
+- ROW: one value per vertex;
+- EDGE: one value per child edge of a vertex (inside `gather_all`).
+
+`spread` takes a ROW value to the vertex's edges and `reduce_sum` / `reduce_max` come back. Sum and spread are each
+other's transpose, as gather and scatter are (Cavs 3.4).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex
+from jax.interpreters import ad
+
+STATIC, ROW, EDGE = 0, 1, 2
+
+spread_p = jex.Primitive("spread")
+reduce_sum_p = jex.Primitive("reduce_children_sum")
+reduce_max_p = jex.Primitive("reduce_children_max")
+tap_p = jex.Primitive("tap")
+for _p in (spread_p, reduce_sum_p, reduce_max_p):
+    _p.def_abstract_eval(lambda x: x)
+tap_p.def_abstract_eval(lambda x, delta: x)
+ad.deflinear2(spread_p, lambda ct, x: [reduce_sum_p.bind(ct)])
+ad.deflinear2(reduce_sum_p, lambda ct, x: [spread_p.bind(ct)])
+
+
+def _tap_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    # tap(x, delta) is x, and its derivative with respect to delta is the cotangent of x: it exposes the cotangent that
+    # a product's parameter gradient needs ("cut cotangent") without a zero ever being added to x.
+    return primals[0], ad.add_tangents(*tangents)
+
+
+ad.primitive_jvps[tap_p] = _tap_jvp
+
+
+class Program(NamedTuple):
+    """Straight-line equations over flat inputs. `outs` may be inputs or literals."""
+
+    invars: tuple[Any, ...]
+    eqns: tuple[Any, ...]
+    outs: tuple[Any, ...]
+    consts: dict[Any, Any]
+
+
+def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, Any, Any]:
+    """`fn` traced to a `Program` with inner calls inlined; also the trees of its flat inputs and outputs."""
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    jaxpr = getattr(closed, "jaxpr", closed)
+    eqns: list[Any] = []
+    outs = _inline(jaxpr, {}, eqns)
+    consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    return (
+        Program(tuple(jaxpr.invars), tuple(eqns), tuple(outs), consts),
+        jax.tree.structure(args),
+        jax.tree.structure(out_shape),
+    )
+
+
+def _inline(jaxpr: Any, rename: dict[Any, Any], out: list[Any]) -> list[Any]:
+    """Appends the equations of `jaxpr` to `out` with plain calls opened up; returns its outputs, renamed."""
+
+    def get(x: Any) -> Any:
+        return x if isinstance(x, jex.Literal) else rename.get(x, x)
+
+    for eqn in jaxpr.eqns:
+        inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call") else None
+        if inner is None:
+            # A body inlined twice must not define the same variable twice.
+            fresh = [jex.Var(v.aval) for v in eqn.outvars] if rename is not None else list(eqn.outvars)
+            out.append(eqn.replace(invars=[get(x) for x in eqn.invars], outvars=fresh))
+            rename.update(zip(eqn.outvars, fresh, strict=True))
+            continue
+        body = getattr(inner, "jaxpr", inner)
+        local = dict(zip(body.invars, [get(x) for x in eqn.invars], strict=True))
+        for var, value in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
+            local[var] = jex.Literal(value, var.aval)
+        rename.update(zip(eqn.outvars, _inline(body, local, out), strict=True))
+    return [get(x) for x in jaxpr.outvars]
+
+
+def is_var(x: Any) -> bool:
+    """Whether `x` is a variable rather than a literal."""
+    return not isinstance(x, jex.Literal)
+
+
+def is_float(x: Any) -> bool:
+    """Whether a variable, array or shape has a dtype that can be differentiated."""
+    dtype = x.aval.dtype if hasattr(x, "aval") else x.dtype
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def bind(eqn: Any, args: Sequence[Any]) -> list[Any]:
+    """Runs one equation."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    subfuns, params = ((), params) if isinstance(params, dict) else params
+    out = eqn.primitive.bind(*subfuns, *args, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def levels(program_eqns: Sequence[Any], known: dict[Any, int]) -> dict[Any, int]:
+    """The level of every variable, from those of the inputs (`known`; absent means STATIC)."""
+    level = dict(known)
+    for eqn in program_eqns:
+        if eqn.primitive is spread_p:
+            lv = EDGE
+        elif eqn.primitive in (reduce_sum_p, reduce_max_p):
+            lv = ROW
+        else:
+            lv = max((level.get(x, STATIC) for x in eqn.invars if is_var(x)), default=STATIC)
+        for v in eqn.outvars:
+            level[v] = lv
+    return level
+
+
+def evaluate(
+    eqns: Sequence[Any], env: dict[Any, Any], level: dict[Any, int], segments: Any = None, num_rows: int | None = None
+) -> None:
+    """Runs `eqns` for all rows at once, adding their values to `env`.
+
+    ROW values carry a leading axis of vertices, EDGE values one of edges, STATIC values none. `segments` (edges,) is
+    the row of each edge's owner; `num_rows` or more where the edge is none of ours.
+    """
+
+    def read(x: Any) -> Any:
+        return env[x] if is_var(x) else x.val
+
+    for eqn in eqns:
+        args = [read(x) for x in eqn.invars]
+        lv = [level.get(x, STATIC) if is_var(x) else STATIC for x in eqn.invars]
+        if eqn.primitive is spread_p:
+            if lv[0] == STATIC:
+                outs = [jnp.broadcast_to(args[0], (len(segments), *jnp.shape(args[0])))]
+            else:
+                outs = [args[0].at[segments].get(mode="clip")]
+        elif eqn.primitive is reduce_sum_p:
+            outs = [_edge_sum(args[0], lv[0], segments, num_rows)]
+        elif eqn.primitive is reduce_max_p:
+            outs = [jax.ops.segment_max(args[0], segments, num_rows, indices_are_sorted=True, mode="drop")]
+        elif max(lv, default=STATIC) == STATIC:
+            outs = bind(eqn, args)
+        else:
+            axes = [0 if v != STATIC else None for v in lv]
+            outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
+        for var, value in zip(eqn.outvars, outs, strict=True):
+            env[var] = value
+
+
+def _edge_sum(x: Any, lv: int, segments: Any, num_rows: int | None) -> Any:
+    if lv == STATIC:
+        x = jnp.broadcast_to(x, (len(segments), *jnp.shape(x)))
+    return jax.ops.segment_sum(x, segments, num_rows, indices_are_sorted=True, mode="drop")
+
+
+def take(values: Any, want: int, have: int, rows: int) -> Any:
+    """A value of level `have` as one of level `want`: STATIC values are repeated."""
+    return jnp.broadcast_to(values, (rows, *jnp.shape(values))) if want != STATIC and have == STATIC else values
+
+
+def needed(eqns: Sequence[Any], outs: Sequence[Any], available: set[Any]) -> tuple[list[Any], list[Any]]:
+    """The equations that compute `outs` from `available` values, in order; and the available values they read."""
+    want = {x for x in outs if is_var(x)}
+    used = [x for x in outs if is_var(x) and x in available]
+    keep = []
+    for eqn in reversed(eqns):
+        if any(v in want and v not in available for v in eqn.outvars):
+            keep.append(eqn)
+            for x in eqn.invars:
+                if is_var(x) and x not in want:
+                    want.add(x)
+                    if x in available:
+                        used.append(x)
+    # Inputs of the program that nothing computes are read too.
+    return keep[::-1], used
+
+
+def depends(eqns: Sequence[Any], seeds: set[Any]) -> set[Any]:
+    """All variables that depend on `seeds` (themselves included)."""
+    reached = set(seeds)
+    for eqn in eqns:
+        if any(is_var(x) and x in reached for x in eqn.invars):
+            reached.update(eqn.outvars)
+    return reached

@@ -1,0 +1,441 @@
+"""The BFS scheduler: Cavs Algorithm 1 as one counting sort by height, and the `Schedule` it returns."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cavs._graphs import Graphs
+
+# A task costs about as much as this many rows more than it holds (loop, slices, reading the weights): measured on CPU,
+# Tree-LSTM, hidden 64 (about 6 rows) to 256 (about 12 rows). It decides between one wide and several narrow tasks.
+TASK_OVERHEAD_ROWS = 8
+# Fan-in up to which a task of W vertices simply gets room for W * fan-in edges.
+SMALL_FAN_IN = 4
+# Children of one vertex above which it becomes a task of its own.
+LARGE_FAN_IN = 64
+
+
+class Shape(NamedTuple):
+    """The static part of a `Schedule`: two schedules of one shape run the same compiled code."""
+
+    vertices: int  # rows of inputs and pushes, padded
+    leaves: tuple[int, ...]  # leaf rows, padded, per kind
+    inner: tuple[int, ...]  # inner rows, padded, per kind
+    edges: tuple[int, ...]  # edges below the inner rows, padded, per kind
+    tasks: int  # tasks, padded
+    graphs: int  # graphs, exact
+    classes: tuple[tuple[int, int], ...]  # (vertices, edges) of a task, widest first
+    kinds: tuple[str, ...]  # names of the kinds; ("",) where there is one
+    rooted: bool  # every graph has exactly one root
+
+    @property
+    def pad(self) -> int:
+        """Rows of zeros before and of slack after the vertices in every dynamic tensor: the widest task."""
+        return max(w for w, _ in self.classes)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the dynamic tensors that hold scattered states."""
+        return 2 * self.pad + sum(self.leaves) + sum(self.inner)
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(shape: Shape) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Where each integer array lies in the packed vector: name -> (offset, array shape)."""
+    kinds, inner, edges = len(shape.kinds), sum(shape.inner), sum(shape.edges)
+    fields = {
+        "num_vertices": (),
+        "num_tasks": (),
+        "num_rounds": (),
+        "leaf_count": (kinds,),
+        "inner_count": (kinds,),
+        "leaf_row": (kinds,),
+        "leaf_vertex": (sum(shape.leaves),),
+        "inner_vertex": (inner,),
+        "row": (shape.vertices,),
+        "graph": (shape.vertices,),
+        "first_edge": (inner,),
+        "num_children": (inner,),
+        "edge_child": (edges,),
+        "edge_owner": (edges,),
+        "task_row": (shape.tasks,),
+        "task_start": (shape.tasks,),
+        "task_size": (shape.tasks,),
+        "task_edge": (shape.tasks,),
+        "task_edges": (shape.tasks,),
+        "task_level": (shape.tasks,),
+        "round_end": (shape.tasks, kinds * len(shape.classes)),
+        "roots": (shape.graphs,),
+    }
+    layout, offset = {}, 0
+    for name, dims in fields.items():
+        layout[name] = (offset, dims)
+        offset += int(np.prod(dims, dtype=np.int64))
+    layout["end"] = (offset, ())
+    return layout
+
+
+@jax.tree_util.register_pytree_node_class
+class Schedule:
+    """What to run, in what order, for one batch of graphs: integers only. Made by [`cavs.schedule`][].
+
+    A pytree with ONE int32 vector as its leaf (one transfer to the device) and a `Shape` as static part, so it passes
+    through `jax.jit`; schedules of equal `shape` share the compiled code.
+
+    Vertices are ordered by (height, kind), so that the rows of every task are contiguous in every dynamic tensor
+    (Cavs section 3.3). Integer arrays, as attributes (padded; Vp = `shape.vertices`):
+
+    - `num_vertices`, `num_tasks`, `num_rounds`: scalars.
+    - `roots`: (G,) row of the one root of each graph in `inputs` and in the pushes.
+    - `graph`: (Vp,) the graph of each vertex; G in padding: `jax.ops.segment_sum(h, sched.graph, num_graphs)` reads out.
+    - `row`: (Vp,) row of each vertex in the dynamic tensors; 0, a row of zeros, in padding.
+    - `leaf_vertex`, `inner_vertex`: vertices in schedule order, kind after kind; padding repeats a real vertex.
+    - `first_edge`, `num_children`: per inner row; `edge_child` (dynamic tensor row), `edge_owner` (inner row): per edge.
+    - `task_row`, `task_start`, `task_size`, `task_edge`, `task_edges`, `task_level`: per task: first row in the dynamic
+      tensors, first inner row of its kind, vertices, first edge, edges, height.
+    - `round_end`: (rounds, kinds x classes) the tasks run as loops over equal (kind, class); a round is one pass
+      through all of them, and this is each loop's last task + 1.
+    """
+
+    def __init__(self, data: Any, shape: Shape):
+        self.data, self.shape = data, shape
+
+    def tree_flatten(self) -> tuple[tuple[Any], Shape]:
+        return (self.data,), self.shape
+
+    @classmethod
+    def tree_unflatten(cls, shape: Shape, children: tuple[Any]) -> "Schedule":
+        return cls(children[0], shape)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("data", "shape") or name not in _layout(self.shape):
+            raise AttributeError(f"Schedule has no attribute {name!r}")
+        if name == "roots" and not self.shape.rooted:
+            raise ValueError(
+                "schedule.roots: a graph of this batch has several roots, so there is no one root row per graph. "
+                "Read out with schedule.graph (the graph of each vertex), or push from a vertex that gathers the roots."
+            )
+        offset, dims = _layout(self.shape)[name]
+        size = int(np.prod(dims, dtype=np.int64))
+        return self.data[offset : offset + size].reshape(dims)
+
+    @property
+    def is_concrete(self) -> bool:
+        """Whether the integers are known (outside `jax.jit`) rather than traced."""
+        return not isinstance(self.data, jax.core.Tracer)
+
+    @property
+    def vertex_mask(self) -> Any:
+        """(Vp,) bool: `True` at vertices, `False` in padding."""
+        return self.graph < self.shape.graphs
+
+    def pad(self, array: Any, fill: Any = 0) -> np.ndarray:
+        """A host array (V, ...) with one row per vertex, padded with `fill` to (Vp, ...), as `run` under jit wants it."""
+        array = np.asarray(array)
+        if array.shape[:1] != (int(self.num_vertices),):
+            raise ValueError(f"schedule.pad: array has shape {array.shape}, wanted ({int(self.num_vertices)}, ...).")
+        out = np.full((self.shape.vertices, *array.shape[1:]), fill, array.dtype)
+        out[: len(array)] = array
+        return out
+
+    @property
+    def widths(self) -> np.ndarray:
+        """(levels,) vertices at each height, leaves first. Outside jit only."""
+        tasks = int(self.num_tasks)
+        inner = np.bincount(np.asarray(self.task_level)[:tasks], np.asarray(self.task_size)[:tasks], minlength=1)
+        inner[0] = np.asarray(self.leaf_count).sum()
+        return inner.astype(int) if int(self.num_vertices) else np.zeros(0, int)
+
+    @property
+    def waste(self) -> float:
+        """Share of the rows that tasks execute which are padding. Outside jit only."""
+        tasks = int(self.num_tasks)
+        ends = np.asarray(self.round_end)[: int(self.num_rounds)].ravel()
+        per_loop = np.diff(ends, prepend=0)
+        classes = np.tile(np.array([w for w, _ in self.shape.classes]), len(self.shape.kinds) * int(self.num_rounds))
+        rows = int((per_loop * classes).sum()) if tasks else 0
+        rows += sum(self.shape.leaves)
+        return 1 - int(self.num_vertices) / rows if rows else 0.0
+
+    def plot(self, path: str | None = None, graphs: Graphs | None = None) -> Any:
+        """A picture of the levels and widths of the batch; with `graphs`, of its first graph coloured by level too.
+
+        Returns the matplotlib figure; writes it where `path` is given.
+        """
+        from cavs._plot import plot_schedule  # matplotlib only where it is used
+
+        return plot_schedule(self, path, graphs)
+
+    def __repr__(self) -> str:
+        if not self.is_concrete:
+            return f"Schedule({self.shape})"
+        widths = self.widths
+        shown = ", ".join(map(str, widths[:12])) + (", ..." if len(widths) > 12 else "")
+        return (
+            f"Schedule({self.shape.graphs} graphs, {int(self.num_vertices)} vertices, {len(widths)} levels of widths "
+            f"[{shown}], {int(self.num_tasks)} tasks, {100 * self.waste:.0f}% padding)"
+        )
+
+
+def schedule(graphs: Graphs, *, policy: str = "batching", kinds: bool = True, exact: bool = False) -> Schedule:
+    """Schedules a batch of graphs: Cavs Algorithm 1, where task t is the set of all activated vertices.
+
+    A vertex is activated once its children are evaluated, so its level is its height, known since reading: the
+    breadth-first search of a batch is a counting sort, and the backward replays the tasks in reverse.
+
+    **Arguments:**
+
+    - `graphs`: the batch.
+    - `policy`: `"batching"` evaluates whole levels (cut into tasks of a few fixed widths); `"serial"` one vertex at a
+      time, Cavs' baseline.
+    - `kinds`: whether tasks hold one kind each where the graphs have kinds; `False` schedules all as one kind, for a
+      vertex function that treats kinds alike.
+    - `exact`: sizes are rounded up to a ladder of buckets (at most 1/8 more) so that batches share compiled code;
+      `True` keeps exact sizes instead: no padding, but every new size compiles.
+
+    **Raises:** `ValueError` for an unknown policy, `TypeError` where `graphs` is not a `cavs.Graphs`.
+    """
+    if not isinstance(graphs, Graphs):
+        raise TypeError(f"schedule: graphs is a {type(graphs).__name__}, wanted a cavs.Graphs, such as cavs.read_trees(path)[:64].")
+    if policy not in ("batching", "serial"):
+        raise ValueError(f"schedule: policy is {policy!r}, wanted 'batching' or 'serial'.")
+    num_vertices, num_graphs = graphs.num_vertices, len(graphs)
+    kind = graphs.kind if kinds else None
+    names = _kind_names(graphs) if kind is not None else ("",)
+    num_kinds = len(names)
+
+    # 1. Vertices by (height, kind). 16-bit keys make numpy's stable sort a counting (radix) sort.
+    key = graphs.height if kind is None else graphs.height * num_kinds + kind
+    levels = int(graphs.height.max(initial=0)) + 1
+    if levels * num_kinds < 1 << 16:
+        key = key.astype(np.uint16)
+    order = np.argsort(key, kind="stable")
+    position = np.empty(num_vertices, np.int64)
+    position[order] = np.arange(num_vertices)
+    counts = np.bincount(key, minlength=levels * num_kinds).reshape(levels, num_kinds)
+    leaf_count, inner_counts = counts[0], counts[1:]
+    inner_count = inner_counts.sum(0)
+    num_leaves = int(leaf_count.sum())
+    inner = order[num_leaves:]
+    if num_kinds > 1:
+        inner = inner[np.argsort(kind[inner].astype(np.uint16), kind="stable")]
+
+    # 2. Edges in the order of their owners.
+    first = graphs.child_offsets[inner]
+    num_children = graphs.child_offsets[inner + 1] - first
+    edge_end = np.cumsum(num_children)
+    num_edges = graphs.num_edges
+    picked = np.arange(num_edges) + np.repeat(first - edge_end + num_children, num_children)
+    sizes = np.diff(graphs.vertex_offsets)
+    graph = np.repeat(np.arange(num_graphs), sizes)
+    child = graphs.children + np.repeat(
+        graphs.vertex_offsets[:-1], np.diff(graphs.child_offsets[graphs.vertex_offsets])
+    )
+    has_parent = np.zeros(num_vertices, bool)
+    has_parent[child] = True
+    root_rows = np.flatnonzero(~has_parent)
+    rooted = len(root_rows) == num_graphs and bool((graph[root_rows] == np.arange(num_graphs)).all())
+
+    # 3. Sizes.
+    size = int if exact else bucket
+    padded_leaves = tuple(size(n) for n in leaf_count.tolist())
+    padded_inner = tuple(size(n) for n in inner_count.tolist())
+    kind_edges = np.bincount(np.repeat(np.arange(num_kinds), inner_count), num_children, minlength=num_kinds).astype(int)
+    classes = _classes(sum(padded_inner), int(num_children.max(initial=1)), policy)
+    tasks = _tasks(counts, num_children, inner_count, classes)
+    num_tasks = len(tasks["class"])
+    shape = Shape(
+        vertices=sum(padded_leaves) + sum(padded_inner),
+        leaves=padded_leaves,
+        inner=padded_inner,
+        edges=tuple(n * _power_of_two(-(-e // max(n, 1))) for n, e in zip(padded_inner, kind_edges.tolist(), strict=True)),
+        tasks=max(128, 4 ** int(np.ceil(np.log(max(num_tasks, 1)) / np.log(4)))) if not exact else num_tasks,
+        graphs=num_graphs,
+        classes=classes,
+        kinds=names,
+        rooted=rooted,
+    )
+
+    # 4. Pack. Padding of per-vertex arrays repeats the first real entry: it computes what a real row computes.
+    data = np.zeros(_layout(shape)["end"][0], np.int32)
+    out = Schedule(data, shape)
+    pad = shape.pad
+    out.num_vertices[...] = num_vertices
+    out.num_tasks[...] = num_tasks
+    out.leaf_count[:] = leaf_count
+    out.inner_count[:] = inner_count
+    leaf_start = np.cumsum(leaf_count) - leaf_count
+    out.leaf_row[:] = pad + leaf_start
+    rows = position + pad
+    out.row[:num_vertices] = rows
+    out.graph[:num_vertices] = graph
+    out.graph[num_vertices:] = num_graphs
+    edge_child = rows[child[picked]] if num_edges else np.zeros(0, np.int64)
+    starts = np.cumsum(inner_count) - inner_count
+    edge_starts = np.cumsum(kind_edges) - kind_edges
+    leaf_at = inner_at = edge_at = 0
+    for k in range(num_kinds):
+        _fill(out.leaf_vertex, leaf_at, shape.leaves[k], order[leaf_start[k] : leaf_start[k] + leaf_count[k]])
+        here = slice(starts[k], starts[k] + inner_count[k])
+        _fill(out.inner_vertex, inner_at, shape.inner[k], inner[here])
+        _fill(out.first_edge, inner_at, shape.inner[k], edge_end[here] - num_children[here] - edge_starts[k])
+        _fill(out.num_children, inner_at, shape.inner[k], num_children[here])
+        edges = slice(edge_starts[k], edge_starts[k] + kind_edges[k])
+        _fill(out.edge_child, edge_at, shape.edges[k], edge_child[edges])
+        owner = out.edge_owner[edge_at : edge_at + shape.edges[k]]
+        owner[: kind_edges[k]] = np.repeat(np.arange(inner_count[k]), num_children[here])
+        owner[kind_edges[k] :] = shape.inner[k]
+        leaf_at, inner_at, edge_at = leaf_at + shape.leaves[k], inner_at + shape.inner[k], edge_at + shape.edges[k]
+    out.task_row[:num_tasks] = tasks["row"] + pad + num_leaves
+    for name in ("start", "size", "edge", "edges", "level"):
+        getattr(out, f"task_{name}")[:num_tasks] = tasks[name]
+    ends = _rounds(tasks["class"], num_kinds * len(classes))
+    out.num_rounds[...] = len(ends)
+    out.round_end[: len(ends)] = ends
+    if rooted:
+        out.roots[:] = root_rows
+    return out
+
+
+def bucket(n: int) -> int:
+    """`n` rounded up to a geometric ladder of ratio 2^(1/4), in multiples of 8: at most 19 % more beyond 64, 9 % on average."""
+    if n <= 8:
+        return 8
+    octave = 1 << ((n - 1).bit_length() - 1)
+    return next(step for x in (1.19, 1.415, 1.682, 2.0) if (step := -(-int(octave * x) // 8) * 8) >= n)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, int(n) - 1).bit_length()
+
+
+def _fill(out: np.ndarray, at: int, size: int, values: np.ndarray) -> None:
+    out[at : at + len(values)] = values
+    out[at + len(values) : at + size] = values[0] if len(values) else 0
+
+
+def _kind_names(graphs: Graphs) -> tuple[str, ...]:
+    if graphs.kind_names is not None:
+        return graphs.kind_names
+    return tuple(str(k) for k in range(int(graphs.kind.max(initial=0)) + 1))
+
+
+def _classes(num_inner: int, fan_in: int, policy: str) -> tuple[tuple[int, int], ...]:
+    """The (vertices, edges) that tasks are padded to, widest first: a ladder of ratio 4.
+
+    Equal for all batches of a bucket unless the largest fan-in crosses a power of two.
+    """
+    fan = _power_of_two(fan_in)
+    room = min(fan, SMALL_FAN_IN)
+    if policy == "serial":
+        return ((1, fan),)
+    top = 16 if num_inner <= 64 else 64 if num_inner <= 512 else 256
+    ladder = [w for w in (256, 64, 16, 4, 1) if w <= top]
+    classes = [(w, w * room) for w in ladder]
+    if fan > SMALL_FAN_IN:
+        # Below 16 vertices a class could not hold one vertex of LARGE_FAN_IN children.
+        classes = [(w, max(w * room, min(fan, LARGE_FAN_IN))) for w in ladder]
+    if fan > LARGE_FAN_IN:
+        classes.append((1, fan))
+    return tuple(classes)
+
+
+@functools.lru_cache(maxsize=32)
+def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
+    """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, the last one padded."""
+    top = widths[0]
+    best = np.full(top + 1, np.inf)
+    counts = np.zeros((top + 1, len(widths)), np.int64)
+    best[0] = 0
+    for n in range(1, top + 1):
+        for i, w in enumerate(widths):
+            cost = w + TASK_OVERHEAD_ROWS + best[max(n - w, 0)]
+            if cost < best[n]:
+                best[n] = cost
+                counts[n] = counts[max(n - w, 0)]
+                counts[n, i] += 1
+    return counts
+
+
+def _tasks(
+    counts: np.ndarray, num_children: np.ndarray, inner_count: np.ndarray, classes: tuple[tuple[int, int], ...]
+) -> dict[str, np.ndarray]:
+    """Levels cut into tasks. `row` counts from the first inner row; `start` and `edge` within the kind."""
+    levels, num_kinds = counts[1:].shape
+    group_size = counts[1:].ravel()  # (level, kind): the order of the rows
+    group_row = np.cumsum(group_size) - group_size
+    by_kind = np.cumsum(counts[1:], 0) - counts[1:]
+    group_start = by_kind.ravel()
+    kind = np.tile(np.arange(num_kinds), levels)
+    kind_first = np.cumsum(inner_count) - inner_count
+    edges_before = np.zeros(len(num_children) + 1, np.int64)
+    np.cumsum(num_children, out=edges_before[1:])
+    if all(edges >= w * num_children.max(initial=1) for w, edges in classes):
+        widths = tuple(w for w, _ in classes)
+        n = np.array(widths)
+        pieces = _decomposition(widths)[group_size % n[0]]
+        pieces[:, 0] += group_size // n[0]
+        cls = np.repeat(np.tile(np.arange(len(n)), len(group_size)), pieces.ravel())
+        per_group = pieces.sum(1)
+        group = np.repeat(np.arange(len(group_size)), per_group)
+        before = np.cumsum(n[cls]) - n[cls]
+        first = np.cumsum(per_group) - per_group
+        offset = before - before[np.repeat(first, per_group)] if len(cls) else before
+        size = np.minimum(n[cls], group_size[group] - offset)
+    else:
+        group, cls, offset, size = _tasks_by_edges(group_size, group_start + kind_first[kind], num_children, classes)
+    start = group_start[group] + offset
+    at = kind_first[kind[group]] + start
+    base = edges_before[kind_first]
+    edge = edges_before[at]
+    return {
+        "class": kind[group] * len(classes) + cls,
+        "row": group_row[group] + offset,
+        "start": start,
+        "size": size,
+        "edge": edge - base[kind[group]],
+        "edges": edges_before[at + size] - edge,
+        "level": group // num_kinds + 1,
+    }
+
+
+def _tasks_by_edges(
+    group_size: np.ndarray, group_at: np.ndarray, num_children: np.ndarray, classes: tuple[tuple[int, int], ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Tasks that fit both a class's vertices and its edges, for wide and mixed fan-in. Python runs once per task."""
+    edges_end = np.cumsum(num_children)
+    ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if not (w == 1 and e > LARGE_FAN_IN)]
+    special = len(classes) - 1  # the class of one vertex with very many children, where there is one
+    groups, cls, offsets, sizes = [], [], [], []
+    for g in np.flatnonzero(group_size):
+        offset, total, at = 0, int(group_size[g]), int(group_at[g])
+        while offset < total:
+            here = at + offset
+            if num_children[here] > ladder[-1][2] and num_children[here] > LARGE_FAN_IN:
+                i, take = special, 1
+            else:
+                done = int(edges_end[here - 1]) if here else 0
+                best = None
+                for i, w, e in ladder:
+                    take = int(np.searchsorted(edges_end[here : at + min(offset + w, total)], done + e, side="right"))
+                    score = (w + TASK_OVERHEAD_ROWS) / max(take, 1e-9)  # cost of a vertex
+                    if take and (best is None or score < best[0]):
+                        best = (score, i, take)
+                _, i, take = best
+            groups.append(g)
+            cls.append(i)
+            offsets.append(offset)
+            sizes.append(take)
+            offset += take
+    return tuple(np.array(a, np.int64) for a in (groups, cls, offsets, sizes))
+
+
+def _rounds(cls: np.ndarray, num_classes: int) -> np.ndarray:
+    """Tasks in order, as rounds of loops over ascending classes; the last task + 1 of each loop."""
+    if not len(cls):
+        return np.zeros((0, num_classes), np.int64)
+    number = np.cumsum(np.diff(cls, prepend=cls[0]) < 0)
+    per_loop = np.bincount(number * num_classes + cls, minlength=(number[-1] + 1) * num_classes)
+    return np.cumsum(per_loop).reshape(-1, num_classes)

@@ -1,0 +1,133 @@
+"""Dynamic tensors (Cavs section 3.3): rows of one kind in schedule order, read and written in contiguous windows.
+
+A task's window in the FORWARD begins at the task's first row and may run past its last one: what it writes there is
+overwritten by the tasks that own those rows, as they come later. A window in the BACKWARD ends at the task's last row
+and may begin before its first one, for the same reason. So no row is ever masked or copied; every tensor has `pad` rows
+of slack at both ends.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._schedule import Schedule
+
+
+class Rows(NamedTuple):
+    """The inner vertices of one kind: index arrays over its rows, padded at both ends for windows."""
+
+    kind: int
+    size: int  # inner rows, padded to the bucket
+    edges: int
+    pad: int
+    edge_pad: int
+    count: Any  # vertices in truth
+    vertex: Any  # (size,) row in inputs
+    row: Any  # (size,) row in the state tensors
+    num_children: Any  # (pad + size + pad,)
+    kids: Any  # (pad + size + pad, arity): row of child k in the state tensors, 0 (zeros) where there is none
+    edge_child: Any  # (edge_pad + edges + edge_pad,): the same per edge
+    edge_owner: Any  # (edge_pad + edges + edge_pad,): inner row that owns the edge; `size` or more where none does
+
+    def inner(self, padded: Any) -> Any:
+        """The rows of a padded tensor without its slack."""
+        return padded[self.pad : self.pad + self.size]
+
+    def inner_edges(self, padded: Any) -> Any:
+        """The edges of a padded tensor without its slack."""
+        return padded[self.edge_pad : self.edge_pad + self.edges]
+
+    def padded(self, x: Any) -> Any:
+        """(size, ...) with zeros of slack at both ends."""
+        return jnp.pad(x, ((self.pad, self.pad), *((0, 0),) * (x.ndim - 1)))
+
+    def padded_edges(self, x: Any) -> Any:
+        """(edges, ...) with zeros of slack at both ends."""
+        return jnp.pad(x, ((self.edge_pad, self.edge_pad), *((0, 0),) * (x.ndim - 1)))
+
+    def zeros(self, aval: Any, edge: bool = False) -> Any:
+        """A dynamic tensor of zeros for values like `aval` at these rows (or their edges)."""
+        n = self.edges + 2 * self.edge_pad if edge else self.size + 2 * self.pad
+        return jnp.zeros((n, *aval.shape), aval.dtype)
+
+
+def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
+    """The index arrays of every kind of a schedule."""
+    shape, out = sched.shape, []
+    pad, edge_pad = shape.pad, max(e for _, e in shape.classes)
+    at = edge_at = 0
+    for k, (size, edges) in enumerate(zip(shape.inner, shape.edges, strict=True)):
+        vertex = sched.inner_vertex[at : at + size]
+        first = sched.first_edge[at : at + size]
+        num_children = sched.num_children[at : at + size]
+        edge_child = sched.edge_child[edge_at : edge_at + edges]
+        slots = [
+            jnp.where(num_children > j, edge_child.at[first + j].get(mode="clip"), 0) if edges else jnp.zeros(size, jnp.int32)
+            for j in range(arity)
+        ]
+        kids = jnp.stack(slots, 1) if slots else jnp.zeros((size, 0), jnp.int32)
+        owner = jnp.asarray(sched.edge_owner[edge_at : edge_at + edges])
+        out.append(
+            Rows(
+                kind=k,
+                size=size,
+                edges=edges,
+                pad=pad,
+                edge_pad=edge_pad,
+                count=sched.inner_count[k],
+                vertex=vertex,
+                row=jnp.asarray(sched.row).at[vertex].get(mode="clip"),
+                num_children=jnp.pad(num_children, (pad, pad)),
+                kids=jnp.pad(kids, ((pad, pad), (0, 0))),
+                edge_child=jnp.pad(edge_child, (edge_pad, edge_pad)),
+                edge_owner=jnp.pad(owner, (edge_pad, edge_pad), constant_values=size + pad),
+            )
+        )
+        at, edge_at = at + size, edge_at + edges
+    return out
+
+
+def window(x: Any, start: Any, size: int) -> Any:
+    """Rows start .. start + size - 1."""
+    return lax.dynamic_slice_in_dim(x, start, size)
+
+
+def write(x: Any, value: Any, start: Any) -> Any:
+    """`x` with rows from `start` replaced by `value`."""
+    return lax.dynamic_update_slice_in_dim(x, value.astype(x.dtype), start, 0)
+
+
+def get_rows(x: Any, index: Any) -> Any:
+    """Rows of `x` by number (gather, pull)."""
+    return x.at[index].get(mode="promise_in_bounds")
+
+
+def recurrent_inputs(
+    part: Any,
+    rows: Rows,
+    states: list[Any],
+    statics: list[Any],
+    crossing: list[Any],
+    start: Any,
+    edge_start: Any,
+    width: int,
+    edges: int,
+    wanted: set[Any],
+) -> dict[Any, Any]:
+    """F's entrance for one task: the `wanted` inputs of the joint program (see `_split.Split`), gathered and pulled."""
+    env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
+    kids = window(rows.kids, start, width)
+    read = {v: window(x, start, width) for v, x in zip(part.j_cross, crossing, strict=True) if v in wanted}
+    read |= {
+        v: get_rows(states[i], kids[:, k]) for v, (k, i) in zip(part.j_slots, part.slots, strict=True) if v in wanted
+    }
+    read |= {
+        v: get_rows(states[i], window(rows.edge_child, edge_start, edges))
+        for v, i in zip(part.j_child, part.child, strict=True)
+        if v in wanted
+    }
+    if part.j_num_children in wanted:
+        read[part.j_num_children] = window(rows.num_children, start, width)
+    # Without the barrier XLA fuses these reads into late consumers and then copies whole tensors in every iteration.
+    return env | dict(zip(read, lax.optimization_barrier(list(read.values())), strict=True))
