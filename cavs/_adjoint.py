@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._rows import EDGE, ROW, STATIC, bind, evaluate, is_float, is_var, needed, take
+from cavs._rows import EDGE, ROW, STATIC, bind, evaluate, is_float, is_var, matrix_product, needed, take
 from cavs._schedule import Schedule
 from cavs._split import ParamUse, Split
-from cavs._tensors import Rows, get_rows, recurrent_inputs, rows_of_kinds, window, write
+from cavs._tensors import Rows, Zeros, get_rows, recurrent_inputs, rows_of_kinds, window, write
 
 
 def backward(
@@ -33,7 +33,8 @@ def backward(
     all_rows = rows_of_kinds(sched, plan.function.arity)
     parts: list[Split] = [plan.inner[name] for name in kinds]
     states = saved["states"]
-    g = {i: jnp.zeros(b.shape, b.dtype) for i, b in enumerate(states) if is_float(b)}
+    zeros = Zeros(sched, start=1000)  # others than the forward's
+    g = {i: zeros(b.shape, b.dtype) for i, b in enumerate(states) if is_float(b)}
 
     # Cotangents of the pushes: straight to the states they are, or through the lazy part.
     push_states = plan.push_states
@@ -65,7 +66,7 @@ def backward(
             for i, ct in zip(parts[k].child, child, strict=True):
                 _add(g, i, jnp.where(rows.inner_edges(rows.edge_owner) < rows.count, rows.inner_edges(rows.edge_child), 0), ct)
 
-    g, cuts, eager_grads = _reverse_levels(sched, parts, all_rows, saved, g, extra_cts)
+    g, cuts, eager_grads = _reverse_levels(sched, parts, all_rows, zeros, saved, g, extra_cts)
 
     # Lazy: parameters of the recurrent part, then the eager and the static part, each in one batch.
     ct_params: list[Any] = []
@@ -109,6 +110,7 @@ def _reverse_levels(
     sched: Schedule,
     parts: list[Split],
     all_rows: list[Rows],
+    zeros: Zeros,
     saved: dict[str, Any],
     g: dict[int, Any],
     extra_cts: list[list[Any]],
@@ -127,7 +129,7 @@ def _reverse_levels(
         for p, r, cts in zip(parts, all_rows, extra_cts, strict=True)
     ]
     levels = [cut_levels(p) for p in parts]
-    cuts = [[r.zeros(v.aval, lv[v] == EDGE) for v in p.cuts] for p, r, lv in zip(parts, all_rows, levels, strict=True)]
+    cuts = [[r.tensor(zeros, v.aval, lv[v] == EDGE) for v in p.cuts] for p, r, lv in zip(parts, all_rows, levels, strict=True)]
 
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
         g, cuts = carry
@@ -151,8 +153,10 @@ def _reverse_levels(
                 edge = part.role.level.get(part.extra[i]) == EDGE
                 x = saved["extras"][k][i]
                 kept[v] = window((rows.padded_edges if edge else rows.padded)(x), edge_start if edge else start, edges if edge else width)
+        # Read by number, not as a slice: XLA would fuse a slice past the write below, and copy all of g for it.
+        own = row + jnp.arange(width)
         for i, v in part.j_state_cts.items():
-            kept[v] = window(g[i], row, width)
+            kept[v] = get_rows(g[i], own)
         for i, v in part.j_extra_cts.items():
             edge = part.role.level.get(part.extra[i]) == EDGE
             if i in extra_in[k]:
@@ -279,8 +283,12 @@ def _transpose(
             args.append(take(value, ROW, part.joint_level.get(v, STATIC) if is_var(v) else STATIC, n))
         else:  # its value does not matter for the gradient
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
-    if all(a is None for a in axes):
-        return []
+    levels = [STATIC if a is None else use.level for a in axes]
+    if (axis := matrix_product(use.eqn, levels)) is not None and is_var(use.cuts[0]):
+        a, ct = args[0], cuts[use.cuts[0]]
+        a, ct = a.reshape(-1, a.shape[-1]), ct.reshape(-1, ct.shape[-1])
+        pair = (a, ct) if axis == 0 else (ct, a)
+        return [(place[use.eqn.invars[1]], lax.dot_general(*pair, (((0,), (0,)), ((), ())), **_precision(use.eqn, args[1])))]
 
     def f(values: list[Any]) -> list[Any]:
         full = list(args)
@@ -293,6 +301,10 @@ def _transpose(
     cotangents = [cuts[v] if is_var(v) else jnp.zeros((n, *v.aval.shape), v.aval.dtype) for v in use.cuts]
     (out,) = vjp(cotangents)
     return [(place[use.eqn.invars[i]], ct) for i, ct in zip(use.statics, out, strict=True)]
+
+
+def _precision(eqn: Any, weight: Any) -> dict[str, Any]:
+    return {"precision": eqn.params["precision"], "preferred_element_type": weight.dtype}
 
 
 def _zero_ct(x: Any) -> Any:

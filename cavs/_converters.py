@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._graphs import Graphs
-from ._readers._flat import children_of_parents, ids_and_names, value_type
+from cavs._graphs import Graphs
+from cavs._readers._flat import children_of_parents, ids_and_names, value_type
 
 if TYPE_CHECKING:
     import networkx

@@ -145,11 +145,30 @@ def evaluate(
             outs = [jax.ops.segment_max(args[0], segments, num_rows, indices_are_sorted=True, mode="drop")]
         elif max(lv, default=STATIC) == STATIC:
             outs = bind(eqn, args)
+        elif (axis := matrix_product(eqn, lv)) is not None:
+            outs = [_rows_times_matrix(eqn, args[0], args[1], axis)]
         else:
             axes = [0 if v != STATIC else None for v in lv]
             outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
         for var, value in zip(eqn.outvars, outs, strict=True):
             env[var] = value
+
+
+def matrix_product(eqn: Any, lv: Sequence[int]) -> int | None:
+    """The contracted axis of W where `eqn` is x @ W, x's last axis contracted, for row values x and a static matrix W."""
+    if eqn.primitive.name != "dot_general" or lv[0] == STATIC or lv[1] != STATIC:
+        return None
+    (lc, rc), (lb, _) = eqn.params["dimension_numbers"]
+    x, w = eqn.invars
+    plain = not lb and tuple(lc) == (len(x.aval.shape) - 1,) and len(w.aval.shape) == 2
+    return rc[0] if plain else None
+
+
+def _rows_times_matrix(eqn: Any, x: Any, w: Any, axis: int) -> Any:
+    # As ONE two-dimensional product over all rows: for more axes XLA would transpose the operand first.
+    kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
+    z = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), w, (((1,), (axis,)), ((), ())), **kwargs)
+    return z.reshape(*x.shape[:-1], z.shape[-1])
 
 
 def _edge_sum(x: Any, lv: int, segments: Any, num_rows: int | None) -> Any:

@@ -13,7 +13,7 @@ from cavs._adjoint import backward
 from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed, take
 from cavs._schedule import Schedule
 from cavs._split import Split
-from cavs._tensors import Rows, get_rows, recurrent_inputs, rows_of_kinds, window, write
+from cavs._tensors import Rows, Zeros, get_rows, recurrent_inputs, rows_of_kinds, window, write
 from cavs._trace import Plan, Role
 from cavs._vertex import VertexFunction
 
@@ -134,7 +134,8 @@ def forward(
     """All four parts in order: static, eager (leaves whole), the levels, lazy. With `save`, also what `backward` needs."""
     shape = sched.shape
     all_rows = rows_of_kinds(sched, plan.function.arity)
-    states = [jnp.zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
+    zeros = Zeros(sched)
+    states = [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
     saved: dict[str, Any] = {"inputs": inputs if save else None, "leaf": [], "static": [], "eager": []}
 
     # Leaves: nothing is gathered, so every leaf of a kind is evaluated in one batch.
@@ -163,7 +164,7 @@ def forward(
         eager_rows.append(values)
 
     # The levels.
-    states, kept, extras = _levels(plan, sched, kinds, all_rows, states, env_static, eager_rows, save)
+    states, kept, extras = _levels(plan, sched, kinds, all_rows, zeros, states, env_static, eager_rows, save)
 
     # Pushes.
     push_states = plan.push_states
@@ -282,6 +283,7 @@ def _levels(
     sched: Schedule,
     kinds: tuple[str | None, ...],
     all_rows: list[Rows],
+    zeros: Zeros,
     states: list[Any],
     statics: list[list[Any]],
     eager: list[list[Any]],
@@ -290,11 +292,11 @@ def _levels(
     """The forward's loop over tasks; returns states, what the backward keeps, and what the lazy part reads (per kind)."""
     parts = [plan.inner[name] for name in kinds]
     keeps = [
-        [r.zeros(v.aval, p.joint_level.get(v) == EDGE) for v in (p.keep if save else ())]
+        [r.tensor(zeros, v.aval, p.joint_level.get(v) == EDGE) for v in (p.keep if save else ())]
         for p, r in zip(parts, all_rows, strict=True)
     ]
     extras = [
-        [r.zeros(v.aval, p.role.level.get(v) == EDGE) for v in p.extra] for p, r in zip(parts, all_rows, strict=True)
+        [r.tensor(zeros, v.aval, p.role.level.get(v) == EDGE) for v in p.extra] for p, r in zip(parts, all_rows, strict=True)
     ]
     crossing = [
         [r.padded(x) for v, x in zip(p.eager_outs, e, strict=True) if v in p.cross]

@@ -1,6 +1,8 @@
 """The BFS scheduler: Cavs Algorithm 1 as one counting sort by height, and the `Schedule` it returns."""
 
 import functools
+import math
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +13,9 @@ from cavs._graphs import Graphs
 # A task costs about as much as this many rows more than it holds (loop, slices, reading the weights): measured on CPU,
 # Tree-LSTM, hidden 64 (about 6 rows) to 256 (about 12 rows). It decides between one wide and several narrow tasks.
 TASK_OVERHEAD_ROWS = 8
+# No task is narrower. XLA turns a gather of ONE row into a slice, fuses it into whatever reads it, and then has to copy
+# the whole tensor in every iteration of the loop, because the tensor is written there too (seen with JAX 0.10.2 on CPU).
+SMALLEST_TASK = 2
 # Fan-in up to which a task of W vertices simply gets room for W * fan-in edges.
 SMALL_FAN_IN = 4
 # Children of one vertex above which it becomes a task of its own.
@@ -42,8 +47,8 @@ class Shape(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _layout(shape: Shape) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Where each integer array lies in the packed vector: name -> (offset, array shape)."""
+def _layout(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
+    """Where each integer array lies in the packed vector: name -> (begin, end, array shape)."""
     kinds, inner, edges = len(shape.kinds), sum(shape.inner), sum(shape.edges)
     fields = {
         "num_vertices": (),
@@ -71,9 +76,8 @@ def _layout(shape: Shape) -> dict[str, tuple[int, tuple[int, ...]]]:
     }
     layout, offset = {}, 0
     for name, dims in fields.items():
-        layout[name] = (offset, dims)
-        offset += int(np.prod(dims, dtype=np.int64))
-    layout["end"] = (offset, ())
+        begin, offset = offset, offset + math.prod(dims)
+        layout[name] = (begin, offset, dims)
     return layout
 
 
@@ -117,9 +121,8 @@ class Schedule:
                 "schedule.roots: a graph of this batch has several roots, so there is no one root row per graph. "
                 "Read out with schedule.graph (the graph of each vertex), or push from a vertex that gathers the roots."
             )
-        offset, dims = _layout(self.shape)[name]
-        size = int(np.prod(dims, dtype=np.int64))
-        return self.data[offset : offset + size].reshape(dims)
+        begin, end, dims = _layout(self.shape)[name]
+        return self.data[begin:end].reshape(dims)
 
     @property
     def is_concrete(self) -> bool:
@@ -259,8 +262,9 @@ def schedule(graphs: Graphs, *, policy: str = "batching", kinds: bool = True, ex
     )
 
     # 4. Pack. Padding of per-vertex arrays repeats the first real entry: it computes what a real row computes.
-    data = np.zeros(_layout(shape)["end"][0], np.int32)
-    out = Schedule(data, shape)
+    layout = _layout(shape)
+    data = np.zeros(layout["roots"][1], np.int32)
+    out = SimpleNamespace(**{name: data[begin:end].reshape(dims) for name, (begin, end, dims) in layout.items()})
     pad = shape.pad
     out.num_vertices[...] = num_vertices
     out.num_tasks[...] = num_tasks
@@ -289,14 +293,17 @@ def schedule(graphs: Graphs, *, policy: str = "batching", kinds: bool = True, ex
         owner[kind_edges[k] :] = shape.inner[k]
         leaf_at, inner_at, edge_at = leaf_at + shape.leaves[k], inner_at + shape.inner[k], edge_at + shape.edges[k]
     out.task_row[:num_tasks] = tasks["row"] + pad + num_leaves
-    for name in ("start", "size", "edge", "edges", "level"):
-        getattr(out, f"task_{name}")[:num_tasks] = tasks[name]
+    out.task_start[:num_tasks] = tasks["start"]
+    out.task_size[:num_tasks] = tasks["size"]
+    out.task_edge[:num_tasks] = tasks["edge"]
+    out.task_edges[:num_tasks] = tasks["edges"]
+    out.task_level[:num_tasks] = tasks["level"]
     ends = _rounds(tasks["class"], num_kinds * len(classes))
     out.num_rounds[...] = len(ends)
     out.round_end[: len(ends)] = ends
     if rooted:
         out.roots[:] = root_rows
-    return out
+    return Schedule(data, shape)
 
 
 def bucket(n: int) -> int:
@@ -330,15 +337,15 @@ def _classes(num_inner: int, fan_in: int, policy: str) -> tuple[tuple[int, int],
     fan = _power_of_two(fan_in)
     room = min(fan, SMALL_FAN_IN)
     if policy == "serial":
-        return ((1, fan),)
+        return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
     top = 16 if num_inner <= 64 else 64 if num_inner <= 512 else 256
-    ladder = [w for w in (256, 64, 16, 4, 1) if w <= top]
+    ladder = [w for w in (256, 64, 16, 4, SMALLEST_TASK) if w <= top]
     classes = [(w, w * room) for w in ladder]
     if fan > SMALL_FAN_IN:
         # Below 16 vertices a class could not hold one vertex of LARGE_FAN_IN children.
         classes = [(w, max(w * room, min(fan, LARGE_FAN_IN))) for w in ladder]
     if fan > LARGE_FAN_IN:
-        classes.append((1, fan))
+        classes.append((SMALLEST_TASK, 2 * fan))
     return tuple(classes)
 
 
@@ -406,7 +413,7 @@ def _tasks_by_edges(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Tasks that fit both a class's vertices and its edges, for wide and mixed fan-in. Python runs once per task."""
     edges_end = np.cumsum(num_children)
-    ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if not (w == 1 and e > LARGE_FAN_IN)]
+    ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if not (w == SMALLEST_TASK and e > LARGE_FAN_IN)]
     special = len(classes) - 1  # the class of one vertex with very many children, where there is one
     groups, cls, offsets, sizes = [], [], [], []
     for g in np.flatnonzero(group_size):

@@ -14,6 +14,22 @@ from jax import lax
 from cavs._schedule import Schedule
 
 
+class Zeros:
+    """Makes tensors of zeros that XLA does not share.
+
+    Loops update their tensors in place, but XLA keeps ONE constant of zeros for all tensors of a shape and copies it for
+    each: a second pass over memory. So each is filled with its own run-time number, which is 0: min(an index, 0).
+    """
+
+    def __init__(self, sched: Schedule, start: int = 0):
+        self._data, self._next = sched.data, start
+
+    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        self._next += 1
+        zero = jnp.minimum(self._data[self._next % self._data.shape[0]], 0)
+        return jnp.broadcast_to(zero.astype(dtype), shape)
+
+
 class Rows(NamedTuple):
     """The inner vertices of one kind: index arrays over its rows, padded at both ends for windows."""
 
@@ -46,10 +62,10 @@ class Rows(NamedTuple):
         """(edges, ...) with zeros of slack at both ends."""
         return jnp.pad(x, ((self.edge_pad, self.edge_pad), *((0, 0),) * (x.ndim - 1)))
 
-    def zeros(self, aval: Any, edge: bool = False) -> Any:
+    def tensor(self, zeros: Zeros, aval: Any, edge: bool = False) -> Any:
         """A dynamic tensor of zeros for values like `aval` at these rows (or their edges)."""
         n = self.edges + 2 * self.edge_pad if edge else self.size + 2 * self.pad
-        return jnp.zeros((n, *aval.shape), aval.dtype)
+        return zeros((n, *aval.shape), aval.dtype)
 
 
 def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:

@@ -265,5 +265,7 @@ def _reduce_max(x: Any) -> Any:
     # The gradient goes to the largest children in equal parts, as that of jnp.max does.
     x = jnp.asarray(x)
     top = reduce_max_p.bind(jax.lax.stop_gradient(x))
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return top
     hit = (x == spread_p.bind(top)).astype(x.dtype)
     return reduce_sum_p.bind(x * hit) / reduce_sum_p.bind(hit)

@@ -74,7 +74,7 @@ def tree_levels(batch):
 def _loop(n, inner, left, right):
     """Heights of the inner nodes, one node at a time (post-order: children come first)."""
     height = [0] * n
-    for v, a, b in zip(inner.tolist(), left.tolist(), right.tolist()):
+    for v, a, b in zip(inner.tolist(), left.tolist(), right.tolist(), strict=True):
         a, b = height[a], height[b]
         height[v] = (a if a > b else b) + 1
     return np.array(height, np.int16)[inner]

@@ -79,7 +79,7 @@ class TorchLevelled:
         """States of all positions; chains are longest first, so those that end drop off the end."""
         p, width = self._p, self._p["u"].shape[0]
         inputs = torch.addmm(p["b"], x, p["w"]).split(levels.sizes)
-        states = []
+        h, c, states = None, None, []
         for t, gates in enumerate(inputs):
             if t:
                 gates = torch.addmm(gates, h[: len(gates)], p["u"])

@@ -83,19 +83,20 @@ class TorchManual:
         x = torch.index_select(p["embed"], 0, words, out=self._buffer("x", leaves, p["embed"].shape[1]))
         gates = self._buffer("gates", nodes, 3 * width)
         h, c, tc, spare = (self._buffer(k, nodes, width) for k in ("h", "c", "tc", "spare"))
-        hk, ck, fk = (self._buffer(k, 2 * inner + roots, width) for k in ("hk", "ck", "fk"))
+        hk, ck = (self._buffer(k, 2 * inner, width) for k in ("hk", "ck"))
+        fk, dhk = (self._buffer(k, 2 * inner + roots, width) for k in ("fk", "dhk"))
         hs, iu = (self._buffer(k, inner, width) for k in ("hs", "iu"))
         o, i, u = gates.view(nodes, 3, width).unbind(1)
-        by = [a.split(sizes) for a in (gates, o, i, u, c, tc, h)]
+        by = gates_by, o_by, _, _, _, tc_by, _ = [a.split(sizes) for a in (gates, o, i, u, c, tc, h)]
         by_inner = [a.split(lv.sizes) for a in (hs, iu)]
-        by_pair = [a[: 2 * inner].split(pair_sizes) for a in (kids, hk, ck, fk)]
+        by_pair = _, _, ck_by, fk_by, dhk_by = [a[: 2 * inner].split(pair_sizes) for a in (kids, hk, ck, fk, dhk)]
 
         torch.addmm(p["b_iou"], x, p["w_iou"], out=gates[:leaves])
-        for t, (gt, ot, it, ut, ct, tct, ht) in enumerate(zip(*by)):
+        for t, (gt, ot, it, ut, ct, tct, ht) in enumerate(zip(*by, strict=True)):
+            iut = ct  # a leaf's c is i * u and no more
             if t:
-                hst, iut = (a[t - 1] for a in by_inner)
-                kt, hkt, ckt, fkt = (a[t - 1] for a in by_pair)
-                n = len(ht)
+                n, (hst, iut) = len(ht), (a[t - 1] for a in by_inner)
+                kt, hkt, ckt, fkt, _ = (a[t - 1] for a in by_pair)
                 torch.index_select(h, 0, kt, out=hkt)
                 torch.index_select(c, 0, kt, out=ckt)
                 torch.add(hkt[:n], hkt[n:], out=hst)
@@ -103,54 +104,47 @@ class TorchManual:
                 torch.addmm(p["b_f"], hkt, p["u_f"], out=fkt)
                 fkt.sigmoid_()
                 ckt.mul_(fkt)
-                ut.mul_(-2)
-                gt.sigmoid_()
-                torch.addcmul(it, it, ut, value=-2, out=iut)
                 torch.add(ckt[:n], ckt[n:], out=ct)
+            ut.mul_(-2)
+            gt.sigmoid_()
+            torch.addcmul(it, it, ut, value=-2, out=iut)
+            if t:
                 ct.add_(iut)
-            else:
-                ut.mul_(-2)
-                gt.sigmoid_()
-                torch.addcmul(it, it, ut, value=-2, out=ct)
             torch.mul(ct, -2, out=tct).sigmoid_()
             torch.addcmul(ot, ot, tct, value=-2, out=ht)
 
         # Local derivatives, in place: o := dh/do, tc := dh/dc / 2, (i, u) := dc/d(i, u), ck := dc/df.
         _gate_derivatives(h, o, tc, spare)
-        for iu, rows in ((c[:leaves], slice(leaves)), (iu, slice(leaves, nodes))):
-            _gate_derivatives(iu, i[rows], u[rows], spare[rows])
+        for y, rows in ((c[:leaves], slice(leaves)), (iu, slice(leaves, nodes))):
+            _gate_derivatives(y, i[rows], u[rows], spare[rows])
         u.mul_(2)
-        torch.addcmul(ck, ck, fk, value=-1, out=ck)
+        torch.addcmul(ck, ck, fk[: 2 * inner], value=-1, out=ck)
 
         # Down the levels: gates, ck become gradients before the activation, fk those of the children's c.
-        dhk = self._buffer("dhk", 2 * inner + roots, width)
         loss = self._head(h.index_select(0, torch.from_numpy(lv.roots)), lv.labels, lr, dhk[2 * inner :])
         fk[2 * inner :].zero_()
         iu_gates = gates[:, width:].view(nodes, 2, width).split(sizes)
-        slots, dhs = slot.split(sizes), dhk[: 2 * inner].split(pair_sizes)
-        u_iou_t, u_f_t = p["u_iou"].t(), p["u_f"].t()
-        most = [self._buffer(k, max(sizes), width) for k in ("dh", "dc")]
+        u_iou_t, u_f_t, slots = p["u_iou"].t(), p["u_f"].t(), slot.split(sizes)
+        widest = [self._buffer(k, max(sizes), width) for k in ("dh", "dc")]
         for t in range(len(sizes) - 1, -1, -1):
-            n = sizes[t]
-            dh, dc = most[0][:n], most[1][:n]
+            n, (dh, dc) = sizes[t], (a[: sizes[t]] for a in widest)
             torch.index_select(dhk, 0, slots[t], out=dh)
             torch.index_select(fk, 0, slots[t], out=dc)
-            dc.addcmul_(dh, by[5][t], value=2)
-            by[1][t].mul_(dh)
+            dc.addcmul_(dh, tc_by[t], value=2)
+            o_by[t].mul_(dh)
             iu_gates[t].mul_(dc[:, None])
             if t:
-                dft, fkt, dhkt = by_pair[2][t - 1], by_pair[3][t - 1], dhs[t - 1]
+                dft, fkt, dhkt = ck_by[t - 1], fk_by[t - 1], dhk_by[t - 1]
                 dft.view(2, n, width).mul_(dc)
                 fkt.view(2, n, width).mul_(dc)
-                torch.mm(by[0][t], u_iou_t, out=dh)
+                torch.mm(gates_by[t], u_iou_t, out=dh)
                 torch.mm(dft, u_f_t, out=dhkt)
                 dhkt.view(2, n, width).add_(dh)
 
-        df = ck[: 2 * inner]
         _sgd(p["embed"], words, gates[:leaves] @ p["w_iou"].t(), lr)
         _affine_sgd(p["w_iou"], p["b_iou"], x, gates[:leaves], lr)
         _affine_sgd(p["u_iou"], p["b_iou"], hs, gates[leaves:], lr)
-        _affine_sgd(p["u_f"], p["b_f"], hk[: 2 * inner], df, lr)
+        _affine_sgd(p["u_f"], p["b_f"], hk, ck, lr)
         return loss
 
     def _tree_fc(self, batch, lr):
@@ -161,26 +155,26 @@ class TorchManual:
         words, kids, slot = (torch.from_numpy(a) for a in (lv.words, *_with_slots(lv.pairs(), lv.roots, nodes)))
 
         h, dh = self._buffer("h", nodes, width), self._buffer("dh", nodes, width)
-        hk, dhk = (self._buffer(k, 2 * inner + roots, width) for k in ("hk", "dhk"))
+        hk, dhk = self._buffer("hk", 2 * inner, width), self._buffer("dhk", 2 * inner + roots, width)
         torch.index_select(p["embed"], 0, words, out=h[:leaves])
         by_level = [a[leaves:].split(lv.sizes) for a in (h, dh, slot)]
         by_pair = [a[: 2 * inner].split(pair_sizes) for a in (kids, hk, dhk)]
         one = torch.ones(())
-        for ht, kt, hkt in zip(by_level[0], by_pair[0], by_pair[1]):
+        for ht, kt, hkt in zip(by_level[0], by_pair[0], by_pair[1], strict=True):
             torch.index_select(h, 0, kt, out=hkt)
             torch.addmm(p["b"], hkt.view(-1, 2 * width), p["u"], out=ht)
             torch.sub(one, ht.mul_(-2).sigmoid_(), alpha=2, out=ht)
 
         loss = self._head(h.index_select(0, torch.from_numpy(lv.roots)), lv.labels, lr, dhk[2 * inner :])
         u_t = p["u"].t()
-        for ht, dht, st, dhkt in zip(*(reversed(a) for a in (*by_level, by_pair[2]))):
+        for ht, dht, st, dhkt in zip(*(reversed(a) for a in (*by_level, by_pair[2])), strict=True):
             torch.index_select(dhk, 0, st, out=dht)
             torch.ops.aten.tanh_backward.grad_input(dht, ht, grad_input=dht)
             torch.mm(dht, u_t, out=dhkt.view(-1, 2 * width))
 
         torch.index_select(dhk, 0, slot[:leaves], out=dh[:leaves])
         _sgd(p["embed"], words, dh[:leaves], lr)
-        _affine_sgd(p["u"], p["b"], hk[: 2 * inner].view(-1, 2 * width), dh[leaves:], lr)
+        _affine_sgd(p["u"], p["b"], hk.view(-1, 2 * width), dh[leaves:], lr)
         return loss
 
     def _lstm(self, batch, lr):
@@ -195,16 +189,17 @@ class TorchManual:
         h, c, tc, ig, hp, cp, dh, spare = (self._buffer(k, nodes, width) for k in names)
         i, f, o, g = gates.view(nodes, 4, width).unbind(1)
         by = [a.split(sizes) for a in (gates, i, f, o, g, h, c, tc, ig, hp, cp)]
-        for t, (gt, it, ft, ot, ut, ht, ct, tct, igt, hpt, cpt) in enumerate(zip(*by)):
+        gates_by, _, _, o_by, g_by, h_by, c_by, tc_by, *_ = by
+        for t, (gt, it, ft, ot, ut, ht, ct, tct, igt, hpt, cpt) in enumerate(zip(*by, strict=True)):
             n = sizes[t]
             if t:
-                hpt.copy_(by[5][t - 1][:n])
+                hpt.copy_(h_by[t - 1][:n])
                 gt.addmm_(hpt, p["u"])
             ut.mul_(-2)
             gt.sigmoid_()
             torch.addcmul(it, it, ut, value=-2, out=igt)
             if t:
-                torch.mul(ft, by[6][t - 1][:n], out=cpt)
+                torch.mul(ft, c_by[t - 1][:n], out=cpt)
                 torch.add(igt, cpt, out=ct)
             else:
                 cpt.zero_()
@@ -225,12 +220,12 @@ class TorchManual:
         if_gates = gates.view(nodes, 4, width)[:, :2].split(sizes)
         for t in range(len(sizes) - 1, -1, -1):
             n, dht = sizes[t], dhs[t]
-            dct = dc[:n].addcmul_(dht, by[7][t], value=2)
-            by[3][t].mul_(dht)
-            by[4][t].mul_(dct)
+            dct = dc[:n].addcmul_(dht, tc_by[t], value=2)
+            o_by[t].mul_(dht)
+            g_by[t].mul_(dct)
             if_gates[t].mul_(dct[:, None])
             if t:
-                dhs[t - 1][:n].addmm_(by[0][t], u_t)
+                dhs[t - 1][:n].addmm_(gates_by[t], u_t)
                 dct.mul_(keeps[t])
 
         later = slice(sizes[0], nodes)

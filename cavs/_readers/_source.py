@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .._graphs import Graphs
+from cavs._graphs import Graphs
 
 Path = str | os.PathLike[str]
 

@@ -7,10 +7,10 @@ from itertools import compress
 
 import numpy as np
 
-from .._graphs import Graphs
-from ._flat import children_of_parents, number_names
-from ._source import FormatError, Path, format_error, line_at, read_utf8, write_bytes
-from .npz import graphs_from_bytes, graphs_to_bytes
+from cavs._graphs import Graphs
+from cavs._readers._flat import children_of_parents, number_names
+from cavs._readers._source import FormatError, Path, format_error, line_at, read_utf8, write_bytes
+from cavs._readers.npz import graphs_from_bytes, graphs_to_bytes
 
 
 def read_trees(path: Path, *, cache: bool = False) -> Graphs:

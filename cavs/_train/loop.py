@@ -1,0 +1,175 @@
+"""The loop over epochs and batches: prefetching, evaluation, the best checkpoint, stopping and going on."""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import math
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from cavs._graphs import Graphs
+from cavs._prefetch import prefetch
+from cavs._train import checkpoint
+from cavs._train.batches import epoch_batches, prepare, strata
+from cavs._train.config import Config, TrainError
+from cavs._train.data import Data
+from cavs._train.model import Model, Weights, add
+from cavs._train.step import State, make_evaluate, make_step
+from cavs._train.stop import Stop
+
+# Seconds between saves within a long epoch.
+SAVE_EVERY = 300.0
+# Steps whose metrics are not waited for, so that the device has work while the host looks.
+IN_FLIGHT = 2
+PREFETCH = 4
+EVALUATION_BATCHES = 4  # an evaluation batch is this many training batches
+
+
+class Watcher(Protocol):
+    """Whoever shows the progress."""
+
+    def step(self, done: "Progress", steps: int, sums: dict[str, float]) -> None:
+        """A step ended."""
+
+    def epoch(self, record: dict[str, Any], best: bool) -> None:
+        """An epoch ended."""
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where a run stands, as JSON beside the saved state.
+
+    `step` batches of epoch `epoch` (from 0) are done, `sums` their metrics; `history` one record an epoch.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def best(self, task: str) -> dict[str, Any] | None:
+        """The record of the best epoch so far, the earliest of equals."""
+        return max(self.history, key=lambda r: score(r["dev"], task), default=None)
+
+
+def score(metrics: dict[str, float], task: str) -> float:
+    """What the best epoch has most of: accuracy at the roots (at all vertices where roots have no labels), or -nll."""
+    if task == "lm":
+        return -metrics["nll"] / max(metrics["count"], 1)
+    right, count = ("roots_right", "roots") if metrics["roots"] else ("vertices_right", "vertices")
+    return metrics[right] / max(metrics[count], 1)
+
+
+class Trainer:
+    """A run: the model, its data and its folder. `fit` trains until done or stopped."""
+
+    def __init__(self, config: Config, data: Data, model: Model, folder: Path):
+        self.config, self.data, self.model, self.folder = config, data, model, folder
+        self.step, self.evaluation = make_step(model, config), make_evaluate(model)
+        self.step_seconds: list[float] = []
+
+    def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
+        """Trains on from `state` and `progress`, which is updated; saves at each epoch's end and when stopped."""
+        config = self.config
+        while not stop and not self.is_done(progress):
+            state = self._epoch(state, progress, stop, watcher)
+            if stop and progress.step < self.steps:
+                break
+            record = {
+                "epoch": progress.epoch + 1,
+                "seconds": progress.seconds,
+                "train": progress.sums,
+                "dev": self.evaluate(state.weights, self.data.dev),
+            }
+            progress.history.append(record)
+            progress.epoch, progress.step, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
+            best = progress.best(config.task) is record
+            if best:
+                about = {"epoch": record["epoch"], "dev": record["dev"]}
+                checkpoint.save(self.folder, "best", state.weights, about, int(state.count))
+            watcher.epoch(record, best)
+            self.save(state, progress)
+        if stop:
+            self.save(state, progress)
+        return state
+
+    @property
+    def steps(self) -> int:
+        """Batches an epoch."""
+        return -(-len(self.data.train) // min(self.config.batch, len(self.data.train)))
+
+    def is_done(self, progress: Progress) -> bool:
+        """All epochs done, or no better score for `patience` epochs."""
+        best = progress.best(self.config.task)
+        waited = 0 if best is None else progress.epoch - best["epoch"]
+        return progress.epoch >= self.config.epochs or bool(self.config.patience) and waited >= self.config.patience
+
+    def _epoch(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
+        config, train = self.config, self.data.train
+        numbers = epoch_batches(train, config.batch, config.seed, progress.epoch)[progress.step :]
+        before, spent = time.monotonic(), progress.seconds
+        saved, flying = before, collections.deque()
+
+        def land() -> None:
+            progress.sums = add(progress.sums, flying.popleft())
+            if not math.isfinite(progress.sums["nll"]):
+                raise TrainError(
+                    f"the loss became {progress.sums['nll']} in epoch {progress.epoch + 1}, step {progress.step}; wanted a "
+                    "finite one: try a smaller --lr or --clip."
+                )
+
+        with contextlib.closing(prefetch(numbers, self._prepared(train), PREFETCH)) as batches:
+            for batch in batches:
+                started = time.monotonic()
+                state, metrics = self.step(state, batch)
+                flying.append(metrics)
+                progress.step += 1
+                if len(flying) > IN_FLIGHT:
+                    land()
+                now = time.monotonic()
+                self.step_seconds.append(now - started)
+                progress.seconds = spent + now - before
+                watcher.step(progress, self.steps, progress.sums)
+                if stop or now - saved > SAVE_EVERY:
+                    while flying:
+                        land()
+                    if stop:
+                        break
+                    self.save(state, progress)
+                    saved = time.monotonic()
+        while flying:
+            land()
+        progress.seconds = spent + time.monotonic() - before
+        return state
+
+    def _prepared(self, graphs: Graphs) -> Any:
+        return functools.partial(prepare, graphs, num_words=self.model.num_words)
+
+    def evaluate(self, weights: Weights, graphs: Graphs) -> dict[str, float]:
+        """Sums of metrics over graphs, without dropout."""
+        numbers = strata(np.diff(graphs.vertex_offsets), EVALUATION_BATCHES * self.config.batch, None)
+        sums: dict[str, float] = {}
+        with contextlib.closing(prefetch(numbers, self._prepared(graphs), PREFETCH)) as batches:
+            for batch in batches:
+                sums = add(sums, self.evaluation(weights, batch))
+        return sums
+
+    def save(self, state: State, progress: Progress) -> None:
+        """Saves what `resume` needs."""
+        checkpoint.save(self.folder, "last", state, {"progress": dataclasses.asdict(progress)}, int(state.count))
+
+    def resume(self, like: State) -> tuple[State, Progress]:
+        """The state and progress last saved."""
+        state, about = checkpoint.load(self.folder, "last", like)
+        return State(*state), Progress(**about["progress"])
+
+    @property
+    def compilations(self) -> tuple[int, int]:
+        """How often step and evaluation were compiled: once for each shape of schedule."""
+        step, evaluation = (getattr(f, "_cache_size", lambda: 0)() for f in (self.step, self.evaluation))
+        return step, evaluation

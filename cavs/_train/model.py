@@ -1,0 +1,133 @@
+"""The model: word vectors, a vertex program, and a softmax over its pushes."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._train.batches import Batch
+from cavs._train.config import Config
+from cavs._train.embeddings import Vectors
+from cavs._train.programs import PROGRAMS, Sizes, run_program
+from cavs._train.softmax import softmax_loss
+
+# Standard deviation of word vectors that are not given.
+WORD_SCALE = 0.1
+
+
+class Weights(NamedTuple):
+    """What a model learns: `params`, and `table` (words, embedding_size), of which a batch reads a few rows."""
+
+    params: Any
+    table: Any
+
+
+class Metrics(NamedTuple):
+    """Sums over a batch: of the loss's terms, and of right answers at labelled vertices and at labelled roots."""
+
+    nll: Any
+    count: Any
+    vertices_right: Any
+    vertices: Any
+    roots_right: Any
+    roots: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """embedding -> dropout -> program -> h -> dropout -> softmax(h w + b), at every vertex or at the roots.
+
+    Parameters: the table of word vectors (`num_words`, `embedding_size`), kept apart as only a few rows are read at a
+    time, and a dict of the program's and the classifier's, `{"program": ..., "w": (H, C), "b": (C,)}`.
+    """
+
+    program: Any
+    num_words: int
+    embedding_size: int
+    num_labels: int
+    loss: str
+    dropout: float
+
+    @staticmethod
+    def make(config: Config, num_words: int, num_labels: int, arity: int, inner_reads: bool) -> "Model":
+        """The model of a settled configuration, for graphs of at most `arity` children."""
+        assert config.program is not None and config.embedding_size is not None and config.loss is not None
+        sizes = Sizes(config.hidden, config.embedding_size, config.layers, max(arity, 1), inner_reads)
+        program = PROGRAMS[config.program].make(sizes)
+        return Model(program, num_words, config.embedding_size, num_labels, config.loss, config.dropout)
+
+    def init(self, key: Any, vectors: Vectors | None = None) -> Weights:
+        """Initial parameters and table: word vectors normal with deviation 0.1 unless given, classifier Glorot uniform."""
+        program, classifier, words = jax.random.split(key, 3)
+        table = WORD_SCALE * jax.random.normal(words, (self.num_words, self.embedding_size), jnp.float32)
+        if vectors is not None:
+            table = jnp.where(vectors.found[:, None], vectors.rows, table)
+        hidden = self.program.hidden
+        w = jax.nn.initializers.glorot_uniform()(classifier, (hidden, self.num_labels), jnp.float32)
+        return Weights({"program": self.program.init(program), "w": w, "b": jnp.zeros(self.num_labels, jnp.float32)}, table)
+
+    def shapes(self) -> Weights:
+        """The shapes of what `init` returns."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def hidden(self, params: Any, rows: Any, batch: Batch, at: Any = None, key: Any = None) -> Any:
+        """h of all vertices (Vp, H), or `at` some; `rows` are the table's rows `batch.words`. With `key`, dropout."""
+        x = jnp.where((batch.word >= 0)[:, None], rows[batch.word], 0)
+        keys = (None, None) if key is None else jax.random.split(key)
+        h = run_program(self.program, params["program"], batch.sched, self._drop(x, keys[0]), at)
+        return self._drop(h, keys[1])
+
+    def objective(self, params: Any, rows: Any, batch: Batch, key: Any = None, loss: str | None = None) -> tuple[Any, Metrics]:
+        """The mean loss over the labelled vertices (or roots) of a batch, and its metrics. `key` as in `hidden`."""
+        root_label = batch.label.at[batch.roots].get(mode="fill", fill_value=-1)
+        at_roots = (loss or self.loss) == "root"
+        label = root_label if at_roots else batch.label
+        h = self.hidden(params, rows, batch, batch.roots if at_roots else None, key)
+        has = (label >= 0).astype(h.dtype)
+        count = has.sum()
+        value, nll, right = softmax_loss(h, params["w"], params["b"], label, has / jnp.maximum(count, 1))
+        right = has * right
+        root_right = right if at_roots else right.at[batch.roots].get(mode="fill", fill_value=0)
+        nothing = jnp.zeros((), h.dtype)
+        vertices = (nothing, nothing) if at_roots else (right.sum(), count)
+        return value, Metrics(jnp.vdot(has, nll), count, *vertices, root_right.sum(), (root_label >= 0).astype(h.dtype).sum())
+
+    def probabilities(self, weights: Weights, batch: Batch) -> Any:
+        """(Vp, C) of every vertex."""
+        h = self.hidden(weights.params, read_rows(weights.table, batch), batch)
+        return jax.nn.softmax(h @ weights.params["w"] + weights.params["b"])
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON; `Model.from_json` undoes it."""
+        program = {f.name: getattr(self.program, f.name) for f in dataclasses.fields(self.program) if f.name != "dtype"}
+        others = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "program"}
+        return {"program": type(self.program).__name__, "program_fields": program, **others}
+
+    @staticmethod
+    def from_json(about: dict[str, Any]) -> "Model":
+        """The model that `describe` told of."""
+        from cavs import vertex_programs
+
+        about = dict(about)
+        program = getattr(vertex_programs, about.pop("program"))(**about.pop("program_fields"))
+        return Model(program, **about)
+
+    def _drop(self, x: Any, key: Any) -> Any:
+        if key is None or not self.dropout:
+            return x
+        keep = 1 - self.dropout
+        # 16 bits an entry rather than the 32 of jax.random.bernoulli.
+        below = jnp.uint16(min(round(keep * 2**16), 2**16 - 1))
+        return jnp.where(jax.random.bits(key, x.shape, "uint16") < below, x / keep, 0)
+
+
+def read_rows(table: Any, batch: Batch) -> Any:
+    """The rows of the table that a batch reads (U, size); zeros in padding."""
+    return table.at[batch.words].get(mode="fill", fill_value=0)
+
+
+def add(total: dict[str, float], metrics: Metrics) -> dict[str, float]:
+    """Sums of metrics on the host, in double precision."""
+    return {name: total.get(name, 0.0) + float(np.asarray(x)) for name, x in metrics._asdict().items()}

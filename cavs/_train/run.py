@@ -1,0 +1,191 @@
+"""A whole training run: data, model, folder, loop, and what is said at its end."""
+
+import os
+import shlex
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.markup import escape
+
+import cavs
+from cavs._train import checkpoint, report
+from cavs._train.config import Config, TrainError, flag
+from cavs._train.data import Data, read_data
+from cavs._train.loop import Progress, Trainer
+from cavs._train.model import Model
+from cavs._train.programs import inner_reads
+from cavs._train.step import State, init_state
+from cavs._train.stop import Stop
+
+# What may be given together with --resume: nothing that a step depends on.
+RESUMABLE = ("epochs", "patience")
+
+
+def train(given: dict[str, Any], out: str | None = None, resume: str | None = None, console: Console | None = None) -> int:
+    """Trains as `given` (fields of `Config`), or goes on with the run in the folder `resume`.
+
+    **Returns:** the exit code: 0, or 128 + the signal that stopped it.
+
+    **Raises:** `TrainError` for what cannot be done as asked.
+    """
+    console = console or Console()
+    started = time.monotonic()
+    config, folder = _prepare(given, out, resume)
+    config, data = read_data(config)
+    parts = [data.train, data.dev, *([data.test] if data.test is not None else [])]
+    model = Model.make(
+        config, len(data.words), len(data.labels), max(g.max_fan_in for g in parts), any(map(inner_reads, parts))
+    )
+    about = {
+        "format": checkpoint.FORMAT,
+        "cavs": cavs.__version__,
+        "task": config.task,
+        "config": config.as_json(),
+        "model": model.describe(),
+        "words": data.words,
+        "labels": None if config.task == "lm" else data.labels,
+        "files": data.files,
+    }
+    state, progress = init_state(model, config, data.vectors), Progress()
+    trainer = Trainer(config, data, model, folder)
+    if resume is not None:
+        _check_same(folder, about)
+        state, progress = trainer.resume(state)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_json(folder / "model.json", about)
+    _introduce(console, config, data, folder, progress, trainer)
+
+    with Stop() as stop, report.Screen(console, config.task, config.epochs) as screen:
+        state = trainer.fit(state, progress, stop, screen)
+    if stop:
+        _say_stopped(console, folder, progress, trainer)
+        return 128 + (stop.signum or 0)
+    _finish(console, config, data, trainer, state, progress, time.monotonic() - started)
+    return 0
+
+
+def _prepare(given: dict[str, Any], out: str | None, resume: str | None) -> tuple[Config, Path]:
+    if resume is None:
+        files = {name: os.path.abspath(given[name]) for name in ("train", "dev", "test", "embeddings") if given.get(name)}
+        config = Config.make(given | files)
+        if out is None:
+            return config, _free_folder(config)
+        folder = Path(out)
+        if (folder / "model.json").exists():
+            raise TrainError(f"--out: {folder} holds a run already; wanted another folder, or, to go on, --resume {folder}.")
+        return config, folder
+    folder = latest(out) if resume == "" else Path(resume)
+    wrong = [name for name in given if name not in RESUMABLE and name != "task"]
+    if wrong:
+        raise TrainError(
+            f"--resume goes on with the settings of {folder}; only {' and '.join(map(flag, RESUMABLE))} may be given, "
+            f"not {', '.join('FILE' if name == 'train' else flag(name) for name in wrong)}."
+        )
+    saved = checkpoint.read_json(folder, "model")["config"]
+    return Config(**saved).replace({name: given[name] for name in RESUMABLE if name in given}), folder
+
+
+def latest(out: str | None) -> Path:
+    """The folder `out`, else the one under `runs/` that was trained last.
+
+    **Raises:** `TrainError` where there is none.
+    """
+    if out is not None:
+        return Path(out)
+    found = sorted(Path("runs").glob("*/last.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise TrainError("--resume: there is no run under runs/; wanted a folder: --resume DIR.")
+    return found[-1].parent
+
+
+def _free_folder(config: Config) -> Path:
+    stem = "reviews" if config.train is None else Path(config.train).name.split(".")[0]
+    names = [stem, *(f"{stem}-{i}" for i in range(2, 10000))]
+    return next(folder for name in names if not (folder := Path("runs") / name).exists())
+
+
+def _check_same(folder: Path, about: dict[str, Any]) -> None:
+    saved = checkpoint.read_json(folder, "model")
+    changed = [path for path, print_ in about["files"].items() if saved["files"].get(path, print_) != print_]
+    if changed:
+        raise TrainError(f"{changed[0]} has changed since {folder} was trained on it; --resume wants the same file.")
+    if saved["model"] != about["model"] or saved["words"] != list(about["words"]):
+        raise TrainError(f"{folder} was trained by cavs {saved.get('cavs')}, this is {about['cavs']}; --resume wants the same.")
+
+
+def _introduce(console: Console, config: Config, data: Data, folder: Path, progress: Progress, trainer: Trainer) -> None:
+    size = sum(x.size for x in jax.tree.leaves(trainer.model.shapes()))
+    source = "the reviews that come with cavs" if config.train is None else config.train
+    console.print(
+        f"[bold]{escape(source)}[/]: {report.describe(data, data.labels, config.task)}", highlight=False, soft_wrap=True
+    )
+    console.print(
+        f"{config.program}, hidden {config.hidden}, word vectors of {config.embedding_size}, {size:,} parameters; "
+        f"{config.optimizer}, batch {config.batch}, loss at {'the roots' if config.loss == 'root' else 'every vertex'}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if data.vectors is not None:
+        found, total = int(data.vectors.found.sum()), len(data.words)
+        console.print(
+            f"{found} of {total} words ({100 * found / total:.1f} %) have a vector in {escape(str(config.embeddings))}; "
+            "the others start at random",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if progress.epoch or progress.step:
+        console.print(
+            f"going on with {folder} at epoch {progress.epoch + 1}, step {progress.step} of {trainer.steps}", highlight=False
+        )
+
+
+def _say_stopped(console: Console, folder: Path, progress: Progress, trainer: Trainer) -> None:
+    console.print(
+        f"stopped in epoch {progress.epoch + 1} after step {progress.step} of {trainer.steps}; all is saved. To go on as if "
+        f"never stopped:\n  cavs train --resume {shlex.quote(str(folder))}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _finish(
+    console: Console, config: Config, data: Data, trainer: Trainer, state: State, progress: Progress, seconds: float
+) -> None:
+    best = progress.best(config.task)
+    assert best is not None
+    results = {"while training": best["train"], "held-out": best["dev"]}
+    if data.test is not None:
+        weights, _ = checkpoint.load(trainer.folder, "best", state.weights)
+        results["test"] = trainer.evaluate(weights, data.test)
+        checkpoint.write_json(trainer.folder / "test.json", {"epoch": best["epoch"], "test": results["test"]})
+    report.plot(trainer.folder / "curve.png", progress.history, config.task)
+    console.print(report.result_table(data, config.task, results))
+    step, evaluation = trainer.compilations
+    median = 1e3 * statistics.median(trainer.step_seconds) if trainer.step_seconds else 0.0
+    console.print(
+        f"{seconds:.0f} s in all; {int(state.count)} steps, median {median:.0f} ms; compiled {step} times for training, "
+        f"{evaluation} for evaluation",
+        highlight=False,
+    )
+    where = shlex.quote(str(trainer.folder))
+    file = "FILE" if config.train is None else shlex.quote(os.path.relpath(config.train))
+    console.print(
+        f"checkpoint (epoch {best['epoch']}) and training curve: {where}, {where}/curve.png\n\n[bold]next[/]",
+        highlight=False,
+        soft_wrap=True,
+    )
+    lines = [
+        (f"cavs predict {where} FILE", "label graphs of your own" if config.task != "lm" else "score sentences of your own")
+    ]
+    lines += (
+        [(f"cavs inspect {file}", "what a file holds and how it is batched")] if config.task != "lm" and config.train else []
+    )
+    lines += [(f"cavs train --resume {where} --epochs {2 * config.epochs}", "train on")]
+    lines += [("cavs train FILE", "train on data of your own: trees, DAGs (cavs train --help)")] if config.train is None else []
+    width = max(len(command) for command, _ in lines)
+    for command, what in lines:
+        console.print(f"  {escape(command.ljust(width))}  [dim]{what}[/]", highlight=False, soft_wrap=True)

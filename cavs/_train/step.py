@@ -1,0 +1,67 @@
+"""One step of training as one jitted function over donated state, and its evaluation counterpart."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cavs._train import optimiser
+from cavs._train.batches import Batch
+from cavs._train.config import Config
+from cavs._train.embeddings import Vectors
+from cavs._train.model import Metrics, Model, Weights, read_rows
+
+
+class State(NamedTuple):
+    """All that training changes, a pytree of arrays: what a checkpoint must hold to go on bit for bit.
+
+    There is no random state: a step's dropout key follows from the seed and `count`, the steps done; an epoch's batches
+    follow from the seed and the epoch's number.
+    """
+
+    params: Any
+    optimiser: Any
+    table: Any
+    slots: Any
+    count: Any
+
+    @property
+    def weights(self) -> Weights:
+        """What the model itself needs of this."""
+        return Weights(self.params, self.table)
+
+
+def init_state(model: Model, config: Config, vectors: Vectors | None) -> State:
+    """The state before the first step; a function of the seed."""
+    params, table = model.init(jax.random.key(config.seed), vectors)
+    slots = optimiser.init_rows(config, table)
+    return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
+
+
+def make_step(model: Model, config: Config) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """`step(state, batch)`: loss, gradients and updates. `state` is donated."""
+    rule = optimiser.dense(config)
+
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        key = jax.random.fold_in(jax.random.key(config.seed + 1), state.count) if config.dropout else None
+        rows = read_rows(state.table, batch)
+        value_and_grad = jax.value_and_grad(model.objective, argnums=(0, 1), has_aux=True)
+        (_, metrics), gradients = value_and_grad(state.params, rows, batch, key)
+        by_params, by_rows = optimiser.clip(gradients, config.clip)
+        updates, rule_state = rule.update(by_params, state.optimiser, state.params)
+        params = jax.tree.map(jnp.add, state.params, updates)
+        count = state.count + 1
+        table, slots = optimiser.update_rows(config, state.table, state.slots, batch.words, rows, by_rows, count)
+        return State(params, rule_state, table, slots, count), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_evaluate(model: Model) -> Callable[[Weights, Batch], Metrics]:
+    """`evaluate(weights, batch)`: metrics without dropout, at all vertices whatever the loss."""
+
+    def evaluate(weights: Weights, batch: Batch) -> Metrics:
+        return model.objective(weights.params, read_rows(weights.table, batch), batch, loss="all")[1]
+
+    return jax.jit(evaluate)

@@ -1,0 +1,59 @@
+"""Plain text for a language model, one sentence a line: a chain that reads `<s> w1 w2` and predicts `w1 w2 </s>`."""
+
+import dataclasses
+
+import numpy as np
+
+from cavs._converters import from_lengths
+from cavs._graphs import Graphs
+from cavs._readers import FormatError
+from cavs._readers._flat import number_names
+from cavs._readers._source import read_lines
+from cavs._train.config import TrainError
+
+BEGIN, END = MARKS = ("<s>", "</s>")
+UNKNOWN = "<unk>"
+
+
+def read_text(path: str) -> Graphs:
+    """Chains of the words of each line, split at white space; blank lines are passed over. UTF-8, `.gz` by name.
+
+    `vocab` begins with `<s>` and `</s>`. A vertex's `label` is the next word, as an index of `vocab` too.
+
+    **Raises:** `TrainError` for a text without words or with the marks in it, or that is not UTF-8.
+    """
+    try:
+        sentences = [words for line in read_lines(path) if (words := line.split())]
+    except FormatError as error:
+        raise TrainError(str(error)) from error
+    if not sentences:
+        raise TrainError(f"{path} holds no words; wanted a text, one sentence a line.")
+    flat = [word for words in sentences for word in words]
+    ids, names = number_names([*MARKS, *flat])
+    if (ids[2:] < 2).any():
+        raise TrainError(f"{path} holds the word <s> or </s>; wanted a text without: they are added to each sentence.")
+    lengths = np.array([len(words) for words in sentences]) + 1
+    starts = np.cumsum(lengths) - lengths
+    inner = np.ones(lengths.sum(), bool)
+    inner[starts] = False
+    inputs = np.zeros(len(inner), np.int32)
+    inputs[inner] = ids[2:]
+    labels = np.append(inputs[1:], 0)
+    labels[starts + lengths - 1] = 1
+    return from_lengths(lengths, input_id=inputs, label=labels, vocab=names, label_names=names)
+
+
+def relabel(graphs: Graphs, words: tuple[str, ...]) -> Graphs:
+    """The same chains with inputs and labels as indices of `words`; what it lacks becomes `<unk>`."""
+    assert graphs.label is not None and graphs.label_names is not None
+    index = {word: i for i, word in enumerate(words)}
+    table = np.array([index.get(name, index[UNKNOWN]) for name in graphs.label_names], np.int32)
+    renamed = graphs.with_vocab(words, UNKNOWN)
+    return dataclasses.replace(renamed, label=table[graphs.label], label_names=words)
+
+
+def unigram_perplexity(train: Graphs, held_out: Graphs) -> float:
+    """The perplexity of predicting each word by its frequency in training (plus one): what a model must beat."""
+    assert train.label is not None and held_out.label is not None and train.label_names is not None
+    counts = np.bincount(train.label, minlength=len(train.label_names)) + 1.0
+    return float(np.exp(-np.log(counts / counts.sum())[held_out.label].mean()))

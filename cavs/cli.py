@@ -1,0 +1,198 @@
+"""The command line: `cavs train`, `cavs predict`, `cavs inspect`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_FORMATS = """files of graphs, by the end of the name, each also with .gz:
+  .txt .ptb .trees .mrg  trees in brackets, one label a vertex: (3 (2 not) (1 (1 bad) (2 .)))
+  .conllu                dependency trees; the label of a word is its part of speech
+  .jsonl                 any graphs: {"children": [[], [], [0, 1]], "inputs": ["a", "b", null], "labels": [0, 1, 1]}
+  .bench .blif           netlists; gates by kind, label 1 at outputs
+  .npz                   what cavs.save_npz wrote
+"""
+
+_TRAIN = f"""examples:
+  cavs train                                          a Tree-LSTM on the reviews that come with cavs; under a minute
+  cavs train train.txt --dev dev.txt --test test.txt  your own trees
+  cavs train parses.conllu --program child-sum --loss all
+  cavs train train.txt --embeddings glove.6B.300d.txt.gz --dropout 0.5
+  cavs train --task lm sentences.txt --hidden 256     an LSTM language model over text, one sentence a line
+  cavs train --resume runs/reviews                    go on, bit for bit as if never stopped
+  cavs train --resume runs/reviews --epochs 40        train longer
+
+Ctrl-C (or SIGTERM) ends the step in hand, saves, and says how to go on.
+
+{_FORMATS}
+A vertex reads a row of a table of vectors: its word; where the file has no inputs, its kind. Only the rows that a batch
+reads are updated; for adam this is the "lazy" Adam, whose moments of a word stand still while the word is not read.
+"""
+
+_PREDICT = f"""examples:
+  cavs predict runs/reviews new.txt
+  cavs predict runs/reviews new.txt --out labels.tsv
+  cavs predict runs/sentences new.txt                 a language model: scores each sentence
+
+Tab-separated, a line a graph: number from 0, label, its probability, words. With --vertices a line a vertex: graph, vertex,
+label, probability, word. For a language model: number, log-probability, perplexity of a word, sentence. Words that
+training did not have are read as unknown. The folder is all that is needed: it holds parameters (.npz) and JSON.
+
+{_FORMATS}"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code: 0, 2 for a mistake in the arguments or files, 130 after Ctrl-C."""
+    parser = _parser()
+    given = vars(parser.parse_args(arguments))
+    command = given.pop("command")
+    from cavs._readers import FormatError
+    from cavs._train import TrainError
+
+    try:
+        return {"train": _train, "predict": _predict, "inspect": _inspect}[command](given)
+    except (TrainError, FormatError) as error:
+        print(f"cavs {command}: {error}", file=sys.stderr)
+        return 2
+    except FileNotFoundError as error:
+        print(f"cavs {command}: there is no file {error.filename}.", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `cavs predict ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print(f"cavs {command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _train(given: dict[str, Any]) -> int:
+    from cavs._train import train
+
+    out, resume = given.pop("out", None), given.pop("resume", None)
+    return train(given, out, resume)
+
+
+def _predict(given: dict[str, Any]) -> int:
+    from cavs._train import predict
+
+    predict(given["checkpoint"], given["file"], given.get("out"), given.get("vertices", False))
+    return 0
+
+
+def _inspect(given: dict[str, Any]) -> int:
+    from cavs._inspect import inspect
+    from cavs._train import TrainError
+
+    try:
+        inspect(given["file"], given.get("batch", 64), given.get("out"))
+    except ValueError as error:
+        raise TrainError(str(error)) from error
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cavs",
+        description="Dynamic neural nets in JAX: trees, sequences, DAGs. Start with: cavs train",
+        epilog="cavs COMMAND --help says more.",
+    )
+    parser.add_argument("--version", action="version", version=f"cavs {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_train(commands)
+    _add_predict(commands)
+    _add_inspect(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, short: str, epilog: str) -> argparse.ArgumentParser:
+    # SUPPRESS: what was not given is absent, so that defaults (which differ by task) stand in one place, Config.
+    return commands.add_parser(
+        name,
+        help=short,
+        description=short[0].upper() + short[1:] + ".",
+        epilog=epilog,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_train(commands: Any) -> None:
+    parser = _command(commands, "train", "train a model on a file of graphs, or a language model on a text", _TRAIN)
+    data = parser.add_argument_group("data")
+    data.add_argument("train", nargs="?", metavar="FILE", help="graphs to train on (without: reviews that come with cavs)")
+    data.add_argument("--dev", metavar="FILE", help="graphs that choose the best epoch (without: a seeded tenth of FILE)")
+    data.add_argument("--test", metavar="FILE", help="graphs that the best epoch is tested on at the end")
+    data.add_argument("--task", choices=("classify", "lm"), help="classify: label vertices (default); lm: predict next words")
+    data.add_argument(
+        "--embeddings", metavar="FILE", help="text file of word vectors, as GloVe's; words it lacks start at random"
+    )
+    data.add_argument("--min-count", type=int, metavar="N", help="rarer words are <unk> (default 1; lm 2)")
+    data.add_argument("--vocab-size", type=int, metavar="N", help="keep the N most frequent words (default 0: all)")
+
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--program",
+        metavar="NAME",
+        help="binary-tree-lstm, nary-tree-lstm, child-sum-tree-lstm, tree-fc, rvnn; for chains lstm, gru, elman-rnn; a "
+        "beginning is enough (default: by the graphs)",
+    )
+    model.add_argument("--hidden", type=int, metavar="N", help="hidden units (default 100; lm 200)")
+    model.add_argument("--layers", type=int, metavar="N", help="layers, for --program lstm (default 1)")
+    model.add_argument("--embedding-size", type=int, metavar="N", help="entries of a word's vector (default: as --hidden)")
+    model.add_argument("--dropout", type=float, metavar="P", help="at the inputs and before the classifier (default 0.2)")
+
+    training = parser.add_argument_group("training")
+    training.add_argument(
+        "--loss", choices=("root", "all"), help="at each root, or at every labelled vertex (default: all, if any)"
+    )
+    training.add_argument("--batch", type=int, metavar="N", help="graphs a step (default 25; lm 20)")
+    training.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 10)")
+    training.add_argument("--optimizer", choices=("adam", "adagrad", "sgd"), help="default adagrad; lm adam")
+    training.add_argument("--lr", type=float, metavar="X", help="learning rate (default 0.05; lm 0.002)")
+    training.add_argument(
+        "--embedding-lr", type=float, metavar="X", help="learning rate of word vectors (default: as --lr; 0 keeps them)"
+    )
+    training.add_argument(
+        "--weight-decay", type=float, metavar="X", help="L2 of weight matrices, added to the gradient (default 1e-5; lm 0)"
+    )
+    training.add_argument("--clip", type=float, metavar="X", help="largest norm of the gradient; 0: any (default 5)")
+    training.add_argument(
+        "--patience", type=int, metavar="N", help="stop after N epochs without a better score; 0: never (default)"
+    )
+    training.add_argument("--seed", type=int, metavar="N", help="decides initial values, batches, dropout (default 0)")
+
+    run = parser.add_argument_group("run")
+    run.add_argument("--out", metavar="DIR", help="folder of the checkpoint and the curve (default: a new one under runs/)")
+    run.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="go on with a run (without DIR: the latest under runs/); of the settings only --epochs and --patience may change",
+    )
+
+
+def _add_predict(commands: Any) -> None:
+    parser = _command(commands, "predict", "label new graphs with a checkpoint", _PREDICT)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="the folder that cavs train wrote")
+    parser.add_argument("file", metavar="FILE", help="graphs to label (their own labels are not read)")
+    parser.add_argument("--out", metavar="FILE", help="write here, not to the terminal")
+    parser.add_argument("--vertices", action="store_true", help="label every vertex, not only the roots")
+
+
+def _add_inspect(commands: Any) -> None:
+    parser = _command(commands, "inspect", "show what a file of graphs holds and how a batch of it is scheduled", _FORMATS)
+    parser.add_argument("file", metavar="FILE", help="graphs")
+    parser.add_argument("--batch", type=int, metavar="N", help="graphs a batch (default 64)")
+    parser.add_argument("--out", metavar="FILE", help="write a picture of the schedule here (.png, .pdf, .svg)")
+
+
+def _version() -> str:
+    from cavs import __version__
+
+    return __version__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

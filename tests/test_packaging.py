@@ -1,0 +1,154 @@
+"""The package: what `import cavs` needs, what it declares, which way imports point, and one name in site-packages."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDERS = ("bench", "cavs", "kernels", "tests", "vertex_programs")
+# Installed with cavs or beside it, but not needed by `import cavs`.
+NOT_NEEDED = ["equinox", "flax", "hypothesis", "matplotlib", "networkx", "optax", "pytest", "rich", "safetensors", "torch"]
+
+
+def python(code: str, cwd: Path) -> str:
+    """What a new interpreter prints that sees this checkout and was started elsewhere."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_needs_jax_and_numpy_alone(tmp_path):
+    code = f"""
+import sys
+import jax, jax.numpy, numpy
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {NOT_NEEDED}:
+            raise ModuleNotFoundError("not needed by import cavs: " + name)
+
+sys.meta_path.insert(0, Refuse())
+import cavs
+cavs.schedule(cavs.Graphs.build([1], [0], []))
+print(cavs.__file__)
+"""
+    assert Path(python(code, tmp_path)) == ROOT / "cavs" / "__init__.py"
+
+
+def test_import_loads_nothing_of_the_command_line(tmp_path):
+    code = f"import cavs, sys; print(sorted(set({NOT_NEEDED}) & set(sys.modules)))"
+    assert python(code, tmp_path) == "[]"
+
+
+def test_import_starts_no_backend(tmp_path):
+    # Else `jax.distributed.initialize` and the choice of a platform after `import cavs` would fail, as this setting does.
+    code = "import cavs, jax; jax.config.update('jax_num_cpu_devices', 2); print(len(jax.devices()))"
+    assert python(code, tmp_path) == "2"
+
+
+def test_one_version(tmp_path):
+    text = (ROOT / "cavs" / "__init__.py").read_text()
+    versions = re.findall(r'^__version__ = "(\d+\.\d+\.\d+\S*)"$', text, re.MULTILINE)
+    assert versions == [python("import cavs; print(cavs.__version__)", tmp_path)]
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "cavs/__init__.py" and "version" in PROJECT["project"]["dynamic"]
+
+
+@pytest.mark.parametrize("folder", ["kernels", "vertex_programs"])
+def test_the_two_folders_are_links_inside_the_package(folder):
+    link = ROOT / "cavs" / folder
+    assert link.is_symlink() and os.readlink(link) == f"../{folder}"
+    assert not (ROOT / folder).is_symlink() and (ROOT / folder).is_dir()
+
+
+@pytest.mark.parametrize("name", ["kernels", "vertex_programs"])
+@pytest.mark.parametrize("form", ["import {}", "from {} import x", "import {}.x"])
+def test_ruff_refuses_the_top_level_names(name, form):
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "TID251", "--stdin-filename", "bench/x.py", "-"]
+    done = subprocess.run(command, input=form.format(name) + "\n", cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and f"Write `cavs.{name}`" in done.stdout, done.stdout + done.stderr
+
+
+def sources(folder: str) -> Iterator[Path]:
+    """Python files by their real path: the links inside cavs/ are not followed twice."""
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if path == path.resolve():
+            yield path
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules that a file imports, at the top or inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            # `from cavs import kernels` names cavs.kernels.
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def within(name: str, *modules: str) -> bool:
+    return any(name == module or name.startswith(module + ".") for module in modules)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_file_imports_the_top_level_names(folder):
+    wrong = [(str(p), n) for p in sources(folder) for n in imports(p) if within(n, "kernels", "vertex_programs")]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "folder, never",
+    [
+        ("kernels", ["cavs", "bench", "tests"]),
+        ("vertex_programs", ["cavs.kernels", "bench", "tests"]),
+        ("cavs", ["bench", "tests"]),
+    ],
+)
+def test_imports_point_one_way(folder, never):
+    wrong = [
+        (str(path.relative_to(ROOT)), name)
+        for path in sources(folder)
+        for name in imports(path)
+        if within(name, *never) and not (folder == "kernels" and within(name, "cavs.kernels"))
+    ]
+    assert not wrong
+
+
+def test_the_core_does_not_know_the_vertex_programs():
+    # The command line does: `_train` and `cli` stand on top of both. `__init__` names them for the user.
+    core = [p for p in sources("cavs") if "_train" not in p.parts and p.name not in ("__init__.py", "cli.py")]
+    assert not [(str(p), n) for p in core for n in imports(p) if within(n, "cavs.vertex_programs", "cavs._train", "cavs.cli")]
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {re.match(r"[A-Za-z0-9_.-]+", r).group().replace("-", "_") for r in requirements}  # type: ignore[union-attr]
+
+
+def test_every_import_is_declared():
+    project = PROJECT["project"]
+    known = declared(project["dependencies"]) | declared(project["optional-dependencies"]["interop"]) | {"cavs"}
+    for folder in ("cavs", "kernels", "vertex_programs"):
+        for path in sources(folder):
+            third_party = {n.split(".")[0] for n in imports(path)} - set(sys.stdlib_module_names)
+            assert third_party <= known, f"{path}: {third_party - known}"
+
+
+def test_the_data_of_the_command_line_is_there():
+    for name in ("reviews.train.txt", "reviews.dev.txt"):
+        assert (ROOT / "cavs" / "data" / name).stat().st_size > 1000
+
+
+def test_the_hooks_are_what_ci_runs():
+    entries = re.findall(r"entry: (.+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    script = (ROOT / ".ci" / "run").read_text()
+    assert entries and all(f"\n{entry}\n" in script for entry in entries)

@@ -1,0 +1,132 @@
+"""The schedule's picture and `cavs inspect`: any schedule and any graph can be drawn, and what is drawn is the schedule."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from cavs._converters import from_edges, from_lengths, from_parents
+from cavs._graphs import Graphs
+from cavs._inspect import inspect
+from cavs._plot import layout, plot_schedule, task_table
+from cavs._readers import read_trees, write_edges
+from cavs._schedule import schedule
+
+PNG = b"\x89PNG\r\n\x1a\n"
+DIAMONDS = from_edges(7, [(1, 0), (2, 0), (3, 1), (3, 2), (4, 3), (5, 3), (6, 4), (6, 5), (6, 0)])
+
+
+def random_trees(num_graphs: int, size: int, seed: int = 0) -> Graphs:
+    rng = np.random.default_rng(seed)
+    return from_parents([[*(rng.integers(i + 1, size) for i in range(size - 1)), -1] for _ in range(num_graphs)])
+
+
+def with_kinds() -> Graphs:
+    return Graphs.build(
+        [3, 3], [0, 0, 2] * 2, [0, 1] * 2, kind=[0, 1, 2] * 2, kind_names=("NOT", "AND", "never used"),
+        input_id=[0, 1, -1] * 2, vocab=("$x_1$", "a very long word without any end"),
+    )  # fmt: skip
+
+
+CASES = {
+    "one vertex": from_lengths([1]),
+    "two levels": from_lengths([2]),
+    "sequences": from_lengths([12, 9, 3, 30]),
+    "5,000 levels": from_lengths([5000, 2]),
+    "one wide level": from_parents([[300] * 300 + [-1]]),
+    "trees": random_trees(20, 40),
+    "forest": from_parents([[-1, -1, 0, 0], [-1]]),
+    "DAG": DIAMONDS,
+    "large DAG": from_edges(3000, [(v, v - d) for v in range(5, 3000) for d in (1, 2, 5)]),
+    "kinds and words": with_kinds(),
+}
+
+
+@pytest.mark.parametrize("policy", ["batching", "serial"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule_can_be_drawn(name, policy, tmp_path):
+    graphs = CASES[name]
+    path = tmp_path / "picture.png"
+    figure = schedule(graphs, policy=policy).plot(str(path), graphs)
+    assert isinstance(figure, Figure) and len(figure.axes) == 2
+    assert path.read_bytes().startswith(PNG) and path.stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("suffix", ["pdf", "svg"])
+def test_the_suffix_chooses_the_format(suffix, tmp_path):
+    path = tmp_path / f"picture.{suffix}"
+    schedule(DIAMONDS).plot(str(path))
+    assert {"pdf": b"%PDF", "svg": b"<?xml"}[suffix] == path.read_bytes()[: 4 if suffix == "pdf" else 5]
+
+
+def test_nothing_is_written_or_left_in_pyplot_without_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    figure = plot_schedule(schedule(DIAMONDS))
+    assert len(figure.axes) == 1 and not list(tmp_path.iterdir())
+    import matplotlib._pylab_helpers as helpers
+
+    assert not helpers.Gcf.figs
+
+
+@pytest.mark.parametrize("kinds", [True, False])
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_tasks_hold_every_vertex_once_and_explain_the_waste(name, exact, kinds):
+    graphs = CASES[name]
+    sched = schedule(graphs, exact=exact, kinds=kinds)
+    table = task_table(sched)
+    np.testing.assert_array_equal(np.bincount(table["level"], table["size"]), np.bincount(graphs.height))
+    assert (table["size"] <= table["width"]).all() and (np.diff(table["level"]) >= 0).all()
+    assert sched.waste == pytest.approx(1 - table["size"].sum() / table["width"].sum())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vertices_of_a_level_do_not_overlap(name):
+    graph = CASES[name][0]
+    x = layout(graph)
+    assert np.isfinite(x).all()
+    for level in range(int(graph.height.max()) + 1):
+        assert (np.diff(np.sort(x[graph.height == level])) > 1 - 1e-6).all()
+
+
+def test_leaves_of_a_tree_stand_in_order_under_their_parents():
+    tree = read_trees("cavs/data/reviews.train.txt")[1]
+    x = layout(tree)
+    leaves = np.flatnonzero(tree.height == 0)  # post-order: left first
+    np.testing.assert_array_equal(x[leaves], np.arange(len(leaves)))
+    for v in np.flatnonzero(tree.height > 0):
+        kids = x[tree.children[tree.child_offsets[v] : tree.child_offsets[v + 1]]]
+        assert kids.min() < x[v] < kids.max()
+
+
+def test_a_traced_schedule_is_refused():
+    import jax
+
+    with pytest.raises(ValueError, match="plot it outside jax.jit"):
+        jax.jit(lambda s: s.plot() and 0)(schedule(DIAMONDS))
+
+
+def test_inspect_tells_the_file_and_writes_the_picture(capsys, tmp_path):
+    inspect("cavs/data/reviews.dev.txt", 16, tmp_path / "dev.png")
+    out = capsys.readouterr().out
+    graphs = read_trees("cavs/data/reviews.dev.txt")
+    for part in (
+        "reviews.dev.txt", f"{len(graphs)}", f"{graphs.num_vertices:,}", "trees", "labels", "words in the vocabulary",
+        "16 graphs", "padding", "batches", "dev.png",
+    ):  # fmt: skip
+        assert part in out
+    assert (tmp_path / "dev.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inspect_of_every_graph(name, capsys, tmp_path):
+    path = tmp_path / "graphs.jsonl"
+    write_edges(CASES[name], path)
+    inspect(path)
+    out = capsys.readouterr().out
+    assert {"DAG": "acyclic", "forest": "forests", "sequences": "sequences", "trees": "trees"}.get(name, "form") in out
+    assert len(out.splitlines()) < 60
+
+
+def test_inspect_refuses_an_empty_batch():
+    with pytest.raises(ValueError, match="batch is 0, wanted at least 1"):
+        inspect("cavs/data/reviews.dev.txt", 0)

@@ -1,0 +1,174 @@
+"""`cavs.prefetch`: order, depth, exceptions, and a thread that ends with its consumer."""
+
+import contextlib
+import gc
+import itertools
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from cavs._prefetch import prefetch
+
+
+def threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "cavs-prefetch"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    assert not threads()
+    yield
+    gc.collect()
+    assert not threads()
+
+
+def wait_until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7])
+@pytest.mark.parametrize("n", [0, 1, 2, 50])
+def test_all_items_in_order(n, depth):
+    assert list(prefetch(range(n), lambda i: i * i, depth)) == [i * i for i in range(n)]
+
+
+def test_runs_on_one_other_thread_that_the_first_next_starts():
+    names = []
+    it = prefetch(range(3), lambda i: names.append(threading.current_thread()) or i)
+    assert not threads() and not names
+    assert list(it) == [0, 1, 2]
+    assert len(set(names)) == 1 and names[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_never_more_than_depth_ahead(depth):
+    begun = []
+    with contextlib.closing(prefetch(itertools.count(), lambda i: begun.append(i) or i, depth)) as it:
+        for taken in range(1, 6):
+            assert next(it) == taken - 1
+            wait_until(lambda taken=taken: len(begun) == taken + depth)
+            time.sleep(0.01)
+            assert len(begun) == taken + depth
+
+
+def test_preparation_overlaps_the_consumer():
+    here = threading.Event()
+
+    def prepare(i):
+        if i == 1:
+            here.set()
+        return i
+
+    with contextlib.closing(prefetch(range(2), prepare)) as it:
+        assert next(it) == 0
+        assert here.wait(10)  # item 1 is prepared though nobody asked for it
+
+
+class Broken(Exception):
+    pass
+
+
+def test_an_exception_of_prepare_comes_at_its_place():
+    def prepare(i):
+        if i == 3:
+            raise Broken("item 3")
+        return i
+
+    got = []
+    with pytest.raises(Broken, match="item 3") as caught:
+        for x in prefetch(range(10), prepare):
+            got.append(x)
+    assert got == [0, 1, 2]
+    assert any(entry.name == "prepare" for entry in caught.traceback)  # where it happened, not where it was raised again
+
+
+def test_an_exception_of_the_items_comes_at_its_place():
+    def items():
+        yield 0
+        raise Broken("no more")
+
+    it = prefetch(items(), lambda i: i)
+    assert next(it) == 0
+    with pytest.raises(Broken, match="no more"):
+        next(it)
+    with pytest.raises(StopIteration):
+        next(it)
+
+
+def test_stop_iteration_in_prepare_does_not_end_the_items_silently():
+    with pytest.raises(RuntimeError):
+        list(prefetch(range(3), lambda i: next(iter(()))))
+
+
+def test_break_ends_the_thread():
+    for x in prefetch(itertools.count(), lambda i: i):
+        if x == 2:
+            break
+    del x
+    wait_until(lambda: not threads())
+
+
+def test_close_ends_the_thread_at_once():
+    it = prefetch(itertools.count(), lambda i: i)
+    assert next(it) == 0 and len(threads()) == 1
+    it.close()
+    assert not threads()
+    assert list(it) == []
+
+
+def test_an_exception_of_the_consumer_ends_the_thread():
+    with pytest.raises(Broken), contextlib.closing(prefetch(itertools.count(), lambda i: i)) as it:
+        for _ in it:
+            raise Broken
+    assert not threads()
+
+
+def test_waiting_costs_no_processor_time():
+    with contextlib.closing(prefetch(itertools.count(), lambda i: i)) as it:
+        next(it)
+        time.sleep(0.05)
+        start = time.process_time()
+        time.sleep(0.3)  # the thread waits for room
+        assert time.process_time() - start < 0.1
+
+
+def test_closing_waits_for_the_item_in_hand():
+    entered, leave, left = threading.Event(), threading.Event(), []
+
+    def prepare(i):
+        if i == 1:
+            entered.set()
+            leave.wait(10)
+            left.append(i)
+        return i
+
+    it = prefetch(range(5), prepare)
+    next(it)
+    assert entered.wait(10)
+    threading.Timer(0.05, leave.set).start()
+    it.close()
+    assert left == [1]
+
+
+def test_device_arrays_arrive_ready():
+    batches = [np.full((3,), i, np.int32) for i in range(5)]
+    for i, x in enumerate(prefetch(batches, jax.device_put)):
+        assert isinstance(x, jax.Array)
+        np.testing.assert_array_equal(x, batches[i])
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1.5, None])
+def test_depth_is_checked_at_the_call(depth):
+    with pytest.raises(ValueError, match="depth is .*wanted an int >= 1"):
+        prefetch([1], lambda i: i, depth)
+
+
+def test_prepare_is_checked_at_the_call():
+    with pytest.raises(TypeError, match="prepare is a int, wanted a function"):
+        prefetch([1], 3)  # type: ignore[arg-type]

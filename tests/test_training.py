@@ -1,0 +1,235 @@
+"""Training: the pieces against dense or naive counterparts, then whole runs (`cavs train`) on slices of real data."""
+
+import gzip
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from cavs import cli
+from cavs._train import batches, optimiser, report, softmax, text
+from cavs._train.config import Config, TrainError
+from cavs._train.data import read_data
+from cavs._train.embeddings import read_vectors
+from cavs._train.loop import Progress, Trainer
+from cavs._train.model import Model
+from cavs._train.step import State, init_state
+
+REVIEWS = Path(cli.__file__).parent / "data"
+SMALL = {"hidden": 8, "batch": 4, "epochs": 2, "dropout": 0.5, "seed": 3}
+
+
+def trees(path: Path, count: int, start: int = 0) -> str:
+    """A file of the shortest reviews, the `count` after the first `start`."""
+    lines = sorted((REVIEWS / "reviews.train.txt").read_text().splitlines(), key=len)
+    path.write_text("\n".join(lines[start : start + count]) + "\n")
+    return str(path)
+
+
+def sentences(path: Path, count: int) -> str:
+    """A text of which each word follows from the one before, but for the first and for the length."""
+    rng = np.random.default_rng(0)
+    ring = [f"w{i}" for i in range(12)]
+    lines = []
+    for _ in range(count):
+        at = int(rng.integers(12))
+        lines.append(" ".join(ring[(at + i) % 12] for i in range(int(rng.integers(3, 9)))))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+# ---- pieces ----
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 8 * 4 * 7])
+def test_softmax_loss_and_its_derivative_are_those_of_whole_logits(monkeypatch, chunk_bytes):
+    monkeypatch.setattr(softmax, "CHUNK_BYTES", chunk_bytes)
+    keys = jax.random.split(jax.random.key(0), 3)
+    h, w, b = (jax.random.normal(k, s) for k, s in zip(keys, [(37, 5), (5, 7), (7,)], strict=True))
+    labels = jnp.arange(37, dtype=jnp.int32) % 8 - 1
+    weight = jnp.where(labels >= 0, 0.1 * jnp.arange(37), 0)
+
+    def naive(h, w, b):
+        nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w + b), jnp.maximum(labels, 0)[:, None], 1)[:, 0]
+        return jnp.vdot(weight, nll)
+
+    def ours(h, w, b):
+        return 2 * softmax.softmax_loss(h, w, b, labels, weight)[0]
+
+    np.testing.assert_allclose(ours(h, w, b), 2 * naive(h, w, b), rtol=1e-12)
+    for got, want in zip(jax.grad(ours, (0, 1, 2))(h, w, b), jax.grad(naive, (0, 1, 2))(h, w, b), strict=True):
+        np.testing.assert_allclose(got, 2 * want, rtol=1e-10, atol=1e-12)
+    right = softmax.softmax_loss(h, w, b, labels, weight)[2]
+    np.testing.assert_array_equal(right, jnp.argmax(h @ w + b, -1) == jnp.maximum(labels, 0))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+def test_row_updates_are_the_dense_ones_where_every_row_is_read(name):
+    config = Config(optimizer=name, lr=0.1, weight_decay=0.0)
+    dense = optimiser.dense(config)
+    table = jax.random.normal(jax.random.key(0), (4, 3))
+    whole, state = table, dense.init(table)
+    slots = optimiser.init_rows(config, table)
+    index = jnp.array([2, 0, 3, 1, 4, 5])  # the last two are padding
+    for count in range(1, 4):
+        gradient = jax.random.normal(jax.random.key(count), (4, 3))
+        updates, state = dense.update(gradient, state, whole)
+        whole = optax.apply_updates(whole, updates)
+        rows = table.at[index].get(mode="fill", fill_value=0)
+        padded = jnp.pad(gradient[index[:4]], ((0, 2), (0, 0)))
+        table, slots = optimiser.update_rows(config, table, slots, index, rows, padded, jnp.int32(count))
+    np.testing.assert_allclose(table, whole, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["adagrad", "adam"])
+def test_rows_that_a_batch_does_not_read_stay(name):
+    config = Config(optimizer=name, lr=0.1)
+    table = jnp.ones((5, 2))
+    slots = jax.tree.map(lambda x: x + 1, optimiser.init_rows(config, table))
+    index = jnp.array([3])
+    new, changed = optimiser.update_rows(config, table, slots, index, table[index], 3 * table[index], jnp.int32(1))
+    for before, after in [(table, new), *((slots[k], changed[k]) for k in slots)]:
+        np.testing.assert_array_equal(np.flatnonzero((before != after).any(1)), [3])
+
+
+def test_clipping_bounds_the_common_norm():
+    gradients = {"a": jnp.array([3.0]), "b": jnp.array([[4.0]])}
+    assert float(optimiser.global_norm(optimiser.clip(gradients, 1.0))) == pytest.approx(1)
+    assert optimiser.clip(gradients, 0) is gradients
+    assert float(optimiser.clip(gradients, 9.0)["b"][0, 0]) == 4
+
+
+def test_an_epoch_holds_every_graph_once_in_batches_of_like_size():
+    sizes = np.random.default_rng(0).integers(1, 100, 203)
+    grid = batches.strata(sizes, 25, np.random.default_rng(1))
+    assert grid.shape == (9, 25)
+    np.testing.assert_array_equal(np.sort(grid[grid >= 0]), np.arange(203))
+    totals = np.where(grid >= 0, sizes[grid], 0).sum(1)
+    assert totals.max() < 1.1 * totals.min()
+    assert not np.array_equal(grid, batches.strata(sizes, 25, np.random.default_rng(2)))
+
+
+def test_vectors_are_found_as_written_or_in_lower_case(tmp_path):
+    path = tmp_path / "glove.txt.gz"
+    with gzip.open(path, "wt") as file:
+        file.write("4 2\nthe 1 2\nbad 3 4\nBad 5 6\n. . . 7 8\n")
+    found, rows = read_vectors(str(path), ["The", "Bad", "nowhere", "the"])
+    np.testing.assert_array_equal(found, [True, True, False, True])
+    np.testing.assert_array_equal(rows, [[1, 2], [5, 6], [0, 0], [1, 2]])
+
+
+def test_a_broken_line_of_vectors_is_named(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 2\nbad 3\n")
+    with pytest.raises(TrainError, match="line 2: read .*wanted a word and then 2 numbers"):
+        read_vectors(str(path), ["bad"])
+
+
+def test_a_text_becomes_chains_that_predict_the_next_word(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("a b\n\n  b c c \n")
+    graphs = text.read_text(str(path))
+    read = [graphs.vocab[i] for i in graphs.input_id]
+    assert read == ["<s>", "a", "b", "<s>", "b", "c", "c"]
+    assert [graphs.label_names[i] for i in graphs.label] == ["a", "b", "</s>", "b", "c", "c", "</s>"]
+    known = text.relabel(graphs, ("<unk>", "<s>", "</s>", "b"))
+    assert known.label.tolist() == [0, 3, 2, 3, 0, 0, 2]
+
+
+# ---- runs ----
+
+
+class StopAfter:
+    """A stop that comes after some steps."""
+
+    def __init__(self, steps: int):
+        self.left = steps
+
+    def __bool__(self) -> bool:
+        return self.left <= 0
+
+    def step(self, *_) -> None:
+        self.left -= 1
+
+    def epoch(self, *_) -> None:
+        pass
+
+
+def trainer_of(given: dict, folder: Path) -> tuple[Trainer, State]:
+    config, data = read_data(Config.make(given))
+    model = Model.make(config, len(data.words), len(data.labels), data.train.max_fan_in, inner_reads=config.task == "lm")
+    folder.mkdir()
+    return Trainer(config, data, model, folder), init_state(model, config, None)
+
+
+@pytest.mark.parametrize("task, optimizer", [("classify", "adagrad"), ("lm", "adam")])
+def test_stopping_and_going_on_changes_no_bit(tmp_path, task, optimizer):
+    path = trees(tmp_path / "t.txt", 22) if task == "classify" else sentences(tmp_path / "t.txt", 22)
+    given = SMALL | {"train": path, "task": task, "optimizer": optimizer, "min_count": 1}
+    trainer, state = trainer_of(given, tmp_path / "straight")
+    never = StopAfter(10**9)
+    straight, progress = trainer.fit(state, done := Progress(), never, never), done
+    assert trainer.steps == 5 and progress.epoch == 2 and trainer.is_done(progress)
+
+    trainer.folder = tmp_path / "stopped"
+    trainer.folder.mkdir()
+    state, progress = init_state(trainer.model, trainer.config, None), Progress()
+    for stop_after, epoch, step in ((2, 0, 2), (3, 1, 0), (4, 1, 4), (9, 2, 0)):
+        stop = StopAfter(stop_after)
+        trainer.fit(state, progress, stop, stop)
+        assert (progress.epoch, progress.step) == (epoch, step)
+        state, progress = trainer.resume(init_state(trainer.model, trainer.config, None))
+    assert int(state.count) == 10
+    for a, b in zip(jax.tree.leaves(straight), jax.tree.leaves(state), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(done.history, progress.history, strict=True):
+        assert a | {"seconds": 0} == b | {"seconds": 0}
+
+
+def test_stand_ins_do_not_count_and_dropout_is_of_the_key(tmp_path):
+    trainer, state = trainer_of(SMALL | {"train": trees(tmp_path / "t.txt", 22), "hidden": 4}, tmp_path / "run")
+    train, model = trainer.data.train, trainer.model
+    whole = trainer.evaluate(state.weights, train)
+    assert whole["roots"] == len(train) == 20 and whole["vertices"] == train.num_vertices
+    numbers = np.array([0, 1, -1, -1])
+    batch = batches.prepare(train, numbers, model.num_words)
+    params, rows = state.params, state.table.at[batch.words].get(mode="fill", fill_value=0)
+
+    @jax.jit
+    def loss(params, rows, key):
+        return model.objective(params, rows, batch, key)[0]
+
+    (value, metrics), other = model.objective(params, rows, batch, jax.random.key(0)), loss(params, rows, jax.random.key(1))
+    assert metrics.count == train[numbers[:2]].num_vertices and metrics.roots == 2
+    np.testing.assert_allclose(value, loss(params, rows, jax.random.key(0)), rtol=1e-6)
+    assert abs(float(value) - float(other)) > 1e-4
+
+    # The masks of the backward are those of the forward: the derivative is that of the loss at this key.
+    wide = jax.tree.map(lambda x: x.astype(jnp.float64), (params, rows))
+    along = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape, x.dtype), wide)
+    key = jax.random.key(5)
+    gradient = jax.grad(lambda p: loss(*p, key))(wide)
+    slope = sum(jnp.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (gradient, along)), strict=True))
+    up, down = (loss(*jax.tree.map(lambda x, d, e=e: x + e * d, wide, along), key) for e in (1e-5, -1e-5))
+    np.testing.assert_allclose(slope, (up - down) / 2e-5, rtol=1e-6)
+
+
+def test_a_language_model_beats_the_frequencies_of_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = sentences(tmp_path / "t.txt", 200)
+    flags = "--hidden 16 --epochs 8 --lr 0.02 --dropout 0 --min-count 1 --batch 10 --out run".split()
+    assert cli.main(["train", "--task", "lm", path, *flags]) == 0
+    assert "unigram perplexity" in capsys.readouterr().out
+    config, data = read_data(Config.make({"train": path, "task": "lm", "min_count": 1}))
+    best = json.loads(Path("run/best.json").read_text())
+    assert report.perplexity(best["dev"]) < 0.5 * text.unigram_perplexity(data.train, data.dev)
+
+    Path("new.txt").write_text("w3 w4 w5\nw3 w5 w4\nnever seen\n")
+    assert cli.main(["predict", "run", "new.txt"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [(line[0], line[3]) for line in lines] == [("0", "w3 w4 w5"), ("1", "w3 w5 w4"), ("2", "never seen")]
+    assert float(lines[0][1]) > float(lines[1][1])

@@ -1,0 +1,11 @@
+"""Ready vertex programs: one paper, one file. Each is a frozen dataclass with `init`, `__call__` and `vertex_function`."""
+
+from cavs.vertex_programs.binary_tree_lstm import BinaryTreeLSTM as BinaryTreeLSTM
+from cavs.vertex_programs.child_sum_tree_lstm import ChildSumTreeLSTM as ChildSumTreeLSTM
+from cavs.vertex_programs.elman_rnn import ElmanRNN as ElmanRNN
+from cavs.vertex_programs.gru import GRU as GRU
+from cavs.vertex_programs.lstm import LSTM as LSTM
+from cavs.vertex_programs.multi_layer_lstm import MultiLayerLSTM as MultiLayerLSTM
+from cavs.vertex_programs.nary_tree_lstm import NaryTreeLSTM as NaryTreeLSTM
+from cavs.vertex_programs.rvnn import RvNN as RvNN
+from cavs.vertex_programs.tree_fc import TreeFC as TreeFC

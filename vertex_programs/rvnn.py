@@ -1,0 +1,70 @@
+"""The recursive neural network of Socher et al., with vertices of two kinds."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cavs
+from cavs.vertex_programs._initialisers import glorot
+
+
+@dataclasses.dataclass(frozen=True)
+class RvNN:
+    """Recursive net over binary trees: Socher, Lin, Ng and Manning, 2011 (ICML), section 4.
+
+    Leaves have weights of their own, so words and phrases may live in different spaces (Irsoy and Cardie, 2014, "untying
+    leaves and internals"); VPPS (Khorasani et al., 2018), section IV, trains it so:
+
+        leaf:  h = tanh(x W + b_leaf)
+        inner: h = tanh([h_1, h_2] U + b)
+
+    The two are vertex functions of their own, by kind: `graphs = RvNN.add_kinds(graphs)` before `cavs.schedule`.
+
+    **Fields:** `hidden`, H; `inputs`, E; `dtype` of the initial parameters.
+    **Parameters:** `w` (E, H), `b_leaf` (H,), `u` (2H, H), `b` (H,).
+    **Pushes** h.
+    """
+
+    hidden: int
+    inputs: int
+    dtype: Any = jnp.float32
+
+    @staticmethod
+    def add_kinds(graphs: cavs.Graphs) -> cavs.Graphs:
+        """The same graphs with the kinds "leaf" and "inner"."""
+        return dataclasses.replace(graphs, kind=(graphs.height > 0).astype(np.int32), kind_names=("leaf", "inner"))
+
+    def init(self, key: jax.Array) -> dict[str, jax.Array]:
+        """Initial parameters."""
+        keys = jax.random.split(key)
+        return {
+            "w": glorot(keys[0], self.inputs, self.hidden, self.dtype),
+            "b_leaf": jnp.zeros(self.hidden, self.dtype),
+            "u": glorot(keys[1], 2 * self.hidden, self.hidden, self.dtype),
+            "b": jnp.zeros(self.hidden, self.dtype),
+        }
+
+    def leaf(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
+        """The vertex function of words."""
+        h = jnp.tanh(v.pull() @ params["w"] + params["b_leaf"])
+        v.scatter(h)
+        v.push(h)
+
+    def inner(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
+        """The vertex function of phrases."""
+        h = jnp.tanh(jnp.concatenate([v.gather(0), v.gather(1)]) @ params["u"] + params["b"])
+        v.scatter(h)
+        v.push(h)
+
+    def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
+        """Both in one, for graphs without kinds."""
+        (self.leaf if v.is_leaf() else self.inner)(params, v)
+
+    @functools.cache  # noqa: B019  (equal programs share F for good)
+    def vertex_function(self) -> cavs.VertexFunction:
+        """F by kinds; the same object for equal programs, so that they share compiled code."""
+        return cavs.VertexFunction({"leaf": self.leaf, "inner": self.inner}, state=(self.hidden,), arity=2)
