@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._rows import EDGE, ROW, STATIC, bind, evaluate, is_float, is_var, matrix_product, needed, take
+from cavs._rows import EDGE, ROW, STATIC, bind, evaluate, is_float, is_var, matrix_product, needed, take, turned_weights
 from cavs._schedule import Schedule
 from cavs._split import ParamUse, Split
 from cavs._tensors import Rows, Zeros, get_rows, recurrent_inputs, rows_of_kinds, window, write
@@ -131,6 +131,11 @@ def _reverse_levels(
     levels = [cut_levels(p) for p in parts]
     cuts = [[r.tensor(zeros, v.aval, lv[v] == EDGE) for v in p.cuts] for p, r, lv in zip(parts, all_rows, levels, strict=True)]
 
+    turned = [
+        turned_weights(p.joint.eqns, p.joint_level, dict(zip(p.j_statics, s, strict=False)))
+        for p, s in zip(parts, saved["statics"], strict=True)
+    ]
+
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
         g, cuts = carry
         part, rows, size = parts[k], all_rows[k], sched.task_size[t]
@@ -168,7 +173,7 @@ def _reverse_levels(
         if part.child:
             segments = window(rows.edge_owner, edge_start, edges) - (sched.task_start[t] + shift)
             segments = jnp.where(segments < 0, width, segments)
-        evaluate(eqns, env, part.joint_level, segments, width)
+        evaluate(eqns, env, part.joint_level, segments, width, turned[k])
 
         def read(x: Any, level: int) -> Any:
             have = part.joint_level.get(x, STATIC) if is_var(x) else STATIC

@@ -1,5 +1,6 @@
 """`interpret`: F vertex by vertex in plain Python: the definition that every engine must equal, and a debugger's view."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,12 +30,12 @@ class _PlainVertex(Vertex):
             return super().gather_all(fn, reduce)
         outs = [fn(child) for child in self._children]
         if reduce == "softmax":
-            scores = jax.nn.softmax(jnp.stack([self._score_and_value(o)[0] for o in outs]))
-            return jax.tree.map(lambda *xs: jnp.tensordot(scores, jnp.stack(xs), 1), *[o[1] for o in outs])
-        how = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max}
+            scores = jax.nn.softmax(_stack([self._score_and_value(o)[0] for o in outs]))
+            return jax.tree.map(lambda *xs: jnp.tensordot(scores, _stack(xs), 1), *[o[1] for o in outs])
+        how = {"sum": lambda x, axis: x.sum(axis, x.dtype), "mean": jnp.mean, "max": jnp.max}
         if reduce not in how:
             return super().gather_all(fn, reduce)
-        return jax.tree.map(lambda *xs: how[reduce](jnp.stack(xs), axis=0), *outs)
+        return jax.tree.map(lambda *xs: how[reduce](_stack(xs), axis=0), *outs)
 
 
 def interpret(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any = None) -> Any:
@@ -67,4 +68,12 @@ def interpret(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any = None
             raise ValueError(f"F {'scatters' if v.scattered is None else 'pushes'} nothing at flat vertex {r}.")
         states[r] = F.state_tree.unflatten(v.scattered)
         pushed[r] = v.pushed[None] if None in v.pushed else v.pushed
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *pushed)
+    return jax.tree.map(lambda *xs: _stack(xs), *pushed)
+
+
+def _stack(xs: Sequence[Any]) -> Any:
+    # In blocks: one concatenation of thousands of arrays compiles for long, and each of its slices in the transpose.
+    xs = [jnp.asarray(x)[None] for x in xs]
+    while len(xs) > 1:
+        xs = [jnp.concatenate(xs[i : i + 16]) for i in range(0, len(xs), 16)]
+    return xs[0]

@@ -151,6 +151,7 @@ def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) 
                 notes.append(f"{len(group)} products share their weight {b.aval.str_short()}: one of {len(group)} rows a vertex")
     if not member:
         return program
+    biases = _common_biases(program, groups.values(), member, level) if side == "weight" else {}
 
     def body(env: dict[Any, Any]) -> list[Any]:
         pending = list(program.eqns)
@@ -161,6 +162,7 @@ def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) 
                     continue  # done with its group
                 group = member.get(id(eqn))
                 operands = [x for e, _ in group for x in e.invars] if group else eqn.invars
+                operands = [*operands, *(x for e in biases.get(id(group), ()) for x in e.invars if level.get(x, STATIC) == STATIC)]
                 if any(is_var(x) and x not in env for x in operands):
                     later.append(eqn)
                     continue
@@ -168,12 +170,43 @@ def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) 
                     values = [env[x] if is_var(x) else x.val for x in eqn.invars]
                     env.update(zip(eqn.outvars, bind(eqn, values), strict=True))
                 else:
-                    _run_group(group, side, env)
+                    _run_group(group, side, biases.get(id(group), ()), env)
             assert len(later) < len(pending), "fused products wait for each other"
             pending = later
         return [env[x] if is_var(x) else x.val for x in program.outs]
 
     return retrace(program, body)
+
+
+def _common_biases(program: Program, groups: Any, member: dict[int, Any], level: dict[Any, int]) -> dict[int, list[Any]]:
+    """For each group of stacked products: the additions of one and the same static vector to each of their results.
+
+    They are stacked too, so that product and addition leave ONE cut cotangent for both parameters.
+    """
+    readers: dict[Any, list[Any]] = {}
+    for eqn in program.eqns:
+        for x in eqn.invars:
+            if is_var(x):
+                readers.setdefault(x, []).append(eqn)
+    outs = {x for x in program.outs if is_var(x)}
+    found = {}
+    for group in groups:
+        if id(group[0][0]) not in member:
+            continue
+        adds, vectors = [], set()
+        for eqn, _ in group:
+            (z,) = eqn.outvars
+            uses = readers.get(z, [])
+            if z in outs or len(uses) != 1 or uses[0].primitive.name != "add" or not all(is_var(x) for x in uses[0].invars):
+                break
+            (b,) = [x for x in uses[0].invars if x is not z] or [z]
+            if level.get(b, STATIC) != STATIC or b.aval.shape != z.aval.shape:
+                break
+            adds.append(uses[0])
+            vectors.add(b)
+        if len(adds) == len(group) and len(vectors) == 1:
+            found[id(group)] = adds
+    return found
 
 
 def _weight_ids(program: Program) -> dict[Any, Any]:
@@ -201,7 +234,7 @@ def _chained(group: list[tuple[Any, Any]], made_by: dict[Any, Any]) -> bool:
     return False
 
 
-def _run_group(group: list[tuple[Any, Any]], side: str, env: dict[Any, Any]) -> None:
+def _run_group(group: list[tuple[Any, Any]], side: str, adds: Sequence[Any], env: dict[Any, Any]) -> None:
     eqn, (a, b, axis, free) = group[0]
     kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
     if side == "operand":
@@ -212,6 +245,11 @@ def _run_group(group: list[tuple[Any, Any]], side: str, env: dict[Any, Any]) -> 
     else:
         rows = jnp.stack([env[p[0]] for _, p in group])
         z = lax.dot_general(rows, env[b], (((1,), (axis,)), ((), ())), **kwargs)
+        if adds:
+            (bias,) = {x for x in adds[0].invars if x is not group[0][0].outvars[0]}
+            z = z + jnp.broadcast_to(env[bias], z.shape)
         parts = [lax.squeeze(part, (0,)) for part in lax.split(z, [1] * len(group))]
     for (e, _), part in zip(group, parts, strict=True):
         env[e.outvars[0]] = part
+    for add, part in zip(adds, parts, strict=False):
+        env[add.outvars[0]] = part

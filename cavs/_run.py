@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._adjoint import backward
-from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed, take
+from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed, take, turned_weights
 from cavs._schedule import Schedule
 from cavs._split import Split
 from cavs._tensors import Rows, Zeros, get_rows, recurrent_inputs, rows_of_kinds, window, write
@@ -303,6 +303,11 @@ def _levels(
         for p, r, e in zip(parts, all_rows, eager, strict=True)
     ]
 
+    turned = [
+        turned_weights(p.joint.eqns, p.joint_level, dict(zip(p.j_statics, s, strict=False)))
+        for p, s in zip(parts, statics, strict=True)
+    ]
+
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
         states, keeps, extras = carry
         part, rows = parts[k], all_rows[k]
@@ -313,7 +318,7 @@ def _levels(
         wanted = {x for e in eqns for x in e.invars if is_var(x)} | {x for x in targets if is_var(x)}
         env = recurrent_inputs(part, rows, states, statics[k], crossing[k], start, edge_start, width, edges, wanted)
         segments = window(rows.edge_owner, edge_start, edges) - sched.task_start[t] if part.child else None
-        evaluate(eqns, env, part.joint_level, segments, width)
+        evaluate(eqns, env, part.joint_level, segments, width, turned[k])
 
         def read(x: Any, n: int, level: int) -> Any:
             have = part.joint_level.get(x, STATIC) if is_var(x) else STATIC

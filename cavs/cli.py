@@ -28,6 +28,9 @@ Ctrl-C (or SIGTERM) ends the step in hand, saves, and says how to go on.
 {_FORMATS}
 A vertex reads a row of a table of vectors: its word; where the file has no inputs, its kind. Only the rows that a batch
 reads are updated; for adam this is the "lazy" Adam, whose moments of a word stand still while the word is not read.
+
+Compiled code is kept in ~/.cache/cavs for the next start (another place: JAX_COMPILATION_CACHE_DIR; none:
+JAX_ENABLE_COMPILATION_CACHE=false). On a GPU the same bits every time need XLA_FLAGS=--xla_gpu_deterministic_ops=true.
 """
 
 _PREDICT = f"""examples:
@@ -67,15 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(given: dict[str, Any]) -> int:
-    from cavs._train import train
+    from cavs._train import keep_compiled, train
 
+    keep_compiled()
     out, resume = given.pop("out", None), given.pop("resume", None)
     return train(given, out, resume)
 
 
 def _predict(given: dict[str, Any]) -> int:
-    from cavs._train import predict
+    from cavs._train import keep_compiled, predict
 
+    keep_compiled()
     predict(given["checkpoint"], given["file"], given.get("out"), given.get("vertices", False))
     return 0
 

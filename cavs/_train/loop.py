@@ -71,7 +71,6 @@ class Trainer:
     def __init__(self, config: Config, data: Data, model: Model, folder: Path):
         self.config, self.data, self.model, self.folder = config, data, model, folder
         self.step, self.evaluation = make_step(model, config), make_evaluate(model)
-        self.step_seconds: list[float] = []
 
     def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
         """Trains on from `state` and `progress`, which is updated; saves at each epoch's end and when stopped."""
@@ -125,14 +124,12 @@ class Trainer:
 
         with contextlib.closing(prefetch(numbers, self._prepared(train), PREFETCH)) as batches:
             for batch in batches:
-                started = time.monotonic()
                 state, metrics = self.step(state, batch)
                 flying.append(metrics)
                 progress.step += 1
                 if len(flying) > IN_FLIGHT:
                     land()
                 now = time.monotonic()
-                self.step_seconds.append(now - started)
                 progress.seconds = spent + now - before
                 watcher.step(progress, self.steps, progress.sums)
                 if stop or now - saved > SAVE_EVERY:

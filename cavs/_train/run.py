@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -165,11 +164,12 @@ def _finish(
     report.plot(trainer.folder / "curve.png", progress.history, config.task)
     console.print(report.result_table(data, config.task, results))
     step, evaluation = trainer.compilations
-    median = 1e3 * statistics.median(trainer.step_seconds) if trainer.step_seconds else 0.0
+    fastest = min(record["seconds"] for record in progress.history)
     console.print(
-        f"{seconds:.0f} s in all; {int(state.count)} steps, median {median:.0f} ms; compiled {step} times for training, "
-        f"{evaluation} for evaluation",
+        f"{seconds:.0f} s in all; fastest epoch {fastest:.2f} s ({trainer.steps} steps, {data.train.num_vertices / fastest:,.0f} "
+        f"vertices a second); {step} shapes of batches to train on, {evaluation} to evaluate, each compiled once",
         highlight=False,
+        soft_wrap=True,
     )
     where = shlex.quote(str(trainer.folder))
     file = "FILE" if config.train is None else shlex.quote(os.path.relpath(config.train))
