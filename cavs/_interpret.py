@@ -62,7 +62,7 @@ def interpret(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any = None
         if None not in F.fns:
             assert graphs.kind is not None, "graphs without kinds"
             kind = graphs.kind_names[graphs.kind[r]] if graphs.kind_names else str(graphs.kind[r])
-        v = _PlainVertex(F, avals, jax.tree.map(lambda x, r=r: x[r], inputs), [states[c] for c in kids])
+        v = _PlainVertex(F, avals, jax.tree.map(lambda x, i=jnp.asarray(r): x[i], inputs), [states[c] for c in kids])
         F.fns[kind](params, v)
         if v.scattered is None or not v.pushed:
             raise ValueError(f"F {'scatters' if v.scattered is None else 'pushes'} nothing at flat vertex {r}.")

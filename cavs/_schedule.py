@@ -338,11 +338,11 @@ def _classes(num_inner: int, fan_in: int, policy: str) -> tuple[tuple[int, int],
     room = min(fan, SMALL_FAN_IN)
     if policy == "serial":
         return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
-    top = 16 if num_inner <= 64 else 64 if num_inner <= 512 else 256
-    ladder = [w for w in (256, 64, 16, 4, SMALLEST_TASK) if w <= top]
+    top = 8 if num_inner <= 64 else 32 if num_inner <= 256 else 128
+    ladder = [w for w in (128, 32, 8, SMALLEST_TASK) if w <= top]
     classes = [(w, w * room) for w in ladder]
     if fan > SMALL_FAN_IN:
-        # Below 16 vertices a class could not hold one vertex of LARGE_FAN_IN children.
+        # Even the narrowest class holds one vertex of LARGE_FAN_IN children.
         classes = [(w, max(w * room, min(fan, LARGE_FAN_IN))) for w in ladder]
     if fan > LARGE_FAN_IN:
         classes.append((SMALLEST_TASK, 2 * fan))

@@ -151,8 +151,8 @@ def _add_train(commands: Any) -> None:
     training.add_argument(
         "--loss", choices=("root", "all"), help="at each root, or at every labelled vertex (default: all, if any)"
     )
-    training.add_argument("--batch", type=int, metavar="N", help="graphs a step (default 25; lm 20)")
-    training.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 10)")
+    training.add_argument("--batch", type=int, metavar="N", help="graphs a step (default 20)")
+    training.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 20; lm 10)")
     training.add_argument("--optimizer", choices=("adam", "adagrad", "sgd"), help="default adagrad; lm adam")
     training.add_argument("--lr", type=float, metavar="X", help="learning rate (default 0.05; lm 0.002)")
     training.add_argument(

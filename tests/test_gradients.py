@@ -1,16 +1,72 @@
 """Gradients with respect to parameters and inputs are those of `interpret` under `jax.grad`."""
 
+from typing import Any
+
 import jax
+import numpy as np
 import pytest
 
-from tests.helpers import BATCHES, CASES, PROGRAMS, assert_close, batch_inputs, jitted, sched, truth
+import cavs
+from tests.helpers import BATCHES, CASES, GRAPHS, PROGRAMS, READY, assert_close, batch_inputs, jitted, sched, truth
+
+
+def gradients(name: str, batch: str, schedule: cavs.Schedule, params: Any, inputs: Any) -> Any:
+    """Gradients and pushes under jit from padded inputs, without padding."""
+    rows = BATCHES[batch].num_vertices
+    (params, inputs), pushes = jitted(name)(params, schedule, jax.tree.map(schedule.pad, inputs), rows)
+    assert not any(np.any(x[rows:]) for x in jax.tree.leaves(inputs) if x.dtype != jax.dtypes.float0)
+    return (params, jax.tree.map(lambda x: x[:rows], inputs)), jax.tree.map(lambda x: x[:rows], pushes)
 
 
 @pytest.mark.parametrize(("name", "batch"), CASES)
 def test_gradients_are_those_of_interpret(name: str, batch: str) -> None:
-    program, rows = PROGRAMS[name], BATCHES[batch].num_vertices
-    padded = jax.tree.map(sched(batch).pad, batch_inputs(name, batch))
-    (params, inputs), pushes = jitted(name)(program.params, sched(batch), padded, rows)
+    program = PROGRAMS[name]
+    grads, pushes = gradients(name, batch, sched(batch), program.params, batch_inputs(name, batch))
     want_pushes, want = truth(name, batch)
-    assert_close(jax.tree.map(lambda x: x[:rows], pushes), want_pushes, 1e-12 * program.tolerance)
-    assert_close((params, jax.tree.map(lambda x: x[:rows], inputs)), want, 1e-10 * program.tolerance)
+    assert_close(pushes, want_pushes, 1e-12 * program.tolerance)
+    assert_close(grads, want, 1e-10 * program.tolerance)
+
+
+@pytest.mark.parametrize(("name", "batch"), READY)
+def test_gradients_in_float32(name: str, batch: str) -> None:
+    params, inputs = jax.tree.map(lambda x: x.astype(np.float32), (PROGRAMS[name].params, batch_inputs(name, batch)))
+    grads, _ = gradients(name, batch, sched(batch), params, inputs)
+    for got, want in zip(jax.tree.leaves(grads), jax.tree.leaves(truth(name, batch)[1]), strict=True):
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * max(1, np.abs(want).max()))
+
+
+@pytest.mark.parametrize("how", [{"policy": "serial"}, {"exact": True}])
+@pytest.mark.parametrize(("name", "batch"), [("BinaryTreeLSTM", "binary"), ("no inputs", "very wide")])
+def test_every_way_to_schedule_gives_the_same_gradients(name: str, batch: str, how: dict[str, Any]) -> None:
+    schedule = cavs.schedule(BATCHES[batch], **how)
+    grads, _ = gradients(name, batch, schedule, PROGRAMS[name].params, batch_inputs(name, batch))
+    assert_close(grads, truth(name, batch)[1], 1e-10)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "lazy push"])
+def test_gradients_of_chosen_vertices(name: str) -> None:
+    program = PROGRAMS[name]
+    batch, at = program.batches[0], np.array([3, 0, 3, 11])
+    inputs = jax.tree.map(np.asarray, batch_inputs(name, batch))
+
+    def loss(params: Any, inputs: Any, pick: Any) -> Any:
+        return (pick(params, inputs) ** 2).sum()
+
+    def chosen(params: Any, inputs: Any) -> Any:
+        return cavs.run(program.function, params, sched(batch), inputs, at=at)
+
+    def indexed(params: Any, inputs: Any) -> Any:
+        return cavs.run(program.function, params, sched(batch), inputs)[at]
+
+    got, want = (jax.grad(loss, argnums=(0, 1))(program.params, inputs, pick) for pick in (chosen, indexed))
+    assert_close(got, want, 1e-12)
+
+
+def test_gradients_of_an_empty_batch_are_zero() -> None:
+    program = PROGRAMS["BinaryTreeLSTM"]
+    schedule = cavs.schedule(GRAPHS["trees"][:0])
+    grads = jax.grad(lambda p, x: cavs.run(program.function, p, schedule, x).sum(), argnums=(0, 1))(
+        program.params, program.inputs(0)
+    )
+    assert_close(grads, jax.tree.map(np.zeros_like, (program.params, program.inputs(0))), 0)

@@ -10,4 +10,14 @@ and `params() -> dict` of NumPy arrays.
 - `step` is one whole training step and the clock covers all of it: from these arrays to
   levels, forward, backward, plain SGD on every parameter (of the embedding only the rows
   that the batch reads). It returns the loss before the update.
+- Optional: `schedule(batch)`, the host's preparation alone, which the bench times apart; `device`, "cpu" or "gpu".
 """
+
+
+def torch_device(name):
+    """PyTorch's name of a device of the bench; on a GPU products run in TF32, as JAX's do there."""
+    import torch
+
+    if name == "gpu":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    return {"cpu": "cpu", "gpu": "cuda"}[name]

@@ -21,6 +21,7 @@ of all batches are found by a few NumPy calls (and see `dynet_graphs.py`).
 import numpy as np
 import torch
 
+from bench.peers import torch_device
 from bench.peers.dynet_graphs import BINARY, DECLARE, LOOKUP, LOSS, POLICIES
 
 
@@ -113,9 +114,10 @@ class _Loss:
 class TorchDynetLike:
     """One model, declared anew for every sample. `policy` is "depth" or "agenda"."""
 
-    def __init__(self, cell, params, threads=2, policy="depth"):
+    def __init__(self, cell, params, threads=2, policy="depth", device="cpu"):
         self._threads, self._policy, self._declare = threads, POLICIES[policy], DECLARE[cell]
-        self._p = p = {k: torch.tensor(v) for k, v in params.items()}
+        self._device = torch_device(device)
+        self._p = p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
         embed, hidden, classes = p["embed"].shape[1], *p["out_w"].shape
         weights = {
             "tree_lstm": [("w_iou", "b_iou"), ("u_iou", "b_iou"), ("u_f", "b_f")],
@@ -141,17 +143,21 @@ class TorchDynetLike:
         self._pools = {}
 
     def params(self):
-        return {k: v.numpy().copy() for k, v in self._p.items()}
+        return {k: v.cpu().numpy().copy() for k, v in self._p.items()}
 
-    @torch.no_grad()
-    def step(self, batch, lr=0.05):
-        torch.set_num_threads(self._threads)
+    def schedule(self, batch):
+        """Graph construction: the declaration of every sample, and the batches of the policy."""
         *graph, extra = ([] for _ in range(5))
         for sample in batch:
             self._declare(sample, *graph, extra)
         op, a, b, depth = (np.array(x, np.int32) for x in graph)
         order, bounds = self._policy(op, a, b, depth)
-        tasks, losses, d_losses = self._tasks(op, a, b, extra, order, bounds)
+        return self._tasks(op, a, b, extra, order, bounds)
+
+    @torch.no_grad()
+    def step(self, batch, lr=0.05):
+        torch.set_num_threads(self._threads)
+        tasks, losses, d_losses = self.schedule(batch)
 
         operands = []
         for s, y, _, x, x2, extra in tasks:
@@ -184,7 +190,7 @@ class TorchDynetLike:
             mine = np.flatnonzero(width == w)
             at[mine] = np.arange(len(mine))
             if w not in self._pools or len(self._pools[w][0]) < len(mine):
-                self._pools[w] = torch.empty(2, len(mine) + len(mine) // 4, w)
+                self._pools[w] = torch.empty(2, len(mine) + len(mine) // 4, w, device=self._device)
             pools[w] = self._pools[w][:, : len(mine)]
             pools[w][1].zero_()
         row = np.empty(len(op), np.int64)
@@ -197,8 +203,8 @@ class TorchDynetLike:
             rows = row[arg[order]]
             breaks = np.cumsum(np.diff(rows, prepend=rows[0]) != 1)
             together = breaks[starts] == breaks[ends - 1]
-            operands.append((together.tolist(), rows[starts].tolist(), torch.from_numpy(rows)))
-        extras = torch.from_numpy(extras[order])
+            operands.append((together.tolist(), rows[starts].tolist(), torch.from_numpy(rows).to(self._device)))
+        extras = torch.from_numpy(extras[order]).to(self._device)
 
         def operand(k, pool, start, n, batch):
             together, first, rows = operands[k]

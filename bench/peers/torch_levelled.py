@@ -17,35 +17,42 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
+from bench.peers import torch_device
 from bench.peers.levels import chain_levels, tree_levels
 
 
 class TorchLevelled:
     """One model, trained by autograd over batched levels."""
 
-    def __init__(self, cell, params, threads=2):
-        self._threads = threads
+    def __init__(self, cell, params, threads=2, device="cpu"):
+        self._threads, self._device = threads, torch_device(device)
         self._forward = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
         self._levels = chain_levels if cell == "lstm" else tree_levels
-        self._p = {k: torch.tensor(v) for k, v in params.items()}
+        self._p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
         self._weights = [v.requires_grad_() for k, v in self._p.items() if k != "embed"]
 
     def params(self):
-        return {k: v.detach().numpy().copy() for k, v in self._p.items()}
+        return {k: v.detach().cpu().numpy().copy() for k, v in self._p.items()}
+
+    def schedule(self, batch):
+        return self._levels(batch)
 
     def step(self, batch, lr=0.05):
         torch.set_num_threads(self._threads)
         levels = self._levels(batch)
-        words = torch.from_numpy(levels.words)
+        words = self._send(levels.words)
         x = self._p["embed"].index_select(0, words).requires_grad_()
         h = self._forward(x, levels)
         logits = torch.addmm(self._p["out_b"], h, self._p["out_w"])
-        loss = cross_entropy(logits, torch.from_numpy(levels.labels))
+        loss = cross_entropy(logits, self._send(levels.labels))
         dx, *grads = torch.autograd.grad(loss, [x, *self._weights], materialize_grads=True)
         with torch.no_grad():
             self._p["embed"].index_add_(0, words, dx, alpha=-lr)
             torch._foreach_add_(self._weights, grads, alpha=-lr)
         return loss.item()
+
+    def _send(self, array):
+        return torch.from_numpy(array).to(self._device)
 
     def _tree_lstm(self, x, levels):
         """Root states; a row of the table is [h, c]."""
@@ -95,17 +102,22 @@ class TorchLevelled:
 def _carry(table, levels, kids, inner):
     """Run `inner` over the levels; returns the rows of the roots."""
     sizes = np.asarray(levels.sizes, np.int64)
-    reader = np.full(len(table) + len(levels.left), len(sizes))  # level that reads a row; roots: none
-    reader[kids] = np.repeat(np.arange(len(sizes)), 2 * sizes)
+    reader = np.full(len(table) + len(levels.left), len(sizes))  # last level that reads a row; roots: none
+    reader[kids] = np.repeat(np.arange(len(sizes)), 2 * sizes)  # of several readers, as in a DAG, the last one stays
     place = np.empty(len(reader), np.int64)  # of a live row in the table
     live, total, first = np.arange(len(table)), len(table), 0
     place[live] = live
+    takes = []
     for t, n in enumerate(levels.sizes):
         rest = live[reader[live] > t]
-        take = place[np.concatenate([kids[first : first + 2 * n], rest])]
-        now, later = table.index_select(0, torch.from_numpy(take)).split([2 * n, len(rest)])
-        table = torch.cat([later, inner(now)])
+        takes.append(place[np.concatenate([kids[first : first + 2 * n], rest])])
         live = np.concatenate([rest, np.arange(total, total + n)])
         place[live] = np.arange(len(live))
         total, first = total + n, first + 2 * n
-    return table.index_select(0, torch.from_numpy(place[levels.roots]))
+    # One transfer for the indices of all levels.
+    takes.append(place[levels.roots])
+    indices = torch.from_numpy(np.concatenate(takes)).to(table.device).split([len(t) for t in takes])
+    for index, n in zip(indices[:-1], levels.sizes, strict=True):
+        now, later = table.index_select(0, index).split([2 * n, len(index) - 2 * n])
+        table = torch.cat([later, inner(now)])
+    return table.index_select(0, indices[-1])

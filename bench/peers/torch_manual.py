@@ -23,29 +23,36 @@ On short padded chains oneDNN's fused LSTM (`torch_packed_lstm`, padded) can sti
 import numpy as np
 import torch
 
+from bench.peers import torch_device
 from bench.peers.levels import chain_levels, tree_levels
 
 
 class TorchManual:
     """One model, trained by hand-written batched levels."""
 
-    def __init__(self, cell, params, threads=2):
-        self._threads, self._cell = threads, cell
+    def __init__(self, cell, params, threads=2, device="cpu"):
+        self._threads, self._cell, self._device = threads, cell, torch_device(device)
         self._step = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
-        self._p = {k: torch.tensor(v) for k, v in params.items()}
+        self._p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
         self._reorder()
         self._buffers = {}
 
     def params(self):
         self._reorder()
-        out = {k: v.numpy().copy() for k, v in self._p.items()}
+        out = {k: v.cpu().numpy().copy() for k, v in self._p.items()}
         self._reorder()
         return out
+
+    def schedule(self, batch):
+        return chain_levels(batch) if self._cell == "lstm" else tree_levels(batch)
 
     @torch.no_grad()
     def step(self, batch, lr=0.05):
         torch.set_num_threads(self._threads)
         return self._step(batch, lr)
+
+    def _send(self, array):
+        return torch.from_numpy(array).to(self._device)
 
     def _reorder(self):
         """Swap the blocks i and o of the Tree-LSTM's columns; its own inverse."""
@@ -57,12 +64,12 @@ class TorchManual:
     def _buffer(self, name, rows, *shape):
         """The first `rows` rows of a buffer that only ever grows; its contents are left as they are."""
         if name not in self._buffers or len(self._buffers[name]) < rows:
-            self._buffers[name] = torch.empty(rows + rows // 4, *shape)
+            self._buffers[name] = torch.empty(rows + rows // 4, *shape, device=self._device)
         return self._buffers[name][:rows]
 
     def _head(self, h, labels, lr, dh):
         """Loss of the rows `h`; their gradient into `dh`; updates the output layer."""
-        w, b, labels = self._p["out_w"], self._p["out_b"], torch.from_numpy(labels)[:, None]
+        w, b, labels = self._p["out_w"], self._p["out_b"], self._send(labels)[:, None]
         log_p = torch.log_softmax(torch.addmm(b, h, w), 1)
         loss = -log_p.gather(1, labels).mean().item()
         d = log_p.exp_()
@@ -78,7 +85,7 @@ class TorchManual:
         leaves, inner, roots = len(lv.words), len(lv.left), len(lv.roots)
         nodes, sizes = leaves + inner, [leaves, *lv.sizes]
         pair_sizes = [2 * n for n in lv.sizes]
-        words, kids, slot = (torch.from_numpy(a) for a in (lv.words, *_with_slots(lv.blocks(), lv.roots, nodes)))
+        words, kids, slot = (self._send(a) for a in (lv.words, *_with_slots(lv.blocks(), lv.roots, nodes)))
 
         x = torch.index_select(p["embed"], 0, words, out=self._buffer("x", leaves, p["embed"].shape[1]))
         gates = self._buffer("gates", nodes, 3 * width)
@@ -121,7 +128,7 @@ class TorchManual:
         torch.addcmul(ck, ck, fk[: 2 * inner], value=-1, out=ck)
 
         # Down the levels: gates, ck become gradients before the activation, fk those of the children's c.
-        loss = self._head(h.index_select(0, torch.from_numpy(lv.roots)), lv.labels, lr, dhk[2 * inner :])
+        loss = self._head(h.index_select(0, self._send(lv.roots)), lv.labels, lr, dhk[2 * inner :])
         fk[2 * inner :].zero_()
         iu_gates = gates[:, width:].view(nodes, 2, width).split(sizes)
         u_iou_t, u_f_t, slots = p["u_iou"].t(), p["u_f"].t(), slot.split(sizes)
@@ -152,20 +159,20 @@ class TorchManual:
         lv = tree_levels(batch)
         leaves, inner, roots = len(lv.words), len(lv.left), len(lv.roots)
         nodes, pair_sizes = leaves + inner, [2 * n for n in lv.sizes]
-        words, kids, slot = (torch.from_numpy(a) for a in (lv.words, *_with_slots(lv.pairs(), lv.roots, nodes)))
+        words, kids, slot = (self._send(a) for a in (lv.words, *_with_slots(lv.pairs(), lv.roots, nodes)))
 
         h, dh = self._buffer("h", nodes, width), self._buffer("dh", nodes, width)
         hk, dhk = self._buffer("hk", 2 * inner, width), self._buffer("dhk", 2 * inner + roots, width)
         torch.index_select(p["embed"], 0, words, out=h[:leaves])
         by_level = [a[leaves:].split(lv.sizes) for a in (h, dh, slot)]
         by_pair = [a[: 2 * inner].split(pair_sizes) for a in (kids, hk, dhk)]
-        one = torch.ones(())
+        one = torch.ones((), device=self._device)
         for ht, kt, hkt in zip(by_level[0], by_pair[0], by_pair[1], strict=True):
             torch.index_select(h, 0, kt, out=hkt)
             torch.addmm(p["b"], hkt.view(-1, 2 * width), p["u"], out=ht)
             torch.sub(one, ht.mul_(-2).sigmoid_(), alpha=2, out=ht)
 
-        loss = self._head(h.index_select(0, torch.from_numpy(lv.roots)), lv.labels, lr, dhk[2 * inner :])
+        loss = self._head(h.index_select(0, self._send(lv.roots)), lv.labels, lr, dhk[2 * inner :])
         u_t = p["u"].t()
         for ht, dht, st, dhkt in zip(*(reversed(a) for a in (*by_level, by_pair[2])), strict=True):
             torch.index_select(dhk, 0, st, out=dht)
@@ -181,7 +188,7 @@ class TorchManual:
         """Chains are longest first: the chains alive at t are the first rows of those at t-1."""
         p, width = self._p, self._p["u"].shape[0]
         lv = chain_levels(batch)
-        nodes, sizes, words = len(lv.words), lv.sizes, torch.from_numpy(lv.words)
+        nodes, sizes, words = len(lv.words), lv.sizes, self._send(lv.words)
 
         x = torch.index_select(p["embed"], 0, words, out=self._buffer("x", nodes, p["embed"].shape[1]))
         gates = torch.addmm(p["b"], x, p["w"], out=self._buffer("gates", nodes, 4 * width))

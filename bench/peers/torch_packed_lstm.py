@@ -13,19 +13,21 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from bench.peers import torch_device
+
 _IGNORED = -100  # label of a padded position
 
 
 class TorchPackedLSTM:
     """An LSTM language model's body on nn.LSTM."""
 
-    def __init__(self, cell, params, threads=2, padded=False):
+    def __init__(self, cell, params, threads=2, padded=False, device="cpu"):
         if cell != "lstm":
             raise ValueError(f"torch_packed_lstm runs the cell 'lstm', not {cell!r}")
-        self._threads, self._padded = threads, padded
-        p = {k: torch.tensor(v) for k, v in params.items()}
+        self._threads, self._padded, self._device = threads, padded, torch_device(device)
+        p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
         self._embed = p["embed"]
-        self._lstm = torch.nn.LSTM(*p["w"].shape[:1], p["u"].shape[0], batch_first=True)
+        self._lstm = torch.nn.LSTM(*p["w"].shape[:1], p["u"].shape[0], batch_first=True, device=self._device)
         with torch.no_grad():
             self._lstm.weight_ih_l0.copy_(_swap_og(p["w"]).t())
             self._lstm.weight_hh_l0.copy_(_swap_og(p["u"]).t())
@@ -43,7 +45,7 @@ class TorchPackedLSTM:
             "out_w": self._out_w,
             "out_b": self._out_b,
         }
-        return {k: v.detach().numpy().copy() for k, v in named.items()}
+        return {k: v.detach().cpu().numpy().copy() for k, v in named.items()}
 
     def step(self, batch, lr=0.05):
         torch.set_num_threads(self._threads)
@@ -59,14 +61,15 @@ class TorchPackedLSTM:
     def _run_packed(self, batch):
         both, lengths = _pad(batch)
         packed = pack_padded_sequence(both, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
-        words, labels = packed.data.t().contiguous()
+        words, labels = packed.data.t().contiguous().to(self._device)
         x = self._embed.index_select(0, words).requires_grad_()
-        out, _ = self._lstm(PackedSequence(x, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices))
+        # The batch sizes stay on the host; the two permutations are not needed, as all rows are read out in packed order.
+        out, _ = self._lstm(PackedSequence(x, packed.batch_sizes))
         return words, labels, out.data, x
 
     def _run_padded(self, batch):
         both, _ = _pad(batch)
-        words, labels = both[..., 0].flatten(), both[..., 1].flatten()
+        words, labels = both.view(-1, 2).t().contiguous().to(self._device)
         x = self._embed.index_select(0, words).view(*both.shape[:2], -1).requires_grad_()
         return words, labels, self._lstm(x)[0].flatten(0, 1), x
 

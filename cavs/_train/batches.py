@@ -29,18 +29,29 @@ class Batch(NamedTuple):
 def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np.ndarray:
     """Groups graphs into batches of nearly equal total size: (batches, batch) graph numbers, -1 where there are too few.
 
-    Graphs sorted by size are cut into as many strata as a batch has places; every batch takes one of each stratum, at
-    random. So batches are random, but all about as large as each other: the schedule's buckets, and with them the number
-    of compilations, are few. Without `rng` the same batches every time.
+    Graphs sorted by size, equals in random order, are cut into as many strata as a batch has places; a batch takes one
+    graph of each stratum: of the upper half at random, of the lower half so that the batch that is smallest so far takes
+    the largest. Batches are random, but as large as each other: the schedule's buckets, and with them the number of
+    compilations, are few. Without `rng` the same batches every time.
     """
     total = len(sizes)
     batch = min(batch, total)
     count = -(-total // batch)
-    order = np.argsort(sizes if rng is None else sizes + rng.random(total), kind="stable")
+    tie = np.arange(total) if rng is None else rng.permutation(total)
+    order = np.lexsort((tie, sizes))
     grid = np.concatenate([np.full(count * batch - total, -1), order]).reshape(batch, count)
-    if rng is not None:
-        grid = rng.permuted(grid, axis=1)
-    return np.ascontiguousarray(grid.T)
+    size = np.where(grid >= 0, sizes[grid], sizes.min())
+    sums = np.zeros(count, np.int64)
+    for i in reversed(range(batch)):
+        if rng is not None and i >= batch // 2:
+            take = rng.permutation(count)
+        else:
+            take = np.empty(count, np.int64)
+            take[np.argsort(sums, kind="stable")] = np.arange(count)[::-1]
+        grid[i] = grid[i, take]
+        sums += size[i, take]
+    out = np.ascontiguousarray(grid.T)
+    return out if rng is None else out[rng.permutation(count)]
 
 
 def epoch_batches(graphs: Graphs, batch: int, seed: int, epoch: int) -> np.ndarray:
@@ -49,9 +60,11 @@ def epoch_batches(graphs: Graphs, batch: int, seed: int, epoch: int) -> np.ndarr
 
 
 def prepare(graphs: Graphs, numbers: np.ndarray, num_words: int) -> Batch:
-    """A batch of the graphs `numbers` on the device. For each -1 the batch's first graph stands in, without labels."""
+    """A batch of the graphs `numbers` on the device. For each -1 the smallest graph of all stands in, without labels."""
     present = numbers >= 0
-    some = graphs[np.where(present, numbers, numbers[np.argmax(present)])]
+    if not present.all():
+        numbers = np.where(present, numbers, np.argmin(np.diff(graphs.vertex_offsets)))
+    some = graphs[numbers]
     sched = schedule(some, kinds=False)
     padded = sched.shape.vertices
     ids = some.input_id

@@ -29,8 +29,8 @@ class Config:
     embedding_size: int | None = None
     embeddings: str | None = None
     loss: str | None = None
-    batch: int = 25
-    epochs: int = 10
+    batch: int = 20
+    epochs: int = 20
     optimizer: str = "adagrad"
     lr: float = 0.05
     embedding_lr: float | None = None
@@ -91,7 +91,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "classify": {},
     "lm": {
         "hidden": 200,
-        "batch": 20,
+        "epochs": 10,
         "optimizer": "adam",
         "lr": 0.002,
         "weight_decay": 0.0,

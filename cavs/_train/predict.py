@@ -62,7 +62,7 @@ def load_model(folder: Path) -> tuple[dict[str, Any], Model, Weights]:
 def _batches(graphs: Graphs, model: Model) -> Iterator[tuple[np.ndarray, Batch]]:
     """The rows that a batch's first vertices have in `graphs`, and the batch."""
     for numbers in strata(np.diff(graphs.vertex_offsets), BATCH, None):
-        numbers = np.sort(numbers)[::-1]  # what stands in for missing graphs comes last
+        numbers = numbers[np.argsort(numbers < 0, kind="stable")]  # what stands in for missing graphs comes last
         yield _rows(graphs, numbers[numbers >= 0]), prepare(graphs, numbers, model.num_words)
 
 

@@ -165,9 +165,10 @@ def _finish(
     console.print(report.result_table(data, config.task, results))
     step, evaluation = trainer.compilations
     fastest = min(record["seconds"] for record in progress.history)
+    speed = data.train.num_vertices / fastest
     console.print(
-        f"{seconds:.0f} s in all; fastest epoch {fastest:.2f} s ({trainer.steps} steps, {data.train.num_vertices / fastest:,.0f} "
-        f"vertices a second); {step} shapes of batches to train on, {evaluation} to evaluate, each compiled once",
+        f"{seconds:.0f} s in all; fastest epoch {fastest:.2f} s ({trainer.steps} steps, {speed:,.0f} vertices a second); "
+        f"shapes of batches compiled: {step} to train on, {evaluation} to evaluate",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,0 +1,160 @@
+"""The bench's commands.
+
+    python -m bench run --suite cavs --quick     times our system and its peers; results under bench/results/
+    python -m bench report                       figures, and the tables that the README includes
+    python -m bench peers                        which peers this machine has, and how to install the others
+    python -m bench lines                        lines of code a model takes in each system
+"""
+
+import argparse
+import fnmatch
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bench import cases, lines, store, suites
+from bench.runner import BUSY, Bench
+from bench.systems import SYSTEMS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="time a suite")
+    run.add_argument("--suite", choices=suites.SUITES, default="cavs")
+    run.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    run.add_argument("--quick", action="store_true", help="few cases, short rounds: under 10 minutes")
+    run.add_argument("--file", help="SST-like trees to use instead of the generator, such as train.txt or train.txt.gz")
+    run.add_argument("--only", default="*", help="cases that match, such as 'tree_lstm/*/h256/*'")
+    run.add_argument("--systems", help="comma-separated, instead of the suite's")
+    run.add_argument("--threads", type=int, default=2)
+    run.add_argument("--rounds", type=int, help="default 7, quick 3")
+    run.add_argument("--again", action="store_true", help="also what today's results hold already")
+    run.add_argument("--python", action="append", default=[], metavar="SYSTEM=PATH", help="the interpreter of a system")
+    run.add_argument("--results", type=Path, default=store.RESULTS)
+    report = commands.add_parser("report", help="figures and tables from the results")
+    report.add_argument("--results", type=Path, default=store.RESULTS)
+    commands.add_parser("peers", help="what is installed")
+    commands.add_parser("lines", help="lines of code a model")
+    args = parser.parse_args()
+    {"run": _run, "report": _report, "peers": _peers, "lines": _lines}[args.command](args)
+
+
+def _run(args: argparse.Namespace) -> None:
+    console = Console()
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        console.print(f"[yellow]The machine is busy (load {load:.1f}): expect noise. The record says so.")
+    names = tuple(args.systems.split(",")) if args.systems else suites.systems_of(args.suite, args.quick)
+    wanted = [c for c in suites.cases_of(args.suite, args.quick) if fnmatch.fnmatch(c.name, args.only)]
+    if not wanted:
+        raise SystemExit(f"no case of suite {args.suite!r} matches {args.only!r}")
+    pythons = dict(p.split("=", 1) for p in args.python)
+    args.results.mkdir(parents=True, exist_ok=True)
+    log = args.results / "workers.log"
+    with tempfile.TemporaryDirectory() as temporary:
+        path = _packed(args.file, temporary)
+        bench = Bench(names, args.threads, args.device, pythons, log)
+        try:
+            _run_cases(args, console, bench, wanted, names, path)
+        finally:
+            bench.close()
+
+
+def _packed(file: str | None, folder: str) -> str | None:
+    """The trees of a file, in a form that every worker reads."""
+    if file is None:
+        return None
+    import numpy as np
+
+    import cavs
+
+    graphs, samples = cavs.read_trees(file), []
+    for i in range(len(graphs)):
+        g = graphs[i]
+        both = np.full((g.num_vertices, 2), -1)
+        both[np.diff(g.child_offsets) > 0] = g.children.reshape(-1, 2)
+        label = 0 if g.label is None else int(g.label[-1]) % cases.CLASSES
+        samples.append({"left": both[:, 0], "right": both[:, 1], "word": g.input_id, "label": label})
+    path = str(Path(folder) / "trees.npz")
+    cases.pack(samples, path)
+    return path
+
+
+def _run_cases(args, console, bench, wanted, names, path) -> None:
+    names = tuple(n for n in names if args.device in SYSTEMS[n].devices)
+    environment = store.environment(args.device, args.threads, bench.versions)
+    device = store.device_name(args.device, args.threads, bench.versions)
+    results = store.Store(args.results / device / f"{time.strftime('%Y-%m-%d')}.json")
+    for name, why in bench.missing.items():
+        console.print(f"[yellow]{name} is not here: {why}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    rounds = args.rounds or (3 if args.quick else 7)
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(args.suite, total=len(wanted))
+        for case in wanted:
+            if args.again or not results.done(args.suite, case.name, names, args.quick):
+                record = {"suite": args.suite, "quick": args.quick} | bench.run(
+                    case,
+                    names,
+                    quick=args.quick,
+                    rounds=rounds,
+                    seconds=0.4 if args.quick else 1.0,
+                    path=path,
+                    tell=lambda text: progress.update(bar, description=text),
+                )
+                results.add(record, environment)
+                console.print(_line(record))
+            progress.advance(bar)
+    console.print(f"{results.path}: {len(results.data['records'])} cases. Now: python -m bench report")
+
+
+def _line(record: dict) -> str:
+    """One case in a line: milliseconds a step."""
+    from bench.report import median, why_absent
+
+    parts = []
+    for name, s in record["systems"].items():
+        time_ = median(s)
+        if time_ is None and why_absent(s):
+            continue
+        parts.append(f"{name} {1e3 * time_:.3g}" if time_ is not None else f"{name} -")
+        if not s.get("agrees", True):
+            parts[-1] += " (another loss!)"
+    return f"{record['case']}: ms a step: {', '.join(parts)}"
+
+
+def _report(args: argparse.Namespace) -> None:
+    from bench import figures, report
+
+    path = args.results / "TABLES.md"
+    path.write_text(report.tables(store.latest(args.results)))
+    drawn = figures.draw(store.latest(args.results), args.results)
+    Console().print(f"{path}, and {len(drawn)} figures: {', '.join(p.name for p in drawn)}")
+
+
+def _peers(args: argparse.Namespace) -> None:
+    table = Table("system", "models", "devices", "here", "install")
+    for name, s in SYSTEMS.items():
+        missing = s.missing()
+        here = f"[red]needs {', '.join(missing)}" if missing else "[green]yes"
+        table.add_row(name, ", ".join(s.cells), ", ".join(s.devices), here, s.install)
+    Console().print(table)
+
+
+def _lines(args: argparse.Namespace) -> None:
+    counted = lines.count()
+    names = list(dict.fromkeys(n for systems in counted.values() for n in systems))
+    table = Table("model", *names)
+    for model, systems in counted.items():
+        table.add_row(model, *(str(systems.get(n, "-")) for n in names))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

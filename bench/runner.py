@@ -1,0 +1,206 @@
+"""Runs a suite: one worker process a system, systems interleaved in rounds, every sample recorded.
+
+A worker holds its system through all cases, so imports are paid once. Only one worker works at a time. A round lets each open
+system pass over the same batches once or a few times, in an order that rotates: a drift of the machine hits all alike, and
+ratios are of medians within the run.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.cases import Case
+from bench.systems import SYSTEMS
+
+ROOT = Path(__file__).resolve().parent.parent
+TOLERANCE = 1e-4  # relative, of the losses before and after two updates
+BUSY = 0.5  # load a core above which a record is suspect
+# Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
+
+
+class WorkerDied(Exception):
+    """The process of a system ended, or stayed silent too long."""
+
+
+class Remote:
+    """A worker process and its pipe."""
+
+    def __init__(self, name: str, threads: int, device: str, python: str | None = None, log: Path | None = None):
+        environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+        if device == "cpu":
+            environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
+        else:
+            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # several systems share the card
+        command = [python or sys.executable, "-m", "bench.worker", name, "--threads", str(threads), "--device", device]
+        cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") and device == "cpu" else None
+        with open(log or os.devnull, "a") as stderr:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment,
+                cwd=ROOT,
+            )
+        if cores:
+            os.sched_setaffinity(self._process.pid, cores)
+
+    def __call__(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """The answer to one command; `{"error": ...}` where it failed."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise WorkerDied(f"the worker ended with status {self._process.wait()}")
+        return json.loads(answer)
+
+    def close(self) -> None:
+        assert self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.close()
+            self._process.wait(10)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+class Bench:
+    """The workers of one run."""
+
+    def __init__(self, names: tuple[str, ...], threads: int, device: str, pythons: dict[str, str], log: Path | None = None):
+        self.remotes: dict[str, Remote] = {}
+        self.missing: dict[str, str] = {}
+        self.versions: dict[str, dict[str, str]] = {}
+        self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log)
+        self.device, self._log = device, log
+        for name in names:
+            if device not in SYSTEMS[name].devices:
+                continue
+            try:
+                remote = self._new(name)
+                hello = remote("hello")
+            except (OSError, WorkerDied) as error:
+                hello = {"missing": str(error)}
+            if "missing" in hello or "error" in hello:
+                self.missing[name] = hello.get("missing") or hello["error"]
+            else:
+                self.remotes[name], self.versions[name] = remote, hello["versions"]
+
+    def close(self) -> None:
+        for remote in self.remotes.values():
+            remote.close()
+
+    def ask(self, name: str, command: str, **arguments: Any) -> dict[str, Any]:
+        """A worker's answer; a worker that dies (out of memory, say) is started anew for the next case."""
+        try:
+            return self.remotes[name](command, **arguments)
+        except WorkerDied as error:
+            self.remotes[name] = self._new(name)
+            self.remotes[name]("hello")
+            return {"error": str(error)}
+
+    def run(
+        self,
+        case: Case,
+        names: tuple[str, ...],
+        *,
+        quick: bool,
+        rounds: int,
+        seconds: float,
+        path: str | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> dict[str, Any]:
+        """One case on all systems that can run it: its record."""
+        steps = case.steps(quick)
+        load = _load()
+        record: dict[str, Any] = {
+            "case": case.name,
+            "batch": case.batch,
+            "steps": steps,
+            "epoch": case.epoch,
+            "data": "file" if path and case.shape == "sst" else "generated",
+            "load_before": load,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
+            "systems": {},
+        }
+        systems = record["systems"]
+        ready: list[str] = []
+        for name in names:
+            reason = self.missing.get(name) or SYSTEMS[name].runs(case, self.device)
+            if reason:
+                systems[name] = {"absent": reason}
+                continue
+            tell(f"{case.name}: {name} compiles")
+            found: dict[str, Any] = {}
+            for command, arguments in (("open", {"case": case.name, "steps": steps, "path": path}), ("check", {}), ("warm", {})):
+                found |= self.ask(name, command, **arguments)
+                if "error" in found:
+                    break
+            if "error" in found:
+                systems[name] = {"absent": found["error"]}
+                continue
+            record["gflop"] = found.pop("gflop")
+            systems[name] = found | {"samples": [], "schedule": [], "gemm": 0.0}
+            ready.append(name)
+        passes = dict.fromkeys(ready, 1)
+        for r in range(rounds):
+            for name in ready[r % max(len(ready), 1) :] + ready[: r % max(len(ready), 1)]:
+                tell(f"{case.name}: round {r + 1}, {name}")
+                answer = self.ask(name, "round", passes=passes[name])
+                if "error" in answer:
+                    systems[name] = {"absent": answer["error"]}
+                    continue
+                if "samples" not in systems[name]:
+                    continue
+                systems[name]["samples"] += answer["samples"]
+                one = steps * min(answer["samples"])
+                passes[name] = max(1, min(20, round(seconds / one)))
+                if r in (0, rounds - 1):
+                    rate = self.ask(name, "gemm").get("gflops", 0.0)
+                    systems[name]["gemm"] = max(systems[name]["gemm"], rate)
+        for name in ready:
+            if "samples" in systems[name]:
+                systems[name] |= self.ask(name, "schedule")
+        record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
+        _check(systems)
+        record["load_after"] = _load()
+        return _rounded(record)
+
+
+def _check(systems: dict[str, Any]) -> None:
+    """Marks the systems whose losses differ from the median of all."""
+    found = {name: s["losses"] for name, s in systems.items() if "losses" in s}
+    for name, losses in found.items():
+        middle = [statistics.median(other[i] for other in found.values()) for i in range(len(losses))]
+        deviation = max(abs(x - m) / max(abs(m), 1e-30) for x, m in zip(losses, middle, strict=True))
+        systems[name]["deviation"] = deviation
+        systems[name]["agrees"] = bool(deviation <= TOLERANCE)  # False for NaN too
+
+
+def _load() -> float:
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return 0.0
+
+
+def _rounded(x: Any) -> Any:
+    """Seven digits are plenty, and a diff of results stays readable."""
+    if isinstance(x, float):
+        return float(f"{x:.7g}")
+    if isinstance(x, dict):
+        return {k: _rounded(v) for k, v in x.items()}
+    return [_rounded(v) for v in x] if isinstance(x, list) else x

@@ -1,0 +1,110 @@
+"""Results as data: `bench/results/<device>/<date>.json`, written after every case so that a run resumes where it stopped."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+CLOCK = (
+    "Wall time of a whole training step. In: selecting the batch, scheduling or graph construction, padding, transfer to the "
+    "device, forward, backward, SGD of all parameters and of the embedding's rows that were read, and for the synchronous "
+    "systems reading the loss. Out: reading graphs from files (ours computes heights there; `reading` is its time a step), "
+    "compilation and every batch's first pass (`first`, `warm`). Ours may prepare the next batch while the device works."
+)
+
+
+def device_name(device: str, threads: int, versions: dict[str, dict[str, str]]) -> str:
+    """Such as `cpu-amd-epyc-2t`, or `gpu-nvidia-h200`."""
+    if device == "gpu":
+        name = next((v["device"] for v in versions.values() if "device" in v), "unknown")
+    else:
+        name = platform.processor() or platform.machine()
+        try:
+            name = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[0]
+        except (OSError, IndexError):
+            pass
+    words = re.sub(r"\(.*?\)|\b(processor|cpu)\b|@.*|\d+-core", " ", name.lower())
+    slug = re.sub(r"[^a-z0-9]+", "-", words).strip("-")
+    return f"{device}-{slug}-{threads}t" if device == "cpu" else f"{device}-{slug}"
+
+
+def environment(device: str, threads: int, versions: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """What a reader must know to judge or repeat the numbers."""
+    from bench.lines import count
+
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "changed": bool(_git("status", "--porcelain", "--", "cavs", "vertex_programs", "kernels", "bench/*.py", "bench/peers")),
+        "device": device,
+        "threads": threads,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "platform": platform.platform(),
+        "precision": "float32" if device == "cpu" else "float32 with TF32 products",
+        "clock": CLOCK,
+        "versions": versions,
+        "lines": count(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(RESULTS.parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+class Store:
+    """One file of results: environments, and records that say by number which one was theirs."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.data: dict[str, Any] = {"environments": [], "records": []}
+        if path.exists():
+            self.data = json.loads(path.read_text())
+
+    def done(self, suite: str, case: str, names: tuple[str, ...], quick: bool) -> bool:
+        """Whether a record of this case holds all these systems (or why they are absent)."""
+        return any(
+            (r["suite"], r["case"], r["quick"]) == (suite, case, quick) and set(names) <= set(r["systems"])
+            for r in self.data["records"]
+        )
+
+    def add(self, record: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Replaces the record of the same suite and case, and writes the file."""
+        if environment not in self.data["environments"]:
+            self.data["environments"].append(environment)
+        record["environment"] = self.data["environments"].index(environment)
+        key = (record["suite"], record["case"])
+        self.data["records"] = [r for r in self.data["records"] if (r["suite"], r["case"]) != key] + [record]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".tmp")
+        partial.write_text(dumps(self.data))
+        partial.replace(self.path)
+
+
+def dumps(data: dict[str, Any]) -> str:
+    """JSON with one system a line: small enough to commit, and a diff shows what changed."""
+    text = json.dumps(data, indent=1)
+    # Collapse what is nested deeper than a system of a record.
+    return re.sub(r"\n {6,}|\n {5}(?=[}\]])", " ", text) + "\n"
+
+
+def latest(results: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
+    """Device -> records, of each suite's case the newest; each with its environment and date put in."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for folder in sorted(p for p in results.glob("*") if p.is_dir()):
+        newest: dict[tuple[str, str], dict[str, Any]] = {}
+        for path in sorted(folder.glob("*.json")):
+            data = json.loads(path.read_text())
+            for r in data["records"]:
+                r = r | {"environment": data["environments"][r["environment"]], "date": path.stem}
+                newest.pop((r["suite"], r["case"]), None)
+                newest[r["suite"], r["case"]] = r
+        if newest:
+            found[folder.name] = list(newest.values())
+    return found

@@ -1,0 +1,143 @@
+"""One system in a process of its own: reads commands as JSON lines on stdin, answers on stdout.
+
+    python -m bench.worker SYSTEM --threads 2 --device cpu
+
+Commands: `open` a case, `check` (losses before and after two updates; the first step), `warm` (every batch once), `round` (the
+timed passes), `schedule` (the host's share alone), `gemm` (the machine's rate), `quit`. One worker works at a time; the
+others sleep in `readline`. It also runs under the older Python of DyNet's wheel.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+
+from bench import cases
+from bench.systems import SYSTEMS
+
+LEARNING_RATE = 0.05
+
+
+class Worker:
+    """The state between commands: one open case."""
+
+    def __init__(self, name, threads, device):
+        self.name, self.threads, self.device, self.system = name, threads, device, SYSTEMS[name]
+
+    def hello(self):
+        versions = {"python": platform.python_version()}
+        missing = self.system.missing()
+        if missing:
+            return {"missing": "needs " + ", ".join(missing) + ": " + self.system.install}
+        for module in ("numpy", *self.system.needs):
+            loaded = __import__(module)
+            versions[module] = str(getattr(loaded, "__version__", "?"))
+        if "jax" in sys.modules:
+            versions["device"] = sys.modules["jax"].devices()[0].device_kind
+        elif self.device == "gpu":
+            versions["device"] = sys.modules["torch"].cuda.get_device_name()
+        return {"versions": versions}
+
+    def open(self, case, steps, path=None):
+        self.model = self.batches = None
+        gc.collect()
+        case = cases.parse(case)
+        batches = cases.dataset(case, steps, path)
+        self.model = self.system.make(case, cases.parameters(case), self.threads, self.device)
+        self.batches = self.model.load(batches) if hasattr(self.model, "load") else batches
+        return {"gflop": cases.gflop(case, batches), "reading": getattr(self.model, "reading", 0.0)}
+
+    def check(self):
+        start = time.perf_counter()
+        losses = self._run(self.batches[:1])
+        first = time.perf_counter() - start
+        return {"losses": losses + self._run([self.batches[1], self.batches[0]]), "first": first}
+
+    def warm(self):
+        start = time.perf_counter()
+        self._run(self.batches)
+        seconds = time.perf_counter() - start
+        count = getattr(self.model, "compilations", None)
+        return {"warm": seconds, "compilations": count() if count else 0}
+
+    def round(self, passes):
+        gc.collect()
+        samples = []
+        for _ in range(passes):
+            start = time.perf_counter()
+            self._run(self.batches)
+            samples.append((time.perf_counter() - start) / len(self.batches))
+        return {"samples": samples}
+
+    def schedule(self):
+        if not hasattr(self.model, "schedule"):
+            return {"schedule": []}
+        samples = []
+        for _ in range(3):
+            start = time.perf_counter()
+            for batch in self.batches:
+                self.model.schedule(batch)
+            samples.append((time.perf_counter() - start) / len(self.batches))
+        return {"schedule": samples}
+
+    def gemm(self):
+        """GFLOP/s of float32 products as this system's library runs them."""
+        n = 1024 if self.device == "cpu" else 8192
+        if "jax" in self.system.needs:
+            import jax
+            import jax.numpy as jnp
+
+            a = jnp.ones((n, n))
+            product = jax.jit(jnp.matmul)
+            run = lambda: product(a, a).block_until_ready()  # noqa: E731
+        elif "torch" in self.system.needs:
+            import torch
+
+            torch.set_num_threads(self.threads)
+            a = torch.ones(n, n, device="cuda" if self.device == "gpu" else "cpu")
+            run = lambda: (a @ a)[0, 0].item()  # noqa: E731
+        else:
+            return {"gflops": 0.0}
+        run()
+        best = 1e9
+        for _ in range(5):
+            start = time.perf_counter()
+            run()
+            best = min(best, time.perf_counter() - start)
+        return {"gflops": 2 * n**3 / best / 1e9}
+
+    def _run(self, batches):
+        if hasattr(self.model, "run"):
+            return self.model.run(batches, LEARNING_RATE)
+        return [self.model.step(b, LEARNING_RATE) for b in batches]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("system", choices=SYSTEMS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    args = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr
+    worker = Worker(args.system, args.threads, args.device)
+    for line in sys.stdin:
+        request = json.loads(line)
+        command = request.pop("command")
+        if command == "quit":
+            break
+        try:
+            answer = getattr(worker, command)(**request)
+        except Exception as error:  # the bench reports it in the table
+            traceback.print_exc()
+            answer = {"error": "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""Every misuse is an error that says what it got, what it wanted and what to write."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import vertex_programs as vp
+from tests.helpers import GRAPHS, PROGRAMS, E, H, batch_inputs, from_children, sched, with_kinds
+
+TREE, ONES = from_children([[], [], [0, 1]]), np.ones((3, H))
+
+
+def good(params: Any, v: cavs.Vertex) -> None:
+    """A vertex function without fault."""
+    h = v.gather(0) @ params["u"] + v.pull()
+    v.scatter(h)
+    v.push(h)
+
+
+def call(fn: Any, inputs: Any = ONES, **kwargs: Any) -> Any:
+    """Runs `fn` over a tree of three vertices."""
+    function = cavs.VertexFunction(fn, state=kwargs.pop("state", (H,)), arity=kwargs.pop("arity", 2))
+    return cavs.run(function, {"u": np.eye(H)}, kwargs.pop("sched", cavs.schedule(TREE)), inputs, **kwargs)
+
+
+def test_the_good_one_runs() -> None:
+    assert call(good).shape == (3, H)
+
+
+# ---- VertexFunction ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"fn": 3, "state": (H,)}, TypeError, "fn is a int, wanted a function fn(params, v), or a dict"),
+        ({"fn": {"leaf": None}, "state": (H,)}, TypeError, "fn['leaf'] is a NoneType, wanted a function"),
+        ({"fn": good, "state": (H,), "arity": -1}, ValueError, "arity is -1, wanted an int >= 0"),
+        ({"fn": good, "state": (H,), "arity": 2.0}, ValueError, "arity is 2.0, wanted an int >= 0"),
+        ({"fn": good, "state": {"h": H}}, TypeError, f"state has a leaf {H}; wanted shapes"),
+        ({"fn": good, "state": {"h": (-1,)}}, TypeError, "wanted shapes, such as"),
+        ({"fn": good, "state": {}}, ValueError, "state is empty; wanted at least one shape"),
+    ],
+)
+def test_vertex_function(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=re.escape(match)):
+        cavs.VertexFunction(**arguments)
+
+
+def test_explain_before_a_run() -> None:
+    with pytest.raises(ValueError, match=re.escape("write F.explain(params, inputs) with the inputs of ONE vertex")):
+        cavs.VertexFunction(good, state=(H,), arity=1).explain()
+
+
+# ---- inside F ----
+
+
+def _scatter_twice(params: Any, v: cavs.Vertex) -> None:
+    v.scatter(v.pull())
+    v.scatter(v.pull())
+
+
+def _push_twice(params: Any, v: cavs.Vertex) -> None:
+    v.push(v.pull())
+    v.push(v.pull())
+
+
+def _push_name_twice(params: Any, v: cavs.Vertex) -> None:
+    v.push(v.pull(), "h")
+    v.push(v.pull(), "h")
+
+
+def _push_mixed(params: Any, v: cavs.Vertex) -> None:
+    v.push(v.pull(), "h")
+    v.push(v.pull())
+
+
+def _branch(params: Any, v: cavs.Vertex) -> None:
+    h = v.gather(0)
+    v.scatter(h if h[0] > 0 else -h)
+
+
+def _leaves_push_less(params: Any, v: cavs.Vertex) -> None:
+    v.scatter(v.pull())
+    v.push(v.pull() if v.is_leaf() else v.pull()[:2])
+
+
+def _no_push(params: Any, v: cavs.Vertex) -> None:
+    v.scatter(v.pull())
+
+
+def _inner_scatters_nothing(params: Any, v: cavs.Vertex) -> None:
+    if v.is_leaf():
+        v.scatter(v.pull())
+    v.push(v.pull())
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "match"),
+    [
+        (
+            lambda p, v: v.gather(2),
+            ValueError,
+            "k is 2, wanted an int from 0 to 1: arity is 2. Write VertexFunction(..., arity=3)",
+        ),
+        (lambda p, v: v.gather(-1), ValueError, "k is -1, wanted an int from 0 to 1"),
+        (lambda p, v: v.gather(v.num_children() - 1), ValueError, "wanted an int from 0 to 1"),
+        (lambda p, v: v.has_child(-1), ValueError, "has_child: k is -1, wanted an int >= 0"),
+        (lambda p, v: v.pull("word"), ValueError, "pull: name is 'word', but inputs has one"),
+        (lambda p, v: v.gather_all(reduce="min"), ValueError, "reduce is 'min', wanted one of 'sum', 'mean', 'max', 'softmax'"),
+        (lambda p, v: v.gather_all(lambda s: s, reduce="softmax"), ValueError, "fn must return (score, value), score a scalar"),
+        (lambda p, v: v.gather_all(lambda s: (s, s), reduce="softmax"), ValueError, "score a scalar"),
+        (_scatter_twice, ValueError, "scatter: called twice"),
+        (lambda p, v: v.scatter({"h": v.pull()}), ValueError, "as VertexFunction(state=...) declares"),
+        (
+            lambda p, v: v.scatter(v.pull()[:2]),
+            ValueError,
+            f"a leaf of shape (2,) and dtype float64, wanted ({H},) and float64",
+        ),
+        (lambda p, v: v.scatter(v.pull().astype(jnp.int32)), ValueError, "or cast: x.astype(jnp.float64)"),
+        (_push_twice, ValueError, "push: an unnamed value was pushed already"),
+        (_push_name_twice, ValueError, "push: 'h' was pushed already"),
+        (_push_mixed, ValueError, "push: named and unnamed pushes are mixed"),
+        (_branch, TypeError, "F branches in Python on a traced value"),
+        (lambda p, v: float(v.pull()[0]), TypeError, "write jnp.where(condition, a, b)"),
+        (lambda p, v: v.push(v.pull()), ValueError, "F scatters nothing at a leaf; write v.scatter(state) exactly once"),
+        (_inner_scatters_nothing, ValueError, "F scatters nothing at a vertex with children"),
+        (_no_push, ValueError, "F pushes nothing at a leaf, so run would return nothing"),
+        (_leaves_push_less, ValueError, "All vertices must push the same structure, shapes and dtypes"),
+    ],
+)
+def test_inside_a_vertex_function(fn: Callable[..., Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=re.escape(match)):
+        call(fn)
+
+
+def test_arity_0_names_gather_all() -> None:
+    with pytest.raises(ValueError, match="arity is 0. .*arity=1.*, or gather_all for any number"):
+        call(good, arity=0)
+
+
+def test_closing_over_a_traced_value() -> None:
+    def f(scale: Any) -> Any:
+        def fn(params: Any, v: cavs.Vertex) -> None:
+            v.scatter(v.pull() * scale)
+            v.push(v.pull())
+
+        return call(fn).sum()
+
+    with pytest.raises(ValueError, match="F closes over a traced value.*Pass the value through params or inputs"):
+        jax.jit(f)(2.0)
+
+
+# ---- run ----
+
+
+def test_pull_without_inputs() -> None:
+    with pytest.raises(
+        ValueError, match=re.escape("pull: this run has no inputs; pass them: cavs.run(F, params, sched, inputs)")
+    ):
+        call(good, None)
+
+
+def test_pull_of_a_name_that_inputs_lack() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        v.pull("words")
+
+    with pytest.raises(
+        ValueError, match=re.escape("name is 'words', but inputs has ['tag', 'word']. Pass inputs={'words': ...}")
+    ):
+        call(fn, {"word": np.ones((3, 1)), "tag": np.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "match"),
+    [
+        (
+            np.ones((2, H)),
+            f"inputs has leaves of shapes [(2, {H})]; wanted a first axis of 3 (one row per vertex) or 16 (padded)",
+        ),
+        ({"a": np.ones((3, H)), "b": np.ones((16, H))}, "wanted a first axis of 3"),
+        (np.ones(()), "wanted a first axis of 3"),
+    ],
+)
+def test_inputs_of_the_wrong_length(inputs: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(match)):
+        call(good, inputs)
+
+
+def test_inputs_under_jit_must_be_padded() -> None:
+    with pytest.raises(ValueError, match=re.escape("wanted a first axis of 16 (padded). Under jax.jit write sched.pad(rows)")):
+        jax.jit(lambda s, x: call(good, x, sched=s))(cavs.schedule(TREE), np.ones((3, H)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"F": good}, TypeError, "F is a function, wanted a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...)"),
+        ({"F": vp.LSTM(H, E)}, TypeError, "or program.vertex_function() for a ready vertex program"),
+        ({"sched": TREE}, TypeError, "sched is a Graphs, wanted a cavs.Schedule. Write cavs.schedule(graphs)"),
+        ({"engine": "turbo"}, ValueError, "engine is 'turbo', wanted None or one of 'scan'"),
+        ({"at": np.zeros((2, 2), int)}, ValueError, "at has shape (2, 2) and dtype int64, wanted a 1-d array of vertex rows"),
+        ({"at": np.zeros(2)}, ValueError, "and dtype float64, wanted a 1-d array of vertex rows"),
+    ],
+)
+def test_run(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    program = PROGRAMS["ElmanRNN"]
+    given = {
+        "F": program.function,
+        "params": program.params,
+        "sched": sched("chains"),
+        "inputs": batch_inputs("ElmanRNN", "chains"),
+    }
+    with pytest.raises(error, match=re.escape(match)):
+        cavs.run(**given | arguments)
+
+
+def test_kinds_without_a_function() -> None:
+    graphs = with_kinds(GRAPHS["trees"], ("leaf", "inner", "root"))
+    program = PROGRAMS["RvNN"]
+    with pytest.raises(
+        ValueError, match=re.escape("kind 'root' (kinds ['leaf', 'inner', 'root']), but F has functions for ['inner', 'leaf']")
+    ):
+        cavs.run(program.function, program.params, cavs.schedule(graphs), program.inputs(graphs.num_vertices))
+
+
+# ---- schedule ----
+
+
+def test_schedule() -> None:
+    with pytest.raises(TypeError, match=re.escape("graphs is a list, wanted a cavs.Graphs")):
+        cavs.schedule([TREE])
+    with pytest.raises(ValueError, match="policy is 'greedy', wanted 'batching' or 'serial'"):
+        cavs.schedule(TREE, policy="greedy")
+
+
+def test_attributes_of_a_schedule() -> None:
+    with pytest.raises(AttributeError, match="Schedule has no attribute 'order'"):
+        _ = cavs.schedule(TREE).order
+    with pytest.raises(ValueError, match="several roots.*Read out with schedule.graph"):
+        _ = cavs.schedule(GRAPHS["shared children"]).roots
+
+
+def test_padding_rows_of_the_wrong_length() -> None:
+    with pytest.raises(ValueError, match=re.escape("array has shape (2, 5), wanted (3, ...)")):
+        cavs.schedule(TREE).pad(np.ones((2, 5)))
+
+
+# ---- graphs: more in test_graphs.py ----
+
+
+@pytest.mark.parametrize(
+    ("children", "match"),
+    [
+        ([[1], [2], [0]], "graph 0 has a cycle through or below vertex 0"),
+        ([[0]], "graph 0 has a cycle"),
+        ([[], [0, 7]], "vertex 1 of graph 0 has child 7, wanted a vertex number within the graph, 0 to 1"),
+        ([[], [-1]], "vertex 1 of graph 0 has child -1"),
+    ],
+)
+def test_graphs_that_are_none(children: list[list[int]], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        from_children(children)
+
+
+# ---- interpret ----
+
+
+def test_interpret() -> None:
+    function = cavs.VertexFunction(good, state=(H,), arity=1)
+    with pytest.raises(ValueError, match=re.escape(f"inputs has leaves of shapes [(4, {H})], wanted a first axis of 3")):
+        cavs.interpret(function, {"u": np.eye(H)}, TREE, np.ones((4, H)))
+    with pytest.raises(ValueError, match="F pushes nothing at flat vertex 0"):
+        cavs.interpret(cavs.VertexFunction(_no_push, state=(H,)), {"u": np.eye(H)}, TREE, np.ones((3, H)))

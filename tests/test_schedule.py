@@ -1,0 +1,169 @@
+"""Properties of schedules over random graphs: Cavs Algorithm 1 and the layout of its tasks."""
+
+import dataclasses
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import cavs
+from cavs._schedule import bucket
+from tests.helpers import BATCHES, GRAPHS, chain, from_children, joined, random_binary_tree, star, with_kinds
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> cavs.Graphs:
+    """A few random directed acyclic graphs, renumbered, some with kinds."""
+    graphs = []
+    for _ in range(draw(st.integers(1, 4))):
+        vertices = draw(st.integers(1, 25))
+        most = draw(st.sampled_from([1, 2, 6]))
+        number = draw(st.permutations(range(vertices)))
+        children: list[list[int]] = [[] for _ in range(vertices)]
+        for r in range(1, vertices):
+            children[number[r]] = [number[k] for k in draw(st.lists(st.integers(0, r - 1), max_size=most))]
+        graphs.append(from_children(children))
+    batch = joined(graphs)
+    kinds = draw(st.sampled_from([0, 1, 3]))
+    return with_kinds(batch, tuple("abc"[:kinds]), seed=draw(st.integers(0, 9))) if kinds else batch
+
+
+def check(graphs: cavs.Graphs, schedule: cavs.Schedule) -> None:
+    """All that an engine relies on."""
+    shape, kinds = schedule.shape, len(schedule.shape.kinds)
+    count, tasks = graphs.num_vertices, int(schedule.num_tasks)
+    leaves, inner, classes = schedule.leaf_count, schedule.inner_count, schedule.shape.classes
+    assert schedule.num_vertices == count == leaves.sum() + inner.sum()
+    assert schedule.vertex_mask.sum() == count and shape.vertices >= count
+
+    # Every vertex has a row of its own, leaves first, and row 0 belongs to none.
+    assert sorted(schedule.row[:count]) == list(range(shape.pad, shape.pad + count)) and not schedule.row[count:].any()
+    leaf_at, inner_at, seen = np.cumsum([0, *shape.leaves]), np.cumsum([0, *shape.inner]), []
+    for k in range(kinds):
+        vertices = schedule.leaf_vertex[leaf_at[k] : leaf_at[k] + leaves[k]]
+        assert (schedule.row[vertices] == schedule.leaf_row[k] + np.arange(leaves[k])).all()
+        assert (graphs.height[vertices] == 0).all()
+        seen += [*vertices, *schedule.inner_vertex[inner_at[k] : inner_at[k] + inner[k]]]
+        if graphs.kind is not None and kinds > 1:
+            assert (graphs.kind[seen[-leaves[k] - inner[k] :]] == k).all()
+    assert sorted(seen) == list(range(count))
+
+    # Edges: each inner row has its own children, in order.
+    edge_at = np.cumsum([0, *shape.edges])
+    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
+    for k in range(kinds):
+        for i in range(inner[k]):
+            r = schedule.inner_vertex[inner_at[k] + i]
+            first, n = schedule.first_edge[inner_at[k] + i], schedule.num_children[inner_at[k] + i]
+            edges = slice(edge_at[k] + first, edge_at[k] + first + n)
+            kids = graphs.children[graphs.child_offsets[r] : graphs.child_offsets[r + 1]] + base[r]
+            assert (schedule.edge_child[edges] == schedule.row[kids]).all() and (schedule.edge_owner[edges] == i).all()
+
+    # Tasks: the loops of all rounds run each once; a task is contiguous, of one kind and one level, and fits its class.
+    ends = schedule.round_end[: schedule.num_rounds].reshape(-1)
+    assert (np.diff(ends, prepend=0) >= 0).all() and (ends[-1] if len(ends) else 0) == tasks
+    loop = np.repeat(np.tile(np.arange(kinds * len(classes)), schedule.num_rounds), np.diff(ends, prepend=0))
+    done = schedule.row[: graphs.num_vertices][graphs.height == 0].tolist()
+    covered = [0] * kinds
+    for t in range(tasks):
+        k, (width, room) = loop[t] // len(classes), classes[loop[t] % len(classes)]
+        start, size = schedule.task_start[t], schedule.task_size[t]
+        assert 1 <= size <= width and schedule.task_edges[t] <= room
+        assert start == covered[k]
+        covered[k] += size
+        rows = schedule.task_row[t] + np.arange(size)
+        vertices = schedule.inner_vertex[inner_at[k] + start : inner_at[k] + start + size]
+        assert (schedule.row[vertices] == rows).all()
+        assert (graphs.height[vertices] == schedule.task_level[t]).all()
+        edges = slice(edge_at[k] + schedule.task_edge[t], edge_at[k] + schedule.task_edge[t] + schedule.task_edges[t])
+        assert (schedule.edge_owner[edges] >= start).all() and (schedule.edge_owner[edges] < start + size).all()
+        assert schedule.task_edges[t] == schedule.num_children[inner_at[k] + start : inner_at[k] + start + size].sum()
+        assert set(schedule.edge_child[edges]) <= set(done)  # children before parents
+        done += rows.tolist()
+    assert covered == inner.tolist()
+    assert (schedule.widths == np.bincount(graphs.height)).all() if count else len(schedule.widths) == 0
+    assert 0 <= schedule.waste <= 1
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(dags(), st.booleans(), st.booleans(), st.sampled_from(["batching", "serial"]))
+def test_schedules_of_random_graphs(graphs: cavs.Graphs, kinds: bool, exact: bool, policy: str) -> None:
+    check(graphs, cavs.schedule(graphs, kinds=kinds, exact=exact, policy=policy))
+
+
+WIDE = {
+    "star of 300": star(300),
+    "stars of all sizes": joined([star(n) for n in (1, 3, 4, 5, 17, 63, 64, 65, 66, 130, 300, 2)]),
+    "one level of mixed fan-in": from_children([[]] + [[0] * n for n in (1, 200, 2, 64, 65, 3, 90, 1, 40, 40, 40)]),
+    "wide below narrow": joined([star(70), chain(9), random_binary_tree(60, seed=3)]),
+    "many wide": from_children([[]] * 8 + [list(range(8)) * 5] * 50),
+}
+
+
+@pytest.mark.parametrize("name", [*BATCHES, *WIDE])
+@pytest.mark.parametrize("exact", [False, True])
+def test_schedules_of_odd_graphs(name: str, exact: bool) -> None:
+    graphs = (BATCHES | WIDE)[name]
+    check(graphs, cavs.schedule(graphs, exact=exact))
+    check(graphs, cavs.schedule(graphs, exact=exact, policy="serial"))
+
+
+def test_an_empty_batch() -> None:
+    schedule = cavs.schedule(GRAPHS["trees"][:0])
+    check(GRAPHS["trees"][:0], schedule)
+    assert schedule.num_tasks == 0 and schedule.roots.shape == (0,)
+
+
+def test_serial_tasks_hold_one_vertex() -> None:
+    schedule = cavs.schedule(GRAPHS["trees"], policy="serial")
+    assert (schedule.task_size[: schedule.num_tasks] == 1).all()
+    assert schedule.num_tasks == schedule.inner_count.sum()
+
+
+def test_a_level_is_few_tasks() -> None:
+    graphs = joined([chain(30)] * 64)
+    assert cavs.schedule(graphs).num_tasks == 29
+    assert cavs.schedule(graphs, policy="serial").num_tasks == 29 * 64
+
+
+def test_roots() -> None:
+    graphs = GRAPHS["trees"]
+    roots = cavs.schedule(graphs).roots
+    parents = np.bincount(
+        graphs.children
+        + np.repeat(np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets)), np.diff(graphs.child_offsets)),
+        minlength=graphs.num_vertices,
+    )
+    assert (parents[roots] == 0).all() and (
+        np.searchsorted(graphs.vertex_offsets, roots, side="right") == np.arange(1, 6)
+    ).all()
+
+
+def test_kinds_without_names_are_numbered() -> None:
+    graphs = dataclasses.replace(with_kinds(GRAPHS["trees"], ("a", "b")), kind_names=None)
+    assert cavs.schedule(graphs).shape.kinds == ("0", "1")
+    assert cavs.schedule(graphs, kinds=False).shape.kinds == ("",)
+
+
+def test_buckets_are_a_ladder() -> None:
+    sizes = np.array([bucket(n) for n in range(20000)])
+    assert (np.diff(sizes) >= 0).all() and (sizes >= np.arange(20000)).all()
+    assert (sizes <= 1.19 * np.arange(20000) + 8).all()
+    assert [bucket(int(n)) for n in sizes] == sizes.tolist()
+    assert len(set(sizes)) <= 48
+
+
+def test_exact_schedules_have_no_padding() -> None:
+    graphs = BATCHES["binary"]
+    assert cavs.schedule(graphs, exact=True).shape.vertices == graphs.num_vertices
+
+
+def test_shuffled_batches_share_few_shapes() -> None:
+    rng = np.random.default_rng(0)
+    graphs = joined([random_binary_tree(int(n), seed=i) for i, n in enumerate(rng.integers(3, 45, 256))])
+    shapes = set()
+    for _ in range(20):
+        order = rng.permutation(len(graphs))
+        shapes |= {cavs.schedule(graphs[order[i : i + 32]]).shape for i in range(0, 256, 32)}
+    assert len(shapes) <= 12, sorted((s.vertices, s.leaves, s.inner, s.tasks, s.classes) for s in shapes)

@@ -1,0 +1,126 @@
+"""`run` is a pure function: it composes with JAX's transformations, or is refused by them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from tests.helpers import BATCHES, GRAPHS, PROGRAMS, assert_close, batch_inputs, random_binary_tree, sched
+
+PROGRAM, BATCH, ROWS = PROGRAMS["BinaryTreeLSTM"], sched("binary"), BATCHES["binary"].num_vertices
+PARAMS = jax.tree.map(jnp.asarray, PROGRAM.params)
+INPUTS = jnp.asarray(batch_inputs("BinaryTreeLSTM", "binary"))
+
+
+def run(params: Any, inputs: Any = INPUTS, schedule: cavs.Schedule = BATCH, **kwargs: Any) -> Any:
+    """h at every vertex."""
+    return cavs.run(PROGRAM.function, params, schedule, inputs, **kwargs)
+
+
+def loss(params: Any, inputs: Any = INPUTS) -> Any:
+    """A scalar of all h."""
+    return (run(params, inputs) ** 2).sum()
+
+
+def reference(params: Any) -> Any:
+    """`loss` by the per-vertex loop."""
+    return (cavs.interpret(PROGRAM.function, params, BATCHES["binary"], INPUTS) ** 2).sum()
+
+
+def test_jit() -> None:
+    assert_close(jax.jit(run)(PARAMS), run(PARAMS), 1e-13)
+    assert_close(jax.jit(jax.value_and_grad(loss))(PARAMS), jax.value_and_grad(loss)(PARAMS), 1e-13)
+
+
+def test_at_is_indexing() -> None:
+    roots = cavs.schedule(GRAPHS["trees"]).roots
+    rows, h = np.array([4, 4, ROWS - 1, 0]), run(PARAMS)
+    assert_close(run(PARAMS, at=rows), h[rows], 0)
+    assert_close(jax.jit(lambda p, at: run(p, at=at))(PARAMS, rows), h[rows], 1e-13)
+    assert roots.shape == (len(GRAPHS["trees"]),)
+    assert run(PARAMS, at=rows[:0]).shape == (0, h.shape[1])
+
+
+def test_vmap_over_params() -> None:
+    stacked = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x, -x]), PARAMS)
+    got = jax.vmap(jax.value_and_grad(loss))(stacked)
+    want = [jax.value_and_grad(loss)(jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(3)]
+    assert_close(got, jax.tree.map(lambda *xs: jnp.stack(xs), *want), 1e-12)
+
+
+def test_vmap_over_inputs() -> None:
+    stacked = jnp.stack([INPUTS, 2 * INPUTS])
+    assert_close(jax.vmap(lambda x: run(PARAMS, x))(stacked), jnp.stack([run(PARAMS, x) for x in stacked]), 1e-12)
+
+
+def test_checkpoint() -> None:
+    got = jax.grad(lambda p, x: jax.checkpoint(loss)(p, x), argnums=(0, 1))(PARAMS, INPUTS)
+    assert_close(got, jax.grad(loss, argnums=(0, 1))(PARAMS, INPUTS), 1e-13)
+
+
+def test_nets_of_nets_under_grad() -> None:
+    program, schedule = PROGRAMS["no inputs"], sched("binary")
+    params = {"words": PARAMS, "graph": program.params}
+
+    def nested(params: Any, first: Any, second: Any) -> Any:
+        h = first(PROGRAM.function, params["words"], INPUTS)
+        top = {"u": program.params["u"], "b": h.mean(0)}  # a parameter of one net that another net computes
+        return (second(program.function, top | {"u": params["graph"]["u"]}, None) * jnp.sin(h)).sum()
+
+    def batched(function: Any, params: Any, inputs: Any) -> Any:
+        return cavs.run(function, params, schedule, inputs)
+
+    def plain(function: Any, params: Any, inputs: Any) -> Any:
+        return cavs.interpret(function, params, BATCHES["binary"], inputs)
+
+    got, want = (jax.grad(nested)(params, f, f) for f in (batched, plain))
+    assert_close(got, want, 1e-10)
+
+
+def test_hessian_vector_product() -> None:
+    direction = jax.tree.map(jnp.cos, PARAMS)
+    got = jax.jvp(jax.grad(loss), (PARAMS,), (direction,))[1]
+    step = 1e-5
+    ahead, behind = (jax.grad(loss)(jax.tree.map(lambda p, d, s=s: p + s * step * d, PARAMS, direction)) for s in (1, -1))
+    assert_close(got, jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind), 1e-7)
+    assert_close(jax.grad(loss)(PARAMS), jax.grad(reference)(PARAMS), 1e-10)
+
+
+def test_forward_mode_is_refused() -> None:
+    with pytest.raises(TypeError, match="can't apply forward-mode"):
+        jax.jvp(run, (PARAMS,), (PARAMS,))
+
+
+def test_reverse_over_reverse_is_refused() -> None:
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+        jax.grad(lambda p: sum(x.sum() for x in jax.tree.leaves(jax.grad(loss)(p))))(PARAMS)
+
+
+def test_one_compilation_for_all_batches_of_a_shape() -> None:
+    traced = []
+
+    @jax.jit
+    def step(params: Any, schedule: cavs.Schedule, inputs: Any) -> Any:
+        traced.append(schedule.shape)
+        return jax.grad(lambda p: (run(p, inputs, schedule, at=schedule.roots) ** 2).sum())(params)
+
+    batches = [random_binary_tree(n, seed) + random_binary_tree(40 - n, seed) for n, seed in ((11, 0), (17, 1), (20, 2))]
+    schedules = [cavs.schedule(graphs) for graphs in batches]
+    assert len({s.shape for s in schedules}) == 1
+    for graphs, schedule in zip(batches, schedules, strict=True):
+        inputs = PROGRAM.inputs(graphs.num_vertices)
+        got = step(PARAMS, schedule, schedule.pad(inputs))
+        want = jax.grad(lambda p, g=graphs, x=inputs, s=schedule: (cavs.run(PROGRAM.function, p, s, x)[s.roots] ** 2).sum())(
+            PARAMS
+        )
+        assert_close(got, want, 1e-12)
+    assert len(traced) == 1
+
+
+def test_a_schedule_is_a_pytree() -> None:
+    (leaf,), tree = jax.tree.flatten(BATCH)
+    assert leaf.dtype == np.int32 and tree.unflatten([leaf]).shape == BATCH.shape
+    assert jax.jit(lambda s: s)(BATCH).num_vertices == ROWS
