@@ -1,9 +1,9 @@
 """The bench's commands.
 
-    python -m bench run --suite cavs --quick     times our system and its peers; results under bench/results/
-    python -m bench report                       figures, and the tables that the README includes
-    python -m bench peers                        which peers this machine has, and how to install the others
-    python -m bench lines                        lines of code a model takes in each system
+python -m bench run --suite cavs --quick     times our system and its peers; results under bench/results/
+python -m bench report                       figures, and the tables that the README includes
+python -m bench peers                        which peers this machine has, and how to install the others
+python -m bench lines                        lines of code a model takes in each system
 """
 
 import argparse

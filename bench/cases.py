@@ -55,7 +55,9 @@ def parse(name: str) -> Case:
     """The case of a name."""
     m = re.fullmatch(r"(\w+)/([\w-]+)/h(\d+)/b(\d+)(?:/e(\d+))?", name)
     if not m or m[1] not in CELLS or re.sub(r"-[\d-]+$", "", m[2]) not in SHAPES:
-        raise ValueError(f"case {name!r}: wanted cell/shape/h<hidden>/b<batch>[/e<embed>], cells {CELLS}, shapes {tuple(SHAPES)}")
+        raise ValueError(
+            f"case {name!r}: wanted cell/shape/h<hidden>/b<batch>[/e<embed>], cells {CELLS}, shapes {tuple(SHAPES)}"
+        )
     return Case(m[1], m[2], int(m[3]), int(m[4]), int(m[5] or m[3]))
 
 
@@ -74,7 +76,9 @@ def parameters(case: Case) -> dict:
     mine = dict(shapes[case.cell], embed=(VOCAB, e), out_w=(h, case.classes), out_b=(case.classes,))
     rng = np.random.default_rng(SEED)
     limit = h**-0.5
-    return {k: ((2 * rng.random(s, dtype=np.float32) - 1) * np.float32(0.5 if k == "embed" else limit)) for k, s in mine.items()}
+    return {
+        k: ((2 * rng.random(s, dtype=np.float32) - 1) * np.float32(0.5 if k == "embed" else limit)) for k, s in mine.items()
+    }
 
 
 # ---- shapes ----
@@ -200,18 +204,16 @@ def lattice(rng, count: int) -> list:
     """Sequence lattices: a chain, and words that skip over 2 to 4 positions."""
     graphs = []
     for n in rng.integers(10, 60, count).tolist():
-        children, end = [[]], [0]  # end: the vertices that end at a position
-        position_ends = [[0]]
+        children, ends = [[]], [[0]]  # ends: the vertices that end at each position
         for t in range(1, n):
             starts = [t - 1] + [t - k for k in (2, 3, 4) if t >= k and rng.random() < 0.25]
             here = []
             for s in starts:
                 here.append(len(children))
-                children.append(list(position_ends[s]))
-            position_ends.append(here)
-        if len(position_ends[-1]) > 1:
-            children.append(list(position_ends[-1]))
-        del end
+                children.append(list(ends[s]))
+            ends.append(here)
+        if len(ends[-1]) > 1:
+            children.append(list(ends[-1]))
         graphs.append(_any_fan_in(rng, children))
     return graphs
 
@@ -225,13 +227,14 @@ def deep(rng, count: int, levels: int = 300) -> list:
 
 
 def wide(rng, count: int, width: int = 128) -> list:
-    """Wide, shallow DAGs: six layers, three children each from the layer below, a root over all of the last."""
+    """Wide, shallow DAGs: six layers, three children each from the layer below, a root over all that nothing else reads."""
     graphs = []
     for _ in range(count):
         children = [[] for _ in range(width)]
         for layer in range(1, 6):
             children += rng.integers((layer - 1) * width, layer * width, (width, 3)).tolist()
-        children.append(list(range(5 * width, 6 * width)))
+        read = {k for kids in children for k in kids}
+        children.append([v for v in range(len(children)) if v not in read])
         graphs.append(_any_fan_in(rng, children))
     return graphs
 

@@ -1,0 +1,161 @@
+"""The Markdown tables, from committed results alone: the same JSON gives the same bytes."""
+
+import statistics
+from typing import Any
+
+Records = dict[str, list[dict[str, Any]]]
+
+HEAD = """# Results
+
+Written by `python -m bench report` from the JSON beside this file; do not edit. Times are medians of a whole training step
+in milliseconds. Ratios are of medians within one run: how many times as long as ours a system takes (below 1: it is faster).
+Floor: the step's matrix products alone at the rate of a 1024 x 1024 x 1024 product (8192 on GPU) measured in the same run;
+element-wise work, memory traffic and the order of the levels are not in it.
+"""
+
+
+def median(system: dict[str, Any]) -> float | None:
+    """Seconds a step of one system of a record, or None where it did not run."""
+    return statistics.median(system["samples"]) if system.get("samples") else None
+
+
+def why_absent(system: dict[str, Any]) -> bool:
+    """Whether it cannot run this case by design or for want of a package, rather than failed."""
+    why = system.get("absent", "")
+    return why.startswith(("no ", "not on ", "trees only", "needs ", "compiles for minutes"))
+
+
+def tables(found: Records) -> str:
+    """All tables of all devices."""
+    out = [HEAD]
+    for device, records in found.items():
+        suites = list(dict.fromkeys(r["suite"] for r in records))
+        out.append(f"\n## {device}\n\n{_environment(records)}")
+        for suite in suites:
+            mine = [r for r in records if r["suite"] == suite]
+            out.append(f"\n### Suite {suite}: a training step\n\n{_steps(mine)}")
+            if suite != "ablation":
+                out.append(f"\n### Suite {suite}: graph construction and scheduling (Cavs 5.2)\n\n{_schedules(mine)}")
+            out.append(f"\n### Suite {suite}: compilation, once\n\n{_compilation(mine)}")
+    if found:
+        newest = max((r for records in found.values() for r in records), key=lambda r: (r["date"], r["started"]))
+        out.append(f"\n## Lines of code for a model (Cavs 5.3)\n\n{_lines(newest['environment']['lines'])}")
+    return "".join(out)
+
+
+def _environment(records: list[dict[str, Any]]) -> str:
+    newest = max(records, key=lambda r: (r["date"], r["started"]))
+    e = newest["environment"]
+    versions = dict(sorted({k: v for system in e["versions"].values() for k, v in system.items() if k != "device"}.items()))
+    changed = " with changes" if e["changed"] else ""
+    lines = [
+        f"- {newest['date']}, commit {e['commit'][:10]}{changed}, {e['threads']} threads, {e['precision']}, {e['platform']}",
+        "- " + ", ".join(f"{k} {v}" for k, v in versions.items()),
+        f"- {e['clock']}",
+    ]
+    busy = [r for r in records if r["load_before"] > 2.5 * e["threads"]]
+    if busy:
+        lines.append(f"- The machine was busy during {len(busy)} of {len(records)} cases: noisy.")
+    quick = sum(r["quick"] for r in records)
+    if quick:
+        lines.append(f"- {quick} of {len(records)} cases by `--quick`: few samples.")
+    absent: dict[str, str] = {}
+    for r in records:
+        absent |= {n: s["absent"] for n, s in r["systems"].items() if s.get("absent", "").startswith("needs ")}
+    lines += [f"- Not here: {name}, {why}" for name, why in absent.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |\n"
+
+
+def _head(*cells: str) -> str:
+    return _row(*cells) + "|" + "---|" * len(cells) + "\n"
+
+
+def names_of(records: list[dict[str, Any]]) -> list[str]:
+    """The systems that ran anywhere in these records, in the order of the suite."""
+    names = dict.fromkeys(n for r in records for n in r["systems"])
+    return [n for n in names if any(median(r["systems"].get(n, {})) is not None or _failed(r, n) for r in records)]
+
+
+def _failed(record: dict[str, Any], name: str) -> bool:
+    system = record["systems"].get(name, {})
+    return "absent" in system and not why_absent(system)
+
+
+def _steps(records: list[dict[str, Any]]) -> str:
+    names = names_of(records)
+    others = [n for n in names if n != "cavs"]
+    out = _head("case", "GFLOP", "floor", "cavs", "of floor", *others)
+    failures, disagree = {}, []
+    for r in records:
+        ours = median(r["systems"].get("cavs", {}))
+        floor = r["gflop"] / r["gemm"] if r["gemm"] and "gflop" in r else None
+        share = f"{100 * floor / ours:.0f} %" if floor and ours else "-"
+        cells = []
+        for n in others:
+            s = r["systems"].get(n, {})
+            t = median(s)
+            if t is None:
+                cells.append("failed" if _failed(r, n) else "-")
+                if _failed(r, n):
+                    failures[n] = s["absent"]
+                continue
+            cells.append(_ms(t) + (f" ({t / ours:.2f}x)" if ours else "") + ("" if s["agrees"] else " (!)"))
+        disagree += [f"{r['case']}: {n} by {s['deviation']:.1e}" for n, s in r["systems"].items() if not s.get("agrees", True)]
+        mark = "" if r["systems"].get("cavs", {}).get("agrees", True) else " (!)"
+        out += _row(
+            r["case"],
+            f"{r.get('gflop', 0):.3g}",
+            _ms(floor) if floor else "-",
+            (_ms(ours) if ours else "-") + mark,
+            share,
+            *cells,
+        )
+    notes = [f"- (!) another loss than the median of all systems before or after two updates: {x}" for x in disagree]
+    notes += [f"- failed: {n}: {why}" for n, why in failures.items()]
+    return out + ("\n" + "\n".join(notes) + "\n" if notes else "")
+
+
+def _schedules(records: list[dict[str, Any]]) -> str:
+    names = [n for n in names_of(records) if any(r["systems"].get(n, {}).get("schedule") for r in records)]
+    out = _head("case", *(f"{n}, ms (share of its step)" for n in names), "cavs reading files, ms a step")
+    for r in records:
+        cells = []
+        for n in names:
+            s = r["systems"].get(n, {})
+            step = median(s)
+            if not s.get("schedule") or step is None:
+                cells.append("-")
+                continue
+            t = statistics.median(s["schedule"])
+            cells.append(f"{_ms(t)} ({100 * t / step:.1f} %)")
+        out += _row(r["case"], *cells, _ms(r["systems"].get("cavs", {}).get("reading", 0.0)))
+    return out
+
+
+def _compilation(records: list[dict[str, Any]]) -> str:
+    names = [n for n in names_of(records) if any(r["systems"].get(n, {}).get("first", 0) > 0.5 for r in records)]
+    out = _head("case", *(f"{n}: first step, all batches once, compilations" for n in names))
+    for r in records:
+        cells = []
+        for n in names:
+            s = r["systems"].get(n, {})
+            cells.append(f"{s['first']:.1f} s, {s['warm']:.1f} s, {s['compilations']}" if "warm" in s else "-")
+        out += _row(r["case"], *cells)
+    return out
+
+
+def _lines(counted: dict[str, dict[str, int]]) -> str:
+    names = list(dict.fromkeys(n for systems in counted.values() for n in systems))
+    out = _head("model", *names)
+    for model, systems in counted.items():
+        out += _row(model, *(str(systems.get(n, "-")) for n in names))
+    return out
+
+
+def _ms(seconds: float) -> str:
+    ms = 1e3 * seconds
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"

@@ -145,7 +145,11 @@ class Bench:
                 continue
             tell(f"{case.name}: {name} compiles")
             found: dict[str, Any] = {}
-            for command, arguments in (("open", {"case": case.name, "steps": steps, "path": path}), ("check", {}), ("warm", {})):
+            for command, arguments in (
+                ("open", {"case": case.name, "steps": steps, "path": path}),
+                ("check", {}),
+                ("warm", {}),
+            ):
                 found |= self.ask(name, command, **arguments)
                 if "error" in found:
                     break

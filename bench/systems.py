@@ -23,7 +23,7 @@ class System:
         if self.trees_only and case.shape.split("-")[0] == "pyramid":
             return "trees only"
         if self.widest and case.batch > self.widest:
-            return "compiles for minutes beyond batch %d" % self.widest
+            return f"compiles for minutes beyond batch {self.widest}"
         return None
 
     def missing(self):

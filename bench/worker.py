@@ -74,7 +74,7 @@ class Worker:
         return {"samples": samples}
 
     def schedule(self):
-        if not hasattr(self.model, "schedule"):
+        if getattr(self.model, "schedule", None) is None:
             return {"schedule": []}
         samples = []
         for _ in range(3):
@@ -134,7 +134,7 @@ def main():
             answer = getattr(worker, command)(**request)
         except Exception as error:  # the bench reports it in the table
             traceback.print_exc()
-            answer = {"error": "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")}
+            answer = {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -258,7 +258,7 @@ def lazy_gradients(part: Split, rows: Rows, saved: dict[str, Any], k: int, cuts:
     }
     env |= {v: get_rows(b, rows.row) for v, b in zip(part.j_states, states, strict=True) if is_var(v) and v in wanted and v not in env}
     env |= {v: x for v, x in zip(part.j_extra, saved["extras"][k], strict=True) if is_var(v) and v in wanted and v not in env}
-    evaluate(eqns, env, part.joint_level, rows.inner_edges(rows.edge_owner), rows.size)
+    evaluate(eqns, env, part.joint_level, rows.inner_edges(rows.edge_owner), rows.size, real=rows.count)
 
     place = {v: i for i, v in enumerate(part.recurrent_statics)}
     totals: dict[int, Any] = {}

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._rows import EDGE, ROW, STATIC, Program, bind, is_var, levels, reduce_max_p, reduce_sum_p, spread_p, trace
+from cavs._rows import EDGE, ROW, STATIC, Program, bind, is_float, is_var, levels, reduce_max_p, reduce_sum_p, spread_p, trace
 
 # f(0) = 0, whatever the parameters of the equation.
 _ZERO_UNARY = {
@@ -73,8 +73,13 @@ def fold_zeros(program: Program, zeros: set[Any]) -> Program:
     return retrace(program, body)
 
 
-def spread_edges(program: Program, known: dict[Any, int]) -> Program:
-    """The program with every ROW value that an EDGE equation reads spread to the edges by an equation of its own."""
+def make_levels_explicit(program: Program, known: dict[Any, int], num_states: int, some_row: Any) -> Program:
+    """The program with an equation of its own wherever a value changes its level.
+
+    Every ROW value that an EDGE equation reads is spread to the edges. A parameter that is scattered as it is becomes a
+    ROW value by an addition of zero (made of the integer `some_row`), so that its gradient is summed over the vertices
+    like any other's.
+    """
     level = levels(program.eqns, known)
 
     def body(env: dict[Any, Any]) -> list[Any]:
@@ -92,7 +97,11 @@ def spread_edges(program: Program, known: dict[Any, int]) -> Program:
             edge = eqn.primitive in (reduce_sum_p, reduce_max_p) or any(level.get(v) == EDGE for v in eqn.outvars)
             want = EDGE if edge and eqn.primitive is not spread_p else ROW
             env.update(zip(eqn.outvars, bind(eqn, [read(x, want) for x in eqn.invars]), strict=True))
-        return [env[x] if is_var(x) else x.val for x in program.outs]
+        outs = [env[x] if is_var(x) else x.val for x in program.outs]
+        for i, x in enumerate(program.outs[:num_states]):
+            if is_var(x) and level.get(x, STATIC) == STATIC and is_float(x):
+                outs[i] = outs[i] + (env[some_row] * 0).astype(x.aval.dtype)
+        return outs
 
     return retrace(program, body)
 

@@ -126,12 +126,14 @@ def evaluate(
     segments: Any = None,
     num_rows: int | None = None,
     turned: dict[Any, Any] | None = None,
+    real: Any = None,
 ) -> None:
     """Runs `eqns` for all rows at once, adding their values to `env`.
 
     ROW values carry a leading axis of vertices, EDGE values one of edges, STATIC values none. `segments` (edges,) is
     the row of each edge's owner; `num_rows` or more where the edge is none of ours. `turned` holds transposes of weights,
-    see `turned_weights`.
+    see `turned_weights`. `real` is the number of rows that are no padding, where padding is: a padding row repeats row 0,
+    but has no edges, so it takes row 0's reductions.
     """
 
     def read(x: Any) -> Any:
@@ -145,10 +147,13 @@ def evaluate(
                 outs = [jnp.broadcast_to(args[0], (len(segments), *jnp.shape(args[0])))]
             else:
                 outs = [args[0].at[segments].get(mode="clip")]
-        elif eqn.primitive is reduce_sum_p:
-            outs = [_edge_sum(args[0], lv[0], segments, num_rows)]
-        elif eqn.primitive is reduce_max_p:
-            outs = [jax.ops.segment_max(args[0], segments, num_rows, indices_are_sorted=True, mode="drop")]
+        elif eqn.primitive in (reduce_sum_p, reduce_max_p):
+            reduce = jax.ops.segment_sum if eqn.primitive is reduce_sum_p else jax.ops.segment_max
+            x = take(args[0], EDGE, lv[0], len(segments))
+            out = reduce(x, segments, num_rows, indices_are_sorted=True, mode="drop")
+            if real is not None:
+                out = jnp.where((jnp.arange(out.shape[0]) < real).reshape(-1, *(1,) * (out.ndim - 1)), out, out[:1])
+            outs = [out]
         elif max(lv, default=STATIC) == STATIC:
             outs = bind(eqn, args)
         elif (axis := matrix_product(eqn, lv)) is not None:
@@ -190,12 +195,6 @@ def turned_weights(eqns: Sequence[Any], level: dict[Any, int], weights: dict[Any
         if matrix_product(eqn, lv) == 1 and eqn.invars[1] in weights:
             out[eqn.invars[1]] = weights[eqn.invars[1]].T
     return out
-
-
-def _edge_sum(x: Any, lv: int, segments: Any, num_rows: int | None) -> Any:
-    if lv == STATIC:
-        x = jnp.broadcast_to(x, (len(segments), *jnp.shape(x)))
-    return jax.ops.segment_sum(x, segments, num_rows, indices_are_sorted=True, mode="drop")
 
 
 def take(values: Any, want: int, have: int, rows: int) -> Any:

@@ -267,7 +267,7 @@ def _lazy_function(part: Split, rows: Rows) -> Any:
         env |= dict(zip(part.eager_outs, eager, strict=True))
         env |= {v: x for v, x in zip(role.states, own, strict=True) if is_var(v) and v not in env}
         env |= dict(zip(part.extra, extras, strict=True))
-        evaluate(part.lazy_eqns, env, role.level, rows.inner_edges(rows.edge_owner), rows.size)
+        evaluate(part.lazy_eqns, env, role.level, rows.inner_edges(rows.edge_owner), rows.size, real=rows.count)
 
         def read(x: Any) -> Any:
             level = role.level.get(x, STATIC) if is_var(x) else STATIC

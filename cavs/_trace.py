@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._rewrite import fold_zeros, fuse_products, spread_edges
+from cavs._rewrite import fold_zeros, fuse_products, make_levels_explicit
 from cavs._rows import EDGE, ROW, STATIC, Program, is_var, levels, trace
 from cavs._split import Split, split
 from cavs._vertex import Vertex, VertexFunction
@@ -145,7 +145,7 @@ def _trace_role(
         _, _, s, c, _ = groups(program)
         program = fold_zeros(program, {*s, *c})
     else:
-        program = spread_edges(program, known(program))
+        program = make_levels_explicit(program, known(program), len(state_avals), program.invars[-1])
     if function.optimizations.fusion:
         program, notes = fuse_products(program, known(program))
     p, x, s, c, n = groups(program)

@@ -151,6 +151,9 @@ def _add_train(commands: Any) -> None:
     training.add_argument(
         "--loss", choices=("root", "all"), help="at each root, or at every labelled vertex (default: all, if any)"
     )
+    training.add_argument(
+        "--score", choices=("root", "all"), help="accuracy that picks the best epoch (default: by the graphs)"
+    )
     training.add_argument("--batch", type=int, metavar="N", help="graphs a step (default 20)")
     training.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 20; lm 10)")
     training.add_argument("--optimizer", choices=("adam", "adagrad", "sgd"), help="default adagrad; lm adam")

@@ -9,7 +9,6 @@ long. Steps are dispatched asynchronously, as ours are.
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 

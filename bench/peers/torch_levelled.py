@@ -27,6 +27,7 @@ class TorchLevelled:
     def __init__(self, cell, params, threads=2, device="cpu"):
         self._threads, self._device = threads, torch_device(device)
         self._forward = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
+        self._leaf, self._inner = self._tree_lstm_leaf, {"tree_fc": self._tree_fc_inner}.get(cell, self._tree_lstm_inner)
         self._levels = chain_levels if cell == "lstm" else tree_levels
         self._p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
         self._weights = [v.requires_grad_() for k, v in self._p.items() if k != "embed"]
@@ -56,31 +57,27 @@ class TorchLevelled:
 
     def _tree_lstm(self, x, levels):
         """Root states; a row of the table is [h, c]."""
-        p, width = self._p, self._p["u_f"].shape[0]
+        return _carry(self._leaf(x), levels, levels.blocks(), self._inner)[:, : self._p["u_f"].shape[0]]
 
-        def leaf():
-            i, o, u = torch.addmm(p["b_iou"], x, p["w_iou"]).chunk(3, 1)
-            c = i.sigmoid() * u.tanh()
-            return torch.cat([o.sigmoid() * c.tanh(), c], 1)
+    def _tree_lstm_leaf(self, x):
+        i, o, u = torch.addmm(self._p["b_iou"], x, self._p["w_iou"]).chunk(3, 1)
+        c = i.sigmoid() * u.tanh()
+        return torch.cat([o.sigmoid() * c.tanh(), c], 1)
 
-        def inner(kids):
-            n = len(kids) // 2
-            h, c = kids.split(width, 1)
-            io, u = torch.addmm(p["b_iou"], h[:n] + h[n:], p["u_iou"]).split([2 * width, width], 1)
-            i, o = io.sigmoid().chunk(2, 1)
-            fc = torch.addmm(p["b_f"], h, p["u_f"]).sigmoid() * c
-            c = torch.addcmul(fc[:n] + fc[n:], i, u.tanh())
-            return torch.cat([o * c.tanh(), c], 1)
-
-        return _carry(leaf(), levels, levels.blocks(), inner)[:, :width]
+    def _tree_lstm_inner(self, kids):
+        p, n, width = self._p, len(kids) // 2, self._p["u_f"].shape[0]
+        h, c = kids.split(width, 1)
+        io, u = torch.addmm(p["b_iou"], h[:n] + h[n:], p["u_iou"]).split([2 * width, width], 1)
+        i, o = io.sigmoid().chunk(2, 1)
+        fc = torch.addmm(p["b_f"], h, p["u_f"]).sigmoid() * c
+        c = torch.addcmul(fc[:n] + fc[n:], i, u.tanh())
+        return torch.cat([o * c.tanh(), c], 1)
 
     def _tree_fc(self, x, levels):
-        p, width = self._p, self._p["b"].shape[0]
+        return _carry(x, levels, levels.pairs(), self._inner)
 
-        def inner(kids):
-            return torch.addmm(p["b"], kids.view(-1, 2 * width), p["u"]).tanh()
-
-        return _carry(x, levels, levels.pairs(), inner)
+    def _tree_fc_inner(self, kids):
+        return torch.addmm(self._p["b"], kids.view(-1, 2 * len(self._p["b"])), self._p["u"]).tanh()
 
     def _lstm(self, x, levels):
         """States of all positions; chains are longest first, so those that end drop off the end."""

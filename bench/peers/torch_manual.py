@@ -33,15 +33,11 @@ class TorchManual:
     def __init__(self, cell, params, threads=2, device="cpu"):
         self._threads, self._cell, self._device = threads, cell, torch_device(device)
         self._step = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
-        self._p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
-        self._reorder()
+        self._p = self._reordered({k: torch.tensor(v, device=self._device) for k, v in params.items()})
         self._buffers = {}
 
     def params(self):
-        self._reorder()
-        out = {k: v.cpu().numpy().copy() for k, v in self._p.items()}
-        self._reorder()
-        return out
+        return {k: v.cpu().numpy().copy() for k, v in self._reordered(self._p).items()}
 
     def schedule(self, batch):
         return chain_levels(batch) if self._cell == "lstm" else tree_levels(batch)
@@ -49,17 +45,15 @@ class TorchManual:
     @torch.no_grad()
     def step(self, batch, lr=0.05):
         torch.set_num_threads(self._threads)
-        return self._step(batch, lr)
+        return self._step(batch, lr).item()
 
     def _send(self, array):
         return torch.from_numpy(array).to(self._device)
 
-    def _reorder(self):
-        """Swap the blocks i and o of the Tree-LSTM's columns; its own inverse."""
-        if self._cell == "tree_lstm":
-            for k in ("w_iou", "u_iou", "b_iou"):
-                i, o, u = self._p[k].chunk(3, -1)
-                self._p[k] = torch.cat([o, i, u], -1)
+    def _reordered(self, p):
+        """`p` with the blocks i and o of the Tree-LSTM's columns swapped; its own inverse."""
+        swapped = {k: p[k].chunk(3, -1) for k in ("w_iou", "u_iou", "b_iou") if self._cell == "tree_lstm"}
+        return p | {k: torch.cat([o, i, u], -1) for k, (i, o, u) in swapped.items()}
 
     def _buffer(self, name, rows, *shape):
         """The first `rows` rows of a buffer that only ever grows; its contents are left as they are."""
@@ -71,7 +65,7 @@ class TorchManual:
         """Loss of the rows `h`; their gradient into `dh`; updates the output layer."""
         w, b, labels = self._p["out_w"], self._p["out_b"], self._send(labels)[:, None]
         log_p = torch.log_softmax(torch.addmm(b, h, w), 1)
-        loss = -log_p.gather(1, labels).mean().item()
+        loss = -log_p.gather(1, labels).mean()
         d = log_p.exp_()
         d.scatter_add_(1, labels, d.new_full((1, 1), -1.0).expand_as(labels)).mul_(1.0 / len(h))
         torch.mm(d, w.t(), out=dh)

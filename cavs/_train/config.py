@@ -14,7 +14,7 @@ class TrainError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What `cavs train` was asked to do. `None` in `program`, `loss` and `embedding_size` is settled by the data.
+    """What `cavs train` was asked to do. `None` in `program`, `loss`, `score` and `embedding_size` is settled by the data.
 
     Fields are the command line's flags; `train` is `None` for the reviews that come with the package.
     """
@@ -29,6 +29,7 @@ class Config:
     embedding_size: int | None = None
     embeddings: str | None = None
     loss: str | None = None
+    score: str | None = None
     batch: int = 20
     epochs: int = 20
     optimizer: str = "adagrad"
@@ -66,15 +67,17 @@ class Config:
         _want("dropout", self.dropout, 0 <= self.dropout < 1, "a probability from 0 up to, but without, 1")
         _want("optimizer", self.optimizer, self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
         _want("loss", self.loss, self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        _want("score", self.score, self.score in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         _want("vocab_size", self.vocab_size, self.vocab_size == 0 or self.vocab_size >= 4, "0 (no limit) or at least 4")
         if self.task == "lm":
             if self.train is None:
                 raise TrainError("--task lm needs a text file, one sentence a line: cavs train --task lm FILE")
-            if given.get("loss") is not None:
-                raise TrainError("--loss is for classification; a language model predicts at every vertex.")
+            for name in ("loss", "score"):
+                if given.get(name) is not None:
+                    raise TrainError(f"{flag(name)} is for classification; a language model predicts at every vertex.")
         if self.train is None and (self.dev or self.test):
-            flag = "--dev" if self.dev else "--test"
-            raise TrainError(f"{flag} was given without a file to train on: cavs train FILE {flag} {self.dev or self.test}")
+            name, path = ("--dev", self.dev) if self.dev else ("--test", self.test)
+            raise TrainError(f"{name} was given without a file to train on: cavs train FILE {name} {path}")
 
     def replace(self, given: dict[str, Any]) -> "Config":
         """The same but for what was given, checked."""
@@ -97,6 +100,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.0,
         "min_count": 2,
         "loss": "all",
+        "score": "all",
     },
 }
 

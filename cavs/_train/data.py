@@ -186,8 +186,14 @@ def _settle(config: Config, data: Data, paths: dict[str, str]) -> Config:
     at_root = np.zeros(len(label), bool)
     at_root[root_rows(data.train)] = True
     loss = config.loss or ("all" if (label[~at_root] >= 0).any() else "root")
-    if loss == "root" and not (label[at_root] >= 0).any():
+    # A phrase's label sums up its subtree, so the root's is the graph's; where inner vertices read words of their own, as in
+    # dependency trees, the root is a word like any other.
+    rooted = (label[at_root] >= 0).any()
+    if loss == "root" and not rooted:
         raise TrainError(f"--loss root, but no root of {paths['train']} has a label; wanted --loss all.")
+    best_at = config.score or ("root" if loss == "root" or rooted and not programs.inner_reads(data.train) else "all")
+    if best_at == "root" and not rooted:
+        raise TrainError(f"--score root, but no root of {paths['train']} has a label; wanted --score all.")
     size = config.embedding_size
     if data.vectors is not None:
         given = data.vectors.rows.shape[1]
@@ -200,7 +206,7 @@ def _settle(config: Config, data: Data, paths: dict[str, str]) -> Config:
             f"--embedding-size is {size} and --hidden {config.hidden}; wanted them alike: in --program tree-fc a leaf's input "
             "is its state."
         )
-    return dataclasses.replace(config, program=name, loss=loss, embedding_size=size)
+    return dataclasses.replace(config, program=name, loss=loss, score=best_at, embedding_size=size)
 
 
 def _fingerprint(path: str) -> str:

@@ -52,16 +52,16 @@ class Progress:
     seconds: float = 0.0
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    def best(self, task: str) -> dict[str, Any] | None:
+    def best(self, config: Config) -> dict[str, Any] | None:
         """The record of the best epoch so far, the earliest of equals."""
-        return max(self.history, key=lambda r: score(r["dev"], task), default=None)
+        return max(self.history, key=lambda record: score(record["dev"], config), default=None)
 
 
-def score(metrics: dict[str, float], task: str) -> float:
-    """What the best epoch has most of: accuracy at the roots (at all vertices where roots have no labels), or -nll."""
-    if task == "lm":
+def score(metrics: dict[str, float], config: Config) -> float:
+    """What the best epoch has most of: accuracy at the roots or at all vertices, or -nll."""
+    if config.task == "lm":
         return -metrics["nll"] / max(metrics["count"], 1)
-    right, count = ("roots_right", "roots") if metrics["roots"] else ("vertices_right", "vertices")
+    right, count = ("roots_right", "roots") if config.score == "root" else ("vertices_right", "vertices")
     return metrics[right] / max(metrics[count], 1)
 
 
@@ -87,7 +87,7 @@ class Trainer:
             }
             progress.history.append(record)
             progress.epoch, progress.step, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
-            best = progress.best(config.task) is record
+            best = progress.best(config) is record
             if best:
                 about = {"epoch": record["epoch"], "dev": record["dev"]}
                 checkpoint.save(self.folder, "best", state.weights, about, int(state.count))
@@ -104,7 +104,7 @@ class Trainer:
 
     def is_done(self, progress: Progress) -> bool:
         """All epochs done, or no better score for `patience` epochs."""
-        best = progress.best(self.config.task)
+        best = progress.best(self.config)
         waited = 0 if best is None else progress.epoch - best["epoch"]
         return progress.epoch >= self.config.epochs or bool(self.config.patience) and waited >= self.config.patience
 

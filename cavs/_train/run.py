@@ -154,7 +154,7 @@ def _say_stopped(console: Console, folder: Path, progress: Progress, trainer: Tr
 def _finish(
     console: Console, config: Config, data: Data, trainer: Trainer, state: State, progress: Progress, seconds: float
 ) -> None:
-    best = progress.best(config.task)
+    best = progress.best(config)
     assert best is not None
     results = {"while training": best["train"], "held-out": best["dev"]}
     if data.test is not None:

@@ -1,0 +1,161 @@
+"""The bench: its data are what they claim, its systems agree, its tables follow from its results."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bench import cases, figures, lines, report, store, suites
+from bench.runner import Bench, Remote
+from bench.systems import SYSTEMS
+
+TINY = cases.Case("tree_lstm", "sst", 8, 3, 8)
+
+
+def heights(graph):
+    """The height of every vertex of a tree, by a plain loop."""
+    found = []
+    for a, b in zip(graph["left"].tolist(), graph["right"].tolist(), strict=True):
+        found.append(0 if a < 0 else 1 + max(found[a], found[b]))
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_generated_trees_match_sst(seed):
+    trees = cases.sst_like(np.random.default_rng(seed), 8544)
+    leaves = np.array([(t["left"] < 0).sum() for t in trees])
+    height = np.array([heights(t)[-1] for t in trees])
+    for found, (mean, median, p95, largest) in ((leaves, (19.14, 18, 35, 52)), (height, (9.83, 10, 17, 29))):
+        assert found.mean() == pytest.approx(mean, rel=0.03)
+        assert np.median(found) == pytest.approx(median, rel=0.03)
+        assert np.quantile(found, 0.95) == pytest.approx(p95, rel=0.03)
+        assert found.max() == pytest.approx(largest, rel=0.1)  # of one tree alone
+
+
+@pytest.mark.parametrize("shape", list(cases.SHAPES))
+def test_every_shape_has_one_root_last_and_children_first(shape):
+    from bench.ours import graphs_of
+
+    graphs = graphs_of(cases.SHAPES[shape](np.random.default_rng(0), 5))
+    assert len(graphs) == 5
+    for i in range(5):
+        g = graphs[i]
+        owner = np.repeat(np.arange(g.num_vertices), np.diff(g.child_offsets))
+        assert (g.children < owner).all()
+        assert sorted(set(range(g.num_vertices)) - set(g.children.tolist())) == [g.num_vertices - 1]
+
+
+def test_names_of_cases_are_read_back():
+    for suite in suites.SUITES:
+        for quick in (False, True):
+            for case in suites.cases_of(suite, quick):
+                assert cases.parse(case.name) == case
+    with pytest.raises(ValueError, match="wanted cell/shape"):
+        cases.parse("tree_lstm/sst")
+
+
+def test_packed_trees_are_read_back(tmp_path):
+    trees = cases.sst_like(np.random.default_rng(0), 5)
+    cases.pack(trees, str(tmp_path / "trees.npz"))
+    for a, b in zip(trees, cases.unpack(str(tmp_path / "trees.npz")), strict=True):
+        assert all(np.array_equal(a[k], b[k]) for k in ("left", "right", "word", "label"))
+
+
+def test_gflop_counts_the_products_of_a_tree():
+    tree = {"left": np.array([-1, -1, 0]), "right": np.array([-1, -1, 1]), "word": np.array([0, 1, -1]), "label": 0}
+    case = cases.Case("tree_lstm", "sst", 10, 1, 7)
+    products = 2 * (7 * 30) + (10 * 30 + 2 * 10 * 10) + 10 * cases.CLASSES
+    assert cases.gflop(case, [[tree]]) == pytest.approx(3 * 2 * products / 1e9)
+
+
+@pytest.mark.parametrize("cell, shape", [("tree_lstm", "sst"), ("tree_fc", "pyramid"), ("lstm", "chains")])
+def test_ours_and_plain_jax_agree_in_every_parameter(cell, shape):
+    case = cases.Case(cell, shape, 8, 3, 8)
+    batches = cases.dataset(case, 2)
+    found = []
+    for name in ("cavs", "jax_scan"):
+        model = SYSTEMS[name].make(case, cases.parameters(case), 2, "cpu")
+        found.append(([model.step(b, 0.5) for b in (batches[0], batches[1], batches[0])], model.params()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    for k, v in found[0][1].items():
+        np.testing.assert_allclose(v, found[1][1][k], rtol=1e-4, atol=1e-6, err_msg=k)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Results of a tiny run of two systems in workers of their own, and of one that is absent."""
+    folder = tmp_path_factory.mktemp("results")
+    bench = Bench(("cavs", "jax_scan"), 2, "cpu", {}, folder / "log")
+    try:
+        record = bench.run(TINY, ("cavs", "jax_scan", "torch_packed_lstm"), quick=True, rounds=2, seconds=0.01)
+    finally:
+        bench.close()
+    environment = store.environment("cpu", 2, bench.versions)
+    kept = store.Store(folder / "cpu-tiny" / "2020-01-01.json")
+    for suite in ("cavs", "ablation"):
+        kept.add({"suite": suite, "quick": True} | record, environment)
+    return folder
+
+
+def test_workers_time_and_check_every_system(results):
+    (record, _) = store.latest(results)["cpu-tiny"]
+    for name in ("cavs", "jax_scan"):
+        system = record["systems"][name]
+        assert system["agrees"] and len(system["losses"]) == 3
+        assert len(system["samples"]) >= 2 and len(system["schedule"]) == 3 and system["first"] > 0
+    assert record["systems"]["torch_packed_lstm"] == {"absent": "no tree_lstm"}
+    assert record["gemm"] > 0
+
+
+def test_a_run_resumes(results):
+    kept = store.Store(results / "cpu-tiny" / "2020-01-01.json")
+    assert kept.done("cavs", TINY.name, ("cavs", "jax_scan"), True)
+    assert not kept.done("cavs", TINY.name, ("cavs", "dynet"), True)
+    assert not kept.done("cavs", TINY.name, ("cavs",), False)
+
+
+def test_an_absent_interpreter_is_reported():
+    bench = Bench(("dynet",), 2, "cpu", {"dynet": "/no/such/python"})
+    assert "dynet" in bench.missing and not bench.remotes
+
+
+def test_a_failing_worker_answers_with_its_error():
+    remote = Remote("cavs", 2, "cpu")
+    try:
+        assert "wanted cell/shape" in remote("open", case="nonsense", steps=1)["error"]
+    finally:
+        remote.close()
+
+
+def test_another_loss_is_marked(results):
+    found = store.latest(results)
+    found["cpu-tiny"][0]["systems"]["jax_scan"] |= {"agrees": False, "deviation": 0.5}
+    assert "(!)" in report.tables(found)
+
+
+def test_tables_follow_from_results_alone(results):
+    text = report.tables(store.latest(results))
+    assert TINY.name in text and text == report.tables(json.loads(json.dumps(store.latest(results))))
+
+
+def test_committed_tables_are_those_of_the_committed_results():
+    path = store.RESULTS / "TABLES.md"
+    if not path.exists():
+        pytest.skip("no results are committed yet")
+    assert path.read_text() == report.tables(store.latest()), "run: python -m bench report"
+
+
+def test_figures_are_drawn(results):
+    drawn = figures.draw(store.latest(results), results)
+    assert all(p.stat().st_size > 1000 for p in drawn) and {p.name for p in drawn} >= {"ablation.svg"}
+
+
+def test_lines_of_code_are_counted():
+    counted = lines.count()
+    assert counted["Tree-FC"]["cavs"] < counted["Tree-FC"]["dynet"]
+    assert all(n > 0 for systems in counted.values() for n in systems.values())
+
+
+def test_results_are_json_that_a_diff_can_show(results):
+    text = (results / "cpu-tiny" / "2020-01-01.json").read_text()
+    assert json.loads(text)["records"] and max(map(len, text.splitlines())) < 3000
