@@ -23,7 +23,7 @@ from bench.systems import SYSTEMS
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Times cavs and its peers: see each command's --help.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="time a suite")
     run.add_argument("--suite", choices=suites.SUITES, default="cavs")
@@ -109,7 +109,7 @@ def _run_cases(args, console, bench, wanted, names, path) -> None:
                     tell=lambda text: progress.update(bar, description=text),
                 )
                 results.add(record, environment)
-                console.print(_line(record))
+                console.print(_line(record), soft_wrap=True)
             progress.advance(bar)
     console.print(f"{results.path}: {len(results.data['records'])} cases. Now: python -m bench report")
 

@@ -15,7 +15,7 @@ from bench import cases  # noqa: E402
 from bench.report import Records, median  # noqa: E402
 
 # The same bytes for the same results.
-STYLE = {"svg.hashsalt": "cavs", "svg.fonttype": "none", "font.size": 8, "axes.grid": True, "grid.alpha": 0.3}
+STYLE: Any = {"svg.hashsalt": "cavs", "svg.fonttype": "none", "font.size": 8, "axes.grid": True, "grid.alpha": 0.3}
 
 
 def draw(found: Records, results: Path) -> list[Path]:

@@ -1,9 +1,9 @@
 """Our system under the peers' contract: schedule, then one jitted training step.
 
-Graphs are read once (`load`), as a user's are from a file: that is where a vertex's height is computed, outside the clock, and
-`reading` says how long it took. Inside the clock, every step: selecting the batch, `cavs.schedule`, padding the words, transfer,
-forward, backward, SGD. JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the clock
-runs until the last step's parameters are ready. The peers are synchronous by nature.
+Graphs are read once (`load`), as a user's are from a file: that is where a vertex's height is computed, outside the clock,
+and `reading` says how long it took. Inside the clock, every step: selecting the batch, `cavs.schedule`, padding the words,
+transfer, forward, backward, SGD. JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the
+clock runs until the last step's parameters are ready. The peers are synchronous by nature.
 """
 
 import functools

@@ -46,13 +46,22 @@ def tables(found: Records) -> str:
 def _environment(records: list[dict[str, Any]]) -> str:
     newest = max(records, key=lambda r: (r["date"], r["started"]))
     e = newest["environment"]
-    versions = dict(sorted({k: v for system in e["versions"].values() for k, v in system.items() if k != "device"}.items()))
+    versions: dict[str, str] = {}
+    for system in e["versions"].values():  # ours first; a peer under another interpreter adds what it alone has
+        versions = {k: v for k, v in system.items() if k != "device"} | versions
     changed = " with changes" if e["changed"] else ""
     lines = [
         f"- {newest['date']}, commit {e['commit'][:10]}{changed}, {e['threads']} threads, {e['precision']}, {e['platform']}",
-        "- " + ", ".join(f"{k} {v}" for k, v in versions.items()),
+        "- " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items())),
         f"- {e['clock']}",
     ]
+    rates: dict[str, float] = {}
+    for r in records:
+        for n, s in r["systems"].items():
+            if s.get("gemm"):
+                rates[n] = max(rates.get(n, 0.0), s["gemm"])
+    by_rate = ", ".join(f"{n} {rate:.0f}" for n, rate in rates.items())
+    lines.append(f"- Rate of a large float32 product, GFLOP/s, best seen, by the library that each system calls: {by_rate}")
     busy = [r for r in records if r["load_before"] > 2.5 * e["threads"]]
     if busy:
         lines.append(f"- The machine was busy during {len(busy)} of {len(records)} cases: noisy.")

@@ -37,7 +37,8 @@ class Remote:
         if device == "cpu":
             environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
         else:
-            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # several systems share the card
+            # Several systems share the card; TF32 as in the PyTorch peers.
+            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "tensorfloat32"}
         command = [python or sys.executable, "-m", "bench.worker", name, "--threads", str(threads), "--device", device]
         cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") and device == "cpu" else None
         with open(log or os.devnull, "a") as stderr:
@@ -93,11 +94,13 @@ class Bench:
                 remote = self._new(name)
                 hello = remote("hello")
             except (OSError, WorkerDied) as error:
-                hello = {"missing": str(error)}
-            if "missing" in hello or "error" in hello:
-                self.missing[name] = hello.get("missing") or hello["error"]
-            else:
+                self.missing[name] = str(error)
+                continue
+            if "versions" in hello:
                 self.remotes[name], self.versions[name] = remote, hello["versions"]
+            else:
+                self.missing[name] = hello.get("missing") or hello["error"]
+                remote.close()
 
     def close(self) -> None:
         for remote in self.remotes.values():

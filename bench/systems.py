@@ -65,7 +65,7 @@ SYSTEMS = {
     "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", policy="agenda"),
     "jax_scan": System("bench.peers.jax_scan", "JaxScan", ALL, ("jax",), "pip install jax"),
     "jax_unrolled": System("bench.peers.jax_unrolled", "JaxUnrolled", ALL, ("jax",), "pip install jax", widest=16),
-    "flax_rnn": System("bench.peers.flax_rnn", "FlaxRNN", ("lstm",), ("flax",), "pip install flax"),
+    "flax_rnn": System("bench.peers.flax_rnn", "FlaxRNN", ("lstm",), ("flax", "jax"), "pip install flax"),
     "dgl": System(
         "bench.peers.dgl_topo",
         "DglTopo",

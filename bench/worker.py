@@ -7,6 +7,8 @@ timed passes), `schedule` (the host's share alone), `gemm` (the machine's rate),
 others sleep in `readline`. It also runs under the older Python of DyNet's wheel.
 """
 
+from __future__ import annotations
+
 import argparse
 import gc
 import json
@@ -15,6 +17,7 @@ import platform
 import sys
 import time
 import traceback
+from typing import Any
 
 from bench import cases
 from bench.systems import SYSTEMS
@@ -27,13 +30,15 @@ class Worker:
 
     def __init__(self, name, threads, device):
         self.name, self.threads, self.device, self.system = name, threads, device, SYSTEMS[name]
+        self.model: Any = None
+        self.batches: list[Any] = []
 
     def hello(self):
         versions = {"python": platform.python_version()}
         missing = self.system.missing()
         if missing:
             return {"missing": "needs " + ", ".join(missing) + ": " + self.system.install}
-        for module in ("numpy", *self.system.needs):
+        for module in ("numpy", *self.system.needs, *(["cavs"] if self.name.startswith("cavs") else [])):
             loaded = __import__(module)
             versions[module] = str(getattr(loaded, "__version__", "?"))
         if "jax" in sys.modules:
@@ -43,7 +48,7 @@ class Worker:
         return {"versions": versions}
 
     def open(self, case, steps, path=None):
-        self.model = self.batches = None
+        self.model, self.batches = None, []
         gc.collect()
         case = cases.parse(case)
         batches = cases.dataset(case, steps, path)

@@ -127,13 +127,14 @@ def evaluate(
     num_rows: int | None = None,
     turned: dict[Any, Any] | None = None,
     real: Any = None,
+    fusion: bool = True,
 ) -> None:
     """Runs `eqns` for all rows at once, adding their values to `env`.
 
     ROW values carry a leading axis of vertices, EDGE values one of edges, STATIC values none. `segments` (edges,) is
     the row of each edge's owner; `num_rows` or more where the edge is none of ours. `turned` holds transposes of weights,
     see `turned_weights`. `real` is the number of rows that are no padding, where padding is: a padding row repeats row 0,
-    but has no edges, so it takes row 0's reductions.
+    but has no edges, so it takes row 0's reductions. Without `fusion` the compiler is kept from fusing equations.
     """
 
     def read(x: Any) -> Any:
@@ -162,8 +163,9 @@ def evaluate(
         else:
             axes = [0 if v != STATIC else None for v in lv]
             outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
-        for var, value in zip(eqn.outvars, outs, strict=True):
-            env[var] = value
+        if not fusion:
+            outs = jax.lax.optimization_barrier(list(outs))
+        env.update(zip(eqn.outvars, outs, strict=True))
 
 
 def matrix_product(eqn: Any, lv: Sequence[int]) -> int | None:

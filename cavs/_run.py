@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._adjoint import backward
+from cavs._parts import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
 from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed, take, turned_weights
 from cavs._schedule import Schedule
 from cavs._split import Split
 from cavs._tensors import Rows, Zeros, get_rows, recurrent_inputs, rows_of_kinds, window, write
-from cavs._trace import Plan, Role
+from cavs._trace import Plan
 from cavs._vertex import VertexFunction
 
 ENGINES = ("scan",)
@@ -144,7 +145,7 @@ def forward(
         size = shape.leaves[k]
         pulled = [get_rows(x, sched.leaf_vertex[at_leaf : at_leaf + size]) for x in inputs]
         at_leaf += size
-        fn = _leaf_function(plan.leaf[name], size)
+        fn = leaf_function(plan.leaf[name], size)
         (s, y), vjp = _maybe_vjp(fn, save, params, pulled)
         saved["leaf"].append(vjp)
         states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, s, strict=True)]
@@ -157,9 +158,8 @@ def forward(
         statics, vjp = _maybe_vjp(lambda p, part=part: static_values(part, p), save, params)
         saved["static"].append(vjp)
         env_static.append(statics)
-        pulled = [get_rows(x, rows.vertex) if v in used_inputs(part) else x[:0] for v, x in zip(part.role.inputs, inputs, strict=True)]
-        fn = _eager_function(part, rows)
-        values, vjp = _maybe_vjp(fn, save, statics, pulled)
+
+        values, vjp = _maybe_vjp(eager_function(part, rows.inner(rows.num_children)), save, statics, pull(part, inputs, rows.vertex))
         saved["eager"].append(vjp)
         eager_rows.append(values)
 
@@ -181,7 +181,7 @@ def forward(
             outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaf_pushes[k], strict=True)]
             part = plan.inner[name]
             args = lazy_arguments(part, rows, states, eager_rows[k], extras[k])
-            y, vjp = _maybe_vjp(_lazy_function(part, rows), save, env_static[k], *args)
+            y, vjp = _maybe_vjp(lazy_function(part, rows), save, env_static[k], *args)
             saved["lazy"].append(vjp)
             index = _only(rows.vertex, rows.count, shape.vertices)
             outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]
@@ -199,83 +199,6 @@ def _maybe_vjp(fn: Any, save: bool, *args: Any) -> tuple[Any, Any]:
 def _only(index: Any, count: Any, nowhere: int) -> Any:
     """`index` with its padding sent out of bounds."""
     return jnp.where(jnp.arange(index.shape[0]) < count, index, nowhere)
-
-
-def _leaf_function(role: Role, size: int) -> Any:
-    def leaf(params: list[Any], pulled: list[Any]) -> tuple[list[Any], list[Any]]:
-        env = dict(role.program.consts) | dict(zip(role.params, params, strict=True)) | dict(zip(role.inputs, pulled, strict=True))
-        evaluate(role.program.eqns, env, role.level)
-
-        def read(x: Any) -> Any:
-            level = role.level.get(x, STATIC) if is_var(x) else STATIC
-            return take(env[x] if is_var(x) else jnp.asarray(x.val, x.aval.dtype), ROW, level, size)
-
-        return [read(x) for x in role.states], [read(x) for x in role.pushes]
-
-    return leaf
-
-
-def static_variables(part: Split) -> list[Any]:
-    """The STATIC variables that the eager, recurrent and lazy parts of an inner role read."""
-    level, made = part.role.level, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
-    reads = [x for e in (*part.eager_eqns, *part.lazy_eqns) for x in e.invars if is_var(x)]
-    reads += [x for x in (*part.role.states, *part.role.pushes) if is_var(x)]
-    return list(dict.fromkeys([*part.recurrent_statics, *(x for x in reads if x in made and level.get(x, STATIC) == STATIC)]))
-
-
-def static_values(part: Split, params: list[Any]) -> list[Any]:
-    """What follows from parameters alone, evaluated once."""
-    env = dict(part.role.program.consts) | dict(zip(part.role.params, params, strict=True))
-    wanted = static_variables(part)
-    evaluate(needed(part.static_eqns, wanted, set())[0], env, {})
-    return [env[v] for v in wanted]
-
-
-def used_inputs(part: Split) -> set[Any]:
-    """The inputs that the eager part reads or passes on."""
-    return {x for e in part.eager_eqns for x in e.invars if is_var(x)} | set(part.eager_outs)
-
-
-def _eager_function(part: Split, rows: Rows) -> Any:
-    def eager(statics: list[Any], pulled: list[Any]) -> list[Any]:
-        env = dict(part.role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
-        env |= dict(zip(part.role.inputs, pulled, strict=True))
-        env[part.role.num_children] = rows.inner(rows.num_children)
-        evaluate(part.eager_eqns, env, part.role.level)
-        return [env[v] for v in part.eager_outs]
-
-    return eager
-
-
-def lazy_arguments(part: Split, rows: Rows, states: list[Any], eager: list[Any], extras: list[Any]) -> tuple[Any, ...]:
-    """What the lazy part reads: own states, gathered states, edge states, eager rows, extra recurrent values."""
-    kids = rows.inner(rows.kids)
-    own = [get_rows(b, rows.row) for b in states]
-    slots = [get_rows(states[i], kids[:, k]) for k, i in part.slots]
-    child = [get_rows(states[i], rows.inner_edges(rows.edge_child)) for i in part.child]
-    return own, slots, child, eager, extras
-
-
-def _lazy_function(part: Split, rows: Rows) -> Any:
-    role = part.role
-
-    def lazy(statics: list[Any], own: list[Any], slots: list[Any], child: list[Any], eager: list[Any], extras: list[Any]) -> Any:
-        env = dict(role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
-        env[role.num_children] = rows.inner(rows.num_children)
-        env |= {role.slots[k][i]: x for (k, i), x in zip(part.slots, slots, strict=True)}
-        env |= {role.child[i]: x for i, x in zip(part.child, child, strict=True)}
-        env |= dict(zip(part.eager_outs, eager, strict=True))
-        env |= {v: x for v, x in zip(role.states, own, strict=True) if is_var(v) and v not in env}
-        env |= dict(zip(part.extra, extras, strict=True))
-        evaluate(part.lazy_eqns, env, role.level, rows.inner_edges(rows.edge_owner), rows.size, real=rows.count)
-
-        def read(x: Any) -> Any:
-            level = role.level.get(x, STATIC) if is_var(x) else STATIC
-            return take(env[x] if is_var(x) else jnp.asarray(x.val, x.aval.dtype), ROW, level, rows.size)
-
-        return [read(x) for x in role.pushes]
-
-    return lazy
 
 
 def _levels(
@@ -318,7 +241,7 @@ def _levels(
         wanted = {x for e in eqns for x in e.invars if is_var(x)} | {x for x in targets if is_var(x)}
         env = recurrent_inputs(part, rows, states, statics[k], crossing[k], start, edge_start, width, edges, wanted)
         segments = window(rows.edge_owner, edge_start, edges) - sched.task_start[t] if part.child else None
-        evaluate(eqns, env, part.joint_level, segments, width, turned[k])
+        evaluate(eqns, env, part.joint_level, segments, width, turned[k], fusion=plan.function.optimizations.fusion)
 
         def read(x: Any, n: int, level: int) -> Any:
             have = part.joint_level.get(x, STATIC) if is_var(x) else STATIC

@@ -16,6 +16,9 @@ TASK_OVERHEAD_ROWS = 8
 # No task is narrower. XLA turns a gather of ONE row into a slice, fuses it into whatever reads it, and then has to copy
 # the whole tensor in every iteration of the loop, because the tensor is written there too (seen with JAX 0.10.2 on CPU).
 SMALLEST_TASK = 2
+# Inner vertices whose parameter gradients make one lazy product. More rows make the product no faster (4 to 8 thousand
+# saturate it) but keep the cotangents of all of them in memory.
+LAZY_WINDOW = 8192
 # Fan-in up to which a task of W vertices simply gets room for W * fan-in edges.
 SMALL_FAN_IN = 4
 # Children of one vertex above which it becomes a task of its own.
@@ -34,11 +37,22 @@ class Shape(NamedTuple):
     classes: tuple[tuple[int, int], ...]  # (vertices, edges) of a task, widest first
     kinds: tuple[str, ...]  # names of the kinds; ("",) where there is one
     rooted: bool  # every graph has exactly one root
+    windows: tuple[int, int, int]  # windows of the backward's lazy batching; inner rows and edges of each, at most
 
     @property
     def pad(self) -> int:
         """Rows of zeros before and of slack after the vertices in every dynamic tensor: the widest task."""
         return max(w for w, _ in self.classes)
+
+    @property
+    def window_rows(self) -> tuple[int, ...]:
+        """Inner rows of each kind in a window of lazy batching."""
+        return tuple(min(n, self.windows[1]) for n in self.inner)
+
+    @property
+    def window_edges(self) -> tuple[int, ...]:
+        """Edges of each kind in a window of lazy batching."""
+        return tuple(min(n, self.windows[2]) for n in self.edges)
 
     @property
     def rows(self) -> int:
@@ -54,6 +68,7 @@ def _layout(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         "num_vertices": (),
         "num_tasks": (),
         "num_rounds": (),
+        "num_windows": (),
         "leaf_count": (kinds,),
         "inner_count": (kinds,),
         "leaf_row": (kinds,),
@@ -72,6 +87,9 @@ def _layout(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         "task_edges": (shape.tasks,),
         "task_level": (shape.tasks,),
         "round_end": (shape.tasks, kinds * len(shape.classes)),
+        "window_round": (shape.windows[0] + 1,),
+        "window_start": (shape.windows[0], kinds),
+        "window_edge": (shape.windows[0], kinds),
         "roots": (shape.graphs,),
     }
     layout, offset = {}, 0
@@ -101,6 +119,7 @@ class Schedule:
       tensors, first inner row of its kind, vertices, first edge, edges, height.
     - `round_end`: (rounds, kinds x classes) the tasks run as loops over equal (kind, class); a round is one pass
       through all of them, and this is each loop's last task + 1.
+    - `window_round`, `window_start`, `window_edge`: first round, inner rows and edges of each window of lazy batching.
     """
 
     def __init__(self, data: Any, shape: Shape):
@@ -182,7 +201,9 @@ class Schedule:
         )
 
 
-def schedule(graphs: Graphs, *, policy: str = "batching", kinds: bool = True, exact: bool = False) -> Schedule:
+def schedule(
+    graphs: Graphs, *, policy: str = "batching", kinds: bool = True, exact: bool = False, window: int = LAZY_WINDOW
+) -> Schedule:
     """Schedules a batch of graphs: Cavs Algorithm 1, where task t is the set of all activated vertices.
 
     A vertex is activated once its children are evaluated, so its level is its height, known since reading: the
@@ -198,12 +219,17 @@ def schedule(graphs: Graphs, *, policy: str = "batching", kinds: bool = True, ex
     - `exact`: sizes are rounded up to a ladder of buckets (at most 1/8 more) so that batches share compiled code;
       `True` keeps exact sizes instead: no padding, but every new size compiles.
 
-    **Raises:** `ValueError` for an unknown policy, `TypeError` where `graphs` is not a `cavs.Graphs`.
+    - `window`: the backward batches parameter gradients lazily over windows of tasks of at most this many inner vertices
+      (one product per weight and window). More needs memory for the cotangents of all of them; 8192 saturate a product.
+
+    **Raises:** `ValueError` for an unknown policy or a window below 256, `TypeError` where `graphs` is not a `cavs.Graphs`.
     """
     if not isinstance(graphs, Graphs):
         raise TypeError(f"schedule: graphs is a {type(graphs).__name__}, wanted a cavs.Graphs, such as cavs.read_trees(path)[:64].")
     if policy not in ("batching", "serial"):
         raise ValueError(f"schedule: policy is {policy!r}, wanted 'batching' or 'serial'.")
+    if not isinstance(window, int) or window < 256:
+        raise ValueError(f"schedule: window is {window!r}, wanted an int >= 256: inner vertices whose gradients are batched.")
     num_vertices, num_graphs = graphs.num_vertices, len(graphs)
     kind = graphs.kind if kinds else None
     names = _kind_names(graphs) if kind is not None else ("",)
@@ -249,16 +275,19 @@ def schedule(graphs: Graphs, *, policy: str = "batching", kinds: bool = True, ex
     classes = _classes(sum(padded_inner), int(num_children.max(initial=1)), policy)
     tasks = _tasks(counts, num_children, inner_count, classes)
     num_tasks = len(tasks["class"])
+    padded_edges = tuple(n * _power_of_two(-(-e // max(n, 1))) for n, e in zip(padded_inner, kind_edges.tolist(), strict=True))
+    windows, window_of = _windows(tasks, padded_inner, padded_edges, classes, window)
     shape = Shape(
         vertices=sum(padded_leaves) + sum(padded_inner),
         leaves=padded_leaves,
         inner=padded_inner,
-        edges=tuple(n * _power_of_two(-(-e // max(n, 1))) for n, e in zip(padded_inner, kind_edges.tolist(), strict=True)),
+        edges=padded_edges,
         tasks=max(128, 4 ** int(np.ceil(np.log(max(num_tasks, 1)) / np.log(4)))) if not exact else num_tasks,
         graphs=num_graphs,
         classes=classes,
         kinds=names,
         rooted=rooted,
+        windows=windows,
     )
 
     # 4. Pack. Padding of per-vertex arrays repeats the first real entry: it computes what a real row computes.
@@ -298,9 +327,20 @@ def schedule(graphs: Graphs, *, policy: str = "batching", kinds: bool = True, ex
     out.task_edge[:num_tasks] = tasks["edge"]
     out.task_edges[:num_tasks] = tasks["edges"]
     out.task_level[:num_tasks] = tasks["level"]
-    ends = _rounds(tasks["class"], num_kinds * len(classes))
+    ends, first_rounds = _rounds(tasks["class"], window_of, num_kinds * len(classes))
     out.num_rounds[...] = len(ends)
     out.round_end[: len(ends)] = ends
+    out.num_windows[...] = len(first_rounds)
+    out.window_round[: len(first_rounds)] = first_rounds
+    out.window_round[len(first_rounds) :] = len(ends)
+    if windows[0] > 1:
+        task_kind = tasks["class"] // len(classes)
+        for k in range(num_kinds):
+            mine = np.flatnonzero(task_kind == k)
+            if len(mine):
+                firsts = mine[np.searchsorted(window_of[mine], np.arange(len(first_rounds))).clip(max=len(mine) - 1)]
+                out.window_start[: len(firsts), k] = tasks["start"][firsts]
+                out.window_edge[: len(firsts), k] = tasks["edge"][firsts]
     if rooted:
         out.roots[:] = root_rows
     return Schedule(data, shape)
@@ -439,10 +479,35 @@ def _tasks_by_edges(
     return tuple(np.array(a, np.int64) for a in (groups, cls, offsets, sizes))
 
 
-def _rounds(cls: np.ndarray, num_classes: int) -> np.ndarray:
-    """Tasks in order, as rounds of loops over ascending classes; the last task + 1 of each loop."""
+def _windows(
+    tasks: dict[str, np.ndarray],
+    inner: tuple[int, ...],
+    edges: tuple[int, ...],
+    classes: tuple[tuple[int, int], ...],
+    window: int,
+) -> tuple[tuple[int, int, int], np.ndarray]:
+    """(windows, rows, edges) of the backward's lazy batching, and the window of each task."""
+    if sum(inner) <= window:
+        return (1, max(inner), max(edges)), np.zeros(len(tasks["class"]), np.int64)
+    rows = window
+    width, wide = max(w for w, _ in classes), max(e for _, e in classes)
+    room = max(rows * max(-(-e // n) for e, n in zip(edges, inner, strict=True)), 2 * wide)
+    change = np.zeros(len(tasks["class"]), bool)
+    for sizes, limit in ((tasks["size"], rows - width), (tasks["edges"], room - wide)):
+        before = np.cumsum(sizes) - sizes
+        change[1:] |= np.diff(before // limit) > 0
+    of = np.cumsum(change)
+    return (_power_of_two(int(of[-1]) + 1), rows, room), of
+
+
+def _rounds(cls: np.ndarray, window_of: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tasks in order, as rounds of loops over ascending classes, each within one window.
+
+    Returns the last task + 1 of each loop, and the first round of each window.
+    """
     if not len(cls):
-        return np.zeros((0, num_classes), np.int64)
-    number = np.cumsum(np.diff(cls, prepend=cls[0]) < 0)
+        return np.zeros((0, num_classes), np.int64), np.zeros(1, np.int64)
+    number = np.cumsum((np.diff(cls, prepend=cls[0]) < 0) | (np.diff(window_of, prepend=0) > 0))
     per_loop = np.bincount(number * num_classes + cls, minlength=(number[-1] + 1) * num_classes)
-    return np.cumsum(per_loop).reshape(-1, num_classes)
+    first_task = np.searchsorted(window_of, np.arange(window_of[-1] + 1))
+    return np.cumsum(per_loop).reshape(-1, num_classes), number[first_task]

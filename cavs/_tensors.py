@@ -67,6 +67,36 @@ class Rows(NamedTuple):
         n = self.edges + 2 * self.edge_pad if edge else self.size + 2 * self.pad
         return zeros((n, *aval.shape), aval.dtype)
 
+    def all(self) -> "View":
+        """All rows, without the slack."""
+        return View(self.pad, self.size, self.edge_pad, self.edges)
+
+
+class View(NamedTuple):
+    """A contiguous part of the inner rows of a kind, and of their edges: where they lie in padded tensors."""
+
+    start: Any
+    size: int
+    edge_start: Any
+    edges: int
+
+    def rows(self, padded: Any) -> Any:
+        """The view's rows of a tensor with slack."""
+        return _part(padded, self.start, self.size)
+
+    def of_edges(self, padded: Any) -> Any:
+        """The view's edges of a tensor with slack."""
+        return _part(padded, self.edge_start, self.edges)
+
+    def segments(self, rows: Rows) -> Any:
+        """For each edge the row of its owner within the view; `size` or more where it is none of the view's."""
+        owner = self.of_edges(rows.edge_owner) - (self.start - rows.pad)
+        return jnp.where(owner < 0, self.size, owner)
+
+
+def _part(x: Any, start: Any, size: int) -> Any:
+    return x[start : start + size] if isinstance(start, int) else window(x, start, size)
+
 
 def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
     """The index arrays of every kind of a schedule."""

@@ -140,6 +140,28 @@ def test_a_text_becomes_chains_that_predict_the_next_word(tmp_path):
     assert known.label.tolist() == [0, 3, 2, 3, 0, 0, 2]
 
 
+@pytest.mark.parametrize(
+    "line, program, loss, score",
+    [
+        ('{"children": [[], [], [0, 1]], "inputs": ["a", "b", null], "labels": [0, 1, 1]}', "binary-tree-lstm", "all", "root"),
+        (
+            '{"children": [[], [], [0, 1]], "inputs": ["a", "b", null], "labels": [null, null, 1]}',
+            "binary-tree-lstm",
+            "root",
+            "root",
+        ),
+        ('{"children": [[], [0]], "inputs": ["a", "b"], "labels": [0, 1]}', "lstm", "all", "all"),
+        ('{"children": [[], [], [], [0, 1, 2]], "labels": [0, 1, 1, null]}', "child-sum-tree-lstm", "all", "all"),
+    ],
+)
+def test_the_data_settles_what_was_not_said(tmp_path, line, program, loss, score):
+    path = tmp_path / "graphs.jsonl"
+    path.write_text(f"{line}\n" * 3)
+    config, data = read_data(Config.make({"train": str(path)}))
+    assert (config.program, config.loss, config.score, config.embedding_size) == (program, loss, score, config.hidden)
+    assert len(data.train) == 2 and len(data.dev) == 1 and data.words[0] == "<unk>"
+
+
 # ---- runs ----
 
 

@@ -28,13 +28,13 @@ class FlaxRNN:
         rnn.cell.dense_i.kernel[...] = jnp.array(swapped["w"])
         rnn.cell.dense_h.kernel[...] = jnp.array(swapped["u"])
         rnn.cell.dense_h.bias[...] = jnp.array(swapped["b"])
-        self._graph, weights = nnx.split(rnn)
+        self._graph, weights, self._rest = nnx.split(rnn, nnx.Param, ...)
         self._p = {"rnn": weights, **{k: jnp.array(params[k]) for k in ("out_w", "out_b")}}
         self._embed = jnp.array(params["embed"])
         self._step = jax.jit(self._train, donate_argnums=(0, 1))
 
     def params(self):
-        cell = nnx.merge(self._graph, self._p["rnn"]).cell
+        cell = nnx.merge(self._graph, self._p["rnn"], self._rest).cell
         named = {"w": _swap_og(cell.dense_i.kernel), "u": _swap_og(cell.dense_h.kernel), "b": _swap_og(cell.dense_h.bias)}
         return {k: np.asarray(v) for k, v in (named | {"embed": self._embed, **self._p}).items() if k != "rnn"}
 
@@ -63,7 +63,8 @@ class FlaxRNN:
 
     def _train(self, p, embed, words, labels, lr):
         def loss(p, x):
-            h = nnx.merge(self._graph, p["rnn"])(x)
+            zeros = jnp.zeros((len(x), p["out_w"].shape[0]))
+            h = nnx.merge(self._graph, p["rnn"], self._rest)(x, initial_carry=(zeros, zeros))
             log_p = jax.nn.log_softmax(h @ p["out_w"] + p["out_b"])
             of_label = jnp.take_along_axis(log_p, labels[..., None], -1, mode="clip")[..., 0]
             return -jnp.where(labels >= 0, of_label, 0).sum() / (labels >= 0).sum()
