@@ -216,7 +216,7 @@ def _reverse_levels(
 
     def one_round(r: Any, base: Any, base_edge: Any, carry: Any) -> Any:
         for k in reversed(range(len(parts))):
-            for c in reversed(range(num_classes)):
+            for c in reversed(range(num_classes if shape.inner[k] else 0)):
                 width, edges = shape.classes[c]
                 begin = begins[r * loops + k * num_classes + c]
                 at = (0, 0) if one_window else (base[k], base_edge[k])

@@ -8,7 +8,6 @@ from cavs._rows import EDGE, STATIC, is_var
 from cavs._split import Split
 
 
-
 def explain(function: Any, plan: Any) -> str:
     """The text of `F.explain()`."""
     lines = []
@@ -18,7 +17,9 @@ def explain(function: Any, plan: Any) -> str:
         lines += _inner(part)
         role = plan.leaf[kind]
         flops = sum(_flops(e) for e in role.program.eqns if role.level.get(e.outvars[0], STATIC) != STATIC)
-        lines.append(f"Leaves{name}: {len(role.program.eqns)} equations, none waits for another vertex: one batch for all leaves.")
+        lines.append(
+            f"Leaves{name}: {len(role.program.eqns)} equations, none waits for another vertex: one batch for all leaves."
+        )
         lines.append(f"  FLOPs a leaf (products, forward): {_number(flops)}")
     pushes = plan.push_states
     lines.append("Pushes:")
@@ -29,7 +30,9 @@ def explain(function: Any, plan: Any) -> str:
     o = function.optimizations
     off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
     lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
-    lines.append("Engine: scan (levels as loops over tasks, dynamic tensors updated in place); the only engine of this version.")
+    lines.append(
+        "Engine: scan (levels as loops over tasks, dynamic tensors updated in place); the only engine of this version."
+    )
     return "\n".join(lines)
 
 
@@ -53,13 +56,16 @@ def _inner(part: Split) -> list[str]:
     lines += fused
     gathers = [f"{len({k for k, _ in part.slots})} children by number"] if part.slots else []
     gathers += ["all children by gather_all"] if part.child else []
-    lines.append(f"  gathers {' and '.join(gathers) or 'nothing'}; pulls {sum(v in role.inputs for v in part.eager_outs)} values as they are")
+    pulls = sum(v in role.inputs for v in part.eager_outs)
+    lines.append(f"  gathers {' and '.join(gathers) or 'nothing'}; pulls {pulls} values as they are")
     lines.append(
         f"  kept a vertex: {states} B of state, {keep} B for the backward"
         + (f", {keep_edge} B an edge" if keep_edge else "")
         + f" (minimum cut, {len(part.keep)} values); {cuts} B of cut cotangents while the backward runs"
     )
-    lines.append(f"  lazy parameter gradients: {len(part.uses)} equations read parameters, each transposed once for all vertices")
+    lines.append(
+        f"  lazy parameter gradients: {len(part.uses)} equations read parameters, each transposed once for all vertices"
+    )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`Graphs`: any number of disjoint input graphs as flat arrays (Cavs section 3: the input graphs G, read once, kept as data)."""
+"""`Graphs`: any number of disjoint input graphs as flat arrays (Cavs section 3: the input graphs G, read once)."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -278,7 +278,7 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
     return out
 
 
-def _where(vertex_offsets: np.ndarray, graph: np.ndarray, row: int) -> tuple[int, int]:
+def _where(vertex_offsets: np.ndarray, graph: np.ndarray, row: Any) -> tuple[int, int]:
     return int(graph[row]), int(row - vertex_offsets[graph[row]])
 
 

@@ -53,6 +53,9 @@ def interpret(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any = None
             f"{graphs.num_vertices}: one row per vertex."
         )
     avals = F.state_avals(jax.tree.map(jnp.asarray, params), jax.tree.map(jnp.asarray, inputs))
+    if not graphs.num_vertices:
+        plan = F.plan(*jax.eval_shape(lambda: (params, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), inputs))))
+        return plan.push_tree.unflatten([jnp.zeros((0, *a.shape), a.dtype) for a in plan.push_avals])
     base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
     states: list[Any] = [None] * graphs.num_vertices
     pushed: list[Any] = [None] * graphs.num_vertices
@@ -60,9 +63,11 @@ def interpret(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any = None
         kids = graphs.children[graphs.child_offsets[r] : graphs.child_offsets[r + 1]] + base[r]
         kind = None
         if None not in F.fns:
-            assert graphs.kind is not None, "graphs without kinds"
+            if graphs.kind is None:
+                raise ValueError(f"interpret: F has functions for kinds {sorted(F.fns)}, but the graphs have no kinds.")
             kind = graphs.kind_names[graphs.kind[r]] if graphs.kind_names else str(graphs.kind[r])
-        v = _PlainVertex(F, avals, jax.tree.map(lambda x, i=jnp.asarray(r): x[i], inputs), [states[c] for c in kids])
+        number = jnp.asarray(r)
+        v = _PlainVertex(F, avals, jax.tree.map(lambda x, i=number: x[i], inputs), [states[c] for c in kids])
         F.fns[kind](params, v)
         if v.scattered is None or not v.pushed:
             raise ValueError(f"F {'scatters' if v.scattered is None else 'pushes'} nothing at flat vertex {r}.")

@@ -11,8 +11,13 @@ from cavs._tensors import Rows, get_rows
 
 def leaf_function(role: Any, size: int) -> Any:
     """(params, pulled rows) -> (states, pushes) of all `size` leaves of a kind."""
+
     def leaf(params: list[Any], pulled: list[Any]) -> tuple[list[Any], list[Any]]:
-        env = dict(role.program.consts) | dict(zip(role.params, params, strict=True)) | dict(zip(role.inputs, pulled, strict=True))
+        env = (
+            dict(role.program.consts)
+            | dict(zip(role.params, params, strict=True))
+            | dict(zip(role.inputs, pulled, strict=True))
+        )
         evaluate(role.program.eqns, env, role.level)
 
         def read(x: Any) -> Any:
@@ -48,6 +53,7 @@ def pull(part: Split, inputs: list[Any], vertex: Any) -> list[Any]:
 
 def eager_function(part: Split, num_children: Any) -> Any:
     """(static values, pulled rows) -> the rows of `part.eager_outs`."""
+
     def eager(statics: list[Any], pulled: list[Any]) -> list[Any]:
         env = dict(part.role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env |= dict(zip(part.role.inputs, pulled, strict=True))
@@ -71,7 +77,9 @@ def lazy_function(part: Split, rows: Rows) -> Any:
     """(static values, *lazy_arguments) -> the pushes of all inner vertices of a kind."""
     role = part.role
 
-    def lazy(statics: list[Any], own: list[Any], slots: list[Any], child: list[Any], eager: list[Any], extras: list[Any]) -> Any:
+    def lazy(
+        statics: list[Any], own: list[Any], slots: list[Any], child: list[Any], eager: list[Any], extras: list[Any]
+    ) -> Any:
         env = dict(role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env[role.num_children] = rows.inner(rows.num_children)
         env |= {role.slots[k][i]: x for (k, i), x in zip(part.slots, slots, strict=True)}

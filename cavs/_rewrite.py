@@ -157,7 +157,9 @@ def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) 
             if side == "operand":
                 notes.append(f"{len(group)} products share their operand {a.aval.str_short()}: one of width {sum(sizes)}")
             else:
-                notes.append(f"{len(group)} products share their weight {b.aval.str_short()}: one of {len(group)} rows a vertex")
+                notes.append(
+                    f"{len(group)} products share their weight {b.aval.str_short()}: one of {len(group)} rows a vertex"
+                )
     if not member:
         return program
     biases = _common_biases(program, groups.values(), member, level) if side == "weight" else {}
@@ -171,7 +173,10 @@ def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) 
                     continue  # done with its group
                 group = member.get(id(eqn))
                 operands = [x for e, _ in group for x in e.invars] if group else eqn.invars
-                operands = [*operands, *(x for e in biases.get(id(group), ()) for x in e.invars if level.get(x, STATIC) == STATIC)]
+                operands = [
+                    *operands,
+                    *(x for e in biases.get(id(group), ()) for x in e.invars if level.get(x, STATIC) == STATIC),
+                ]
                 if any(is_var(x) and x not in env for x in operands):
                     later.append(eqn)
                     continue

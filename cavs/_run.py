@@ -13,7 +13,6 @@ from cavs._adjoint import backward
 from cavs._parts import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
 from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed, take, turned_weights
 from cavs._schedule import Schedule
-from cavs._split import Split
 from cavs._tensors import Rows, Zeros, get_rows, recurrent_inputs, rows_of_kinds, window, write
 from cavs._trace import Plan
 from cavs._vertex import VertexFunction
@@ -62,7 +61,7 @@ def run(
         raise ValueError(f"run: engine is {engine!r}, wanted None or one of {', '.join(map(repr, ENGINES))}.")
     inputs = jax.tree.map(jnp.asarray, inputs)
     params = jax.tree.map(jnp.asarray, params)
-    exact = int(sched.num_vertices) if sched.is_concrete else None
+    exact = int(sched.host().num_vertices) if sched.is_concrete else None
     padded = sched.shape.vertices
     lengths = {x.shape[0] if x.ndim else None for x in jax.tree.leaves(inputs)}
     if not lengths <= {padded, exact} or len(lengths) > 1 or None in lengths:
@@ -72,13 +71,11 @@ def run(
             f"run: inputs has leaves of shapes {shapes}; wanted a first axis of {wanted}. Under jax.jit write sched.pad(rows) "
             "on the host before the call."
         )
-    length = lengths.pop() if lengths else (padded if exact is None else exact)
+    length: int = lengths.pop() if lengths else (padded if exact is None else exact)  # type: ignore[assignment]
     if length != padded:
         inputs = jax.tree.map(lambda x: jnp.pad(x, ((0, padded - length), *((0, 0),) * (x.ndim - 1))), inputs)
     kinds = kind_names(F, sched)
-    plan = F.plan(
-        jax.tree.map(_aval, params), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
-    )
+    plan = F.plan(jax.tree.map(_aval, params), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs))
     if at is not None:
         at = jnp.asarray(at)
         if at.ndim != 1 or not jnp.issubdtype(at.dtype, jnp.integer):
@@ -159,7 +156,9 @@ def forward(
         saved["static"].append(vjp)
         env_static.append(statics)
 
-        values, vjp = _maybe_vjp(eager_function(part, rows.inner(rows.num_children)), save, statics, pull(part, inputs, rows.vertex))
+        values, vjp = _maybe_vjp(
+            eager_function(part, rows.inner(rows.num_children)), save, statics, pull(part, inputs, rows.vertex)
+        )
         saved["eager"].append(vjp)
         eager_rows.append(values)
 
@@ -262,7 +261,7 @@ def _levels(
 
     def one_round(r: Any, carry: Any) -> Any:
         for k in range(len(kinds)):
-            for c, (width, edges) in enumerate(sched.shape.classes):
+            for c, (width, edges) in enumerate(sched.shape.classes if sched.shape.inner[k] else ()):
                 end = ends[r, k * num_classes + c]
                 carry = lax.while_loop(
                     lambda tc, end=end: tc[0] < end,
@@ -274,9 +273,7 @@ def _levels(
     carry = (jnp.int32(0), (states, keeps, extras))
     _, (states, keeps, extras) = lax.fori_loop(0, sched.num_rounds, one_round, carry)
     extras = [
-        [
-            r.inner_edges(x) if p.role.level.get(v) == EDGE else r.inner(x) for v, x in zip(p.extra, xs, strict=True)
-        ]
+        [r.inner_edges(x) if p.role.level.get(v) == EDGE else r.inner(x) for v, x in zip(p.extra, xs, strict=True)]
         for p, r, xs in zip(parts, all_rows, extras, strict=True)
     ]
     return states, keeps, extras

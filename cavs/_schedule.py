@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from cavs._graphs import Graphs
 
@@ -146,7 +147,11 @@ class Schedule:
     @property
     def is_concrete(self) -> bool:
         """Whether the integers are known (outside `jax.jit`) rather than traced."""
-        return not isinstance(self.data, jax.core.Tracer)
+        return not isinstance(self.data, Tracer)
+
+    def host(self) -> "Schedule":
+        """The same schedule with its integers in host memory; not for a traced one."""
+        return self if isinstance(self.data, np.ndarray) else Schedule(np.asarray(self.data), self.shape)
 
     @property
     def vertex_mask(self) -> Any:
@@ -155,9 +160,9 @@ class Schedule:
 
     def pad(self, array: Any, fill: Any = 0) -> np.ndarray:
         """A host array (V, ...) with one row per vertex, padded with `fill` to (Vp, ...), as `run` under jit wants it."""
-        array = np.asarray(array)
-        if array.shape[:1] != (int(self.num_vertices),):
-            raise ValueError(f"schedule.pad: array has shape {array.shape}, wanted ({int(self.num_vertices)}, ...).")
+        array, vertices = np.asarray(array), int(self.host().num_vertices)
+        if array.shape[:1] != (vertices,):
+            raise ValueError(f"schedule.pad: array has shape {array.shape}, wanted ({vertices}, ...).")
         out = np.full((self.shape.vertices, *array.shape[1:]), fill, array.dtype)
         out[: len(array)] = array
         return out
@@ -165,21 +170,21 @@ class Schedule:
     @property
     def widths(self) -> np.ndarray:
         """(levels,) vertices at each height, leaves first. Outside jit only."""
-        tasks = int(self.num_tasks)
-        inner = np.bincount(np.asarray(self.task_level)[:tasks], np.asarray(self.task_size)[:tasks], minlength=1)
-        inner[0] = np.asarray(self.leaf_count).sum()
-        return inner.astype(int) if int(self.num_vertices) else np.zeros(0, int)
+        here = self.host()
+        tasks = int(here.num_tasks)
+        inner = np.bincount(here.task_level[:tasks], here.task_size[:tasks], minlength=1)
+        inner[0] = here.leaf_count.sum()
+        return inner.astype(int) if int(here.num_vertices) else np.zeros(0, int)
 
     @property
     def waste(self) -> float:
         """Share of the rows that tasks execute which are padding. Outside jit only."""
-        tasks = int(self.num_tasks)
-        ends = np.asarray(self.round_end)[: int(self.num_rounds)].ravel()
-        per_loop = np.diff(ends, prepend=0)
-        classes = np.tile(np.array([w for w, _ in self.shape.classes]), len(self.shape.kinds) * int(self.num_rounds))
-        rows = int((per_loop * classes).sum()) if tasks else 0
-        rows += sum(self.shape.leaves)
-        return 1 - int(self.num_vertices) / rows if rows else 0.0
+        here = self.host()
+        rounds = int(here.num_rounds)
+        per_loop = np.diff(here.round_end[:rounds].ravel(), prepend=0)
+        widths = np.tile(np.array([w for w, _ in self.shape.classes]), len(self.shape.kinds) * rounds)
+        rows = int((per_loop * widths).sum()) + sum(self.shape.leaves)
+        return 1 - int(here.num_vertices) / rows if rows else 0.0
 
     def plot(self, path: str | None = None, graphs: Graphs | None = None) -> Any:
         """A picture of the levels and widths of the batch; with `graphs`, of its first graph coloured by level too.
@@ -196,8 +201,8 @@ class Schedule:
         widths = self.widths
         shown = ", ".join(map(str, widths[:12])) + (", ..." if len(widths) > 12 else "")
         return (
-            f"Schedule({self.shape.graphs} graphs, {int(self.num_vertices)} vertices, {len(widths)} levels of widths "
-            f"[{shown}], {int(self.num_tasks)} tasks, {100 * self.waste:.0f}% padding)"
+            f"Schedule({self.shape.graphs} graphs, {int(self.host().num_vertices)} vertices, {len(widths)} levels of widths "
+            f"[{shown}], {int(self.host().num_tasks)} tasks, {100 * self.waste:.0f}% padding)"
         )
 
 
@@ -225,14 +230,16 @@ def schedule(
     **Raises:** `ValueError` for an unknown policy or a window below 256, `TypeError` where `graphs` is not a `cavs.Graphs`.
     """
     if not isinstance(graphs, Graphs):
-        raise TypeError(f"schedule: graphs is a {type(graphs).__name__}, wanted a cavs.Graphs, such as cavs.read_trees(path)[:64].")
+        raise TypeError(
+            f"schedule: graphs is a {type(graphs).__name__}, wanted a cavs.Graphs, such as cavs.read_trees(path)[:64]."
+        )
     if policy not in ("batching", "serial"):
         raise ValueError(f"schedule: policy is {policy!r}, wanted 'batching' or 'serial'.")
     if not isinstance(window, int) or window < 256:
         raise ValueError(f"schedule: window is {window!r}, wanted an int >= 256: inner vertices whose gradients are batched.")
     num_vertices, num_graphs = graphs.num_vertices, len(graphs)
     kind = graphs.kind if kinds else None
-    names = _kind_names(graphs) if kind is not None else ("",)
+    names = _kind_names(graphs, kind) if kind is not None else ("",)
     num_kinds = len(names)
 
     # 1. Vertices by (height, kind). 16-bit keys make numpy's stable sort a counting (radix) sort.
@@ -248,7 +255,7 @@ def schedule(
     inner_count = inner_counts.sum(0)
     num_leaves = int(leaf_count.sum())
     inner = order[num_leaves:]
-    if num_kinds > 1:
+    if kind is not None:
         inner = inner[np.argsort(kind[inner].astype(np.uint16), kind="stable")]
 
     # 2. Edges in the order of their owners.
@@ -259,16 +266,14 @@ def schedule(
     picked = np.arange(num_edges) + np.repeat(first - edge_end + num_children, num_children)
     sizes = np.diff(graphs.vertex_offsets)
     graph = np.repeat(np.arange(num_graphs), sizes)
-    child = graphs.children + np.repeat(
-        graphs.vertex_offsets[:-1], np.diff(graphs.child_offsets[graphs.vertex_offsets])
-    )
+    child = graphs.children + np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.child_offsets[graphs.vertex_offsets]))
     has_parent = np.zeros(num_vertices, bool)
     has_parent[child] = True
     root_rows = np.flatnonzero(~has_parent)
     rooted = len(root_rows) == num_graphs and bool((graph[root_rows] == np.arange(num_graphs)).all())
 
     # 3. Sizes.
-    size = int if exact else bucket
+    size = int if exact else bucket if num_kinds == 1 else lambda n: bucket(n) if n else 0
     padded_leaves = tuple(size(n) for n in leaf_count.tolist())
     padded_inner = tuple(size(n) for n in inner_count.tolist())
     kind_edges = np.bincount(np.repeat(np.arange(num_kinds), inner_count), num_children, minlength=num_kinds).astype(int)
@@ -363,10 +368,8 @@ def _fill(out: np.ndarray, at: int, size: int, values: np.ndarray) -> None:
     out[at + len(values) : at + size] = values[0] if len(values) else 0
 
 
-def _kind_names(graphs: Graphs) -> tuple[str, ...]:
-    if graphs.kind_names is not None:
-        return graphs.kind_names
-    return tuple(str(k) for k in range(int(graphs.kind.max(initial=0)) + 1))
+def _kind_names(graphs: Graphs, kind: np.ndarray) -> tuple[str, ...]:
+    return graphs.kind_names or tuple(str(k) for k in range(int(kind.max(initial=0)) + 1))
 
 
 def _classes(num_inner: int, fan_in: int, policy: str) -> tuple[tuple[int, int], ...]:
@@ -382,8 +385,8 @@ def _classes(num_inner: int, fan_in: int, policy: str) -> tuple[tuple[int, int],
     ladder = [w for w in (128, 32, 8, SMALLEST_TASK) if w <= top]
     classes = [(w, w * room) for w in ladder]
     if fan > SMALL_FAN_IN:
-        # Even the narrowest class holds one vertex of LARGE_FAN_IN children.
-        classes = [(w, max(w * room, min(fan, LARGE_FAN_IN))) for w in ladder]
+        # One vertex of 16 children, then of 64, fits the narrowest tasks; the same classes for all fan-ins up to that.
+        classes[-1:] = [(SMALLEST_TASK, 4 * SMALL_FAN_IN), (SMALLEST_TASK, LARGE_FAN_IN)]
     if fan > LARGE_FAN_IN:
         classes.append((SMALLEST_TASK, 2 * fan))
     return tuple(classes)
@@ -453,30 +456,31 @@ def _tasks_by_edges(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Tasks that fit both a class's vertices and its edges, for wide and mixed fan-in. Python runs once per task."""
     edges_end = np.cumsum(num_children)
-    ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if not (w == SMALLEST_TASK and e > LARGE_FAN_IN)]
+    ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN]
     special = len(classes) - 1  # the class of one vertex with very many children, where there is one
     groups, cls, offsets, sizes = [], [], [], []
     for g in np.flatnonzero(group_size):
         offset, total, at = 0, int(group_size[g]), int(group_at[g])
         while offset < total:
             here = at + offset
-            if num_children[here] > ladder[-1][2] and num_children[here] > LARGE_FAN_IN:
+            if num_children[here] > LARGE_FAN_IN:
                 i, take = special, 1
             else:
                 done = int(edges_end[here - 1]) if here else 0
-                best = None
+                best: tuple[float, int, int] | None = None
                 for i, w, e in ladder:
                     take = int(np.searchsorted(edges_end[here : at + min(offset + w, total)], done + e, side="right"))
-                    score = (w + TASK_OVERHEAD_ROWS) / max(take, 1e-9)  # cost of a vertex
+                    score = (w + e / SMALL_FAN_IN + TASK_OVERHEAD_ROWS) / max(take, 1e-9)  # cost of a vertex
                     if take and (best is None or score < best[0]):
                         best = (score, i, take)
+                assert best is not None, "a vertex that fits no class"
                 _, i, take = best
             groups.append(g)
             cls.append(i)
             offsets.append(offset)
             sizes.append(take)
             offset += take
-    return tuple(np.array(a, np.int64) for a in (groups, cls, offsets, sizes))
+    return np.array(groups, np.int64), np.array(cls, np.int64), np.array(offsets, np.int64), np.array(sizes, np.int64)
 
 
 def _windows(

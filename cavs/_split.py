@@ -122,7 +122,9 @@ def split(role: Any, optimizations: Any) -> Split:
 
     inside = {v for e in recurrent for v in e.outvars}
     reads = dict.fromkeys(
-        x for x in [*(x for e in recurrent for x in e.invars), *role.states] if is_var(x) and x not in inside and x not in consts
+        x
+        for x in [*(x for e in recurrent for x in e.invars), *role.states]
+        if is_var(x) and x not in inside and x not in consts
     )
     statics = [x for x in reads if lv(x) == STATIC]
     cross = [x for x in reads if lv(x) == ROW and x not in gathered and x is not role.num_children]
@@ -197,7 +199,9 @@ def _trace_joint(
                 if id(e) in of:
                     operands[of[id(e)]] = args
                     deltas_here = iter(deltas[of[id(e)]])
-                    outs = [tap_p.bind(o, next(deltas_here)) if is_float(v) else o for o, v in zip(outs, e.outvars, strict=True)]
+                    outs = [
+                        tap_p.bind(o, next(deltas_here)) if is_float(v) else o for o, v in zip(outs, e.outvars, strict=True)
+                    ]
                 env.update(zip(e.outvars, outs, strict=True))
 
             def read(a: Any) -> Any:

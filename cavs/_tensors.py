@@ -165,9 +165,7 @@ def recurrent_inputs(
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     kids = window(rows.kids, start, width)
     read = {v: window(x, start, width) for v, x in zip(part.j_cross, crossing, strict=True) if v in wanted}
-    read |= {
-        v: get_rows(states[i], kids[:, k]) for v, (k, i) in zip(part.j_slots, part.slots, strict=True) if v in wanted
-    }
+    read |= {v: get_rows(states[i], kids[:, k]) for v, (k, i) in zip(part.j_slots, part.slots, strict=True) if v in wanted}
     read |= {
         v: get_rows(states[i], window(rows.edge_child, edge_start, edges))
         for v, i in zip(part.j_child, part.child, strict=True)

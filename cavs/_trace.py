@@ -5,9 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from cavs._rewrite import fold_zeros, fuse_products, make_levels_explicit
-from cavs._rows import EDGE, ROW, STATIC, Program, is_var, levels, trace
+from cavs._rows import EDGE, ROW, Program, is_var, levels, trace
 from cavs._split import Split, split
 from cavs._vertex import Vertex, VertexFunction
 
@@ -107,7 +108,9 @@ def _trace_role(
         fn(params, v)
         who = _role_name(kind, leaf)
         if v.scattered is None:
-            raise ValueError(f"F scatters nothing at {who}; write v.scatter(state) exactly once, also where no parent reads it.")
+            raise ValueError(
+                f"F scatters nothing at {who}; write v.scatter(state) exactly once, also where no parent reads it."
+            )
         if not v.pushed:
             raise ValueError(f"F pushes nothing at {who}, so run would return nothing; write v.push(value).")
         pushed = v.pushed[None] if None in v.pushed else v.pushed
@@ -121,7 +124,7 @@ def _trace_role(
     except jax.errors.ConcretizationTypeError as e:
         raise TypeError(MSG_TRACED_VALUE) from e
     for value in program.consts.values():
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             raise ValueError(
                 f"F closes over a traced value of shape {value.shape}; F is traced once and kept, so it may only close over "
                 "constants. Pass the value through params or inputs."

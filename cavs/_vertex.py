@@ -62,7 +62,7 @@ class VertexFunction:
         arity: int = 0,
         optimizations: Optimizations | None = None,
     ):
-        fns = fn if isinstance(fn, dict) else {None: fn}
+        fns: dict[Any, Callable[[Any, Vertex], None]] = dict(fn) if isinstance(fn, dict) else {None: fn}
         for name, f in fns.items():
             if not callable(f):
                 raise TypeError(

@@ -45,7 +45,7 @@ def check(graphs: cavs.Graphs, schedule: cavs.Schedule) -> None:
         assert (schedule.row[vertices] == schedule.leaf_row[k] + np.arange(leaves[k])).all()
         assert (graphs.height[vertices] == 0).all()
         seen += [*vertices, *schedule.inner_vertex[inner_at[k] : inner_at[k] + inner[k]]]
-        if graphs.kind is not None and kinds > 1:
+        if graphs.kind is not None and kinds > 1 and leaves[k] + inner[k]:
             assert (graphs.kind[seen[-leaves[k] - inner[k] :]] == k).all()
     assert sorted(seen) == list(range(count))
 
