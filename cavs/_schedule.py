@@ -278,7 +278,7 @@ def schedule(
     padded_inner = tuple(size(n) for n in inner_count.tolist())
     kind_edges = np.bincount(np.repeat(np.arange(num_kinds), inner_count), num_children, minlength=num_kinds).astype(int)
     classes = _classes(sum(padded_inner), int(num_children.max(initial=1)), policy)
-    tasks = _tasks(counts, num_children, inner_count, classes)
+    tasks = _tasks(counts, num_children, inner_count, classes, serial=policy == "serial")
     num_tasks = len(tasks["class"])
     padded_edges = tuple(n * _power_of_two(-(-e // max(n, 1))) for n, e in zip(padded_inner, kind_edges.tolist(), strict=True))
     windows, window_of = _windows(tasks, padded_inner, padded_edges, classes, window)
@@ -410,7 +410,11 @@ def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
 
 
 def _tasks(
-    counts: np.ndarray, num_children: np.ndarray, inner_count: np.ndarray, classes: tuple[tuple[int, int], ...]
+    counts: np.ndarray,
+    num_children: np.ndarray,
+    inner_count: np.ndarray,
+    classes: tuple[tuple[int, int], ...],
+    serial: bool,
 ) -> dict[str, np.ndarray]:
     """Levels cut into tasks. `row` counts from the first inner row; `start` and `edge` within the kind."""
     levels, num_kinds = counts[1:].shape
@@ -423,7 +427,7 @@ def _tasks(
     edges_before = np.zeros(len(num_children) + 1, np.int64)
     np.cumsum(num_children, out=edges_before[1:])
     if all(edges >= w * num_children.max(initial=1) for w, edges in classes):
-        widths = tuple(w for w, _ in classes)
+        widths = (1,) if serial else tuple(w for w, _ in classes)
         n = np.array(widths)
         pieces = _decomposition(widths)[group_size % n[0]]
         pieces[:, 0] += group_size // n[0]
