@@ -373,7 +373,7 @@ def _kind_names(graphs: Graphs, kind: np.ndarray) -> tuple[str, ...]:
 
 
 def _classes(num_inner: int, fan_in: int, policy: str) -> tuple[tuple[int, int], ...]:
-    """The (vertices, edges) that tasks are padded to, widest first: a ladder of ratio 4.
+    """The (vertices, edges) that tasks are padded to, widest first: a ladder of ratio 2 to 4.
 
     Equal for all batches of a bucket unless the largest fan-in crosses a power of two.
     """
@@ -381,8 +381,8 @@ def _classes(num_inner: int, fan_in: int, policy: str) -> tuple[tuple[int, int],
     room = min(fan, SMALL_FAN_IN)
     if policy == "serial":
         return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
-    top = 8 if num_inner <= 64 else 32 if num_inner <= 256 else 128
-    ladder = [w for w in (128, 32, 8, SMALLEST_TASK) if w <= top]
+    top = 4 if num_inner <= 64 else 64 if num_inner <= 512 else 128
+    ladder = [w for w in (128, 64, 16, 4, SMALLEST_TASK) if w <= top]
     classes = [(w, w * room) for w in ladder]
     if fan > SMALL_FAN_IN:
         # One vertex of 16 children, then of 64, fits the narrowest tasks; the same classes for all fan-ins up to that.
