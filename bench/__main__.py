@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from bench import cases, lines, store, suites
+from bench.report import BUSY_CORES, median, why_absent
 from bench.runner import BUSY, Bench
 from bench.systems import SYSTEMS
 
@@ -60,6 +62,10 @@ def _run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         path = _packed(args.file, temporary)
         bench = Bench(names, args.threads, args.device, pythons, log)
+        for name, why in bench.missing.items():
+            console.print(f"{name} is not here: {why}", style="yellow", markup=False, soft_wrap=True)
+        if not bench.remotes:
+            raise SystemExit(f"none of the systems can run on {args.device} here")
         try:
             _run_cases(args, console, bench, wanted, names, path)
         finally:
@@ -91,8 +97,6 @@ def _run_cases(args, console, bench, wanted, names, path) -> None:
     environment = store.environment(args.device, args.threads, bench.versions)
     device = store.device_name(args.device, args.threads, bench.versions)
     results = store.Store(args.results / device / f"{time.strftime('%Y-%m-%d')}.json")
-    for name, why in bench.missing.items():
-        console.print(f"[yellow]{name} is not here: {why}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     rounds = args.rounds or (3 if args.quick else 7)
     with Progress(*columns, console=console) as progress:
@@ -109,15 +113,15 @@ def _run_cases(args, console, bench, wanted, names, path) -> None:
                     tell=lambda text: progress.update(bar, description=text),
                 )
                 results.add(record, environment)
-                console.print(_line(record), soft_wrap=True)
+                console.print(_line(record), soft_wrap=True, markup=False)
+                if record.get("other_cores", 0) > BUSY_CORES:
+                    console.print(f"[yellow]  other programs took {record['other_cores']:.1f} cores meanwhile: noisy")
             progress.advance(bar)
     console.print(f"{results.path}: {len(results.data['records'])} cases. Now: python -m bench report")
 
 
 def _line(record: dict) -> str:
     """One case in a line: milliseconds a step."""
-    from bench.report import median, why_absent
-
     parts = []
     for name, s in record["systems"].items():
         time_ = median(s)
@@ -143,7 +147,7 @@ def _peers(args: argparse.Namespace) -> None:
     for name, s in SYSTEMS.items():
         missing = s.missing()
         here = f"[red]needs {', '.join(missing)}" if missing else "[green]yes"
-        table.add_row(name, ", ".join(s.cells), ", ".join(s.devices), here, s.install)
+        table.add_row(name, ", ".join(s.cells), ", ".join(s.devices), here, escape(s.install))
     Console().print(table)
 
 

@@ -3,6 +3,8 @@
 import statistics
 from typing import Any
 
+BUSY_CORES = 0.15  # that other programs took while a case was timed, above which the table warns
+
 Records = dict[str, list[dict[str, Any]]]
 
 HEAD = """# Results
@@ -62,9 +64,10 @@ def _environment(records: list[dict[str, Any]]) -> str:
                 rates[n] = max(rates.get(n, 0.0), s["gemm"])
     by_rate = ", ".join(f"{n} {rate:.0f}" for n, rate in rates.items())
     lines.append(f"- Rate of a large float32 product, GFLOP/s, best seen, by the library that each system calls: {by_rate}")
-    busy = [r for r in records if r["load_before"] > 2.5 * e["threads"]]
+    busy = [r for r in records if r.get("other_cores", 0.0) > BUSY_CORES]
     if busy:
-        lines.append(f"- The machine was busy during {len(busy)} of {len(records)} cases: noisy.")
+        most = max(r["other_cores"] for r in busy)
+        lines.append(f"- NOISY: other programs took up to {most:.1f} cores during {len(busy)} of {len(records)} cases.")
     quick = sum(r["quick"] for r in records)
     if quick:
         lines.append(f"- {quick} of {len(records)} cases by `--quick`: few samples.")

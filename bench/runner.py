@@ -67,6 +67,10 @@ class Remote:
             raise WorkerDied(f"the worker ended with status {self._process.wait()}")
         return json.loads(answer)
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     def close(self) -> None:
         assert self._process.stdin and self._process.stdout
         try:
@@ -114,6 +118,9 @@ class Bench:
             self.remotes[name] = self._new(name)
             self.remotes[name]("hello")
             return {"error": str(error)}
+
+    def _work(self) -> tuple[float, float] | None:
+        return _processor_seconds([os.getpid(), *(remote.process_id for remote in self.remotes.values())])
 
     def run(
         self,
@@ -163,6 +170,7 @@ class Bench:
             systems[name] = found | {"samples": [], "schedule": [], "gemm": 0.0}
             ready.append(name)
         passes = dict.fromkeys(ready, 1)
+        before, start = self._work(), time.perf_counter()
         for r in range(rounds):
             for name in ready[r % max(len(ready), 1) :] + ready[: r % max(len(ready), 1)]:
                 tell(f"{case.name}: round {r + 1}, {name}")
@@ -178,6 +186,10 @@ class Bench:
                 if r in (0, rounds - 1):
                     rate = self.ask(name, "gemm").get("gflops", 0.0)
                     systems[name]["gemm"] = max(systems[name]["gemm"], rate)
+        after, seconds_taken = self._work(), time.perf_counter() - start
+        if before and after:
+            others = (after[0] - before[0]) - (after[1] - before[1])
+            record["other_cores"] = max(0.0, others / max(seconds_taken, 1e-9))
         for name in ready:
             if "samples" in systems[name]:
                 systems[name] |= self.ask(name, "schedule")
@@ -195,6 +207,20 @@ def _check(systems: dict[str, Any]) -> None:
         deviation = max(abs(x - m) / max(abs(m), 1e-30) for x, m in zip(losses, middle, strict=True))
         systems[name]["deviation"] = deviation
         systems[name]["agrees"] = bool(deviation <= TOLERANCE)  # False for NaN too
+
+
+def _processor_seconds(processes: list[int]) -> tuple[float, float] | None:
+    """Seconds that the machine's cores have worked so far, and those of `processes`; None where there is no /proc."""
+    try:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+        mine = 0
+        for process in processes:
+            after_name = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+            mine += int(after_name[11]) + int(after_name[12])
+    except (OSError, ValueError, IndexError):
+        return None
+    tick = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / tick, mine / tick
 
 
 def _load() -> float:

@@ -36,6 +36,11 @@ class Worker:
     def hello(self):
         versions = {"python": platform.python_version()}
         missing = self.system.missing()
+        if not missing and self.device == "gpu" and "jax" in self.system.needs:
+            import jax
+
+            if jax.default_backend() != "gpu":
+                return {"missing": "needs a GPU that JAX sees: pip install 'jax[cuda13]'"}
         if missing:
             return {"missing": "needs " + ", ".join(missing) + ": " + self.system.install}
         for module in ("numpy", *self.system.needs, *(["cavs"] if self.name.startswith("cavs") else [])):
@@ -44,6 +49,8 @@ class Worker:
         if "jax" in sys.modules:
             versions["device"] = sys.modules["jax"].devices()[0].device_kind
         elif self.device == "gpu":
+            if not sys.modules["torch"].cuda.is_available():
+                return {"missing": "needs a GPU that PyTorch sees"}
             versions["device"] = sys.modules["torch"].cuda.get_device_name()
         return {"versions": versions}
 

@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 from bench.peers import dynet_graphs, levels
+from bench.peers.jax_scan import JaxScan
 from bench.peers.torch_dynet_like import TorchDynetLike
 from bench.peers.torch_levelled import TorchLevelled
 from bench.peers.torch_manual import TorchManual
@@ -23,6 +24,7 @@ ANY_CELL = {
     "manual": (TorchManual, {}),
     "dynet-like, depth": (TorchDynetLike, {"policy": "depth"}),
     "dynet-like, agenda": (TorchDynetLike, {"policy": "agenda"}),
+    "plain jax, scan": (JaxScan, {}),
 }
 PEERS = {
     "tree_lstm": ANY_CELL,

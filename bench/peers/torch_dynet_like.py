@@ -167,7 +167,7 @@ class TorchDynetLike:
             x, x2 = _read(x), _read(x2)
             self._signatures[s][0].forward(y, x, x2, extra)
             operands.append((x, x2))
-        loss = losses.mean().item()
+        loss = losses.mean()
 
         d_losses.fill_(1.0 / len(losses))
         for s, y, dy, to, to2, extra in reversed(tasks):
@@ -179,7 +179,7 @@ class TorchDynetLike:
             _accumulate(to2, d2)
         for affine in self._affine:
             affine.sgd(lr)
-        return loss
+        return loss.item()
 
     def _tasks(self, op, a, b, extra, order, bounds):
         """Give every node a row of the pool of its width; one task a batch:

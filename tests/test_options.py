@@ -1,0 +1,53 @@
+"""Options change how, never what: windows of lazy batching, the serial policy, exact sizes; and F.explain() says how."""
+
+from typing import Any
+
+import cavs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cavs import vertex_programs as vp
+
+from tests.helpers import assert_close, chain, joined, loss, random_binary_tree
+
+TREES = joined([random_binary_tree(leaves, seed) for seed, leaves in enumerate([25] * 24)])
+PROGRAMS = {
+    "LSTM": (vp.LSTM(4, 3, jnp.float64), joined([chain(300), chain(7), chain(120), chain(1)])),
+    "BinaryTreeLSTM": (vp.BinaryTreeLSTM(4, 3, leaf_inputs_only=False, dtype=jnp.float64), TREES),
+    "ChildSumTreeLSTM": (vp.ChildSumTreeLSTM(4, 3, dtype=jnp.float64), TREES),
+    "RvNN": (vp.RvNN(4, 3, jnp.float64), vp.RvNN.add_kinds(TREES)),
+}
+
+
+def gradients(name: str, sched: cavs.Schedule) -> Any:
+    program, graphs = PROGRAMS[name]
+    inputs = np.random.default_rng(1).normal(size=(graphs.num_vertices, 3))
+
+    def f(params: Any, inputs: Any) -> Any:
+        return loss(cavs.run(program.vertex_function(), params, sched, inputs), graphs.num_vertices)
+
+    return jax.value_and_grad(f, (0, 1))(program.init(jax.random.key(0)), inputs)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_windows_of_lazy_batching_change_no_gradient(name: str) -> None:
+    whole, windowed = cavs.schedule(PROGRAMS[name][1]), cavs.schedule(PROGRAMS[name][1], window=256)
+    assert whole.shape.windows[0] == 1 and windowed.shape.windows[0] > 1 and windowed.num_windows > 1
+    assert_close(gradients(name, windowed), gradients(name, whole), 1e-10)
+
+
+@pytest.mark.parametrize("options", [{"policy": "serial"}, {"exact": True}])
+def test_policies_change_no_result(options: dict[str, Any]) -> None:
+    name = "BinaryTreeLSTM"
+    assert_close(gradients(name, cavs.schedule(TREES, **options)), gradients(name, cavs.schedule(TREES)), 1e-10)
+
+
+def test_explain_says_how_f_is_split() -> None:
+    program = vp.BinaryTreeLSTM(8, 4)
+    text = program.vertex_function().explain(program.init(jax.random.key(0)), jax.ShapeDtypeStruct((4,), jnp.float32))
+    assert "2 products share their weight" in text
+    assert "eager       0 equations,       0 FLOPs" in text  # inner vertices of constituency trees read no word
+    assert f"{2 * 5 * 8 * 8} FLOPs in products a vertex (between gather" in text
+    with pytest.raises(ValueError, match="has not run yet"):
+        cavs.VertexFunction(lambda params, v: None, state=(1,)).explain()
