@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = 1e-4  # relative, of the losses before and after two updates
 BUSY = 0.5  # load a core above which a record is suspect
 # Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
 
 
 class WorkerDied(Exception):

@@ -8,6 +8,7 @@ from cavs._converters import (
     to_networkx as to_networkx,
 )
 from cavs._graphs import Graphs as Graphs
+from cavs._host_memory import keep_host_memory as keep_host_memory
 from cavs._interpret import interpret as interpret
 from cavs._prefetch import prefetch as prefetch
 from cavs._readers import (

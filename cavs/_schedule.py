@@ -499,7 +499,7 @@ def _windows(
         return (1, max(inner), max(edges)), np.zeros(len(tasks["class"]), np.int64)
     rows = window
     width, wide = max(w for w, _ in classes), max(e for _, e in classes)
-    room = max(rows * max(-(-e // n) for e, n in zip(edges, inner, strict=True)), 2 * wide)
+    room = max(rows * max(-(-e // max(n, 1)) for e, n in zip(edges, inner, strict=True)), 2 * wide)
     change = np.zeros(len(tasks["class"]), bool)
     for sizes, limit in ((tasks["size"], rows - width), (tasks["edges"], room - wide)):
         before = np.cumsum(sizes) - sizes

@@ -70,8 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(given: dict[str, Any]) -> int:
+    from cavs._host_memory import keep_host_memory
     from cavs._train import keep_compiled, train
 
+    keep_host_memory()
     keep_compiled()
     out, resume = given.pop("out", None), given.pop("resume", None)
     return train(given, out, resume)

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import cavs
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cavs import vertex_programs as vp
 
+import cavs
+from cavs import vertex_programs as vp
 from tests.helpers import assert_close, chain, joined, loss, random_binary_tree
 
 TREES = joined([random_binary_tree(leaves, seed) for seed, leaves in enumerate([25] * 24)])
