@@ -76,6 +76,7 @@ def run(
         inputs = jax.tree.map(lambda x: jnp.pad(x, ((0, padded - length), *((0, 0),) * (x.ndim - 1))), inputs)
     kinds = kind_names(F, sched)
     plan = F.plan(jax.tree.map(_aval, params), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs))
+    _check_arity(F, plan, sched)
     if at is not None:
         at = jnp.asarray(at)
         if at.ndim != 1 or not jnp.issubdtype(at.dtype, jnp.integer):
@@ -101,6 +102,18 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
             f"{sorted(F.fns)}. Write VertexFunction({{{missing[0]!r}: fn, ...}}), or graphs with kinds of these names."
         )
     return sched.shape.kinds
+
+
+def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> None:
+    """Refuses graphs of which F would not see some children. Under jit what is known is the power of two above their number."""
+    if not F.arity or any(part.child for part in plan.inner.values()):
+        return
+    most = int(sched.host().num_children.max(initial=0)) if sched.is_concrete else None
+    if sched.shape.fan_in > 1 << (F.arity - 1).bit_length() or (most is not None and most > F.arity):
+        raise ValueError(
+            f"run: a vertex has {most or 'more'} children{'' if most else f' than {F.arity}'}, but F only sees {F.arity}: arity is "
+            f"{F.arity} and it does not call gather_all. Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
+        )
 
 
 def _compiled(plan: Plan, shape: Any, kinds: tuple[str | None, ...]) -> Any:

@@ -38,6 +38,7 @@ class Shape(NamedTuple):
     classes: tuple[tuple[int, int], ...]  # (vertices, edges) of a task, widest first
     kinds: tuple[str, ...]  # names of the kinds; ("",) where there is one
     rooted: bool  # every graph has exactly one root
+    fan_in: int  # the largest number of children, rounded up to a power of two; 8 stands for more than 4
     windows: tuple[int, int, int]  # windows of the backward's lazy batching; inner rows and edges of each, at most
 
     @property
@@ -221,7 +222,7 @@ def schedule(
       time, Cavs' baseline.
     - `kinds`: whether tasks hold one kind each where the graphs have kinds; `False` schedules all as one kind, for a
       vertex function that treats kinds alike.
-    - `exact`: sizes are rounded up to a ladder of buckets (at most 1/8 more) so that batches share compiled code;
+    - `exact`: sizes are rounded up to a ladder of buckets (at most 19 % and 8 more) so that batches share compiled code;
       `True` keeps exact sizes instead: no padding, but every new size compiles.
 
     - `window`: the backward batches parameter gradients lazily over windows of tasks of at most this many inner vertices
@@ -292,6 +293,7 @@ def schedule(
         classes=classes,
         kinds=names,
         rooted=rooted,
+        fan_in=min(_power_of_two(int(num_children.max(initial=0))), 2 * SMALL_FAN_IN),
         windows=windows,
     )
 
@@ -352,7 +354,7 @@ def schedule(
 
 
 def bucket(n: int) -> int:
-    """`n` rounded up to a geometric ladder of ratio 2^(1/4), in multiples of 8: at most 19 % more beyond 64, 9 % on average."""
+    """`n` rounded up to a geometric ladder of ratio 2^(1/4), in multiples of 8: at most 19 % and 8 more."""
     if n <= 8:
         return 8
     octave = 1 << ((n - 1).bit_length() - 1)

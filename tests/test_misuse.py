@@ -278,3 +278,15 @@ def test_interpret() -> None:
         cavs.interpret(function, {"u": np.eye(H)}, TREE, np.ones((4, H)))
     with pytest.raises(ValueError, match="F pushes nothing at flat vertex 0"):
         cavs.interpret(cavs.VertexFunction(_no_push, state=(H,)), {"u": np.eye(H)}, TREE, np.ones((3, H)))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_more_children_than_f_sees(traced: bool) -> None:
+    program, graphs = vp.BinaryTreeLSTM(5, 3), cavs.from_parents([np.array([-1, 0, 0, 0])])
+    params, sched = program.init(jax.random.key(0)), cavs.schedule(graphs)
+
+    def run(sched: cavs.Schedule, x: jax.Array) -> jax.Array:
+        return cavs.run(program.vertex_function(), params, sched, x)
+
+    with pytest.raises(ValueError, match="children.* but F only sees 2"):
+        (jax.jit(run) if traced else run)(sched, jnp.zeros((sched.shape.vertices, 3), jnp.float32))
