@@ -110,9 +110,10 @@ def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> None:
         return
     most = int(sched.host().num_children.max(initial=0)) if sched.is_concrete else None
     if sched.shape.fan_in > 1 << (F.arity - 1).bit_length() or (most is not None and most > F.arity):
+        has = f"{most} children" if most else f"more than {F.arity} children"
         raise ValueError(
-            f"run: a vertex has {most or 'more'} children{'' if most else f' than {F.arity}'}, but F only sees {F.arity}: "
-            f"arity is {F.arity} and it does not call gather_all. Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
+            f"run: a vertex has {has}, but F only sees {F.arity}: arity is {F.arity} and it does not call gather_all. "
+            f"Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
         )
 
 
