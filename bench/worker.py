@@ -107,7 +107,7 @@ class Worker:
             product = jax.jit(jnp.matmul)
             run = lambda: product(a, a).block_until_ready()  # noqa: E731
         elif "torch" in self.system.needs:
-            import torch
+            import torch  # pyright: ignore[reportMissingImports]
 
             torch.set_num_threads(self.threads)
             a = torch.ones(n, n, device="cuda" if self.device == "gpu" else "cpu")

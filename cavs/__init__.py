@@ -23,7 +23,8 @@ from cavs._readers import (
     write_edges as write_edges,
 )
 from cavs._run import run as run
-from cavs._schedule import Schedule as Schedule, schedule as schedule
+from cavs._schedule import Schedule as Schedule
+from cavs._scheduler import schedule as schedule
 from cavs._vertex import Optimizations as Optimizations, Vertex as Vertex, VertexFunction as VertexFunction
 
 # Last: the programs are written with the public names above.

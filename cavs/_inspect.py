@@ -12,7 +12,8 @@ from rich.table import Table
 
 from cavs._graphs import Graphs
 from cavs._readers import read
-from cavs._schedule import Shape, schedule
+from cavs._schedule import Shape
+from cavs._scheduler import schedule
 
 BAR = 44  # characters of the longest bar
 MAX_BARS = 24  # more levels than this are shown as ranges

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._schedule import bucket
+from cavs._scheduler import bucket
 from tests.helpers import BATCHES, GRAPHS, chain, from_children, joined, random_binary_tree, star, with_kinds
 
 

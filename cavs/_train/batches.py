@@ -6,7 +6,8 @@ import jax
 import numpy as np
 
 from cavs._graphs import Graphs
-from cavs._schedule import Schedule, bucket, schedule
+from cavs._schedule import Schedule
+from cavs._scheduler import bucket, schedule
 from cavs._train.data import root_rows
 
 
