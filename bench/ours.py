@@ -68,7 +68,7 @@ class Cavs:
         self._p = {k: jnp.array(v) for k, v in params.items() if k != "embed"}
         self._embed, self._policy, self._everywhere = jnp.array(params["embed"]), policy, cell == "lstm"
         self._step = _make_step(F, self._everywhere)
-        self._graphs: dict[int, cavs.Graphs] = {}
+        self._shapes: list[Any] = []
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (self._p | {"embed": self._embed}).items()}
@@ -85,7 +85,7 @@ class Cavs:
         """All that the host does for a batch."""
         graphs, index = batch
         graphs = graphs[index]
-        sched = cavs.schedule(graphs, policy=self._policy)
+        sched = cavs.schedule(graphs, policy=self._policy, shapes=self._shapes)
         words = sched.pad(graphs.input_id, NO_WORD)
         if self._everywhere:
             return sched, words, sched.pad(graphs.label, -1)

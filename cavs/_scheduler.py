@@ -10,7 +10,13 @@ from cavs._tasks import LAZY_WINDOW, SMALL_FAN_IN, cut_rounds, cut_tasks, cut_wi
 
 
 def schedule(
-    graphs: Graphs, *, policy: str = "batching", kinds: bool = True, exact: bool = False, window: int = LAZY_WINDOW
+    graphs: Graphs,
+    *,
+    policy: str = "batching",
+    kinds: bool = True,
+    exact: bool = False,
+    window: int = LAZY_WINDOW,
+    shapes: list[Shape] | None = None,
 ) -> Schedule:
     """Schedules a batch of graphs: Cavs Algorithm 1, where task t is the set of all activated vertices.
 
@@ -26,9 +32,12 @@ def schedule(
       vertex function that treats kinds alike.
     - `exact`: sizes are rounded up to a ladder of buckets (at most 19 % and 8 more) so that batches share compiled code;
       `True` keeps exact sizes instead: no padding, but every new size compiles.
-
     - `window`: the backward batches parameter gradients lazily over windows of tasks of at most this many inner vertices
       (one product per weight and window). More needs memory for the cotangents of all of them.
+
+    - `shapes`: a list of your own, empty at first, of the shapes that were used: a batch that fits into one of them (with
+      at most a third more rows than it needs) takes it, else its shape is added. Keeps rare combinations of sizes from
+      compiling; the result depends on the batches before.
 
     **Raises:** `ValueError` for an unknown policy or a window below 256, `TypeError` where `graphs` is not a `cavs.Graphs`.
     """
@@ -98,6 +107,8 @@ def schedule(
         fan_in=min(power_of_two(int(num_children.max(initial=0))), 2 * SMALL_FAN_IN),
         windows=windows,
     )
+    if shapes is not None:
+        shape = _known(shape, shapes)
 
     # 4. Pack. Padding of per-vertex arrays repeats the first real entry: it computes what a real row computes.
     layout = layout_of(shape)
@@ -153,6 +164,28 @@ def schedule(
     if rooted:
         out.roots[:] = root_rows
     return Schedule(data, shape)
+
+
+def _known(shape: Shape, shapes: list[Shape]) -> Shape:
+    """The smallest of `shapes` that `shape` fits into without much waste; itself, then added to them, where there is none."""
+
+    def fixed(s: Shape) -> tuple[object, ...]:
+        return s.graphs, s.classes, s.kinds, s.rooted, s.fan_in, s.windows[0] == 1 or s.windows[1:]
+
+    def sizes(s: Shape) -> tuple[int, ...]:
+        return *s.leaves, *s.inner, *s.edges, s.tasks, s.windows[0]
+
+    fits = [
+        s
+        for s in shapes
+        if fixed(s) == fixed(shape)
+        and all(a >= b for a, b in zip(sizes(s), sizes(shape), strict=True))
+        and 3 * s.vertices <= 4 * shape.vertices
+    ]
+    if fits:
+        return min(fits, key=lambda s: s.vertices)
+    shapes.append(shape)
+    return shape
 
 
 def bucket(n: int) -> int:

@@ -167,3 +167,16 @@ def test_shuffled_batches_share_few_shapes() -> None:
         order = rng.permutation(len(graphs))
         shapes |= {cavs.schedule(graphs[order[i : i + 32]]).shape for i in range(0, 256, 32)}
     assert len(shapes) <= 12, sorted((s.vertices, s.leaves, s.inner, s.tasks, s.classes) for s in shapes)
+
+
+def test_known_shapes_are_taken_again() -> None:
+    graphs, rng = joined([random_binary_tree(leaves, leaves) for leaves in range(2, 66)]), np.random.default_rng(0)
+    known: list = []
+    for _epoch in range(6):
+        before = len(known)
+        order = rng.permutation(len(graphs))
+        for start in range(0, len(graphs), 16):
+            schedule = cavs.schedule(graphs[order[start : start + 16]], shapes=known)
+            assert schedule.shape in known
+            check(graphs[order[start : start + 16]], schedule)
+    assert len(known) == before <= 5
