@@ -217,7 +217,6 @@ def needed(eqns: Sequence[Any], outs: Sequence[Any], available: set[Any]) -> tup
                     want.add(x)
                     if x in available:
                         used.append(x)
-    # Inputs of the program that nothing computes are read too.
     return keep[::-1], used
 
 

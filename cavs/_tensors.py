@@ -67,10 +67,6 @@ class Rows(NamedTuple):
         n = self.edges + 2 * self.edge_pad if edge else self.size + 2 * self.pad
         return zeros((n, *aval.shape), aval.dtype)
 
-    def all(self) -> "View":
-        """All rows, without the slack."""
-        return View(self.pad, self.size, self.edge_pad, self.edges)
-
 
 class View(NamedTuple):
     """A contiguous part of the inner rows of a kind, and of their edges: where they lie in padded tensors."""

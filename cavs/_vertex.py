@@ -157,7 +157,6 @@ class Vertex:
         self._slots, self._num_children, self._child, self._leaf = slots, num_children, child, leaf
         self.scattered: list[Any] | None = None
         self.pushed: dict[str | None, Any] = {}
-        self.gathered: set[int] = set()
 
     def pull(self, name: str | None = None) -> Any:
         """This vertex's row of `inputs`; with `name`, of `inputs[name]`."""
@@ -179,7 +178,6 @@ class Vertex:
                 f"Write VertexFunction(..., arity={k + 1 if isinstance(k, int) and k >= 0 else '...'}), or gather_all "
                 "for any number of children."
             )
-        self.gathered.add(k)
         return self._slots[k]
 
     def has_child(self, k: int) -> Any:
