@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from cavs._adjoint import backward
 from cavs._parts import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
@@ -81,6 +83,10 @@ def run(
         at = jnp.asarray(at)
         if at.ndim != 1 or not jnp.issubdtype(at.dtype, jnp.integer):
             raise ValueError(f"run: at has shape {at.shape} and dtype {at.dtype}, wanted a 1-d array of vertex rows.")
+        if exact is not None and not isinstance(at, Tracer) and at.size:
+            low, high = int(np.asarray(at).min()), int(np.asarray(at).max())
+            if low < 0 or high >= exact:
+                raise ValueError(f"run: at has rows {low} to {high}, wanted 0 to {exact - 1}, as in sched.roots.")
     outs = _compiled(plan, sched.shape, kinds)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), at)
     if at is None and length != padded:
         outs = [x[:length] for x in outs]
