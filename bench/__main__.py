@@ -36,8 +36,10 @@ def main() -> None:
     run.add_argument("--systems", help="comma-separated, instead of the suite's")
     run.add_argument("--threads", type=int, default=2)
     run.add_argument("--rounds", type=int, help="default 7, quick 3")
+    run.add_argument("--minutes", type=float, default=float("inf"), help="start no case after so long; run again to go on")
     run.add_argument("--again", action="store_true", help="also what today's results hold already")
     run.add_argument("--python", action="append", default=[], metavar="SYSTEM=PATH", help="the interpreter of a system")
+    run.add_argument("--commit", help="of this code, where it is no checkout")
     run.add_argument("--results", type=Path, default=store.RESULTS)
     report = commands.add_parser("report", help="figures and tables from the results")
     report.add_argument("--results", type=Path, default=store.RESULTS)
@@ -48,12 +50,12 @@ def main() -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    console = Console()
+    console, start = Console(), time.monotonic()
     load = os.getloadavg()[0]
     if load > BUSY:
         console.print(f"[yellow]The machine is busy (load {load:.1f}): expect noise. The record says so.")
-    names = tuple(args.systems.split(",")) if args.systems else suites.systems_of(args.suite, args.quick)
-    wanted = [c for c in suites.cases_of(args.suite, args.quick) if fnmatch.fnmatch(c.name, args.only)]
+    names = tuple(args.systems.split(",")) if args.systems else suites.systems_of(args.suite, args.quick, args.device)
+    wanted = [c for c in suites.cases_of(args.suite, args.quick, args.device) if fnmatch.fnmatch(c.name, args.only)]
     if not wanted:
         raise SystemExit(f"no case of suite {args.suite!r} matches {args.only!r}")
     pythons = dict(p.split("=", 1) for p in args.python)
@@ -67,7 +69,7 @@ def _run(args: argparse.Namespace) -> None:
         if not bench.remotes:
             raise SystemExit(f"none of the systems can run on {args.device} here")
         try:
-            _run_cases(args, console, bench, wanted, names, path)
+            _run_cases(args, console, bench, wanted, names, path, start + 60 * args.minutes)
         finally:
             bench.close()
 
@@ -92,9 +94,9 @@ def _packed(file: str | None, folder: str) -> str | None:
     return path
 
 
-def _run_cases(args, console, bench, wanted, names, path) -> None:
+def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
     names = tuple(n for n in names if args.device in SYSTEMS[n].devices)
-    environment = store.environment(args.device, args.threads, bench.versions)
+    environment = store.environment(args.device, args.threads, bench.versions, args.commit)
     device = store.device_name(args.device, args.threads, bench.versions)
     results = store.Store(args.results / device / f"{time.strftime('%Y-%m-%d')}.json")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
@@ -102,6 +104,9 @@ def _run_cases(args, console, bench, wanted, names, path) -> None:
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(args.suite, total=len(wanted))
         for case in wanted:
+            if time.monotonic() > deadline:
+                console.print(f"[yellow]--minutes is over before {case.name}: run again to go on")
+                break
             if args.again or not results.done(args.suite, case.name, names, args.quick):
                 record = {"suite": args.suite, "quick": args.quick} | bench.run(
                     case,
@@ -136,8 +141,10 @@ def _line(record: dict) -> str:
 def _report(args: argparse.Namespace) -> None:
     from bench import figures, report
 
-    path = args.results / "TABLES.md"
+    path, readme = args.results / "TABLES.md", store.RESULTS.parent.parent / "README.md"
     path.write_text(report.tables(store.latest(args.results)))
+    if args.results.resolve() == store.RESULTS:
+        readme.write_text(report.with_main_table(readme.read_text(), store.latest()))
     drawn = figures.draw(store.latest(args.results), args.results)
     Console().print(f"{path}, and {len(drawn)} figures: {', '.join(p.name for p in drawn)}")
 

@@ -15,10 +15,13 @@ import re
 
 import numpy as np
 
+from bench import applications
+
 VOCAB, CLASSES, SEED = 10_000, 5, 0
-CELLS = ("tree_lstm", "tree_fc", "lstm", "child_sum")
+CELLS = ("tree_lstm", "tree_fc", "lstm", "child_sum", *applications.CELLS)
 # Steps of one round over distinct batches, quick and full: the same for every system.
 QUICK_STEPS = {1: 64, 16: 16, 64: 6, 256: 3}
+GPU_QUICK_STEPS = {1: 32, 16: 24, 64: 24, 256: 8}  # a step is short there, and a round ends by waiting for the device
 STEPS_FACTOR = 4  # a full run's rounds are longer by this
 
 
@@ -39,10 +42,11 @@ class Case:
         name = f"{self.cell}/{self.shape}/h{self.hidden}/b{self.batch}"
         return name if self.embed == self.hidden else f"{name}/e{self.embed}"
 
-    def steps(self, quick: bool) -> int:
+    def steps(self, quick: bool, device: str = "cpu") -> int:
         """Training steps of one round, each over a batch of its own."""
-        near = min(QUICK_STEPS, key=lambda b: abs(np.log(b / self.batch)))
-        steps = max(2, round(QUICK_STEPS[near] * near / self.batch))
+        of = QUICK_STEPS if device == "cpu" else GPU_QUICK_STEPS
+        near = min(of, key=lambda b: abs(np.log(b / self.batch)))
+        steps = max(2, round(of[near] * near / self.batch))
         return steps if quick else steps * STEPS_FACTOR
 
     @property
@@ -73,6 +77,8 @@ def parameters(case: Case) -> dict:
         "lstm": {"w": (e, 4 * h), "u": (h, 4 * h), "b": (4 * h,)},
     }
     shapes["child_sum"] = dict(shapes["tree_lstm"], w_f=(e, h))
+    if case.cell in applications.CELLS:
+        shapes[case.cell] = applications.shapes(case.cell, e, h)
     mine = dict(shapes[case.cell], embed=(VOCAB, e), out_w=(h, case.classes), out_b=(case.classes,))
     rng = np.random.default_rng(SEED)
     limit = h**-0.5
@@ -260,6 +266,7 @@ SHAPES = {
     "lattice": lattice,
     "deep": deep,
     "wide": wide,
+    **applications.SHAPES,
 }
 
 
@@ -301,6 +308,9 @@ def gflop(case: Case, batches: list) -> float:
     e, h, total = case.embed, case.hidden, 0
     for batch in batches:
         for g in batch:
+            if case.cell in applications.CELLS:
+                total += applications.multiply_adds(case.cell, e, h, case.classes, g)
+                continue
             if case.cell == "lstm":
                 n = len(g["words"])
                 total += n * (4 * e * h + h * case.classes) + (n - 1) * 4 * h * h

@@ -1,13 +1,15 @@
 """Our system under the peers' contract: schedule, then one jitted training step.
 
 Graphs are read once (`load`), as a user's are from a file: that is where a vertex's height is computed, outside the clock,
-and `reading` says how long it took. Inside the clock, every step: selecting the batch, `cavs.schedule`, padding the words,
-transfer, forward, backward, SGD. JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the
-clock runs until the last step's parameters are ready. The peers are synchronous by nature.
+and `reading` says how long it took. Inside the clock, every step: selecting the batch, its schedule (`cavs.schedules`, which
+prepares the next few thousand vertices at once), padding the words, transfer, forward, backward, SGD. JAX dispatches
+asynchronously, so the next batch is scheduled while this one computes; the clock runs until the last step's parameters are
+ready. The peers are synchronous by nature.
 """
 
 import functools
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -49,7 +51,7 @@ def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
 
 
 class Cavs:
-    """One model. `fusion`, `eager`, `lazy` are those of `cavs.Optimizations`, `policy` that of `cavs.schedule`."""
+    """One model; `fusion`, `eager`, `lazy` as in `cavs.Optimizations`, `policy` as in `schedule`, `engine` as in `run`."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Cavs:
         threads: int = 2,
         device: str = "cpu",
         policy: str = "batching",
+        engine: str | None = None,
         **optimizations: bool,
     ):
         ready = program(cell, params["out_w"].shape[0], params["embed"].shape[1])
@@ -67,7 +70,7 @@ class Cavs:
             F = cavs.VertexFunction(ready, state=state, arity=F.arity, optimizations=cavs.Optimizations(**optimizations))
         self._p = {k: jnp.array(v) for k, v in params.items() if k != "embed"}
         self._embed, self._policy, self._everywhere = jnp.array(params["embed"]), policy, cell == "lstm"
-        self._step = _make_step(F, self._everywhere)
+        self._step = _make_step(F, self._everywhere, engine)
         self._shapes: list[Any] = []
 
     def params(self) -> dict[str, np.ndarray]:
@@ -81,21 +84,25 @@ class Cavs:
         order = np.arange(len(graphs))
         return [(graphs, i) for i in np.split(order, np.cumsum(sizes)[:-1])]
 
-    def schedule(self, batch: Any) -> tuple[Any, ...]:
-        """All that the host does for a batch."""
-        graphs, index = batch
-        graphs = graphs[index]
-        sched = cavs.schedule(graphs, policy=self._policy, shapes=self._shapes)
-        words = sched.pad(graphs.input_id, NO_WORD)
-        if self._everywhere:
-            return sched, words, sched.pad(graphs.label, -1)
-        return sched, words, graphs.label[graphs.vertex_offsets[1:] - 1]
+    def schedules(self, batches: list[Any]) -> Iterator[tuple[Any, ...]]:
+        """All that the host does for these batches, one after another."""
+        prepared: Any = cavs.schedules(batches[0][0], (i for _, i in batches), policy=self._policy, shapes=self._shapes)
+        for graphs, sched in prepared:
+            words = sched.pad(graphs.input_id, NO_WORD)
+            if self._everywhere:
+                yield sched, words, sched.pad(graphs.label, -1)
+            else:
+                yield sched, words, graphs.label[graphs.vertex_offsets[1:] - 1]
 
     def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
         """Training steps one after another; the losses before each update."""
+        return self.train(self.schedules(batches), lr)
+
+    def train(self, batches: Iterable[tuple[Any, ...]], lr: float = 0.05) -> list[float]:
+        """The same for batches as `schedules` prepares them."""
         losses = []
-        for batch in batches:
-            self._p, self._embed, loss = self._step(self._p, self._embed, *self.schedule(batch), lr)
+        for prepared in batches:
+            self._p, self._embed, loss = self._step(self._p, self._embed, *prepared, lr)
             losses.append(loss)
         jax.block_until_ready((self._p, self._embed, losses))
         return [float(x) for x in losses]
@@ -108,11 +115,11 @@ class Cavs:
         return self._step._cache_size()
 
 
-def _make_step(F: cavs.VertexFunction, everywhere: bool) -> Any:
+def _make_step(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(params: Any, embed: Any, sched: cavs.Schedule, words: Any, labels: Any, lr: Any) -> Any:
         def loss(params: Any, x: Any) -> Any:
-            h = cavs.run(F, params, sched, x, at=None if everywhere else sched.roots)
+            h = cavs.run(F, params, sched, x, at=None if everywhere else sched.roots, engine=engine)
             log_p = jax.nn.log_softmax(h @ params["out_w"] + params["out_b"])
             of_label = jnp.take_along_axis(log_p, labels[:, None], 1, mode="clip")[:, 0]
             if not everywhere:

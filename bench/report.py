@@ -1,7 +1,10 @@
 """The Markdown tables, from committed results alone: the same JSON gives the same bytes."""
 
+import dataclasses
 import statistics
 from typing import Any
+
+from bench.cases import parse
 
 BUSY_CORES = 0.15  # that other programs took while a case was timed, above which the table warns
 
@@ -14,6 +17,28 @@ in milliseconds. Ratios are of medians within one run: how many times as long as
 Floor: the step's matrix products alone at the rate of a 1024 x 1024 x 1024 product (8192 on GPU) measured in the same run;
 element-wise work, memory traffic and the order of the levels are not in it.
 """
+
+
+OURS = ("cavs", "cavs_persistent")
+# These replay one structure, launched once for all: bounds, not ways to train on changing graphs.
+BOUNDS = ("torch_cuda_graph", "torch_triton_graph", "torch_packed_graph")
+# The rows of the README's table, where there are results.
+MAIN = (
+    "tree_lstm/sst/h64/b1",
+    "tree_lstm/sst/h64/b64",
+    "tree_lstm/sst/h256/b1",
+    "tree_lstm/sst/h256/b16",
+    "tree_lstm/sst/h256/b64",
+    "tree_lstm/sst/h256/b256",
+    "tree_lstm/sst/h512/b1",
+    "tree_lstm/sst/h512/b16",
+    "tree_lstm/sst/h512/b64",
+    "tree_fc/complete-256/h256/b64",
+    "tree_fc/complete-256/h512/b64",
+    "lstm/chains/h256/b64",
+    "lstm/chains/h512/b64",
+)
+MARKS = ("<!-- bench:begin -->\n", "<!-- bench:end -->\n")
 
 
 def median(system: dict[str, Any]) -> float | None:
@@ -34,10 +59,12 @@ def tables(found: Records) -> str:
         suites = list(dict.fromkeys(r["suite"] for r in records))
         out.append(f"\n## {device}\n\n{_environment(records)}")
         for suite in suites:
-            mine = [r for r in records if r["suite"] == suite]
+            mine = sorted((r for r in records if r["suite"] == suite), key=lambda r: dataclasses.astuple(parse(r["case"])))
             out.append(f"\n### Suite {suite}: a training step\n\n{_steps(mine)}")
             if suite != "ablation":
                 out.append(f"\n### Suite {suite}: graph construction and scheduling (Cavs 5.2)\n\n{_schedules(mine)}")
+            if any(s.get("device", {}).get("seconds") for r in mine for s in r["systems"].values()):
+                out.append(f"\n### Suite {suite}: time on the device alone, by its profiler\n\n{_device_times(mine)}")
             out.append(f"\n### Suite {suite}: compilation, once\n\n{_compilation(mine)}")
     if found:
         newest = max((r for records in found.values() for r in records), key=lambda r: (r["date"], r["started"]))
@@ -76,6 +103,39 @@ def _environment(records: list[dict[str, Any]]) -> str:
         absent |= {n: s["absent"] for n, s in r["systems"].items() if s.get("absent", "").startswith("needs ")}
     lines += [f"- Not here: {name}, {why}" for name, why in absent.items()]
     return "\n".join(lines) + "\n"
+
+
+def main_table(found: Records) -> str:
+    """What the README shows of suite `cavs`: ours, the fastest peer, and well-known ones, wherever we stand."""
+    shown = ("torch_levelled", "dynet_like_agenda", "dynet", "dgl", "jax_scan")
+    out = ""
+    for device, records in found.items():
+        of = {r["case"]: r["systems"] for r in records if r["suite"] == "cavs"}
+        rows = [name for name in MAIN if any(median(of.get(name, {}).get(n, {})) is not None for n in OURS)]
+        if not rows:
+            continue
+        columns = [n for n in shown if any(median(of[name].get(n, {})) is not None for name in rows)]
+        bounded = any(median(of[name].get(n, {})) is not None for name in rows for n in BOUNDS)
+        bound = ("bound: one structure in a CUDA graph",) if bounded else ()
+        newest = max(r["date"] for r in records if r["suite"] == "cavs")
+        out += f"\n{device}, {newest}:\n\n" + _head("a training step", "cavs, ms", "fastest peer", *columns, *bound)
+        for name in rows:
+            times = {n: t for n, s in of[name].items() if (t := median(s)) is not None}
+            mine = min((n for n in OURS if n in times), key=lambda n: times[n])
+            cell = lambda n, t=times, m=mine: f"{t[n] / t[m]:.2f}x" if n in t else "-"  # noqa: E731
+            fastest = lambda names, t=times: min((n for n in names if n in t), key=lambda n: t[n], default=None)  # noqa: E731
+            peer = fastest(n for n in times if n not in (*OURS, *BOUNDS))
+            best = [fastest(BOUNDS)] if bounded else []
+            named = [f"{n} {cell(n)}" if n else "-" for n in (peer, *best)]
+            engine = "" if mine == "cavs" else " (persistent)"
+            out += _row(name, _ms(times[mine]) + engine, named[0], *map(cell, columns), *named[1:])
+    return out + "\n" if out else ""
+
+
+def with_main_table(readme: str, found: Records) -> str:
+    """The README's text with the table between its marks made anew."""
+    before, rest = readme.split(MARKS[0], 1)
+    return before + MARKS[0] + main_table(found) + MARKS[1] + rest.split(MARKS[1], 1)[1]
 
 
 def _row(*cells: str) -> str:
@@ -133,7 +193,11 @@ def _steps(records: list[dict[str, Any]]) -> str:
 
 def _schedules(records: list[dict[str, Any]]) -> str:
     names = [n for n in names_of(records) if any(r["systems"].get(n, {}).get("schedule") for r in records)]
-    out = _head("case", *(f"{n}, ms (share of its step)" for n in names), "cavs reading files, ms a step")
+    adds = any("with_schedule" in r["systems"].get("cavs", {}) for r in records)
+    columns = (("cavs: what it adds to the step, by steps with and without it",) if adds else ()) + (
+        "cavs reading files, ms a step",
+    )
+    out = _head("case", *(f"{n}, ms (share of its step)" for n in names), *columns)
     for r in records:
         cells = []
         for n in names:
@@ -144,7 +208,29 @@ def _schedules(records: list[dict[str, Any]]) -> str:
                 continue
             t = statistics.median(s["schedule"])
             cells.append(f"{_ms(t)} ({100 * t / step:.1f} %)")
-        out += _row(r["case"], *cells, _ms(r["systems"].get("cavs", {}).get("reading", 0.0)))
+        ours = r["systems"].get("cavs", {})
+        if adds and "with_schedule" in ours:
+            with_it, without = (statistics.median(ours[k]) for k in ("with_schedule", "without_schedule"))
+            cells.append(f"{100 * (with_it - without) / with_it:.1f} %")
+        elif adds:
+            cells.append("-")
+        out += _row(r["case"], *cells, _ms(ours.get("reading", 0.0)))
+    return out
+
+
+def _device_times(records: list[dict[str, Any]]) -> str:
+    names = [n for n in names_of(records) if any(r["systems"].get(n, {}).get("device", {}).get("seconds") for r in records)]
+    out = _head("case", *(f"{n}: ms a step, of it products, moves (kernels)" for n in names))
+    for r in records:
+        cells = []
+        for n in names:
+            d = r["systems"].get(n, {}).get("device", {})
+            cells.append(
+                f"{_ms(d['seconds'])}, {_ms(d['products'])}, {_ms(d['moves'])} ({d['kernels']:.0f})"
+                if d.get("seconds")
+                else "-"
+            )
+        out += _row(r["case"], *cells)
     return out
 
 

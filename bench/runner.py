@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from bench.cases import Case
 from bench.systems import SYSTEMS
 
 ROOT = Path(__file__).resolve().parent.parent
-TOLERANCE = 1e-4  # relative, of the losses before and after two updates
+TOLERANCE = {"cpu": 1e-4, "gpu": 2e-3}  # relative, of the losses before and after two updates; a GPU multiplies in TF32
+QUICK_WARM = 90.0  # seconds of a quick run after which a system that still compiles is left out of a case
 BUSY = 0.5  # load a core above which a record is suspect
 # Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
@@ -91,14 +93,12 @@ class Bench:
         self.versions: dict[str, dict[str, str]] = {}
         self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log)
         self.device, self._log = device, log
-        for name in names:
-            if device not in SYSTEMS[name].devices:
-                continue
-            try:
-                remote = self._new(name)
-                hello = remote("hello")
-            except (OSError, WorkerDied) as error:
-                self.missing[name] = str(error)
+        # On a machine of many cores workers start and compile beside each other; they are timed one at a time.
+        self._pool = ThreadPoolExecutor(max(1, _cores() // 4) if device == "gpu" else 1)
+        wanted = [n for n in names if device in SYSTEMS[n].devices]
+        for name, (remote, hello) in zip(wanted, self._pool.map(self._start, wanted), strict=True):
+            if remote is None:
+                self.missing[name] = hello["error"]
                 continue
             if "versions" in hello:
                 self.remotes[name], self.versions[name] = remote, hello["versions"]
@@ -106,7 +106,15 @@ class Bench:
                 self.missing[name] = hello.get("missing") or hello["error"]
                 remote.close()
 
+    def _start(self, name: str) -> tuple[Remote | None, dict[str, Any]]:
+        try:
+            remote = self._new(name)
+            return remote, remote("hello")
+        except (OSError, WorkerDied) as error:
+            return None, {"error": str(error)}
+
     def close(self) -> None:
+        self._pool.shutdown()
         for remote in self.remotes.values():
             remote.close()
 
@@ -134,7 +142,7 @@ class Bench:
         tell: Callable[[str], None] = lambda text: None,
     ) -> dict[str, Any]:
         """One case on all systems that can run it: its record."""
-        steps = case.steps(quick)
+        steps = case.steps(quick, self.device)
         load = _load()
         record: dict[str, Any] = {
             "case": case.name,
@@ -148,21 +156,24 @@ class Bench:
         }
         systems = record["systems"]
         ready: list[str] = []
-        for name in names:
-            reason = self.missing.get(name) or SYSTEMS[name].runs(case, self.device)
+
+        def prepare(name: str) -> dict[str, Any]:
+            reason = self.missing.get(name) or SYSTEMS[name].runs(case, self.device, quick)
             if reason:
-                systems[name] = {"absent": reason}
-                continue
+                return {"error": reason}
             tell(f"{case.name}: {name} compiles")
             found: dict[str, Any] = {}
             for command, arguments in (
                 ("open", {"case": case.name, "steps": steps, "path": path}),
                 ("check", {}),
-                ("warm", {}),
+                ("warm", {"limit": QUICK_WARM if quick else None}),
             ):
                 found |= self.ask(name, command, **arguments)
                 if "error" in found:
                     break
+            return found
+
+        for name, found in zip(names, self._pool.map(prepare, names), strict=True):
             if "error" in found:
                 systems[name] = {"absent": found["error"]}
                 continue
@@ -192,21 +203,25 @@ class Bench:
             record["other_cores"] = max(0.0, others / max(seconds_taken, 1e-9))
         for name in ready:
             if "samples" in systems[name]:
-                systems[name] |= self.ask(name, "schedule")
+                systems[name] |= self.ask(name, "schedule") | self.ask(name, "profile")
         record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
-        _check(systems)
+        _check(systems, TOLERANCE[self.device])
         record["load_after"] = _load()
         return _rounded(record)
 
 
-def _check(systems: dict[str, Any]) -> None:
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check(systems: dict[str, Any], tolerance: float) -> None:
     """Marks the systems whose losses differ from the median of all."""
     found = {name: s["losses"] for name, s in systems.items() if "losses" in s}
     for name, losses in found.items():
         middle = [statistics.median(other[i] for other in found.values()) for i in range(len(losses))]
         deviation = max(abs(x - m) / max(abs(m), 1e-30) for x, m in zip(losses, middle, strict=True))
         systems[name]["deviation"] = deviation
-        systems[name]["agrees"] = bool(deviation <= TOLERANCE)  # False for NaN too
+        systems[name]["agrees"] = bool(deviation <= tolerance)  # False for NaN too
 
 
 def _processor_seconds(processes: list[int]) -> tuple[float, float] | None:

@@ -32,13 +32,13 @@ def device_name(device: str, threads: int, versions: dict[str, dict[str, str]]) 
     return f"{device}-{slug}-{threads}t" if device == "cpu" else f"{device}-{slug}"
 
 
-def environment(device: str, threads: int, versions: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """What a reader must know to judge or repeat the numbers."""
+def environment(device: str, threads: int, versions: dict[str, dict[str, str]], commit: str | None = None) -> dict[str, Any]:
+    """What a reader must know to judge or repeat the numbers; `commit` where this is no checkout that could tell."""
     from bench.lines import count
 
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "changed": bool(_git("status", "--porcelain", "--", "cavs", "vertex_programs", "kernels", "bench/*.py", "bench/peers")),
+        "commit": commit or _git("rev-parse", "HEAD"),
+        "changed": bool(_git("status", "--porcelain", "--", "cavs", "vertex_programs", "kernels", "bench/*.py")),
         "device": device,
         "threads": threads,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -51,7 +51,7 @@ def environment(device: str, threads: int, versions: dict[str, dict[str, str]]) 
 
 
 def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(RESULTS.parent), *arguments]
+    command = ["git", "-C", str(RESULTS.parent.parent), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

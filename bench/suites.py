@@ -1,37 +1,58 @@
 """Which cases and systems a suite runs: the grids of the papers' figures, and smaller ones for `--quick`."""
 
 from bench.cases import Case
+from bench.systems import SYSTEMS
 
 BATCHES = (1, 16, 32, 64, 128, 256)
 HIDDEN = (64, 128, 256, 512, 1024, 2048)
 LEAVES = (32, 64, 128, 256, 512, 1024)
 PEERS = (
     "cavs",
+    "cavs_persistent",
     "torch_levelled",
     "torch_compiled",
     "torch_manual",
     "torch_cuda_graph",
+    "torch_triton",
+    "torch_triton_graph",
     "torch_packed_lstm",
     "torch_padded_lstm",
+    "torch_packed_graph",
+    "torch_applications",
     "torch_edges",
     "dynet_like_depth",
     "dynet_like_agenda",
     "jax_scan",
     "jax_unrolled",
+    "jax_cudnn_rnn",
     "flax_rnn",
     "dgl",
     "dynet",
 )
-QUICK_PEERS = ("cavs", "torch_levelled", "torch_manual", "torch_packed_lstm", "torch_edges", "dynet_like_agenda", "jax_scan")
-ABLATION = ("cavs", "cavs-no-fusion", "cavs-no-eager", "cavs-no-lazy", "cavs-none", "cavs-serial")
+# Each optimization off alone, on alone (as in the paper), all off, and vertex after vertex.
+ABLATION = (
+    "cavs",
+    "cavs-no-fusion",
+    "cavs-no-eager",
+    "cavs-no-lazy",
+    "cavs-none",
+    "cavs-fusion-alone",
+    "cavs-eager-alone",
+    "cavs-lazy-alone",
+    "cavs-serial",
+)
 
 
 def _case(cell: str, shape: str, hidden: int, batch: int, embed: int | None = None) -> Case:
     return Case(cell, shape, hidden, batch, embed or hidden)
 
 
-def _cavs(quick: bool) -> list[Case]:
-    """Cavs, figure 8 (four models over batch and hidden), figure 9 and table 1 (Tree-FC over leaves; Tree-LSTM over batch)."""
+def _cavs(quick: bool, device: str) -> list[Case]:
+    """Cavs, figures 8 and 9, tables 1 and 2: four models over batch and hidden, Tree-FC over leaves, Tree-LSTM over batch."""
+    if quick and device == "gpu":  # what matters most comes first: a run may be cut off by --minutes
+        sst = [_case("tree_lstm", "sst", h, b) for h, b in ((512, 64), (512, 16), (512, 1), (512, 256), (256, 64), (1024, 64))]
+        fc = [_case("tree_fc", "complete-256", 512, b) for b in (64, 16, 1)]
+        return [*sst[:2], _case("lstm", "chains", 512, 64), fc[0], *sst[2:], _case("lstm", "fixed-64", 512, 64), *fc[1:]]
     if quick:
         return [
             *(_case("tree_lstm", "sst", h, b) for h in (64, 256) for b in (1, 16, 64, 256)),
@@ -43,26 +64,26 @@ def _cavs(quick: bool) -> list[Case]:
     return grid + [_case("tree_fc", f"complete-{n}", 512, 64) for n in LEAVES]
 
 
-def _vpps(quick: bool) -> list[Case]:
-    """VPPS, figure 8 (Tree-LSTM over batch), 9 (over hidden and batch), 12 (TD-RNN and TD-LSTM: pyramids over sentences).
+def _vpps(quick: bool, device: str) -> list[Case]:
+    """VPPS, figure 8 (Tree-LSTM over batch), 9 (over hidden and batch), 12 (TD-RNN, TD-LSTM, RvNN over batch), at its sizes.
 
-    Table I counts bytes that a GPU loads from its memory, which no clock shows. BiLSTM, BiLSTMwChar and RvNN of figure 12
-    are not here: no peer of this bench runs them.
+    Its taggers (BiLSTM, BiLSTMwChar) are timed from files, by `python -m bench.taggers`. Table I, weights loaded, counts bytes
+    of a GPU's memory, which no clock shows.
     """
     batches = (2, 32) if quick else (1, 2, 4, 8, 16, 32, 64, 128)
     cases = [_case("tree_lstm", "sst", 256, b) for b in batches]
-    cases += [_case("tree_lstm", "sst", h, b, 128) for h in ((128,) if quick else (128, 256, 384, 512)) for b in batches[::2]]
-    cases += [_case("tree_fc", "pyramid", 64 if quick else 512, b) for b in batches[1::2]]
-    return cases + [_case("tree_lstm", "pyramid", 64 if quick else 256, b) for b in batches[1::2]]
+    cases += [_case("tree_lstm", "sst", h, b, 128) for h in ((128,) if quick else (128, 256, 384, 512)) for b in batches]
+    figure_12 = (("td_rnn", "sentences", 512), ("td_lstm", "sentences", 256), ("rvnn", "sst", 512))
+    return cases + [_case(cell, shape, 64 if quick else h, b) for cell, shape, h in figure_12 for b in batches]
 
 
-def _ablation(quick: bool) -> list[Case]:
+def _ablation(quick: bool, device: str) -> list[Case]:
     """Cavs, figure 10: Fixed-LSTM and Tree-LSTM over hidden, batch 64; and section 5.1's serial policy."""
     sizes = (64, 256) if quick else HIDDEN
     return [_case(*m, h, 64) for m in (("lstm", "fixed-64"), ("tree_lstm", "sst")) for h in sizes]
 
 
-def _scaling(quick: bool) -> list[Case]:
+def _scaling(quick: bool, device: str) -> list[Case]:
     """Other shapes of graphs, and how time grows with batch and leaves."""
     h = 64 if quick else 256
     shapes = ("dependency", "lattice", "deep-300", "wide-128")
@@ -70,14 +91,24 @@ def _scaling(quick: bool) -> list[Case]:
     return cases + [_case("tree_fc", f"complete-{n}", h, 16) for n in ((32, 256) if quick else LEAVES)]
 
 
-SUITES = {"cavs": _cavs, "vpps": _vpps, "ablation": _ablation, "scaling": _scaling}
+def _applications(quick: bool, device: str) -> list[Case]:
+    """VPPS, section IV, Echo's encoder-decoder, and what users of the field run, at batch 1, 16 and 64."""
+    h = 64 if quick else 256
+    kinds = {"td_rnn": "sentences", "td_lstm": "sentences", "rvnn": "sst", "encoder_decoder": "pairs"}
+    kinds |= {"lattice_lstm": "characters", "dagnn": "netlist"}
+    return [_case(cell, shape, h, b) for cell, shape in kinds.items() for b in (1, 16, 64)]
 
 
-def cases_of(suite: str, quick: bool) -> list[Case]:
+SUITES = {"cavs": _cavs, "vpps": _vpps, "ablation": _ablation, "scaling": _scaling, "applications": _applications}
+
+
+def cases_of(suite: str, quick: bool, device: str = "cpu") -> list[Case]:
     """The cases of a suite, each once."""
-    return list(dict.fromkeys(SUITES[suite](quick)))
+    return list(dict.fromkeys(SUITES[suite](quick, device)))
 
 
-def systems_of(suite: str, quick: bool) -> tuple[str, ...]:
-    """The systems of a suite, ours first."""
-    return ABLATION if suite == "ablation" else QUICK_PEERS if quick else PEERS
+def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
+    """The systems of a suite that there are on a device, ours first."""
+    if suite == "ablation":
+        return tuple(n for n in ABLATION if not (quick and n.endswith("-alone")))
+    return tuple(n for n in PEERS if device in SYSTEMS[n].devices)

@@ -5,16 +5,32 @@ import importlib.util
 
 TREES, ALL = ("tree_lstm", "tree_fc"), ("tree_lstm", "tree_fc", "lstm")
 EVERY = (*ALL, "child_sum")
+APPLICATIONS = ("td_rnn", "td_lstm", "rvnn", "encoder_decoder", "lattice_lstm", "dagnn")
 
 
 class System:
     """One row of the table below."""
 
-    def __init__(self, module, cls, cells, needs, install, devices=("cpu", "gpu"), trees_only=False, widest=None, **options):
+    def __init__(
+        self,
+        module,
+        cls,
+        cells,
+        needs,
+        install,
+        devices=("cpu", "gpu"),
+        trees_only=False,
+        widest=None,
+        compiles=False,
+        slow=False,
+        **options,
+    ):
         self.module, self.cls, self.cells, self.needs, self.install = module, cls, cells, needs, install
         self.devices, self.trees_only, self.widest, self.options = devices, trees_only, widest, options
+        self.compiles = compiles  # every new structure, for long
+        self.slow = slow  # to compile or to run, or beaten by a sibling: quick runs time it in one size alone
 
-    def runs(self, case, device):
+    def runs(self, case, device, quick=False):
         """Why this system cannot run a case, or None."""
         if device not in self.devices:
             return "not on " + device
@@ -24,6 +40,10 @@ class System:
             return "trees only"
         if self.widest and case.batch > self.widest:
             return f"compiles for minutes beyond batch {self.widest}"
+        if self.compiles and quick and case.shape.split("-")[0] not in ("complete", "fixed"):
+            return "compiles for minutes: each structure anew, so not with --quick"
+        if self.slow and quick and (case.hidden, case.batch) != (256 if device == "cpu" else 512, 64):
+            return "no quick run of this size"
         return None
 
     def missing(self):
@@ -32,40 +52,57 @@ class System:
 
     def make(self, case, params, threads, device):
         """The model, by the contract of `bench.peers`."""
-        cls = getattr(importlib.import_module(self.module), self.cls)
+        ours = self.module == "bench.ours" and case.cell in APPLICATIONS
+        module, cls = ("bench.ours_applications", "CavsApplication") if ours else (self.module, self.cls)
+        cls = getattr(importlib.import_module(module), cls)
         options = dict(self.options)
         if "gpu" in self.devices:
             options["device"] = device
         return cls(case.cell, params, threads=threads, **options)
 
 
-def _ours(**options):
-    return System("bench.ours", "Cavs", EVERY, ("jax",), "pip install -e .", **options)
+def _ours(cells=EVERY, **options):
+    return System("bench.ours", "Cavs", cells, ("jax",), "pip install -e .", **options)
 
 
-def _torch(module, cls, cells=ALL, **options):
-    return System("bench.peers." + module, cls, cells, ("torch",), "pip install torch", **options)
+def _torch(module, cls, cells=ALL, needs=("torch",), **options):
+    return System("bench.peers." + module, cls, cells, needs, "pip install " + " ".join(needs), **options)
 
 
 SYSTEMS = {
-    "cavs": _ours(),
+    "cavs": _ours((*EVERY, *APPLICATIONS), engine="scan"),
+    "cavs_persistent": _ours(engine="persistent", devices=("gpu",)),
     "cavs-no-fusion": _ours(fusion=False),
     "cavs-no-eager": _ours(eager=False),
     "cavs-no-lazy": _ours(lazy=False),
     "cavs-none": _ours(fusion=False, eager=False, lazy=False),
+    "cavs-fusion-alone": _ours(eager=False, lazy=False),
+    "cavs-eager-alone": _ours(fusion=False, lazy=False),
+    "cavs-lazy-alone": _ours(fusion=False, eager=False),
     "cavs-serial": _ours(policy="serial"),
     "torch_levelled": _torch("torch_levelled", "TorchLevelled"),
-    "torch_compiled": _torch("torch_compiled", "TorchCompiled", TREES, trees_only=True),
+    "torch_compiled": _torch("torch_compiled", "TorchCompiled", TREES, trees_only=True, slow=True),
     "torch_manual": _torch("torch_manual", "TorchManual", trees_only=True),
-    "torch_cuda_graph": _torch("torch_cuda_graph", "TorchCudaGraph", devices=("gpu",)),
+    "torch_cuda_graph": _torch("torch_cuda_graph", "TorchCudaGraph", devices=("gpu",), trees_only=True),
+    "torch_triton": _torch("torch_triton", "TorchTriton", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True),
+    "torch_triton_graph": _torch(
+        "torch_triton", "TorchTritonCudaGraph", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True
+    ),
     "torch_packed_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",)),
-    "torch_padded_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",), padded=True),
+    "torch_padded_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",), padded=True, slow=True),
+    "torch_packed_graph": _torch("torch_cuda_graph", "TorchPackedCudaGraph", ("lstm",), devices=("gpu",)),
+    "torch_applications": _torch("torch_applications", "TorchApplication", APPLICATIONS),
     "torch_edges": _torch("torch_edges", "TorchEdges", ("child_sum",)),
-    "dynet_like_depth": _torch("torch_dynet_like", "TorchDynetLike", policy="depth"),
+    "dynet_like_depth": _torch("torch_dynet_like", "TorchDynetLike", policy="depth", slow=True),
     "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", policy="agenda"),
     "jax_scan": System("bench.peers.jax_scan", "JaxScan", ALL, ("jax",), "pip install jax"),
-    "jax_unrolled": System("bench.peers.jax_unrolled", "JaxUnrolled", ALL, ("jax",), "pip install jax", widest=16),
-    "flax_rnn": System("bench.peers.flax_rnn", "FlaxRNN", ("lstm",), ("flax", "jax"), "pip install flax"),
+    "jax_unrolled": System(
+        "bench.peers.jax_unrolled", "JaxUnrolled", ALL, ("jax",), "pip install jax", widest=16, compiles=True
+    ),
+    "jax_cudnn_rnn": System(
+        "bench.peers.jax_cudnn_rnn", "JaxCudnnRNN", ("lstm",), ("jax",), "pip install 'jax[cuda13]'", devices=("gpu",)
+    ),
+    "flax_rnn": System("bench.peers.flax_rnn", "FlaxRNN", ("lstm",), ("flax", "jax"), "pip install flax", slow=True),
     "dgl": System(
         "bench.peers.dgl_topo",
         "DglTopo",

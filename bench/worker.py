@@ -3,8 +3,8 @@
     python -m bench.worker SYSTEM --threads 2 --device cpu
 
 Commands: `open` a case, `check` (losses before and after two updates; the first step), `warm` (every batch once), `round` (the
-timed passes), `schedule` (the host's share alone), `gemm` (the machine's rate), `quit`. One worker works at a time; the
-others sleep in `readline`. It also runs under the older Python of DyNet's wheel.
+timed passes), `schedule` (the host's share alone), `profile` (time on the GPU), `gemm` (the machine's rate), `quit`. One worker
+is timed at a time; the others sleep in `readline`. It also runs under the older Python of DyNet's wheel.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class Worker:
 
             if jax.default_backend() != "gpu":
                 return {"missing": "needs a GPU that JAX sees: pip install 'jax[cuda13]'"}
+        if not missing and "engine" in self.system.options:
+            from cavs._run import ENGINES
+
+            if self.system.options["engine"] not in ENGINES:
+                return {"missing": f"needs engine {self.system.options['engine']!r}, which this version of cavs lacks"}
         if missing:
             return {"missing": "needs " + ", ".join(missing) + ": " + self.system.install}
         for module in ("numpy", *self.system.needs, *(["cavs"] if self.name.startswith("cavs") else [])):
@@ -69,10 +74,13 @@ class Worker:
         first = time.perf_counter() - start
         return {"losses": losses + self._run([self.batches[1], self.batches[0]]), "first": first}
 
-    def warm(self):
-        start = time.perf_counter()
-        self._run(self.batches)
-        seconds = time.perf_counter() - start
+    def warm(self, limit=None):
+        start, seconds = time.perf_counter(), 0.0
+        for i, batch in enumerate(self.batches):
+            self._run([batch])
+            seconds = time.perf_counter() - start
+            if limit and seconds > limit and i + 1 < len(self.batches):
+                raise TimeoutError(f"compiles for minutes: {i + 1} of {len(self.batches)} batches took {seconds:.0f} s")
         count = getattr(self.model, "compilations", None)
         return {"warm": seconds, "compilations": count() if count else 0}
 
@@ -86,15 +94,47 @@ class Worker:
         return {"samples": samples}
 
     def schedule(self):
-        if getattr(self.model, "schedule", None) is None:
+        """The host's share alone: `schedules` of all batches where there is one, else `schedule` of each."""
+        one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
+        if one is None and many is None:
             return {"schedule": []}
         samples = []
         for _ in range(3):
             start = time.perf_counter()
-            for batch in self.batches:
-                self.model.schedule(batch)
+            if many:
+                for _ in many(self.batches):
+                    pass
+            elif one:
+                for batch in self.batches:
+                    one(batch)
             samples.append((time.perf_counter() - start) / len(self.batches))
-        return {"schedule": samples}
+        return dict(self._waiting() if many else {}, schedule=samples)
+
+    def _waiting(self, pairs=7, most=0.5):
+        """Steps with scheduling, and with schedules made beforehand, in turn: what scheduling adds to the wall clock."""
+        found = {"with_schedule": [], "without_schedule": []}
+        prepared = list(self.model.schedules(self.batches))
+        for _ in range(pairs):
+            for name, steps in (("with_schedule", self.model.schedules(self.batches)), ("without_schedule", prepared)):
+                start = time.perf_counter()
+                self.model.train(steps, LEARNING_RATE)
+                found[name].append((time.perf_counter() - start) / len(self.batches))
+                if time.perf_counter() - start > most:  # a long pass: scheduling is lost in its noise
+                    return {}
+        return found
+
+    def profile(self, most=16):
+        """Time on the device by its profiler, apart from the timed rounds."""
+        if self.device == "cpu":
+            return {"device": {"seconds": None, "why": "on a CPU the device is the host: its time is the wall time"}}
+        from bench import device_time
+
+        batches = self.batches[:most]
+        try:
+            return {"device": device_time.measure(lambda: self._run(batches), len(batches), "jax" in self.system.needs)}
+        except Exception as error:  # a profiler that may not look at the device must not cost the timings
+            traceback.print_exc()
+            return {"device": {"seconds": None, "why": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}}
 
     def gemm(self):
         """GFLOP/s of float32 products as this system's library runs them."""
@@ -146,7 +186,8 @@ def main():
             answer = getattr(worker, command)(**request)
         except Exception as error:  # the bench reports it in the table
             traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}
+            text = (str(error).splitlines() or [""])[0]
+            answer = {"error": text if isinstance(error, TimeoutError) else f"{type(error).__name__}: {text}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

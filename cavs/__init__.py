@@ -7,8 +7,15 @@ from cavs._converters import (
     from_parents as from_parents,
     to_networkx as to_networkx,
 )
+from cavs._debug import Comparison as Comparison, Difference as Difference, compare as compare
+from cavs._find_nan import NanReport as NanReport, find_nan as find_nan
 from cavs._graphs import Graphs as Graphs
 from cavs._host_memory import keep_host_memory as keep_host_memory
+from cavs._interop.cells import from_cell as from_cell
+from cavs._interop.edge_index import from_edge_index as from_edge_index
+from cavs._interop.exported import Exported as Exported, export_forward as export_forward, load_forward as load_forward
+from cavs._interop.torch_rnn import params_from_torch as params_from_torch, params_to_torch as params_to_torch
+from cavs._interop.weights import load_params as load_params, save_params as save_params
 from cavs._interpret import interpret as interpret
 from cavs._prefetch import prefetch as prefetch
 from cavs._readers import (
@@ -22,9 +29,10 @@ from cavs._readers import (
     save_npz as save_npz,
     write_edges as write_edges,
 )
+from cavs._readout import readout as readout
 from cavs._run import run as run
 from cavs._schedule import Schedule as Schedule
-from cavs._scheduler import schedule as schedule
+from cavs._scheduler import schedule as schedule, schedules as schedules
 from cavs._vertex import Optimizations as Optimizations, Vertex as Vertex, VertexFunction as VertexFunction
 
 # Last: the programs are written with the public names above.

@@ -12,6 +12,7 @@ over all vertices at once gives p's gradient: a single product A^T dY for a weig
 part's cotangents are such rows too.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jax import lax
 
 from cavs._lazy import lazy_gradients, mask_rows
 from cavs._parts import eager_function, pull
+from cavs._persistent import INTERPRET, reverse as persistent_reverse
 from cavs._rows import EDGE, ROW, STATIC, evaluate, is_float, is_var, needed, take, turned_weights
 from cavs._schedule import Schedule
 from cavs._split import Split
@@ -28,7 +30,7 @@ from cavs._tensors import Rows, View, Zeros, get_rows, recurrent_inputs, rows_of
 
 
 def backward(
-    plan: Any, sched: Schedule, kinds: tuple[str | None, ...], saved: dict[str, Any], at: Any, cts: list[Any]
+    plan: Any, sched: Schedule, kinds: tuple[str | None, ...], engine: str, saved: dict[str, Any], at: Any, cts: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Cotangents of params and inputs (flat) from those of the pushes."""
     shape = sched.shape
@@ -68,7 +70,10 @@ def backward(
                 _add(g, i, jnp.where(owned, rows.inner_edges(rows.edge_child), 0), ct)
 
     ct_inputs = [jnp.zeros_like(x) if is_float(x) else None for x in saved["inputs"]]
-    g, ct_inputs = _reverse_levels(plan, sched, parts, all_rows, zeros, saved, g, eager_cts, extra_cts, static_cts, ct_inputs)
+    reverse = _reverse_levels
+    if engine != "scan":
+        reverse = functools.partial(_reverse_launch, interpret=engine == INTERPRET)
+    g, ct_inputs = reverse(plan, sched, parts, all_rows, zeros, saved, g, eager_cts, extra_cts, static_cts, ct_inputs)
 
     # Static parts and leaves.
     ct_params: list[Any] = []
@@ -113,26 +118,7 @@ def _reverse_levels(
     """
     shape, states, lazy = sched.shape, saved["states"], plan.function.optimizations.lazy
     fusion, one_window = plan.function.optimizations.fusion, sched.shape.windows[0] == 1
-    memory = [
-        {
-            "states": states,
-            "statics": saved["statics"][k],
-            "crossing": [r.padded(x) for v, x in zip(p.eager_outs, saved["eager_rows"][k], strict=True) if v in p.cross],
-            "kept": saved["kept"][k],
-            "extras": [
-                (r.padded_edges if p.role.level.get(v) == EDGE else r.padded)(x)
-                for v, x in zip(p.extra, saved["extras"][k], strict=True)
-            ],
-        }
-        for k, (p, r) in enumerate(zip(parts, all_rows, strict=True))
-    ]
-    extra_in = [
-        {
-            i: (r.padded_edges if p.role.level.get(p.extra[i]) == EDGE else r.padded)(cts[i])
-            for i in (p.j_extra_cts if cts else ())
-        }
-        for p, r, cts in zip(parts, all_rows, extra_cts, strict=True)
-    ]
+    memory, extra_in = _memory(parts, all_rows, saved, extra_cts)
     levels = [cut_levels(p) for p in parts]
     # Without lazy batching only what the eager part waits for is stored.
     stored = [[v for v in p.cuts if lazy or v in p.ct_cross.values()] for p in parts]
@@ -244,8 +230,7 @@ def _reverse_levels(
         totals = lazy_gradients(part, rows, view, memory[k], inside) if lazy else {}
         cross = {part.cross[c]: inside[v] for c, v in part.ct_cross.items() if is_var(v)}
         if one_window:
-            out_cts = [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager_outs, eager_cts[k], strict=True)]
-            vertex, (ct_static, ct_pulled) = rows.vertex, saved["eager"][k](out_cts)
+            vertex, (ct_static, ct_pulled) = rows.vertex, saved["eager"][k](_with_cross(part, eager_cts[k], cross))
         else:
             vertex = window(rows.vertex, base, size)
             fn = eager_function(part, window(rows.inner(rows.num_children), base, size))
@@ -296,6 +281,65 @@ def _reverse_levels(
 
     _, g, totals, ct_inputs = lax.fori_loop(0, sched.num_windows, one, (tasks, g, totals, ct_inputs))
     static_cts[:] = totals
+    return g, ct_inputs
+
+
+def _with_cross(part: Split, eager_cts: list[Any], cross: dict[Any, Any]) -> list[Any]:
+    return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager_outs, eager_cts, strict=True)]
+
+
+def _memory(
+    parts: list[Split], all_rows: list[Rows], saved: dict[str, Any], extra_cts: list[list[Any]]
+) -> tuple[list[dict[str, Any]], list[dict[int, Any]]]:
+    """What the forward saved for each kind, and the cotangents of extra values; both with slack."""
+    memory = [
+        {
+            "states": saved["states"],
+            "statics": saved["statics"][k],
+            "crossing": [r.padded(x) for v, x in zip(p.eager_outs, saved["eager_rows"][k], strict=True) if v in p.cross],
+            "kept": saved["kept"][k],
+            "extras": [
+                (r.padded_edges if p.role.level.get(v) == EDGE else r.padded)(x)
+                for v, x in zip(p.extra, saved["extras"][k], strict=True)
+            ],
+        }
+        for k, (p, r) in enumerate(zip(parts, all_rows, strict=True))
+    ]
+    extra_in = [
+        {
+            i: (r.padded_edges if p.role.level.get(p.extra[i]) == EDGE else r.padded)(cts[i])
+            for i in (p.j_extra_cts if cts else ())
+        }
+        for p, r, cts in zip(parts, all_rows, extra_cts, strict=True)
+    ]
+    return memory, extra_in
+
+
+def _reverse_launch(
+    plan: Any,
+    sched: Schedule,
+    parts: list[Split],
+    all_rows: list[Rows],
+    zeros: Zeros,
+    saved: dict[str, Any],
+    g: dict[int, Any],
+    eager_cts: list[list[Any]],
+    extra_cts: list[list[Any]],
+    static_cts: list[dict[int, Any]],
+    ct_inputs: list[Any],
+    interpret: bool,
+) -> tuple[dict[int, Any], list[Any]]:
+    """`_reverse_levels` in one launch, and one lazy batch of all rows after it."""
+    memory, _ = _memory(parts, all_rows, saved, [[] for _ in parts])
+    g, cuts = persistent_reverse(plan, sched, parts, all_rows, saved, g, extra_cts, interpret)
+    for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
+        if sched.shape.inner[k] and cuts[k]:
+            view = View(rows.pad, rows.size, rows.edge_pad, rows.edges)
+            static_cts[k] = _merge(static_cts[k], lazy_gradients(part, rows, view, memory[k], cuts[k]))
+        cross = {part.cross[c]: cuts[k][v] for c, v in part.ct_cross.items() if is_var(v) and cuts[k]}
+        ct_static, ct_pulled = saved["eager"][k](_with_cross(part, eager_cts[k], cross))
+        ct_inputs = _put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
+        static_cts[k] = _merge(static_cts[k], _floats(ct_static))
     return g, ct_inputs
 
 

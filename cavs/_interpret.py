@@ -1,6 +1,7 @@
 """`interpret`: F vertex by vertex in plain Python: the definition that every engine must equal, and a debugger's view."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._graphs import Graphs
-from cavs._vertex import Vertex, VertexFunction
+from cavs._vertex import Vertex, VertexFunction, as_arrays
 
 
 class _PlainVertex(Vertex):
@@ -39,46 +40,93 @@ class _PlainVertex(Vertex):
 
 
 def interpret(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any = None) -> Any:
-    """What `cavs.run` computes, one vertex at a time in plain Python, children before parents: prints and breakpoints
-    inside F work, and values are real arrays.
+    """What `cavs.run` computes, one vertex at a time in plain Python, children before parents: `print`, `breakpoint()` and
+    `assert` inside F work, and values are real arrays. An error in F says at which vertex it was.
 
-    **Arguments:** as `run`, but `graphs` themselves and `inputs` with exactly one row per vertex (V, ...).
+    **Arguments:** as `run`, but `graphs` themselves (`graphs[7]` for one of them) and `inputs` with exactly one row per
+    vertex (V, ...).
 
     **Returns:** the pushes, leaves (V, ...), rows in the graphs' vertex order. Slow; differentiable.
     """
+    return loop(F, params, graphs, inputs, functools.partial(at_vertex, F, graphs))
+
+
+def loop(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any, call: Callable[..., tuple[Any, Any]]) -> Any:
+    """`interpret` by way of `call(row, params, row of the inputs, children's states) -> (state, pushes)`."""
+    params, inputs = as_arrays(params, "interpret: params"), as_arrays(inputs, "interpret: inputs")
     leaves = jax.tree.leaves(inputs)
     if any(jnp.shape(x)[:1] != (graphs.num_vertices,) for x in leaves):
         raise ValueError(
             f"interpret: inputs has leaves of shapes {[jnp.shape(x) for x in leaves]}, wanted a first axis of "
             f"{graphs.num_vertices}: one row per vertex."
         )
-    avals = F.state_avals(jax.tree.map(jnp.asarray, params), jax.tree.map(jnp.asarray, inputs))
     if not graphs.num_vertices:
         plan = F.plan(*jax.eval_shape(lambda: (params, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), inputs))))
         return plan.push_tree.unflatten([jnp.zeros((0, *a.shape), a.dtype) for a in plan.push_avals])
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
     states: list[Any] = [None] * graphs.num_vertices
     pushed: list[Any] = [None] * graphs.num_vertices
     for r in np.argsort(graphs.height, kind="stable"):
-        kids = graphs.children[graphs.child_offsets[r] : graphs.child_offsets[r + 1]] + base[r]
-        kind = None
-        if None not in F.fns:
-            if graphs.kind is None:
-                raise ValueError(f"interpret: F has functions for kinds {sorted(F.fns)}, but the graphs have no kinds.")
-            kind = graphs.kind_names[graphs.kind[r]] if graphs.kind_names else str(graphs.kind[r])
         number = jnp.asarray(r)
-        v = _PlainVertex(F, avals, jax.tree.map(lambda x, i=number: x[i], inputs), [states[c] for c in kids])
-        F.fns[kind](params, v)
-        if v.scattered is None or not v.pushed:
-            raise ValueError(f"F {'scatters' if v.scattered is None else 'pushes'} nothing at flat vertex {r}.")
-        states[r] = F.state_tree.unflatten(v.scattered)
-        pushed[r] = v.pushed[None] if None in v.pushed else v.pushed
+        mine = jax.tree.map(lambda x, i=number: x[i], inputs)
+        try:
+            states[r], pushed[r] = call(r, params, mine, [states[c] for c in children_of(graphs, r)])
+        except Exception as error:
+            graph, vertex = place_of(graphs, r)
+            error.add_note(f"in F at vertex {vertex} of graph {graph} (row {r}, level {graphs.height[r]})")
+            raise
     return jax.tree.map(lambda *xs: _stack(xs), *pushed)
 
 
+def at_vertex(F: VertexFunction, graphs: Graphs, row: int, params: Any, inputs: Any, children: list[Any]) -> tuple[Any, Any]:
+    """(state, pushes) of the vertex in a flat row, from its row of the inputs and its children's states."""
+    v = _PlainVertex(F, F.state_avals(params, inputs), inputs, children)
+    F.fns[kind_of(F, graphs, row)](params, v)
+    if v.scattered is None or not v.pushed:
+        raise ValueError(f"F {'scatters' if v.scattered is None else 'pushes'} nothing at flat vertex {row}.")
+    return F.state_tree.unflatten(v.scattered), v.pushed[None] if None in v.pushed else v.pushed
+
+
+def compiled(F: VertexFunction, graphs: Graphs) -> Callable[..., tuple[Any, Any]]:
+    """`at_vertex`, compiled once for a kind and a number of children: faster over many vertices, but prints nothing."""
+    kept: dict[Any, Any] = {}
+
+    def call(row: int, params: Any, inputs: Any, children: list[Any]) -> tuple[Any, Any]:
+        key = (kind_of(F, graphs, row), len(children))
+        if key not in kept:
+            kept[key] = jax.jit(functools.partial(at_vertex, F, graphs, row))
+        return kept[key](params, inputs, children)
+
+    return call
+
+
+def kind_of(F: VertexFunction, graphs: Graphs, row: int) -> str | None:
+    """The name of the function of F that runs a vertex."""
+    if None in F.fns:
+        return None
+    if graphs.kind is None:
+        raise ValueError(f"interpret: F has functions for kinds {sorted(F.fns)}, but the graphs have no kinds.")
+    return graphs.kind_names[graphs.kind[row]] if graphs.kind_names else str(graphs.kind[row])
+
+
+def children_of(graphs: Graphs, row: int) -> np.ndarray:
+    """Flat rows of a vertex's children."""
+    base = graphs.vertex_offsets[place_of(graphs, row)[0]]
+    return graphs.children[graphs.child_offsets[row] : graphs.child_offsets[row + 1]] + base
+
+
+def place_of(graphs: Graphs, row: int) -> tuple[int, int]:
+    """(graph, vertex within it) of a flat row."""
+    graph = int(np.searchsorted(graphs.vertex_offsets, row, side="right")) - 1
+    return graph, int(row - graphs.vertex_offsets[graph])
+
+
 def _stack(xs: Sequence[Any]) -> Any:
-    # In blocks: one concatenation of thousands of arrays compiles for long, and each of its slices in the transpose.
-    xs = [jnp.asarray(x)[None] for x in xs]
+    # In blocks: one concatenation of thousands of arrays compiles for long. Compiled, as else each slice of a block's
+    # transpose compiles on its own.
+    xs = [_block([jnp.asarray(x) for x in xs[i : i + 16]]) for i in range(0, len(xs), 16)]
     while len(xs) > 1:
-        xs = [jnp.concatenate(xs[i : i + 16]) for i in range(0, len(xs), 16)]
+        xs = [_joined(xs[i : i + 16]) for i in range(0, len(xs), 16)]
     return xs[0]
+
+
+_block, _joined = jax.jit(jnp.stack), jax.jit(jnp.concatenate)

@@ -204,6 +204,13 @@ def take(values: Any, want: int, have: int, rows: int) -> Any:
     return jnp.broadcast_to(values, (rows, *jnp.shape(values))) if want != STATIC and have == STATIC else values
 
 
+def pad_rows(x: Any, rows: int) -> Any:
+    """`x` with zeros after its last row, up to `rows`; keys of `jax.random` stay keys."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        return jax.random.wrap_key_data(pad_rows(jax.random.key_data(x), rows), impl=jax.random.key_impl(x))
+    return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
+
+
 def needed(eqns: Sequence[Any], outs: Sequence[Any], available: set[Any]) -> tuple[list[Any], list[Any]]:
     """The equations that compute `outs` from `available` values, in order; and the available values they read."""
     want = {x for x in outs if is_var(x)}

@@ -1,8 +1,9 @@
 """`run`: evaluates F at every vertex of a batch (Cavs Algorithm 1, forward), with a VJP of our own (`_adjoint`).
 
-Engine `scan`: levels by loops over tasks on any device; dynamic tensors updated in place.
+Engine `scan`: levels by loops over tasks on any device; dynamic tensors updated in place. Engine `persistent`: see there.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -12,14 +13,14 @@ from jax import lax
 from jax.core import Tracer
 
 from cavs._adjoint import backward
+from cavs._engines import ENGINES, INTERPRET, choose_engine
 from cavs._parts import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
-from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed, take, turned_weights
+from cavs._persistent import levels as persistent_levels
+from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed, pad_rows, take, turned_weights
 from cavs._schedule import Schedule
 from cavs._tensors import Rows, Zeros, get_rows, recurrent_inputs, rows_of_kinds, window, write
 from cavs._trace import Plan
-from cavs._vertex import VertexFunction
-
-ENGINES = ("scan",)
+from cavs._vertex import VertexFunction, as_arrays
 
 
 def run(
@@ -45,7 +46,8 @@ def run(
     - `inputs`: pytree of arrays with one row per vertex, in the graphs' own order, which `v.pull()` reads; `None` where F
       pulls nothing. (V, ...), or, as under `jax.jit`, padded to (Vp, ...), Vp = `sched.shape.vertices`, by `sched.pad`.
     - `at`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
-    - `engine`: `None` chooses; `"scan"` is the only engine of this version.
+    - `engine`: `"scan"`, XLA loops on any device; `"persistent"`, one kernel launch for all levels (NVIDIA Hopper, JAX
+      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain(engine=True)` says which.
 
     **Returns:** the pushed pytree with leaves (V, ...) for inputs of V rows, (Vp, ...) for padded ones; (M, ...) with
     `at`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.
@@ -59,10 +61,9 @@ def run(
         )
     if not isinstance(sched, Schedule):
         raise TypeError(f"run: sched is a {type(sched).__name__}, wanted a cavs.Schedule. Write cavs.schedule(graphs).")
-    if engine not in (None, *ENGINES):
+    if engine not in (None, *ENGINES, INTERPRET):
         raise ValueError(f"run: engine is {engine!r}, wanted None or one of {', '.join(map(repr, ENGINES))}.")
-    inputs = jax.tree.map(jnp.asarray, inputs)
-    params = jax.tree.map(jnp.asarray, params)
+    params, inputs = as_arrays(params, "run: params"), as_arrays(inputs, "run: inputs")
     exact = int(sched.host().num_vertices) if sched.is_concrete else None
     padded = sched.shape.vertices
     lengths = {x.shape[0] if x.ndim else None for x in jax.tree.leaves(inputs)}
@@ -75,7 +76,7 @@ def run(
         )
     length: int = lengths.pop() if lengths else (padded if exact is None else exact)  # type: ignore[assignment]
     if length != padded:
-        inputs = jax.tree.map(lambda x: jnp.pad(x, ((0, padded - length), *((0, 0),) * (x.ndim - 1))), inputs)
+        inputs = jax.tree.map(lambda x: pad_rows(x, padded), inputs)
     kinds = kind_names(F, sched)
     plan = F.plan(jax.tree.map(_aval, params), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs))
     _check_arity(F, plan, sched)
@@ -87,7 +88,8 @@ def run(
             low, high = int(np.asarray(at).min()), int(np.asarray(at).max())
             if low < 0 or high >= exact:
                 raise ValueError(f"run: at has rows {low} to {high}, wanted 0 to {exact - 1}, as in sched.roots.")
-    outs = _compiled(plan, sched.shape, kinds)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), at)
+    engine = choose_engine(engine, plan, sched.shape, kinds)
+    outs = _compiled(plan, sched.shape, kinds, engine)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), at)
     if at is None and length != padded:
         outs = [x[:length] for x in outs]
     return plan.push_tree.unflatten(outs)
@@ -123,22 +125,22 @@ def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> None:
         )
 
 
-def _compiled(plan: Plan, shape: Any, kinds: tuple[str | None, ...]) -> Any:
+def _compiled(plan: Plan, shape: Any, kinds: tuple[str | None, ...], engine: str) -> Any:
     """The jitted differentiable sweep of one plan over schedules of one shape; cached on the plan."""
-    key = (shape, kinds)
+    key = (shape, kinds, engine, jax.config.jax_default_matmul_precision)
     if key not in plan.sweeps:
 
         @jax.custom_vjp
         def sweep(params: list[Any], data: Any, inputs: list[Any], at: Any) -> list[Any]:
-            return forward(plan, Schedule(data, shape), kinds, params, inputs, at, save=False)[0]
+            return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=False)[0]
 
         def fwd(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
-            outs, saved = forward(plan, Schedule(data, shape), kinds, params, inputs, at, save=True)
+            outs, saved = forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=True)
             return outs, (saved, data, at)
 
         def bwd(residuals: Any, cts: list[Any]) -> Any:
             saved, data, at = residuals
-            ct_params, ct_inputs = backward(plan, Schedule(data, shape), kinds, saved, at, cts)
+            ct_params, ct_inputs = backward(plan, Schedule(data, shape), kinds, engine, saved, at, cts)
             return ct_params, None, ct_inputs, None
 
         sweep.defvjp(fwd, bwd)
@@ -147,7 +149,14 @@ def _compiled(plan: Plan, shape: Any, kinds: tuple[str | None, ...]) -> Any:
 
 
 def forward(
-    plan: Plan, sched: Schedule, kinds: tuple[str | None, ...], params: list[Any], inputs: list[Any], at: Any, save: bool
+    plan: Plan,
+    sched: Schedule,
+    kinds: tuple[str | None, ...],
+    engine: str,
+    params: list[Any],
+    inputs: list[Any],
+    at: Any,
+    save: bool,
 ) -> tuple[list[Any], dict[str, Any]]:
     """All four parts in order: static, eager (leaves whole), the levels, lazy. With `save`, also what `backward` needs."""
     shape = sched.shape
@@ -183,7 +192,8 @@ def forward(
         eager_rows.append(values)
 
     # The levels.
-    states, kept, extras = _levels(plan, sched, kinds, all_rows, zeros, states, env_static, eager_rows, save)
+    levels = _levels if engine == "scan" else functools.partial(persistent_levels, interpret=engine == INTERPRET)
+    states, kept, extras = levels(plan, sched, kinds, all_rows, zeros, states, env_static, eager_rows, save)
 
     # Pushes.
     push_states = plan.push_states

@@ -10,6 +10,8 @@ from jax.core import Tracer
 
 from cavs._graphs import Graphs
 
+PARTS = 16  # into which the scripts of the persistent engine deal the graphs of a batch
+
 
 class Shape(NamedTuple):
     """The static part of a `Schedule`: two schedules of one shape run the same compiled code."""
@@ -25,6 +27,9 @@ class Shape(NamedTuple):
     rooted: bool  # every graph has exactly one root
     fan_in: int  # the largest number of children, rounded up to a power of two; 8 stands for more than 4
     windows: tuple[int, int, int]  # windows of the backward's lazy batching; inner rows and edges of each, at most
+    # Scripts of the persistent engine (`_scripts`); without any `levels` is 0.
+    levels: int = 0  # levels of inner vertices, padded
+    forest: bool = True  # no vertex has two parents
 
     @property
     def pad(self) -> int:
@@ -79,6 +84,10 @@ def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         "window_edge": (shape.windows[0], kinds),
         "roots": (shape.graphs,),
     }
+    if shape.levels:
+        fields |= {"num_levels": (), "part_start": (shape.levels * PARTS + 1,), "parent_edge": (shape.rows,)}
+        if not shape.forest:
+            fields |= {"parent_edge": (edges,), "parent_first": (shape.rows,), "parent_count": (shape.rows,)}
     layout, offset = {}, 0
     for name, dims in fields.items():
         begin, offset = offset, offset + math.prod(dims)
@@ -106,6 +115,9 @@ class Schedule:
       tensors, first inner row of its kind, vertices, first edge, edges, height.
     - `round_end`: (rounds, kinds x classes) the tasks run as loops over equal (kind, class); a round is one pass
       through all of them, and this is each loop's last task + 1.
+    - `num_levels`, `part_start` (levels x parts + 1): first inner row of each part of the graphs at each level; and
+      `parent_edge`: by row of the dynamic tensors, the edge to the parent, -1 without; where vertices have several
+      parents, their edges by child, `parent_count` of them from `parent_first`. Only with scripts for the GPU's engine.
     - `window_round`, `window_start`, `window_edge`: first round, inner rows and edges of each window of lazy batching.
     """
 
@@ -144,9 +156,14 @@ class Schedule:
         """(Vp,) bool: `True` at vertices, `False` in padding."""
         return self.graph < self.shape.graphs
 
-    def pad(self, array: Any, fill: Any = 0) -> np.ndarray:
-        """A host array (V, ...) with one row per vertex, padded with `fill` to (Vp, ...), as `run` under jit wants it."""
-        array, vertices = np.asarray(array), int(self.host().num_vertices)
+    def pad(self, array: Any, fill: Any = 0) -> Any:
+        """A host array (V, ...) with one row per vertex, padded with `fill` to (Vp, ...), as `run` under jit wants it.
+
+        Keys of `jax.random` stay keys.
+        """
+        if hasattr(array, "dtype") and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+            return jax.random.wrap_key_data(self.pad(jax.random.key_data(array)), impl=jax.random.key_impl(array))
+        array, vertices = np.asarray(array), int(self.host().data[0])  # `num_vertices` lies first
         if array.shape[:1] != (vertices,):
             raise ValueError(f"schedule.pad: array has shape {array.shape}, wanted ({vertices}, ...).")
         out = np.full((self.shape.vertices, *array.shape[1:]), fill, array.dtype)

@@ -73,6 +73,7 @@ class Split:
     ct_slots: dict[int, Any]
     ct_child: dict[int, Any]
     uses: list[ParamUse]
+    launches: dict[Any, Any] = dataclasses.field(default_factory=dict)  # made by engine `persistent`, by kind of graph
 
     @property
     def cuts(self) -> list[Any]:

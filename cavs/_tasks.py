@@ -1,6 +1,8 @@
 """Levels cut into tasks of a few fixed widths, tasks into loops and windows: all that decides padding and compiled code."""
 
 import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,23 +26,25 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, int(n) - 1).bit_length()
 
 
-def task_classes(num_inner: int, fan_in: int, policy: str) -> tuple[tuple[int, int], ...]:
-    """The (vertices, edges) that tasks are padded to, widest first: a ladder of ratio 2 to 4.
+@functools.lru_cache(maxsize=4096)
+def task_classes(num_inner: int, fan_in: int, policy: str, edges_a_row: int = 0) -> tuple[tuple[int, int], ...]:
+    """The (vertices, edges) that tasks are padded to, widest first: a ladder of ratio 2 to 4. `edges_a_row`: children of a
+    vertex on average, as a power of two; where they are many, as in attention over a sentence, tasks get room for them.
 
     Equal for all batches of a bucket unless the largest fan-in crosses a power of two.
     """
     fan = power_of_two(fan_in)
-    room = min(fan, SMALL_FAN_IN)
+    room = min(fan, max(SMALL_FAN_IN, edges_a_row if num_inner > 64 else 0))
     if policy == "serial":
         return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
     top = 4 if num_inner <= 64 else 64 if num_inner <= 512 else 128 if num_inner <= 8192 else 1024
     widths = (1024, 256, 64, 16, 4, SMALLEST_TASK) if top == 1024 else (128, 64, 16, 4, SMALLEST_TASK)
     ladder = [w for w in widths if w <= top]
     classes = [(w, w * room) for w in ladder]
-    if fan > SMALL_FAN_IN:
+    if fan > room:
         # One vertex of 16 children, then of 64, fits the narrowest tasks; the same classes for all fan-ins up to that.
-        classes[-1:] = [(SMALLEST_TASK, 4 * SMALL_FAN_IN), (SMALLEST_TASK, LARGE_FAN_IN)]
-    if fan > LARGE_FAN_IN:
+        classes[-1:] = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
+    if fan > max(4 * room, LARGE_FAN_IN):
         classes.append((SMALLEST_TASK, 2 * fan))
     return tuple(classes)
 
@@ -62,62 +66,100 @@ def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
     return counts
 
 
+class Tasks(NamedTuple):
+    """The tasks of K batches, batch after batch; `row` counts from a batch's first inner row, the others within the kind."""
+
+    batch: np.ndarray
+    cls: np.ndarray  # kind * number of classes + class
+    row: np.ndarray
+    start: np.ndarray
+    size: np.ndarray
+    edge: np.ndarray
+    edges: np.ndarray
+    level: np.ndarray
+    count: np.ndarray  # (K,) tasks of each batch
+    first: np.ndarray  # (K,) its first one
+
+
 def cut_tasks(
     counts: np.ndarray,
+    group_start: np.ndarray,
     num_children: np.ndarray,
-    inner_count: np.ndarray,
-    classes: tuple[tuple[int, int], ...],
+    edges_before: np.ndarray,
+    classes: list[tuple[tuple[int, int], ...]],
     serial: bool,
-) -> dict[str, np.ndarray]:
-    """Levels cut into tasks. `row` counts from the first inner row; `start` and `edge` within the kind."""
-    levels, num_kinds = counts[1:].shape
-    group_size = counts[1:].ravel()  # (level, kind): the order of the rows
-    group_row = np.cumsum(group_size) - group_size
-    by_kind = np.cumsum(counts[1:], 0) - counts[1:]
-    group_start = by_kind.ravel()
-    kind = np.tile(np.arange(num_kinds), levels)
-    kind_first = np.cumsum(inner_count) - inner_count
-    edges_before = np.zeros(len(num_children) + 1, np.int64)
-    np.cumsum(num_children, out=edges_before[1:])
-    if all(edges >= w * num_children.max(initial=1) for w, edges in classes):
-        widths = (1,) if serial else tuple(w for w, _ in classes)
-        n = np.array(widths)
-        pieces = _decomposition(widths)[group_size % n[0]]
-        pieces[:, 0] += group_size // n[0]
-        cls = np.repeat(np.tile(np.arange(len(n)), len(group_size)), pieces.ravel())
-        per_group = pieces.sum(1)
-        group = np.repeat(np.arange(len(group_size)), per_group)
-        before = np.cumsum(n[cls]) - n[cls]
-        first = np.cumsum(per_group) - per_group
-        offset = before - before[np.repeat(first, per_group)] if len(cls) else before
-        size = np.minimum(n[cls], group_size[group] - offset)
-    else:
-        group, cls, offset, size = _tasks_by_edges(group_size, group_start + kind_first[kind], num_children, classes)
-    start = group_start[group] + offset
-    at = kind_first[kind[group]] + start
-    base = edges_before[kind_first]
+) -> Tasks:
+    """Levels cut into tasks.
+
+    `counts` (K, levels, kinds) inner vertices, which lie by batch, kind and level; `group_start` (K, kinds) where those of
+    a batch and kind begin; `num_children` (I,) and `edges_before` (I + 1,) of each; `classes` (K) of each batch.
+    """
+    num_batches, levels, num_kinds = counts.shape
+    by_row = counts.reshape(num_batches, -1)  # (level, kind): the order of the rows
+    run = np.flatnonzero(by_row)
+    run_batch, run_kind = run // max(levels * num_kinds, 1), run % num_kinds
+    run_size = by_row.ravel()[run]
+    run_row = (by_row.cumsum(1) - by_row).ravel()[run]
+    run_start = (counts.cumsum(1) - counts).ravel()[run]
+    run_first = group_start[run_batch, run_kind]
+    cut = []
+    for some in dict.fromkeys(classes):
+        mine = np.arange(len(run))
+        if len(set(classes)) > 1:
+            mine = np.flatnonzero(np.array([c == some for c in classes])[run_batch])
+        if len({edges // width for width, edges in some}) == 1:
+            pieces = _pieces(run_size[mine], some, serial)
+        else:
+            pieces = _pieces_by_edges(run_size[mine], (run_first + run_start)[mine], num_children, some)
+        cut.append((mine[pieces[0]], *pieces[1:]))
+    of, cls, offset, size = (np.concatenate(x) for x in zip(*cut, strict=True))
+    if len(cut) > 1:
+        by_run = np.argsort(of, kind="stable")
+        of, cls, offset, size = of[by_run], cls[by_run], offset[by_run], size[by_run]
+    batch, start = run_batch[of], run_start[of] + offset
+    at = run_first[of] + start
     edge = edges_before[at]
-    return {
-        "class": kind[group] * len(classes) + cls,
-        "row": group_row[group] + offset,
-        "start": start,
-        "size": size,
-        "edge": edge - base[kind[group]],
-        "edges": edges_before[at + size] - edge,
-        "level": group // num_kinds + 1,
-    }
+    count = np.bincount(batch, minlength=num_batches)
+    return Tasks(
+        batch,
+        cls + run_kind[of] * np.array([len(c) for c in classes])[batch],
+        run_row[of] + offset,
+        start,
+        size,
+        edge - edges_before[run_first[of]],
+        edges_before[at + size] - edge,
+        run[of] // num_kinds % max(levels, 1) + 1,
+        count,
+        count.cumsum() - count,
+    )
 
 
-def _tasks_by_edges(
-    group_size: np.ndarray, group_at: np.ndarray, num_children: np.ndarray, classes: tuple[tuple[int, int], ...]
+def _pieces(
+    run_size: np.ndarray, classes: tuple[tuple[int, int], ...], serial: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Tasks that fit both a class's vertices and its edges, for wide and mixed fan-in. Python runs once per task."""
-    edges_end = np.cumsum(num_children)
+    """(run, class, offset in the run, vertices) of each task, where a task of any vertices has room for their edges."""
+    widths = np.array([1] if serial else [w for w, _ in classes])
+    pieces = _decomposition(tuple(widths.tolist()))[run_size % widths[0]]
+    pieces[:, 0] += run_size // widths[0]
+    cls = (np.arange(pieces.size) % len(widths)).repeat(pieces.ravel())
+    per_run = pieces.sum(1)
+    run = np.arange(len(run_size)).repeat(per_run)
+    width = widths[cls]
+    before = width.cumsum() - width
+    offset = before - np.repeat(before[per_run.cumsum() - per_run], per_run) if len(run) else before
+    return run, cls, offset, np.minimum(width, run_size[run] - offset)
+
+
+def _pieces_by_edges(
+    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: tuple[tuple[int, int], ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The same for tasks that fit both a class's vertices and its edges: wide, mixed fan-in. Python runs once per task."""
+    edges_end = num_children.cumsum()
     ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN]
     special = len(classes) - 1  # the class of one vertex with very many children, where there is one
     groups, cls, offsets, sizes = [], [], [], []
-    for g in np.flatnonzero(group_size):
-        offset, total, at = 0, int(group_size[g]), int(group_at[g])
+    for g, (total, at) in enumerate(zip(run_size.tolist(), run_at.tolist(), strict=True)):
+        offset = 0
         while offset < total:
             here = at + offset
             if num_children[here] > LARGE_FAN_IN:
@@ -141,34 +183,41 @@ def _tasks_by_edges(
 
 
 def cut_windows(
-    tasks: dict[str, np.ndarray],
-    inner: tuple[int, ...],
-    edges: tuple[int, ...],
+    size: np.ndarray,
+    edges_of: np.ndarray,
+    inner: Sequence[int],
+    edges: Sequence[int],
     classes: tuple[tuple[int, int], ...],
     window: int,
 ) -> tuple[tuple[int, int, int], np.ndarray]:
-    """(windows, rows, edges) of the backward's lazy batching, and the window of each task."""
-    if sum(inner) <= window:
-        return (1, max(inner), max(edges)), np.zeros(len(tasks["class"]), np.int64)
+    """(windows, rows, edges) of the backward's lazy batching of one batch, and the window of each of its tasks."""
     rows = window
     width, wide = max(w for w, _ in classes), max(e for _, e in classes)
     room = max(rows * max(-(-e // max(n, 1)) for e, n in zip(edges, inner, strict=True)), 2 * wide)
-    change = np.zeros(len(tasks["class"]), bool)
-    for sizes, limit in ((tasks["size"], rows - width), (tasks["edges"], room - wide)):
-        before = np.cumsum(sizes) - sizes
+    change = np.zeros(len(size), bool)
+    for sizes, limit in ((size, rows - width), (edges_of, room - wide)):
+        before = sizes.cumsum() - sizes
         change[1:] |= np.diff(before // limit) > 0
-    of = np.cumsum(change)
+    of = change.cumsum()
     return (power_of_two(int(of[-1]) + 1), rows, room), of
 
 
-def cut_rounds(cls: np.ndarray, window_of: np.ndarray, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tasks in order, as rounds of loops over ascending classes, each within one window.
+class Rounds(NamedTuple):
+    """Tasks as rounds of loops over ascending classes, each within one window."""
 
-    Returns the last task + 1 of each loop, and the first round of each window.
-    """
-    if not len(cls):
-        return np.zeros((0, num_classes), np.int64), np.zeros(1, np.int64)
-    number = np.cumsum((np.diff(cls, prepend=cls[0]) < 0) | (np.diff(window_of, prepend=0) > 0))
-    per_loop = np.bincount(number * num_classes + cls, minlength=(number[-1] + 1) * num_classes)
-    first_task = np.searchsorted(window_of, np.arange(window_of[-1] + 1))
-    return np.cumsum(per_loop).reshape(-1, num_classes), number[first_task]
+    number: np.ndarray  # of each task: its round, counted through all batches
+    count: np.ndarray  # (K,) rounds of each batch
+    ends: np.ndarray  # each loop's last task + 1, within the batch; loop after loop, round after round, batch after batch
+
+
+def cut_rounds(tasks: Tasks, window_of: np.ndarray, num_loops: np.ndarray) -> Rounds:
+    """The rounds of K batches; `window_of` each task's window, `num_loops` (K,) how many loops a round of the batch has."""
+    new = np.zeros(len(tasks.cls), bool)
+    new[1:] = (tasks.cls[1:] < tasks.cls[:-1]) | (window_of[1:] > window_of[:-1])
+    new[tasks.first[tasks.count > 0]] = True
+    number, batch = new.cumsum() - 1, tasks.batch[new]
+    loops = num_loops[batch]
+    first = loops.cumsum() - loops
+    per_loop = np.bincount(first[number] + tasks.cls, minlength=int(loops.sum()))
+    ends = per_loop.cumsum() - tasks.first[batch].repeat(loops)
+    return Rounds(number, np.bincount(batch, minlength=len(num_loops)), ends)

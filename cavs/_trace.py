@@ -18,6 +18,11 @@ MSG_TRACED_VALUE = (
     "branched on."
 )
 
+MSG_SIDE_EFFECTS = (
+    "F has side effects ({}). F is traced once and its equations are moved and batched, so they would happen in no order, or "
+    "never. To print, use cavs.interpret(F, params, graphs, inputs), where print and breakpoint() work; else push the value."
+)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Role:
@@ -123,6 +128,9 @@ def _trace_role(
         program, _, _ = trace(one_vertex, *args)
     except jax.errors.ConcretizationTypeError as e:
         raise TypeError(MSG_TRACED_VALUE) from e
+    effects = dict.fromkeys(e.primitive.name for e in program.eqns if e.effects or not e.outvars)
+    if effects:
+        raise TypeError(MSG_SIDE_EFFECTS.format(", ".join(effects)))
     for value in program.consts.values():
         if isinstance(value, Tracer):
             raise ValueError(

@@ -130,6 +130,26 @@ def _extended(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
+def as_arrays(tree: Any, where: str) -> Any:
+    """`tree` with all leaves as JAX arrays.
+
+    **Raises:** `TypeError`, in the name of the argument `where`, that names the first leaf that is none.
+    """
+    try:
+        return jax.tree.map(jnp.asarray, tree)
+    except TypeError:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            try:
+                jnp.asarray(leaf)
+            except TypeError as error:
+                raise TypeError(
+                    f"{where} has a {type(leaf).__name__} at {jax.tree_util.keystr(path) or 'its root'}, wanted arrays alone. "
+                    "Of an Equinox module write params, static = equinox.partition(module, equinox.is_array), and within F "
+                    "equinox.combine(params, static)."
+                ) from error
+        raise
+
+
 def _is_spec(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct) or (
         isinstance(x, tuple) and all(isinstance(d, int) and not isinstance(d, bool) and d >= 0 for d in x)

@@ -14,11 +14,19 @@ _FORMATS = """files of graphs, by the end of the name, each also with .gz:
   .npz                   what cavs.save_npz wrote
 """
 
+_TAGGED = """files of tagged sentences (--task tag), known by name or content, each also with .gz:
+  .conllu                the tag is UPOS; another: --column xpos
+  a word a line          columns, blank lines between sentences; the tag is the last column, or --column N
+  word|TAG word|TAG      a sentence a line
+"""
+
 _TRAIN = f"""examples:
   cavs train                                          a Tree-LSTM on the reviews that come with cavs; under a minute
   cavs train train.txt --dev dev.txt --test test.txt  your own trees
   cavs train parses.conllu --program child-sum --loss all
   cavs train train.txt --embeddings glove.6B.300d.txt.gz --dropout 0.5
+  cavs train --task tag train.conllu --dev dev.conllu parts of speech, by a BiLSTM that spells rare words
+  cavs train --task tag ner.txt --dev ner.dev.txt     entities (O, B-PER, I-PER, ...), scored by F1 as conlleval does
   cavs train --task lm sentences.txt --hidden 256     an LSTM language model over text, one sentence a line
   cavs train --resume runs/reviews                    go on, bit for bit as if never stopped
   cavs train --resume runs/reviews --epochs 40        train longer
@@ -26,6 +34,7 @@ _TRAIN = f"""examples:
 Ctrl-C (or SIGTERM) ends the step in hand, saves, and says how to go on.
 
 {_FORMATS}
+{_TAGGED}
 A vertex reads a row of a table of vectors: its word; where the file has no inputs, its kind. Only the rows that a batch
 reads are updated; for adam this is the "lazy" Adam, whose moments of a word stand still while the word is not read.
 
@@ -37,10 +46,12 @@ _PREDICT = f"""examples:
   cavs predict runs/reviews new.txt
   cavs predict runs/reviews new.txt --out labels.tsv
   cavs predict runs/sentences new.txt                 a language model: scores each sentence
+  cavs predict runs/ner new.txt                       a tagger: word|TAG word|TAG, a sentence a line
 
 Tab-separated, a line a graph: number from 0, label, its probability, words. With --vertices a line a vertex: graph, vertex,
-label, probability, word. For a language model: number, log-probability, perplexity of a word, sentence. Words that
-training did not have are read as unknown. The folder is all that is needed: it holds parameters (.npz) and JSON.
+label, probability, word. For a language model: number, log-probability, perplexity of a word, sentence. For a tagger:
+number, sentence; it reads plain text too, a sentence a line. Words that training did not have are read as unknown, or
+letter by letter. The folder is all that is needed: it holds parameters (.npz) and JSON.
 
 {_FORMATS}"""
 
@@ -125,16 +136,26 @@ def _command(commands: Any, name: str, short: str, epilog: str) -> argparse.Argu
 
 
 def _add_train(commands: Any) -> None:
-    parser = _command(commands, "train", "train a model on a file of graphs, or a language model on a text", _TRAIN)
+    parser = _command(
+        commands,
+        "train",
+        "train a model on graphs, a tagger on tagged sentences, or a language model on a text",
+        _TRAIN,
+    )
     data = parser.add_argument_group("data")
-    data.add_argument("train", nargs="?", metavar="FILE", help="graphs to train on (without: reviews that come with cavs)")
-    data.add_argument("--dev", metavar="FILE", help="graphs that choose the best epoch (without: a seeded tenth of FILE)")
-    data.add_argument("--test", metavar="FILE", help="graphs that the best epoch is tested on at the end")
-    data.add_argument("--task", choices=("classify", "lm"), help="classify: label vertices (default); lm: predict next words")
+    data.add_argument("train", nargs="?", metavar="FILE", help="what to train on (without: reviews that come with cavs)")
+    data.add_argument("--dev", metavar="FILE", help="what chooses the best epoch (without: a seeded tenth of FILE)")
+    data.add_argument("--test", metavar="FILE", help="what the best epoch is tested on at the end")
+    data.add_argument(
+        "--task",
+        metavar="NAME",
+        help="sentiment or classify: label vertices (default); tag: label words; lm: predict next words",
+    )
+    data.add_argument("--column", metavar="NAME", help="tag: which column is the label (default: upos; else the last)")
     data.add_argument(
         "--embeddings", metavar="FILE", help="text file of word vectors, as GloVe's; words it lacks start at random"
     )
-    data.add_argument("--min-count", type=int, metavar="N", help="rarer words are <unk> (default 1; lm 2)")
+    data.add_argument("--min-count", type=int, metavar="N", help="rarer words are <unk>, or spelled (default 1; lm 2; tag 5)")
     data.add_argument("--vocab-size", type=int, metavar="N", help="keep the N most frequent words (default 0: all)")
 
     model = parser.add_argument_group("model")
@@ -142,12 +163,15 @@ def _add_train(commands: Any) -> None:
         "--program",
         metavar="NAME",
         help="binary-tree-lstm, nary-tree-lstm, child-sum-tree-lstm, tree-fc, rvnn; for chains lstm, gru, elman-rnn; a "
-        "beginning is enough (default: by the graphs)",
+        "beginning is enough (default: by the graphs); tag: char-bilstm (default), bilstm",
     )
     model.add_argument("--hidden", type=int, metavar="N", help="hidden units (default 100; lm 200)")
-    model.add_argument("--layers", type=int, metavar="N", help="layers, for --program lstm (default 1)")
-    model.add_argument("--embedding-size", type=int, metavar="N", help="entries of a word's vector (default: as --hidden)")
-    model.add_argument("--dropout", type=float, metavar="P", help="at the inputs and before the classifier (default 0.2)")
+    model.add_argument("--layers", type=int, metavar="N", help="layers, for lstm, char-bilstm and bilstm (default 1)")
+    model.add_argument(
+        "--embedding-size", type=int, metavar="N", help="size of a word's vector (default: as --hidden; tag 128)"
+    )
+    model.add_argument("--char-size", type=int, metavar="N", help="tag: size of a character's vector (default 32)")
+    model.add_argument("--dropout", type=float, metavar="P", help="at inputs and before the classifier (default 0.2; tag 0.3)")
 
     training = parser.add_argument_group("training")
     training.add_argument(
@@ -156,15 +180,18 @@ def _add_train(commands: Any) -> None:
     training.add_argument(
         "--score", choices=("root", "all"), help="accuracy that picks the best epoch (default: by the graphs)"
     )
-    training.add_argument("--batch", type=int, metavar="N", help="graphs a step (default 20)")
-    training.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 20; lm 10)")
-    training.add_argument("--optimizer", choices=("adam", "adagrad", "sgd"), help="default adagrad; lm adam")
-    training.add_argument("--lr", type=float, metavar="X", help="learning rate (default 0.05; lm 0.002)")
+    training.add_argument("--batch", type=int, metavar="N", help="graphs a step (default 20; tag 32)")
+    training.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 20; lm 10; tag 12)")
+    training.add_argument("--optimizer", choices=("adam", "adagrad", "sgd"), help="default adagrad; lm and tag adam")
+    training.add_argument("--lr", type=float, metavar="X", help="learning rate (default 0.05; lm and tag 0.002)")
     training.add_argument(
         "--embedding-lr", type=float, metavar="X", help="learning rate of word vectors (default: as --lr; 0 keeps them)"
     )
     training.add_argument(
-        "--weight-decay", type=float, metavar="X", help="L2 of weight matrices, added to the gradient (default 1e-5; lm 0)"
+        "--weight-decay",
+        type=float,
+        metavar="X",
+        help="L2 of weight matrices, added to the gradient (default 1e-5; lm, tag 0)",
     )
     training.add_argument("--clip", type=float, metavar="X", help="largest norm of the gradient; 0: any (default 5)")
     training.add_argument(

@@ -1,10 +1,30 @@
 """Settings of every test: 64-bit JAX, so that gradients can be held against a reference to 1e-10."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 # Nearly all the time of the tests is compilation. LLVM's optimisations change no value that is tested and no HLO.
 os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0").strip()
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
+from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> Iterator[Path]:
+    """A folder that keeps compiled code for the tests of a file that start trainings anew."""
+    folder = tmp_path_factory.mktemp("compiled")
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        compilation_cache.reset_cache()
+        yield folder
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before[0])
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+        compilation_cache.reset_cache()

@@ -100,6 +100,10 @@ BATCHES = {
 }
 BATCHES["leaf and inner"] = vp.RvNN.add_kinds(BATCHES["binary"])
 BATCHES["three kinds"] = with_kinds(BATCHES["binary"], ("word", "phrase", "root"))
+BATCHES["pyramids"] = vp.TDRNN.graphs([1, 5, 2])
+# One character; words that share first and last characters, a word of two vertices; no words.
+BATCHES["lattices"] = vp.LatticeLSTM.graphs([1, 7, 3], [[], [(0, 2), (0, 3), (2, 3), (1, 6), (3, 6), (3, 6)], []])
+BATCHES["sentence pairs"] = vp.EncoderDecoder.graphs([1, 5, 3], [3, 4, 1])[1]
 
 
 # ---- programs ----
@@ -335,6 +339,16 @@ PROGRAMS: dict[str, Program] = {
     "LSTM": _ready(vp.LSTM(H, E, _F64), "chains", "very long chain"),
     "GRU": _ready(vp.GRU(H, E, _F64), "long chain"),
     "RvNN": _ready(vp.RvNN(H, E, _F64), "leaf and inner"),
+    "TDRNN": _ready(vp.TDRNN(H, _F64), "pyramids", rows=jax.ShapeDtypeStruct((H,), _F64)),
+    "TDLSTM": _ready(vp.TDLSTM(H, _F64), "pyramids", rows=jax.ShapeDtypeStruct((H,), _F64)),
+    "ResetLSTM": _ready(vp.ResetLSTM(H, E, _F64), "chains", rows={"x": ROW, "reset": _int}),
+    "LatticeLSTM": _ready(vp.LatticeLSTM(H, E, _F64), "lattices"),
+    "DAGNN": _ready(vp.DAGNN(H, E, _F64), "wide"),
+    "EncoderDecoder": _ready(
+        vp.EncoderDecoder(H, E, _F64),
+        "sentence pairs",
+        rows={"x": ROW, "c": jax.ShapeDtypeStruct((H,), _F64), "h": jax.ShapeDtypeStruct((H,), _F64)},
+    ),
     "named": _made(named, (H,), 2, _W, {"word": ROW, "bias": _scalar}, "binary"),
     "lazy push": _made(lazy_push, (H,), 2, _W | {"p": (H, H)}, ROW, "binary"),
     "attention": _made(attention, {"h": (H,), "n": (2,)}, 0, _W | {"k": (H, H), "v": (H, H)}, ROW, "wide"),

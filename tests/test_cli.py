@@ -7,39 +7,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import cavs
 from cavs import cli
 
 DATA = Path(cli.__file__).parent / "data"
+pytestmark = pytest.mark.usefixtures("compiled")
 TREE = "(3 (1 (2 not) (1 bad)) (2 .))"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory) -> Iterator[Path]:
-    """A folder that keeps compiled code for the tests here: many of them start a training anew."""
-    folder = tmp_path_factory.mktemp("compiled")
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
-    try:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        compilation_cache.reset_cache()
-        yield folder
-    finally:
-        jax.config.update("jax_compilation_cache_dir", before[0])
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
-        compilation_cache.reset_cache()
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory, compiled) -> Path:
     """A folder in which `cavs train` was trained on a slice of the reviews."""
     folder = tmp_path_factory.mktemp("reviews")
     lines = (DATA / "reviews.train.txt").read_text().splitlines()[:200]

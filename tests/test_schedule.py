@@ -180,3 +180,53 @@ def test_known_shapes_are_taken_again() -> None:
             assert schedule.shape in known
             check(graphs[order[start : start + 16]], schedule)
     assert len(known) == before <= 5
+
+
+def assert_same(one: cavs.Schedule, other: cavs.Schedule) -> None:
+    assert one.shape == other.shape
+    np.testing.assert_array_equal(one.data, other.data)
+
+
+@pytest.mark.parametrize("name", [*BATCHES, *WIDE])
+@pytest.mark.parametrize("options", [{}, {"exact": True}, {"policy": "serial"}, {"kinds": False}, {"window": 256}], ids=str)
+def test_many_batches_at_once_are_scheduled_as_one_by_one(name: str, options: dict) -> None:
+    graphs, rng = (BATCHES | WIDE)[name], np.random.default_rng(0)
+    known: list = []
+    known_at_once: list = []
+    for batch in (1, 3):
+        order = rng.permutation(len(graphs))
+        batches = [*np.split(order, range(batch, len(order), batch)), slice(0, 2), [], 0, -1, order % 2 == 0]
+        found = list(cavs.schedules(graphs, iter(batches), shapes=known_at_once, **options))
+        assert len(found) == len(batches)
+        for index, (some, sched) in zip(batches, found, strict=True):
+            alone = graphs[index]
+            for field in ("vertex_offsets", "child_offsets", "children", "height", "kind", "input_id", "label"):
+                np.testing.assert_array_equal(getattr(some, field), getattr(alone, field))
+            assert_same(sched, cavs.schedule(alone, shapes=known, **options))
+    assert known == known_at_once
+
+
+@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.given(dags(), dags(), st.booleans())
+def test_many_random_batches_at_once(a: cavs.Graphs, b: cavs.Graphs, exact: bool) -> None:
+    for graphs in (a, b):  # kinds without names, too: numbered up to the largest of a batch
+        graphs = dataclasses.replace(graphs, kind_names=None)
+        for some, sched in cavs.schedules(graphs, [[i] for i in range(len(graphs))] + [range(len(graphs))], exact=exact):
+            check(some, sched)
+            assert_same(sched, cavs.schedule(some, exact=exact))
+
+
+def test_batches_in_passes_of_many_vertices() -> None:
+    graphs = joined([random_binary_tree(40, seed=i) for i in range(64)])
+    batches = np.random.default_rng(0).integers(0, 64, (700, 3))  # more vertices, and more batches, than one pass takes
+    for index, (_, sched) in zip(batches, cavs.schedules(graphs, batches), strict=True):
+        assert_same(sched, cavs.schedule(graphs[index]))
+
+
+def test_batches_come_before_the_error_of_the_next() -> None:
+    found = cavs.schedules(GRAPHS["trees"], [[0], [1], [99]])
+    assert next(found)[1].num_vertices and next(found)[1].num_vertices
+    with pytest.raises(IndexError, match="99"):
+        next(found)
+    with pytest.raises(TypeError, match=r"schedules: graphs is a list, wanted a cavs\.Graphs"):
+        cavs.schedules([GRAPHS["trees"]], [])  # at the call, not at the first batch

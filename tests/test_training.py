@@ -13,11 +13,11 @@ import pytest
 from cavs import cli
 from cavs._train import batches, optimiser, report, softmax, text
 from cavs._train.config import Config, TrainError
-from cavs._train.data import read_data
+from cavs._train.data import Data
 from cavs._train.embeddings import read_vectors
 from cavs._train.loop import Progress, Trainer
-from cavs._train.model import Model
 from cavs._train.step import State, init_state
+from cavs._train.task import configure, find
 
 REVIEWS = Path(cli.__file__).parent / "data"
 SMALL = {"hidden": 8, "batch": 4, "epochs": 2, "dropout": 0.5, "seed": 3}
@@ -40,6 +40,11 @@ def sentences(path: Path, count: int) -> str:
         lines.append(" ".join(ring[(at + i) % 12] for i in range(3 + number % 5)))
     path.write_text("\n".join(lines) + "\n")
     return str(path)
+
+
+def read_data(config: Config) -> tuple[Config, Data]:
+    """The task's own."""
+    return find(config.task).read(config)
 
 
 # ---- pieces ----
@@ -157,7 +162,7 @@ def test_a_text_becomes_chains_that_predict_the_next_word(tmp_path):
 def test_the_data_settles_what_was_not_said(tmp_path, line, program, loss, score):
     path = tmp_path / "graphs.jsonl"
     path.write_text(f"{line}\n" * 3)
-    config, data = read_data(Config.make({"train": str(path)}))
+    config, data = read_data(configure({"train": str(path)}))
     assert (config.program, config.loss, config.score, config.embedding_size) == (program, loss, score, config.hidden)
     assert len(data.train) == 2 and len(data.dev) == 1 and data.words[0] == "<unk>"
 
@@ -182,8 +187,8 @@ class StopAfter:
 
 
 def trainer_of(given: dict, folder: Path) -> tuple[Trainer, State]:
-    config, data = read_data(Config.make(given))
-    model = Model.make(config, len(data.words), len(data.labels), data.train.max_fan_in, inner_reads=config.task == "lm")
+    config, data = read_data(configure(given))
+    model = find(config.task).model(config, data)
     folder.mkdir()
     return Trainer(config, data, model, folder), init_state(model, config, None)
 
@@ -249,7 +254,7 @@ def test_a_language_model_beats_the_frequencies_of_words(tmp_path, monkeypatch, 
     flags = "--program elman --hidden 16 --epochs 6 --lr 0.02 --dropout 0 --min-count 1 --batch 10 --out run".split()
     assert cli.main(["train", "--task", "lm", path, *flags]) == 0
     assert "unigram perplexity" in capsys.readouterr().out
-    config, data = read_data(Config.make({"train": path, "task": "lm", "min_count": 1}))
+    config, data = read_data(configure({"train": path, "task": "lm", "min_count": 1}))
     best = json.loads(Path("run/best.json").read_text())
     assert report.perplexity(best["dev"]) < 0.5 * text.unigram_perplexity(data.train, data.dev)
 

@@ -1,11 +1,21 @@
 """Ready vertex programs: one paper, one file. Each is a frozen dataclass with `init`, `__call__` and `vertex_function`."""
 
+from cavs.vertex_programs.bidirectional_tree_lstm import BidirectionalTreeLSTM as BidirectionalTreeLSTM
+from cavs.vertex_programs.bilstm import BiLSTM as BiLSTM
+from cavs.vertex_programs.bilstm_tagger import BiLSTMTagger as BiLSTMTagger
 from cavs.vertex_programs.binary_tree_lstm import BinaryTreeLSTM as BinaryTreeLSTM
+from cavs.vertex_programs.char_bilstm_tagger import CharBiLSTMTagger as CharBiLSTMTagger
 from cavs.vertex_programs.child_sum_tree_lstm import ChildSumTreeLSTM as ChildSumTreeLSTM
+from cavs.vertex_programs.dagnn import DAGNN as DAGNN
 from cavs.vertex_programs.elman_rnn import ElmanRNN as ElmanRNN
+from cavs.vertex_programs.encoder_decoder import EncoderDecoder as EncoderDecoder
 from cavs.vertex_programs.gru import GRU as GRU
+from cavs.vertex_programs.lattice_lstm import LatticeLSTM as LatticeLSTM
 from cavs.vertex_programs.lstm import LSTM as LSTM
 from cavs.vertex_programs.multi_layer_lstm import MultiLayerLSTM as MultiLayerLSTM
 from cavs.vertex_programs.nary_tree_lstm import NaryTreeLSTM as NaryTreeLSTM
+from cavs.vertex_programs.reset_lstm import ResetLSTM as ResetLSTM
 from cavs.vertex_programs.rvnn import RvNN as RvNN
+from cavs.vertex_programs.td_lstm import TDLSTM as TDLSTM
+from cavs.vertex_programs.td_rnn import TDRNN as TDRNN
 from cavs.vertex_programs.tree_fc import TreeFC as TreeFC

@@ -23,6 +23,7 @@ import torch
 
 from bench.peers import torch_device
 from bench.peers.dynet_graphs import BINARY, DECLARE, LOOKUP, LOSS, POLICIES
+from bench.peers.torch_peer import TorchPeer
 
 
 class _Copy:
@@ -111,7 +112,7 @@ class _Loss:
         return d.scatter_add_(1, label[:, None], torch.full_like(dy, -1.0)).mul_(dy), None
 
 
-class TorchDynetLike:
+class TorchDynetLike(TorchPeer):
     """One model, declared anew for every sample. `policy` is "depth" or "agenda"."""
 
     def __init__(self, cell, params, threads=2, policy="depth", device="cpu"):
@@ -155,8 +156,7 @@ class TorchDynetLike:
         return self._tasks(op, a, b, extra, order, bounds)
 
     @torch.no_grad()
-    def step(self, batch, lr=0.05):
-        torch.set_num_threads(self._threads)
+    def _train(self, batch, lr):
         tasks, losses, d_losses = self.schedule(batch)
 
         operands = []
@@ -179,7 +179,7 @@ class TorchDynetLike:
             _accumulate(to2, d2)
         for affine in self._affine:
             affine.sgd(lr)
-        return loss.item()
+        return loss
 
     def _tasks(self, op, a, b, extra, order, bounds):
         """Give every node a row of the pool of its width; one task a batch:
@@ -203,8 +203,8 @@ class TorchDynetLike:
             rows = row[arg[order]]
             breaks = np.cumsum(np.diff(rows, prepend=rows[0]) != 1)
             together = breaks[starts] == breaks[ends - 1]
-            operands.append((together.tolist(), rows[starts].tolist(), torch.from_numpy(rows).to(self._device)))
-        extras = torch.from_numpy(extras[order]).to(self._device)
+            operands.append((together.tolist(), rows[starts].tolist(), self._send(rows)))
+        extras = self._send(extras[order])
 
         def operand(k, pool, start, n, batch):
             together, first, rows = operands[k]

@@ -12,9 +12,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from bench.peers import torch_device
+from bench.peers.torch_peer import TorchPeer
 
 
-class TorchEdges:
+class TorchEdges(TorchPeer):
     """A child-sum Tree-LSTM, trained by autograd over batched levels."""
 
     def __init__(self, cell, params, threads=2, device="cpu"):
@@ -49,11 +50,10 @@ class TorchEdges:
         kids, owners = row[child[by_level]], row[owner[by_level]] - np.repeat(starts, edges)
         words = np.concatenate([g["word"] for g in batch])[order]
         labels = np.array([g["label"] for g in batch])
-        arrays = [torch.from_numpy(a).to(self._device) for a in (words, kids, owners, row[np.cumsum(sizes) - 1], labels)]
+        arrays = [self._send(a) for a in (words, kids, owners, row[np.cumsum(sizes) - 1], labels)]
         return widths.tolist(), edges.tolist(), *arrays
 
-    def step(self, batch, lr=0.05):
-        torch.set_num_threads(self._threads)
+    def _train(self, batch, lr):
         p = self._p
         widths, edges, words, kids, owners, roots, labels = self.schedule(batch)
         x = p["embed"].index_select(0, words).requires_grad_()
@@ -75,4 +75,4 @@ class TorchEdges:
         with torch.no_grad():
             p["embed"].index_add_(0, words, dx, alpha=-lr)
             torch._foreach_add_(self._weights, grads, alpha=-lr)
-        return loss.item()
+        return loss

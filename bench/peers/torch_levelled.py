@@ -19,9 +19,10 @@ from torch.nn.functional import cross_entropy
 
 from bench.peers import torch_device
 from bench.peers.levels import chain_levels, tree_levels
+from bench.peers.torch_peer import TorchPeer
 
 
-class TorchLevelled:
+class TorchLevelled(TorchPeer):
     """One model, trained by autograd over batched levels."""
 
     def __init__(self, cell, params, threads=2, device="cpu"):
@@ -38,8 +39,7 @@ class TorchLevelled:
     def schedule(self, batch):
         return self._levels(batch)
 
-    def step(self, batch, lr=0.05):
-        torch.set_num_threads(self._threads)
+    def _train(self, batch, lr):
         levels = self._levels(batch)
         words = self._send(levels.words)
         x = self._p["embed"].index_select(0, words).requires_grad_()
@@ -50,10 +50,7 @@ class TorchLevelled:
         with torch.no_grad():
             self._p["embed"].index_add_(0, words, dx, alpha=-lr)
             torch._foreach_add_(self._weights, grads, alpha=-lr)
-        return loss.item()
-
-    def _send(self, array):
-        return torch.from_numpy(array).to(self._device)
+        return loss
 
     def _tree_lstm(self, x, levels):
         """Root states; a row of the table is [h, c]."""

@@ -25,14 +25,15 @@ import torch
 
 from bench.peers import torch_device
 from bench.peers.levels import chain_levels, tree_levels
+from bench.peers.torch_peer import TorchPeer
 
 
-class TorchManual:
+class TorchManual(TorchPeer):
     """One model, trained by hand-written batched levels."""
 
     def __init__(self, cell, params, threads=2, device="cpu"):
         self._threads, self._cell, self._device = threads, cell, torch_device(device)
-        self._step = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
+        self._train_cell = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
         self._p = self._reordered({k: torch.tensor(v, device=self._device) for k, v in params.items()})
         self._buffers = {}
 
@@ -43,12 +44,8 @@ class TorchManual:
         return chain_levels(batch) if self._cell == "lstm" else tree_levels(batch)
 
     @torch.no_grad()
-    def step(self, batch, lr=0.05):
-        torch.set_num_threads(self._threads)
-        return self._step(batch, lr).item()
-
-    def _send(self, array):
-        return torch.from_numpy(array).to(self._device)
+    def _train(self, batch, lr):
+        return self._train_cell(batch, lr)
 
     def _reordered(self, p):
         """`p` with the blocks i and o of the Tree-LSTM's columns swapped; its own inverse."""

@@ -14,11 +14,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from bench.peers import torch_device
+from bench.peers.torch_peer import TorchPeer
 
 _IGNORED = -100  # label of a padded position
 
 
-class TorchPackedLSTM:
+class TorchPackedLSTM(TorchPeer):
     """An LSTM language model's body on nn.LSTM."""
 
     def __init__(self, cell, params, threads=2, padded=False, device="cpu"):
@@ -47,8 +48,10 @@ class TorchPackedLSTM:
         }
         return {k: v.detach().cpu().numpy().copy() for k, v in named.items()}
 
-    def step(self, batch, lr=0.05):
-        torch.set_num_threads(self._threads)
+    def _all_parameters(self):
+        return [self._embed, *self._weights]
+
+    def _train(self, batch, lr):
         words, labels, h, x = (self._run_padded if self._padded else self._run_packed)(batch)
         logits = torch.addmm(self._out_b, h, self._out_w)
         loss = cross_entropy(logits, labels, ignore_index=_IGNORED)
@@ -56,12 +59,12 @@ class TorchPackedLSTM:
         with torch.no_grad():
             self._embed.index_add_(0, words, dx.reshape(len(words), -1), alpha=-lr)
             torch._foreach_add_(self._weights, grads, alpha=-lr)
-        return loss.item()
+        return loss
 
     def _run_packed(self, batch):
         both, lengths = _pad(batch)
         packed = pack_padded_sequence(both, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
-        words, labels = packed.data.t().contiguous().to(self._device)
+        words, labels = self._send(packed.data.t().contiguous().numpy())
         x = self._embed.index_select(0, words).requires_grad_()
         # The batch sizes stay on the host; the two permutations are not needed, as all rows are read out in packed order.
         out, _ = self._lstm(PackedSequence(x, packed.batch_sizes))
@@ -69,7 +72,7 @@ class TorchPackedLSTM:
 
     def _run_padded(self, batch):
         both, _ = _pad(batch)
-        words, labels = both.view(-1, 2).t().contiguous().to(self._device)
+        words, labels = self._send(both.view(-1, 2).t().contiguous().numpy())
         x = self._embed.index_select(0, words).view(*both.shape[:2], -1).requires_grad_()
         return words, labels, self._lstm(x)[0].flatten(0, 1), x
 

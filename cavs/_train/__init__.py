@@ -1,6 +1,7 @@
-"""Training from the command line (`cavs train`, `cavs predict`): a program over files of graphs, or a language model over text.
+"""Training from the command line (`cavs train`, `cavs predict`), a task a file: labels of graphs, tags of words, next words.
 
-Read in this order: `config` (what can be asked), `data` and `text` (files to graphs), `batches`, `model` with `softmax`,
+Read in this order: `config` (what can be asked), `task` (what a task is) and one of `task_classify`, `task_lm`, `task_tag`;
+`data` with `text`, `tagged` and `sentences` (files to graphs), `batches`, `model` with `softmax`, `tagger` with `chunks`,
 `optimiser`, `step` (one jitted step), `loop`, `checkpoint`; `run` puts them together, `report` shows, `predict` labels,
 `compiled` keeps compiled code.
 """

@@ -1,5 +1,6 @@
 """Batches: which graphs go together, and a batch's arrays, padded so that few shapes occur."""
 
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -55,16 +56,32 @@ def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np
     return out if rng is None else out[rng.permutation(count)]
 
 
-def epoch_batches(graphs: Graphs, batch: int, seed: int, epoch: int) -> np.ndarray:
+def epoch_batches(sizes: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
     """The batches of one epoch; a function of seed and epoch alone, so that resuming finds them again."""
-    return strata(np.diff(graphs.vertex_offsets), batch, np.random.default_rng([seed, 2, epoch]))
+    return strata(sizes, batch, np.random.default_rng([seed, 2, epoch]))
+
+
+def distinct(ids: np.ndarray, padded: int, num_words: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct words of `ids` (V,), -1 where there is none, and for each vertex its index among them.
+
+    The first is (U,), U what `padded` vertices may read of `num_words` rows, with numbers beyond the table in padding.
+    """
+    words, word = np.unique(ids, return_inverse=True)
+    skip = int(len(words) > 0 and words[0] < 0)
+    rows = np.arange(num_words, num_words + min(padded, num_words), dtype=np.int32)
+    rows[: len(words) - skip] = words[skip:]
+    return rows, word.astype(np.int32) - skip
+
+
+def with_stand_ins(numbers: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Graph numbers with the smallest graph of all in place of each -1, and which are present."""
+    present = numbers >= 0
+    return (numbers, present) if present.all() else (np.where(present, numbers, np.argmin(sizes)), present)
 
 
 def prepare(graphs: Graphs, numbers: np.ndarray, num_words: int) -> Batch:
     """A batch of the graphs `numbers` on the device. For each -1 the smallest graph of all stands in, without labels."""
-    present = numbers >= 0
-    if not present.all():
-        numbers = np.where(present, numbers, np.argmin(np.diff(graphs.vertex_offsets)))
+    numbers, present = with_stand_ins(numbers, np.diff(graphs.vertex_offsets))
     some = graphs[numbers]
     sched = schedule(some, kinds=False)
     padded = sched.shape.vertices
@@ -73,20 +90,34 @@ def prepare(graphs: Graphs, numbers: np.ndarray, num_words: int) -> Batch:
     label = np.full(some.num_vertices, -1, np.int32) if some.label is None else some.label
     if not present.all():
         label = np.where(np.repeat(present, np.diff(some.vertex_offsets)), label, -1)
-    words, word = np.unique(ids, return_inverse=True)
-    skip = int(len(words) > 0 and words[0] < 0)
-    room = min(padded, num_words)
-    rows = np.arange(num_words, num_words + room, dtype=np.int32)  # distinct numbers beyond the table
-    rows[: len(words) - skip] = words[skip:]
+    words, word = distinct(ids, padded, num_words)
     roots = root_rows(some)
     if not sched.shape.rooted:
         roots = np.append(roots, np.full(bucket(len(roots)) - len(roots), padded))
     return jax.device_put(
         Batch(
             sched,
-            rows,
-            sched.pad(word.astype(np.int32) - skip, -1),
+            words,
+            sched.pad(word, -1),
             sched.pad(label, -1),
             roots.astype(np.int32),
         )
     )
+
+
+# Graphs a batch in which order is kept.
+IN_ORDER = 64
+
+
+def in_order_grid(sizes: np.ndarray) -> np.ndarray:
+    """The batches of `in_order`."""
+    grid = strata(sizes, IN_ORDER, None)
+    return np.take_along_axis(grid, np.argsort(grid < 0, axis=1, kind="stable"), 1)  # what stands in comes last
+
+
+def in_order(graphs: Graphs, prepare: Callable[[np.ndarray], Any]) -> Iterator[tuple[np.ndarray, Any]]:
+    """All graphs once: the rows in `graphs` of the first vertices of a batch, and the batch, as `prepare(numbers)` makes it."""
+    for numbers in in_order_grid(np.diff(graphs.vertex_offsets)):
+        present = numbers[numbers >= 0]
+        starts, stops = graphs.vertex_offsets[present].tolist(), graphs.vertex_offsets[present + 1].tolist()
+        yield np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)]), prepare(numbers)

@@ -3,7 +3,9 @@
 import dataclasses
 from typing import Any
 
-TASKS = ("classify", "lm")
+# Each has a file, `task_NAME.py`; see `task.py`.
+TASKS = ("classify", "lm", "nmt", "tag")
+ALIASES = {"dag": "classify", "sentiment": "classify"}
 OPTIMIZERS = ("adam", "adagrad", "sgd")
 LOSSES = ("root", "all")
 
@@ -16,7 +18,8 @@ class TrainError(ValueError):
 class Config:
     """What `cavs train` was asked to do. `None` in `program`, `loss`, `score` and `embedding_size` is settled by the data.
 
-    Fields are the command line's flags; `train` is `None` for the reviews that come with the package.
+    Fields are the command line's flags; `train` is `None` for the reviews that come with the package. Made by
+    `cavs._train.task.configure`, which knows the tasks' defaults.
     """
 
     train: str | None = None
@@ -41,23 +44,13 @@ class Config:
     patience: int = 0
     min_count: int = 1
     vocab_size: int = 0
+    column: str | None = None
+    char_size: int = 32
     seed: int = 0
 
-    @staticmethod
-    def make(given: dict[str, Any]) -> "Config":
-        """The task's defaults under what was given, checked.
-
-        **Raises:** `TrainError` that names the flag.
-        """
-        task = given.get("task", "classify")
-        if task not in TASKS:
-            raise TrainError(f"--task is {task!r}, wanted one of {', '.join(TASKS)}.")
-        config = Config(**(_DEFAULTS[task] | given))
-        config._check(given)
-        return config
-
-    def _check(self, given: dict[str, Any]) -> None:
-        for name in ("hidden", "embedding_size", "layers", "batch", "epochs", "min_count"):
+    def check(self) -> None:
+        """**Raises:** `TrainError` that names the flag of a value out of range."""
+        for name in ("hidden", "embedding_size", "layers", "batch", "epochs", "min_count", "char_size"):
             value = getattr(self, name)
             _want(name, value, value is None or value >= 1, "an integer of at least 1")
         for name in ("patience", "vocab_size", "weight_decay", "clip", "seed"):
@@ -69,12 +62,6 @@ class Config:
         _want("loss", self.loss, self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         _want("score", self.score, self.score in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         _want("vocab_size", self.vocab_size, self.vocab_size == 0 or self.vocab_size >= 4, "0 (no limit) or at least 4")
-        if self.task == "lm":
-            if self.train is None:
-                raise TrainError("--task lm needs a text file, one sentence a line: cavs train --task lm FILE")
-            for name in ("loss", "score"):
-                if given.get(name) is not None:
-                    raise TrainError(f"{flag(name)} is for classification; a language model predicts at every vertex.")
         if self.train is None and (self.dev or self.test):
             name, path = ("--dev", self.dev) if self.dev else ("--test", self.test)
             raise TrainError(f"{name} was given without a file to train on: cavs train FILE {name} {path}")
@@ -82,27 +69,12 @@ class Config:
     def replace(self, given: dict[str, Any]) -> "Config":
         """The same but for what was given, checked."""
         config = dataclasses.replace(self, **given)
-        config._check({})
+        config.check()
         return config
 
     def as_json(self) -> dict[str, Any]:
         """A dict of plain values, for `Config(**...)`."""
         return dataclasses.asdict(self)
-
-
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "classify": {},
-    "lm": {
-        "hidden": 200,
-        "epochs": 10,
-        "optimizer": "adam",
-        "lr": 0.002,
-        "weight_decay": 0.0,
-        "min_count": 2,
-        "loss": "all",
-        "score": "all",
-    },
-}
 
 
 def flag(name: str) -> str:

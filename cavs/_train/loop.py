@@ -3,23 +3,23 @@
 import collections
 import contextlib
 import dataclasses
-import functools
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from cavs._graphs import Graphs
 from cavs._prefetch import prefetch
 from cavs._train import checkpoint
-from cavs._train.batches import epoch_batches, prepare, strata
+from cavs._train.batches import epoch_batches, strata
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data
-from cavs._train.model import Model, Weights, add
+from cavs._train.model import Weights, add
 from cavs._train.step import State, make_evaluate, make_step
 from cavs._train.stop import Stop
+from cavs._train.task import Model, find
 
 # Seconds between saves within a long epoch.
 SAVE_EVERY = 300.0
@@ -54,15 +54,7 @@ class Progress:
 
     def best(self, config: Config) -> dict[str, Any] | None:
         """The record of the best epoch so far, the earliest of equals."""
-        return max(self.history, key=lambda record: score(record["dev"], config), default=None)
-
-
-def score(metrics: dict[str, float], config: Config) -> float:
-    """What the best epoch has most of: accuracy at the roots or at all vertices, or -nll."""
-    if config.task == "lm":
-        return -metrics["nll"] / max(metrics["count"], 1)
-    right, count = ("roots_right", "roots") if config.score == "root" else ("vertices_right", "vertices")
-    return metrics[right] / max(metrics[count], 1)
+        return max(self.history, key=lambda record: find(config.task).score(record["dev"], config), default=None)
 
 
 class Trainer:
@@ -70,6 +62,8 @@ class Trainer:
 
     def __init__(self, config: Config, data: Data, model: Model, folder: Path):
         self.config, self.data, self.model, self.folder = config, data, model, folder
+        self.task = find(config.task)
+        self._preparers: dict[int, Any] = {}
         self.step, self.evaluation = make_step(model, config), make_evaluate(model)
 
     def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
@@ -109,8 +103,7 @@ class Trainer:
         return progress.epoch >= self.config.epochs or bool(self.config.patience) and waited >= self.config.patience
 
     def _epoch(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
-        config, train = self.config, self.data.train
-        numbers = epoch_batches(train, config.batch, config.seed, progress.epoch)[progress.step :]
+        numbers, prepare = self._batches(progress.epoch)[progress.step :], self._preparer(self.data.train, self._batches(0))
         before, spent = time.monotonic(), progress.seconds
         saved, flying = before, collections.deque()
 
@@ -122,7 +115,7 @@ class Trainer:
                     "finite one: try a smaller --lr or --clip."
                 )
 
-        with contextlib.closing(prefetch(numbers, self._prepared(train), PREFETCH)) as batches:
+        with contextlib.closing(prefetch(numbers, prepare, PREFETCH)) as batches:
             for batch in batches:
                 state, metrics = self.step(state, batch)
                 flying.append(metrics)
@@ -144,14 +137,20 @@ class Trainer:
         progress.seconds = spent + time.monotonic() - before
         return state
 
-    def _prepared(self, graphs: Graphs) -> Any:
-        return functools.partial(prepare, graphs, num_words=self.model.num_words)
+    def _preparer(self, part: Any, grid: np.ndarray) -> Callable[[np.ndarray], Any]:
+        # Made once a part: of the batches of its first epoch, whichever epoch a resumed run begins with.
+        if id(part) not in self._preparers:
+            self._preparers[id(part)] = self.task.preparer(self.model, part, grid)
+        return self._preparers[id(part)]
 
-    def evaluate(self, weights: Weights, graphs: Graphs) -> dict[str, float]:
-        """Sums of metrics over graphs, without dropout."""
-        numbers = strata(np.diff(graphs.vertex_offsets), EVALUATION_BATCHES * self.config.batch, None)
+    def _batches(self, epoch: int) -> np.ndarray:
+        return epoch_batches(self.task.sizes(self.data.train), self.config.batch, self.config.seed, epoch)
+
+    def evaluate(self, weights: Weights, part: Any) -> dict[str, float]:
+        """Sums of metrics over samples, without dropout."""
+        grid = strata(self.task.sizes(part), EVALUATION_BATCHES * self.config.batch, None)
         sums: dict[str, float] = {}
-        with contextlib.closing(prefetch(numbers, self._prepared(graphs), PREFETCH)) as batches:
+        with contextlib.closing(prefetch(grid, self._preparer(part, grid), PREFETCH)) as batches:
             for batch in batches:
                 sums = add(sums, self.evaluation(weights, batch))
         return sums

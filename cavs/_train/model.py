@@ -12,6 +12,7 @@ from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
 from cavs._train.programs import PROGRAMS, Sizes, run_program
 from cavs._train.softmax import softmax_loss
+from cavs.vertex_programs._dropout import dropout
 
 # Standard deviation of word vectors that are not given.
 WORD_SCALE = 0.1
@@ -61,9 +62,7 @@ class Model:
     def init(self, key: Any, vectors: Vectors | None = None) -> Weights:
         """Initial parameters and table: word vectors normal with deviation 0.1 unless given, classifier Glorot uniform."""
         program, classifier, words = jax.random.split(key, 3)
-        table = WORD_SCALE * jax.random.normal(words, (self.num_words, self.embedding_size), jnp.float32)
-        if vectors is not None:
-            table = jnp.where(vectors.found[:, None], vectors.rows, table)
+        table = init_table(words, self.num_words, self.embedding_size, vectors)
         hidden = self.program.hidden
         w = jax.nn.initializers.glorot_uniform()(classifier, (hidden, self.num_labels), jnp.float32)
         return Weights({"program": self.program.init(program), "w": w, "b": jnp.zeros(self.num_labels, jnp.float32)}, table)
@@ -76,8 +75,8 @@ class Model:
         """h of all vertices (Vp, H), or `at` some; `rows` are the table's rows `batch.words`. With `key`, dropout."""
         x = jnp.where((batch.word >= 0)[:, None], rows[batch.word], 0)
         keys = (None, None) if key is None else jax.random.split(key)
-        h = run_program(self.program, params["program"], batch.sched, self._drop(x, keys[0]), at)
-        return self._drop(h, keys[1])
+        h = run_program(self.program, params["program"], batch.sched, dropout(x, self.dropout, keys[0]), at)
+        return dropout(h, self.dropout, keys[1])
 
     def objective(self, params: Any, rows: Any, batch: Batch, key: Any = None, loss: str | None = None) -> tuple[Any, Metrics]:
         """The mean loss over the labelled vertices (or roots) of a batch, and its metrics. `key` as in `hidden`."""
@@ -93,6 +92,10 @@ class Model:
         nothing = jnp.zeros((), h.dtype)
         vertices = (nothing, nothing) if at_roots else (right.sum(), count)
         return value, Metrics(jnp.vdot(has, nll), count, *vertices, root_right.sum(), (root_label >= 0).astype(h.dtype).sum())
+
+    def metrics(self, weights: Weights, batch: Batch) -> Metrics:
+        """Metrics without dropout, at all vertices whatever the loss."""
+        return self.objective(weights.params, read_rows(weights.table, batch), batch, loss="all")[1]
 
     def probabilities(self, weights: Weights, batch: Batch) -> Any:
         """(Vp, C) of every vertex."""
@@ -114,20 +117,18 @@ class Model:
         program = getattr(vertex_programs, about.pop("program"))(**about.pop("program_fields"))
         return Model(program, **about)
 
-    def _drop(self, x: Any, key: Any) -> Any:
-        if key is None or not self.dropout:
-            return x
-        keep = 1 - self.dropout
-        # 16 bits an entry rather than the 32 of jax.random.bernoulli.
-        below = jnp.uint16(min(round(keep * 2**16), 2**16 - 1))
-        return jnp.where(jax.random.bits(key, x.shape, "uint16") < below, x / keep, 0)
+
+def init_table(key: Any, num_words: int, size: int, vectors: Vectors | None) -> Any:
+    """Word vectors, normal with deviation 0.1 unless given."""
+    table = WORD_SCALE * jax.random.normal(key, (num_words, size), jnp.float32)
+    return table if vectors is None else jnp.where(vectors.found[:, None], vectors.rows, table)
 
 
-def read_rows(table: Any, batch: Batch) -> Any:
+def read_rows(table: Any, batch: Any) -> Any:
     """The rows of the table that a batch reads (U, size); zeros in padding."""
     return table.at[batch.words].get(mode="fill", fill_value=0)
 
 
-def add(total: dict[str, float], metrics: Metrics) -> dict[str, float]:
+def add(total: dict[str, float], metrics: Any) -> dict[str, float]:
     """Sums of metrics on the host, in double precision."""
     return {name: total.get(name, 0.0) + float(np.asarray(x)) for name, x in metrics._asdict().items()}

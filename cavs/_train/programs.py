@@ -9,7 +9,7 @@ import numpy as np
 from cavs import vertex_programs
 from cavs._graphs import Graphs
 from cavs._run import run
-from cavs._train.config import TrainError
+from cavs._train.config import Config, TrainError
 from cavs._vertex import VertexFunction
 
 
@@ -39,6 +39,7 @@ PROGRAMS = {
     "binary-tree-lstm": Entry(lambda s: vertex_programs.BinaryTreeLSTM(s.hidden, s.inputs, not s.inner_reads), 2),
     "nary-tree-lstm": Entry(lambda s: vertex_programs.NaryTreeLSTM(s.hidden, s.inputs, s.arity), MOST_ORDERED_CHILDREN),
     "child-sum-tree-lstm": Entry(lambda s: vertex_programs.ChildSumTreeLSTM(s.hidden, s.inputs), None),
+    "dagnn": Entry(lambda s: vertex_programs.DAGNN(s.hidden, s.inputs), None),
     "tree-fc": Entry(lambda s: vertex_programs.TreeFC(s.hidden), 2, leaves_only=True),
     "rvnn": Entry(lambda s: vertex_programs.RvNN(s.hidden, s.inputs), 2, leaves_only=True),
     "elman-rnn": Entry(lambda s: vertex_programs.ElmanRNN(s.hidden, s.inputs), 1),
@@ -60,7 +61,12 @@ def find(name: str) -> str:
 
 
 def suggest(graphs: Graphs) -> str:
-    """The program for these graphs: an LSTM for chains, a binary Tree-LSTM, or one for any number of children."""
+    """The program for these graphs: an LSTM for chains, a Tree-LSTM for two or for any number of children; and where children
+    have several parents a mean over them, as sums would grow from level to level."""
+    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
+    parents = np.bincount(graphs.children + np.repeat(base, np.diff(graphs.child_offsets)), minlength=1)
+    if parents.max() > 1:
+        return "dagnn"
     return {0: "lstm", 1: "lstm", 2: "binary-tree-lstm"}.get(graphs.max_fan_in, "child-sum-tree-lstm")
 
 
@@ -89,6 +95,34 @@ def check_fit(name: str, graphs: Graphs, where: str, arity: int | None = None) -
             f"{where}: vertex {v} of graph {g} has children and an input, but --program {name} reads at leaves alone. "
             f"{_fitting(graphs)}"
         )
+
+
+def settle(config: Config, parts: dict[str, Graphs], paths: dict[str, str], given_size: int | None) -> Config:
+    """The configuration with a program that fits the graphs, and the size of word vectors; `given_size`: of those of a file.
+
+    **Raises:** `TrainError`.
+    """
+    name = suggest(parts["train"]) if config.program is None else find(config.program)
+    for part, graphs in parts.items():
+        check_fit(name, graphs, paths.get(part, paths["train"]))
+    if config.layers > 1 and name != "lstm":
+        raise TrainError(f"--layers is {config.layers}, but --program {name} has one layer; wanted --program lstm.")
+    size = settle_size(config, given_size)
+    if name == "tree-fc" and size != config.hidden:
+        raise TrainError(
+            f"--embedding-size is {size} and --hidden {config.hidden}; wanted them alike: in --program tree-fc a leaf's input "
+            "is its state."
+        )
+    return dataclasses.replace(config, program=name, embedding_size=size)
+
+
+def settle_size(config: Config, given_size: int | None) -> int:
+    """Entries of a word's vector: as given, as those of the file of vectors, or as many as hidden units."""
+    if given_size is not None and config.embedding_size not in (None, given_size):
+        raise TrainError(
+            f"--embedding-size is {config.embedding_size}, but the vectors of {config.embeddings} have {given_size} entries."
+        )
+    return given_size or config.embedding_size or config.hidden
 
 
 def _fitting(graphs: Graphs) -> str:

@@ -13,12 +13,11 @@ from rich.markup import escape
 import cavs
 from cavs._train import checkpoint, report
 from cavs._train.config import Config, TrainError, flag
-from cavs._train.data import Data, read_data
+from cavs._train.data import Data
 from cavs._train.loop import Progress, Trainer
-from cavs._train.model import Model
-from cavs._train.programs import inner_reads
 from cavs._train.step import State, init_state
 from cavs._train.stop import Stop
+from cavs._train.task import configure, find
 
 # What may be given together with --resume: nothing that a step depends on.
 RESUMABLE = ("epochs", "patience")
@@ -34,11 +33,12 @@ def train(given: dict[str, Any], out: str | None = None, resume: str | None = No
     console = console or Console()
     started = time.monotonic()
     config, folder = _prepare(given, out, resume)
-    config, data = read_data(config)
-    parts = [data.train, data.dev, *([data.test] if data.test is not None else [])]
-    model = Model.make(
-        config, len(data.words), len(data.labels), max(g.max_fan_in for g in parts), any(map(inner_reads, parts))
-    )
+    task = find(config.task)
+    for path in filter(None, (config.train, config.dev, config.test)):
+        if not Path(path).is_file():
+            raise TrainError(f"there is no file {path}.")
+    config, data = task.read(config)
+    model = task.model(config, data)
     about = {
         "format": checkpoint.FORMAT,
         "cavs": cavs.__version__,
@@ -46,8 +46,9 @@ def train(given: dict[str, Any], out: str | None = None, resume: str | None = No
         "config": config.as_json(),
         "model": model.describe(),
         "words": data.words,
-        "labels": None if config.task == "lm" else data.labels,
+        "labels": None if data.labels is data.words else data.labels,
         "files": data.files,
+        **({"facts": data.facts} if data.facts else {}),
     }
     state, progress = init_state(model, config, data.vectors), Progress()
     trainer = Trainer(config, data, model, folder)
@@ -58,7 +59,7 @@ def train(given: dict[str, Any], out: str | None = None, resume: str | None = No
     checkpoint.write_json(folder / "model.json", about)
     _introduce(console, config, data, folder, progress, trainer)
 
-    with Stop() as stop, report.Screen(console, config.task, config.epochs) as screen:
+    with Stop() as stop, report.Screen(console, task, config.epochs) as screen:
         state = trainer.fit(state, progress, stop, screen)
     if stop:
         _say_stopped(console, folder, progress, trainer)
@@ -70,7 +71,7 @@ def train(given: dict[str, Any], out: str | None = None, resume: str | None = No
 def _prepare(given: dict[str, Any], out: str | None, resume: str | None) -> tuple[Config, Path]:
     if resume is None:
         files = {name: os.path.abspath(given[name]) for name in ("train", "dev", "test", "embeddings") if given.get(name)}
-        config = Config.make(given | files)
+        config = configure(given | files)
         if out is None:
             return config, _free_folder(config)
         folder = Path(out)
@@ -119,9 +120,7 @@ def _check_same(folder: Path, about: dict[str, Any]) -> None:
 def _introduce(console: Console, config: Config, data: Data, folder: Path, progress: Progress, trainer: Trainer) -> None:
     size = sum(x.size for x in jax.tree.leaves(trainer.model.shapes()))
     source = "the reviews that come with cavs" if config.train is None else config.train
-    console.print(
-        f"[bold]{escape(source)}[/]: {report.describe(data, data.labels, config.task)}", highlight=False, soft_wrap=True
-    )
+    console.print(f"[bold]{escape(source)}[/]: {report.describe(data, trainer.task)}", highlight=False, soft_wrap=True)
     console.print(
         f"{config.program}, hidden {config.hidden}, word vectors of {config.embedding_size}, {size:,} parameters; "
         f"{config.optimizer}, batch {config.batch}, loss at {'the roots' if config.loss == 'root' else 'every vertex'}",
@@ -161,8 +160,9 @@ def _finish(
         weights, _ = checkpoint.load(trainer.folder, "best", state.weights)
         results["test"] = trainer.evaluate(weights, data.test)
         checkpoint.write_json(trainer.folder / "test.json", {"epoch": best["epoch"], "test": results["test"]})
-    report.plot(trainer.folder / "curve.png", progress.history, config.task)
-    console.print(report.result_table(data, config.task, results))
+    task = trainer.task
+    report.plot(trainer.folder / "curve.png", progress.history, task)
+    console.print(task.results(data, results))
     step, evaluation = trainer.compilations
     fastest = min(record["seconds"] for record in progress.history)
     speed = data.train.num_vertices / fastest
@@ -179,12 +179,8 @@ def _finish(
         highlight=False,
         soft_wrap=True,
     )
-    lines = [
-        (f"cavs predict {where} FILE", "label graphs of your own" if config.task != "lm" else "score sentences of your own")
-    ]
-    lines += (
-        [(f"cavs inspect {file}", "what a file holds and how it is batched")] if config.task != "lm" and config.train else []
-    )
+    lines = [(f"cavs predict {where} FILE", task.predicts)]
+    lines += [(f"cavs inspect {file}", "what a file holds and how it is batched")] if task.inspectable and config.train else []
     lines += [(f"cavs train --resume {where} --epochs {2 * config.epochs}", "train on")]
     lines += [("cavs train FILE", "train on data of your own: trees, DAGs (cavs train --help)")] if config.train is None else []
     width = max(len(command) for command, _ in lines)

@@ -1,16 +1,18 @@
 """One step of training as one jitted function over donated state, and its evaluation counterpart."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cavs._train import optimiser
-from cavs._train.batches import Batch
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
-from cavs._train.model import Metrics, Model, Weights, read_rows
+from cavs._train.model import Weights, read_rows
+
+if TYPE_CHECKING:
+    from cavs._train.task import Model
 
 
 class State(NamedTuple):
@@ -32,18 +34,18 @@ class State(NamedTuple):
         return Weights(self.params, self.table)
 
 
-def init_state(model: Model, config: Config, vectors: Vectors | None) -> State:
+def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State:
     """The state before the first step; a function of the seed."""
     params, table = model.init(jax.random.key(config.seed), vectors)
     slots = optimiser.init_rows(config, table)
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
 
 
-def make_step(model: Model, config: Config) -> Callable[[State, Batch], tuple[State, Metrics]]:
+def make_step(model: "Model", config: Config) -> Callable[[State, Any], tuple[State, Any]]:
     """`step(state, batch)`: loss, gradients and updates. `state` is donated."""
     rule = optimiser.dense(config)
 
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+    def step(state: State, batch: Any) -> tuple[State, Any]:
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.count) if config.dropout else None
         rows = read_rows(state.table, batch)
         value_and_grad = jax.value_and_grad(model.objective, argnums=(0, 1), has_aux=True)
@@ -58,10 +60,6 @@ def make_step(model: Model, config: Config) -> Callable[[State, Batch], tuple[St
     return jax.jit(step, donate_argnums=0)
 
 
-def make_evaluate(model: Model) -> Callable[[Weights, Batch], Metrics]:
-    """`evaluate(weights, batch)`: metrics without dropout, at all vertices whatever the loss."""
-
-    def evaluate(weights: Weights, batch: Batch) -> Metrics:
-        return model.objective(weights.params, read_rows(weights.table, batch), batch, loss="all")[1]
-
-    return jax.jit(evaluate)
+def make_evaluate(model: "Model") -> Callable[[Weights, Any], Any]:
+    """`evaluate(weights, batch)`: metrics without dropout."""
+    return jax.jit(model.metrics)

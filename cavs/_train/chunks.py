@@ -1,0 +1,66 @@
+"""Entities of tag sequences, counted as the CoNLL shared tasks' `conlleval` does, for all sentences of a batch at once."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# Between neighbouring tags whose types agree: where a chunk begins, and where one ends (conlleval, 2004).
+_STARTS = {"BB", "IB", "OB", "OI", "EE", "EI", "OE"}
+_ENDS = {"BB", "BO", "IB", "IO", "EE", "EI", "EO"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """What a tag after another begins and ends, for C labels; row and column C stand for a sentence's boundary and `O`.
+
+    - `starts`, `ends`: (C + 1, C + 1) bool, by the tags of the vertex before and of the vertex after.
+    - `types`: (C + 1,) the type of a tag, as a number.
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    types: np.ndarray
+
+    @staticmethod
+    def of(labels: tuple[str, ...]) -> "Chunks | None":
+        """For tags such as `O`, `B-PER`, `I-PER` (IOB1, IOB2, IOE, IOBES); `None` where labels are no such tags."""
+        pairs = [tuple(label.split("-", 1)) if label[1:2] == "-" else (label, "") for label in (*labels, "O")]
+        if any((tag != "O") != bool(kind) or tag not in "BIESO" for tag, kind in pairs) or all(tag == "O" for tag, _ in pairs):
+            return None
+        size = len(pairs)
+        starts, ends = np.zeros((size, size), bool), np.zeros((size, size), bool)
+        for a, (tag, kind) in enumerate(pairs):
+            for b, (next_tag, next_kind) in enumerate(pairs):
+                starts[a, b] = tag + next_tag in _STARTS or next_tag != "O" and kind != next_kind
+                ends[a, b] = tag + next_tag in _ENDS or tag != "O" and kind != next_kind
+        names = {kind: i for i, kind in enumerate(dict.fromkeys(kind for _, kind in pairs))}
+        return Chunks(starts, ends, np.array([names[kind] for _, kind in pairs], np.int32))
+
+    def count(self, right: Any, guessed: Any, graph: Any) -> tuple[Any, Any, Any]:
+        """How many entities there are, were guessed, and were guessed rightly: with both ends and the type right.
+
+        **Arguments:** `right`, `guessed` (V,) labels, vertices in the order of their sentences; a `right` of -1 is no tag and
+        counts as `O` on both sides. `graph` (V,) the sentence of each vertex.
+        """
+        outside = len(self.types) - 1
+        first = jnp.append(True, graph[1:] != graph[:-1])
+
+        def spans(label: Any) -> tuple[Any, Any, Any]:
+            label = jnp.where(right < 0, outside, label)
+            before = jnp.where(first, outside, jnp.roll(label, 1))
+            after = jnp.where(jnp.roll(first, -1), outside, jnp.roll(label, -1))
+            rows = jnp.arange(len(label))
+            ends = jnp.where(jnp.asarray(self.ends)[label, after], rows, len(label))
+            return jnp.asarray(self.starts)[before, label], lax.cummin(ends, reverse=True), jnp.asarray(self.types)[label]
+
+        (start, end, kind), (start_, end_, kind_) = spans(right), spans(guessed)
+        both = start & start_ & (end == end_) & (kind == kind_)
+        return start.sum(), start_.sum(), both.sum()
+
+
+def f1(right: float, guessed: float, both: float) -> float:
+    """2 precision recall / (precision + recall), from 0 to 1; 0 where there is nothing to count."""
+    return 2 * both / (right + guessed) if right + guessed else 0.0

@@ -1,0 +1,163 @@
+"""Sentence pairs for translation: files of them, and batches of both graphs of an encoder-decoder."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cavs._converters import from_lengths
+from cavs._graphs import Graphs
+from cavs._readers import FormatError
+from cavs._readers._flat import number_names
+from cavs._readers._source import read_lines
+from cavs._schedule import Schedule, Shape
+from cavs._scheduler import schedule
+from cavs._train.batches import distinct, with_stand_ins
+from cavs._train.config import TrainError
+from cavs._train.data import UNKNOWN
+from cavs.vertex_programs.encoder_decoder import sentence_pairs
+
+END = "</s>"
+SEPARATORS = ("\t", " ||| ")
+
+
+def read_pairs(path: str) -> tuple[Graphs, Graphs]:
+    """Chains of the source and of the target words of each line `source TAB target`, or `source ||| target`; blank lines
+    are passed over. UTF-8, `.gz` by name.
+
+    **Raises:** `TrainError` that names the line that is no pair.
+    """
+    sides: tuple[list[list[str]], list[list[str]]] = ([], [])
+    for number, line in _lines(path):
+        cells = next((line.split(s) for s in SEPARATORS if s in line), [line])
+        if len(cells) != 2 or not all(cell.split() for cell in cells):
+            raise TrainError(f"{path}: line {number} has {len(cells)} cells, wanted `source TAB target` (or ` ||| ` between).")
+        for side, cell in zip(sides, cells, strict=True):
+            side.append(cell.split())
+    if not sides[0]:
+        raise TrainError(f"{path} holds no pairs; wanted `source TAB target` a line.")
+    return _chains(sides[0]), _chains(sides[1])
+
+
+def read_sources(path: str) -> Graphs:
+    """Chains of the words of each line; what follows a TAB or ` ||| ` is not read."""
+    sentences = []
+    for _, line in _lines(path):
+        for separator in SEPARATORS:
+            line = line.split(separator)[0]
+        sentences.append(line.split())
+    if not all(sentences) or not sentences:
+        raise TrainError(f"{path} holds no sentences; wanted one a line.")
+    return _chains(sentences)
+
+
+def _lines(path: str) -> list[tuple[int, str]]:
+    try:
+        return [(i, line) for i, line in enumerate(read_lines(path), 1) if line.strip()]
+    except FormatError as error:
+        raise TrainError(str(error)) from error
+
+
+def _chains(sentences: list[list[str]]) -> Graphs:
+    ids, names = number_names([word for words in sentences for word in words])
+    return from_lengths([len(words) for words in sentences], input_id=ids, vocab=names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """Sentence pairs as the two graphs of `EncoderDecoder`. `input_id` is a word's row of the table; targets read
+    `</s> w1 ... wn` and have the `label` `w1 ... wn </s>`, an index of the target's words; sources have none (-1)."""
+
+    chains: Graphs
+    pairs: Graphs
+
+    def __len__(self) -> int:
+        return len(self.chains)
+
+    def __getitem__(self, index: Any) -> "Parallel":
+        return Parallel(self.chains[index], self.pairs[index])
+
+    @property
+    def num_vertices(self) -> int:
+        """Words of both sides, and the marks."""
+        return self.pairs.num_vertices
+
+    @property
+    def targets(self) -> np.ndarray:
+        """(V,) which vertices of the pairs are targets."""
+        return self.pairs.height > 0
+
+    @staticmethod
+    def of(source: Graphs, target: Graphs, words: tuple[str, ...], labels: tuple[str, ...]) -> "Parallel":
+        """From chains as `read_pairs` reads them."""
+        source = source.with_vocab(words, UNKNOWN)
+        row, label = target.with_vocab(words, UNKNOWN).input_id, target.with_vocab(labels, UNKNOWN).input_id
+        assert row is not None and label is not None
+        ends = target.vertex_offsets[1:]
+        return Parallel.make(
+            source,
+            np.diff(target.vertex_offsets) + 1,
+            np.insert(row, target.vertex_offsets[:-1], words.index(END)),
+            np.insert(label, ends, labels.index(END)),
+        )
+
+    @staticmethod
+    def make(source: Graphs, lengths: Any, row: Any, label: Any) -> "Parallel":
+        """From the sources, the `lengths` (G,) of the targets, and what each target vertex reads and is labelled."""
+        chains, pairs = sentence_pairs(np.diff(source.vertex_offsets), lengths)
+        input_id, labels = np.full((2, pairs.num_vertices), -1, np.int32)
+        input_id[pairs.height > 0], labels[pairs.height > 0] = row, label
+        chains = dataclasses.replace(chains, input_id=source.input_id)
+        return Parallel(chains, dataclasses.replace(pairs, input_id=input_id, label=labels))
+
+
+class PairBatch(NamedTuple):
+    """What one step sees; a pytree of integers: both schedules; `words` as in `batches.Batch`; `x` (Sp,), `y` (Vp,), what
+    the words of sources and pairs are of these, -1 for nothing; `at` (R,) rows of the targets and their `label`, -1 in
+    padding."""
+
+    source: Schedule
+    pairs: Schedule
+    words: Any
+    x: Any
+    y: Any
+    at: Any
+    label: Any
+
+
+def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Callable[[np.ndarray], PairBatch]:
+    """Makes batches of a part, on the device. For each -1 the shortest pair stands in, without labels.
+
+    The shapes of schedules are chosen beforehand, from the batches `grid`: few, and the same however far a run has come.
+    """
+    sizes = np.diff(data.pairs.vertex_offsets)
+    batches = [with_stand_ins(row, sizes)[0] for row in grid]
+    source_shapes, pair_shapes = (_shapes([g[numbers] for numbers in batches]) for g in (data.chains, data.pairs))
+
+    def prepare(numbers: np.ndarray) -> PairBatch:
+        numbers, present = with_stand_ins(numbers, sizes)
+        some = data[numbers]
+        source, pairs = schedule(some.chains, shapes=list(source_shapes)), schedule(some.pairs, shapes=list(pair_shapes))
+        assert some.chains.input_id is not None and some.pairs.input_id is not None and some.pairs.label is not None
+        rows = source.shape.vertices + pairs.shape.vertices
+        words, ids = distinct(np.concatenate([some.chains.input_id, some.pairs.input_id]), rows, num_words)
+        x, y = np.split(ids, [some.chains.num_vertices])
+        targets = np.flatnonzero(some.targets)
+        label = np.where(np.repeat(present, np.diff(some.pairs.vertex_offsets)), some.pairs.label, -1)[targets]
+        room = sum(pairs.shape.inner) - len(targets)
+        at, label = np.append(targets, np.zeros(room, int)), np.append(label, np.full(room, -1))
+        return jax.device_put(
+            PairBatch(source, pairs, words, source.pad(x, -1), pairs.pad(y, -1), at.astype(np.int32), label.astype(np.int32))
+        )
+
+    return prepare
+
+
+def _shapes(batches: list[Graphs]) -> list[Shape]:
+    """Shapes into which these batches fit, taken up from the largest."""
+    shapes: list[Shape] = []
+    for batch in sorted(batches, key=lambda batch: -batch.num_edges):
+        schedule(batch, shapes=shapes)
+    return shapes

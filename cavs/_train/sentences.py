@@ -1,0 +1,144 @@
+"""Sentences of which rare words are spelled: chains of words and chains of characters, and batches of both."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cavs._converters import from_lengths
+from cavs._graphs import Graphs
+from cavs._schedule import Schedule, Shape
+from cavs._scheduler import schedule
+from cavs._train.batches import distinct, with_stand_ins
+from cavs._train.data import UNKNOWN, with_labels
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentences:
+    """Chains of words in both directions; and, in both directions, the spellings of words that the table lacks.
+
+    - `words`: a graph a sentence; `input_id` is the word's row of the table, or -1 where it is spelled.
+    - `back`: the same turned round; `input_id` is the graph of `spellings` that spells the word, else -1.
+    - `spellings`, `spellings_back`: a graph a distinct word, `input_id` a character. The first is a stand-in of one
+      character. `None` where words are not spelled.
+    """
+
+    words: Graphs
+    back: Graphs
+    spellings: Graphs | None = None
+    spellings_back: Graphs | None = None
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def num_vertices(self) -> int:
+        """Words in all."""
+        return self.words.num_vertices
+
+    @staticmethod
+    def of(graphs: Graphs, words: tuple[str, ...], labels: tuple[str, ...], characters: tuple[str, ...]) -> "Sentences":
+        """From chains as `read_tagged` reads them. What `words` lacks is spelled; where there are no `characters`, unknown."""
+        assert graphs.vocab is not None and graphs.input_id is not None
+        known = graphs.with_vocab(words, None if characters else UNKNOWN)
+        known = known if known.label is None else with_labels(known, labels)
+        if not characters:
+            return Sentences(known, known.reversed())
+        rows = set(words)
+        rare = [i for i, word in enumerate(graphs.vocab) if word not in rows]
+        number = np.full(len(graphs.vocab), -1, np.int32)
+        number[rare] = 1 + np.arange(len(rare))
+        index = {character: i for i, character in enumerate(characters)}
+        texts = ["?", *(graphs.vocab[i] for i in rare)]
+        ids = np.array([index.get(character, 0) for text in texts for character in text], np.int32)
+        spellings = from_lengths([len(text) for text in texts], input_id=ids)
+        back = dataclasses.replace(known.reversed(), input_id=number[graphs.input_id], vocab=None)
+        return Sentences(known, back, spellings, spellings.reversed())
+
+
+class Spellings(NamedTuple):
+    """The spelled words of a batch: schedules of both directions, `characters` (Cp,), and `spelled` (Vp,), which of these
+    words each vertex is, -1 where it is none."""
+
+    sched: Schedule
+    back: Schedule
+    characters: Any
+    spelled: Any
+
+
+class TagBatch(NamedTuple):
+    """What one step sees; a pytree of integers. `words`, `word`, `label` as in `batches.Batch`."""
+
+    sched: Schedule
+    back: Schedule
+    words: Any
+    word: Any
+    label: Any
+    spellings: Spellings | None
+
+
+def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Callable[[np.ndarray], TagBatch]:
+    """Makes batches of a part, on the device. For each -1 the shortest sentence stands in, without labels.
+
+    The shapes of schedules are chosen beforehand, from the batches `grid`: few, whatever comes, and the same however far a
+    run has come, so that going on changes no bit.
+    """
+    sizes = np.diff(sentences.words.vertex_offsets)
+    batches = [with_stand_ins(row, sizes)[0] for row in grid]
+    word_shapes = _shapes([sentences.words[numbers] for numbers in batches])
+    room, spelling_shapes = 8, []
+    if sentences.spellings is not None:
+        found = [_spelled_in(sentences.back[numbers])[0] for numbers in batches]
+        room = _power_of_two(max(map(len, found), default=8))
+        spelling_shapes = _shapes([sentences.spellings[_filled(some, room)] for some in found])
+
+    def prepare(numbers: np.ndarray) -> TagBatch:
+        numbers, present = with_stand_ins(numbers, sizes)
+        some, turned = sentences.words[numbers], sentences.back[numbers]
+        sched = schedule(some, shapes=list(word_shapes))
+        back = schedule(turned, shapes=[sched.shape])
+        assert some.input_id is not None
+        words, word = distinct(some.input_id, sched.shape.vertices, num_words)
+        label = np.full(some.num_vertices, -1, np.int32) if some.label is None else some.label
+        label = np.where(np.repeat(present, sizes[numbers]), label, -1)
+        spellings = None
+        if sentences.spellings is not None and sentences.spellings_back is not None:
+            found, spelled = _spelled_in(turned)
+            found = _filled(found, room)
+            chains = sentences.spellings[found]
+            chars = schedule(chains, shapes=list(spelling_shapes))
+            chars_back = schedule(sentences.spellings_back[found], shapes=[chars.shape])
+            spellings = Spellings(chars, chars_back, chars.pad(chains.input_id), sched.pad(spelled, -1))
+        return jax.device_put(TagBatch(sched, back, words, sched.pad(word, -1), sched.pad(label, -1), spellings))
+
+    return prepare
+
+
+def _spelled_in(back: Graphs) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct spelled words of a batch, and which of them each vertex is, -1 where it is none."""
+    assert back.input_id is not None
+    found, index = np.unique(back.input_id, return_inverse=True)
+    skip = int(len(found) > 0 and found[0] < 0)
+    return found[skip:], index.astype(np.int32) - skip
+
+
+def _filled(found: np.ndarray, room: int) -> np.ndarray:
+    """With stand-ins up to `room`, or where there are more, a power of two: single characters, which cost little."""
+    out = np.zeros(max(room, _power_of_two(len(found))), np.int64)
+    out[: len(found)] = found
+    return out
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _shapes(batches: list[Graphs]) -> list[Shape]:
+    """Shapes into which the schedules of these batches fit, taken up from the largest."""
+    shapes: list[Shape] = []
+    for batch in sorted(batches, key=lambda batch: -batch.num_vertices):
+        schedule(batch, shapes=shapes)
+    # One number of tasks for all: it is that of the longest chain, and costs integers alone.
+    return list(dict.fromkeys(shape._replace(tasks=max(s.tasks for s in shapes)) for shape in shapes))

@@ -1,0 +1,96 @@
+"""The model of the task `tag`: word vectors, a BiLSTM tagger, spelled words in between."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from cavs import vertex_programs
+from cavs._train.chunks import Chunks
+from cavs._train.config import Config
+from cavs._train.embeddings import Vectors
+from cavs._train.model import Weights, init_table, read_rows
+from cavs._train.sentences import TagBatch
+
+
+class TagMetrics(NamedTuple):
+    """Sums over a batch: of the loss's terms, of right labels; entities there are, guessed, and guessed rightly."""
+
+    nll: Any
+    count: Any
+    right: Any
+    entities: Any
+    guessed: Any
+    both: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class TagModel:
+    """embedding, or spelling -> dropout -> BiLSTM -> tanh layer -> softmax over `labels`, at every word."""
+
+    program: vertex_programs.BiLSTMTagger | vertex_programs.CharBiLSTMTagger
+    num_words: int
+    labels: tuple[str, ...]
+
+    @staticmethod
+    def make(config: Config, num_words: int, labels: tuple[str, ...], num_characters: int) -> "TagModel":
+        """The model of a settled configuration; without characters nothing is spelled."""
+        assert config.embedding_size is not None
+        shared: dict[str, Any] = {"labels": len(labels), "hidden": config.hidden, "inputs": config.embedding_size}
+        shared |= {"mlp": config.hidden, "layers": config.layers, "dropout": config.dropout}
+        if num_characters:
+            spelled = {"characters": num_characters, "char_inputs": config.char_size}
+            return TagModel(vertex_programs.CharBiLSTMTagger(**shared, **spelled), num_words, labels)
+        return TagModel(vertex_programs.BiLSTMTagger(**shared), num_words, labels)
+
+    def init(self, key: Any, vectors: Vectors | None = None) -> Weights:
+        """Initial parameters and table."""
+        program, words = jax.random.split(key)
+        return Weights(self.program.init(program), init_table(words, self.num_words, self.program.inputs, vectors))
+
+    def shapes(self) -> Weights:
+        """The shapes of what `init` returns."""
+        return jax.eval_shape(self.init, jax.random.key(0))
+
+    def logits(self, params: Any, rows: Any, batch: TagBatch, key: Any = None) -> Any:
+        """(Vp, labels); `rows` are the table's rows `batch.words`. With `key`, dropout."""
+        x = jnp.where((batch.word >= 0)[:, None], rows[batch.word], 0)
+        if not isinstance(self.program, vertex_programs.CharBiLSTMTagger):
+            return self.program.run(params, batch.sched, batch.back, x, key=key)
+        assert batch.spellings is not None
+        sched, back, characters, spelled = batch.spellings
+        vectors = self.program.vectors(params, sched, back, characters)
+        return self.program.run(params, batch.sched, batch.back, x, vectors, spelled, key=key)
+
+    def objective(self, params: Any, rows: Any, batch: TagBatch, key: Any = None) -> tuple[Any, TagMetrics]:
+        """The mean loss over the labelled words of a batch, and its metrics. `key` as in `logits`."""
+        logits = self.logits(params, rows, batch, key)
+        has = (batch.label >= 0).astype(logits.dtype)
+        nll = has * optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(batch.label, 0))
+        guess = jnp.argmax(logits, -1)
+        right, count = jnp.vdot(has, (guess == batch.label).astype(has.dtype)), has.sum()
+        chunks = Chunks.of(self.labels)
+        found = (jnp.zeros((), jnp.int32),) * 3 if chunks is None else chunks.count(batch.label, guess, batch.sched.graph)
+        return nll.sum() / jnp.maximum(count, 1), TagMetrics(nll.sum(), count, right, *found)
+
+    def metrics(self, weights: Weights, batch: TagBatch) -> TagMetrics:
+        """Metrics without dropout."""
+        return self.objective(weights.params, read_rows(weights.table, batch), batch)[1]
+
+    def best(self, weights: Weights, batch: TagBatch) -> tuple[Any, Any]:
+        """The likeliest label of every word and its probability, (Vp,)."""
+        p = jax.nn.softmax(self.logits(weights.params, read_rows(weights.table, batch), batch))
+        return jnp.argmax(p, -1), jnp.max(p, -1)
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON; `TagModel.from_json` undoes it, given the labels."""
+        fields = {f.name: getattr(self.program, f.name) for f in dataclasses.fields(self.program) if f.name != "dtype"}
+        return {"program": type(self.program).__name__, "program_fields": fields, "num_words": self.num_words}
+
+    @staticmethod
+    def from_json(about: dict[str, Any], labels: list[str]) -> "TagModel":
+        """The model that `describe` told of."""
+        program = getattr(vertex_programs, about["program"])(**about["program_fields"])
+        return TagModel(program, about["num_words"], tuple(labels))

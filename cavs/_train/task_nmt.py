@@ -1,0 +1,112 @@
+"""The task `nmt`: translation, by an LSTM encoder-decoder with attention (Echo's first workload)."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from cavs._train import data, parallel, programs
+from cavs._train.batches import in_order_grid
+from cavs._train.config import Config
+from cavs._train.data import UNKNOWN, Data
+from cavs._train.model import Weights
+from cavs._train.parallel import END, Parallel
+from cavs._train.report import mean_nll, percent, perplexity
+from cavs._train.task import Curve, Sums, Task
+from cavs._train.translator import Translator
+
+
+def accuracy(sums: Sums) -> float:
+    """Of words, each predicted from the true words before it."""
+    return sums["right"] / max(sums["count"], 1)
+
+
+class Translation(Task):
+    """Softmax over the target's words, at every target word; perplexity. `cavs predict` translates greedily."""
+
+    defaults = {
+        "hidden": 256,
+        "batch": 32,
+        "epochs": 10,
+        "optimizer": "adam",
+        "lr": 0.001,
+        "weight_decay": 0.0,
+        "min_count": 2,
+    }
+    foreign = {
+        **dict.fromkeys(("loss", "score"), "for classification; a translator predicts every target word."),
+        **dict.fromkeys(("program", "layers"), "for the other tasks; --task nmt trains an encoder-decoder of one layer."),
+        "embeddings": "for the other tasks; --task nmt learns the vectors of both languages.",
+    }
+    needs_file = "a file of sentence pairs, `source TAB target` a line"
+    noun = "pairs"
+    predicts = "translate sentences of your own"
+    panels = (
+        Curve("perplexity", (("", "-", perplexity),), log=True),
+        Curve("words right, %", (("", "-", lambda sums: 100 * accuracy(sums)),)),
+    )
+
+    def read(self, config: Config) -> tuple[Config, Data]:
+        paths = data.paths_of(config)
+        read = {part: parallel.read_pairs(path) for part, path in paths.items()}
+        sources, targets = ({part: sides[i] for part, sides in read.items()} for i in range(2))
+        # Words of both languages are rows of one table: a word that both have is one row.
+        labels = data.vocabulary(config, targets, (UNKNOWN, END))[0]
+        words = tuple(dict.fromkeys((*labels, *data.vocabulary(config, sources)[0])))
+        parts = {part: Parallel.of(sources[part], targets[part], words, labels) for part in read}
+        parts = data.with_dev(config, parts, paths["train"], "pair")
+        config = dataclasses.replace(config, program="encoder-decoder", embedding_size=programs.settle_size(config, None))
+        return config, Data(parts["train"], parts["dev"], parts.get("test"), words, labels, data.fingerprints(paths))
+
+    def model(self, config: Config, data: Data) -> Translator:
+        return Translator.make(config, len(data.words), len(data.labels))
+
+    def restore(self, about: dict[str, Any]) -> Translator:
+        return Translator.from_json(about["model"])
+
+    def sizes(self, part: Parallel) -> np.ndarray:
+        return np.diff(part.pairs.vertex_offsets)
+
+    def preparer(self, model: Translator, part: Parallel, grid: np.ndarray) -> Callable[[np.ndarray], Any]:
+        return parallel.preparer(part, grid, model.num_words)
+
+    def score(self, sums: Sums, config: Config) -> float:
+        return -mean_nll(sums)
+
+    def shown(self, sums: Sums) -> str:
+        return f"perplexity {perplexity(sums):8.1f} words right {percent(accuracy(sums))}"
+
+    def results(self, data: Data, results: dict[str, Sums]) -> Table:
+        table = Table(title="the best epoch", title_justify="left", title_style="bold")
+        for column in ("", "pairs", "target words", "unigram perplexity", "perplexity", "words right"):
+            table.add_column(column, justify="left" if not column else "right")
+        counts = np.bincount(_labels(data.train), minlength=len(data.labels)) + 1.0
+        log_p = np.log(counts / counts.sum())
+        for name, sums in results.items():
+            part = self.parts(data)[name]
+            base, ours = float(np.exp(-log_p[_labels(part)].mean())), f"[bold]{perplexity(sums):.1f}[/]"
+            table.add_row(name, f"{len(part)}", f"{int(sums['count'])}", f"{base:.1f}", ours, percent(accuracy(sums)))
+        return table
+
+    def predict(
+        self, about: dict[str, Any], model: Translator, weights: Weights, path: str, vertices: bool
+    ) -> Iterator[tuple[Any, ...]]:
+        labels, index = about["labels"], {word: i for i, word in enumerate(about["words"])}
+        rows = np.array([index[word] for word in labels])
+        sources = parallel.read_sources(path).with_vocab(about["words"], UNKNOWN)
+        lines: dict[int, str] = {}
+        for numbers in in_order_grid(np.diff(sources.vertex_offsets)):
+            numbers = numbers[numbers >= 0]
+            found = model.translate(weights, sources[numbers], rows, labels.index(END))
+            lines |= {g: " ".join(labels[i] for i in words) for g, words in zip(numbers.tolist(), found, strict=True)}
+        yield from sorted(lines.items())
+
+
+def _labels(part: Parallel) -> np.ndarray:
+    assert part.pairs.label is not None
+    return part.pairs.label[part.targets]
+
+
+TASK = Translation()

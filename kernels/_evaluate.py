@@ -1,0 +1,243 @@
+"""The elementwise part of a phase: equations for one vertex, evaluated on (rows, units) arrays in Pallas.
+
+A vector of b unit vectors is b arrays; so slices, concatenations and reshapes move arrays about and cost nothing.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from cavs.kernels._phases import (
+    ACROSS,
+    ELEMENTWISE,
+    REDUCTIONS,
+    STATIC,
+    Constant,
+    Phase,
+    Rows,
+    Sum,
+    blocks,
+    is_var,
+)
+
+
+class Values:
+    """The values of a phase at one tile, each made when it is first read."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        phase: Phase,
+        tile: Any,
+        results: dict[Any, tuple[int, tuple[int, ...]]],
+        fetched: list[list[Any]] | None = None,
+    ):
+        self._kernel, self._phase, self._tile, self._results = kernel, phase, tile, results
+        self._device, self._table, self._unit = kernel.device, kernel.table, kernel.level.unit
+        self._known: dict[Any, np.ndarray] = {}
+        for x, arrays in zip(self._inputs(), fetched or [], strict=False):
+            self._known[x] = self._each(x, arrays.__getitem__)
+
+    def __getitem__(self, x: Any) -> np.ndarray:
+        """An array of arrays, of the shape `blocks` of the variable."""
+        if not is_var(x):
+            return _box(x.val)
+        if x not in self._known:
+            if x in self._phase.eqns:
+                self._run(self._phase.eqns[x])
+            else:
+                self._known[x] = self._read(x)
+        return self._known[x]
+
+    def fetch(self) -> list[list[Any]]:
+        """Reads all inputs that the phase's equations and stores need, but for what other CTAs write."""
+        return [list(self._read(x).flat) for x in self._inputs()]
+
+    def _inputs(self) -> list[Any]:
+        eqns = self._phase.eqns
+        skip = {e.invars[0] for e in eqns.values() if e.primitive.name in (*ACROSS, *REDUCTIONS) and is_var(e.invars[0])}
+        read = [x for e in eqns.values() for x in e.invars if e.outvars[0] not in self._results and is_var(x)]
+        inputs = dict.fromkeys([*read, *self._phase.stores])
+        return [x for x in inputs if x in self._kernel.level.sources and x not in eqns and x not in skip]
+
+    def _blocks(self, x: Any) -> tuple[int, ...]:
+        return blocks(x.aval, self._unit)
+
+    def _each(self, x: Any, make: Any) -> np.ndarray:
+        out = np.empty(self._blocks(x), object)
+        for i, at in enumerate(np.ndindex(*out.shape)):
+            out[at] = make(i)
+        return out
+
+    def _read(self, x: Any) -> np.ndarray:
+        """An input, or what an earlier phase stored."""
+        source, tile, k = self._kernel.level.sources[x], self._tile, self._kernel
+        dtype = x.aval.dtype
+        if isinstance(source, Constant):
+            ref = self._table[source.tensor]
+            first = type(tile)(tile.shape, jnp.int32(0), jnp.int32(0))
+            wide = ref.shape[1] > 1
+            return self._each(
+                x,
+                lambda b: self._device.load(first, dtype, ref, None, jnp.int32(0), k.column(b) if wide else jnp.int32(0), wide),
+            )
+        if isinstance(source, Sum):
+
+            def total(b: int) -> Any:
+                column, sums = k.column(b), []
+                if source.direct is not None:
+                    sums.append(self._device.load(tile, dtype, self._table[source.direct], None, k.scalar(source.base), column))
+                for name, index in source.parts:
+                    ref, found = self._table[name], self._table[index]
+                    if source.first is None:
+                        sums.append(self._device.load(tile, dtype, ref, found, jnp.int32(0), column))
+                    else:
+                        ends = self._table[source.first], self._table[source.count]
+                        sums.append(self._device.segments(tile, dtype, ref, found, *ends, jnp.int32(0), column, False))
+                out = sums[0]
+                for more in sums[1:]:
+                    out = out + more
+                return out
+
+            return self._each(x, total)
+        return self._each(x, lambda b: self._rows(source, dtype, b, source.index))
+
+    def _rows(self, source: Rows, dtype: Any, b: int, index: str | None) -> Any:
+        ref = self._table[source.tensor]
+        wide = ref.shape[1] > 1
+        column = self._kernel.column(b + source.part) if wide else jnp.int32(0)
+        found = None if index is None else self._table[index]
+        return self._device.load(self._tile, dtype, ref, found, self._kernel.scalar(source.base), column, wide)
+
+    def _run(self, e: Any) -> None:
+        name, out = e.primitive.name, e.outvars[0]
+        if out in self._results:
+            splits, columns = self._results[out]
+            hb = self._kernel.config.hb
+
+            def read(i: int) -> Any:
+                lead, b = divmod(i, max(1, self._blocks(out)[-1]))
+                return self._device.read_product(self._tile, self._kernel.part, splits, columns[lead] + b * hb)
+
+            self._known[out] = self._each(out, read)
+        elif name in ACROSS:
+            self._known[out] = self._across(e)
+        elif name in REDUCTIONS:
+            source = self._kernel.level.sources[e.invars[0]]
+            ref, base = self._table[source.tensor], self._kernel.scalar(source.base)
+            whole = self._device.whole_rows(self._tile, out.aval.dtype, ref, base, ref.shape[1], REDUCTIONS[name])
+            self._known[out] = _box(whole)
+        elif name in ELEMENTWISE:
+            self._known[out] = self._elementwise(e)
+        else:
+            outs = _structure(e, [self[x] for x in e.invars], self._unit)
+            for v, x in zip(e.outvars, outs, strict=True):
+                self._known[v] = x.reshape(self._blocks(v))
+
+    def _across(self, e: Any) -> np.ndarray:
+        """Between a vertex and its child edges."""
+        x, out = e.invars[0], e.outvars[0]
+        name = e.primitive.name
+        if not is_var(x) or self._kernel.level.level.get(x, STATIC) == STATIC:
+            raise NotImplementedError("a constant spread over edges")
+        source, dtype = self._kernel.level.sources[x], out.aval.dtype
+        if name == "spread":
+            if isinstance(source, Constant):
+                return self._read(x)
+            return self._each(out, lambda b: self._rows(source, dtype, b, "edge_owner"))
+        ref = self._table[source.tensor]
+        index = None if source.index is None else self._table[source.index]
+        return self._each(
+            out,
+            lambda b: self._device.segments(
+                self._tile,
+                dtype,
+                ref,
+                index,
+                self._table["first"],
+                self._table["count"],
+                jnp.int32(0),
+                self._kernel.column(b + source.part),
+                name == "reduce_children_max",
+            ),
+        )
+
+    def _elementwise(self, e: Any) -> np.ndarray:
+        args = [self[x] for x in e.invars]
+        dtypes = [x.aval.dtype for x in e.invars]
+
+        def one(i: int) -> Any:
+            picked = [a.flat[i] if a.size > 1 else a.flat[0] for a in args]
+            full = [
+                x if np.shape(x) == self._tile.shape else jnp.full(self._tile.shape, x, d)
+                for x, d in zip(picked, dtypes, strict=True)
+            ]
+            return _apply(e, full)
+
+        return self._each(e.outvars[0], one)
+
+
+def _box(x: Any) -> np.ndarray:
+    out = np.empty((), object)
+    out[()] = x
+    return out
+
+
+def _apply(e: Any, args: list[Any]) -> Any:
+    """One elementwise equation; what Mosaic GPU lacks is written with what it has."""
+    x, name = args[0], e.primitive.name
+    if name in ("copy", "copy_p", "stop_gradient"):
+        return x
+    if name == "add_any":
+        return x + args[1]
+    if name == "expm1":
+        return jnp.where(jnp.abs(x) < 1e-2, x * (1 + x * (0.5 + x * (1 / 6 + x / 24))), jnp.exp(x) - 1)
+    if name == "log1p":
+        return jnp.where(jnp.abs(x) < 1e-2, x * (1 - x * (0.5 - x * (1 / 3 - x / 4))), jnp.log(1 + x))
+    if name == "pow":
+        return jnp.exp(args[1] * jnp.log(x))
+    if name == "erfc":
+        return 1 - lax.erf(x)
+    if name == "tan":
+        return jnp.sin(x) / jnp.cos(x)
+    if name == "cbrt":
+        return jnp.sign(x) * jnp.exp(jnp.log(jnp.abs(x)) / 3)
+    if name == "is_finite":
+        return jnp.abs(x) < jnp.inf
+    if name == "one_minus_square":
+        return 1 - x * x
+    return e.primitive.bind(*args, **e.params)
+
+
+def _structure(e: Any, args: list[np.ndarray], unit: int) -> list[np.ndarray]:
+    """What moves whole unit vectors."""
+    name, p, x = e.primitive.name, e.params, args[0]
+    rank = len(e.invars[0].aval.shape)
+    if name in ("reshape", "squeeze", "expand_dims"):
+        return [x]
+    if name == "split":
+        sizes = [n // unit if p["axis"] == rank - 1 else n for n in p["sizes"]]
+        return np.split(x, np.cumsum(sizes)[:-1], axis=p["axis"])
+    if name == "slice":
+        scale = [1] * (rank - 1) + [unit]
+        places = zip(p["start_indices"], p["limit_indices"], scale, strict=True)
+        return [x[tuple(slice(a // s, b // s) for a, b, s in places)]]
+    if name == "concatenate":
+        return [np.concatenate(args, axis=p["dimension"])]
+    if name == "stack":
+        return [np.stack(args, axis=p["axis"])]
+    if name == "unstack":
+        return [y.squeeze(p["axis"]) for y in np.split(x, x.shape[p["axis"]], axis=p["axis"])]
+    if name == "pad":
+        widths = [(a, b) for a, b, _ in p["padding_config"]]
+        widths[-1] = (widths[-1][0] // unit, widths[-1][1] // unit)
+        return [np.pad(x, widths, constant_values=args[1][()])]
+    shape = blocks(e.outvars[0].aval, unit)  # broadcast_in_dim
+    if x.size == 1 and not x.shape:
+        out = np.empty(shape, object)
+        out.fill(x[()]) if shape else out.itemset(x[()])
+        return [out]
+    kept = dict(zip(p["broadcast_dimensions"], x.shape, strict=True))
+    return [np.broadcast_to(x.reshape([kept.get(d, 1) for d in range(len(shape))]), shape)]

@@ -1,0 +1,113 @@
+"""Twins of `_mosaic`'s device operations in plain Pallas, for interpret mode: one CTA, any machine, no GPU.
+
+They read the packed weights as the device does, so that the packing is tested too.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from cavs.kernels._phases import Tile
+
+
+def sync() -> None:
+    """One thread runs after another."""
+
+
+def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins: int) -> None:
+    """One CTA is alone."""
+    del counters, slot, target, clustered, spins
+
+
+def copy_weights(source: Any, cta: Any, target: Any, size: int, threads: int) -> None:
+    """See `_mosaic`."""
+    del size, threads
+    target[...] = source[cta]
+
+
+def _numbers(tile: Tile) -> Any:
+    return jnp.minimum(tile.row + jnp.arange(tile.shape[0]), tile.last)
+
+
+def _columns(tile: Tile, column: Any) -> Any:
+    return column + jnp.arange(tile.shape[1])
+
+
+def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, wide: bool = True) -> Any:
+    """See `_mosaic`."""
+    n = _numbers(tile) if index is None else index[...][_numbers(tile)]
+    columns = _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
+    got = ref[...][(jnp.maximum(n, 0) + base)[:, None], columns[None]]
+    return jnp.where(n[:, None] < 0, 0, got).astype(dtype)
+
+
+def segments(
+    tile: Tile, dtype: Any, ref: Any, index: Any, first: Any, count: Any, base: Any, column: Any, largest: bool
+) -> Any:
+    """See `_mosaic`."""
+    values, columns = ref[...], _columns(tile, column)
+    begin, size = first[...][_numbers(tile) + base], count[...][_numbers(tile) + base]
+    start = jnp.full(tile.shape, -jnp.inf if largest else 0.0, dtype)
+
+    def one(k: Any, total: Any) -> Any:
+        e = begin + jnp.minimum(k, jnp.maximum(size - 1, 0))
+        n = e if index is None else index[...][e]
+        got = values[jnp.maximum(n, 0)[:, None], columns[None]]
+        got = jnp.where(((n < 0) | (k >= size))[:, None], start, got)
+        return jnp.maximum(total, got) if largest else total + got
+
+    return lax.fori_loop(0, jnp.max(size), one, start)
+
+
+def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, width: int, operation: str) -> Any:
+    """See `_mosaic`."""
+    del width
+    reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}[operation]
+    return jnp.broadcast_to(reduce(ref[...][_numbers(tile) + base], axis=1, keepdims=True), tile.shape).astype(dtype)
+
+
+def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any) -> None:
+    """See `_mosaic`."""
+    n = tile.row + jnp.arange(tile.shape[0])
+    at = jnp.where(n <= tile.last, n + base, ref.shape[0])
+    ref[...] = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value, mode="drop")
+
+
+def read_product(tile: Tile, part: Any, splits: int, column: int) -> Any:
+    """See `_mosaic`."""
+    total = jnp.zeros(tile.shape, jnp.float32)
+    for w in range(splits):
+        total = total + part[w, pl.ds(0, tile.shape[0]), pl.ds(column, tile.shape[1])]
+    return total
+
+
+def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: Any, rows: int) -> Any:
+    """The rows of a tile that each source is read at."""
+    at = jnp.minimum(row + jnp.arange(rows), last)
+    return [(at if index is None else index[...][at]) + base for index, base in zip(indices, bases, strict=True)]
+
+
+def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
+    """See `_mosaic`. Only float32 words are read: bf16 is for the device alone."""
+    del row, last
+    k = spec.chunk * spec.chunks
+    sources = [
+        ref[...][mine, source.column : source.column + k] for ref, mine, source in zip(refs, numbers, spec.sources, strict=True)
+    ]
+    words = weights[...] if spec.resident else weights[cta]
+    for weight in spec.weights:
+        w, at = [], weight.offset
+        for m in range(weight.tiles):
+            halves = 1 if weight.half and m == weight.tiles - 1 else 2
+            tile = lax.slice(words, (at,), (at + halves * 8 * k,)).reshape(k // 16, 2, 8, 4, 2, halves)
+            w.append(tile.transpose(5, 2, 0, 3, 1, 4).reshape(halves * 8, k))
+            at += halves * 8 * k
+        w = jnp.concatenate(w)
+        for o, column in zip(weight.operands, weight.columns, strict=True):
+            x = sum(sources[s] for s in spec.operands[o])
+            z = lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
+            for n in range(spec.splits):
+                part[n, :, pl.ds(column, w.shape[0])] = z if n == 0 else jnp.zeros_like(z)

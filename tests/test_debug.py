@@ -1,0 +1,205 @@
+"""The debugger: F in plain Python, a run against the loop, and where a NaN comes from."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import vertex_programs as vp
+from tests.helpers import E, H, chain, from_children, joined, with_kinds
+
+DAG = from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5]])
+GRAPHS_ = joined([chain(2), DAG])
+N = GRAPHS_.num_vertices
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((N, E))
+PARAMS = {"u": RNG.standard_normal((H, H)) / 2, "w": RNG.standard_normal((E, H))}
+# A vertex of the second graph above others: number 2 in it, row 4, level 1.
+ROW = 4
+
+
+def made(fn: Any, **kwargs: Any) -> cavs.VertexFunction:
+    return cavs.VertexFunction(fn, **{"state": (H,), "arity": 2} | kwargs)
+
+
+def cell(params: Any, v: cavs.Vertex) -> Any:
+    """z of a plain cell."""
+    x = v.pull("x") if isinstance(v.pull(), dict) else v.pull()
+    return (v.gather(0) + v.gather(1)) @ params["u"] + x @ params["w"]
+
+
+# ---- interpret ----
+
+
+def test_print_and_breakpoint_see_real_values(capsys: Any, monkeypatch: Any) -> None:
+    seen = []
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(cell(params, v))
+        if h[0] > 0.9:  # a Python branch on a value: fine here, refused by run
+            breakpoint()
+        print("h[0] is", float(h[0]))
+        v.scatter(h)
+        v.push(h)
+
+    monkeypatch.setattr(sys, "breakpointhook", lambda: seen.append(np.asarray(sys._getframe(1).f_locals["h"])))
+    out = cavs.interpret(made(fn), PARAMS, GRAPHS_[1], X[2:])
+    assert len(capsys.readouterr().out.splitlines()) == len(out) == 7
+    assert len(seen) == int((out[:, 0] > 0.9).sum())
+
+
+def test_a_failing_assertion_names_its_vertex() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        assert not (v.num_children() == 2 and v.pull("row") > 5), "here"
+        v.scatter(cell(params, v))
+        v.push(v.pull("row"))
+
+    with pytest.raises(AssertionError, match="here") as error:
+        cavs.interpret(made(fn), PARAMS, GRAPHS_, {"x": X, "row": np.arange(N)})
+    assert error.value.__notes__ == ["in F at vertex 4 of graph 1 (row 6, level 2)"]
+
+
+def test_leaves_that_are_no_arrays_are_named() -> None:
+    with pytest.raises(TypeError, match=r"params has a function at \['f'\], wanted arrays alone. Of an Equinox module write"):
+        cavs.interpret(made(cell), {"f": lambda x: x}, GRAPHS_, X)
+
+
+# ---- compare ----
+
+
+def test_a_program_agrees_with_its_loop() -> None:
+    program = vp.ChildSumTreeLSTM(H, E)
+    report = cavs.compare(
+        program.vertex_function(), program.init(jax.random.key(0)), GRAPHS_, X.astype(np.float32), gradients=False
+    )
+    assert report.first is None and str(report).startswith("run and the loop agree: states and pushes of 9 vertices, largest")
+
+
+def test_the_first_difference_is_named() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh((v.gather(0)["h"] + v.gather(1)["h"]) @ params["u"] + v.pull("x") @ params["w"])
+        h = h.at[3].add(v.pull("flag") if type(v) is cavs.Vertex else 0)
+        v.scatter({"h": h, "n": jnp.int32(0) if v.is_leaf() else v.gather(0)["n"] + 1})
+        v.push({"sum": h.sum(), "h": h})
+
+    F = made(fn, state={"h": (H,), "n": jax.ShapeDtypeStruct((), jnp.int32)})
+    flag = np.zeros(N)
+    flag[[ROW, 6, 8]] = 0.25
+    report = cavs.compare(F, PARAMS, GRAPHS_, {"x": X, "flag": flag}, gradients=False)
+    first = report.first
+    assert first is not None and first.symbol == "state['h']" and abs(first.error - 0.25) < 1e-9
+    assert (first.row, first.graph, first.vertex, first.level) == (ROW, 1, 2, 1) and first.vertices == 4
+    assert [d.symbol for d in report.differences] == ["state['h']", "push['h']", "push['sum']"]
+    assert "first: state['h'] at vertex 2 of graph 1 (row 4, level 1): run has " in str(report) and "(entry [3])" in str(report)
+    assert cavs.compare(F, PARAMS, GRAPHS_, {"x": X, "flag": flag}, gradients=False, tolerance=10.0).first is None
+
+
+def test_gradients_that_differ_are_named_from_the_roots_down() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        z = cell(params, v)
+        h = jnp.tanh(z)
+        if type(v) is cavs.Vertex:  # the same value, another gradient
+            h = jnp.where(v.pull("flag"), jax.lax.stop_gradient(h), h)
+        v.scatter(h)
+        v.push(h)
+
+    report = cavs.compare(made(fn), PARAMS, GRAPHS_, {"x": X, "flag": np.arange(N) == 6})
+    of_params = ["gradient of params['u']", "gradient of params['w']"]
+    # Row 6 passes nothing on: its own gradient is right, that of its children 4 and 5 is not.
+    assert [d.symbol for d in report.differences] == ["gradient of inputs['x']", "gradient of state", *of_params]
+    assert report.differences[0].row == 6 and report.differences[1].row == ROW
+
+
+def test_differences_in_kinds_and_no_inputs_and_no_graphs() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.gather_all(lambda s: s) @ params["u"] + 1)
+        v.scatter(h)
+        v.push(h)
+
+    F = cavs.VertexFunction({"a": fn, "b": fn}, state=(H,))
+    graphs = with_kinds(GRAPHS_, ("a", "b"))
+    serial = cavs.schedule(graphs, policy="serial")
+    assert cavs.compare(F, PARAMS, graphs, engine="scan", sched=serial, gradients=False).first is None
+    assert cavs.compare(F, PARAMS, graphs[:0]).first is None and cavs.find_nan(F, PARAMS, graphs[:0]) is None
+
+
+# ---- find_nan ----
+
+
+def line_of(report: Any) -> str:
+    return report.source.split(": ", 1)[1]
+
+
+def test_nan_forward() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh((v.gather(0)["h"] + v.gather(1)["h"]) @ params["u"] + v.pull("x") @ params["w"])
+        z = jnp.where(v.pull("x")[0] > 1e6, jnp.nan, h)  # a NaN that is not chosen is not to blame
+        z = z / v.pull("size")
+        h = jax.nn.softplus(z) - jnp.exp(z)  # inf - inf
+        v.scatter({"h": h, "bits": jax.random.bits(v.pull("key"), (2,), "uint32")})
+        v.push(h.sum())
+
+    state = {"h": (H,), "bits": jax.ShapeDtypeStruct((2,), jnp.uint32)}
+    size = np.ones(N)
+    size[[ROW, 8]] = 0
+    inputs = {"x": X, "size": size, "key": jax.random.split(jax.random.key(0), N)}
+    F = made(fn, state=state)
+    report = cavs.find_nan(F, PARAMS, GRAPHS_, inputs)
+    assert report is not None and (report.where, report.symbol) == ("forward", "state['h']")
+    assert (report.row, report.graph, report.vertex, report.level) == (ROW, 1, 2, 1)
+    assert report.equation is not None and report.equation.startswith("sub of float64[5]") and "inf" in report.equation
+    assert line_of(report) == "h = jax.nn.softplus(z) - jnp.exp(z)  # inf - inf" and "fn: h = " in str(report)
+    report = cavs.find_nan(F, PARAMS, GRAPHS_, inputs, infinities=True)
+    assert report is not None and line_of(report) == 'z = z / v.pull("size")'
+    assert cavs.find_nan(F, PARAMS, GRAPHS_, inputs | {"size": np.ones(N)}) is None
+
+
+def test_nan_in_the_gradient() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        z = jnp.tanh(cell(params, v)) * v.pull("size")
+        norm = jnp.sqrt(jnp.sum(z * z))  # its derivative at 0 is infinite
+        v.scatter(z)
+        v.push(z * norm)
+
+    size = np.ones(N)
+    size[ROW] = 0
+    report = cavs.find_nan(made(fn), PARAMS, GRAPHS_, {"x": X, "size": size})
+    assert report is not None and report.where == "gradient" and (report.row, report.level) == (ROW, 1)
+    assert report.equation is not None and "in the transpose of" in report.equation and "inf" in report.equation
+    assert line_of(report).startswith("norm = jnp.sqrt(")
+    assert "gradient: gradient of " in str(report) and "vertex 2 of graph 1" in str(report)
+
+
+def test_nan_in_the_gradient_over_any_number_of_children_and_integers() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        top = v.gather_all(lambda s: s["h"] @ params["u"])
+        z = top + v.pull() @ params["w"]
+        h = jnp.where(z > 0, jnp.sqrt(z), 0)  # of negative numbers where it is not chosen
+        v.scatter({"h": h, "n": jnp.int32(0) if v.is_leaf() else v.gather_all(lambda s: s["n"])})
+        v.push({"h": h, "n": v.num_children()})
+
+    F = made(fn, state={"h": (H,), "n": jax.ShapeDtypeStruct((), jnp.int32)}, arity=0)
+    params = PARAMS | {"w": PARAMS["w"] - 2}
+    report = cavs.find_nan(F, params, GRAPHS_, X)
+    assert report is not None and report.where == "gradient"
+    assert line_of(report).startswith("h = jnp.where(z > 0, jnp.sqrt(z), 0)")
+
+
+def test_nan_outside_of_f() -> None:
+    program, chains, x = vp.ElmanRNN(H, E, jnp.float64), joined([chain(2), chain(3)]), X[:5].copy()
+    params, F = program.init(jax.random.key(0)), program.vertex_function()
+    x[4, 1] = np.nan
+    report = cavs.find_nan(F, params, chains, x)
+    assert str(report) == "inputs: inputs is the first NaN at vertex 2 of graph 1 (row 4, level 2)"
+    report = cavs.find_nan(F, params | {"b": params["b"].at[0].set(np.nan)}, chains, X[:5])
+    assert str(report) == "params: params['b'] is the first NaN"
+    report = cavs.find_nan(F, params, chains, X[:5], loss=lambda h: jnp.log(h[3] * 0).sum())
+    assert report is not None and (report.where, report.symbol, report.row) == ("loss", "gradient of push", 3)
+    assert cavs.find_nan(F, params, chains, X[:5], loss=lambda h: (h**2).sum()) is None
+    # In a ready program it names the program's line.
+    report = cavs.find_nan(F, params | {"w": params["w"].at[0].set(np.inf)}, chains, X[:5] * 0)
+    assert report is not None and report.source is not None and "elman_rnn.py" in report.source

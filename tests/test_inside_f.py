@@ -1,0 +1,210 @@
+"""What users write inside F beyond cells: norms, noise from explicit keys, residuals, attention over children, dtypes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from tests.helpers import GRAPHS, E, H, assert_close, chain, from_children, joined, loss
+
+# Small, as every vertex of a loop is traced. One vertex alone, one child, the same child twice, several parents and roots.
+DAG = from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5]])
+BATCHES = {"chains": joined([chain(n) for n in (4, 1, 2)]), "binary": joined([DAG, chain(1)])}
+RNG = np.random.default_rng(5)
+SHAPES = {"u": (H, H), "w": (E, H), "q": (E, H), "v": (H, H)}
+PARAMS = {name: 0.5 * RNG.standard_normal(shape) for name, shape in SHAPES.items()}
+PARAMS |= {"scale": 1 + 0.1 * RNG.standard_normal(H), "shift": 0.1 * RNG.standard_normal(H)}
+
+
+def layer_norm(params: Any, x: Any) -> Any:
+    """Ba, Kiros and Hinton, 2016."""
+    return (x - x.mean()) * jax.lax.rsqrt(x.var() + 1e-5) * params["scale"] + params["shift"]
+
+
+def dropout(key: Any, x: Any, rate: float) -> Any:
+    """Srivastava et al., 2014."""
+    return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0)
+
+
+def regularised(params: Any, v: cavs.Vertex) -> None:
+    """Layer norm, dropout and zoneout (Krueger et al., 2017) from a key of the vertex's own, and a residual."""
+    drop, zone = jax.random.split(v.pull("key"))
+    before = 0.5 * (v.gather(0) + v.gather(1))
+    z = layer_norm(params, before @ params["u"] + dropout(drop, v.pull("x") @ params["w"], 0.4))
+    h = before + jnp.tanh(z)
+    h = jnp.where(jax.random.bernoulli(zone, 0.3, h.shape), before, h)
+    v.scatter(h)
+    v.push(h)
+
+
+def variational(params: Any, v: cavs.Vertex) -> None:
+    """One mask for a whole graph (Gal and Ghahramani, 2016), and one for all graphs from a key among the parameters."""
+    h = jnp.tanh(dropout(v.pull("key"), v.gather(0), 0.4) @ params["u"] + v.pull("x") @ params["w"])
+    v.scatter(h)
+    v.push(dropout(params["key"], h, 0.5))
+
+
+def folded(params: Any, v: cavs.Vertex) -> None:
+    """A key of the vertex's own, made of one key and the vertex's number."""
+    key = jax.random.fold_in(params["key"], v.pull("number"))
+    h = jnp.tanh(v.gather(0) @ params["u"] + dropout(key, v.pull("x") @ params["w"], 0.5))
+    v.scatter(h)
+    v.push(h)
+
+
+def attention(params: Any, v: cavs.Vertex) -> None:
+    """Attention over the children with dropout on the values, integer and boolean side inputs, named pulls and pushes."""
+    query = v.pull("x") @ params["q"] + params["table"][v.pull("tag")]
+    key = v.pull("key")
+
+    def child(s: Any) -> tuple[Any, Any]:
+        return query @ jnp.tanh(s["h"] @ params["u"]) / np.sqrt(H), dropout(key, s["h"] @ params["v"], 0.3)
+
+    told = v.gather_all(child, reduce="softmax")
+    some = jnp.asarray(False) if v.is_leaf() else v.gather_all(lambda s: s["flag"].astype(jnp.int32), reduce="max") > 0
+    flag = some ^ v.pull("flag")
+    h = jnp.tanh(query + jnp.where(flag, told, -told))
+    v.scatter({"h": h, "flag": flag})
+    v.push(h, "h")
+    v.push({"flag": flag, "tag": v.pull("tag") + 1}, "side")
+
+
+CASES = {
+    "regularised": (regularised, (H,), 2, "binary"),
+    "variational": (variational, (H,), 1, "chains"),
+    "folded": (folded, (H,), 1, "chains"),
+    "attention": (attention, {"h": (H,), "flag": jax.ShapeDtypeStruct((), bool)}, 0, "binary"),
+}
+
+
+def case(name: str) -> tuple[cavs.VertexFunction, Any, Any, str]:
+    """F, parameters, inputs of exactly one row per vertex, batch."""
+    fn, state, arity, batch = CASES[name]
+    n, schedule = BATCHES[batch].num_vertices, cavs.schedule(BATCHES[batch])
+    rng, key = np.random.default_rng(0), jax.random.key(7)
+    graph = np.asarray(schedule.graph[:n])
+    columns = {
+        "x": rng.standard_normal((n, E)),
+        "key": jax.random.split(key, len(BATCHES[batch]))[graph] if name == "variational" else jax.random.split(key, n),
+        "tag": rng.integers(0, 4, n).astype(np.int32),
+        "flag": rng.integers(0, 2, n).astype(bool),
+        "number": np.arange(n),
+    }
+    wants = {"folded": ("x", "number"), "attention": ("x", "key", "tag", "flag")}.get(name, ("x", "key"))
+    params = PARAMS | {"table": RNG.standard_normal((4, H)), "key": jax.random.key(3)}
+    return cavs.VertexFunction(fn, state=state, arity=arity), params, {c: jnp.asarray(columns[c]) for c in wants}, batch
+
+
+def pad(schedule: cavs.Schedule, x: Any) -> Any:
+    """Rows up to the schedule's size: of keys, too."""
+    return x.at[jnp.arange(schedule.shape.vertices)].get(mode="clip")
+
+
+def gradients(run: Any, params: Any, inputs: Any, rows: int) -> Any:
+    """Gradients of the floats among (params, inputs), and the pushes."""
+
+    def f(params: Any, inputs: Any) -> Any:
+        pushes = run(params, inputs)
+        return loss(pushes, rows), pushes
+
+    grad = jax.grad(f, argnums=(0, 1), has_aux=True, allow_int=True)
+    return grad(params, inputs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_run_and_its_gradients_are_those_of_interpret(name: str) -> None:
+    function, params, inputs, batch = case(name)
+    schedule, rows = cavs.schedule(BATCHES[batch]), BATCHES[batch].num_vertices
+    padded = jax.tree.map(lambda x: pad(schedule, x), inputs)
+    (got_p, got_x), got = gradients(lambda p, x: cavs.run(function, p, schedule, x), params, padded, rows)
+    (want_p, want_x), want = gradients(lambda p, x: cavs.interpret(function, p, BATCHES[batch], x), params, inputs, rows)
+    assert_close(jax.tree.map(lambda x: x[:rows], got), want, 1e-12)
+    assert_close((got_p, jax.tree.map(lambda x: x[:rows], got_x)), (want_p, want_x), 1e-10)
+
+
+def test_masks_are_the_same_wherever_they_are_made_again() -> None:
+    function, params, _, _ = case("folded")
+    graphs = GRAPHS["chain of 500"]
+    x = {"x": np.random.default_rng(0).standard_normal((500, E)), "number": np.arange(500)}
+    plain = gradients(lambda p, x: cavs.run(function, p, cavs.schedule(graphs), x), params, x, 500)
+    # The backward's windows evaluate the eager part, which draws the masks, once more; so does jax.checkpoint with all.
+    narrow = cavs.schedule(graphs, window=256)
+    assert narrow.shape.windows[0] > 1
+    again = gradients(jax.checkpoint(lambda p, x: cavs.run(function, p, narrow, x)), params, x, 500)
+    assert_close(again, plain, 1e-11)
+
+
+def test_masks_are_of_a_vertex_or_of_a_graph() -> None:
+    def masks(params: Any, v: cavs.Vertex) -> None:
+        v.scatter(v.pull("x"))
+        v.push(jax.random.bernoulli(v.pull("key"), 0.6, (40,)))
+
+    function, graphs = cavs.VertexFunction(masks, state=(E,), arity=2), BATCHES["binary"]
+    schedule, key = cavs.schedule(graphs), jax.random.key(0)
+    x = np.zeros((schedule.shape.vertices, E))
+    of_vertex = np.asarray(cavs.run(function, {}, schedule, {"x": x, "key": jax.random.split(key, len(x))}))
+    of_graph = jax.random.split(key, len(graphs) + 1)[schedule.graph]  # one more for the padding
+    of_graph = np.asarray(cavs.run(function, {}, schedule, {"x": x, "key": of_graph}))
+    n, graph = graphs.num_vertices, np.asarray(schedule.graph[: graphs.num_vertices])
+    assert len(np.unique(of_vertex[:n], axis=0)) == n and abs(of_vertex[:n].mean() - 0.6) < 0.1
+    assert len(np.unique(of_graph[:n], axis=0)) == len(graphs)
+    assert all(len(np.unique(of_graph[:n][graph == g], axis=0)) == 1 for g in range(len(graphs)))
+
+
+def half_cell(params: Any, v: cavs.Vertex) -> None:
+    """States and weights in bfloat16, products accumulated and cells kept in float32 (or all in float64)."""
+    h, c = v.gather(0)["h"] + v.gather(1)["h"], v.gather(0)["c"]
+    z = jnp.dot(h, params["u"], preferred_element_type=c.dtype) + jnp.dot(v.pull(), params["w"], preferred_element_type=c.dtype)
+    c = 0.5 * c + jnp.tanh(z)
+    h = jnp.tanh(c).astype(h.dtype)
+    v.scatter({"c": c, "h": h})
+    v.push(h.astype(c.dtype))
+
+
+def test_half_precision_states_with_wide_accumulation() -> None:
+    graphs = BATCHES["binary"]
+    rows, rng = graphs.num_vertices, np.random.default_rng(0)
+    params = {"u": 0.3 * rng.standard_normal((H, H)), "w": 0.3 * rng.standard_normal((E, H))}
+    # Numbers that bfloat16 holds, so that only the arithmetic differs.
+    params, x = jax.tree.map(lambda a: jnp.asarray(a, jnp.bfloat16), (params, rng.standard_normal((rows, E))))
+
+    def function(half: Any, wide: Any) -> cavs.VertexFunction:
+        state = {"c": jax.ShapeDtypeStruct((H,), wide), "h": jax.ShapeDtypeStruct((H,), half)}
+        return cavs.VertexFunction(half_cell, state=state, arity=2)
+
+    F = function(jnp.bfloat16, jnp.float32)
+    got, pushes = gradients(lambda p, x: cavs.run(F, p, cavs.schedule(BATCHES["binary"]), x), params, x, rows)
+    same, loop = gradients(lambda p, x: cavs.interpret(F, p, graphs, x), params, x, rows)
+    wide = jax.tree.map(lambda a: a.astype(jnp.float64), (params, x))
+    exact, truth = gradients(lambda p, x: cavs.interpret(function(jnp.float64, jnp.float64), p, graphs, x), *wide, rows)
+    assert pushes.dtype == np.float32 and {g.dtype for g in jax.tree.leaves(got)} == {jnp.dtype(jnp.bfloat16)}
+    # As close to the loop in float64 as the loop of the same dtypes is: bfloat16 has 8 bits.
+    np.testing.assert_allclose(pushes, truth, rtol=0, atol=2**-7)
+    for a, b, c in zip(*map(jax.tree.leaves, (got, same, exact)), strict=True):
+        a, b, c = (np.asarray(t, np.float64) for t in (a, b, c))
+        scale = np.abs(c).max()
+        assert np.abs(a - c).max() < 2**-5 * scale and np.abs(a - c).max() < 2 * np.abs(b - c).max() + 2**-8 * scale
+
+
+def test_side_effects_are_refused() -> None:
+    def prints(params: Any, v: cavs.Vertex) -> None:
+        jax.debug.print("h {}", v.pull())
+        v.scatter(v.pull())
+        v.push(v.pull())
+
+    function = cavs.VertexFunction(prints, state=(E,), arity=2)
+    with pytest.raises(TypeError, match="F has side effects .*debug_print.*cavs.interpret"):
+        cavs.run(function, {}, cavs.schedule(BATCHES["binary"]), np.zeros((BATCHES["binary"].num_vertices, E)))
+
+
+def test_keys_of_vertices_need_no_padding_by_hand() -> None:
+    function, params, inputs, batch = case("regularised")
+    schedule, rows = cavs.schedule(BATCHES[batch]), BATCHES[batch].num_vertices
+    want = cavs.interpret(function, params, BATCHES[batch], inputs)
+    assert_close(cavs.run(function, params, schedule, inputs), want, 1e-12)
+    padded = jax.tree.map(schedule.pad, inputs)
+    got = jax.jit(lambda p, s, x: cavs.run(function, p, s, x))(params, schedule, padded)
+    assert_close(got[:rows], want, 1e-12)
