@@ -72,7 +72,7 @@ def backward(
     ct_inputs = [jnp.zeros_like(x) if is_float(x) else None for x in saved["inputs"]]
     reverse = _reverse_levels
     if engine != "scan":
-        reverse = functools.partial(_reverse_launch, interpret=engine == INTERPRET)
+        reverse = functools.partial(_reverse_launch, kinds=kinds, interpret=engine == INTERPRET)
     g, ct_inputs = reverse(plan, sched, parts, all_rows, zeros, saved, g, eager_cts, extra_cts, static_cts, ct_inputs)
 
     # Static parts and leaves.
@@ -327,11 +327,12 @@ def _reverse_launch(
     extra_cts: list[list[Any]],
     static_cts: list[dict[int, Any]],
     ct_inputs: list[Any],
+    kinds: tuple[str | None, ...],
     interpret: bool,
 ) -> tuple[dict[int, Any], list[Any]]:
     """`_reverse_levels` in one launch, and one lazy batch of all rows after it."""
     memory, _ = _memory(parts, all_rows, saved, [[] for _ in parts])
-    g, cuts = persistent_reverse(plan, sched, parts, all_rows, saved, g, extra_cts, interpret)
+    g, cuts = persistent_reverse(plan, sched, kinds, parts, all_rows, saved, g, extra_cts, interpret)
     for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
         if sched.shape.inner[k] and cuts[k]:
             view = View(rows.pad, rows.size, rows.edge_pad, rows.edges)

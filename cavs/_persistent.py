@@ -28,8 +28,8 @@ _STATE_ROW, _PAD, _EDGE_PAD, _SLOTS = 3, 4, 5, 6
 class Program:
     """One direction of the recurrent part of an inner role as a `Level`, and what its launch is given and gives."""
 
-    def __init__(self, part: Split, forward: bool, forest: bool = True):
-        self.part, self.forward = part, forward
+    def __init__(self, part: Split, forward: bool, forest: bool = True, pushed: frozenset[int] = frozenset()):
+        self.part, self.forward, self.pushed = part, forward, pushed
         self.made: dict[str, tuple[Any, int, int | None, int]] = {}  # name -> (variable, level, base, copies of its rows)
         joint, level = part.joint, part.joint_level
         if forward:
@@ -75,7 +75,7 @@ class Program:
             parts = [(f"up{i}", "parent_slot")] if any(part.slots[j][1] == i for j in part.ct_slots) else []
             parts += [(f"edge_up{i}", "parent")] if any(part.child[j] == i for j in part.ct_child) else []
             ends = (None, None) if forest else ("parent_first", "parent_count")
-            out[v] = Sum(f"g{i}", _STATE_ROW, tuple(parts), *ends)
+            out[v] = Sum(f"g{i}" if i in self.pushed else None, _STATE_ROW, tuple(parts), *ends)
         for i, v in part.j_extra_cts.items():
             out[v] = Rows(f"extra_ct{i}")
         return out
@@ -132,7 +132,7 @@ def launch(
     states under `state0` ... where they are given (updated), and the flag of `persistent.launch`.
     """
     part, level, unit = program.part, program.level, program.level.unit
-    config = configure(level, precision, interpret)
+    config = configure(level, precision, interpret, sched.shape)
     layout = persistent.layout_of(level, config)
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     evaluate(program.static_eqns, env, {})
@@ -171,9 +171,7 @@ def launch(
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     tensors = {name: x for name, x in tensors.items() if name in program.level.tensors()}
     arrays = persistent.Arrays(tensors, constants, used, updated, made)
-    out, lost = persistent.launch(
-        level, config, layout, persistent.pack_weights(layout, level, config, weights), arrays, not program.forward
-    )
+    out, lost = persistent.launch(level, config, layout, weights, arrays, not program.forward)
     for name, (v, _, _, _) in program.made.items():
         x = out[name] if num_blocks(v.aval, unit) else out[name][:, :1]
         out[name] = x.reshape(-1, *v.aval.shape)
@@ -219,28 +217,52 @@ def candidates(level: Level, precision: str) -> list[persistent.Config]:
             for rows in (32, 16, 8):
                 if rows * hb % 128:
                     continue
-                config = persistent.Config(hb, groups, 1 < ctas <= 16, rows, 2, precision, resident)
+                config = persistent.Config(hb, groups, ctas == 16, rows, 2, precision, resident)
                 if persistent.layout_of(level, config).shared_memory(config) <= persistent.SHARED_MEMORY:
                     found.append(config)
     return [c for c in found if c.resident] or found
 
 
-def configure(level: Level, precision: str, interpret: bool) -> persistent.Config:
-    """The layout on the chip: of the fitting ones the one with the most groups, and the tallest tiles."""
+def cost(level: Level, config: persistent.Config, rows: float) -> float:
+    """Microseconds that a level of `rows` vertices takes, roughly; fitted to runs on an H200.
+
+    A level has a fixed part, mostly the group's meeting; its rows come from L2 at about 100 kB a microsecond and CTA; each
+    tile reads all weights from shared memory, at 128 bytes a clock, and computes `rows * hb / 128` numbers a thread; the
+    warpgroups of a CTA overlap.
+    """
+    layout = persistent.layout_of(level, config)
+    mine = rows / config.groups
+    width = sum(spec.chunk * spec.chunks * len(spec.sources) for specs in layout.specs for spec, _ in specs)
+    read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
+    tile = 0.35 + read + 0.24 * config.rows * config.hb / 128
+    return 1.6 + mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
+
+
+def configure(level: Level, precision: str, interpret: bool, shape: Shape | None = None) -> persistent.Config:
+    """The layout on the chip: of the fitting ones the one that should be fastest on batches of a shape."""
     if interpret:
         return persistent.Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True)
     fitting = candidates(level, precision)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
-    best = max(fitting, key=lambda c: (c.groups, c.rows))
+    # Most levels are narrow, most vertices in few wide ones: half of a mean level, and four of them.
+    mean = sum(shape.inner) / max(shape.levels, 1) if shape else 32
+    best = min(fitting, key=lambda c: 3 * cost(level, c, mean / 2) + cost(level, c, 4 * mean))
     return OVERRIDE(level, best) if OVERRIDE else best
 
 
-def programs(part: Split, forest: bool) -> tuple[Program, Program]:
-    """Both directions of a part, kept with it. Raises [`Unfit`][]."""
+def pushed_states(plan: Any) -> frozenset[int]:
+    """States whose cotangents the pushes begin; those of the others come from parents alone."""
+    found = plan.push_states
+    return frozenset(range(len(plan.state_avals)) if found is None else found)
+
+
+def programs(plan: Any, name: str | None, forest: bool) -> tuple[Program, Program]:
+    """Both directions of the inner role of a kind, kept with it. Raises [`Unfit`][]."""
+    part = plan.inner[name]
     if forest not in part.launches:
         try:
-            part.launches[forest] = Program(part, True), Program(part, False, forest)
+            part.launches[forest] = Program(part, True), Program(part, False, forest, pushed_states(plan))
         except Unfit as e:
             part.launches[forest] = e
     found = part.launches[forest]
@@ -260,7 +282,7 @@ def unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
         return "F was made with Optimizations(lazy=False)"
     try:
         for name in deep:
-            for program in programs(plan.inner[name], shape.forest):
+            for program in programs(plan, name, shape.forest):
                 configure(program.level, precision_of(program), False)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
@@ -299,7 +321,7 @@ def levels(
             tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.extra, edge, strict=True)]
             extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
             continue
-        program = programs(part, sched.shape.forest)[0]
+        program = programs(plan, name, sched.shape.forest)[0]
         crossing = [x for v, x in zip(part.eager_outs, eager[k], strict=True) if v in part.cross]
         tensors = {f"cross{n}": x for n, x in enumerate(crossing)}
         out, lost = launch(program, rows, sched, statics[k], tensors, states, precision_of(program), interpret)
@@ -312,6 +334,7 @@ def levels(
 def reverse(
     plan: Any,
     sched: Schedule,
+    kinds: tuple[str | None, ...],
     parts: list[Split],
     all_rows: list[KindRows],
     saved: dict[str, Any],
@@ -321,12 +344,14 @@ def reverse(
 ) -> tuple[dict[int, Any], list[dict[Any, Any]]]:
     """The backward's levels: the states' cotangents at leaves, and the cut cotangents of each kind."""
     cuts: list[dict[Any, Any]] = []
-    for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
+    for k, (name, part, rows) in enumerate(zip(kinds, parts, all_rows, strict=True)):
         cuts.append({})
         if not sched.shape.inner[k]:
             continue
-        program = programs(part, sched.shape.forest)[1]
-        tensors = {f"g{i}": x for i, x in g.items()} | {f"state{i}": x for i, x in enumerate(saved["states"])}
+        program = programs(plan, name, sched.shape.forest)[1]
+        tensors = {f"g{i}": x for i, x in g.items() if i in program.pushed} | {
+            f"state{i}": x for i, x in enumerate(saved["states"])
+        }
         crossing = [x for v, x in zip(part.eager_outs, saved["eager_rows"][k], strict=True) if v in part.cross]
         tensors |= {f"cross{n}": x for n, x in enumerate(crossing)}
         tensors |= {f"kept{n}": x for n, x in enumerate(saved["kept"][k])}
@@ -342,9 +367,9 @@ def reverse(
         g = dict(g)
         for i in g:
             total = g[i][:leaves]
-            for name, index in ((f"up{i}", "parent_slot"), (f"edge_up{i}", "parent")):
-                if name in out:
-                    total = total + gathered(out[name], up, index, leaves)
+            for tensor, index in ((f"up{i}", "parent_slot"), (f"edge_up{i}", "parent")):
+                if tensor in out:
+                    total = total + gathered(out[tensor], up, index, leaves)
             g[i] = _checked(total, lost)
     return g, cuts
 

@@ -162,7 +162,8 @@ def forward(
     shape = sched.shape
     all_rows = rows_of_kinds(sched, plan.function.arity)
     zeros = Zeros(sched)
-    states = [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
+    whole = engine != "scan" and len(kinds) == 1  # states are made of the leaves' in one piece
+    states = [] if whole else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
     saved: dict[str, Any] = {"inputs": inputs if save else None, "leaf": [], "static": [], "eager": []}
 
     # Leaves: nothing is gathered, so every leaf of a kind is evaluated in one batch.
@@ -174,7 +175,11 @@ def forward(
         fn = leaf_function(plan.leaf[name], size)
         (s, y), vjp = _maybe_vjp(fn, save, params, pulled)
         saved["leaf"].append(vjp)
-        states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, s, strict=True)]
+        if whole:
+            after = shape.rows - shape.pad - size
+            states = [jnp.pad(x, ((shape.pad, after), *((0, 0),) * (x.ndim - 1))) for x in s]
+        else:
+            states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, s, strict=True)]
         leaf_pushes.append(y)
 
     # Inner vertices: static and eager parts.

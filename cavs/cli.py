@@ -20,14 +20,20 @@ _TAGGED = """files of tagged sentences (--task tag), known by name or content, e
   word|TAG word|TAG      a sentence a line
 """
 
+_PAIRS = """files of sentence pairs (--task nmt), each also with .gz:
+  source TAB target      or `source ||| target`; a pair a line, words split at white space
+"""
+
 _TRAIN = f"""examples:
   cavs train                                          a Tree-LSTM on the reviews that come with cavs; under a minute
   cavs train train.txt --dev dev.txt --test test.txt  your own trees
   cavs train parses.conllu --program child-sum --loss all
+  cavs train --task dag circuits.bench --loss all     any directed acyclic graphs: netlists, edges in .jsonl
   cavs train train.txt --embeddings glove.6B.300d.txt.gz --dropout 0.5
   cavs train --task tag train.conllu --dev dev.conllu parts of speech, by a BiLSTM that spells rare words
   cavs train --task tag ner.txt --dev ner.dev.txt     entities (O, B-PER, I-PER, ...), scored by F1 as conlleval does
   cavs train --task lm sentences.txt --hidden 256     an LSTM language model over text, one sentence a line
+  cavs train --task nmt pairs.tsv --dev dev.tsv       an encoder-decoder with attention; cavs predict then translates
   cavs train --resume runs/reviews                    go on, bit for bit as if never stopped
   cavs train --resume runs/reviews --epochs 40        train longer
 
@@ -35,6 +41,7 @@ Ctrl-C (or SIGTERM) ends the step in hand, saves, and says how to go on.
 
 {_FORMATS}
 {_TAGGED}
+{_PAIRS}
 A vertex reads a row of a table of vectors: its word; where the file has no inputs, its kind. Only the rows that a batch
 reads are updated; for adam this is the "lazy" Adam, whose moments of a word stand still while the word is not read.
 
@@ -47,11 +54,12 @@ _PREDICT = f"""examples:
   cavs predict runs/reviews new.txt --out labels.tsv
   cavs predict runs/sentences new.txt                 a language model: scores each sentence
   cavs predict runs/ner new.txt                       a tagger: word|TAG word|TAG, a sentence a line
+  cavs predict runs/pairs new.txt                     a translator: translates each line
 
 Tab-separated, a line a graph: number from 0, label, its probability, words. With --vertices a line a vertex: graph, vertex,
 label, probability, word. For a language model: number, log-probability, perplexity of a word, sentence. For a tagger:
-number, sentence; it reads plain text too, a sentence a line. Words that training did not have are read as unknown, or
-letter by letter. The folder is all that is needed: it holds parameters (.npz) and JSON.
+number, sentence; it reads plain text too, a sentence a line. For a translator: number, translation. Words that training
+did not have are read as unknown, or letter by letter. The folder is all that is needed: it holds parameters (.npz) and JSON.
 
 {_FORMATS}"""
 
@@ -139,7 +147,7 @@ def _add_train(commands: Any) -> None:
     parser = _command(
         commands,
         "train",
-        "train a model on graphs, a tagger on tagged sentences, or a language model on a text",
+        "train a model on graphs, a tagger, a language model, or a translator",
         _TRAIN,
     )
     data = parser.add_argument_group("data")
@@ -149,23 +157,24 @@ def _add_train(commands: Any) -> None:
     data.add_argument(
         "--task",
         metavar="NAME",
-        help="sentiment or classify: label vertices (default); tag: label words; lm: predict next words",
+        help="classify, also called sentiment or dag: label graphs or their vertices (default); tag: label words; lm: predict "
+        "next words; nmt: translate",
     )
     data.add_argument("--column", metavar="NAME", help="tag: which column is the label (default: upos; else the last)")
     data.add_argument(
         "--embeddings", metavar="FILE", help="text file of word vectors, as GloVe's; words it lacks start at random"
     )
-    data.add_argument("--min-count", type=int, metavar="N", help="rarer words are <unk>, or spelled (default 1; lm 2; tag 5)")
+    data.add_argument("--min-count", type=int, metavar="N", help="rarer words are <unk>, or spelled (default 1; lm, nmt 2; tag 5)")
     data.add_argument("--vocab-size", type=int, metavar="N", help="keep the N most frequent words (default 0: all)")
 
     model = parser.add_argument_group("model")
     model.add_argument(
         "--program",
         metavar="NAME",
-        help="binary-tree-lstm, nary-tree-lstm, child-sum-tree-lstm, tree-fc, rvnn; for chains lstm, gru, elman-rnn; a "
-        "beginning is enough (default: by the graphs); tag: char-bilstm (default), bilstm",
+        help="binary-tree-lstm, nary-tree-lstm, child-sum-tree-lstm, tree-fc, rvnn; for DAGs dagnn; for chains lstm, gru, "
+        "elman-rnn; a beginning is enough (default: by the graphs); tag: char-bilstm (default), bilstm",
     )
-    model.add_argument("--hidden", type=int, metavar="N", help="hidden units (default 100; lm 200)")
+    model.add_argument("--hidden", type=int, metavar="N", help="hidden units (default 100; lm 200; nmt 256)")
     model.add_argument("--layers", type=int, metavar="N", help="layers, for lstm, char-bilstm and bilstm (default 1)")
     model.add_argument(
         "--embedding-size", type=int, metavar="N", help="size of a word's vector (default: as --hidden; tag 128)"
@@ -180,10 +189,10 @@ def _add_train(commands: Any) -> None:
     training.add_argument(
         "--score", choices=("root", "all"), help="accuracy that picks the best epoch (default: by the graphs)"
     )
-    training.add_argument("--batch", type=int, metavar="N", help="graphs a step (default 20; tag 32)")
-    training.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 20; lm 10; tag 12)")
-    training.add_argument("--optimizer", choices=("adam", "adagrad", "sgd"), help="default adagrad; lm and tag adam")
-    training.add_argument("--lr", type=float, metavar="X", help="learning rate (default 0.05; lm and tag 0.002)")
+    training.add_argument("--batch", type=int, metavar="N", help="graphs, sentences or pairs a step (default 20; nmt, tag 32)")
+    training.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 20; lm, nmt 10; tag 12)")
+    training.add_argument("--optimizer", choices=("adam", "adagrad", "sgd"), help="default adagrad; lm, nmt, tag adam")
+    training.add_argument("--lr", type=float, metavar="X", help="learning rate (default 0.05; lm, tag 0.002; nmt 0.001)")
     training.add_argument(
         "--embedding-lr", type=float, metavar="X", help="learning rate of word vectors (default: as --lr; 0 keeps them)"
     )
@@ -191,7 +200,7 @@ def _add_train(commands: Any) -> None:
         "--weight-decay",
         type=float,
         metavar="X",
-        help="L2 of weight matrices, added to the gradient (default 1e-5; lm, tag 0)",
+        help="L2 of weight matrices, added to the gradient (default 1e-5; lm, nmt, tag 0)",
     )
     training.add_argument("--clip", type=float, metavar="X", help="largest norm of the gradient; 0: any (default 5)")
     training.add_argument(

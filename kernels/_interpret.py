@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from cavs.kernels._pack import pack_weights
 from cavs.kernels._phases import Tile
 
 
@@ -22,10 +23,9 @@ def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins:
     del counters, slot, target, clustered, spins
 
 
-def copy_weights(source: Any, cta: Any, target: Any, size: int, threads: int) -> None:
+def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
     """See `_mosaic`."""
-    del size, threads
-    target[...] = source[cta]
+    target[...] = pack_weights(parts, [ref[...] for ref in refs], unit, hb, config.precision)[cta]
 
 
 def _numbers(tile: Tile) -> Any:

@@ -119,27 +119,88 @@ def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins:
     go(counters, slot, target)
 
 
-def copy_weights(source: Any, cta: Any, target: Any, size: int, threads: int) -> None:
-    """`source[cta]`, `size` 32-bit words, into shared memory, 16 bytes at a time."""
+def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
+    """The CTA's columns of every weight into shared memory, in the order in which `mma.sync` reads them.
 
-    @plgpu.inline_mgpu(arg_types=(_REF, _SCALAR, _REF))
-    def go(ctx: Any, source: Any, cta: Any, target: Any) -> None:
-        f32, i64 = ir.F32Type.get(), ir.IntegerType.get_signless(64)
-        start = arith.muli(arith.extsi(i64, _first(cta)), arith.constant(i64, size * 4))
-        begin = arith.addi(_address(source, 1), start)
+    `parts` are `persistent.Packed`: see `persistent.pack_weights`, which packs the same words.
+    """
+    threads = 128 * config.warpgroups
+
+    @plgpu.inline_mgpu(arg_types=([_REF] * len(refs), _SCALAR, _REF))
+    def go(ctx: Any, refs: Any, cta: Any, target: Any) -> None:
         place = _address(target, 3)
-        loop = scf.ForOp(_index(mu.thread_idx()), _index(_i32(size // 4)), _index(_i32(threads)))
-        with ir.InsertionPoint(loop.body):
-            offset = arith.muli(arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable), _i32(16))
-            four = _asm(
-                "ld.global.nc.L1::no_allocate.v4.f32 {$0, $1, $2, $3}, [$4];",
-                [f32] * 4,
-                arith.addi(begin, arith.extsi(i64, offset)),
-            )
-            _asm("st.shared.v4.f32 [$0], {$1, $2, $3, $4};", [], arith.addi(place, offset), *four)
-            scf.yield_([])
+        first = arith.muli(_first(cta), _i32(hb))
+        for part, ref in zip(parts, refs, strict=True):
+            whole = part.width // 16 * 16
+            _copy_columns(part, ref, first, place, part.offset, 0, whole // 16, 2, unit, hb, config.precision, threads)
+            if part.width > whole:
+                offset = part.offset + whole * part.words_a_column
+                _copy_columns(part, ref, first, place, offset, whole, 1, 1, unit, hb, config.precision, threads)
 
-    go(source, cta, target)
+    go(list(refs), cta, target)
+
+
+def _copy_columns(
+    part: Any,
+    ref: Any,
+    first: Any,
+    place: Any,
+    offset: int,
+    column: int,
+    tiles: int,
+    halves: int,
+    unit: int,
+    hb: int,
+    precision: str,
+    threads: int,
+) -> None:
+    """`tiles` tiles of 8 * `halves` columns from `column`; each thread makes what one lane reads for one step of K."""
+    i32 = ir.IntegerType.get_signless(32)
+    chunk = 32 if precision == "bf16" else 16
+    steps = 2 * (part.k // chunk)
+    total = tiles * steps * 32
+    if not total:
+        return
+    unroll = next(n for n in (8, 4, 2, 1) if total % (threads * n) == 0 or n == 1)
+
+    def words(u: Any) -> list[Any]:
+        lane, step = arith.andi(u, _i32(31)), arith.shrui(u, _i32(5))
+        m, s = arith.divui(step, _i32(steps)), arith.remui(step, _i32(steps))
+        group, quad = arith.shrui(lane, _i32(2)), arith.andi(lane, _i32(3))
+        k = arith.muli(arith.shrui(s, _i32(1)), _i32(chunk))
+        k = arith.addi(k, arith.muli(quad, _i32(chunk // 4)))
+        k = arith.addi(k, arith.muli(arith.andi(s, _i32(1)), _i32(chunk // 8)))
+        out = []
+        for pair in range(2):
+            for half in range(halves):
+                c = arith.addi(arith.addi(arith.muli(m, _i32(8 * halves)), group), _i32(column + 8 * half))
+                block, inside = arith.divui(c, _i32(hb)), arith.remui(c, _i32(hb))
+                c = _index(arith.addi(arith.addi(arith.muli(block, _i32(unit)), first), inside))
+                got = []
+                for e in range(chunk // 16):
+                    at = _index(arith.addi(k, _i32(pair * (chunk // 16) + e)))
+                    got.append(memref.load(ref, [at, c] if part.axis == 0 else [c, at]))
+                out.append(got)
+        return out
+
+    def rounded(got: list[Any]) -> Any:
+        if precision == "bf16":
+            return _asm("cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], got[1], got[0])
+        if precision == "tf32":
+            return _asm("cvt.rna.tf32.f32 $0, $1;", [i32], got[0])
+        return arith.bitcast(i32, got[0])
+
+    loop = scf.ForOp(_index(mu.thread_idx()), _index(_i32(total)), _index(_i32(threads * unroll)))
+    with ir.InsertionPoint(loop.body):
+        start = arith.index_cast(i32, loop.induction_variable)
+        units = [arith.addi(start, _i32(threads * n)) for n in range(unroll)]
+        read = [words(u) for u in units]
+        size = 2 * halves
+        for u, values in zip(units, read, strict=True):
+            at = arith.addi(place, arith.muli(u, _i32(4 * size)))
+            args = ", ".join(f"${i + 1}" for i in range(size))
+            _asm(f"st.shared.v{size}.b32 [$0+{offset * 4}], {{{args}}};", [], at, *[rounded(v) for v in values])
+        scf.yield_([])
 
 
 def _elements(tile: Tile, dtype: Any, value: Callable[[Any, Any], Any]) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from cavs.kernels._evaluate import Values
+from cavs.kernels._pack import Packed, pack_weights
 from cavs.kernels._phases import EDGE, ROW, Level, Phase, ProductSpec, Rows, SourceSpec, Tile, WeightSpec, num_blocks
 
 SHARED_MEMORY = 227 * 1024
@@ -50,7 +51,7 @@ class Layout:
 
     specs: list[list[tuple[ProductSpec, list[Rows]]]]  # of each phase
     results: list[dict[Any, tuple[int, tuple[int, ...]]]]  # of each phase: product output -> (splits, first columns)
-    packed: list[tuple[Any, int]]  # (weight variable, contracted axis), in the order of packing
+    packed: list[Packed]  # weights, in the order of packing
     words: int
     columns: int
 
@@ -64,7 +65,7 @@ class Layout:
 def layout_of(level: Level, config: Config) -> Layout:
     """Assigns every product its place."""
     chunk = 32 if config.precision == "bf16" else 16
-    packed: list[tuple[Any, int]] = []
+    packed: list[Packed] = []
     offsets: dict[tuple[Any, int], int] = {}
     words = 0
     for phase in level.phases:
@@ -73,8 +74,9 @@ def layout_of(level: Level, config: Config) -> Layout:
             if key not in offsets:
                 k = p.weight.aval.shape[p.axis]
                 offsets[key] = words
-                packed.append(key)
-                words += p.blocks * config.hb * k * 16 // chunk
+                width = p.blocks * config.hb
+                packed.append(Packed(p.weight, p.axis, k, width, words, k * 16 // chunk))
+                words += width * k * 16 // chunk
     specs, results, columns = [], [], 0
     for phase in level.phases:
         mine, where, at = [], {}, 0
@@ -122,33 +124,6 @@ def layout_of(level: Level, config: Config) -> Layout:
     return Layout(specs, results, packed, words, columns)
 
 
-def pack_weights(layout: Layout, level: Level, config: Config, weights: dict[Any, Any]) -> Any:
-    """(CTAs, words) 32-bit words: every weight's columns for each CTA, in the order in which `mma.sync` reads them."""
-    ctas = level.unit // config.hb
-    chunk = 32 if config.precision == "bf16" else 16
-    out = []
-    for variable, axis in layout.packed:
-        w = weights[variable] if axis == 0 else weights[variable].T
-        k, n = w.shape
-        blocks = n // level.unit
-        w = w.reshape(k, blocks, ctas, config.hb).transpose(2, 1, 3, 0).reshape(ctas, blocks * config.hb, k)
-        if config.precision == "tf32":  # to nearest; the product would cut the last bits off
-            bits = lax.bitcast_convert_type(w, jnp.uint32)
-            bits = (bits + 0xFFF + ((bits >> 13) & 1)) & jnp.uint32(0xFFFFE000)
-            w = lax.bitcast_convert_type(bits, jnp.float32)
-        whole = blocks * config.hb // 16 * 16
-        for columns, halves in ((w[:, :whole], 2), (w[:, whole:], 1)):
-            if not columns.shape[1]:
-                continue
-            if config.precision == "bf16":
-                x = columns.astype(jnp.bfloat16).reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2, 2)
-                x = lax.bitcast_convert_type(x.transpose(0, 1, 4, 6, 3, 5, 7, 2, 8), jnp.float32)
-            else:
-                x = columns.reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2).transpose(0, 1, 4, 6, 3, 5, 7, 2)
-            out.append(x.reshape(ctas, -1))
-    return jnp.concatenate(out, axis=1) if out else jnp.zeros((ctas, 4), jnp.float32)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arrays:
     """The arrays of a launch, by the names that the `Level` uses.
@@ -186,7 +161,7 @@ NUM_LEVELS, NUM_ROWS, NUM_EDGES, FIRST_BASE = 0, 1, 2, 3
 
 
 def launch(
-    level: Level, config: Config, layout: Layout, packed: Any, arrays: Arrays, reverse: bool
+    level: Level, config: Config, layout: Layout, weights: dict[Any, Any], arrays: Arrays, reverse: bool
 ) -> tuple[dict[str, Any], Any]:
     """Runs all levels. Returns the tensors written, by name, and (1,) int32, not 0 where a wait was given up."""
     from jax.experimental import pallas as pl
@@ -200,7 +175,12 @@ def launch(
     made = dict(arrays.made)
     for name, (domain, width, dtype) in level.scratch.items():
         made[name] = Made(rows_padded if domain == ROW else edges_padded, width, dtype, domain)
-    names = [*arrays.tensors, "constants", "integers", "packed"]
+    given = [weights[p.variable] for p in layout.packed]
+    if config.resident:
+        held_weights = {f"weight{n}": w for n, w in enumerate(given)}
+    else:
+        held_weights = {"packed": pack_weights(layout.packed, given, level.unit, config.hb, config.precision)}
+    names = [*arrays.tensors, *held_weights, "constants", "integers"]
     mutable = [*arrays.updated, "counters"]
     out_type = [jax.ShapeDtypeStruct((m.rows, m.width), m.dtype) for m in made.values()]
 
@@ -237,7 +217,7 @@ def launch(
     )
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
     counters = jax.new_ref(jnp.zeros(32 * (config.groups + 1), jnp.int32))
-    operands = [*arrays.tensors.values(), constants[None], integers, packed]
+    operands = [*arrays.tensors.values(), *held_weights.values(), constants[None], integers]
     out = kernel(*operands, *held.values(), counters)
     results = dict(zip(made, out, strict=True)) | {name: jax.freeze(ref) for name, ref in held.items()}
     return {name: x for name, x in results.items() if name not in level.scratch}, jax.freeze(counters)[:1]
@@ -268,7 +248,7 @@ class _Kernel:
         self.made, self.reverse = made, reverse
         self.device: Any = importlib.import_module("cavs.kernels." + ("_interpret" if config.interpret else "_mosaic"))
         self.part = scratch[0] if scratch else None
-        self.weights = scratch[1] if len(scratch) > 1 else table["packed"]
+        self.weights = scratch[1] if len(scratch) > 1 else table.get("packed")
         self.ctas = level.unit // config.hb
         self.group, self.cta = lax.axis_index("group"), lax.axis_index("cta")
         self.wg = lax.axis_index("wg") if config.warpgroups > 1 else jnp.int32(0)
@@ -279,8 +259,9 @@ class _Kernel:
     def run(self) -> None:
         config, table = self.config, self.table
         if self.layout.columns and config.resident:
-            threads = 128 * config.warpgroups
-            self.device.copy_weights(table["packed"], self.cta, self.weights, self.layout.words, threads)
+            refs = [table[f"weight{n}"] for n in range(len(self.layout.packed))]
+            unit = self.level.unit
+            self.device.copy_weights(self.layout.packed, refs, self.cta, self.weights, unit, config.hb, config)
         self.clear_padding()
         self.device.sync()
         levels = self.scalar(NUM_LEVELS)

@@ -14,6 +14,8 @@ import pytest
 
 import cavs
 from cavs import cli
+from cavs._train.config import TASKS
+from cavs._train.task import configure
 
 DATA = Path(cli.__file__).parent / "data"
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -128,7 +130,7 @@ MISTAKES = {
     "train BARE": "has no labels; wanted a label at each root",
     "train ONE": "wanted at least 2, as one is held out; or pass --dev FILE",
     "train WIDE --program binary": r"vertex 3 of graph 0 has 3 children, but --program binary-tree-lstm takes at most 2. "
-    r"These fit: --program nary-tree-lstm, --program child-sum-tree-lstm\.",
+    r"These fit: --program nary-tree-lstm, --program child-sum-tree-lstm, --program dagnn\.",
     "train FILE --program lstm": "has 2 children, but --program lstm takes at most 1",
     "train INNER --program tree-fc": "has children and an input, but --program tree-fc reads at leaves alone",
     "train FILE --program transformer": "--program is 'transformer', wanted one of binary-tree-lstm, ",
@@ -188,6 +190,22 @@ def test_help_tells_how_to_begin(capsys):
         cli.main(["train", "--help"])
     out = capsys.readouterr().out
     assert "cavs train --resume runs/reviews" in out and "lazy" in out
+
+
+def test_help_tells_the_defaults_of_each_task():
+    parser = next(a for a in cli._parser()._actions if a.dest == "command").choices["train"]  # type: ignore[union-attr, index]
+    told = {a.dest: re.search(r"default ([\w.-]+)((?:; [a-z, ]+ [\w.-]+)*)", a.help or "") for a in parser._actions}
+    checked = 0
+    for name in TASKS:
+        config = configure({"task": name, "train": "FILE"})
+        for field, found in told.items():
+            if found is not None:
+                own = [rest.rsplit(" ", 1) for rest in found[2].split("; ")[1:]]
+                text = next((value for tasks, value in own if name in tasks.split(", ")), found[1])
+                value = getattr(config, field)
+                assert type(value)(text) == value, (name, field)
+                checked += 1
+    assert checked == 13 * len(TASKS)
 
 
 def test_inspect_shows_a_file(tmp_path, capsys):

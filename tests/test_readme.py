@@ -1,4 +1,4 @@
-"""The README: its programs run, its errors are what cavs says, its names, commands and links exist."""
+"""The README and the gallery: their programs run, errors are what cavs says, their names, commands and links exist."""
 
 import os
 import re
@@ -7,11 +7,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import cavs
 from cavs import vertex_programs
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text()
+PAGES = {"README": ROOT / "README.md", "gallery": ROOT / "vertex_programs" / "README.md"}
+TEXT = {name: path.read_text() for name, path in PAGES.items()}
 
 # In an interpreter of its own, as a reader would: without the settings of the tests.
 RUN = r"""
@@ -29,38 +32,68 @@ print("examples:", tried, "failed:", failed)
 """
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+def blocks(language: str, page: str = "README") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT[page], re.DOTALL)
+
+
+def run(page: str, folder: Path) -> str:
+    """What the programs of a page print."""
+    (folder / "cavs").symlink_to(ROOT / "cavs")
+    # JAX adds lines about its own frames to a message, unless it shows them.
+    env = os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
+    command = [sys.executable, "-c", RUN, str(PAGES[page])]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
 
 
 def test_all_programs_run_and_all_errors_are_as_shown(tmp_path):
-    (tmp_path / "cavs").symlink_to(ROOT / "cavs")
-    # JAX adds lines about its own frames to a message, unless it shows them.
-    env = os.environ | {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
-    command = [sys.executable, "-c", RUN, str(ROOT / "README.md")]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    losses = [float(x) for x in re.findall(r"epoch \d: loss ([\d.]+)", done.stdout)]
-    assert len(losses) == 5 and losses[-1] < 0.8 * losses[0], done.stdout
-    assert re.search(r"examples: [1-9]\d* failed: 0$", done.stdout.strip()), done.stdout
+    pytest.importorskip("networkx")
+    out = run("README", tmp_path)
+    losses = [float(x) for x in re.findall(r"epoch \d: loss ([\d.]+)", out)]
+    assert len(losses) == 5 and losses[-1] < 0.8 * losses[0], out
+    assert "run and the loop agree" in out and "\nNone\n" in out
+    assert re.search(r"examples: [1-9]\d* failed: 0$", out), out
 
 
-def test_the_first_program_is_short():
+def test_the_gallery_runs_and_learns(tmp_path):
+    pytest.importorskip("equinox")
+    losses = [tuple(map(float, pair)) for pair in re.findall(r"loss ([\d.]+) -> ([\d.]+)", run("gallery", tmp_path))]
+    assert len(losses) == sum("\nfit(" in block for block in blocks("python", "gallery"))
+    assert all(after < 0.1 * before for before, after in losses), losses
+
+
+def test_programs_are_short():
     assert len(blocks("python")[0].splitlines()) <= 45
+    _, *programs = blocks("python", "gallery")
+    assert [p for p in programs if len([line for line in p.splitlines() if line.strip()]) > 15] == []
 
 
-def test_every_public_name_that_is_told_exists():
-    told = set(re.findall(r"\bcavs\.([A-Za-z_]+)", "\n".join(line for line in TEXT.splitlines() if "arxiv" not in line)))
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_that_is_told_exists(page):
+    lines = [line for line in TEXT[page].splitlines() if "arxiv" not in line]
+    told = set(re.findall(r"\bcavs\.([A-Za-z_]+)", "\n".join(lines)))
     assert told and not [name for name in told if not hasattr(cavs, name)]
+    programs = set(re.findall(r"\bvp\.([A-Za-z_]+)", TEXT[page]))
+    assert not [name for name in programs if not hasattr(vertex_programs, name)]
 
 
-def test_every_vertex_program_is_told():
-    assert not [n for n in vars(vertex_programs) if n[0].isupper() and f"`{n}`" not in TEXT]
+def test_every_public_name_and_every_vertex_program_is_told():
+    programs = [n for n in vars(vertex_programs) if n[0].isupper()]
+    results = {"Comparison", "Difference", "Exported", "FormatError", "Graphs", "NanReport", "Schedule", "Vertex"}
+    functions = [n for n, value in vars(cavs).items() if n[0] != "_" and callable(value) and n not in results]
+    assert not [n for n in (*programs, *functions) if not re.search(rf"\b{n}\b", TEXT["README"])]
 
 
-def test_commands_extras_and_links_are_of_this_project():
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_extras_are_of_this_project(page):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*re.findall(r"--extra (\w+)", TEXT[page])} <= {*project["optional-dependencies"]}
+    links = re.findall(r"\]\((?!http)([^)]+)\)", TEXT[page])
+    assert not [path for path in links if not (PAGES[page].parent / path).exists()]
+
+
+def test_commands_are_of_this_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     commands = re.findall(r"^(?:pip install uv && )?uv run (?:--extra (\w+) )?(\w+)", "\n".join(blocks("sh")), re.MULTILINE)
     assert {command for _, command in commands} == {*project["scripts"], "pytest"}
-    assert {*re.findall(r"--extra (\w+)", TEXT)} <= {*project["optional-dependencies"]}
-    assert not [path for path in re.findall(r"\]\((?!http)([^)]+)\)", TEXT) if not (ROOT / path).exists()]

@@ -1,0 +1,52 @@
+"""Weights in the order in which `mma.sync` reads them, so that a lane takes its four registers with one read."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """One weight as packed: its variable, the axis that is contracted, K, a CTA's columns, and where its words begin."""
+
+    variable: Any
+    axis: int
+    k: int
+    width: int
+    offset: int
+    words_a_column: int
+
+
+def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb: int, precision: str) -> Any:
+    """(CTAs, words) 32-bit words: for each CTA its columns of every weight.
+
+    A weight's columns for CTA j are units j*hb ... of each of its blocks of `unit` columns, in tiles of 16 (and half a
+    tile of 8). Words of a tile go by step of K, lane, and register; lane 4g + t of step s of chunk c holds rows g and g + 8
+    of the tile at k = c * chunk + t * chunk / 4 + s * chunk / 8 and beyond: a permutation of K that lets each lane of the
+    other operand read 16 bytes at once.
+    """
+    ctas = unit // hb
+    chunk = 32 if precision == "bf16" else 16
+    out = []
+    for part, weight in zip(parts, weights, strict=True):
+        w = weight if part.axis == 0 else weight.T
+        k, n = w.shape
+        w = w.reshape(k, n // unit, ctas, hb).transpose(2, 1, 3, 0).reshape(ctas, part.width, k)
+        if precision == "tf32":  # to nearest; the product would cut the last bits off
+            bits = lax.bitcast_convert_type(w, jnp.uint32)
+            bits = (bits + 0xFFF + ((bits >> 13) & 1)) & jnp.uint32(0xFFFFE000)
+            w = lax.bitcast_convert_type(bits, jnp.float32)
+        whole = part.width // 16 * 16
+        for columns, halves in ((w[:, :whole], 2), (w[:, whole:], 1)):
+            if not columns.shape[1]:
+                continue
+            if precision == "bf16":
+                x = columns.astype(jnp.bfloat16).reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2, 2)
+                x = lax.bitcast_convert_type(x.transpose(0, 1, 4, 6, 3, 5, 7, 2, 8), jnp.float32)
+            else:
+                x = columns.reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2).transpose(0, 1, 4, 6, 3, 5, 7, 2)
+            out.append(x.reshape(ctas, -1))
+    return jnp.concatenate(out, axis=1) if out else jnp.zeros((ctas, 4), jnp.float32)
