@@ -2,6 +2,7 @@
 
 python -m bench run --suite cavs --quick     times our system and its peers; results under bench/results/
 python -m bench report                       figures, and the tables that the README includes
+python -m bench tune                         layouts of the persistent kernels, measured on this GPU, for kernels/tuned/
 python -m bench peers                        which peers this machine has, and how to install the others
 python -m bench lines                        lines of code a model takes in each system
 """
@@ -23,6 +24,8 @@ from bench.report import BUSY_CORES, median, why_absent
 from bench.runner import BUSY, Bench
 from bench.systems import SYSTEMS
 
+TOGETHER = 3  # cases of a quick run on a GPU that are compiled beside each other
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Times cavs and its peers: see each command's --help.")
@@ -43,10 +46,20 @@ def main() -> None:
     run.add_argument("--results", type=Path, default=store.RESULTS)
     report = commands.add_parser("report", help="figures and tables from the results")
     report.add_argument("--results", type=Path, default=store.RESULTS)
+    tune = commands.add_parser("tune", help="measure the layouts of the persistent kernels on this GPU")
+    tune.add_argument("--minutes", type=float, default=30.0)
+    tune.add_argument("--precision", help="of products, as jax.default_matmul_precision takes it")
     commands.add_parser("peers", help="what is installed")
     commands.add_parser("lines", help="lines of code a model")
     args = parser.parse_args()
-    {"run": _run, "report": _report, "peers": _peers, "lines": _lines}[args.command](args)
+    {"run": _run, "report": _report, "tune": _tune, "peers": _peers, "lines": _lines}[args.command](args)
+
+
+def _tune(args: argparse.Namespace) -> None:
+    from bench.tune import tune
+
+    for line in tune(args.minutes, args.precision):
+        print(line, flush=True)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -63,7 +76,7 @@ def _run(args: argparse.Namespace) -> None:
     log = args.results / "workers.log"
     with tempfile.TemporaryDirectory() as temporary:
         path = _packed(args.file, temporary)
-        bench = Bench(names, args.threads, args.device, pythons, log)
+        bench = Bench(tuple(n for n in names if _needed(args, n, wanted)), args.threads, args.device, pythons, log)
         for name, why in bench.missing.items():
             console.print(f"{name} is not here: {why}", style="yellow", markup=False, soft_wrap=True)
         if not bench.remotes:
@@ -72,6 +85,14 @@ def _run(args: argparse.Namespace) -> None:
             _run_cases(args, console, bench, wanted, names, path, start + 60 * args.minutes)
         finally:
             bench.close()
+
+
+def _needed(args: argparse.Namespace, name: str, wanted: list[cases.Case]) -> bool:
+    """Whether a system runs any of the cases."""
+    return any(
+        not SYSTEMS[name].runs(c, args.device, args.quick) and not suites.left_out(args.suite, c, name, args.quick, args.device)
+        for c in wanted
+    )
 
 
 def _packed(file: str | None, folder: str) -> str | None:
@@ -103,25 +124,29 @@ def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
     rounds = args.rounds or (3 if args.quick else 7)
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(args.suite, total=len(wanted))
-        for case in wanted:
+        wanted_now = [c for c in wanted if args.again or not results.done(args.suite, c.name, names, args.quick)]
+        progress.advance(bar, len(wanted) - len(wanted_now))
+        at_once = TOGETHER if args.device == "gpu" and args.quick else 1
+        for i in range(0, len(wanted_now), at_once):
             if time.monotonic() > deadline:
-                console.print(f"[yellow]--minutes is over before {case.name}: run again to go on")
+                console.print(f"[yellow]--minutes is over before {wanted_now[i].name}: run again to go on")
                 break
-            if args.again or not results.done(args.suite, case.name, names, args.quick):
-                record = {"suite": args.suite, "quick": args.quick} | bench.run(
-                    case,
-                    names,
-                    quick=args.quick,
-                    rounds=rounds,
-                    seconds=0.4 if args.quick else 1.0,
-                    path=path,
-                    tell=lambda text: progress.update(bar, description=text),
-                )
+            for record in bench.run_together(
+                wanted_now[i : i + at_once],
+                names,
+                quick=args.quick,
+                rounds=rounds,
+                seconds=0.4 if args.quick else 1.0,
+                path=path,
+                left_out=lambda case, name: suites.left_out(args.suite, case, name, args.quick, args.device),
+                tell=lambda text: progress.update(bar, description=text),
+            ):
+                record = {"suite": args.suite, "quick": args.quick} | record
                 results.add(record, environment)
                 console.print(_line(record), soft_wrap=True, markup=False)
                 if record.get("other_cores", 0) > BUSY_CORES:
                     console.print(f"[yellow]  other programs took {record['other_cores']:.1f} cores meanwhile: noisy")
-            progress.advance(bar)
+                progress.advance(bar)
     console.print(f"{results.path}: {len(results.data['records'])} cases. Now: python -m bench report")
 
 

@@ -2,9 +2,11 @@
 
 Graphs are read once (`load`), as a user's are from a file: that is where a vertex's height is computed, outside the clock,
 and `reading` says how long it took. Inside the clock, every step: selecting the batch, its schedule (`cavs.schedules`, which
-prepares the next few thousand vertices at once), padding the words, transfer, forward, backward, SGD. JAX dispatches
-asynchronously, so the next batch is scheduled while this one computes; the clock runs until the last step's parameters are
-ready. The peers are synchronous by nature.
+prepares the next few thousand vertices at once), padding the words, transfer (one vector, `cavs.together`), forward,
+backward, SGD. JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the clock runs until the
+last step's losses are here. On a GPU a process of its own makes the schedules and a thread sends them ahead
+(`process=True`, `cavs.prefetch`), both from within the clock: they start from nothing when it starts. On a CPU, whose cores
+the step itself uses, the loop makes them between steps. The peers are synchronous by nature.
 """
 
 import functools
@@ -19,6 +21,7 @@ import numpy as np
 import cavs
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
+DEPTH = 8  # batches that wait on a GPU
 NO_WORD = 1 << 30  # out of every vocabulary: reads the last row and is never written
 
 
@@ -71,6 +74,7 @@ class Cavs:
         self._p = {k: jnp.array(v) for k, v in params.items() if k != "embed"}
         self._embed, self._policy, self._everywhere = jnp.array(params["embed"]), policy, cell == "lstm"
         self._step = _make_step(F, self._everywhere, engine)
+        self._device, self._rates = device, {}
         self._shapes: list[Any] = []
 
     def params(self) -> dict[str, np.ndarray]:
@@ -84,28 +88,37 @@ class Cavs:
         order = np.arange(len(graphs))
         return [(graphs, i) for i in np.split(order, np.cumsum(sizes)[:-1])]
 
-    def schedules(self, batches: list[Any]) -> Iterator[tuple[Any, ...]]:
+    def schedules(self, batches: list[Any], process: bool = False) -> Iterator[cavs.Together]:
         """All that the host does for these batches, one after another."""
-        prepared: Any = cavs.schedules(batches[0][0], (i for _, i in batches), policy=self._policy, shapes=self._shapes)
+        indices = (i for _, i in batches)
+        prepared: Any = cavs.schedules(batches[0][0], indices, policy=self._policy, shapes=self._shapes, process=process)
         for graphs, sched in prepared:
             words = sched.pad(graphs.input_id, NO_WORD)
             if self._everywhere:
-                yield sched, words, sched.pad(graphs.label, -1)
+                yield cavs.together((sched, words, sched.pad(graphs.label, -1)))
             else:
-                yield sched, words, graphs.label[graphs.vertex_offsets[1:] - 1]
+                yield cavs.together((sched, words, graphs.label[graphs.vertex_offsets[1:] - 1]))
+
+    def ahead(self, batches: list[Any]) -> Iterator[cavs.Together]:
+        """The same as a training loop on this device should have it."""
+        if self._device == "cpu":
+            return self.schedules(batches)
+        return cavs.prefetch(self.schedules(batches, process=True), jax.device_put, DEPTH)
 
     def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
         """Training steps one after another; the losses before each update."""
-        return self.train(self.schedules(batches), lr)
+        return self.train(self.ahead(batches), lr)
 
-    def train(self, batches: Iterable[tuple[Any, ...]], lr: float = 0.05) -> list[float]:
-        """The same for batches as `schedules` prepares them."""
-        losses = []
-        for prepared in batches:
-            self._p, self._embed, loss = self._step(self._p, self._embed, *prepared, lr)
+    def train(self, batches: Iterable[cavs.Together], lr: float = 0.05) -> list[float]:
+        """The same for batches as `schedules` or `ahead` prepare them."""
+        if lr not in self._rates:
+            self._rates[lr] = jax.device_put(np.float32(lr))
+        losses, rate = [], self._rates[lr]
+        for batch in batches:
+            self._p, self._embed, loss = self._step(self._p, self._embed, batch, rate)
             losses.append(loss)
-        jax.block_until_ready((self._p, self._embed, losses))
-        return [float(x) for x in losses]
+        jax.block_until_ready((self._p, self._embed))
+        return [float(x) for x in jax.device_get(losses)]
 
     def step(self, batch: Any, lr: float = 0.05) -> float:
         return self.run(self.load([batch]) if isinstance(batch, list) else [batch], lr)[0]
@@ -117,7 +130,9 @@ class Cavs:
 
 def _make_step(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
     @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: Any, embed: Any, sched: cavs.Schedule, words: Any, labels: Any, lr: Any) -> Any:
+    def step(params: Any, embed: Any, batch: cavs.Together, lr: Any) -> Any:
+        sched, words, labels = batch.apart()
+
         def loss(params: Any, x: Any) -> Any:
             h = cavs.run(F, params, sched, x, at=None if everywhere else sched.roots, engine=engine)
             log_p = jax.nn.log_softmax(h @ params["out_w"] + params["out_b"])

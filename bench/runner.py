@@ -1,8 +1,9 @@
 """Runs a suite: one worker process a system, systems interleaved in rounds, every sample recorded.
 
-A worker holds its system through all cases, so imports are paid once. Only one worker works at a time. A round lets each open
-system pass over the same batches once or a few times, in an order that rotates: a drift of the machine hits all alike, and
-ratios are of medians within the run.
+A worker holds its system through all cases, so imports are paid once. Only one worker is timed at a time; on a GPU's machine
+of many cores several cases are compiled beside each other, in workers of their own, before any of them is timed. A round lets
+each open system pass over the same batches once or a few times, in an order that rotates: a drift of the machine hits all
+alike, and ratios are of medians within the run.
 """
 
 import json
@@ -11,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from bench.systems import SYSTEMS
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = {"cpu": 1e-4, "gpu": 2e-3}  # relative, of the losses before and after two updates; a GPU multiplies in TF32
-QUICK_WARM = 90.0  # seconds of a quick run after which a system that still compiles is left out of a case
+QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case
 BUSY = 0.5  # load a core above which a record is suspect
 # Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
@@ -92,9 +93,11 @@ class Bench:
         self.missing: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
         self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log)
+        # Workers of the second, third, ... case that is prepared at once: (system, number) -> worker.
+        self._more: dict[tuple[str, int], Remote] = {}
         self.device, self._log = device, log
         # On a machine of many cores workers start and compile beside each other; they are timed one at a time.
-        self._pool = ThreadPoolExecutor(max(1, _cores() // 4) if device == "gpu" else 1)
+        self._pool = ThreadPoolExecutor(max(1, _cores() // 2) if device == "gpu" else 1)
         wanted = [n for n in names if device in SYSTEMS[n].devices]
         for name, (remote, hello) in zip(wanted, self._pool.map(self._start, wanted), strict=True):
             if remote is None:
@@ -114,88 +117,117 @@ class Bench:
             return None, {"error": str(error)}
 
     def close(self) -> None:
-        self._pool.shutdown()
-        for remote in self.remotes.values():
+        self._pool.shutdown(cancel_futures=True)
+        for remote in (*self.remotes.values(), *self._more.values()):
             remote.close()
 
-    def ask(self, name: str, command: str, **arguments: Any) -> dict[str, Any]:
+    def ask(self, name: str, command: str, slot: int = 0, **arguments: Any) -> dict[str, Any]:
         """A worker's answer; a worker that dies (out of memory, say) is started anew for the next case."""
         try:
-            return self.remotes[name](command, **arguments)
+            if slot and (name, slot) not in self._more:
+                self._more[name, slot] = self._new(name)
+                self._more[name, slot]("hello")
+            return (self._more[name, slot] if slot else self.remotes[name])(command, **arguments)
         except WorkerDied as error:
-            self.remotes[name] = self._new(name)
-            self.remotes[name]("hello")
+            remote = self._new(name)
+            remote("hello")
+            if slot:
+                self._more[name, slot] = remote
+            else:
+                self.remotes[name] = remote
             return {"error": str(error)}
 
     def _work(self) -> tuple[float, float] | None:
-        return _processor_seconds([os.getpid(), *(remote.process_id for remote in self.remotes.values())])
+        workers = (*self.remotes.values(), *self._more.values())
+        return _processor_seconds([os.getpid(), *(remote.process_id for remote in workers)])
 
-    def run(
+    def run(self, case: Case, names: tuple[str, ...], **settings: Any) -> dict[str, Any]:
+        """One case on all systems that can run it: its record; the settings are those of `run_together`."""
+        return next(self.run_together([case], names, **settings))
+
+    def run_together(
         self,
-        case: Case,
+        cases: list[Case],
         names: tuple[str, ...],
         *,
         quick: bool,
         rounds: int,
         seconds: float,
         path: str | None = None,
+        left_out: Callable[[Case, str], str | None] = lambda case, name: None,
         tell: Callable[[str], None] = lambda text: None,
-    ) -> dict[str, Any]:
-        """One case on all systems that can run it: its record."""
-        steps = case.steps(quick, self.device)
-        load = _load()
-        record: dict[str, Any] = {
-            "case": case.name,
-            "batch": case.batch,
-            "steps": steps,
-            "epoch": case.epoch,
-            "data": "file" if path and case.shape == "sst" else "generated",
-            "load_before": load,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
-            "systems": {},
-        }
-        systems = record["systems"]
-        ready: list[str] = []
+    ) -> Iterator[dict[str, Any]]:
+        """Cases on all systems that can run them: all prepared at once, then timed one after another; a record each."""
 
-        def prepare(name: str) -> dict[str, Any]:
-            reason = self.missing.get(name) or SYSTEMS[name].runs(case, self.device, quick)
+        def prepare(job: tuple[int, Case, str]) -> dict[str, Any]:
+            slot, case, name = job
+            reason = self.missing.get(name) or SYSTEMS[name].runs(case, self.device, quick) or left_out(case, name)
             if reason:
                 return {"error": reason}
             tell(f"{case.name}: {name} compiles")
             found: dict[str, Any] = {}
             for command, arguments in (
-                ("open", {"case": case.name, "steps": steps, "path": path}),
+                ("open", {"case": case.name, "steps": case.steps(quick, self.device), "path": path}),
                 ("check", {}),
                 ("warm", {"limit": QUICK_WARM if quick else None}),
             ):
-                found |= self.ask(name, command, **arguments)
+                found |= self.ask(name, command, slot, **arguments)
                 if "error" in found:
                     break
             return found
 
-        for name, found in zip(names, self._pool.map(prepare, names), strict=True):
-            if "error" in found:
-                systems[name] = {"absent": found["error"]}
+        load, started = _load(), time.strftime("%Y-%m-%dT%H:%M:%S")
+        jobs = [(slot, case, name) for slot, case in enumerate(cases) for name in names]
+        prepared = list(self._pool.map(prepare, jobs))
+        for slot, case in enumerate(cases):
+            record: dict[str, Any] = {
+                "case": case.name,
+                "batch": case.batch,
+                "steps": case.steps(quick, self.device),
+                "epoch": case.epoch,
+                "data": "file" if path and case.shape == "sst" else "generated",
+                "load_before": load,
+                "started": started,
+                "systems": {},
+            }
+            found = dict(zip(names, prepared[slot * len(names) : (slot + 1) * len(names)], strict=True))
+            self._time(record, slot, found, rounds, seconds, tell)
+            yield _rounded(record)
+
+    def _time(
+        self,
+        record: dict[str, Any],
+        slot: int,
+        found: dict[str, dict[str, Any]],
+        rounds: int,
+        seconds: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        """The timed part of one case, into its record; `found` is what preparing gave for each system."""
+        case, steps, systems = record["case"], record["steps"], record["systems"]
+        for name, prepared in found.items():
+            if "error" in prepared:
+                systems[name] = {"absent": prepared["error"]}
                 continue
-            record["gflop"] = found.pop("gflop")
-            systems[name] = found | {"samples": [], "schedule": [], "gemm": 0.0}
-            ready.append(name)
+            record["gflop"] = prepared.pop("gflop")
+            systems[name] = prepared | {"samples": [], "schedule": [], "gemm": 0.0}
+        ready = [name for name in systems if "samples" in systems[name]]
         passes = dict.fromkeys(ready, 1)
         before, start = self._work(), time.perf_counter()
         for r in range(rounds):
             for name in ready[r % max(len(ready), 1) :] + ready[: r % max(len(ready), 1)]:
-                tell(f"{case.name}: round {r + 1}, {name}")
-                answer = self.ask(name, "round", passes=passes[name])
+                if "samples" not in systems[name]:
+                    continue
+                tell(f"{case}: round {r + 1}, {name}")
+                answer = self.ask(name, "round", slot, passes=passes[name])
                 if "error" in answer:
                     systems[name] = {"absent": answer["error"]}
                     continue
-                if "samples" not in systems[name]:
-                    continue
                 systems[name]["samples"] += answer["samples"]
                 one = steps * min(answer["samples"])
-                passes[name] = max(1, min(20, round(seconds / one)))
+                passes[name] = max(1, min(20 if self.device == "cpu" else 100, round(seconds / one)))
                 if r in (0, rounds - 1):
-                    rate = self.ask(name, "gemm").get("gflops", 0.0)
+                    rate = self.ask(name, "gemm", slot).get("gflops", 0.0)
                     systems[name]["gemm"] = max(systems[name]["gemm"], rate)
         after, seconds_taken = self._work(), time.perf_counter() - start
         if before and after:
@@ -203,11 +235,14 @@ class Bench:
             record["other_cores"] = max(0.0, others / max(seconds_taken, 1e-9))
         for name in ready:
             if "samples" in systems[name]:
-                systems[name] |= self.ask(name, "schedule") | self.ask(name, "profile")
+                tell(f"{case}: {name} is profiled")
+                systems[name] |= self.ask(name, "schedule", slot) | self.ask(name, "profile", slot)
+        for name, system in systems.items():
+            if "samples" in system and "error" in system:
+                systems[name] = {"absent": system["error"]}
         record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
         _check(systems, TOLERANCE[self.device])
         record["load_after"] = _load()
-        return _rounded(record)
 
 
 def _cores() -> int:
@@ -229,13 +264,18 @@ def _processor_seconds(processes: list[int]) -> tuple[float, float] | None:
     try:
         user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
         mine = 0
-        for process in processes:
+        for process in processes + [c for p in processes for c in _children(p)]:
             after_name = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
             mine += int(after_name[11]) + int(after_name[12])
     except (OSError, ValueError, IndexError):
         return None
     tick = os.sysconf("SC_CLK_TCK")
     return (user + nice + system + irq + softirq) / tick, mine / tick
+
+
+def _children(process: int) -> list[int]:
+    """Processes that a process started, such as the one that makes our schedules."""
+    return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def _load() -> float:

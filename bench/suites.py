@@ -50,9 +50,12 @@ def _case(cell: str, shape: str, hidden: int, batch: int, embed: int | None = No
 def _cavs(quick: bool, device: str) -> list[Case]:
     """Cavs, figures 8 and 9, tables 1 and 2: four models over batch and hidden, Tree-FC over leaves, Tree-LSTM over batch."""
     if quick and device == "gpu":  # what matters most comes first: a run may be cut off by --minutes
-        sst = [_case("tree_lstm", "sst", h, b) for h, b in ((512, 64), (512, 16), (512, 1), (512, 256), (256, 64), (1024, 64))]
-        fc = [_case("tree_fc", "complete-256", 512, b) for b in (64, 16, 1)]
-        return [*sst[:2], _case("lstm", "chains", 512, 64), fc[0], *sst[2:], _case("lstm", "fixed-64", 512, 64), *fc[1:]]
+        return [
+            *(_case("tree_lstm", "sst", 512, b) for b in (64, 1, 16, 256)),
+            *(_case("lstm", shape, 512, 64) for shape in ("fixed-64", "chains")),
+            *(_case("tree_lstm", "sst", h, 64) for h in (256, 1024)),
+            *(_case("tree_fc", "complete-256", 512, b) for b in (64, 16, 1)),
+        ]
     if quick:
         return [
             *(_case("tree_lstm", "sst", h, b) for h in (64, 256) for b in (1, 16, 64, 256)),
@@ -99,6 +102,14 @@ def _applications(quick: bool, device: str) -> list[Case]:
     return [_case(cell, shape, h, b) for cell, shape in kinds.items() for b in (1, 16, 64)]
 
 
+# Quick runs on a GPU: every system in the first case, elsewhere ours and what comes closest to it, since JAX compiles a minute
+# for each case and system.
+CLOSEST = {
+    "lstm": ("cavs_persistent", "torch_packed_lstm", "torch_packed_graph", "jax_cudnn_rnn"),
+    "tree_lstm": ("cavs_persistent", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
+    "tree_fc": ("cavs_persistent", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
+}
+
 SUITES = {"cavs": _cavs, "vpps": _vpps, "ablation": _ablation, "scaling": _scaling, "applications": _applications}
 
 
@@ -112,3 +123,14 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
     if suite == "ablation":
         return tuple(n for n in ABLATION if not (quick and n.endswith("-alone")))
     return tuple(n for n in PEERS if device in SYSTEMS[n].devices)
+
+
+def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str | None:
+    """Why a quick run leaves a system out of a case, or None."""
+    if suite != "cavs" or not quick or device != "gpu":
+        return None
+    if name == "torch_compiled":
+        return "compiles for minutes: not with --quick"
+    if case != _cavs(True, "gpu")[0] and name not in CLOSEST[case.cell]:
+        return "no quick run of this case"
+    return None

@@ -332,11 +332,11 @@ def _reverse_launch(
 ) -> tuple[dict[int, Any], list[Any]]:
     """`_reverse_levels` in one launch, and one lazy batch of all rows after it."""
     memory, _ = _memory(parts, all_rows, saved, [[] for _ in parts])
-    g, cuts = persistent_reverse(plan, sched, kinds, parts, all_rows, saved, g, extra_cts, interpret)
+    g, cuts, operands = persistent_reverse(plan, sched, kinds, parts, all_rows, saved, g, extra_cts, interpret)
     for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
         if sched.shape.inner[k] and cuts[k]:
             view = View(rows.pad, rows.size, rows.edge_pad, rows.edges)
-            static_cts[k] = _merge(static_cts[k], lazy_gradients(part, rows, view, memory[k], cuts[k]))
+            static_cts[k] = _merge(static_cts[k], lazy_gradients(part, rows, view, memory[k], cuts[k], given=operands[k]))
         cross = {part.cross[c]: cuts[k][v] for c, v in part.ct_cross.items() if is_var(v) and cuts[k]}
         ct_static, ct_pulled = saved["eager"][k](_with_cross(part, eager_cts[k], cross))
         ct_inputs = _put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)

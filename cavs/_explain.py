@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs._engines import explain_engines
 from cavs._rows import EDGE, STATIC, is_var
 from cavs._split import Split
 
@@ -30,9 +31,7 @@ def explain(function: Any, plan: Any) -> str:
     o = function.optimizations
     off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
     lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
-    lines.append(
-        "Engine: scan (levels as loops over tasks, dynamic tensors updated in place); the only engine of this version."
-    )
+    lines += explain_engines(plan)
     return "\n".join(lines)
 
 

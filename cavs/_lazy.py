@@ -16,16 +16,23 @@ from cavs._tensors import Rows, View, get_rows
 
 
 def lazy_gradients(
-    part: Split, rows: Rows, view: View, memory: dict[str, Any], cuts: dict[Any, Any], mask: Any = None
+    part: Split,
+    rows: Rows,
+    view: View,
+    memory: dict[str, Any],
+    cuts: dict[Any, Any],
+    mask: Any = None,
+    given: dict[Any, Any] | None = None,
 ) -> dict[int, Any]:
     """Cotangents of the recurrent part's static values, by their index, summed over the rows of `view`.
 
     `memory` is what the forward saved for this kind: `states`, `statics`, `crossing`, `kept`, `extras` (the last three
     with slack). `cuts` maps cut cotangents to their (view.size, ...) or (view.edges, ...) rows, zero where a row is
-    padding. With `mask` = (rows, edges), other rows than those count as padding, too.
+    padding. With `mask` = (rows, edges), other rows than those count as padding, too. `given` operands are not computed.
     """
     operands = [v for u in part.uses for v in u.operands.values() if is_var(v)]
-    eqns, reads = needed(part.joint.eqns, operands, part.available)
+    given = given or {}
+    eqns, reads = needed(part.joint.eqns, operands, part.available | set(given))
     wanted = {x for e in eqns for x in e.invars if is_var(x)} | set(reads)
     states, statics = memory["states"], memory["statics"]
     kids = view.rows(rows.kids)
@@ -44,6 +51,7 @@ def lazy_gradients(
     env |= {
         v: get_rows(b, own) for v, b in zip(part.j_states, states, strict=True) if is_var(v) and v in wanted and v not in env
     }
+    env |= given
     real = rows.count - (view.start - rows.pad)
     evaluate(eqns, env, part.joint_level, view.segments(rows) if part.child else None, view.size, real=real)
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cavs import _scripts
 from cavs._graphs import Graphs
-from cavs._schedule import Schedule, Shape, layout_of
+from cavs._schedule import PARTS, Schedule, Shape, layout_of
 from cavs._tasks import SMALL_FAN_IN, Tasks, cut_rounds, cut_tasks, cut_windows, power_of_two, task_classes
 
 # Integers are scattered all at once, or copied run after run: what the first costs once, and for so many integers, runs cost.
@@ -25,6 +26,7 @@ class Options(NamedTuple):
     exact: bool
     window: int
     shapes: list[Shape] | None
+    scripts: bool = False  # those of the persistent engine come along
 
 
 def pack(graphs: Graphs, batches: np.ndarray, options: Options) -> list[Schedule]:
@@ -98,10 +100,16 @@ def pack(graphs: Graphs, batches: np.ndarray, options: Options) -> list[Schedule
     extents = np.stack([padded_leaves, padded_inner, padded_edges], 1)
     shapes, which, window_of = _shapes(options, names, extents, batches.tolist(), rooted.tolist(), fan_ins, classes, tasks)
 
+    scripts = None
+    if options.scripts:
+        roots = np.bincount(batch_of_graph[graph[root]], minlength=num_batches)
+        scripts = _scripts.scripted(counts, inner_count, num_edges, vertices - roots)
+        shapes, which = _scripts.with_levels(shapes, which, scripts)
+
     # 4. Pack.
     begin = np.array([_begins(shape) for shape in shapes])[which]
     end = begin[:, -1].cumsum()
-    at = dict(zip(layout_of(shapes[0]), (begin[:, :-1] + (end - begin[:, -1])[:, None]).T, strict=True))
+    at = dict(zip(_FIELDS, (begin[:, :-1] + (end - begin[:, -1])[:, None]).T, strict=True))
     leaf_size, inner_size, edge_size = np.array([(s.leaves, s.inner, s.edges) for s in shapes])[which].swapaxes(0, 1)
     pad = np.array([c[0][0] for c in classes])
     row = position + (pad - vertex_start).repeat(vertices)
@@ -123,7 +131,8 @@ def pack(graphs: Graphs, batches: np.ndarray, options: Options) -> list[Schedule
     out.add(at["row"], vertices, row)
     of_batch = graph - (graph_end - batches).repeat(vertices)
     out.add(at["graph"], vertices, of_batch, at["first_edge"] - at["graph"], batches)
-    out.add(_parts(at["edge_child"], edge_size), num_edges, row[child[picked]], edge_size)
+    edge_child = row[child[picked]]
+    out.add(_parts(at["edge_child"], edge_size), num_edges, edge_child, edge_size)
     owner = (np.arange(len(inner)) - inner_starts).repeat(num_children)
     out.add(_parts(at["edge_owner"], edge_size), num_edges, owner, edge_size, inner_size)
     out.add(at["task_row"], tasks.count, tasks.row + (pad + num_leaves).repeat(tasks.count))
@@ -133,6 +142,10 @@ def pack(graphs: Graphs, batches: np.ndarray, options: Options) -> list[Schedule
     out.add(at["window_round"] + 1, np.ones_like(vertices), rounds.count)
     root_batch = batch_of_graph[graph[root]]
     out.add(at["roots"][rooted], batches[rooted], (root - vertex_start[root_batch])[rooted[root_batch]])
+    if scripts is not None and scripts.batch.any():
+        sizes = np.array([(s.levels, s.rows, sum(s.edges)) for s in shapes])[which]
+        first = at["roots"] + batches
+        _add_scripts(out, scripts, first, sizes, graphs, batches, edge_child, num_edges.sum(1))
     data = np.zeros(int(end[-1]), np.int32)
     out.write(data)
     bounds = zip((end - begin[:, -1]).tolist(), end.tolist(), which, strict=True)
@@ -251,6 +264,37 @@ class _Segments:
                 at += n
 
 
+def _add_scripts(
+    out: _Segments,
+    found: _scripts.Scripted,
+    at: np.ndarray,
+    sizes: np.ndarray,
+    graphs: Graphs,
+    batches: np.ndarray,
+    child: np.ndarray,
+    num_edges: np.ndarray,
+) -> None:
+    """Scripts of a pass; `at` (K,) where those of a batch begin, `sizes` (K, 3) of its shape: levels, rows, edges; `child`
+    (E,) rows; `batches`, `num_edges` (K,)."""
+    padded, rows, edges = sizes.T
+    some = found.batch
+    out.add(at[some], np.ones(int(some.sum()), np.int64), found.levels[some])
+    starts = _scripts.part_starts(found, padded, graphs.height, graphs.vertex_offsets, batches)
+    out.add(at[some] + 1, padded[some] * PARTS + 1, starts)
+    at = at + padded * PARTS + 2
+    forests, dags = some & found.forest, some & ~found.forest
+    if forests.any():
+        mine = child if forests.all() else child[forests.repeat(num_edges)]
+        out.add(at[forests], rows[forests], _scripts.parents_of_forests(rows[forests], num_edges[forests], mine))
+    if dags.any():
+        mine = child if dags.all() else child[dags.repeat(num_edges)]
+        edge, first, count = _scripts.parents_of_dags(rows[dags], num_edges[dags], mine)
+        out.add(at[dags], num_edges[dags], edge)
+        at = at + edges
+        out.add(at[dags], rows[dags], first)
+        out.add((at + rows)[dags], rows[dags], count)
+
+
 def _parts(start: np.ndarray, size: np.ndarray) -> np.ndarray:
     """(K, kinds) where each kind's part of a field begins: `start` (K,) of the field, `size` (K, kinds) of the parts."""
     return start[:, None] + size.cumsum(1) - size
@@ -258,9 +302,9 @@ def _parts(start: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 @functools.lru_cache(maxsize=1024)
 def _begins(shape: Shape) -> tuple[int, ...]:
-    """Where each field of `layout_of` begins, and the length of the whole."""
+    """Where each of `_FIELDS` begins, and the length of the whole."""
     layout = layout_of(shape)
-    return *(begin for begin, _, _ in layout.values()), layout["roots"][1]
+    return *(layout[name][0] for name in _FIELDS), max(end for _, end, _ in layout.values())
 
 
 def _write_windows(
@@ -310,6 +354,7 @@ def bucket(n: int) -> int:
 
 _LADDER = np.unique([8, *(-(-int(x * 2**k) // 8) * 8 for k in range(3, 40) for x in (1.19, 1.415, 1.682, 2.0))])
 _POWERS = 1 << np.arange(62)
+_FIELDS = tuple(layout_of(Shape(1, (1,), (1,), (1,), 1, 1, ((1, 1),), ("",), True, 1, (1, 1, 1))))  # without scripts
 
 
 def _kind_names(graphs: Graphs, kind: np.ndarray) -> tuple[str, ...]:

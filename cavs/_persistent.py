@@ -4,18 +4,22 @@ What is around it is the same as in engine `scan`: leaves, eager and lazy parts 
 the forward are F's recurrent equations; those of the backward the rest of the joint program (`_split`).
 """
 
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed
+from cavs._rows import EDGE, ROW, STATIC, depends, evaluate, is_var, needed, open_custom_calls, reduce_max_p, reduce_sum_p
 from cavs._schedule import Schedule, Shape
 from cavs._split import Split
 from cavs._tensors import Rows as KindRows, get_rows
-from cavs.kernels import persistent
-from cavs.kernels._phases import Constant, Level, Place, Rows, Sum, Unfit, cut, num_blocks
+from cavs.kernels import _tuned, persistent
+from cavs.kernels._phases import Constant, Level, Place, Rows, Sum, Unfit, cut, num_blocks, stored_dtype
+from cavs.kernels.rows import segment_rows
 
 INTERPRET = "persistent-interpret"  # the engine's kernels in Pallas' interpreter: slow, any machine; for tests
 
@@ -36,8 +40,10 @@ class Program:
             outputs = [*part.j_states, *part.j_extra, *part.keep]
             eqns, _ = needed(joint.eqns, outputs, set())
         else:
-            outputs = [*part.ct_slots.values(), *part.ct_child.values(), *part.cuts]
+            self.operands = _summed_operands(part)
+            outputs = [*part.ct_slots.values(), *part.ct_child.values(), *part.cuts, *self.operands]
             eqns, _ = needed(joint.eqns, outputs, part.available)
+        eqns, level = open_custom_calls(eqns, level)
         moving = [e for e in eqns if level.get(e.outvars[0], STATIC) != STATIC]
         self.static_eqns = [e for e in eqns if level.get(e.outvars[0], STATIC) == STATIC]
         weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
@@ -108,12 +114,21 @@ class Program:
             put(v, f"edge_up{part.child[j]}", None, want=EDGE)
         for n, v in enumerate(part.cuts):
             put(v, f"cut{n}", None, want=level.get(v, STATIC))
+        for n, v in enumerate(self.operands):
+            put(v, f"operand{n}", None, want=level.get(v, STATIC))
         return places
 
     @property
     def arity(self) -> int:
         """Slots that children fill."""
         return max((k for k, _ in self.part.slots), default=-1) + 1
+
+
+def _summed_operands(part: Split) -> list[Any]:
+    """What parameter gradients read of the forward that is a sum over children: made in the kernel, in a fixed order."""
+    sums = [v for e in part.joint.eqns if e.primitive in (reduce_sum_p, reduce_max_p) for v in e.outvars]
+    wanted = [v for u in part.uses for v in u.operands.values() if is_var(v) and v not in part.available]
+    return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.eqns, set(sums))]
 
 
 def launch(
@@ -132,7 +147,7 @@ def launch(
     states under `state0` ... where they are given (updated), and the flag of `persistent.launch`.
     """
     part, level, unit = program.part, program.level, program.level.unit
-    config = configure(level, precision, interpret, sched.shape)
+    config = configure(program, precision, interpret, sched.shape)
     layout = persistent.layout_of(level, config)
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     evaluate(program.static_eqns, env, {})
@@ -166,15 +181,16 @@ def launch(
         if base == _PAD:
             n = size + 2 * rows.pad
         sparse = name.startswith(("up", "edge_up"))
-        made[name] = persistent.Made(n, width, v.aval.dtype, lv, None if sparse else base, sparse)
+        made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
     updated = {} if states is None else {f"state{i}": s.reshape(s.shape[0], -1) for i, s in enumerate(states)}
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     tensors = {name: x for name, x in tensors.items() if name in program.level.tensors()}
+    tensors = {name: x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for name, x in tensors.items()}
     arrays = persistent.Arrays(tensors, constants, used, updated, made)
     out, lost = persistent.launch(level, config, layout, weights, arrays, not program.forward)
     for name, (v, _, _, _) in program.made.items():
         x = out[name] if num_blocks(v.aval, unit) else out[name][:, :1]
-        out[name] = x.reshape(-1, *v.aval.shape)
+        out[name] = x.reshape(-1, *v.aval.shape).astype(v.aval.dtype)
     for i, s in enumerate(states or []):
         out[f"state{i}"] = out[f"state{i}"].reshape(s.shape)
     return out, lost
@@ -202,7 +218,17 @@ def parents(sched: Schedule, rows: KindRows, arity: int, at: Any, size: int) -> 
     return out
 
 
-OVERRIDE: Any = None  # (level, config) -> config; for measurements
+@contextlib.contextmanager
+def using(choose: Callable[[Level, bool, persistent.Config], persistent.Config]) -> Iterator[None]:
+    """Within it `choose(level, forward, config)` decides on layouts; for `bench tune` and tests."""
+    _CHOOSERS.append(choose)
+    try:
+        yield
+    finally:
+        _CHOOSERS.pop()
+
+
+_CHOOSERS: list[Any] = []
 
 
 def candidates(level: Level, precision: str) -> list[persistent.Config]:
@@ -238,17 +264,36 @@ def cost(level: Level, config: persistent.Config, rows: float) -> float:
     return 1.6 + mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
-def configure(level: Level, precision: str, interpret: bool, shape: Shape | None = None) -> persistent.Config:
-    """The layout on the chip: of the fitting ones the one that should be fastest on batches of a shape."""
+def mean_rows(shape: Shape | None) -> float:
+    """Vertices a level of a schedule's shape, as far as the shape tells; about a batch of 64 sentences without."""
+    return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
+
+
+def tuning_key(level: Level, forward: bool, precision: str, shape: Shape | None) -> str:
+    """Under which a layout is recorded in `kernels/tuned`."""
+    weights = {(p.weight, p.axis): p for phase in level.phases for p in phase.products}
+    sizes = [(p.weight.aval.shape[p.axis], p.blocks * level.unit) for p in weights.values()]
+    return _tuned.key(sizes, forward, precision, mean_rows(shape))
+
+
+def configure(program: Program, precision: str, interpret: bool, shape: Shape | None = None) -> persistent.Config:
+    """The layout on the chip: one measured on this device, or of those that fit the one that should be fastest."""
+    level = program.level
     if interpret:
         return persistent.Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True)
     fitting = candidates(level, precision)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
     # Most levels are narrow, most vertices in few wide ones: half of a mean level, and four of them.
-    mean = sum(shape.inner) / max(shape.levels, 1) if shape else 32
+    mean = mean_rows(shape)
     best = min(fitting, key=lambda c: 3 * cost(level, c, mean / 2) + cost(level, c, 4 * mean))
-    return OVERRIDE(level, best) if OVERRIDE else best
+    known = _tuned.records(jax.devices()[0].device_kind).get(tuning_key(level, program.forward, precision, shape))
+    if known:
+        fields = {k: v for k, v in known.items() if k != "us"}
+        best = dataclasses.replace(best, **fields)
+    for choose in _CHOOSERS:
+        best = choose(level, program.forward, best)
+    return best
 
 
 def pushed_states(plan: Any) -> frozenset[int]:
@@ -283,10 +328,33 @@ def unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     try:
         for name in deep:
             for program in programs(plan, name, shape.forest):
-                configure(program.level, precision_of(program), False)
+                configure(program, precision_of(program), False, shape)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
+
+
+def explain(plan: Any, name: str | None) -> str:
+    """How a kind's levels run in one launch each way; or "no: ..." and why not."""
+    if not plan.function.optimizations.lazy:
+        return "no: F was made with Optimizations(lazy=False)."
+    try:
+        texts = []
+        for program, way in zip(programs(plan, name, True), ("forward", "backward"), strict=True):
+            level, precision = program.level, precision_of(program)
+            config = configure(program, precision, False)
+            layout = persistent.layout_of(level, config)
+            size = layout.words * 4 * (level.unit // config.hb)
+            where = "stay in shared memory" if config.resident else "stream from L2 in every tile, as they do not fit on chip"
+            meetings = sum(p.meet for p in level.phases)
+            texts.append(
+                f"{way}: {len(level.phases)} phases and {meetings} meetings a level; {config.groups} groups of "
+                f"{level.unit // config.hb} CTAs with {config.hb} units each; {size / 1e6:.1f} MB of weights a group, which "
+                f"{where}; products in {precision}"
+            )
+        return "fits. " + "; ".join(texts) + "."
+    except Unfit as e:
+        return f"no: {e}."
 
 
 def precision_of(program: Program) -> str:
@@ -310,9 +378,9 @@ def levels(
     eager: list[list[Any]],
     save: bool,
     interpret: bool = False,
-) -> tuple[list[Any], list[list[Any]], list[list[Any]]]:
-    """The forward's levels: states, what the backward keeps, and what the lazy part reads, per kind."""
-    kept, extras = [], []
+) -> tuple[list[Any], list[list[Any]], list[list[Any]], Any]:
+    """The forward's levels: states; per kind what the backward keeps and the lazy part reads; and a flag for `checked`."""
+    kept, extras, gave_up = [], [], jnp.zeros(1, jnp.int32)
     for k, (name, rows) in enumerate(zip(kinds, all_rows, strict=True)):
         part = plan.inner[name]
         if not sched.shape.inner[k]:
@@ -325,10 +393,11 @@ def levels(
         crossing = [x for v, x in zip(part.eager_outs, eager[k], strict=True) if v in part.cross]
         tensors = {f"cross{n}": x for n, x in enumerate(crossing)}
         out, lost = launch(program, rows, sched, statics[k], tensors, states, precision_of(program), interpret)
-        states = [_checked(out[f"state{i}"], lost) if i == 0 else out[f"state{i}"] for i in range(len(states))]
+        states = [out[f"state{i}"] for i in range(len(states))]
+        gave_up = gave_up + lost
         kept.append([out[f"kept{n}"] for n in range(len(part.keep))] if save else [])
         extras.append([out[f"extra{n}"] for n in range(len(part.extra))])
-    return states, kept, extras
+    return states, kept, extras, gave_up
 
 
 def reverse(
@@ -341,11 +410,13 @@ def reverse(
     g: dict[int, Any],
     extra_cts: list[list[Any]],
     interpret: bool = False,
-) -> tuple[dict[int, Any], list[dict[Any, Any]]]:
-    """The backward's levels: the states' cotangents at leaves, and the cut cotangents of each kind."""
+) -> tuple[dict[int, Any], list[dict[Any, Any]], list[dict[Any, Any]]]:
+    """The backward's levels: the states' cotangents at leaves; of each kind the cut cotangents, and operands made again."""
     cuts: list[dict[Any, Any]] = []
+    operands: list[dict[Any, Any]] = []
     for k, (name, part, rows) in enumerate(zip(kinds, parts, all_rows, strict=True)):
         cuts.append({})
+        operands.append({})
         if not sched.shape.inner[k]:
             continue
         program = programs(plan, name, sched.shape.forest)[1]
@@ -362,6 +433,7 @@ def reverse(
             tensors[f"extra_ct{i}"] = extra_cts[k][i] if extra_cts[k] else zero
         out, lost = launch(program, rows, sched, saved["statics"][k], tensors, None, precision_of(program), interpret)
         cuts[k] = {v: out[f"cut{n}"] for n, v in enumerate(part.cuts)}
+        operands[k] = {v: out[f"operand{n}"] for n, v in enumerate(program.operands)}
         leaves = sched.shape.pad + sum(sched.shape.leaves)
         up = parents(sched, rows, program.arity, 0, leaves)
         g = dict(g)
@@ -369,26 +441,32 @@ def reverse(
             total = g[i][:leaves]
             for tensor, index in ((f"up{i}", "parent_slot"), (f"edge_up{i}", "parent")):
                 if tensor in out:
-                    total = total + gathered(out[tensor], up, index, leaves)
-            g[i] = _checked(total, lost)
-    return g, cuts
+                    total = total + gathered(out[tensor], up, index, leaves, interpret)
+            g[i] = checked(total, lost)
+    return g, cuts, operands
 
 
-def gathered(tensor: Any, up: dict[str, Any], index: str, n: int) -> Any:
+def gathered(tensor: Any, up: dict[str, Any], index: str, n: int, interpret: bool) -> Any:
     """The sum of what parents left in `tensor`, for n vertices; in a fixed order."""
+    edge = up[index]
     if "parent_first" not in up:
-        picked = get_rows(tensor, jnp.maximum(up[index], 0))
-        return jnp.where((up[index] >= 0).reshape(-1, *(1,) * (tensor.ndim - 1)), picked, 0)
-    edges = up[index].shape[0]
-    at = jnp.arange(edges)
+        picked = get_rows(tensor, jnp.maximum(edge, 0))
+        return jnp.where((edge >= 0).reshape(-1, *(1,) * (tensor.ndim - 1)), picked, 0)
+    flat = tensor.reshape(tensor.shape[0], -1)
+    first, count = up["parent_first"], up["parent_count"]
+    if not interpret:
+        # What follows from slices of the schedule is made anew: a kernel's operands must be aligned.
+        operands = (jnp.concatenate([x, jnp.zeros(4, jnp.int32)]) for x in (edge, first, count))
+        edge, first, count = lax.optimization_barrier(tuple(operands))
+        return segment_rows(flat, edge, first[:n], count[:n]).reshape(n, *tensor.shape[1:])
     # `parent_edge` lists edges child after child: a sorted segment sum.
-    ends = up["parent_first"] + up["parent_count"]
+    at, ends = jnp.arange(edge.shape[0]), first + count
     child = jnp.clip(jnp.searchsorted(ends, at, side="right"), 0, n)
-    child = jnp.where(at < ends[-1], child, n)
-    rows = jnp.where((up[index] >= 0).reshape(-1, *(1,) * (tensor.ndim - 1)), get_rows(tensor, jnp.maximum(up[index], 0)), 0)
-    return jax.ops.segment_sum(rows, child, n, indices_are_sorted=True)
+    rows = jnp.where((edge >= 0)[:, None], get_rows(flat, jnp.maximum(edge, 0)), 0)
+    total = jax.ops.segment_sum(rows, jnp.where(at < ends[-1], child, n), n, indices_are_sorted=True)
+    return total.reshape(n, *tensor.shape[1:])
 
 
-def _checked(x: Any, lost: Any) -> Any:
+def checked(x: Any, lost: Any) -> Any:
     """NaN everywhere where a wait was given up: a wrong result never looks like a right one."""
     return jnp.where(lost[0] == 0, x, jnp.asarray(jnp.nan, x.dtype))

@@ -1,6 +1,7 @@
 """`prefetch`: the next batches are scheduled and sent to the device while this one runs (VPPS's asynchrony)."""
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
@@ -50,6 +51,8 @@ def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) ->
     # A daemon, so that a consumer that dies holding the iterator does not keep the interpreter alive.
     thread = threading.Thread(target=_produce, args=(items, prepare, ready, room, stop), name="cavs-prefetch", daemon=True)
     thread.start()
+    # An iterator that lives as long as the interpreter is closed when modules are empty already, and daemons do not run.
+    ending, this_thread = sys.is_finalizing, threading.get_ident
     try:
         while True:
             what, value = ready.get()
@@ -61,10 +64,11 @@ def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) ->
             yield value
             del value  # not held while waiting for the next one
     finally:
-        stop.set()
-        room.release()
-        if thread is not threading.current_thread():  # the garbage collector may close us from any thread
-            thread.join()
+        if not ending():
+            stop.set()
+            room.release()
+            if thread.ident != this_thread():  # the garbage collector may close us from any thread
+                thread.join()
 
 
 def _produce(

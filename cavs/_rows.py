@@ -85,6 +85,31 @@ def _inline(jaxpr: Any, rename: dict[Any, Any], out: list[Any]) -> list[Any]:
     return [get(x) for x in jaxpr.outvars]
 
 
+def open_custom_calls(eqns: Sequence[Any], level: dict[Any, int]) -> tuple[list[Any], dict[Any, int]]:
+    """`eqns` with functions of custom derivatives (such as `jax.nn.relu`) opened up, and the levels of all variables.
+
+    Only for what is not differentiated any more.
+    """
+    out: list[Any] = []
+    level = dict(level)
+    for eqn in eqns:
+        body = eqn.params.get("call_jaxpr") if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call") else None
+        if body is None:
+            out.append(eqn)
+            continue
+        jaxpr = getattr(body, "jaxpr", body)
+        local = dict(zip(jaxpr.invars, eqn.invars, strict=True))
+        for var, value in zip(jaxpr.constvars, getattr(body, "consts", ()), strict=True):
+            local[var] = jex.Literal(value, var.aval)
+        inside: list[Any] = []
+        results = dict(zip(_inline(jaxpr, local, inside), eqn.outvars, strict=True))
+        for e in open_custom_calls(inside, {})[0]:
+            invars = [results.get(x, x) if is_var(x) else x for x in e.invars]
+            out.append(e.replace(invars=invars, outvars=[results.get(v, v) for v in e.outvars]))
+            level |= dict.fromkeys(out[-1].outvars, level.get(eqn.outvars[0], STATIC))
+    return out, level
+
+
 def is_var(x: Any) -> bool:
     """Whether `x` is a variable rather than a literal."""
     return not isinstance(x, jex.Literal)

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from cavs._adjoint import backward
 from cavs._engines import ENGINES, INTERPRET, choose_engine
 from cavs._parts import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
-from cavs._persistent import levels as persistent_levels
+from cavs._persistent import checked, levels as persistent_levels
 from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, needed, pad_rows, take, turned_weights
 from cavs._schedule import Schedule
 from cavs._tensors import Rows, Zeros, get_rows, recurrent_inputs, rows_of_kinds, window, write
@@ -47,7 +47,8 @@ def run(
       pulls nothing. (V, ...), or, as under `jax.jit`, padded to (Vp, ...), Vp = `sched.shape.vertices`, by `sched.pad`.
     - `at`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
     - `engine`: `"scan"`, XLA loops on any device; `"persistent"`, one kernel launch for all levels (NVIDIA Hopper, JAX
-      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain(engine=True)` says which.
+      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. `persistent` does not go through
+      `jax.vmap`, nor a second derivative: there write `"scan"`.
 
     **Returns:** the pushed pytree with leaves (V, ...) for inputs of V rows, (Vp, ...) for padded ones; (M, ...) with
     `at`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.
@@ -88,6 +89,8 @@ def run(
             low, high = int(np.asarray(at).min()), int(np.asarray(at).max())
             if low < 0 or high >= exact:
                 raise ValueError(f"run: at has rows {low} to {high}, wanted 0 to {exact - 1}, as in sched.roots.")
+    if engine is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
+        engine = "scan"  # under jax.vmap, whose tracers JAX shows by name alone
     engine = choose_engine(engine, plan, sched.shape, kinds)
     outs = _compiled(plan, sched.shape, kinds, engine)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), at)
     if at is None and length != padded:
@@ -198,7 +201,7 @@ def forward(
 
     # The levels.
     levels = _levels if engine == "scan" else functools.partial(persistent_levels, interpret=engine == INTERPRET)
-    states, kept, extras = levels(plan, sched, kinds, all_rows, zeros, states, env_static, eager_rows, save)
+    states, kept, extras, gave_up = levels(plan, sched, kinds, all_rows, zeros, states, env_static, eager_rows, save)
 
     # Pushes.
     push_states = plan.push_states
@@ -221,6 +224,8 @@ def forward(
             outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]
         if at is not None:
             outs = [o.at[at].get(mode="clip") for o in outs]
+    if gave_up is not None:
+        outs = [checked(x, gave_up) for x in outs]
     if save:
         saved |= {"states": states, "kept": kept, "extras": extras, "statics": env_static, "eager_rows": eager_rows}
     return outs, saved
@@ -245,7 +250,7 @@ def _levels(
     statics: list[list[Any]],
     eager: list[list[Any]],
     save: bool,
-) -> tuple[list[Any], list[list[Any]], list[list[Any]]]:
+) -> tuple[list[Any], list[list[Any]], list[list[Any]], None]:
     """The forward's loop over tasks; returns states, what the backward keeps, and what the lazy part reads (per kind)."""
     parts = [plan.inner[name] for name in kinds]
     keeps = [
@@ -311,4 +316,4 @@ def _levels(
         [r.inner_edges(x) if p.role.level.get(v) == EDGE else r.inner(x) for v, x in zip(p.extra, xs, strict=True)]
         for p, r, xs in zip(parts, all_rows, extras, strict=True)
     ]
-    return states, keeps, extras
+    return states, keeps, extras, None

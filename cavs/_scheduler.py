@@ -3,17 +3,18 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from cavs._graphs import Graphs
 from cavs._pack import Options, bucket as bucket, pack
+from cavs._process import schedules_elsewhere
 from cavs._schedule import Schedule, Shape
-from cavs._scripts import for_device
 from cavs._tasks import LAZY_WINDOW
 
-# `schedules` prepares about so many vertices at once: NumPy's calls, over 100 us a pass, are paid once for all batches in
-# them, and the arrays of a pass still stay in cache.
-VERTICES_AT_ONCE = 1 << 14
+# `schedules` prepares about so many vertices at once: NumPy's calls, hundreds of microseconds a pass, are paid once for all
+# batches in them, and the arrays of a pass still stay in cache. A process of its own, which lets nobody wait, takes more.
+VERTICES_AT_ONCE, VERTICES_ELSEWHERE = 1 << 15, 1 << 16
 BATCHES_AT_ONCE = 256
 
 
@@ -50,7 +51,7 @@ def schedule(
     **Raises:** `ValueError` for an unknown policy or a window below 256, `TypeError` where `graphs` is not a `cavs.Graphs`.
     """
     options = _checked("schedule", graphs, policy, kinds, exact, window, shapes)
-    return for_device(pack(graphs, np.array([len(graphs)]), options)[0])
+    return pack(graphs, np.array([len(graphs)]), options)[0]
 
 
 def schedules(
@@ -62,6 +63,7 @@ def schedules(
     exact: bool = False,
     window: int = LAZY_WINDOW,
     shapes: list[Shape] | None = None,
+    process: bool = False,
 ) -> Iterator[tuple[Graphs, Schedule]]:
     """Selects and schedules batch after batch: `(batch, schedule)` for each, several batches in one pass of NumPy.
 
@@ -71,26 +73,40 @@ def schedules(
     ```
 
     The same as `batch = graphs[index]` and `cavs.schedule(batch)` for each `index`, in order, and cheaper: a pass over
-    several small batches costs little more than over one. It runs ahead by at most 2^14 vertices, and 256 batches.
+    several small batches costs little more than over one. It runs ahead by at most 2^15 vertices, and 256 batches.
 
     **Arguments:** `graphs`, all of them; `batches`, any iterable of what selects graphs (integer arrays, slices, boolean
     arrays), may be endless; the others as in `cavs.schedule`.
 
-    **Raises:** as `cavs.schedule`, at the call; `IndexError` for a batch that selects graphs which there are not.
+    `process=True` makes the schedules in a process of their own, up to three passes of 2^16 vertices ahead, and this one
+    only reads them: for training loops that are short of Python (on a GPU, steps below a millisecond) where there is a
+    core to spare. The process takes a second to start, is given a copy of `graphs`, stays for the next call with the
+    same `graphs`, and ends with them.
+
+    **Raises:** as `cavs.schedule`, at the call; `IndexError` for a batch that selects graphs which there are not; with
+    `process`, what failed there, with its traceback as a note, and `RuntimeError` where the process ended.
     """
     options = _checked("schedules", graphs, policy, kinds, exact, window, shapes)
+    if not isinstance(process, bool):
+        raise TypeError(f"schedules: process is {process!r}, wanted True or False.")
     # Kinds without names are numbered up to the largest of a batch.
     alone = kinds and graphs.kind is not None and graphs.kind_names is None
-    return _ahead(graphs, iter(batches), 1 if alone else BATCHES_AT_ONCE, options)
+    most = 1 if alone else BATCHES_AT_ONCE
+    if process:  # the first passes are small: training starts while the next ones are made
+        return schedules_elsewhere(
+            graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE // 16, VERTICES_ELSEWHERE), options
+        )
+    return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE, VERTICES_AT_ONCE), options)
 
 
-def _ahead(graphs: Graphs, batches: Iterator[Any], most: int, options: Options) -> Iterator[tuple[Graphs, Schedule]]:
+def _passes(graphs: Graphs, batches: Iterator[Any], most: int, first: int, limit: int) -> Iterator[list[np.ndarray]]:
+    """The batches of each pass as index arrays: at most `most`, about `first` vertices, then twice as many up to `limit`."""
     numbers, mean = np.arange(len(graphs)), graphs.num_vertices / max(len(graphs), 1)
     error: Exception | None = None
     while error is None:
         picked: list[np.ndarray] = []
         vertices = 0.0
-        while len(picked) < most and vertices < VERTICES_AT_ONCE:
+        while len(picked) < most and vertices < first:
             try:
                 index = numbers[next(batches)]
             except Exception as e:  # the end, or what is raised in its place: after the batches before it
@@ -99,13 +115,19 @@ def _ahead(graphs: Graphs, batches: Iterator[Any], most: int, options: Options) 
             picked.append(index if index.ndim else index[None])
             vertices += mean * index.size
         if picked:
-            counts = np.array([len(index) for index in picked])
-            together, end = graphs[np.concatenate(picked)], 0
-            for count, sched in zip(counts.tolist(), pack(together, counts, options), strict=True):
-                start, end = end, end + count
-                yield together[start:end], for_device(sched)
+            yield picked
+        first = min(2 * first, limit)
     if not isinstance(error, StopIteration):
         raise error
+
+
+def _here(graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options) -> Iterator[tuple[Graphs, Schedule]]:
+    for picked in passes:
+        counts = np.array([len(index) for index in picked])
+        together, end = graphs[np.concatenate(picked)], 0
+        for count, sched in zip(counts.tolist(), pack(together, counts, options), strict=True):
+            start, end = end, end + count
+            yield together[start:end], sched
 
 
 def _checked(
@@ -119,4 +141,4 @@ def _checked(
         raise ValueError(f"{name}: policy is {policy!r}, wanted 'batching' or 'serial'.")
     if not isinstance(window, int) or window < 256:
         raise ValueError(f"{name}: window is {window!r}, wanted an int >= 256: inner vertices whose gradients are batched.")
-    return Options(policy, kinds, exact, window, shapes)
+    return Options(policy, kinds, exact, window, shapes, scripts=jax.default_backend() == "gpu")

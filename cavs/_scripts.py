@@ -5,53 +5,118 @@ at a level are contiguous, and a group of CTAs takes some parts. The reverse of 
 backward reads what a vertex's parents left for it: no atomics, the same sums in every run.
 """
 
-import jax
+from typing import NamedTuple
+
 import numpy as np
 
-from cavs._schedule import PARTS, Schedule, layout_of
+from cavs._schedule import PARTS, Schedule, Shape, layout_of
+
+FEWEST_LEVELS = 32  # levels are padded to a power of two, this one at least
 
 
-def for_device(sched: Schedule) -> Schedule:
-    """A schedule as the default device wants it: with scripts where JAX runs on a GPU."""
-    return with_scripts(sched) if jax.default_backend() == "gpu" else sched
+class Scripted(NamedTuple):
+    """Which batches of a pass have scripts (those in which exactly one kind has children), and how large."""
+
+    batch: np.ndarray  # (K,) bool
+    levels: np.ndarray  # (K,) levels of inner vertices, 0 without scripts
+    forest: np.ndarray  # (K,) bool: no vertex has two parents
+
+
+def scripted(counts: np.ndarray, inner_count: np.ndarray, num_edges: np.ndarray, with_parents: np.ndarray) -> Scripted:
+    """`counts` (K, levels, kinds) of all vertices; `inner_count`, `num_edges` (K, kinds); `with_parents` (K,) vertices."""
+    batch = (inner_count > 0).sum(1) == 1
+    deep = counts[:, 1:].any(2)
+    levels = np.where(batch, deep.sum(1), 0)  # no level below a vertex is empty
+    return Scripted(batch, levels, with_parents == num_edges.sum(1))
+
+
+def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple[list[Shape], list[int]]:
+    """Shapes of batches with scripts, and which of them each batch has."""
+    index: dict[tuple[int, int, bool], int] = {}
+    out = []
+    for key in zip(which, found.levels.tolist(), found.forest.tolist(), strict=True):
+        n = key[1] and max(FEWEST_LEVELS, 1 << (key[1] - 1).bit_length())
+        out.append(index.setdefault((key[0], n, key[2] or not n), len(index)))
+    return [shapes[i]._replace(levels=n, forest=forest) for i, n, forest in index], out
+
+
+def part_starts(
+    found: Scripted, padded: np.ndarray, height: np.ndarray, offsets: np.ndarray, batches: np.ndarray
+) -> np.ndarray:
+    """`part_start` of all batches with scripts, one after another.
+
+    `padded` (K,) levels; `height` (V,) of all vertices, those of graph g from `offsets[g]`; `batches` (K,) graphs.
+    """
+    # Parts: by inner vertices of the graphs before a graph, and half of its own.
+    sizes = offsets[1:] - offsets[:-1]
+    work = np.add.reduceat(height > 0, offsets[:-1], dtype=np.int64) * found.batch.repeat(batches)
+    upto = np.append(0, work.cumsum())
+    before = upto[batches.cumsum() - batches]
+    num_inner = np.maximum(upto[batches.cumsum()] - before, 1)
+    done = upto[1:] - before.repeat(batches) - work // 2 - 1
+    part = np.minimum(done.clip(0) * PARTS // num_inner.repeat(batches), PARTS - 1)
+    size = np.where(found.batch, padded * PARTS + 1, 0)
+    first = (size.cumsum() - size).repeat(batches)
+    # Level 1 counts from slot 1 on; leaves, and batches without scripts, count in slot 0 of their batch, which is emptied.
+    key = np.multiply(height, PARTS, dtype=np.int64)
+    key += (first + part + 1 - PARTS).repeat(sizes)
+    np.maximum(key, first.repeat(sizes), out=key)
+    if not found.batch.all():
+        key = key[found.batch.repeat(batches).repeat(sizes)]
+    out = np.bincount(key, minlength=int(size.sum()))
+    out[(size.cumsum() - size)[found.batch]] = 0
+    out = out.cumsum()
+    return out - before.repeat(size)
+
+
+def parents_of_forests(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) -> np.ndarray:
+    """`parent_edge` of batches of forests: `rows` (K,), `num_edges` (K,) and `child` (E,) rows, batch after batch."""
+    out = np.full(int(rows.sum()), -1, np.int32)
+    first = num_edges.cumsum() - num_edges
+    out[child + (rows.cumsum() - rows).repeat(num_edges)] = np.arange(len(child)) - first.repeat(num_edges)
+    return out
+
+
+def parents_of_dags(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`parent_edge`, `parent_first` and `parent_count` where vertices have several parents; arguments as above."""
+    key = child + (rows.cumsum() - rows).repeat(num_edges)
+    first = num_edges.cumsum() - num_edges
+    count = np.bincount(key, minlength=int(rows.sum()))
+    return (
+        np.argsort(key, kind="stable") - first.repeat(num_edges),
+        count.cumsum() - count - first.repeat(rows),
+        count,
+    )
 
 
 def with_scripts(sched: Schedule) -> Schedule:
-    """A concrete schedule with its scripts appended; itself where more than one kind has children, or no vertex has."""
+    """A concrete schedule with its scripts appended, as `pack` makes them for many: for schedules made without."""
     shape, here = sched.shape, sched.host()
     kinds = [k for k, n in enumerate(here.inner_count.tolist()) if n]
     if shape.levels or len(kinds) != 1:
         return sched
     (kind,) = kinds
-    before, edges_before = sum(shape.inner[:kind]), sum(shape.edges[:kind])
-    count, num_tasks = int(here.inner_count[kind]), int(here.num_tasks)
-    level = np.repeat(here.task_level[:num_tasks], here.task_size[:num_tasks]) - 1
-    graph = here.graph[here.inner_vertex[before : before + count]]
-    levels = int(level[-1]) + 1
-
-    # Parts: by inner vertices of the graphs before a graph, and half of its own.
-    work = np.bincount(graph, minlength=shape.graphs)
-    part = np.minimum((np.cumsum(work) - work // 2 - 1).clip(0) * PARTS // count, PARTS - 1)
-    padded = max(32, 1 << (levels - 1).bit_length())
-    starts = np.zeros(padded * PARTS + 1, np.int64)
-    np.cumsum(np.bincount(level * PARTS + part[graph], minlength=padded * PARTS), out=starts[1:])
-
+    edges_before = sum(shape.edges[:kind])
+    num_tasks, num_vertices = int(here.num_tasks), int(here.num_vertices)
+    before, count = sum(shape.inner[:kind]), int(here.inner_count[kind])
+    level = np.repeat(here.task_level[:num_tasks], here.task_size[:num_tasks])
+    height = np.zeros(num_vertices, np.int32)
+    height[here.inner_vertex[before : before + count]] = level
+    offsets = np.append(0, np.bincount(here.graph[:num_vertices], minlength=shape.graphs).cumsum())
     num_edges = int(here.num_children[before : before + count].sum())
-    child = here.edge_child[edges_before : edges_before + num_edges]
-    parents = np.bincount(child, minlength=shape.rows)
-    forest = bool(parents.max(initial=0) <= 1)
-    shape = shape._replace(levels=padded, forest=forest)
-    layout = layout_of(shape)
-    data = np.zeros(max(end for _, end, _ in layout.values()), np.int32)
+    child = here.edge_child[edges_before : edges_before + num_edges].astype(np.int64)
+    forest = len(np.unique(child)) == num_edges
+    found = Scripted(np.array([True]), level[-1:], np.array([forest]))
+    (shape,), _ = with_levels([shape], [0], found)
+
+    data = np.zeros(max(end for _, end, _ in layout_of(shape).values()), np.int32)
     data[: len(here.data)] = here.data
     out = Schedule(data, shape)
-    out.num_levels[...] = levels
-    out.part_start[:] = starts
+    out.num_levels[...] = level[-1]
+    out.part_start[:] = part_starts(found, np.array([shape.levels]), height, offsets, np.array([shape.graphs]))
+    rows, edges = np.array([shape.rows]), np.array([num_edges])
     if forest:
-        out.parent_edge[:] = -1
-        out.parent_edge[child] = np.arange(num_edges)
+        out.parent_edge[:] = parents_of_forests(rows, edges, child)
     else:
-        out.parent_edge[:num_edges] = np.argsort(child, kind="stable")
-        out.parent_count[:] = parents
-        out.parent_first[:] = np.cumsum(parents) - parents
+        out.parent_edge[:num_edges], out.parent_first[:], out.parent_count[:] = parents_of_dags(rows, edges, child)
     return out

@@ -164,7 +164,9 @@ def _add_train(commands: Any) -> None:
     data.add_argument(
         "--embeddings", metavar="FILE", help="text file of word vectors, as GloVe's; words it lacks start at random"
     )
-    data.add_argument("--min-count", type=int, metavar="N", help="rarer words are <unk>, or spelled (default 1; lm, nmt 2; tag 5)")
+    data.add_argument(
+        "--min-count", type=int, metavar="N", help="rarer words are <unk>, or spelled (default 1; lm, nmt 2; tag 5)"
+    )
     data.add_argument("--vocab-size", type=int, metavar="N", help="keep the N most frequent words (default 0: all)")
 
     model = parser.add_argument_group("model")

@@ -3,6 +3,7 @@
 A vector of b unit vectors is b arrays; so slices, concatenations and reshapes move arrays about and cost nothing.
 """
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -72,9 +73,17 @@ class Values:
         return out
 
     def _read(self, x: Any) -> np.ndarray:
-        """An input, or what an earlier phase stored."""
+        """An input, or what an earlier phase stored. Bools lie in memory as int32."""
+        if isinstance(self._kernel.level.sources[x], Constant) and x.aval.dtype != np.float32:
+            out = self._read_as(x, np.dtype(np.float32))  # constants travel in one vector
+            return self._each(x, lambda b: out.flat[b] != 0 if x.aval.dtype == np.bool_ else out.flat[b].astype(x.aval.dtype))
+        if x.aval.dtype == np.bool_:
+            out = self._read_as(x, np.dtype(np.int32))
+            return self._each(x, lambda b: out.flat[b] != 0)
+        return self._read_as(x, x.aval.dtype)
+
+    def _read_as(self, x: Any, dtype: Any) -> np.ndarray:
         source, tile, k = self._kernel.level.sources[x], self._tile, self._kernel
-        dtype = x.aval.dtype
         if isinstance(source, Constant):
             ref = self._table[source.tensor]
             first = type(tile)(tile.shape, jnp.int32(0), jnp.int32(0))
@@ -208,6 +217,9 @@ def _apply(e: Any, args: list[Any]) -> Any:
         return jnp.abs(x) < jnp.inf
     if name == "one_minus_square":
         return 1 - x * x
+    if name == "integer_pow":
+        power = functools.reduce(lambda a, _: a * x, range(abs(e.params["y"]) - 1), x)
+        return 1 / power if e.params["y"] < 0 else power
     return e.primitive.bind(*args, **e.params)
 
 
@@ -237,7 +249,8 @@ def _structure(e: Any, args: list[np.ndarray], unit: int) -> list[np.ndarray]:
     shape = blocks(e.outvars[0].aval, unit)  # broadcast_in_dim
     if x.size == 1 and not x.shape:
         out = np.empty(shape, object)
-        out.fill(x[()]) if shape else out.itemset(x[()])
+        for at in np.ndindex(*shape):
+            out[at] = x[()]
         return [out]
     kept = dict(zip(p["broadcast_dimensions"], x.shape, strict=True))
     return [np.broadcast_to(x.reshape([kept.get(d, 1) for d in range(len(shape))]), shape)]

@@ -192,6 +192,11 @@ def blocks(aval: Any, unit: int) -> tuple[int, ...]:
     return (*aval.shape[:-1], aval.shape[-1] // unit)
 
 
+def stored_dtype(aval: Any) -> Any:
+    """How a value lies in memory: bools as int32."""
+    return np.dtype(np.int32) if aval.dtype == np.bool_ else aval.dtype
+
+
 def num_blocks(aval: Any, unit: int) -> int:
     """Unit vectors in a value; 0 for a scalar of a row."""
     shape = blocks(aval, unit)
@@ -211,6 +216,8 @@ def cut(
     the source of each input, the tensors that each output is stored in, and which tensors other CTAs of the group write
     in earlier levels. Raises [`Unfit`][] for what the kernels cannot do.
     """
+    for e in eqns:
+        _check_known(e)
     inside = [v for e in eqns for v in (*e.invars, *e.outvars) if is_var(v) and level.get(v, STATIC) != STATIC]
     unit = unit_width([*inside, *(v for v, s in sources.items() if not isinstance(s, Constant))])
     if unit % 16:
@@ -245,11 +252,9 @@ def cut(
 
         def stored(x: Any) -> None:
             there = phases[home(x)].stores.setdefault(x, [])
-            if x.aval.dtype == np.bool_:
-                raise Unfit(f"a bool {x.aval.str_short()} would have to be stored; convert it to float32 in F")
             if not there:
                 there.append(Place(f"scratch{len(scratch)}"))
-                scratch[there[0].tensor] = (level[x], max(1, num_blocks(x.aval, unit)) * unit, x.aval.dtype)
+                scratch[there[0].tensor] = (level[x], max(1, num_blocks(x.aval, unit)) * unit, stored_dtype(x.aval))
             sources[x] = Rows(there[0].tensor, base=there[0].base)
 
         while todo:
@@ -315,12 +320,19 @@ def _assign(eqns: Sequence[Any], level: dict[Any, int], sources: dict[Any, Sourc
     return made
 
 
+def _check_known(eqn: Any) -> None:
+    name = eqn.primitive.name
+    if name not in {*ELEMENTWISE, *STRUCTURE, *ACROSS, *REDUCTIONS, "dot_general"}:
+        raise Unfit(f"{describe(eqn)}: the primitive {name} has no device code")
+    for v in eqn.outvars:
+        if v.aval.dtype not in (np.float32, np.int32, np.bool_):
+            raise Unfit(f"{describe(eqn)}: float32 values are needed, with int32 and bool beside them")
+
+
 def _check(eqn: Any, level: dict[Any, int], unit: int) -> None:
     name = eqn.primitive.name
     for v in (*eqn.outvars, *(x for x in eqn.invars if is_var(x) and level.get(x, STATIC) != STATIC)):
         size = int(np.prod(v.aval.shape))
-        if v.aval.dtype not in (np.float32, np.int32, np.bool_):
-            raise Unfit(f"{describe(eqn)}: float32 values are needed, with int32 and bool beside them")
         if size != 1 and (not v.aval.shape or v.aval.shape[-1] % unit):
             raise Unfit(f"{describe(eqn)}: a width that is no multiple of {unit}")
     if name in ELEMENTWISE or name in ACROSS:
@@ -338,9 +350,7 @@ def _check(eqn: Any, level: dict[Any, int], unit: int) -> None:
         if any(n % unit for n in weight.shape) or weight.dtype != np.float32:
             raise Unfit(f"{describe(eqn)}: the weight must be float32 and its sizes multiples of {unit}")
         return
-    if name == "dot_general":
-        raise Unfit(f"{describe(eqn)}: only a vertex's value times a parameter matrix is possible")
-    raise Unfit(f"{describe(eqn)}: the primitive {name} has no device code")
+    raise Unfit(f"{describe(eqn)}: only a vertex's value times a parameter matrix is possible")
 
 
 def _check_structure(eqn: Any, unit: int) -> None:

@@ -16,7 +16,7 @@ from jax import lax
 
 from cavs.kernels._evaluate import Values
 from cavs.kernels._pack import Packed, pack_weights
-from cavs.kernels._phases import EDGE, ROW, Level, Phase, ProductSpec, Rows, SourceSpec, Tile, WeightSpec, num_blocks
+from cavs.kernels._phases import EDGE, ROW, Level, Phase, ProductSpec, Rows, SourceSpec, Tile, Unfit, WeightSpec, num_blocks
 
 SHARED_MEMORY = 227 * 1024
 _SLACK = 2048  # of shared memory, for barriers and alignment
@@ -86,6 +86,8 @@ def layout_of(level: Level, config: Config) -> Layout:
         for k, products in by_k.items():
             sources = list(dict.fromkeys(r for p in products for o in p.operands for r in o))
             operands = list(dict.fromkeys(tuple(sources.index(r) for r in o) for p in products for o in p.operands))
+            if k % chunk:
+                raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
             chunks = k // chunk
             splits = next(n for n in (4, 3, 2, 1) if chunks % n == 0)
             by_weight: dict[Any, list[Any]] = {}
@@ -356,8 +358,10 @@ class _Kernel:
             arrays = values[v]
             for place in targets:
                 for b in range(max(1, num_blocks(v.aval, self.level.unit))):
-                    base = self.scalar(place.base)
-                    self.device.store(tile, self.table[place.tensor], arrays.flat[b], base, self.column(b))
+                    x, base = arrays.flat[b], self.scalar(place.base)
+                    if v.aval.dtype == np.bool_:
+                        x = jnp.where(x, jnp.int32(1), jnp.int32(0))
+                    self.device.store(tile, self.table[place.tensor], x, base, self.column(b))
 
     def places(self, sources: list[Rows], row: Any, last: Any) -> Any:
         """The rows of every source that each thread reads in a product."""

@@ -113,6 +113,43 @@ def test_workers_time_and_check_every_system(results):
     assert record["gemm"] > 0
 
 
+def test_cases_prepared_together_are_timed_in_workers_of_their_own(tmp_path):
+    wanted = [TINY, cases.Case("tree_lstm", "complete-4", 8, 3, 8)]
+    bench = Bench(("jax_scan",), 2, "cpu", {}, tmp_path / "log")
+    try:
+        skip = lambda case, name: "not here" if name == "cavs" else None  # noqa: E731
+        names, settings = ("jax_scan", "cavs"), {"quick": True, "rounds": 1, "seconds": 0.01}
+        records = list(bench.run_together(wanted, names, left_out=skip, **settings))
+    finally:
+        bench.close()
+    assert [r["case"] for r in records] == [c.name for c in wanted]
+    for record in records:
+        assert record["systems"]["cavs"] == {"absent": "not here"} and record["systems"]["jax_scan"]["agrees"]
+    assert records[0]["systems"]["jax_scan"]["losses"] != records[1]["systems"]["jax_scan"]["losses"]
+
+
+def test_quick_runs_on_a_gpu_take_every_system_once():
+    names = suites.systems_of("cavs", True, "gpu")
+    first, *others = suites.cases_of("cavs", True, "gpu")
+    here = [n for n in names if not suites.left_out("cavs", first, n, True, "gpu")]
+    assert set(names) - set(here) == {"torch_compiled"}
+    for case in others:
+        assert tuple(n for n in names if not suites.left_out("cavs", case, n, True, "gpu")) == tuple(
+            n for n in names if n in suites.CLOSEST[case.cell]
+        )
+        assert all(not SYSTEMS[n].runs(case, "gpu", True) for n in suites.CLOSEST[case.cell])
+    assert not any(suites.left_out("cavs", first, n, False, "gpu") for n in names)
+
+
+def test_ours_as_it_runs_on_a_gpu_computes_the_same():
+    case = cases.Case("tree_lstm", "complete-8", 8, 3, 8)
+    found = []
+    for device in ("cpu", "gpu"):  # schedules from a process, one vector sent ahead by a thread
+        model = SYSTEMS["cavs"].make(case, cases.parameters(case), 2, device)
+        found.append(model.run(model.load(cases.dataset(case, steps=4)) * 2, 0.5))
+    assert found[0] == found[1] and len(set(found[0])) == 8
+
+
 def test_a_run_resumes(results):
     kept = store.Store(results / "cpu-tiny" / "2020-01-01.json")
     assert kept.done("cavs", TINY.name, ("cavs", "jax_scan"), True)

@@ -119,7 +119,7 @@ def test_run_and_its_gradients_are_those_of_interpret(name: str) -> None:
     function, params, inputs, batch = case(name)
     schedule, rows = cavs.schedule(BATCHES[batch]), BATCHES[batch].num_vertices
     padded = jax.tree.map(lambda x: pad(schedule, x), inputs)
-    (got_p, got_x), got = gradients(lambda p, x: cavs.run(function, p, schedule, x), params, padded, rows)
+    (got_p, got_x), got = gradients(jax.jit(lambda p, x: cavs.run(function, p, schedule, x)), params, padded, rows)
     (want_p, want_x), want = gradients(lambda p, x: cavs.interpret(function, p, BATCHES[batch], x), params, inputs, rows)
     assert_close(jax.tree.map(lambda x: x[:rows], got), want, 1e-12)
     assert_close((got_p, jax.tree.map(lambda x: x[:rows], got_x)), (want_p, want_x), 1e-10)
@@ -129,7 +129,7 @@ def test_masks_are_the_same_wherever_they_are_made_again() -> None:
     function, params, _, _ = case("folded")
     graphs = GRAPHS["chain of 500"]
     x = {"x": np.random.default_rng(0).standard_normal((500, E)), "number": np.arange(500)}
-    plain = gradients(lambda p, x: cavs.run(function, p, cavs.schedule(graphs), x), params, x, 500)
+    plain = gradients(jax.jit(lambda p, x: cavs.run(function, p, cavs.schedule(graphs), x)), params, x, 500)
     # The backward's windows evaluate the eager part, which draws the masks, once more; so does jax.checkpoint with all.
     narrow = cavs.schedule(graphs, window=256)
     assert narrow.shape.windows[0] > 1
@@ -176,7 +176,7 @@ def test_half_precision_states_with_wide_accumulation() -> None:
         return cavs.VertexFunction(half_cell, state=state, arity=2)
 
     F = function(jnp.bfloat16, jnp.float32)
-    got, pushes = gradients(lambda p, x: cavs.run(F, p, cavs.schedule(BATCHES["binary"]), x), params, x, rows)
+    got, pushes = gradients(jax.jit(lambda p, x: cavs.run(F, p, cavs.schedule(BATCHES["binary"]), x)), params, x, rows)
     same, loop = gradients(lambda p, x: cavs.interpret(F, p, graphs, x), params, x, rows)
     wide = jax.tree.map(lambda a: a.astype(jnp.float64), (params, x))
     exact, truth = gradients(lambda p, x: cavs.interpret(function(jnp.float64, jnp.float64), p, graphs, x), *wide, rows)

@@ -127,8 +127,28 @@ def test_imports_point_one_way(folder, never):
 
 def test_the_core_does_not_know_the_vertex_programs():
     # The command line does: `_train` and `cli` stand on top of both. `__init__` names them for the user.
-    core = [p for p in sources("cavs") if "_train" not in p.parts and p.name not in ("__init__.py", "cli.py")]
+    above = ("__init__.py", "__main__.py", "cli.py")
+    core = [p for p in sources("cavs") if "_train" not in p.parts and p.name not in above]
     assert not [(str(p), n) for p in core for n in imports(p) if within(n, "cavs.vertex_programs", "cavs._train", "cavs.cli")]
+
+
+def test_vertex_programs_need_public_names_alone_and_are_short():
+    """At most 60 lines a program, without docstrings and blank lines."""
+    for path in sources("vertex_programs"):
+        text = path.read_text()
+        private = [n for n in imports(path) if n.startswith("cavs._")] + re.findall(r"\bcavs\._\w+", text)
+        assert not private, f"{path}: {private}"
+        for program in (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)):
+            docs = [
+                n.body[0] for n in ast.walk(program) if isinstance(n, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(n)
+            ]
+            lines = {i for i, line in enumerate(text.splitlines(), 1) if line.strip()} & {*_lines(program)}
+            assert len(lines.difference(*map(_lines, docs))) <= 60, program.name
+
+
+def _lines(node: ast.stmt) -> range:
+    assert node.end_lineno is not None
+    return range(node.lineno, node.end_lineno + 1)
 
 
 def declared(requirements: list[str]) -> set[str]:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,29 +37,39 @@ def blocks(language: str, page: str = "README") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", TEXT[page], re.DOTALL)
 
 
-def run(page: str, folder: Path) -> str:
-    """What the programs of a page print."""
-    (folder / "cavs").symlink_to(ROOT / "cavs")
-    # JAX adds lines about its own frames to a message, unless it shows them.
-    env = os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
-    command = [sys.executable, "-c", RUN, str(PAGES[page])]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    return done.stdout.strip()
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Iterator[dict[str, subprocess.Popen]]:
+    """The programs of each page, running; at once, as they mostly compile."""
+    started = {}
+    for page, path in PAGES.items():
+        folder = tmp_path_factory.mktemp(page)
+        (folder / "cavs").symlink_to(ROOT / "cavs")
+        # JAX adds lines about its own frames to a message, unless it shows them.
+        env = os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
+        command, pipe = [sys.executable, "-c", RUN, str(path)], subprocess.PIPE
+        started[page] = subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
+    yield started
+    for process in started.values():
+        process.kill()
+        process.communicate()
 
 
-def test_all_programs_run_and_all_errors_are_as_shown(tmp_path):
-    pytest.importorskip("networkx")
-    out = run("README", tmp_path)
+def printed(process: subprocess.Popen) -> str:
+    out, error = process.communicate(timeout=300)
+    assert not process.returncode, error
+    return out.strip()
+
+
+def test_all_programs_run_and_all_errors_are_as_shown(runs):
+    out = printed(runs["README"])
     losses = [float(x) for x in re.findall(r"epoch \d: loss ([\d.]+)", out)]
     assert len(losses) == 5 and losses[-1] < 0.8 * losses[0], out
     assert "run and the loop agree" in out and "\nNone\n" in out
     assert re.search(r"examples: [1-9]\d* failed: 0$", out), out
 
 
-def test_the_gallery_runs_and_learns(tmp_path):
-    pytest.importorskip("equinox")
-    losses = [tuple(map(float, pair)) for pair in re.findall(r"loss ([\d.]+) -> ([\d.]+)", run("gallery", tmp_path))]
+def test_the_gallery_runs_and_learns(runs):
+    losses = [tuple(map(float, pair)) for pair in re.findall(r"loss ([\d.]+) -> ([\d.]+)", printed(runs["gallery"]))]
     assert len(losses) == sum("\nfit(" in block for block in blocks("python", "gallery"))
     assert all(after < 0.1 * before for before, after in losses), losses
 

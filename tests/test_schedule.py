@@ -1,6 +1,14 @@
 """Properties of schedules over random graphs: Cavs Algorithm 1 and the layout of its tasks."""
 
 import dataclasses
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
@@ -8,7 +16,10 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs import _process
+from cavs._pack import Options, pack
 from cavs._scheduler import bucket
+from cavs._scripts import with_scripts
 from tests.helpers import BATCHES, GRAPHS, chain, from_children, joined, random_binary_tree, star, with_kinds
 
 
@@ -230,3 +241,131 @@ def test_batches_come_before_the_error_of_the_next() -> None:
         next(found)
     with pytest.raises(TypeError, match=r"schedules: graphs is a list, wanted a cavs\.Graphs"):
         cavs.schedules([GRAPHS["trees"]], [])  # at the call, not at the first batch
+
+
+@pytest.mark.parametrize("name", [*BATCHES, *WIDE])
+@pytest.mark.parametrize("changed", [{}, {"exact": True}, {"policy": "serial"}, {"kinds": False}, {"window": 256}], ids=str)
+def test_scripts_of_many_batches_are_those_of_each_schedule(name: str, changed: dict) -> None:
+    graphs = (BATCHES | WIDE)[name]
+    without = Options("batching", kinds=True, exact=False, window=32768, shapes=None)._replace(**changed)
+    found = 0
+    for batches in ([len(graphs)], [1] * len(graphs), [0, len(graphs) // 2, 0, len(graphs) - len(graphs) // 2]):
+        counts = np.array(batches)
+        for plain, scripted in zip(
+            pack(graphs, counts, without), pack(graphs, counts, without._replace(scripts=True)), strict=True
+        ):
+            assert_same(scripted, with_scripts(plain))
+            check_scripts(scripted)
+            found += bool(scripted.shape.levels)
+    assert found or name in ("empty", "kinds") or graphs.kind is not None or not graphs.num_edges
+
+
+def check_scripts(schedule: cavs.Schedule) -> None:
+    """Parts cover each level's rows in order, graphs stay in one part, and parents are the reverse of the child edges."""
+    if not schedule.shape.levels:
+        assert (schedule.inner_count > 0).sum() != 1
+        return
+    (kind,) = np.flatnonzero(schedule.inner_count)
+    before, count = sum(schedule.shape.inner[:kind]), schedule.inner_count[kind]
+    tasks = schedule.num_tasks
+    level = np.repeat(schedule.task_level[:tasks], schedule.task_size[:tasks])
+    assert schedule.num_levels == level[-1] <= schedule.shape.levels
+    starts = schedule.part_start
+    assert starts[0] == 0 and starts[-1] == count and (np.diff(starts) >= 0).all()
+    slot = np.searchsorted(starts, np.arange(count), side="right") - 1
+    assert (slot // 16 == level - 1).all()
+    graph = schedule.graph[schedule.inner_vertex[before : before + count]]
+    assert len(set(zip(graph.tolist(), (slot % 16).tolist(), strict=True))) == len(set(graph.tolist()))
+    edges = sum(schedule.num_children[before : before + count])
+    child = schedule.edge_child[(at := sum(schedule.shape.edges[:kind])) : at + edges]
+    for row in range(schedule.shape.rows):
+        wanted = np.flatnonzero(child == row).tolist()
+        if schedule.shape.forest:
+            assert [schedule.parent_edge[row]] == (wanted or [-1])
+        else:
+            first = schedule.parent_first[row]
+            assert schedule.parent_edge[first : first + schedule.parent_count[row]].tolist() == wanted
+
+
+def elsewhere(graphs: cavs.Graphs) -> list:
+    return _process._idle.get(graphs, [])
+
+
+@pytest.mark.parametrize("name", ["binary", "kinds", "dags"])
+def test_a_process_makes_the_same_schedules(name: str) -> None:
+    graphs = BATCHES.get(name) or joined([random_binary_tree(n, seed=n) for n in (1, 40, 7, 90, 2)])
+    order = np.random.default_rng(0).integers(0, len(graphs), (600, 3))
+    known: list = []
+    known_there: list = []
+    here = cavs.schedules(graphs, order, shapes=known)
+    there = cavs.schedules(graphs, order, shapes=known_there, process=True)
+    for (a, one), (b, other) in zip(here, there, strict=True):
+        assert_same(one, other)
+        for field in dataclasses.fields(cavs.Graphs):
+            np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
+    assert known == known_there
+    (remote,) = elsewhere(graphs)
+    next(cavs.schedules(graphs, order, process=True))  # and no more
+    for _, schedule in cavs.schedules(graphs, [[0]], process=True, exact=True):
+        assert_same(schedule, cavs.schedule(graphs[:1], exact=True))
+    assert elsewhere(graphs) == [remote]  # the same process served all three
+
+
+def test_a_process_ends_with_its_graphs() -> None:
+    graphs = joined([chain(5)])
+    assert len(list(cavs.schedules(graphs, [[0]], process=True))) == 1
+    process = elsewhere(graphs)[0]._process
+    del graphs
+    gc.collect()
+    assert process.poll() is not None
+
+
+def test_errors_reach_the_caller_of_a_process() -> None:
+    graphs = dataclasses.replace(joined([chain(5)] * 4), vocab=("a",))
+    found = cavs.schedules(graphs, [[0], [1], [99]], process=True)
+    assert next(found)[1].num_vertices and next(found)[1].num_vertices
+    with pytest.raises(IndexError, match="99"):  # after the batches before it
+        next(found)
+    broken = dataclasses.replace(graphs, height=np.zeros(0, np.int32))
+    with pytest.raises(IndexError, match="out of bounds") as caught:
+        next(cavs.schedules(broken, [[0]], process=True))
+    assert "_select" in "".join(traceback.format_exception(caught.value))  # where it happened
+    found = cavs.schedules(graphs, [[0]] * 5000, process=True)
+    next(found)
+    (remote,) = [r for r in gc.get_objects() if isinstance(r, _process._Remote) and r._under_way]
+    remote._process.kill()
+    with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
+        list(found)
+    assert len(list(cavs.schedules(graphs, [[0]], process=True))) == 1  # by a new one
+    with pytest.raises(TypeError, match="process is 1, wanted True or False"):
+        cavs.schedules(graphs, [], process=1)  # type: ignore[arg-type]
+
+
+SCRIPT = """
+import sys, cavs
+graphs = cavs.from_lengths([5, 6, 7])
+found = cavs.schedules(graphs, ([i % 3] for i in range(10**9)), process=True)
+print(int(next(found)[1].num_vertices), flush=True)
+if sys.argv[1] == "endless":
+    for _ in found: pass
+if sys.argv[1] == "prefetch":
+    for _ in cavs.prefetch(found, lambda x: x): pass
+if sys.argv[1] == "prefetch, leaves":
+    next(ahead := cavs.prefetch(found, lambda x: x))
+"""  # no `if __name__ == "__main__"`; leaves with schedules under way
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals and process groups as POSIX has them")
+@pytest.mark.parametrize("how", ["leaves", "endless", "prefetch", "prefetch, leaves"])
+def test_a_script_ends_at_once_and_so_does_its_process(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    # The process inherits stderr, so that reading it to its end waits for both.
+    with subprocess.Popen([sys.executable, path, how], stdout=-1, stderr=-1, env=environment, text=True) as script:
+        assert script.stdout and script.stderr and script.stdout.readline() == "5\n"
+        if interrupted := how in ("endless", "prefetch"):
+            time.sleep(0.1)
+            script.send_signal(signal.SIGINT)
+        text = script.communicate(timeout=60)[1]
+    assert ("KeyboardInterrupt" in text) == interrupted and text.count("Traceback") == interrupted, text

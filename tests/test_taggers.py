@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("compiled")
 F64 = jnp.float64
 TAGGER = vp.BiLSTMTagger(labels=4, hidden=5, inputs=6, mlp=3, layers=2, dtype=F64)
 SPELLER = vp.CharBiLSTMTagger(labels=4, hidden=5, inputs=6, characters=9, char_inputs=3, mlp=7, dtype=F64)
-LENGTHS = {"odd": [3, 1, 7, 1, 2], "one word": [1], "no words": []}
+LENGTHS = {"odd": [3, 1, 7, 1, 2], "no words": []}
 SPELLINGS = [4, 1, 7, 2]
 
 
@@ -66,14 +66,13 @@ def test_the_tagger_equals_the_loop_over_vertices(name):
         y = jnp.tanh(h @ params["w"] + params["b"]) @ params["v"] + params["c"]
         return loss(y), y
 
-    got, want = (jax.grad(f, argnums=(0, 1), has_aux=True)(params, x) for f in (ours, truth))
+    got, want = (jax.grad(f, argnums=(0, 1), has_aux=True)(params, x) for f in (jax.jit(ours), truth))
     assert_close(got[1], want[1], 1e-12)
     assert_close(got[0], want[0], 1e-10)
 
 
-@pytest.mark.parametrize("name", ["odd", "one word"])
-def test_the_tagger_that_spells_equals_the_loop_over_vertices(name):
-    (graphs, back), (words, words_back) = chains(LENGTHS[name]), chains(SPELLINGS)
+def test_the_tagger_that_spells_equals_the_loop_over_vertices():
+    (graphs, back), (words, words_back) = chains(LENGTHS["odd"]), chains(SPELLINGS)
     params = SPELLER.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     x = rng.standard_normal((graphs.num_vertices, 6))
@@ -96,7 +95,7 @@ def test_the_tagger_that_spells_equals_the_loop_over_vertices(name):
         y = jnp.tanh(h @ p["w"] + p["b"]) @ p["v"] + p["c"]
         return loss(y), y
 
-    got, want = (jax.grad(f, argnums=(0, 1), has_aux=True)(params, jnp.asarray(x)) for f in (ours, truth))
+    got, want = (jax.grad(f, argnums=(0, 1), has_aux=True)(params, jnp.asarray(x)) for f in (jax.jit(ours), truth))
     assert_close(got[1], want[1], 1e-12)
     assert_close(got[0], want[0], 1e-10)
 
@@ -150,7 +149,7 @@ def test_the_tagger_equals_torch():
         y = TAGGER.run(params, cavs.schedule(graphs), cavs.schedule(back), x)
         return loss(y), y
 
-    (by_params, by_x), y = jax.grad(ours, argnums=(0, 1), has_aux=True)(params, x)
+    (by_params, by_x), y = jax.grad(jax.jit(ours), argnums=(0, 1), has_aux=True)(params, x)
 
     lstm = torch_lstm(torch, TAGGER.bilstm, params["bilstm"])
     head = {k: torch.tensor(np.array(params[k]), requires_grad=True) for k in "wbvc"}
@@ -179,7 +178,7 @@ def test_the_tagger_that_spells_equals_torch():
         y = SPELLER.run(params, *scheds[:2], x, SPELLER.vectors(params, *scheds[2:], characters), spelled)
         return loss(y), y
 
-    (by_params, by_x), y = jax.grad(ours, argnums=(0, 1), has_aux=True)(params, x)
+    (by_params, by_x), y = jax.grad(jax.jit(ours), argnums=(0, 1), has_aux=True)(params, x)
 
     p = params["tagger"]
     spell, lstm = (torch_lstm(torch, b, q) for b, q in ((SPELLER.spell, params["spell"]), (SPELLER.tagger.bilstm, p["bilstm"])))
@@ -380,7 +379,7 @@ def run(tmp_path_factory, compiled) -> Path:
     """A folder in which a tagger was trained to find names."""
     folder = tmp_path_factory.mktemp("tags")
     train, dev = corpus(folder / "train.txt", 200), corpus(folder / "dev.txt", 40, seed=9)
-    flags = ["--epochs", "9", "--out", str(folder / "run"), *FAST]
+    flags = ["--epochs", "7", "--out", str(folder / "run"), *FAST]
     assert cli.main(["train", "--task", "tag", train, "--dev", dev, "--test", dev, *flags]) == 0
     return folder
 
@@ -420,8 +419,8 @@ def test_prediction_takes_plain_text_and_letters_never_seen(run, capsys):
 
 def test_going_on_ends_where_a_straight_run_does(run, tmp_path):
     train, dev, stopped = str(run / "train.txt"), str(run / "dev.txt"), str(tmp_path / "stopped")
-    assert cli.main(["train", "--task", "tag", train, "--dev", dev, "--epochs", "5", "--out", stopped, *FAST]) == 0
-    assert cli.main(["train", "--resume", stopped, "--epochs", "9"]) == 0
+    assert cli.main(["train", "--task", "tag", train, "--dev", dev, "--epochs", "4", "--out", stopped, *FAST]) == 0
+    assert cli.main(["train", "--resume", stopped, "--epochs", "7"]) == 0
     arrays = []
     for folder in (tmp_path / "stopped", run / "run"):
         (path,) = folder.glob("last-*.npz")

@@ -256,7 +256,7 @@ def test_a_language_model_beats_the_frequencies_of_words(tmp_path, monkeypatch, 
     assert "unigram perplexity" in capsys.readouterr().out
     config, data = read_data(configure({"train": path, "task": "lm", "min_count": 1}))
     best = json.loads(Path("run/best.json").read_text())
-    assert report.perplexity(best["dev"]) < 0.5 * text.unigram_perplexity(data.train, data.dev)
+    assert report.perplexity(best["dev"]) < 0.5 * report.unigram_perplexity(data.train, data.dev, len(data.labels))
 
     Path("new.txt").write_text("w3 w4 w5\nw3 w5 w4\nnever seen\n")
     assert cli.main(["predict", "run", "new.txt"]) == 0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs.tree_fc import TreeFC
 
 
 def pyramids(lengths: Any, *, words: Any = None) -> cavs.Graphs:
@@ -63,16 +63,11 @@ class TDRNN:
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Initial parameters."""
-        return {"u": glorot(key, 2 * self.hidden, self.hidden, self.dtype), "b": jnp.zeros(self.hidden, self.dtype)}
+        return TreeFC(self.hidden, self.dtype).init(key)
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function."""
-        if v.is_leaf():
-            h = v.pull()
-        else:
-            h = jnp.tanh(jnp.concatenate([v.gather(0), v.gather(1)]) @ params["u"] + params["b"])
-        v.scatter(h)
-        v.push(h)
+        """The vertex function: that of `TreeFC`, over other graphs."""
+        TreeFC(self.hidden, self.dtype)(params, v)
 
     @functools.cache  # noqa: B019  (equal programs share F for good)
     def vertex_function(self) -> cavs.VertexFunction:

@@ -1,13 +1,13 @@
 """Batches: which graphs go together, and a batch's arrays, padded so that few shapes occur."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from cavs._graphs import Graphs
-from cavs._schedule import Schedule
+from cavs._schedule import Schedule, Shape
 from cavs._scheduler import bucket, schedule
 from cavs._train.data import root_rows
 
@@ -77,6 +77,15 @@ def with_stand_ins(numbers: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, 
     """Graph numbers with the smallest graph of all in place of each -1, and which are present."""
     present = numbers >= 0
     return (numbers, present) if present.all() else (np.where(present, numbers, np.argmin(sizes)), present)
+
+
+def shapes_of(batches: Iterable[Graphs]) -> list[Shape]:
+    """Few shapes into which the schedules of these batches fit, taken up from the largest."""
+    shapes: list[Shape] = []
+    for batch in sorted(batches, key=lambda batch: -batch.num_edges):
+        schedule(batch, shapes=shapes)
+    # One number of tasks for all: it is that of the deepest batch, and costs integers alone.
+    return list(dict.fromkeys(shape._replace(tasks=max(s.tasks for s in shapes)) for shape in shapes))
 
 
 def prepare(graphs: Graphs, numbers: np.ndarray, num_words: int) -> Batch:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cavs import vertex_programs
 from cavs._train.batches import Batch
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
@@ -67,13 +68,9 @@ class Model:
         w = jax.nn.initializers.glorot_uniform()(classifier, (hidden, self.num_labels), jnp.float32)
         return Weights({"program": self.program.init(program), "w": w, "b": jnp.zeros(self.num_labels, jnp.float32)}, table)
 
-    def shapes(self) -> Weights:
-        """The shapes of what `init` returns."""
-        return jax.eval_shape(self.init, jax.random.key(0))
-
     def hidden(self, params: Any, rows: Any, batch: Batch, at: Any = None, key: Any = None) -> Any:
         """h of all vertices (Vp, H), or `at` some; `rows` are the table's rows `batch.words`. With `key`, dropout."""
-        x = jnp.where((batch.word >= 0)[:, None], rows[batch.word], 0)
+        x = vectors_of(rows, batch.word)
         keys = (None, None) if key is None else jax.random.split(key)
         h = run_program(self.program, params["program"], batch.sched, dropout(x, self.dropout, keys[0]), at)
         return dropout(h, self.dropout, keys[1])
@@ -104,24 +101,42 @@ class Model:
 
     def describe(self) -> dict[str, Any]:
         """As JSON; `Model.from_json` undoes it."""
-        program = {f.name: getattr(self.program, f.name) for f in dataclasses.fields(self.program) if f.name != "dtype"}
-        others = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "program"}
-        return {"program": type(self.program).__name__, "program_fields": program, **others}
+        return model_as_json(self)
 
     @staticmethod
     def from_json(about: dict[str, Any]) -> "Model":
         """The model that `describe` told of."""
-        from cavs import vertex_programs
+        return model_from_json(Model, about)
 
-        about = dict(about)
-        program = getattr(vertex_programs, about.pop("program"))(**about.pop("program_fields"))
-        return Model(program, **about)
+
+def weight_shapes(model: Any) -> Weights:
+    """The shapes of what a model's `init` returns."""
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def model_as_json(model: Any) -> dict[str, Any]:
+    """The fields of a model, its vertex program among them, as JSON."""
+    program = {f.name: getattr(model.program, f.name) for f in dataclasses.fields(model.program) if f.name != "dtype"}
+    others = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != "program"}
+    return {"program": type(model.program).__name__, "program_fields": program, **others}
+
+
+def model_from_json(kind: Any, about: dict[str, Any], **fields: Any) -> Any:
+    """The model of a class `kind` that `model_as_json` told of, with `fields` that it did not."""
+    about = dict(about)
+    program = getattr(vertex_programs, about.pop("program"))(**about.pop("program_fields"))
+    return kind(program, **about, **fields)
 
 
 def init_table(key: Any, num_words: int, size: int, vectors: Vectors | None) -> Any:
     """Word vectors, normal with deviation 0.1 unless given."""
     table = WORD_SCALE * jax.random.normal(key, (num_words, size), jnp.float32)
     return table if vectors is None else jnp.where(vectors.found[:, None], vectors.rows, table)
+
+
+def vectors_of(rows: Any, ids: Any) -> Any:
+    """The rows (V, size) of `rows` that `ids` (V,) name; zeros where these are -1."""
+    return jnp.where((ids >= 0)[:, None], rows[ids], 0)
 
 
 def read_rows(table: Any, batch: Any) -> Any:

@@ -12,9 +12,9 @@ from cavs._graphs import Graphs
 from cavs._readers import FormatError
 from cavs._readers._flat import number_names
 from cavs._readers._source import read_lines
-from cavs._schedule import Schedule, Shape
+from cavs._schedule import Schedule
 from cavs._scheduler import schedule
-from cavs._train.batches import distinct, with_stand_ins
+from cavs._train.batches import distinct, shapes_of, with_stand_ins
 from cavs._train.config import TrainError
 from cavs._train.data import UNKNOWN
 from cavs.vertex_programs.encoder_decoder import sentence_pairs
@@ -134,7 +134,7 @@ def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Callable[[np.n
     """
     sizes = np.diff(data.pairs.vertex_offsets)
     batches = [with_stand_ins(row, sizes)[0] for row in grid]
-    source_shapes, pair_shapes = (_shapes([g[numbers] for numbers in batches]) for g in (data.chains, data.pairs))
+    source_shapes, pair_shapes = (shapes_of([g[numbers] for numbers in batches]) for g in (data.chains, data.pairs))
 
     def prepare(numbers: np.ndarray) -> PairBatch:
         numbers, present = with_stand_ins(numbers, sizes)
@@ -153,11 +153,3 @@ def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Callable[[np.n
         )
 
     return prepare
-
-
-def _shapes(batches: list[Graphs]) -> list[Shape]:
-    """Shapes into which these batches fit, taken up from the largest."""
-    shapes: list[Shape] = []
-    for batch in sorted(batches, key=lambda batch: -batch.num_edges):
-        schedule(batch, shapes=shapes)
-    return shapes

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from cavs._train import checkpoint
 from cavs._train.config import TrainError
+from cavs._train.model import weight_shapes
 from cavs._train.task import find
 
 
@@ -18,6 +19,7 @@ def predict(folder: str, path: str, out: str | None = None, vertices: bool = Fal
       line a vertex: number of the graph, number of the vertex, label, probability, word.
     - language model: number of the sentence, log-probability, perplexity of a word, the sentence.
     - tags: number of the sentence, its words as `word|TAG`; with `vertices` as in classification.
+    - translation: number of the sentence, its translation.
 
     **Returns:** the number of lines. **Raises:** `TrainError`.
     """
@@ -40,7 +42,7 @@ def load_model(folder: Path) -> tuple[dict[str, Any], Any, Any]:
     about = checkpoint.read_json(folder, "model")
     model = find(about["task"]).restore(about)
     name = "best" if (folder / "best.json").exists() else "last"
-    return about, model, checkpoint.load(folder, name, model.shapes())[0]
+    return about, model, checkpoint.load(folder, name, weight_shapes(model))[0]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeRemainingColumn
 
+from cavs._graphs import Graphs
 from cavs._train.data import Data
 
 if TYPE_CHECKING:
@@ -64,6 +65,14 @@ def mean_nll(sums: dict[str, float]) -> float:
 def perplexity(sums: dict[str, float]) -> float:
     """exp of the mean negative log-likelihood of a word."""
     return math.exp(min(mean_nll(sums), 700))
+
+
+def unigram_perplexity(train: Graphs, held_out: Graphs, num_labels: int) -> float:
+    """The perplexity of predicting each word by its frequency in training (plus one): what a model must beat."""
+    seen, words = train.label, held_out.label
+    assert seen is not None and words is not None
+    counts = np.bincount(seen[seen >= 0], minlength=num_labels) + 1.0
+    return float(np.exp(-np.log(counts / counts.sum())[words[words >= 0]].mean()))
 
 
 def percent(share: float | None) -> str:

@@ -15,6 +15,7 @@ from cavs._train import checkpoint, report
 from cavs._train.config import Config, TrainError, flag
 from cavs._train.data import Data
 from cavs._train.loop import Progress, Trainer
+from cavs._train.model import weight_shapes
 from cavs._train.step import State, init_state
 from cavs._train.stop import Stop
 from cavs._train.task import configure, find
@@ -118,7 +119,7 @@ def _check_same(folder: Path, about: dict[str, Any]) -> None:
 
 
 def _introduce(console: Console, config: Config, data: Data, folder: Path, progress: Progress, trainer: Trainer) -> None:
-    size = sum(x.size for x in jax.tree.leaves(trainer.model.shapes()))
+    size = sum(x.size for x in jax.tree.leaves(weight_shapes(trainer.model)))
     source = "the reviews that come with cavs" if config.train is None else config.train
     console.print(f"[bold]{escape(source)}[/]: {report.describe(data, trainer.task)}", highlight=False, soft_wrap=True)
     console.print(

@@ -9,9 +9,9 @@ import numpy as np
 
 from cavs._converters import from_lengths
 from cavs._graphs import Graphs
-from cavs._schedule import Schedule, Shape
+from cavs._schedule import Schedule
 from cavs._scheduler import schedule
-from cavs._train.batches import distinct, with_stand_ins
+from cavs._train.batches import distinct, shapes_of, with_stand_ins
 from cavs._train.data import UNKNOWN, with_labels
 
 
@@ -87,12 +87,12 @@ def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Callable
     """
     sizes = np.diff(sentences.words.vertex_offsets)
     batches = [with_stand_ins(row, sizes)[0] for row in grid]
-    word_shapes = _shapes([sentences.words[numbers] for numbers in batches])
+    word_shapes = shapes_of([sentences.words[numbers] for numbers in batches])
     room, spelling_shapes = 8, []
     if sentences.spellings is not None:
         found = [_spelled_in(sentences.back[numbers])[0] for numbers in batches]
         room = _power_of_two(max(map(len, found), default=8))
-        spelling_shapes = _shapes([sentences.spellings[_filled(some, room)] for some in found])
+        spelling_shapes = shapes_of([sentences.spellings[_filled(some, room)] for some in found])
 
     def prepare(numbers: np.ndarray) -> TagBatch:
         numbers, present = with_stand_ins(numbers, sizes)
@@ -133,12 +133,3 @@ def _filled(found: np.ndarray, room: int) -> np.ndarray:
 
 def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
-
-
-def _shapes(batches: list[Graphs]) -> list[Shape]:
-    """Shapes into which the schedules of these batches fit, taken up from the largest."""
-    shapes: list[Shape] = []
-    for batch in sorted(batches, key=lambda batch: -batch.num_vertices):
-        schedule(batch, shapes=shapes)
-    # One number of tasks for all: it is that of the longest chain, and costs integers alone.
-    return list(dict.fromkeys(shape._replace(tasks=max(s.tasks for s in shapes)) for shape in shapes))

@@ -11,7 +11,7 @@ from cavs import vertex_programs
 from cavs._train.chunks import Chunks
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
-from cavs._train.model import Weights, init_table, read_rows
+from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, vectors_of
 from cavs._train.sentences import TagBatch
 
 
@@ -50,13 +50,9 @@ class TagModel:
         program, words = jax.random.split(key)
         return Weights(self.program.init(program), init_table(words, self.num_words, self.program.inputs, vectors))
 
-    def shapes(self) -> Weights:
-        """The shapes of what `init` returns."""
-        return jax.eval_shape(self.init, jax.random.key(0))
-
     def logits(self, params: Any, rows: Any, batch: TagBatch, key: Any = None) -> Any:
         """(Vp, labels); `rows` are the table's rows `batch.words`. With `key`, dropout."""
-        x = jnp.where((batch.word >= 0)[:, None], rows[batch.word], 0)
+        x = vectors_of(rows, batch.word)
         if not isinstance(self.program, vertex_programs.CharBiLSTMTagger):
             return self.program.run(params, batch.sched, batch.back, x, key=key)
         assert batch.spellings is not None
@@ -86,11 +82,9 @@ class TagModel:
 
     def describe(self) -> dict[str, Any]:
         """As JSON; `TagModel.from_json` undoes it, given the labels."""
-        fields = {f.name: getattr(self.program, f.name) for f in dataclasses.fields(self.program) if f.name != "dtype"}
-        return {"program": type(self.program).__name__, "program_fields": fields, "num_words": self.num_words}
+        return {name: value for name, value in model_as_json(self).items() if name != "labels"}
 
     @staticmethod
     def from_json(about: dict[str, Any], labels: list[str]) -> "TagModel":
         """The model that `describe` told of."""
-        program = getattr(vertex_programs, about["program"])(**about["program_fields"])
-        return TagModel(program, about["num_words"], tuple(labels))
+        return model_from_json(TagModel, about, labels=tuple(labels))

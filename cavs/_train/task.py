@@ -31,9 +31,6 @@ class Model(Protocol):
     def init(self, key: Any, vectors: Vectors | None = None) -> Any:
         """Initial `Weights`."""
 
-    def shapes(self) -> Any:
-        """The shapes of what `init` returns."""
-
     def objective(self, params: Any, rows: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
         """The mean loss of a batch, and `metrics`; `rows` are those of the table that `batch.words` names. `key`: dropout."""
         ...

@@ -14,7 +14,7 @@ from cavs._train.batches import Batch, in_order
 from cavs._train.config import Config
 from cavs._train.data import Data
 from cavs._train.model import Model, Weights, read_rows
-from cavs._train.report import mean_nll, perplexity
+from cavs._train.report import mean_nll, perplexity, unigram_perplexity
 from cavs._train.softmax import softmax_loss
 from cavs._train.task import Curve, Sums, Task
 
@@ -64,7 +64,7 @@ class LanguageModel(Task):
             table.add_column(column, justify="left" if not column else "right")
         for name, sums in results.items():
             part = self.parts(data)[name]
-            base = text.unigram_perplexity(data.train, part)
+            base = unigram_perplexity(data.train, part, len(data.labels))
             table.add_row(name, f"{len(part)}", f"{int(sums['count'])}", f"{base:.1f}", f"[bold]{perplexity(sums):.1f}[/]")
         return table
 

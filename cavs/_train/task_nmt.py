@@ -13,7 +13,7 @@ from cavs._train.config import Config
 from cavs._train.data import UNKNOWN, Data
 from cavs._train.model import Weights
 from cavs._train.parallel import END, Parallel
-from cavs._train.report import mean_nll, percent, perplexity
+from cavs._train.report import mean_nll, percent, perplexity, unigram_perplexity
 from cavs._train.task import Curve, Sums, Task
 from cavs._train.translator import Translator
 
@@ -82,12 +82,11 @@ class Translation(Task):
         table = Table(title="the best epoch", title_justify="left", title_style="bold")
         for column in ("", "pairs", "target words", "unigram perplexity", "perplexity", "words right"):
             table.add_column(column, justify="left" if not column else "right")
-        counts = np.bincount(_labels(data.train), minlength=len(data.labels)) + 1.0
-        log_p = np.log(counts / counts.sum())
         for name, sums in results.items():
             part = self.parts(data)[name]
-            base, ours = float(np.exp(-log_p[_labels(part)].mean())), f"[bold]{perplexity(sums):.1f}[/]"
-            table.add_row(name, f"{len(part)}", f"{int(sums['count'])}", f"{base:.1f}", ours, percent(accuracy(sums)))
+            base = unigram_perplexity(data.train.pairs, part.pairs, len(data.labels))
+            cells = f"{len(part)}", f"{int(sums['count'])}", f"{base:.1f}", f"[bold]{perplexity(sums):.1f}[/]"
+            table.add_row(name, *cells, percent(accuracy(sums)))
         return table
 
     def predict(
@@ -102,11 +101,6 @@ class Translation(Task):
             found = model.translate(weights, sources[numbers], rows, labels.index(END))
             lines |= {g: " ".join(labels[i] for i in words) for g, words in zip(numbers.tolist(), found, strict=True)}
         yield from sorted(lines.items())
-
-
-def _labels(part: Parallel) -> np.ndarray:
-    assert part.pairs.label is not None
-    return part.pairs.label[part.targets]
 
 
 TASK = Translation()

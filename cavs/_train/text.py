@@ -50,10 +50,3 @@ def relabel(graphs: Graphs, words: tuple[str, ...]) -> Graphs:
     table = np.array([index.get(name, index[UNKNOWN]) for name in graphs.label_names], np.int32)
     renamed = graphs.with_vocab(words, UNKNOWN)
     return dataclasses.replace(renamed, label=table[graphs.label], label_names=words)
-
-
-def unigram_perplexity(train: Graphs, held_out: Graphs) -> float:
-    """The perplexity of predicting each word by its frequency in training (plus one): what a model must beat."""
-    assert train.label is not None and held_out.label is not None and train.label_names is not None
-    counts = np.bincount(train.label, minlength=len(train.label_names)) + 1.0
-    return float(np.exp(-np.log(counts / counts.sum())[held_out.label].mean()))

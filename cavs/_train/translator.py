@@ -12,7 +12,7 @@ import cavs
 from cavs._graphs import Graphs
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
-from cavs._train.model import Weights, init_table, read_rows
+from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, vectors_of
 from cavs._train.parallel import PairBatch, Parallel
 from cavs._train.softmax import softmax_loss
 from cavs.vertex_programs import EncoderDecoder
@@ -50,17 +50,10 @@ class Translator:
         params = {"program": self.program.init(program), "w": w, "b": jnp.zeros(self.num_labels, jnp.float32)}
         return Weights(params, init_table(words, self.num_words, self.program.inputs, vectors))
 
-    def shapes(self) -> Weights:
-        """The shapes of what `init` returns."""
-        return jax.eval_shape(self.init, jax.random.key(0))
-
     def hidden(self, params: Any, rows: Any, batch: PairBatch, key: Any = None) -> Any:
         """a of the vertices `batch.at`, (R, H); `rows` are the table's rows `batch.words`. With `key`, dropout."""
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
-        x, y = (
-            dropout(jnp.where((ids >= 0)[:, None], rows[ids], 0), self.dropout, k)
-            for ids, k in zip((batch.x, batch.y), keys, strict=False)
-        )
+        x, y = (dropout(vectors_of(rows, ids), self.dropout, k) for ids, k in zip((batch.x, batch.y), keys, strict=False))
         a = self.program.run(params["program"], batch.source, batch.pairs, x, y, at=batch.at)
         return dropout(a, self.dropout, keys[2])
 
@@ -100,20 +93,12 @@ class Translator:
 
     def describe(self) -> dict[str, Any]:
         """As JSON; `from_json` undoes it."""
-        sizes = {"hidden": self.program.hidden, "inputs": self.program.inputs}
-        return {
-            **sizes,
-            "num_words": self.num_words,
-            "num_labels": self.num_labels,
-            "dropout": self.dropout,
-            "unknown": self.unknown,
-        }
+        return model_as_json(self)
 
     @staticmethod
     def from_json(about: dict[str, Any]) -> "Translator":
         """The model that `describe` told of."""
-        about = dict(about)
-        return Translator(EncoderDecoder(about.pop("hidden"), about.pop("inputs")), **about)
+        return model_from_json(Translator, about)
 
 
 @functools.partial(jax.jit, static_argnums=0)

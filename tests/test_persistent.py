@@ -1,0 +1,272 @@
+"""Engine `persistent`: what fits and what is refused, the kernels in Pallas' interpreter, and (marked `gpu`) on the card."""
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import _persistent, _scripts, vertex_programs as vp
+from cavs.kernels import persistent
+from cavs.kernels._pack import Packed, pack_weights
+from cavs.kernels._phases import Unfit
+from tests.helpers import chain, from_children, joined, random_binary_tree, random_dag
+
+H, E = 16, 3
+INTERPRETER = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
+)
+
+
+def reset_before(p: Any, v: cavs.Vertex) -> None:
+    """A GRU that resets before its product: two products, one after the other (Cho et al., 2014)."""
+    h, x = v.gather(0), v.pull()
+    r, z = jnp.split(jax.nn.sigmoid(x @ p["w"] + h @ p["u"]), 2)
+    h = (1 - z) * h + z * jnp.tanh(x @ p["v"] + (r * h) @ p["q"])
+    v.scatter(h)
+    v.push(jnp.sin(h))  # lazy
+
+
+def normed(p: Any, v: cavs.Vertex) -> None:
+    """Layer norm of a sum over children: sums over a vector, and a parameter within the recurrent part."""
+    h = v.gather_all(lambda c: jax.nn.relu(c["h"]) + c["m"])
+    a = h @ p["q"] + v.pull() @ p["v"]
+    a = (a - a.mean()) * jax.lax.rsqrt(a.var() + 1e-3) * p["scale"]
+    v.scatter({"h": jnp.tanh(a), "m": a / (1 + v.num_children())})
+    v.push({"h": jnp.tanh(a), "n": jnp.abs(a).sum()})
+
+
+RNG = np.random.default_rng(3)
+
+
+def own(fn: Any, names: str, hidden: int, **kwargs: Any) -> tuple[Any, Any]:
+    shapes = {"w": (E, 2 * hidden), "u": (hidden, 2 * hidden), "v": (E, hidden), "q": (hidden, hidden), "scale": (hidden,)}
+    params = {n: (RNG.standard_normal(shapes[n]) / shapes[n][0] ** 0.5).astype(np.float32) for n in names.split()}
+    F = cavs.VertexFunction(fn, **kwargs)
+    return F, params
+
+
+DAG = joined([random_dag(14, (1, 2, 3), seed=4), from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5]]), chain(1)])
+TREES = joined([random_binary_tree(n, seed=n) for n in (9, 1, 4, 2)])
+CHAINS = joined([chain(n) for n in (5, 1, 12)])
+
+
+def ready(program: Any) -> tuple[Any, Any]:
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), program.init(jax.random.key(0)))
+    return program.vertex_function(), params
+
+
+CASES = {
+    "BinaryTreeLSTM": (lambda n=H: ready(vp.BinaryTreeLSTM(n, E)), TREES),
+    "ChildSumTreeLSTM": (lambda n=H: ready(vp.ChildSumTreeLSTM(n, E)), DAG),
+    "NaryTreeLSTM": (lambda n=H: ready(vp.NaryTreeLSTM(n, E)), TREES),
+    "TreeFC": (lambda n=H: ready(vp.TreeFC(n)), TREES),
+    "ElmanRNN": (lambda n=H: ready(vp.ElmanRNN(n, E)), CHAINS),
+    "LSTM": (lambda n=H: ready(vp.LSTM(n, E)), CHAINS),
+    "GRU": (lambda n=H: ready(vp.GRU(n, E)), CHAINS),
+    "reset before the product": (lambda n=H: own(reset_before, "w u v q", n, state=(n,), arity=1), CHAINS),
+    "layer norm": (lambda n=H: own(normed, "v q scale", n, state={"h": (n,), "m": (n,)}), DAG),
+}
+# One of each way through the kernels; all are tested on the card.
+INTERPRETED = ["BinaryTreeLSTM", "ChildSumTreeLSTM", "reset before the product", "layer norm"]
+
+
+def inputs_of(name: str, graphs: cavs.Graphs, hidden: int = H) -> np.ndarray:
+    width = hidden if name == "TreeFC" else E
+    return np.random.default_rng(7).standard_normal((graphs.num_vertices, width)).astype(np.float32)
+
+
+def plan_of(F: Any, params: Any, x: Any) -> Any:
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.float32), params)
+    return F.plan(shapes, jax.ShapeDtypeStruct(x.shape[1:], jnp.float32))
+
+
+def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str) -> tuple[Any, Any]:
+    """Pushes, and the gradients of a fixed combination of them."""
+    sched = _scripts.with_scripts(cavs.schedule(graphs))
+
+    def loss(params: Any, x: Any) -> Any:
+        pushes = cavs.run(F, params, sched, x, engine=engine)
+        rng = np.random.default_rng(1)
+        total = sum((y * rng.standard_normal(y.shape).astype(np.float32)).sum() for y in jax.tree.leaves(pushes))
+        return total, pushes
+
+    (_, pushes), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+    return pushes, grads
+
+
+def assert_near(got: Any, want: Any, tolerance: float) -> None:
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.linalg.norm(a - b) <= tolerance * (np.linalg.norm(b) + 1e-6), (np.abs(a - b).max(), a.shape)
+
+
+@INTERPRETER
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_kernels_in_the_interpreter(name: str) -> None:
+    make, graphs = CASES[name]
+    F, params = make()
+    x = inputs_of(name, graphs)
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+        got = values(F, params, graphs, x, _persistent.INTERPRET)
+    assert_near(got, want, 1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_program_is_cut_into_phases(name: str) -> None:
+    """Forward and backward fit; a product reads what was stored in an earlier phase, or by an earlier level."""
+    make, graphs = CASES[name]
+    F, params = make()
+    plan = plan_of(F, params, inputs_of(name, graphs))
+    for program in _persistent.programs(plan, None, True):
+        assert 1 <= sum(p.meet for p in program.level.phases) <= 4
+        stored: set[str] = set(program._written())
+        met = set(stored) if program.level.phases[0].meet else set()
+        for phase in program.level.phases:
+            met = stored.copy() if phase.meet else met
+            made = {place.tensor for places in phase.stores.values() for place in places}
+            for product in phase.products:
+                for rows in (r for operand in product.operands for r in operand):
+                    fresh = rows.tensor.startswith(("scratch", "cut", "state"))
+                    assert not fresh or rows.tensor in met or not program.forward and rows.tensor.startswith("state")
+                    assert rows.tensor not in made or rows.tensor in program._written()
+            stored |= made
+
+
+def refused(fn: Any, width: int = H, **kwargs: Any) -> str:
+    F = cavs.VertexFunction(fn, state=(width,), **kwargs)
+    params = {"u": jnp.zeros((width, width), jnp.float32)}
+    plan = plan_of(F, params, np.zeros((1, width), np.float32))
+    with pytest.raises(Unfit) as error:
+        _persistent.programs(plan, None, True)
+    return str(error.value)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    def cell(change: Any) -> Any:
+        def F(p: Any, v: cavs.Vertex) -> None:
+            h = change(p, v.gather(0), v.pull())
+            v.scatter(h)
+            v.push(h)
+
+        return F
+
+    assert "sort" in refused(cell(lambda p, h, x: jnp.sort(h @ p["u"]) + x), arity=1)
+    assert "multiples of 16" in refused(cell(lambda p, h, x: jnp.tanh(h @ p["u"] + x)), width=20, arity=1)
+    assert "float32" in refused(
+        cell(lambda p, h, x: (h.astype(jnp.bfloat16) + x.astype(jnp.bfloat16)).astype(h.dtype)), arity=1
+    )
+    assert "multiples of 16" in refused(cell(lambda p, h, x: jnp.concatenate([x[:8] * h[:8], h[8:]])), arity=1)
+
+
+def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
+    if persistent.supported() is None:
+        pytest.skip("this machine has the GPU")
+    make, graphs = CASES["LSTM"]
+    F, params = make()
+    sched = cavs.schedule(graphs)
+    with pytest.raises(ValueError, match="engine is 'persistent', but they need.*Write engine='scan'"):
+        cavs.run(F, params, sched, inputs_of("LSTM", graphs), engine="persistent")
+    assert "persistent" in F.explain()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize(("hb", "blocks"), [(8, 3), (16, 1), (8, 2)])
+def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks: int) -> None:
+    """Each lane's registers hold the rows and K that PTX's m16n8k8 (m16n8k16) says, with K permuted as the rows are read."""
+    unit, k = 32, 64
+    weight = RNG.standard_normal((k, blocks * unit)).astype(np.float32)
+    width, chunk = blocks * hb, 32 if precision == "bf16" else 16
+    part = Packed(None, 0, k, width, 0, k * 16 // chunk)
+    words = np.asarray(pack_weights([part], [jnp.asarray(weight)], unit, hb, precision))
+    assert words.shape == (unit // hb, width * part.words_a_column)
+    for cta in range(unit // hb):
+        columns = [b * unit + cta * hb + i for b in range(blocks) for i in range(hb)]
+        at = 0
+        for tile in range(0, width, 16):
+            halves = min(2, (width - tile) // 8)
+            for step in range(2 * k // chunk):
+                for lane in range(32):
+                    for pair in range(2):
+                        for half in range(halves):
+                            c, s = divmod(step, 2)
+                            first = c * chunk + lane % 4 * chunk // 4 + s * chunk // 8 + pair * (chunk // 16)
+                            want = weight[first : first + chunk // 16, columns[tile + 8 * half + lane // 4]]
+                            if precision == "bf16":
+                                got = words[cta, at : at + 1].view(jnp.bfloat16).astype(np.float32)
+                            else:
+                                got = words[cta, at : at + 1]
+                            np.testing.assert_allclose(got, want, rtol={"fp32": 0, "tf32": 2**-11, "bf16": 2**-8}[precision])
+                            at += 1
+
+
+def test_scripts_deal_every_row_once() -> None:
+    for graphs in (TREES, DAG, CHAINS, joined([chain(3)] * 40)):
+        sched = _scripts.with_scripts(cavs.schedule(graphs))
+        starts, levels = sched.part_start, int(sched.num_levels)
+        assert levels == graphs.height.max() and (np.diff(starts) >= 0).all()
+        inner = sched.inner_vertex[: int(sched.inner_count[0])]
+        for level in range(levels):
+            rows = np.arange(starts[16 * level], starts[16 * level + 16])
+            assert (graphs.height[inner[rows]] == level + 1).all()
+        # A graph's vertices are all in one part.
+        part = np.searchsorted(starts[: 16 * levels + 1], np.arange(len(inner)), side="right") - 1
+        for graph in range(len(graphs)):
+            assert len(set(part[sched.graph[inner] == graph] % 16)) <= 1
+
+
+def test_kernels_compile_for_hopper(tmp_path: Any) -> None:
+    """Without a GPU, through ptxas: no registers are spilled to memory."""
+    for module in ("jax_plugins.xla_cuda13", "nvidia.cu13"):
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            pytest.skip(f"CUDA's compiler is not installed ({module}); CONTRIBUTING.md says how")
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = json.loads(done.stdout.splitlines()[-1])
+    assert len(kernels) == 4, kernels
+    for name, use in kernels.items():
+        assert use["registers"] <= 255 and use["spilled"] == 0 and use["products"] > 0, (name, use)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("precision", "tolerance"), [("highest", 1e-5), (None, 2e-3), ("BF16_BF16_F32", 2e-2)])
+def test_kernels_on_the_card(name: str, precision: str | None, tolerance: float) -> None:
+    make, graphs = CASES[name]
+    hidden = 128
+    F, params = make(hidden)
+    x = inputs_of(name, graphs, hidden)
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+    with jax.default_matmul_precision(precision):
+        got, again = (values(F, params, graphs, x, "persistent") for _ in range(2))
+    # Layer norm divides by what a product made: it turns a product's error into a larger one.
+    assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
+
+
+@pytest.mark.gpu
+def test_a_wait_in_vain_is_reported() -> None:
+    """CTAs that wait for ever would hang the card; they give up, and the result is NaN: never a wrong number."""
+    F, params = CASES["LSTM"][0](128)
+    x = inputs_of("LSTM", CHAINS)
+    sched = _scripts.with_scripts(cavs.schedule(CHAINS))
+    with _persistent.using(
+        lambda level, forward, config: dataclasses.replace(config, hb=8, groups=1, clustered=False, spins=0)
+    ):
+        h = np.asarray(cavs.run(F, params, sched, x, engine="persistent"))
+    assert np.isnan(h).all()
