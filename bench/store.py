@@ -13,7 +13,7 @@ CLOCK = (
     "Wall time of a whole training step. In: selecting the batch, scheduling or graph construction, padding, transfer to the "
     "device, forward, backward, SGD of all parameters and of the embedding's rows that were read, and for the synchronous "
     "systems reading the loss. Out: reading graphs from files (ours computes heights there; `reading` is its time a step), "
-    "compilation and every batch's first pass (`first`, `warm`). Ours may prepare the next batch while the device works."
+    "compilation and every batch's first pass (`first`, `warm`). Ours may prepare the next batches while the device works."
 )
 
 

@@ -47,8 +47,8 @@ def run(
       pulls nothing. (V, ...), or, as under `jax.jit`, padded to (Vp, ...), Vp = `sched.shape.vertices`, by `sched.pad`.
     - `at`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
     - `engine`: `"scan"`, XLA loops on any device; `"persistent"`, one kernel launch for all levels (NVIDIA Hopper, JAX
-      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. `persistent` does not go through
-      `jax.vmap`, nor a second derivative: there write `"scan"`.
+      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. The
+      persistent engine goes neither through `jax.vmap` nor through a second derivative: there write `"scan"`.
 
     **Returns:** the pushed pytree with leaves (V, ...) for inputs of V rows, (Vp, ...) for padded ones; (M, ...) with
     `at`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.
@@ -130,7 +130,7 @@ def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> None:
 
 def _compiled(plan: Plan, shape: Any, kinds: tuple[str | None, ...], engine: str) -> Any:
     """The jitted differentiable sweep of one plan over schedules of one shape; cached on the plan."""
-    key = (shape, kinds, engine, jax.config.jax_default_matmul_precision)
+    key = (shape, kinds, engine, getattr(jax.config, "jax_default_matmul_precision"))  # noqa: B009
     if key not in plan.sweeps:
 
         @jax.custom_vjp

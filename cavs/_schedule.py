@@ -161,7 +161,7 @@ class Schedule:
 
         Keys of `jax.random` stay keys.
         """
-        if hasattr(array, "dtype") and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
             return jax.random.wrap_key_data(self.pad(jax.random.key_data(array)), impl=jax.random.key_impl(array))
         array, vertices = np.asarray(array), int(self.host().data[0])  # `num_vertices` lies first
         if array.shape[:1] != (vertices,):

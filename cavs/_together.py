@@ -2,45 +2,44 @@
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
 
-class _Parts(NamedTuple):
-    """What lies in the vector, one array after another."""
+class _Parts:
+    """What lies in the vector, array after array: one object for equal ones, so that a jitted step compares identities."""
 
-    tree: Any
-    arrays: tuple[tuple[tuple[int, ...], str], ...]  # shape and dtype
+    def __init__(self, tree: Any, arrays: tuple[tuple[tuple[int, ...], str], ...]):
+        self.tree, self.arrays = tree, arrays  # shape and dtype of each
 
 
 @jax.tree_util.register_pytree_node_class
 class Together:
     """Arrays as ONE int32 vector, `data`; a pytree. Made by [`cavs.together`][], taken apart by `apart`."""
 
-    def __init__(self, data: Any, parts: "_Interned"):
+    def __init__(self, data: Any, parts: _Parts):
         self.data, self._parts = data, parts
 
-    def tree_flatten(self) -> tuple[tuple[Any], "_Interned"]:
+    def tree_flatten(self) -> tuple[tuple[Any], _Parts]:
         return (self.data,), self._parts
 
     @classmethod
-    def tree_unflatten(cls, parts: "_Interned", children: tuple[Any]) -> "Together":
+    def tree_unflatten(cls, parts: _Parts, children: tuple[Any]) -> "Together":
         return cls(children[0], parts)
 
     def apart(self) -> Any:
         """What `together` was given; under `jax.jit` by slices, which cost next to nothing."""
-        tree, arrays = self._parts.parts
         out, end = [], 0
-        for shape, dtype in arrays:
+        for shape, dtype in self._parts.arrays:
             begin, end = end, end + math.prod(shape)
             x = self.data[begin:end].reshape(shape)
             if dtype != "int32":
                 x = x.view(dtype) if isinstance(x, np.ndarray) else lax.bitcast_convert_type(x, dtype)
             out.append(x)
-        return tree.unflatten(out)
+        return self._parts.tree.unflatten(out)
 
 
 def together(tree: Any) -> Together:
@@ -61,25 +60,23 @@ def together(tree: Any) -> Together:
     **Raises:** `TypeError` for a leaf that is no array of int32, uint32 or float32, or is not in host memory.
     """
     leaves, treedef = jax.tree.flatten(tree)
+    arrays, vectors = [], []
     for x in leaves:
-        if not isinstance(x, np.ndarray) or x.dtype.char not in "ilILf" or x.dtype.itemsize != 4:
-            dtype = getattr(x, "dtype", None)
+        dtype = getattr(x, "dtype", None)
+        if not isinstance(x, np.ndarray) or dtype not in _DTYPES:
             raise TypeError(
                 f"together: a leaf is a {type(x).__name__}{'' if dtype is None else f' of dtype {dtype}'}; wanted NumPy arrays "
                 "of int32, uint32 or float32, such as np.asarray(x, np.int32)."
             )
-    parts = _Parts(treedef, tuple((x.shape, x.dtype.name) for x in leaves))
-    vectors = [np.ascontiguousarray(x).view(np.int32).reshape(-1) for x in leaves]
-    return Together(np.concatenate(vectors) if vectors else np.zeros(0, np.int32), _interned(parts))
+        arrays.append((x.shape, _DTYPES[x.dtype]))
+        vectors.append(x.ravel().view(np.int32))
+    data = np.concatenate(vectors) if vectors else np.zeros(0, np.int32)
+    return Together(data, _interned(treedef, tuple(arrays)))
 
 
-class _Interned:
-    """`_Parts` with one object for equal ones: compared and hashed by identity at every call of a jitted step."""
-
-    def __init__(self, parts: _Parts):
-        self.parts = parts
+_DTYPES = {np.dtype(name): name for name in ("int32", "uint32", "float32")}
 
 
 @functools.lru_cache(maxsize=1024)
-def _interned(parts: _Parts) -> _Interned:
-    return _Interned(parts)
+def _interned(*parts: Any) -> _Parts:
+    return _Parts(*parts)

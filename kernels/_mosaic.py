@@ -9,6 +9,9 @@ memory into the operand's registers (K may be permuted at will, so that every re
 in shared memory.
 """
 
+# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
 from collections.abc import Callable, Sequence
 from typing import Any
 

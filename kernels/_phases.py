@@ -164,7 +164,10 @@ class Level:
         found = {r.tensor for p in self.phases for q in p.products for o in q.operands for r in o}
         for x in read & set(self.sources):
             s = self.sources[x]
-            found |= {n for n, _ in s.parts} | {s.direct} if isinstance(s, Sum) else {s.tensor}
+            if isinstance(s, Sum):
+                found |= {n for n, _ in s.parts} | ({s.direct} if s.direct else set())
+            else:
+                found.add(s.tensor)
         return found
 
 
@@ -287,7 +290,8 @@ def cut(
             p.operands = _operands(p.eqn, producer, sources, unit)
             p.blocks = p.weight.aval.shape[1 - p.axis] // unit
         read = {r.tensor for p in phase.products for o in p.operands for r in o}
-        read |= {sources[e.invars[0]].tensor for e in phase.eqns.values() if e.primitive.name in REDUCTIONS}
+        whole = [sources[e.invars[0]] for e in phase.eqns.values() if e.primitive.name in REDUCTIONS]
+        read |= {s.tensor for s in whole if isinstance(s, Rows)}
         if read & fresh:
             phase.meet = True
             fresh = set()

@@ -214,7 +214,7 @@ def launch(
         out_type=out_type,
         scratch_types=scratch,
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=plgpu.InterpretGPUParams() if config.interpret else None,
+        interpret=getattr(plgpu, "InterpretGPUParams")() if config.interpret else None,  # noqa: B009  (of jax 0.11)
         **shape,
     )
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
