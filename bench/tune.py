@@ -17,7 +17,7 @@ import numpy as np
 import cavs
 from bench import cases
 from bench.ours import graphs_of, program
-from cavs import _persistent
+from cavs import _chip, _persistent
 from cavs.kernels import _tuned, persistent
 
 SIZES = [("tree_lstm", h, b) for h in (512, 256) for b in (64, 1, 16, 256)]
@@ -56,11 +56,11 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, dict[
         plan = F.plan(shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
         made = _persistent.programs(plan, None, sched.shape.forest)[0 if forward else 1]
         asked = _persistent.precision_of(made)
-        key = _persistent.tuning_key(made.level, forward, asked, sched.shape)
+        key = _chip.tuning_key(made.level, forward, asked, sched.shape)
         if key in _tuned.records(jax.devices()[0].device_kind):
             continue
         times = []
-        for config in _persistent.candidates(made.level, asked):
+        for config in _chip.candidates(made.level, asked):
             if time.monotonic() > end and times:
                 break
             times.append((_time(_fresh(ready), params, sched, x, config, forward), config))
@@ -86,7 +86,7 @@ def _time(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool) -
         return cavs.run(F, params, sched, x, at=sched.roots if sched.shape.rooted else None, engine="persistent").sum()
 
     step = jax.jit(loss if forward else jax.grad(loss))
-    with _persistent.using(choose):
+    with _chip.using(choose):
         jax.block_until_ready(step(params))
     samples = []
     for _ in range(3):

@@ -10,18 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs.kernels._phases import (
-    ACROSS,
-    ELEMENTWISE,
-    REDUCTIONS,
-    STATIC,
-    Constant,
-    Phase,
-    Rows,
-    Sum,
-    blocks,
-    is_var,
-)
+from cavs.kernels._fit import ACROSS, ELEMENTWISE, REDUCTIONS
+from cavs.kernels._specs import STATIC, Constant, Phase, Rows, Sum, blocks, is_var
 
 
 class Values:

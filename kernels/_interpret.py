@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from cavs.kernels._pack import pack_weights
-from cavs.kernels._phases import Tile
+from cavs.kernels._specs import Tile
 
 
 def sync() -> None:

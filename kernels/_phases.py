@@ -12,198 +12,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend import core as jex
 
-STATIC, ROW, EDGE = 0, 1, 2
-
-# Primitives that act on each number alone and that Mosaic GPU lowers, or `_rewritten` writes with those that it does.
-ELEMENTWISE = frozenset(
-    """add sub mul div rem max min neg abs sign exp exp2 log log2 tanh logistic erf erfc sin cos sqrt rsqrt square
-    integer_pow one_minus_square select_n clamp eq ne lt le gt ge and or not convert_element_type add_any pow expm1 log1p
-    copy copy_p stop_gradient atan2 is_finite tan cbrt""".split()
+from cavs.kernels._fit import ACROSS, ELEMENTWISE, REDUCTIONS, STRUCTURE, check, check_known, is_product
+from cavs.kernels._specs import (
+    EDGE,
+    ROW,
+    STATIC,
+    Constant,
+    Level,
+    Phase,
+    Place,
+    Product,
+    Rows,
+    Source,
+    Unfit,
+    describe,
+    is_var,
+    num_blocks,
+    stored_dtype,
+    unit_width,
 )
-STRUCTURE = frozenset("reshape squeeze expand_dims split slice concatenate broadcast_in_dim stack unstack pad".split())
-ACROSS = frozenset("spread reduce_children_sum reduce_children_max".split())  # between rows and edges
-REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
-
-
-class Unfit(ValueError):
-    """Why a program cannot run in the persistent kernels; its text names the equation."""
-
-
-# Where the value of an input of the program comes from. `tensor`, `index`, ... are names of arrays.
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """Row `base + r` of a tensor (`base`: an index into the kernel's scalars); at an index, row `index[r]`; r: row or edge."""
-
-    tensor: str
-    index: str | None = None
-    base: int | None = None
-    part: int = 0  # block of the tensor's columns at which the value begins
-
-
-@dataclasses.dataclass(frozen=True)
-class Sum:
-    """Row `base + r` of `direct`, where there is one, plus what a vertex's parents left for it.
-
-    Each of `parts` is (tensor, index): row `index[r]` of the tensor, none where that is negative. With `first` and
-    `count` a vertex may have several parents: rows `index[e]` for e from `first[r]`, `count[r]` of them.
-    """
-
-    direct: str | None
-    base: int | None
-    parts: tuple[tuple[str, str], ...]
-    first: str | None = None
-    count: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Constant:
-    """A STATIC array, the same for all rows."""
-
-    tensor: str
-
-
-Source = Rows | Sum | Constant
-
-
-@dataclasses.dataclass(frozen=True)
-class Tile:
-    """Rows that one warpgroup holds as arrays of `shape` (rows, units): from `row`, none past `last`."""
-
-    shape: tuple[int, int]
-    row: Any
-    last: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightSpec:
-    """One packed weight: its tiles of 16 columns (for each CTA), the operands it multiplies, and where they leave sums.
-
-    The last tile may be `half` a one, of 8 columns.
-    """
-
-    tiles: int
-    half: bool
-    operands: tuple[int, ...]
-    columns: tuple[int, ...]  # first column of the partial sums, per operand
-    offset: int  # in words within a CTA's packed weights
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceSpec:
-    """Rows that a product reads: the tensor's width, and the column at which its K numbers begin."""
-
-    width: int
-    column: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ProductSpec:
-    """All that `_mosaic.product` must know; see there."""
-
-    rows: int
-    splits: int
-    chunk: int
-    chunks: int
-    sources: tuple[SourceSpec, ...]
-    operands: tuple[tuple[int, ...], ...]
-    weights: tuple[WeightSpec, ...]
-    words: int
-    resident: bool
-    precision: str
-    in_flight: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a value is stored: rows `base + r` of a tensor."""
-
-    tensor: str
-    base: int | None = None
-
-
-@dataclasses.dataclass(eq=False)
-class Product:
-    """x @ W for each leading index of x: `operands[i]` are the sources (summed) of the i-th."""
-
-    eqn: Any
-    weight: Any  # variable of W
-    axis: int  # of W that is contracted
-    operands: list[list[Rows]]
-    blocks: int  # of units in a result
-
-
-@dataclasses.dataclass(eq=False)
-class Phase:
-    """Equations of one domain, the products among them, and what they store."""
-
-    domain: int
-    eqns: dict[Any, Any]  # variable -> the equation that makes it here
-    products: list[Product]
-    stores: dict[Any, list[Place]]
-    meet: bool = False  # whether the group must meet before
-
-
-@dataclasses.dataclass(eq=False)
-class Level:
-    """A program for one level, ready to be made into a kernel."""
-
-    phases: list[Phase]
-    sources: dict[Any, Source]  # of inputs and of values stored by earlier phases
-    level: dict[Any, int]
-    unit: int  # width of a unit vector
-    scratch: dict[str, tuple[int, int, Any]]  # tensors for values between phases: name -> (domain, width, dtype)
-
-    def tensors(self) -> set[str]:
-        """Names of the tensors that some phase reads."""
-        read = {x for p in self.phases for e in p.eqns.values() for x in e.invars if is_var(x)}
-        read |= {v for p in self.phases for v in p.stores}
-        found = {r.tensor for p in self.phases for q in p.products for o in q.operands for r in o}
-        for x in read & set(self.sources):
-            s = self.sources[x]
-            if isinstance(s, Sum):
-                found |= {n for n, _ in s.parts} | ({s.direct} if s.direct else set())
-            else:
-                found.add(s.tensor)
-        return found
-
-
-def is_var(x: Any) -> bool:
-    """Whether `x` is a variable rather than a literal."""
-    return not isinstance(x, jex.Literal)
-
-
-def describe(eqn: Any) -> str:
-    """An equation in few words, for messages."""
-    shapes = ", ".join(x.aval.str_short() for x in eqn.invars)
-    return f"{eqn.primitive.name}({shapes}) -> {', '.join(v.aval.str_short() for v in eqn.outvars)}"
-
-
-def unit_width(program_vars: Sequence[Any]) -> int:
-    """The greatest common divisor of the last axes of all values that are vectors."""
-    widths = [v.aval.shape[-1] for v in program_vars if v.aval.shape and int(np.prod(v.aval.shape)) > 1]
-    return int(np.gcd.reduce(widths)) if widths else 1
-
-
-def blocks(aval: Any, unit: int) -> tuple[int, ...]:
-    """A value's shape in blocks of one unit vector; () for a scalar of a row."""
-    if int(np.prod(aval.shape)) == 1:
-        return ()
-    return (*aval.shape[:-1], aval.shape[-1] // unit)
-
-
-def stored_dtype(aval: Any) -> Any:
-    """How a value lies in memory: bools as int32."""
-    return np.dtype(np.int32) if aval.dtype == np.bool_ else aval.dtype
-
-
-def num_blocks(aval: Any, unit: int) -> int:
-    """Unit vectors in a value; 0 for a scalar of a row."""
-    shape = blocks(aval, unit)
-    return int(np.prod(shape)) if shape else 0
 
 
 def cut(
@@ -220,7 +48,7 @@ def cut(
     in earlier levels. Raises [`Unfit`][] for what the kernels cannot do.
     """
     for e in eqns:
-        _check_known(e)
+        check_known(e)
     inside = [v for e in eqns for v in (*e.invars, *e.outvars) if is_var(v) and level.get(v, STATIC) != STATIC]
     unit = unit_width([*inside, *(v for v, s in sources.items() if not isinstance(s, Constant))])
     if unit % 16:
@@ -229,7 +57,7 @@ def cut(
             f"part is {unit}; choose a hidden size that is a multiple of 16"
         )
     for e in eqns:
-        _check(e, level, unit)
+        check(e, level, unit)
     producer = {v: e for e in eqns for v in e.outvars}
     sources = dict(sources)
     made = _assign(eqns, level, sources, producer)
@@ -272,7 +100,7 @@ def cut(
             for v in e.outvars:
                 phase.eqns[v] = e
                 seen.add(v)
-            if _is_product(e, level):
+            if is_product(e, level):
                 if _raw_sum(e.invars[0], producer, sources) is None:
                     stored(e.invars[0])
                 if all(p.eqn is not e for p in phase.products):
@@ -324,74 +152,9 @@ def _assign(eqns: Sequence[Any], level: dict[Any, int], sources: dict[Any, Sourc
     return made
 
 
-def _check_known(eqn: Any) -> None:
-    name = eqn.primitive.name
-    if name not in {*ELEMENTWISE, *STRUCTURE, *ACROSS, *REDUCTIONS, "dot_general"}:
-        raise Unfit(f"{describe(eqn)}: the primitive {name} has no device code")
-    for v in eqn.outvars:
-        if v.aval.dtype not in (np.float32, np.int32, np.bool_):
-            raise Unfit(f"{describe(eqn)}: float32 values are needed, with int32 and bool beside them")
-
-
-def _check(eqn: Any, level: dict[Any, int], unit: int) -> None:
-    name = eqn.primitive.name
-    for v in (*eqn.outvars, *(x for x in eqn.invars if is_var(x) and level.get(x, STATIC) != STATIC)):
-        size = int(np.prod(v.aval.shape))
-        if size != 1 and (not v.aval.shape or v.aval.shape[-1] % unit):
-            raise Unfit(f"{describe(eqn)}: a width that is no multiple of {unit}")
-    if name in ELEMENTWISE or name in ACROSS:
-        return
-    if name in STRUCTURE:
-        _check_structure(eqn, unit)
-        return
-    if name in REDUCTIONS:
-        x = eqn.invars[0].aval
-        if tuple(eqn.params["axes"]) != tuple(range(x.ndim)):
-            raise Unfit(f"{describe(eqn)}: only a sum or maximum over all numbers of a vertex is possible")
-        return
-    if _is_product(eqn, level):
-        weight = eqn.invars[1].aval
-        if any(n % unit for n in weight.shape) or weight.dtype != np.float32:
-            raise Unfit(f"{describe(eqn)}: the weight must be float32 and its sizes multiples of {unit}")
-        return
-    raise Unfit(f"{describe(eqn)}: only a vertex's value times a parameter matrix is possible")
-
-
-def _check_structure(eqn: Any, unit: int) -> None:
-    name, p = eqn.primitive.name, eqn.params
-    last = len(eqn.invars[0].aval.shape) - 1
-    bad = False
-    if name == "slice":
-        bad = p["strides"] is not None or bool(p["start_indices"][-1] % unit or p["limit_indices"][-1] % unit)
-    elif name in ("unstack", "stack"):
-        bad = p["axis"] == (last if name == "unstack" else last + 1)
-    elif name == "pad":
-        low, high, inside = zip(*p["padding_config"], strict=True)
-        bad = any(inside) or min(*low, *high) < 0 or bool(low[-1] % unit or high[-1] % unit)
-    elif name == "reshape":
-        bad = p["dimensions"] is not None
-    elif name == "broadcast_in_dim":
-        x, out = eqn.invars[0].aval, eqn.outvars[0].aval
-        if int(np.prod(x.shape)) > 1:
-            bad = x.shape[-1] != out.shape[-1] or p["broadcast_dimensions"][-1] != out.ndim - 1
-    if bad:
-        raise Unfit(f"{describe(eqn)}: only whole blocks of {unit} numbers can be moved")
-
-
-def _is_product(eqn: Any, level: dict[Any, int]) -> bool:
-    if eqn.primitive.name != "dot_general":
-        return False
-    x, w = eqn.invars
-    (lc, rc), (lb, _) = eqn.params["dimension_numbers"]
-    static = not is_var(w) or level.get(w, STATIC) == STATIC
-    rows = is_var(x) and level.get(x, STATIC) != STATIC
-    del rc
-    return rows and static and not lb and tuple(lc) == (len(x.aval.shape) - 1,) and len(w.aval.shape) == 2
-
-
 def _needs_rows(eqn: Any, level: dict[Any, int]) -> bool:
     """Whether an equation reads all units of its operand."""
-    return _is_product(eqn, level) or eqn.primitive.name in REDUCTIONS
+    return is_product(eqn, level) or eqn.primitive.name in REDUCTIONS
 
 
 def _readable(eqn: Any, x: Any, level: dict[Any, int], sources: dict[Any, Source]) -> bool:
@@ -401,7 +164,7 @@ def _readable(eqn: Any, x: Any, level: dict[Any, int], sources: dict[Any, Source
         return True
     if name in REDUCTIONS or name == "spread":
         return isinstance(s, Rows) and s.index is None
-    if _is_product(eqn, level) or name in ACROSS:
+    if is_product(eqn, level) or name in ACROSS:
         return isinstance(s, Rows)
     return True
 
@@ -422,7 +185,7 @@ def _closure(
             continue
         read = [x for x in e.invars if is_var(x) and level.get(x, STATIC) != STATIC]
         name = e.primitive.name
-        if _is_product(e, level):
+        if is_product(e, level):
             ok = _raw_sum(e.invars[0], producer, sources) is not None or e.invars[0] in made
         elif name in REDUCTIONS:
             ok = all(x in made or x in sources for x in read)

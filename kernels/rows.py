@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs.kernels._phases import Tile
+from cavs.kernels._specs import Tile
 
 _ROWS, _COLUMNS, _CTAS = 8, 16, 264
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _persistent, _scripts, vertex_programs as vp
+from cavs import _chip, _persistent, _scripts, vertex_programs as vp
 from cavs.kernels import persistent
 from cavs.kernels._pack import Packed, pack_weights
-from cavs.kernels._phases import Unfit
+from cavs.kernels._specs import Unfit
 from tests.helpers import chain, from_children, joined, random_binary_tree, random_dag
 
 H, E = 16, 3
@@ -265,8 +265,6 @@ def test_a_wait_in_vain_is_reported() -> None:
     F, params = CASES["LSTM"][0](128)
     x = inputs_of("LSTM", CHAINS)
     sched = _scripts.with_scripts(cavs.schedule(CHAINS))
-    with _persistent.using(
-        lambda level, forward, config: dataclasses.replace(config, hb=8, groups=1, clustered=False, spins=0)
-    ):
+    with _chip.using(lambda level, forward, config: dataclasses.replace(config, hb=8, groups=1, clustered=False, spins=0)):
         h = np.asarray(cavs.run(F, params, sched, x, engine="persistent"))
     assert np.isnan(h).all()

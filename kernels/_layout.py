@@ -1,0 +1,113 @@
+"""How a launch lies on the chip: groups of CTAs, tiles, and where each product's weights and sums are."""
+
+import dataclasses
+from typing import Any
+
+from cavs.kernels._pack import Packed
+from cavs.kernels._specs import Level, ProductSpec, Rows, SourceSpec, Unfit, WeightSpec
+
+SHARED_MEMORY = 227 * 1024
+_SLACK = 2048  # of shared memory, for barriers and alignment
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How a kernel is laid out on the chip.
+
+    **Fields:** `hb`: units that a CTA owns; `groups`: of CTAs, each with all weights; `clustered`: whether a group is a
+    thread-block cluster; `rows`: of a tile, which one
+    warpgroup runs; `warpgroups` of a CTA; `precision` of products: "fp32" (3xtf32), "tf32" or
+    "bf16"; `resident`: weights in shared memory (else they stream from L2); `spins`: after so many reads of a counter in
+    vain a CTA reports and goes on.
+    """
+
+    hb: int
+    groups: int
+    clustered: bool
+    rows: int
+    warpgroups: int
+    precision: str
+    resident: bool
+    spins: int = 1 << 22
+    interpret: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the products of a `Level` lie: a spec per phase and K, the packed weights, and the partial sums' width."""
+
+    specs: list[list[tuple[ProductSpec, list[Rows]]]]  # of each phase
+    results: list[dict[Any, tuple[int, tuple[int, ...]]]]  # of each phase: product output -> (splits, first columns)
+    packed: list[Packed]  # weights, in the order of packing
+    words: int
+    columns: int
+
+    def shared_memory(self, config: Config) -> int:
+        """Bytes of shared memory of a CTA."""
+        splits = max((s.splits for specs in self.specs for s, _ in specs), default=1)
+        part = config.warpgroups * splits * config.rows * (self.columns + 4) * 4 if self.columns else 0
+        return part + (self.words * 4 if config.resident else 0) + _SLACK
+
+
+def layout_of(level: Level, config: Config) -> Layout:
+    """Assigns every product its place."""
+    chunk = 32 if config.precision == "bf16" else 16
+    packed: list[Packed] = []
+    offsets: dict[tuple[Any, int], int] = {}
+    words = 0
+    for phase in level.phases:
+        for p in phase.products:
+            key = (p.weight, p.axis)
+            if key not in offsets:
+                k = p.weight.aval.shape[p.axis]
+                offsets[key] = words
+                width = p.blocks * config.hb
+                packed.append(Packed(p.weight, p.axis, k, width, words, k * 16 // chunk))
+                words += width * k * 16 // chunk
+    specs, results, columns = [], [], 0
+    for phase in level.phases:
+        mine, where, at = [], {}, 0
+        by_k: dict[int, list[Any]] = {}
+        for p in phase.products:
+            by_k.setdefault(p.weight.aval.shape[p.axis], []).append(p)
+        for k, products in by_k.items():
+            sources = list(dict.fromkeys(r for p in products for o in p.operands for r in o))
+            operands = list(dict.fromkeys(tuple(sources.index(r) for r in o) for p in products for o in p.operands))
+            if k % chunk:
+                raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
+            chunks = k // chunk
+            splits = next(n for n in (4, 3, 2, 1) if chunks % n == 0)
+            by_weight: dict[Any, list[Any]] = {}
+            for p in products:
+                by_weight.setdefault((p.weight, p.axis), []).append(p)
+            weights = []
+            for key, sharing in by_weight.items():
+                width = sharing[0].blocks * config.hb
+                tiles, half = -(-width // 16), width % 16 == 8
+                use = list(
+                    dict.fromkeys(operands.index(tuple(sources.index(r) for r in o)) for p in sharing for o in p.operands)
+                )
+                firsts = tuple(at + width * i for i in range(len(use)))
+                at += width * len(use)
+                weights.append(WeightSpec(tiles, half, tuple(use), firsts, offsets[key]))
+                for p in sharing:
+                    found = [use.index(operands.index(tuple(sources.index(r) for r in o))) for o in p.operands]
+                    where[p.eqn.outvars[0]] = (splits, tuple(firsts[i] for i in found))
+            spec = ProductSpec(
+                rows=config.rows,
+                splits=splits,
+                chunk=chunk,
+                chunks=chunks,
+                sources=tuple(SourceSpec(0, r.part * level.unit) for r in sources),
+                operands=tuple(operands),
+                weights=tuple(weights),
+                words=words,
+                resident=config.resident,
+                precision=config.precision,
+                in_flight=12,
+            )
+            mine.append((spec, sources))
+        specs.append(mine)
+        results.append(where)
+        columns = max(columns, at)
+    return Layout(specs, results, packed, words, columns)

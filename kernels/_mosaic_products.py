@@ -1,0 +1,321 @@
+"""Products by `mma.sync`: weights in shared memory, rows straight from global memory; see `_mosaic`."""
+
+# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import arith, memref, scf, vector
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.mosaic.gpu import utils as mu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cavs.kernels._mlir import REF, SCALAR, address, as_index, elements, int32, ptx, scalar, tile_layout
+from cavs.kernels._specs import Tile
+
+
+def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
+    """The CTA's columns of every weight into shared memory, in the order in which `mma.sync` reads them.
+
+    `parts` are `persistent.Packed`: see `persistent.pack_weights`, which packs the same words.
+    """
+    threads = 128 * config.warpgroups
+
+    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), SCALAR, REF))
+    def go(ctx: Any, refs: Any, cta: Any, target: Any) -> None:
+        place = address(target, 3)
+        first = arith.muli(scalar(cta), int32(hb))
+        for part, ref in zip(parts, refs, strict=True):
+            whole = part.width // 16 * 16
+            _copy_columns(part, ref, first, place, part.offset, 0, whole // 16, 2, unit, hb, config.precision, threads)
+            if part.width > whole:
+                offset = part.offset + whole * part.words_a_column
+                _copy_columns(part, ref, first, place, offset, whole, 1, 1, unit, hb, config.precision, threads)
+
+    go(list(refs), cta, target)
+
+
+def _copy_columns(
+    part: Any,
+    ref: Any,
+    first: Any,
+    place: Any,
+    offset: int,
+    column: int,
+    tiles: int,
+    halves: int,
+    unit: int,
+    hb: int,
+    precision: str,
+    threads: int,
+) -> None:
+    """`tiles` tiles of 8 * `halves` columns from `column`; each thread makes what one lane reads for one step of K."""
+    i32 = ir.IntegerType.get_signless(32)
+    chunk = 32 if precision == "bf16" else 16
+    steps = 2 * (part.k // chunk)
+    total = tiles * steps * 32
+    if not total:
+        return
+    unroll = next(n for n in (8, 4, 2, 1) if total % (threads * n) == 0 or n == 1)
+
+    def words(u: Any) -> list[Any]:
+        lane, step = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
+        m, s = arith.divui(step, int32(steps)), arith.remui(step, int32(steps))
+        group, quad = arith.shrui(lane, int32(2)), arith.andi(lane, int32(3))
+        k = arith.muli(arith.shrui(s, int32(1)), int32(chunk))
+        k = arith.addi(k, arith.muli(quad, int32(chunk // 4)))
+        k = arith.addi(k, arith.muli(arith.andi(s, int32(1)), int32(chunk // 8)))
+        out = []
+        for pair in range(2):
+            for half in range(halves):
+                c = arith.addi(arith.addi(arith.muli(m, int32(8 * halves)), group), int32(column + 8 * half))
+                block, inside = arith.divui(c, int32(hb)), arith.remui(c, int32(hb))
+                c = as_index(arith.addi(arith.addi(arith.muli(block, int32(unit)), first), inside))
+                got = []
+                for e in range(chunk // 16):
+                    at = as_index(arith.addi(k, int32(pair * (chunk // 16) + e)))
+                    got.append(memref.load(ref, [at, c] if part.axis == 0 else [c, at]))
+                out.append(got)
+        return out
+
+    def rounded(got: list[Any]) -> Any:
+        if precision == "bf16":
+            return ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], got[1], got[0])
+        if precision == "tf32":
+            return ptx("cvt.rna.tf32.f32 $0, $1;", [i32], got[0])
+        return arith.bitcast(i32, got[0])
+
+    loop = scf.ForOp(as_index(mu.thread_idx()), as_index(int32(total)), as_index(int32(threads * unroll)))
+    with ir.InsertionPoint(loop.body):
+        start = arith.index_cast(i32, loop.induction_variable)
+        units = [arith.addi(start, int32(threads * n)) for n in range(unroll)]
+        read = [words(u) for u in units]
+        size = 2 * halves
+        for u, values in zip(units, read, strict=True):
+            at = arith.addi(place, arith.muli(u, int32(4 * size)))
+            args = ", ".join(f"${i + 1}" for i in range(size))
+            ptx(f"st.shared.v{size}.b32 [$0+{offset * 4}], {{{args}}};", [], at, *[rounded(v) for v in values])
+        scf.yield_([])
+
+
+def read_product(tile: Tile, part: Any, splits: int, column: int) -> Any:
+    """The sum over a warpgroup's warps of the partial products that they left in `part` (warps, rows, columns)."""
+
+    @plgpu.inline_mgpu(arg_types=(REF,), return_type=plgpu.ShapeDtypeStruct(tile.shape, jnp.float32, tile_layout(tile)))
+    def go(ctx: Any, part: Any) -> Any:
+        first = arith.muli(arith.shrui(mu.thread_idx(), int32(7)), int32(splits))
+
+        def value(i: Any, j: Any) -> Any:
+            at = [as_index(i), as_index(arith.addi(j, int32(column)))]
+            total = None
+            for w in range(splits):
+                got = memref.load(part, [as_index(arith.addi(first, int32(w))), *at])
+                total = got if total is None else arith.addf(total, got)
+            return total
+
+        return elements(tile, jnp.float32, value)
+
+    return go(part)
+
+
+def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: Any, rows: int) -> Any:
+    """For each source and each 8 rows of a tile the row that this thread reads, one a register; see `product`."""
+    present = [i for i, x in enumerate(indices) if x is not None]
+    count = len(indices) * (rows // 8)
+    layout = plgpu.Layout.WG_STRIDED((128 * count,), vec_size=1)
+
+    @plgpu.inline_mgpu(
+        arg_types=([REF] * len(present), [SCALAR] * len(bases), SCALAR, SCALAR),
+        return_type=plgpu.ShapeDtypeStruct((128 * count,), jnp.int32, layout),
+    )
+    def go(ctx: Any, found: Any, bases: Any, row: Any, last: Any) -> Any:
+        index = dict(zip(present, found, strict=True))
+        group = arith.andi(arith.shrui(mu.thread_idx(), int32(2)), int32(7))
+        kind = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
+        out = np.empty(count, object)
+        for s in range(len(indices)):
+            for n in range(rows // 8):
+                r = arith.minsi(arith.addi(arith.addi(scalar(row), group), int32(8 * n)), scalar(last))
+                if s in index:
+                    r = memref.load(index[s], [as_index(r)])
+                out[s * (rows // 8) + n] = vector.broadcast(kind, arith.addi(r, scalar(bases[s])))
+        form = mgpu.WGStridedFragLayout((128 * count,), 1)
+        return mgpu.FragmentedArray(_registers=out, _layout=form, _is_signed=True)
+
+    return go([indices[i] for i in present], list(bases), row, last)
+
+
+def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
+    """All products of a phase for the rows `row` ... `last` (at most `spec.rows`), into `part`.
+
+    `spec` is a `_phases.ProductSpec`; `refs` belong to its sources, `numbers` are from `product_rows`; `weights` is one
+    flat array of packed weights, in shared memory, or in global memory where they stream.
+    """
+    layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=1)
+
+    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), layout, REF, REF, SCALAR, SCALAR, SCALAR))
+    def go(ctx: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
+        _Product(spec, refs, numbers, weights, part, row, last, cta).emit()
+
+    go(list(refs), numbers, weights, part, row, last, cta)
+
+
+class _Product:
+    """Emits one product; see the module's text. In the names of PTX: lane = 4 * group + thread-in-group."""
+
+    def __init__(self, spec: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any):
+        self.spec, self.refs, self.numbers, self.part = spec, refs, numbers, part
+        self.row, self.last = scalar(row), scalar(last)
+        self.f32, self.i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
+        self.i64 = ir.IntegerType.get_signless(64)
+        thread = mu.thread_idx()
+        self.lane = arith.andi(thread, int32(31))
+        self.warp = arith.andi(arith.shrui(thread, int32(5)), int32(3))
+        self.place = arith.addi(arith.muli(arith.shrui(thread, int32(7)), int32(spec.splits)), self.warp)  # in `part`
+        self.group, self.quad = arith.shrui(self.lane, int32(2)), arith.andi(self.lane, int32(3))
+        self.resident = spec.resident
+        if self.resident:
+            self.weights = address(weights, 3)
+        else:
+            own = arith.muli(arith.extsi(self.i64, scalar(cta)), arith.constant(self.i64, spec.words * 4))
+            self.weights = arith.addi(address(weights, 1), own)
+
+    def emit(self) -> None:
+        count = arith.addi(arith.subi(self.last, self.row), int32(1))
+        groups = self.spec.rows // 8
+        sizes = [n for n in (1, 2, 4, 8) if n < groups] + [groups]
+        active = arith.cmpi(arith.CmpIPredicate.slt, self.warp, int32(self.spec.splits))
+        mu.warpgroup_barrier()  # the partial sums of the last tile have been read
+        self._choose(sizes, count, active)
+        mu.warpgroup_barrier()
+
+    def _choose(self, sizes: list[int], count: Any, active: Any) -> None:
+        """The smallest number of 8-row groups that holds the rows."""
+        if len(sizes) == 1:
+            with mu.when(active):
+                self._rows(sizes[0])
+            return
+        few = arith.cmpi(arith.CmpIPredicate.sle, count, int32(8 * sizes[0]))
+        branch = scf.IfOp(few, has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            with mu.when(active):
+                self._rows(sizes[0])
+            scf.yield_([])
+        with ir.InsertionPoint(branch.else_block):
+            self._choose(sizes[1:], count, active)
+            scf.yield_([])
+
+    def _rows(self, groups: int) -> None:
+        spec = self.spec
+        per_warp = spec.chunks // spec.splits
+        chunk_bytes = spec.chunk * 4
+        first = arith.muli(self.warp, int32(per_warp * chunk_bytes))
+        offset = arith.addi(first, arith.muli(self.quad, int32(chunk_bytes // 4)))
+        places = []
+        for s, source in enumerate(spec.sources):
+            for n in range(groups):
+                number = self.numbers.registers.flat[s * (spec.rows // 8) + n]
+                r = vector.extract(number, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
+                start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, source.width * 4))
+                start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * 4))))
+                places.append(arith.addi(address(self.refs[s], 1), start))
+
+        def fetch(c: int) -> list[list[Any]]:
+            return [
+                [
+                    x
+                    for q in range(spec.chunk // 16)
+                    for x in ptx(
+                        f"ld.global.cg.v4.f32 {{$0, $1, $2, $3}}, [$4+{c * chunk_bytes + 16 * q}];", [self.f32] * 4, place
+                    )
+                ]
+                for place in places
+            ]
+
+        zero = arith.constant(self.f32, 0.0)
+        totals = {
+            (w, m, o, n): [zero] * 4
+            for w, weight in enumerate(spec.weights)
+            for m in range(weight.tiles)
+            for o in weight.operands
+            for n in range(groups)
+        }
+        # Enough reads in flight to cover the way to L2.
+        depth = min(per_warp, max(1, spec.in_flight // (len(places) * (spec.chunk // 16))))
+        queue = [fetch(c) for c in range(depth)]
+        for c in range(per_warp):
+            values = queue.pop(0)
+            for step in range(2):
+                rights = {
+                    (o, n): self._right([values[s * groups + n] for s in operand], step)
+                    for o, operand in enumerate(spec.operands)
+                    for n in range(groups)
+                }
+                for w, weight in enumerate(spec.weights):
+                    for m in range(weight.tiles):
+                        left = self._left(weight, m, c, per_warp, step)
+                        for o in weight.operands:
+                            for n in range(groups):
+                                key = (w, m, o, n)
+                                totals[key] = self._multiply(totals[key], left, rights[o, n])
+            if c + depth < per_warp:
+                queue.append(fetch(c + depth))
+        for (w, m, o, n), four in totals.items():
+            weight = spec.weights[w]
+            column = weight.columns[weight.operands.index(o)] + 16 * m
+            for q, x in enumerate(four[:2] if weight.half and m == weight.tiles - 1 else four):
+                r = arith.addi(arith.muli(self.quad, int32(2)), int32(8 * n + q % 2))
+                col = arith.addi(self.group, int32(column + 8 * (q // 2)))
+                memref.store(x, self.part, [as_index(self.place), as_index(r), as_index(col)])
+
+    def _right(self, sources: list[list[Any]], step: int) -> list[Any]:
+        """The two registers of the rows' operand for one step of K; sources are summed."""
+        size = self.spec.chunk // 8  # of a thread's numbers in a step
+        values = sources[0][step * size : (step + 1) * size]
+        for more in sources[1:]:
+            values = [arith.addf(a, b) for a, b in zip(values, more[step * size : (step + 1) * size], strict=True)]
+        if self.spec.precision == "bf16":
+            return [ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [self.i32], values[q + 1], values[q]) for q in (0, 2)]
+        return self._tf32(values)
+
+    def _tf32(self, values: list[Any]) -> list[Any]:
+        """Rounded to tf32; at fp32 also what rounding left (3xtf32: three products of two tf32 parts)."""
+        high = [ptx("cvt.rna.tf32.f32 $0, $1;", [self.i32], x) for x in values]
+        if self.spec.precision == "tf32":
+            return high
+        rest = [arith.subf(x, arith.bitcast(self.f32, h)) for x, h in zip(values, high, strict=True)]
+        return high + [ptx("cvt.rna.tf32.f32 $0, $1;", [self.i32], x) for x in rest]
+
+    def _left(self, weight: Any, m: int, c: int, per_warp: int, step: int) -> list[Any]:
+        """The four registers of a tile of 16 weight columns for one step of K; half a tile has columns 0 to 7 alone."""
+        steps, half = 2 * self.spec.chunks, weight.half and m == weight.tiles - 1
+        words = 64 if half else 128
+        at = (weight.offset + m * steps * 128 + (2 * c + step) * words) * 4
+        mine = arith.addi(arith.muli(self.warp, int32(2 * per_warp * words * 4)), arith.muli(self.lane, int32(words // 8)))
+        text = "ld.shared" if self.resident else "ld.global.nc"
+        place = arith.addi(self.weights, mine if self.resident else arith.extsi(self.i64, mine))
+        if half:
+            two = ptx(f"{text}.v2.b32 {{$0, $1}}, [$2+{at}];", [self.i32] * 2, place)
+            four = [two[0], int32(0), two[1], int32(0)]
+        else:
+            four = ptx(f"{text}.v4.b32 {{$0, $1, $2, $3}}, [$4+{at}];", [self.i32] * 4, place)
+        if self.spec.precision == "fp32":
+            return self._tf32([arith.bitcast(self.f32, x) for x in four])
+        return list(four)
+
+    def _multiply(self, total: list[Any], left: list[Any], right: list[Any]) -> list[Any]:
+        shape, kind = ("m16n8k16", "bf16") if self.spec.precision == "bf16" else ("m16n8k8", "tf32")
+        text = (
+            f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 "
+            "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+        )
+        if self.spec.precision == "fp32":
+            high, low = left[:4], left[4:]
+            for a, b in ((low, right[:2]), (high, right[2:]), (high, right[:2])):
+                total = ptx(text, [self.f32] * 4, *a, *b, *total)
+            return total
+        return ptx(text, [self.f32] * 4, *left, *right, *total)

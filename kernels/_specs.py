@@ -1,0 +1,189 @@
+"""What a level's program is made of: where values come from and go to, products, phases (see `_phases`)."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core as jex
+
+STATIC, ROW, EDGE = 0, 1, 2
+
+
+class Unfit(ValueError):
+    """Why a program cannot run in the persistent kernels; its text names the equation."""
+
+
+# Where the value of an input of the program comes from. `tensor`, `index`, ... are names of arrays.
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Row `base + r` of a tensor (`base`: an index into the kernel's scalars); at an index, row `index[r]`; r: row or edge."""
+
+    tensor: str
+    index: str | None = None
+    base: int | None = None
+    part: int = 0  # block of the tensor's columns at which the value begins
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """Row `base + r` of `direct`, where there is one, plus what a vertex's parents left for it.
+
+    Each of `parts` is (tensor, index): row `index[r]` of the tensor, none where that is negative. With `first` and
+    `count` a vertex may have several parents: rows `index[e]` for e from `first[r]`, `count[r]` of them.
+    """
+
+    direct: str | None
+    base: int | None
+    parts: tuple[tuple[str, str], ...]
+    first: str | None = None
+    count: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """A STATIC array, the same for all rows."""
+
+    tensor: str
+
+
+Source = Rows | Sum | Constant
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """Rows that one warpgroup holds as arrays of `shape` (rows, units): from `row`, none past `last`."""
+
+    shape: tuple[int, int]
+    row: Any
+    last: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSpec:
+    """One packed weight: its tiles of 16 columns (for each CTA), the operands it multiplies, and where they leave sums.
+
+    The last tile may be `half` a one, of 8 columns.
+    """
+
+    tiles: int
+    half: bool
+    operands: tuple[int, ...]
+    columns: tuple[int, ...]  # first column of the partial sums, per operand
+    offset: int  # in words within a CTA's packed weights
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceSpec:
+    """Rows that a product reads: the tensor's width, and the column at which its K numbers begin."""
+
+    width: int
+    column: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductSpec:
+    """All that `_mosaic.product` must know; see there."""
+
+    rows: int
+    splits: int
+    chunk: int
+    chunks: int
+    sources: tuple[SourceSpec, ...]
+    operands: tuple[tuple[int, ...], ...]
+    weights: tuple[WeightSpec, ...]
+    words: int
+    resident: bool
+    precision: str
+    in_flight: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a value is stored: rows `base + r` of a tensor."""
+
+    tensor: str
+    base: int | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Product:
+    """x @ W for each leading index of x: `operands[i]` are the sources (summed) of the i-th."""
+
+    eqn: Any
+    weight: Any  # variable of W
+    axis: int  # of W that is contracted
+    operands: list[list[Rows]]
+    blocks: int  # of units in a result
+
+
+@dataclasses.dataclass(eq=False)
+class Phase:
+    """Equations of one domain, the products among them, and what they store."""
+
+    domain: int
+    eqns: dict[Any, Any]  # variable -> the equation that makes it here
+    products: list[Product]
+    stores: dict[Any, list[Place]]
+    meet: bool = False  # whether the group must meet before
+
+
+@dataclasses.dataclass(eq=False)
+class Level:
+    """A program for one level, ready to be made into a kernel."""
+
+    phases: list[Phase]
+    sources: dict[Any, Source]  # of inputs and of values stored by earlier phases
+    level: dict[Any, int]
+    unit: int  # width of a unit vector
+    scratch: dict[str, tuple[int, int, Any]]  # tensors for values between phases: name -> (domain, width, dtype)
+
+    def tensors(self) -> set[str]:
+        """Names of the tensors that some phase reads."""
+        read = {x for p in self.phases for e in p.eqns.values() for x in e.invars if is_var(x)}
+        read |= {v for p in self.phases for v in p.stores}
+        found = {r.tensor for p in self.phases for q in p.products for o in q.operands for r in o}
+        for x in read & set(self.sources):
+            s = self.sources[x]
+            if isinstance(s, Sum):
+                found |= {n for n, _ in s.parts} | ({s.direct} if s.direct else set())
+            else:
+                found.add(s.tensor)
+        return found
+
+
+def is_var(x: Any) -> bool:
+    """Whether `x` is a variable rather than a literal."""
+    return not isinstance(x, jex.Literal)
+
+
+def describe(eqn: Any) -> str:
+    """An equation in few words, for messages."""
+    shapes = ", ".join(x.aval.str_short() for x in eqn.invars)
+    return f"{eqn.primitive.name}({shapes}) -> {', '.join(v.aval.str_short() for v in eqn.outvars)}"
+
+
+def unit_width(program_vars: Sequence[Any]) -> int:
+    """The greatest common divisor of the last axes of all values that are vectors."""
+    widths = [v.aval.shape[-1] for v in program_vars if v.aval.shape and int(np.prod(v.aval.shape)) > 1]
+    return int(np.gcd.reduce(widths)) if widths else 1
+
+
+def blocks(aval: Any, unit: int) -> tuple[int, ...]:
+    """A value's shape in blocks of one unit vector; () for a scalar of a row."""
+    if int(np.prod(aval.shape)) == 1:
+        return ()
+    return (*aval.shape[:-1], aval.shape[-1] // unit)
+
+
+def stored_dtype(aval: Any) -> Any:
+    """How a value lies in memory: bools as int32."""
+    return np.dtype(np.int32) if aval.dtype == np.bool_ else aval.dtype
+
+
+def num_blocks(aval: Any, unit: int) -> int:
+    """Unit vectors in a value; 0 for a scalar of a row."""
+    shape = blocks(aval, unit)
+    return int(np.prod(shape)) if shape else 0
