@@ -332,7 +332,7 @@ def test_errors_reach_the_caller_of_a_process() -> None:
     assert "_select" in "".join(traceback.format_exception(caught.value))  # where it happened
     found = cavs.schedules(graphs, [[0]] * 5000, process=True)
     next(found)
-    (remote,) = [r for r in gc.get_objects() if isinstance(r, _process._Remote) and r._under_way]
+    (remote,) = [r for r in gc.get_objects() if type(r) is _process._Remote and r._under_way]
     remote._process.kill()
     with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
         list(found)
