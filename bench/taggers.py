@@ -14,7 +14,7 @@ import time
 
 import jax
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]  (installed by hand, as for the peers)
 
 from bench.peers.torch_tagger import Tagger, batch_of, part_of
 from cavs import keep_host_memory
