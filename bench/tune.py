@@ -5,6 +5,7 @@ bench's; the fastest are kept in kernels/tuned/, by device, and `cavs.run` uses 
 not measured again: delete the file for that.
 """
 
+import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -15,19 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from bench import cases
+from bench import graphs
 from bench.ours import graphs_of, program
-from cavs import _chip, _persistent
+from cavs import _chip, _programs
 from cavs.kernels import _tuned, persistent
 
-SIZES = [("tree_lstm", h, b) for h in (512, 256) for b in (64, 1, 16, 256)]
-SIZES += [("lstm", h, b) for h in (512, 256, 1024) for b in (16, 64, 1)]
-SIZES += [("tree_fc", 512, b) for b in (64, 16, 1)] + [("tree_lstm", 1024, b) for b in (64, 16, 1, 256)]
+SIZES = [("tree_lstm", h, b) for h in (512, 1024) for b in (64, 1, 16, 256)]
+SIZES += [("lstm", h, b) for h in (512, 1024) for b in (64, 16, 1)] + [("tree_fc", 512, b) for b in (64, 16, 1)]
+SIZES += [("tree_lstm", 256, b) for b in (64, 1, 16, 256)] + [("lstm", 256, b) for b in (64, 16, 1)]
 REPEATS = 20
 
 
 def tune(minutes: float, precision: str | None) -> Iterator[str]:
-    """Measures until the time is over; a line of text for each size."""
+    """Measures until the time is over; some lines of text for each recurrent part, direction and size."""
     why = persistent.supported()
     if why:
         raise SystemExit(f"tune: the persistent kernels cannot run here: {why}")
@@ -37,36 +38,35 @@ def tune(minutes: float, precision: str | None) -> Iterator[str]:
             return
         with jax.default_matmul_precision(precision):
             found = _tune_one(cell, hidden, batch, end)
-        if not found:
-            continue
-        _tuned.save(device, found)
-        yield "; ".join(f"{k}: {v}" for k, v in found.items())
+        _tuned.save(device, {key: records[0] for key, records in found.items()})
+        for key, records in found.items():
+            yield f"{key}:\n" + "\n".join(f"    {record}" for record in records)
 
 
-def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, dict[str, Any]]:
-    make = {"tree_lstm": cases.sst_like, "lstm": cases.fixed, "tree_fc": cases.complete}[cell]
+def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[dict[str, Any]]]:
+    """Every layout's record, the fastest first, by key."""
+    make = {"tree_lstm": graphs.sst_like, "lstm": graphs.fixed, "tree_fc": graphs.complete}[cell]
     sched = jax.device_put(cavs.schedule(graphs_of(make(np.random.default_rng(0), batch))))
     ready = program(cell, hidden, hidden)
     params = ready.init(jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (sched.shape.vertices, hidden))
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
-    found = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for forward in (True, False):
-        F = _fresh(ready)
-        plan = F.plan(shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
-        made = _persistent.programs(plan, None, sched.shape.forest)[0 if forward else 1]
-        asked = _persistent.precision_of(made)
+        plan = _fresh(ready).plan(shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
+        made = _programs.program(plan, None, forward, sched.shape.forest)
+        asked = _programs.precision_of(made)
         key = _chip.tuning_key(made.level, forward, asked, sched.shape)
-        if key in _tuned.records(jax.devices()[0].device_kind):
+        if key in _tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:
             continue
-        times = []
-        for config in _chip.candidates(made.level, asked):
-            if time.monotonic() > end and times:
-                break
-            times.append((_time(_fresh(ready), params, sched, x, config, forward), config))
-        us, best = min(times, key=lambda t: t[0])
-        fields = ("hb", "groups", "clustered", "rows", "resident")
-        found[key] = {f: getattr(best, f) for f in fields} | {"us": round(us, 1)}
+        layouts = _chip.candidates(made.level, asked)
+        lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # before anything is timed
+            compiled = list(pool.map(lambda step: step.compile(), lowered))
+        times = [round(_time(step, params), 1) for step in compiled]
+        fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight")
+        records = [{f: getattr(c, f) for f in fields} | {"us": us} for c, us in zip(layouts, times, strict=True)]
+        found[key] = sorted(records, key=lambda record: record["us"])
     return found
 
 
@@ -76,8 +76,8 @@ def _fresh(ready: Any) -> cavs.VertexFunction:
     return cavs.VertexFunction(ready, state=state, arity=F.arity)
 
 
-def _time(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool) -> float:
-    """Microseconds of a pass; the other direction is laid out as it would be."""
+def _lowered(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool) -> Any:
+    """`REPEATS` passes, each from what the one before left; the other direction is laid out as it would be."""
 
     def choose(level: Any, way: bool, other: Any) -> Any:
         return dataclasses.replace(config, precision=other.precision) if way == forward else other
@@ -85,14 +85,22 @@ def _time(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool) -
     def loss(params: Any) -> Any:
         return cavs.run(F, params, sched, x, at=sched.roots if sched.shape.rooted else None, engine="persistent").sum()
 
-    step = jax.jit(loss if forward else jax.grad(loss))
+    def one(params: Any, _: Any) -> Any:
+        if forward:
+            value = loss(params)
+            return jax.tree.map(lambda p: p + 0 * value, params), None
+        return jax.tree.map(lambda p, g: p - 1e-6 * g, params, jax.grad(loss)(params)), None
+
     with _chip.using(choose):
-        jax.block_until_ready(step(params))
+        return jax.jit(lambda params: jax.lax.scan(one, params, length=REPEATS)[0]).lower(params)
+
+
+def _time(step: Any, params: Any) -> float:
+    """Microseconds of a pass."""
+    jax.block_until_ready(step(params))
     samples = []
     for _ in range(3):
         start = time.perf_counter()
-        for _ in range(REPEATS):
-            out = step(params)
-        jax.block_until_ready(out)
+        jax.block_until_ready(step(params))
         samples.append((time.perf_counter() - start) / REPEATS * 1e6)
     return min(samples)

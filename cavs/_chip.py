@@ -1,21 +1,27 @@
 """How a launch of engine `persistent` is laid out on the chip (VPPS III-A): measured layouts, else a cost model's choice."""
 
 import contextlib
-import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from cavs._schedule import Shape
-from cavs.kernels import _tuned, persistent
+from cavs.kernels import _tuned
+from cavs.kernels._layout import PARTS, SHARED_MEMORY, Config, layout_of
 from cavs.kernels._specs import Level, Unfit
 
-SMS = 132
+H200_MULTIPROCESSORS = 132  # as many as an H100 SXM has; an H100 PCIe has 114
+
+
+def multiprocessors() -> int:
+    """Of this GPU: all CTAs of a launch must be resident. Without a GPU those of an H200, for `explain`."""
+    return int(getattr(jax.devices()[0], "core_count", 0)) if jax.default_backend() == "gpu" else H200_MULTIPROCESSORS
 
 
 @contextlib.contextmanager
-def using(choose: Callable[[Level, bool, persistent.Config], persistent.Config]) -> Iterator[None]:
+def using(choose: Callable[[Level, bool, Config], Config]) -> Iterator[None]:
     """Within it `choose(level, forward, config)` decides on layouts; for `bench tune` and tests."""
     _CHOOSERS.append(choose)
     try:
@@ -27,37 +33,54 @@ def using(choose: Callable[[Level, bool, persistent.Config], persistent.Config])
 _CHOOSERS: list[Any] = []
 
 
-def candidates(level: Level, precision: str) -> list[persistent.Config]:
+# Whether weights are tight, rows of a tile, warpgroups, reads in flight: what was among the fastest somewhere on an H200.
+_WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
+_WAYS += [(True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
+
+
+def candidates(level: Level, precision: str) -> list[Config]:
     """Every layout on the chip that fits, weights resident where any can be."""
-    unit, found = level.unit, []
+    unit, found, available = level.unit, [], multiprocessors()
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
-        if unit % hb or ctas > SMS:
+        if unit % hb or ctas > available:
             continue
-        groups = min(persistent.PARTS, 1 << (SMS // ctas).bit_length() - 1)
-        for resident in (True, False):
-            for rows in (32, 16, 8):
-                if rows * hb % 128:
-                    continue
-                config = persistent.Config(hb, groups, ctas == 16, rows, 2, precision, resident)
-                if persistent.layout_of(level, config).shared_memory(config) <= persistent.SHARED_MEMORY:
-                    found.append(config)
-    return [c for c in found if c.resident] or found
+        groups = min(PARTS, 1 << (available // ctas).bit_length() - 1)
+        for resident, clustered, (tight, rows, warpgroups, in_flight) in itertools.product((True, False), (True, False), _WAYS):
+            if rows * hb % 128 or (clustered and ctas != 16) or (tight and (not resident or precision != "tf32" or hb % 16)):
+                continue
+            config = Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight)
+            # Not every part of the chip has 16 multiprocessors for a cluster of 16: two CTAs must fit into one.
+            if layout_of(level, config).shared_memory(config) <= SHARED_MEMORY // (2 if clustered else 1):
+                found.append(config)
+    found = [c for c in found if c.resident] or found
+    loose = {c.hb for c in found if not c.tight}
+    return [c for c in found if not c.tight or c.hb not in loose]  # where there is room, there is nothing to decode
 
 
-def cost(level: Level, config: persistent.Config, rows: float) -> float:
+def cost(level: Level, config: Config, rows: float) -> float:
     """Microseconds that a level of `rows` vertices takes, roughly; fitted to runs on an H200.
 
     A level has a fixed part, mostly the group's meeting; its rows come from L2 at about 100 kB a microsecond and CTA; each
     tile reads all weights from shared memory, at 128 bytes a clock, and computes `rows * hb / 128` numbers a thread; the
     warpgroups of a CTA overlap.
     """
-    layout = persistent.layout_of(level, config)
+    layout = layout_of(level, config)
     mine = rows / config.groups
     width = sum(spec.chunk * spec.chunks * len(spec.sources) for specs in layout.specs for spec, _ in specs)
     read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128
     return 1.6 + mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
+
+
+# Vertices a level from which loops over large products (engine scan) beat weights that stream from L2 for every tile: on an
+# H200 at hidden 2048 4.9 ms against 4.5 at 1,161 a level, 9.5 against 17.6 at 4,080. Resident weights won at 8,160 still.
+WIDE = 1500
+
+
+def too_wide(config: Config, shape: Shape) -> bool:
+    """Whether engine scan should be faster on schedules of a shape."""
+    return not config.resident and mean_rows(shape) > WIDE
 
 
 def mean_rows(shape: Shape | None) -> float:
@@ -72,11 +95,11 @@ def tuning_key(level: Level, forward: bool, precision: str, shape: Shape | None)
     return _tuned.key(sizes, forward, precision, mean_rows(shape))
 
 
-def configure(program: Any, precision: str, interpret: bool, shape: Shape | None = None) -> persistent.Config:
+def configure(program: Any, precision: str, interpret: bool, shape: Shape | None = None) -> Config:
     """The layout on the chip: one measured on this device, or of those that fit the one that should be fastest."""
     level = program.level
     if interpret:
-        return persistent.Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True)
+        return _chosen(level, program.forward, Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True))
     fitting = candidates(level, precision)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
@@ -85,8 +108,12 @@ def configure(program: Any, precision: str, interpret: bool, shape: Shape | None
     best = min(fitting, key=lambda c: 3 * cost(level, c, mean / 2) + cost(level, c, 4 * mean))
     known = _tuned.records(jax.devices()[0].device_kind).get(tuning_key(level, program.forward, precision, shape))
     if known:
-        fields = {k: v for k, v in known.items() if k != "us"}
-        best = dataclasses.replace(best, **fields)
+        measured = Config(precision=precision, **{k: v for k, v in known.items() if k != "us"})
+        best = measured if measured in fitting else best  # the kernels may have changed since
+    return _chosen(level, program.forward, best)
+
+
+def _chosen(level: Level, forward: bool, config: Config) -> Config:
     for choose in _CHOOSERS:
-        best = choose(level, program.forward, best)
-    return best
+        config = choose(level, forward, config)
+    return config

@@ -14,7 +14,7 @@ def choose_engine(engine: str | None, plan: Any, shape: Any, kinds: tuple[str | 
     if engine == "persistent" or engine is None:
         reason = unfit(plan, shape, kinds)
         if engine is None:
-            return "scan" if reason else "persistent"
+            return "scan" if reason or _persistent.slower(plan, shape, kinds) else "persistent"
         if reason:
             raise ValueError(f"run: engine is 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
     return engine

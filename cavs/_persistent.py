@@ -1,7 +1,6 @@
 """Engine `persistent`: the recurrent part of F, forward and backward, each as one launch (`cavs.kernels.persistent`).
 
-What is around it is the same as in engine `scan`: leaves, eager and lazy parts as large products in XLA. The levels of
-the forward are F's recurrent equations; those of the backward the rest of the joint program (`_split`).
+What is around it is the same as in engine `scan`: leaves, eager and lazy parts as large products in XLA.
 """
 
 from typing import Any
@@ -10,122 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._chip import configure
-from cavs._rows import EDGE, ROW, STATIC, depends, evaluate, is_var, needed, open_custom_calls, reduce_max_p, reduce_sum_p
+from cavs._chip import WIDE, configure, too_wide
+from cavs._programs import EDGE_PAD, PAD, Program, precision_of, program
+from cavs._rows import EDGE, evaluate
 from cavs._schedule import Schedule, Shape
 from cavs._split import Split
 from cavs._tensors import Rows as KindRows, get_rows
 from cavs.kernels import persistent
-from cavs.kernels._phases import cut
-from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, Unfit, num_blocks, stored_dtype
+from cavs.kernels._layout import layout_of
+from cavs.kernels._specs import Unfit, num_blocks, stored_dtype
 from cavs.kernels.rows import segment_rows
 
 INTERPRET = "persistent-interpret"  # the engine's kernels in Pallas' interpreter: slow, any machine; for tests
-
-# Of the scalars that a launch reads; the first three are `persistent.NUM_LEVELS`, `NUM_ROWS`, `NUM_EDGES`.
-_STATE_ROW, _PAD, _EDGE_PAD, _SLOTS = 3, 4, 5, 6
-
-
-class Program:
-    """One direction of the recurrent part of an inner role as a `Level`, and what its launch is given and gives."""
-
-    def __init__(self, part: Split, forward: bool, forest: bool = True, pushed: frozenset[int] = frozenset()):
-        self.part, self.forward, self.pushed = part, forward, pushed
-        self.made: dict[str, tuple[Any, int, int | None, int]] = {}  # name -> (variable, level, base, copies of its rows)
-        joint, level = part.joint, part.joint_level
-        if forward:
-            outputs = [*part.j_states, *part.j_extra, *part.keep]
-            eqns, _ = needed(joint.eqns, outputs, set())
-        else:
-            self.operands = _summed_operands(part)
-            outputs = [*part.ct_slots.values(), *part.ct_child.values(), *part.cuts, *self.operands]
-            eqns, _ = needed(joint.eqns, outputs, part.available)
-        eqns, level = open_custom_calls(eqns, level)
-        moving = [e for e in eqns if level.get(e.outvars[0], STATIC) != STATIC]
-        self.static_eqns = [e for e in eqns if level.get(e.outvars[0], STATIC) == STATIC]
-        weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
-        read = dict.fromkeys(x for e in moving for x in e.invars if is_var(x))
-        read |= dict.fromkeys(x for x in outputs if is_var(x))
-        self.statics = [x for x in read if level.get(x, STATIC) == STATIC]
-        self.weights = [x for x in self.statics if x in weights]
-        sources = self._sources(forest)
-        places = self._places()
-        self.level: Level = cut(moving, level, sources, places, self._written())
-
-    def _written(self) -> frozenset[str]:
-        if self.forward:
-            return frozenset(f"state{i}" for i in range(len(self.part.j_states)))
-        return frozenset()
-
-    def _sources(self, forest: bool) -> dict[Any, Any]:
-        part = self.part
-        out: dict[Any, Any] = {v: Constant(f"static{n}") for n, v in enumerate(self.statics)}
-        out |= {v: Rows(f"cross{n}") for n, v in enumerate(part.j_cross)}
-        out |= {v: Rows(f"state{i}", index=f"kid{k}") for v, (k, i) in zip(part.j_slots, part.slots, strict=True)}
-        out |= {v: Rows(f"state{i}", index="edge_child") for v, i in zip(part.j_child, part.child, strict=True)}
-        out[part.j_num_children] = Rows("num_children")
-        if self.forward:
-            return out
-        for n, v in enumerate(part.j_extra):
-            if is_var(v):
-                out.setdefault(v, Rows(f"extra{n}"))
-        for i, v in enumerate(part.j_states):
-            if is_var(v):
-                out.setdefault(v, Rows(f"state{i}", base=_STATE_ROW))
-        for n, v in enumerate(part.keep):
-            out[v] = Rows(f"kept{n}", base=_EDGE_PAD if part.joint_level.get(v) == EDGE else _PAD)
-        for i, v in part.j_state_cts.items():
-            parts = [(f"up{i}", "parent_slot")] if any(part.slots[j][1] == i for j in part.ct_slots) else []
-            parts += [(f"edge_up{i}", "parent")] if any(part.child[j] == i for j in part.ct_child) else []
-            ends = (None, None) if forest else ("parent_first", "parent_count")
-            out[v] = Sum(f"g{i}" if i in self.pushed else None, _STATE_ROW, tuple(parts), *ends)
-        for i, v in part.j_extra_cts.items():
-            out[v] = Rows(f"extra_ct{i}")
-        return out
-
-    def _places(self) -> dict[Any, list[Place]]:
-        part, level = self.part, self.part.joint_level
-        places: dict[Any, list[Place]] = {}
-
-        def put(v: Any, name: str, base: int | None, copies: int = 1, want: int = ROW) -> None:
-            if not is_var(v) or level.get(v, STATIC) != want:
-                raise Unfit(f"the recurrent part's {name} is a constant, or the same for all child edges; use engine='scan'")
-            places.setdefault(v, []).append(Place(name, base))
-            if not name.startswith("state"):
-                self.made[name] = (v, level[v], base, copies)
-
-        if self.forward:
-            for i, v in enumerate(part.j_states):
-                put(v, f"state{i}", _STATE_ROW)
-            for n, v in enumerate(part.j_extra):
-                edge = part.role.level.get(part.extra[n]) == EDGE
-                put(v, f"extra{n}", None, want=EDGE if edge else ROW)
-            for n, v in enumerate(part.keep):
-                edge = level.get(v) == EDGE
-                put(v, f"kept{n}", _EDGE_PAD if edge else _PAD, want=level.get(v, STATIC))
-            return places
-        for j, v in part.ct_slots.items():
-            slot, i = part.slots[j]
-            put(v, f"up{i}", _SLOTS + slot, self.arity)
-        for j, v in part.ct_child.items():
-            put(v, f"edge_up{part.child[j]}", None, want=EDGE)
-        for n, v in enumerate(part.cuts):
-            put(v, f"cut{n}", None, want=level.get(v, STATIC))
-        for n, v in enumerate(self.operands):
-            put(v, f"operand{n}", None, want=level.get(v, STATIC))
-        return places
-
-    @property
-    def arity(self) -> int:
-        """Slots that children fill."""
-        return max((k for k, _ in self.part.slots), default=-1) + 1
-
-
-def _summed_operands(part: Split) -> list[Any]:
-    """What parameter gradients read of the forward that is a sum over children: made in the kernel, in a fixed order."""
-    sums = [v for e in part.joint.eqns if e.primitive in (reduce_sum_p, reduce_max_p) for v in e.outvars]
-    wanted = [v for u in part.uses for v in u.operands.values() if is_var(v) and v not in part.available]
-    return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.eqns, set(sums))]
 
 
 def launch(
@@ -135,7 +30,6 @@ def launch(
     statics: list[Any],
     tensors: dict[str, Any],
     states: list[Any] | None,
-    precision: str,
     interpret: bool,
 ) -> tuple[dict[str, Any], Any]:
     """Runs all levels in one direction.
@@ -144,8 +38,8 @@ def launch(
     states under `state0` ... where they are given (updated), and the flag of `persistent.launch`.
     """
     part, level, unit = program.part, program.level, program.level.unit
-    config = configure(program, precision, interpret, sched.shape)
-    layout = persistent.layout_of(level, config)
+    config = configure(program, precision_of(program), interpret, sched.shape)
+    layout = layout_of(level, config)
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     evaluate(program.static_eqns, env, {})
     tensors = {name: x.reshape(x.shape[0], -1) for name, x in tensors.items()}
@@ -174,8 +68,8 @@ def launch(
     made = {}
     for name, (v, lv, base, copies) in program.made.items():
         width = max(1, num_blocks(v.aval, unit)) * unit
-        n = rows.edges + (2 * rows.edge_pad if base == _EDGE_PAD else 0) if lv == EDGE else copies * size
-        if base == _PAD:
+        n = rows.edges + (2 * rows.edge_pad if base == EDGE_PAD else 0) if lv == EDGE else copies * size
+        if base == PAD:
             n = size + 2 * rows.pad
         sparse = name.startswith(("up", "edge_up"))
         made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
@@ -215,42 +109,32 @@ def parents(sched: Schedule, rows: KindRows, arity: int, at: Any, size: int) -> 
     return out
 
 
-def pushed_states(plan: Any) -> frozenset[int]:
-    """States whose cotangents the pushes begin; those of the others come from parents alone."""
-    found = plan.push_states
-    return frozenset(range(len(plan.state_avals)) if found is None else found)
-
-
-def programs(plan: Any, name: str | None, forest: bool) -> tuple[Program, Program]:
-    """Both directions of the inner role of a kind, kept with it. Raises [`Unfit`][]."""
-    part = plan.inner[name]
-    if forest not in part.launches:
-        try:
-            part.launches[forest] = Program(part, True), Program(part, False, forest, pushed_states(plan))
-        except Unfit as e:
-            part.launches[forest] = e
-    found = part.launches[forest]
-    if isinstance(found, Unfit):
-        raise found
-    return found
-
-
 def unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     """Why the engine cannot run a plan on schedules of a shape, in words that follow "but"; `None` where it can."""
     deep = [name for name, n in zip(kinds, shape.inner, strict=True) if n]
     if not shape.levels and deep:
         if len(deep) > 1:
             return f"vertices of {len(deep)} kinds have children ({', '.join(map(repr, deep))}), and it runs one such kind"
-        return "the schedule has no scripts for it (cavs.schedule makes them where JAX runs on a GPU)"
+        return (
+            "no vertex of the batch has children, or its schedule has no scripts for the engine (cavs.schedule makes them "
+            "where JAX runs on a GPU)"
+        )
     if not plan.function.optimizations.lazy:
         return "F was made with Optimizations(lazy=False)"
     try:
         for name in deep:
-            for program in programs(plan, name, shape.forest):
-                configure(program, precision_of(program), False, shape)
+            for forward in (True, False):
+                made = program(plan, name, forward, shape.forest)
+                configure(made, precision_of(made), False, shape)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
+
+
+def slower(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+    """Whether engine scan should be faster, where both can run."""
+    made = [program(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
+    return any(too_wide(configure(p, precision_of(p), False, shape), shape) for p in made)
 
 
 def explain(plan: Any, name: str | None) -> str:
@@ -259,12 +143,16 @@ def explain(plan: Any, name: str | None) -> str:
         return "no: F was made with Optimizations(lazy=False)."
     try:
         texts = []
-        for program, way in zip(programs(plan, name, True), ("forward", "backward"), strict=True):
-            level, precision = program.level, precision_of(program)
-            config = configure(program, precision, False)
-            layout = persistent.layout_of(level, config)
+        for way in ("forward", "backward"):
+            made = program(plan, name, way == "forward")
+            level, precision = made.level, precision_of(made)
+            config = configure(made, precision, False)
+            layout = layout_of(level, config)
             size = layout.words * 4 * (level.unit // config.hb)
-            where = "stay in shared memory" if config.resident else "stream from L2 in every tile, as they do not fit on chip"
+            streamed = (
+                f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
+            )
+            where = "stay in shared memory" if config.resident else streamed
             meetings = sum(p.meet for p in level.phases)
             texts.append(
                 f"{way}: {len(level.phases)} phases and {meetings} meetings a level; {config.groups} groups of "
@@ -274,16 +162,6 @@ def explain(plan: Any, name: str | None) -> str:
         return "fits. " + "; ".join(texts) + "."
     except Unfit as e:
         return f"no: {e}."
-
-
-def precision_of(program: Program) -> str:
-    """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for."""
-    asked = {str(e.params["precision"]) for p in program.level.phases for q in p.products for e in [q.eqn]}
-    if any("HIGHEST" in a or "F32_F32_F32" in a for a in asked if "TF32" not in a and "BF16" not in a):
-        return "fp32"
-    if any("BF16_BF16" in a for a in asked):
-        return "bf16"
-    return "tf32"
 
 
 def levels(
@@ -308,13 +186,13 @@ def levels(
             tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.extra, edge, strict=True)]
             extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
             continue
-        program = programs(plan, name, sched.shape.forest)[0]
+        made = program(plan, name, True, keep=save)
         crossing = [x for v, x in zip(part.eager_outs, eager[k], strict=True) if v in part.cross]
         tensors = {f"cross{n}": x for n, x in enumerate(crossing)}
-        out, lost = launch(program, rows, sched, statics[k], tensors, states, precision_of(program), interpret)
+        out, lost = launch(made, rows, sched, statics[k], tensors, states, interpret)
         states = [out[f"state{i}"] for i in range(len(states))]
         gave_up = gave_up + lost
-        kept.append([out[f"kept{n}"] for n in range(len(part.keep))] if save else [])
+        kept.append([out[f"kept{n}"] for n in range(len(made.kept))])
         extras.append([out[f"extra{n}"] for n in range(len(part.extra))])
     return states, kept, extras, gave_up
 
@@ -338,8 +216,8 @@ def reverse(
         operands.append({})
         if not sched.shape.inner[k]:
             continue
-        program = programs(plan, name, sched.shape.forest)[1]
-        tensors = {f"g{i}": x for i, x in g.items() if i in program.pushed} | {
+        made = program(plan, name, False, sched.shape.forest)
+        tensors = {f"g{i}": x for i, x in g.items() if i in made.pushed} | {
             f"state{i}": x for i, x in enumerate(saved["states"])
         }
         crossing = [x for v, x in zip(part.eager_outs, saved["eager_rows"][k], strict=True) if v in part.cross]
@@ -350,11 +228,11 @@ def reverse(
             edge = part.role.level.get(part.extra[i]) == EDGE
             zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
             tensors[f"extra_ct{i}"] = extra_cts[k][i] if extra_cts[k] else zero
-        out, lost = launch(program, rows, sched, saved["statics"][k], tensors, None, precision_of(program), interpret)
+        out, lost = launch(made, rows, sched, saved["statics"][k], tensors, None, interpret)
         cuts[k] = {v: out[f"cut{n}"] for n, v in enumerate(part.cuts)}
-        operands[k] = {v: out[f"operand{n}"] for n, v in enumerate(program.operands)}
+        operands[k] = {v: out[f"operand{n}"] for n, v in enumerate(made.operands)}
         leaves = sched.shape.pad + sum(sched.shape.leaves)
-        up = parents(sched, rows, program.arity, 0, leaves)
+        up = parents(sched, rows, made.arity, 0, leaves)
         g = dict(g)
         for i in g:
             total = g[i][:leaves]

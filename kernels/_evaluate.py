@@ -4,6 +4,7 @@ A vector of b unit vectors is b arrays; so slices, concatenations and reshapes m
 """
 
 import functools
+import operator
 from typing import Any
 
 import jax.numpy as jnp
@@ -95,10 +96,9 @@ class Values:
                     else:
                         ends = self._table[source.first], self._table[source.count]
                         sums.append(self._device.segments(tile, dtype, ref, found, *ends, jnp.int32(0), column, False))
-                out = sums[0]
-                for more in sums[1:]:
-                    out = out + more
-                return out
+                if not sums:  # a state that is neither pushed nor gathered
+                    return jnp.zeros(tile.shape, dtype)
+                return functools.reduce(operator.add, sums)
 
             return self._each(x, total)
         return self._each(x, lambda b: self._rows(source, dtype, b, source.index))

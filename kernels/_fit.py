@@ -6,7 +6,7 @@ import numpy as np
 
 from cavs.kernels._specs import STATIC, Unfit, describe, is_var
 
-# Primitives that act on each number alone and that Mosaic GPU lowers, or `_rewritten` writes with those that it does.
+# Primitives that act on each number alone and that Mosaic GPU lowers, or that `_evaluate` writes with those that it does.
 ELEMENTWISE = frozenset(
     """add sub mul div rem max min neg abs sign exp exp2 log log2 tanh logistic erf erfc sin cos sqrt rsqrt square
     integer_pow one_minus_square select_n clamp eq ne lt le gt ge and or not convert_element_type add_any pow expm1 log1p
@@ -18,6 +18,7 @@ REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 
 
 def check_known(eqn: Any) -> None:
+    """Refuses a primitive or a dtype that there is no device code for: [`Unfit`][]. To be asked before widths are known."""
     name = eqn.primitive.name
     if name not in {*ELEMENTWISE, *STRUCTURE, *ACROSS, *REDUCTIONS, "dot_general"}:
         raise Unfit(f"{describe(eqn)}: the primitive {name} has no device code")
@@ -27,6 +28,7 @@ def check_known(eqn: Any) -> None:
 
 
 def check(eqn: Any, level: dict[Any, int], unit: int) -> None:
+    """Refuses an equation that does not work on whole vectors of `unit` numbers: [`Unfit`][]."""
     name = eqn.primitive.name
     for v in (*eqn.outvars, *(x for x in eqn.invars if is_var(x) and level.get(x, STATIC) != STATIC)):
         size = int(np.prod(v.aval.shape))
@@ -72,11 +74,11 @@ def _check_structure(eqn: Any, unit: int) -> None:
 
 
 def is_product(eqn: Any, level: dict[Any, int]) -> bool:
+    """Whether an equation is the product of a vertex's (or an edge's) value and a matrix that is the same for all."""
     if eqn.primitive.name != "dot_general":
         return False
     x, w = eqn.invars
-    (lc, rc), (lb, _) = eqn.params["dimension_numbers"]
+    (lc, _), (lb, _) = eqn.params["dimension_numbers"]
     static = not is_var(w) or level.get(w, STATIC) == STATIC
     rows = is_var(x) and level.get(x, STATIC) != STATIC
-    del rc
     return rows and static and not lb and tuple(lc) == (len(x.aval.shape) - 1,) and len(w.aval.shape) == 2

@@ -99,10 +99,10 @@ def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: An
     ]
     words = weights[...] if spec.resident else weights[cta]
     for weight in spec.weights:
-        w, at = [], weight.offset
+        flat, at, w = (_loosened(spec, weight, words), 0, []) if spec.tight else (words, weight.offset, [])
         for m in range(weight.tiles):
             halves = 1 if weight.half and m == weight.tiles - 1 else 2
-            tile = lax.slice(words, (at,), (at + halves * 8 * k,)).reshape(k // 16, 2, 8, 4, 2, halves)
+            tile = lax.slice(flat, (at,), (at + halves * 8 * k,)).reshape(k // 16, 2, 8, 4, 2, halves)
             w.append(tile.transpose(5, 2, 0, 3, 1, 4).reshape(halves * 8, k))
             at += halves * 8 * k
         w = jnp.concatenate(w)
@@ -111,3 +111,15 @@ def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: An
             z = lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
             for n in range(spec.splits):
                 part[n, :, pl.ds(column, w.shape[0])] = z if n == 0 else jnp.zeros_like(z)
+
+
+def _loosened(spec: Any, weight: Any, words: Any) -> Any:
+    """The words of a tight weight, a number in each."""
+    steps = 2 * spec.chunks // spec.splits
+    triples = -(-steps * weight.tiles // 3)
+    tight = lax.slice(words, (weight.offset,), (weight.offset + spec.splits * triples * 256,))
+    a, b = jnp.moveaxis(lax.bitcast_convert_type(tight, jnp.uint32).reshape(spec.splits, triples, 2, 32, 4), 2, 0)
+    three = jnp.stack([a & 0xFFFFE000, b & 0xFFFFE000, a << 19 | (b & 0x1FFF) << 6], 2)
+    fragments = three.reshape(spec.splits, -1, 32, 4)[:, : steps * weight.tiles]
+    fragments = fragments.reshape(spec.splits * steps, weight.tiles, 32, 4).transpose(1, 0, 2, 3)
+    return lax.bitcast_convert_type(fragments, jnp.float32).reshape(-1)

@@ -6,6 +6,7 @@ from typing import Any
 from cavs.kernels._pack import Packed
 from cavs.kernels._specs import Level, ProductSpec, Rows, SourceSpec, Unfit, WeightSpec
 
+PARTS = 16  # the schedule deals graphs into so many parts; a group takes PARTS / groups of them
 SHARED_MEMORY = 227 * 1024
 _SLACK = 2048  # of shared memory, for barriers and alignment
 
@@ -15,10 +16,10 @@ class Config:
     """How a kernel is laid out on the chip.
 
     **Fields:** `hb`: units that a CTA owns; `groups`: of CTAs, each with all weights; `clustered`: whether a group is a
-    thread-block cluster; `rows`: of a tile, which one
-    warpgroup runs; `warpgroups` of a CTA; `precision` of products: "fp32" (3xtf32), "tf32" or
-    "bf16"; `resident`: weights in shared memory (else they stream from L2); `spins`: after so many reads of a counter in
-    vain a CTA reports and goes on.
+    thread-block cluster; `rows`: of a tile, which one warpgroup runs; `warpgroups` of a CTA; `precision` of products:
+    "fp32" (3xtf32), "tf32" or "bf16"; `resident`: weights in shared memory (else they stream from L2); `tight`: three
+    tf32 weights in two words (`_pack`), so that a CTA holds half as many again; `in_flight`: reads of rows, 16 bytes each,
+    that a thread has on the way; `spins`: after so many reads of a counter in vain a CTA reports and goes on.
     """
 
     hb: int
@@ -28,6 +29,8 @@ class Config:
     warpgroups: int
     precision: str
     resident: bool
+    tight: bool = False
+    in_flight: int = 12
     spins: int = 1 << 22
     interpret: bool = False
 
@@ -61,9 +64,9 @@ def layout_of(level: Level, config: Config) -> Layout:
             if key not in offsets:
                 k = p.weight.aval.shape[p.axis]
                 offsets[key] = words
-                width = p.blocks * config.hb
-                packed.append(Packed(p.weight, p.axis, k, width, words, k * 16 // chunk))
-                words += width * k * 16 // chunk
+                splits = _splits(k // chunk)
+                packed.append(Packed(p.weight, p.axis, k, p.blocks * config.hb, words, splits, config.tight))
+                words += packed[-1].words(config.precision)
     specs, results, columns = [], [], 0
     for phase in level.phases:
         mine, where, at = [], {}, 0
@@ -76,7 +79,7 @@ def layout_of(level: Level, config: Config) -> Layout:
             if k % chunk:
                 raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
             chunks = k // chunk
-            splits = next(n for n in (4, 3, 2, 1) if chunks % n == 0)
+            splits = _splits(chunks)
             by_weight: dict[Any, list[Any]] = {}
             for p in products:
                 by_weight.setdefault((p.weight, p.axis), []).append(p)
@@ -103,11 +106,17 @@ def layout_of(level: Level, config: Config) -> Layout:
                 weights=tuple(weights),
                 words=words,
                 resident=config.resident,
+                tight=config.tight,
                 precision=config.precision,
-                in_flight=12,
+                in_flight=config.in_flight,
             )
             mine.append((spec, sources))
         specs.append(mine)
         results.append(where)
         columns = max(columns, at)
     return Layout(specs, results, packed, words, columns)
+
+
+def _splits(chunks: int) -> int:
+    """Among how many warps of a warpgroup so many chunks of K are divided."""
+    return next(n for n in (4, 3, 2, 1) if chunks % n == 0)

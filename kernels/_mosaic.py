@@ -22,12 +22,8 @@ from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._mlir import REF, SCALAR, address, as_index, constant, elements, int32, ptx, scalar, tile_layout
-from cavs.kernels._mosaic_products import (
-    copy_weights as copy_weights,
-    product as product,
-    product_rows as product_rows,
-    read_product as read_product,
-)
+from cavs.kernels._mosaic_products import product as product, product_rows as product_rows, read_product as read_product
+from cavs.kernels._mosaic_weights import copy_weights as copy_weights
 from cavs.kernels._specs import Tile
 
 
@@ -45,7 +41,8 @@ def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins:
     """All CTAs of a group; what they wrote before is seen by all after.
 
     A group that is a cluster meets in hardware. Else each CTA adds one to the group's counter and waits until it reads
-    `target`; after `spins` reads in vain it says so in `counters[0]` and goes on, so that no launch hangs.
+    `target`; after `spins` reads in vain it says so in `counters[0]` and goes on, so that no launch hangs. Once that is said,
+    nobody waits long.
     """
     if clustered:
 
@@ -70,8 +67,16 @@ def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins:
             with ir.InsertionPoint.at_block_begin(before):
                 seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", [i32], place)
                 short = arith.cmpi(arith.CmpIPredicate.ult, seen, scalar(target))
-                patient = arith.cmpi(arith.CmpIPredicate.ult, before.arguments[0], int32(spins))
-                scf.condition(arith.andi(short, patient), [arith.addi(before.arguments[0], int32(1))])
+                turn = before.arguments[0]
+                rare = arith.cmpi(arith.CmpIPredicate.eq, arith.andi(turn, int32(1023)), int32(1023))
+                asked = scf.IfOp(rare, [i32], has_else=True)
+                with ir.InsertionPoint(asked.then_block):
+                    scf.yield_([ptx("ld.relaxed.gpu.global.u32 $0, [$1];", [i32], base)])
+                with ir.InsertionPoint(asked.else_block):
+                    scf.yield_([int32(0)])
+                hope = arith.cmpi(arith.CmpIPredicate.eq, asked.results[0], int32(0))
+                patient = arith.andi(arith.cmpi(arith.CmpIPredicate.ult, turn, int32(spins)), hope)
+                scf.condition(arith.andi(short, patient), [arith.addi(turn, int32(1))])
             after = loop.after.blocks.append(i32)
             with ir.InsertionPoint.at_block_begin(after):
                 scf.yield_(after.arguments)

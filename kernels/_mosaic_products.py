@@ -1,4 +1,4 @@
-"""Products by `mma.sync`: weights in shared memory, rows straight from global memory; see `_mosaic`."""
+"""Products by `mma.sync`: weights in shared memory (`_mosaic_weights`), rows straight from global memory; see `_mosaic`."""
 
 # `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -16,90 +16,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._mlir import REF, SCALAR, address, as_index, elements, int32, ptx, scalar, tile_layout
 from cavs.kernels._specs import Tile
-
-
-def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
-    """The CTA's columns of every weight into shared memory, in the order in which `mma.sync` reads them.
-
-    `parts` are `persistent.Packed`: see `persistent.pack_weights`, which packs the same words.
-    """
-    threads = 128 * config.warpgroups
-
-    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), SCALAR, REF))
-    def go(ctx: Any, refs: Any, cta: Any, target: Any) -> None:
-        place = address(target, 3)
-        first = arith.muli(scalar(cta), int32(hb))
-        for part, ref in zip(parts, refs, strict=True):
-            whole = part.width // 16 * 16
-            _copy_columns(part, ref, first, place, part.offset, 0, whole // 16, 2, unit, hb, config.precision, threads)
-            if part.width > whole:
-                offset = part.offset + whole * part.words_a_column
-                _copy_columns(part, ref, first, place, offset, whole, 1, 1, unit, hb, config.precision, threads)
-
-    go(list(refs), cta, target)
-
-
-def _copy_columns(
-    part: Any,
-    ref: Any,
-    first: Any,
-    place: Any,
-    offset: int,
-    column: int,
-    tiles: int,
-    halves: int,
-    unit: int,
-    hb: int,
-    precision: str,
-    threads: int,
-) -> None:
-    """`tiles` tiles of 8 * `halves` columns from `column`; each thread makes what one lane reads for one step of K."""
-    i32 = ir.IntegerType.get_signless(32)
-    chunk = 32 if precision == "bf16" else 16
-    steps = 2 * (part.k // chunk)
-    total = tiles * steps * 32
-    if not total:
-        return
-    unroll = next(n for n in (8, 4, 2, 1) if total % (threads * n) == 0 or n == 1)
-
-    def words(u: Any) -> list[Any]:
-        lane, step = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
-        m, s = arith.divui(step, int32(steps)), arith.remui(step, int32(steps))
-        group, quad = arith.shrui(lane, int32(2)), arith.andi(lane, int32(3))
-        k = arith.muli(arith.shrui(s, int32(1)), int32(chunk))
-        k = arith.addi(k, arith.muli(quad, int32(chunk // 4)))
-        k = arith.addi(k, arith.muli(arith.andi(s, int32(1)), int32(chunk // 8)))
-        out = []
-        for pair in range(2):
-            for half in range(halves):
-                c = arith.addi(arith.addi(arith.muli(m, int32(8 * halves)), group), int32(column + 8 * half))
-                block, inside = arith.divui(c, int32(hb)), arith.remui(c, int32(hb))
-                c = as_index(arith.addi(arith.addi(arith.muli(block, int32(unit)), first), inside))
-                got = []
-                for e in range(chunk // 16):
-                    at = as_index(arith.addi(k, int32(pair * (chunk // 16) + e)))
-                    got.append(memref.load(ref, [at, c] if part.axis == 0 else [c, at]))
-                out.append(got)
-        return out
-
-    def rounded(got: list[Any]) -> Any:
-        if precision == "bf16":
-            return ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], got[1], got[0])
-        if precision == "tf32":
-            return ptx("cvt.rna.tf32.f32 $0, $1;", [i32], got[0])
-        return arith.bitcast(i32, got[0])
-
-    loop = scf.ForOp(as_index(mu.thread_idx()), as_index(int32(total)), as_index(int32(threads * unroll)))
-    with ir.InsertionPoint(loop.body):
-        start = arith.index_cast(i32, loop.induction_variable)
-        units = [arith.addi(start, int32(threads * n)) for n in range(unroll)]
-        read = [words(u) for u in units]
-        size = 2 * halves
-        for u, values in zip(units, read, strict=True):
-            at = arith.addi(place, arith.muli(u, int32(4 * size)))
-            args = ", ".join(f"${i + 1}" for i in range(size))
-            ptx(f"st.shared.v{size}.b32 [$0+{offset * 4}], {{{args}}};", [], at, *[rounded(v) for v in values])
-        scf.yield_([])
 
 
 def read_product(tile: Tile, part: Any, splits: int, column: int) -> Any:
@@ -211,6 +127,7 @@ class _Product:
 
     def _rows(self, groups: int) -> None:
         spec = self.spec
+        self.triples: dict[tuple[int, int], list[list[Any]]] = {}  # read in this branch
         per_warp = spec.chunks // spec.splits
         chunk_bytes = spec.chunk * 4
         first = arith.muli(self.warp, int32(per_warp * chunk_bytes))
@@ -292,6 +209,11 @@ class _Product:
 
     def _left(self, weight: Any, m: int, c: int, per_warp: int, step: int) -> list[Any]:
         """The four registers of a tile of 16 weight columns for one step of K; half a tile has columns 0 to 7 alone."""
+        if self.spec.tight:
+            triple, which = divmod((2 * c + step) * weight.tiles + m, 3)
+            if (weight.offset, triple) not in self.triples:
+                self.triples[weight.offset, triple] = self._triple(weight, triple, per_warp)
+            return self.triples[weight.offset, triple][which]
         steps, half = 2 * self.spec.chunks, weight.half and m == weight.tiles - 1
         words = 64 if half else 128
         at = (weight.offset + m * steps * 128 + (2 * c + step) * words) * 4
@@ -306,6 +228,24 @@ class _Product:
         if self.spec.precision == "fp32":
             return self._tf32([arith.bitcast(self.f32, x) for x in four])
         return list(four)
+
+    def _triple(self, weight: Any, triple: int, per_warp: int) -> list[list[Any]]:
+        """Three fragments that lie in the words of two; see `_pack`."""
+        mine = arith.muli(self.warp, int32(-(-2 * per_warp * weight.tiles // 3) * 1024))
+        place = arith.addi(self.weights, arith.addi(mine, arith.muli(self.lane, int32(16))))
+        one, two = (
+            ptx(
+                f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{weight.offset * 4 + triple * 1024 + n * 512}];",
+                [self.i32] * 4,
+                place,
+            )
+            for n in range(2)
+        )
+        three = [
+            arith.ori(arith.shli(a, int32(19)), arith.shli(arith.andi(b, int32(0x1FFF)), int32(6)))
+            for a, b in zip(one, two, strict=True)
+        ]
+        return [[arith.andi(x, int32(-0x2000)) for x in one], [arith.andi(x, int32(-0x2000)) for x in two], three]
 
     def _multiply(self, total: list[Any], left: list[Any], right: list[Any]) -> list[Any]:
         shape, kind = ("m16n8k16", "bf16") if self.spec.precision == "bf16" else ("m16n8k8", "tf32")

@@ -10,14 +10,28 @@ from jax import lax
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packed:
-    """One weight as packed: its variable, the axis that is contracted, K, a CTA's columns, and where its words begin."""
+    """One weight as packed: its variable, the axis that is contracted, K, a CTA's columns, and where its words begin.
+
+    `splits`: warps of a warpgroup among which K is divided; `tight`: three tf32 numbers lie in two words.
+    """
 
     variable: Any
     axis: int
     k: int
     width: int
     offset: int
-    words_a_column: int
+    splits: int
+    tight: bool
+
+    def fragments(self) -> int:
+        """Of 16 columns and 8 numbers of K, that a warp multiplies; where `tight`, a multiple of three has room."""
+        return self.width // 16 * (self.k // 8 // self.splits)
+
+    def words(self, precision: str) -> int:
+        """Of a CTA, 32 bits each."""
+        if self.tight:
+            return self.splits * -(-self.fragments() // 3) * 256
+        return self.width * self.k // (2 if precision == "bf16" else 1)
 
 
 def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb: int, precision: str) -> Any:
@@ -27,6 +41,9 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
     tile of 8). Words of a tile go by step of K, lane, and register; lane 4g + t of step s of chunk c holds rows g and g + 8
     of the tile at k = c * chunk + t * chunk / 4 + s * chunk / 8 and beyond: a permutation of K that lets each lane of the
     other operand read 16 bytes at once.
+
+    A tf32 number has 19 bits. Where a part is `tight`, the 16 words of three fragments in the order in which a warp
+    multiplies them become 8: the third number's bits fill the lower 13 of the first two.
     """
     ctas = unit // hb
     chunk = 32 if precision == "bf16" else 16
@@ -48,5 +65,16 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
                 x = lax.bitcast_convert_type(x.transpose(0, 1, 4, 6, 3, 5, 7, 2, 8), jnp.float32)
             else:
                 x = columns.reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2).transpose(0, 1, 4, 6, 3, 5, 7, 2)
-            out.append(x.reshape(ctas, -1))
+            out.append((_tight(x.reshape(ctas, -1, 2 * k // chunk, 32, 4), part) if part.tight else x).reshape(ctas, -1))
     return jnp.concatenate(out, axis=1) if out else jnp.zeros((ctas, 4), jnp.float32)
+
+
+def _tight(x: Any, part: Packed) -> Any:
+    """(CTAs, tiles, steps of K, lanes, registers) to (CTAs, warps, triples, 2, lanes, registers)."""
+    ctas, tiles = x.shape[:2]
+    bits = lax.bitcast_convert_type(x, jnp.uint32).reshape(ctas, tiles, part.splits, -1, 32, 4)
+    bits = bits.transpose(0, 2, 3, 1, 4, 5).reshape(ctas, part.splits, -1, 32, 4)
+    bits = jnp.pad(bits, ((0, 0), (0, 0), (0, -bits.shape[2] % 3), (0, 0), (0, 0)))
+    one, two, three = jnp.moveaxis(bits.reshape(ctas, part.splits, -1, 3, 32, 4), 3, 0)
+    both = jnp.stack([one | three >> 19, two | three >> 6 & 0x1FFF], 3)
+    return lax.bitcast_convert_type(both, jnp.float32)

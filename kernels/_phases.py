@@ -94,7 +94,7 @@ def cut(
                 continue
             seen.add(x)
             e = producer[x]
-            if made[x] != n and (level[x] != phase.domain or not _cheap(e, producer, made, level, phase.domain)):
+            if made[x] != n and (level[x] != phase.domain or not _cheap(e, producer, level, phase.domain)):
                 stored(x)
                 continue
             for v in e.outvars:
@@ -187,9 +187,7 @@ def _closure(
         name = e.primitive.name
         if is_product(e, level):
             ok = _raw_sum(e.invars[0], producer, sources) is not None or e.invars[0] in made
-        elif name in REDUCTIONS:
-            ok = all(x in made or x in sources for x in read)
-        elif name in ACROSS:
+        elif name in REDUCTIONS or name in ACROSS:
             ok = all(x in made or x in sources for x in read)
         else:
             ok = all(x in made or x in sources or x in here for x in read)
@@ -232,9 +230,9 @@ def _operands(eqn: Any, producer: dict[Any, Any], sources: dict[Any, Source], un
     return [[dataclasses.replace(s, part=s.part + i * k)] for i in range(lead)]
 
 
-def _cheap(eqn: Any, producer: dict[Any, Any], made: dict[Any, int], level: dict[Any, int], domain: int) -> bool:
+def _cheap(eqn: Any, producer: dict[Any, Any], level: dict[Any, int], domain: int) -> bool:
     """Whether a value follows from inputs by elementwise maths of the same domain alone."""
     if eqn.primitive.name not in ELEMENTWISE and eqn.primitive.name not in STRUCTURE:
         return False
     read = [x for x in eqn.invars if is_var(x) and level.get(x, STATIC) != STATIC]
-    return all(level[x] == domain and (x not in producer or _cheap(producer[x], producer, made, level, domain)) for x in read)
+    return all(level[x] == domain and (x not in producer or _cheap(producer[x], producer, level, domain)) for x in read)

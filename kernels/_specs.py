@@ -96,6 +96,7 @@ class ProductSpec:
     weights: tuple[WeightSpec, ...]
     words: int
     resident: bool
+    tight: bool
     precision: str
     in_flight: int
 

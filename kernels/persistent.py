@@ -15,11 +15,9 @@ import numpy as np
 from jax import lax
 
 from cavs.kernels._evaluate import Values
-from cavs.kernels._layout import SHARED_MEMORY as SHARED_MEMORY, Config as Config, Layout, layout_of as layout_of
+from cavs.kernels._layout import PARTS, Config, Layout
 from cavs.kernels._pack import pack_weights
 from cavs.kernels._specs import EDGE, ROW, Level, Phase, Rows, SourceSpec, Tile, num_blocks
-
-PARTS = 16  # the schedule deals graphs into so many parts; a group takes PARTS / groups of them
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,8 +52,8 @@ class Made:
     sparse: bool = False
 
 
-# The scalars that every launch has.
-NUM_LEVELS, NUM_ROWS, NUM_EDGES, FIRST_BASE = 0, 1, 2, 3
+# The scalars that every launch has; the bases that sources name follow.
+NUM_LEVELS, NUM_ROWS, NUM_EDGES = 0, 1, 2
 
 
 def launch(

@@ -1,0 +1,150 @@
+"""One direction of F's recurrent part as a `Level`: what a launch of engine `persistent` computes, reads and writes.
+
+The levels of the forward are F's recurrent equations; those of the backward the rest of the joint program (`_split`).
+"""
+
+from typing import Any
+
+from cavs._rows import EDGE, ROW, STATIC, depends, is_var, needed, open_custom_calls, reduce_max_p, reduce_sum_p
+from cavs._split import Split
+from cavs.kernels._phases import cut
+from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, Unfit
+
+# Of the scalars that a launch reads, after `persistent.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: bases of rows.
+STATE_ROW, PAD, EDGE_PAD, SLOTS = 3, 4, 5, 6
+
+
+class Program:
+    """One direction of the recurrent part of an inner role as a `Level`, and what its launch is given and gives.
+
+    `pushed`: states whose cotangents the pushes begin; those of the others come from parents alone.
+    """
+
+    def __init__(self, part: Split, forward: bool, forest: bool, keep: bool, pushed: frozenset[int]):
+        self.part, self.forward, self.pushed = part, forward, pushed
+        self.kept = part.keep if keep else []
+        self.made: dict[str, tuple[Any, int, int | None, int]] = {}  # name -> (variable, level, base, copies of its rows)
+        joint, level = part.joint, part.joint_level
+        if forward:
+            outputs = [*part.j_states, *part.j_extra, *self.kept]
+            eqns, _ = needed(joint.eqns, outputs, set())
+        else:
+            self.operands = _summed_operands(part)
+            outputs = [*part.ct_slots.values(), *part.ct_child.values(), *part.cuts, *self.operands]
+            eqns, _ = needed(joint.eqns, outputs, part.available)
+        eqns, level = open_custom_calls(eqns, level)
+        moving = [e for e in eqns if level.get(e.outvars[0], STATIC) != STATIC]
+        self.static_eqns = [e for e in eqns if level.get(e.outvars[0], STATIC) == STATIC]
+        weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
+        read = dict.fromkeys(x for e in moving for x in e.invars if is_var(x))
+        read |= dict.fromkeys(x for x in outputs if is_var(x))
+        self.statics = [x for x in read if level.get(x, STATIC) == STATIC]
+        self.weights = [x for x in self.statics if x in weights]
+        sources = self._sources(forest)
+        places = self._places()
+        self.level: Level = cut(moving, level, sources, places, self._written())
+
+    def _written(self) -> frozenset[str]:
+        if self.forward:
+            return frozenset(f"state{i}" for i in range(len(self.part.j_states)))
+        return frozenset()
+
+    def _sources(self, forest: bool) -> dict[Any, Any]:
+        part = self.part
+        out: dict[Any, Any] = {v: Constant(f"static{n}") for n, v in enumerate(self.statics)}
+        out |= {v: Rows(f"cross{n}") for n, v in enumerate(part.j_cross)}
+        out |= {v: Rows(f"state{i}", index=f"kid{k}") for v, (k, i) in zip(part.j_slots, part.slots, strict=True)}
+        out |= {v: Rows(f"state{i}", index="edge_child") for v, i in zip(part.j_child, part.child, strict=True)}
+        out[part.j_num_children] = Rows("num_children")
+        if self.forward:
+            return out
+        for n, v in enumerate(part.j_extra):
+            if is_var(v):
+                out.setdefault(v, Rows(f"extra{n}"))
+        for i, v in enumerate(part.j_states):
+            if is_var(v):
+                out.setdefault(v, Rows(f"state{i}", base=STATE_ROW))
+        for n, v in enumerate(part.keep):
+            out[v] = Rows(f"kept{n}", base=EDGE_PAD if part.joint_level.get(v) == EDGE else PAD)
+        for i, v in part.j_state_cts.items():
+            parts = [(f"up{i}", "parent_slot")] if any(part.slots[j][1] == i for j in part.ct_slots) else []
+            parts += [(f"edge_up{i}", "parent")] if any(part.child[j] == i for j in part.ct_child) else []
+            ends = (None, None) if forest else ("parent_first", "parent_count")
+            out[v] = Sum(f"g{i}" if i in self.pushed else None, STATE_ROW, tuple(parts), *ends)
+        for i, v in part.j_extra_cts.items():
+            out[v] = Rows(f"extra_ct{i}")
+        return out
+
+    def _places(self) -> dict[Any, list[Place]]:
+        part, level = self.part, self.part.joint_level
+        places: dict[Any, list[Place]] = {}
+
+        def put(v: Any, name: str, base: int | None, copies: int = 1, want: int = ROW) -> None:
+            if not is_var(v) or level.get(v, STATIC) != want:
+                raise Unfit(f"the recurrent part's {name} is a constant, or the same for all child edges; use engine='scan'")
+            places.setdefault(v, []).append(Place(name, base))
+            if not name.startswith("state"):
+                self.made[name] = (v, level[v], base, copies)
+
+        if self.forward:
+            for i, v in enumerate(part.j_states):
+                put(v, f"state{i}", STATE_ROW)
+            for n, v in enumerate(part.j_extra):
+                edge = part.role.level.get(part.extra[n]) == EDGE
+                put(v, f"extra{n}", None, want=EDGE if edge else ROW)
+            for n, v in enumerate(self.kept):
+                edge = level.get(v) == EDGE
+                put(v, f"kept{n}", EDGE_PAD if edge else PAD, want=level.get(v, STATIC))
+            return places
+        for j, v in part.ct_slots.items():
+            slot, i = part.slots[j]
+            put(v, f"up{i}", SLOTS + slot, self.arity)
+        for j, v in part.ct_child.items():
+            put(v, f"edge_up{part.child[j]}", None, want=EDGE)
+        for n, v in enumerate(part.cuts):
+            put(v, f"cut{n}", None, want=level.get(v, STATIC))
+        for n, v in enumerate(self.operands):
+            put(v, f"operand{n}", None, want=level.get(v, STATIC))
+        return places
+
+    @property
+    def arity(self) -> int:
+        """Slots that children fill."""
+        return max((k for k, _ in self.part.slots), default=-1) + 1
+
+
+def _summed_operands(part: Split) -> list[Any]:
+    """What parameter gradients read of the forward that is a sum over children: made in the kernel, in a fixed order."""
+    sums = [v for e in part.joint.eqns if e.primitive in (reduce_sum_p, reduce_max_p) for v in e.outvars]
+    wanted = [v for u in part.uses for v in u.operands.values() if is_var(v) and v not in part.available]
+    return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.eqns, set(sums))]
+
+
+def program(plan: Any, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Program:
+    """One direction of the inner role of a kind, kept with it. Raises [`Unfit`][].
+
+    `forest`: no vertex has two parents; without `keep` a forward leaves nothing for a backward.
+    """
+    part = plan.inner[name]
+    key = (forward, forest or forward, keep or not forward)
+    if key not in part.launches:
+        pushes = plan.push_states
+        pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
+        try:
+            part.launches[key] = Program(part, *key, pushed)
+        except Unfit as e:
+            part.launches[key] = e
+    found = part.launches[key]
+    if isinstance(found, Unfit):
+        raise found
+    return found
+
+
+def precision_of(program: Program) -> str:
+    """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for."""
+    asked = {str(q.eqn.params["precision"]) for phase in program.level.phases for q in phase.products}
+    if any("HIGHEST" in a or "F32_F32_F32" in a for a in asked if "TF32" not in a and "BF16" not in a):
+        return "fp32"
+    if any("BF16_BF16" in a for a in asked):
+        return "bf16"
+    return "tf32"

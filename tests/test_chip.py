@@ -1,0 +1,115 @@
+"""How the persistent kernels lie on the chip: packed weights, scripts, the choice of a layout and of an engine."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import _chip, _engines, _programs, _scripts, vertex_programs as vp
+from cavs.kernels import persistent
+from cavs.kernels._layout import SHARED_MEMORY, layout_of
+from cavs.kernels._pack import Packed, pack_weights
+from tests.odd_graphs import chain, joined
+from tests.test_persistent import CHAINS, DAG, RNG, TREES
+
+
+def plan_of(hidden: int) -> Any:
+    program = vp.LSTM(hidden, 16)
+    params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), jax.eval_shape(program.init, jax.random.key(0)))
+    return program.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32))
+
+
+@pytest.mark.parametrize("hidden", [64, 256, 512, 1024, 2048])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
+    for forward in (True, False):
+        level = _programs.program(plan_of(hidden), None, forward).level
+        found = _chip.candidates(level, precision)
+        assert found
+        for config in found:
+            ctas = hidden // config.hb
+            assert config.groups * ctas <= _chip.multiprocessors()  # all at once: they wait for each other
+            assert layout_of(level, config).shared_memory(config) <= SHARED_MEMORY
+            assert not config.tight or (config.resident and precision == "tf32")
+        assert found[0].resident == (hidden < 2048)
+
+
+def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resident weights: one launch for everything. Weights that stream: only where levels are narrow."""
+    monkeypatch.setattr(persistent, "supported", lambda: None)
+    wide, narrow = (_scripts.with_scripts(cavs.schedule(joined([chain(2)] * n))) for n in (70_000, 40))
+    for hidden, sched, engine in ((2048, wide, "scan"), (2048, narrow, "persistent"), (512, wide, "persistent")):
+        plan = plan_of(hidden)
+        assert _engines.choose_engine(None, plan, sched.shape, (None,)) == engine
+        assert _engines.choose_engine("persistent", plan, sched.shape, (None,)) == "persistent"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize(("hb", "blocks"), [(8, 3), (16, 1), (8, 2)])
+def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks: int) -> None:
+    """Each lane's registers hold the rows and K that PTX's m16n8k8 (m16n8k16) says, with K permuted as the rows are read."""
+    unit, k = 32, 64
+    weight = RNG.standard_normal((k, blocks * unit)).astype(np.float32)
+    width, chunk = blocks * hb, 32 if precision == "bf16" else 16
+    part = Packed(None, 0, k, width, 0, 1, False)
+    words = np.asarray(pack_weights([part], [jnp.asarray(weight)], unit, hb, precision))
+    assert words.shape == (unit // hb, part.words(precision))
+    for cta in range(unit // hb):
+        columns = [b * unit + cta * hb + i for b in range(blocks) for i in range(hb)]
+        at = 0
+        for tile in range(0, width, 16):
+            halves = min(2, (width - tile) // 8)
+            for step in range(2 * k // chunk):
+                for lane in range(32):
+                    for pair in range(2):
+                        for half in range(halves):
+                            c, s = divmod(step, 2)
+                            first = c * chunk + lane % 4 * chunk // 4 + s * chunk // 8 + pair * (chunk // 16)
+                            want = weight[first : first + chunk // 16, columns[tile + 8 * half + lane // 4]]
+                            if precision == "bf16":
+                                got = words[cta, at : at + 1].view(jnp.bfloat16).astype(np.float32)
+                            else:
+                                got = words[cta, at : at + 1]
+                            np.testing.assert_allclose(got, want, rtol={"fp32": 0, "tf32": 2**-11, "bf16": 2**-8}[precision])
+                            at += 1
+
+
+def test_scripts_deal_every_row_once() -> None:
+    for graphs in (TREES, DAG, CHAINS, joined([chain(3)] * 40)):
+        sched = _scripts.with_scripts(cavs.schedule(graphs))
+        starts, levels = sched.part_start, int(sched.num_levels)
+        assert levels == graphs.height.max() and (np.diff(starts) >= 0).all()
+        inner = sched.inner_vertex[: int(sched.inner_count[0])]
+        for level in range(levels):
+            rows = np.arange(starts[16 * level], starts[16 * level + 16])
+            assert (graphs.height[inner[rows]] == level + 1).all()
+        # A graph's vertices are all in one part.
+        part = np.searchsorted(starts[: 16 * levels + 1], np.arange(len(inner)), side="right") - 1
+        for graph in range(len(graphs)):
+            assert len(set(part[sched.graph[inner] == graph] % 16)) <= 1
+
+
+def test_kernels_compile_for_hopper(tmp_path: Any) -> None:
+    """Without a GPU, through ptxas: no registers are spilled to memory."""
+    for module in ("jax_plugins.xla_cuda13", "nvidia.cu13"):
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            pytest.skip(f"CUDA's compiler is not installed ({module}); CONTRIBUTING.md says how")
+    script = Path(__file__).with_name("compile_for_hopper.py")
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels = json.loads(done.stdout.splitlines()[-1])
+    assert len(kernels) == 4, kernels
+    for name, use in kernels.items():
+        assert use["registers"] <= 255 and use["spilled"] == 0 and use["products"] > 0, (name, use)
