@@ -1,17 +1,15 @@
-"""The bench: its data are what they claim, its systems agree, its tables follow from its results."""
+"""The bench: its data are what they claim, its runs resume, its tables follow from its results."""
 
-import contextlib
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
+from typing import ClassVar
 
 import jax
 import numpy as np
 import pytest
 
-from bench import cases, device_time, figures, lines, report, store, suites
+from bench import __main__ as command, cases, device_time, figures, graphs, lines, report, store, suites
 from bench.runner import Bench, Remote
 from bench.systems import SYSTEMS
 
@@ -28,7 +26,7 @@ def heights(graph):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_generated_trees_match_sst(seed):
-    trees = cases.sst_like(np.random.default_rng(seed), 8544)
+    trees = graphs.sst_like(np.random.default_rng(seed), 8544)
     leaves = np.array([(t["left"] < 0).sum() for t in trees])
     height = np.array([heights(t)[-1] for t in trees])
     for found, (mean, median, p95, largest) in ((leaves, (19.14, 18, 35, 52)), (height, (9.83, 10, 17, 29))):
@@ -38,17 +36,25 @@ def test_generated_trees_match_sst(seed):
         assert found.max() == pytest.approx(largest, rel=0.1)  # of one tree alone
 
 
-@pytest.mark.parametrize("shape", [s for s in cases.SHAPES if s not in ("sentences", "pairs", "characters")])
+@pytest.mark.parametrize("shape", [s for s, make in cases.SHAPES.items() if make.__module__ == "bench.graphs"])
 def test_every_shape_has_one_root_last_and_children_first(shape):
     from bench.ours import graphs_of
 
-    graphs = graphs_of(cases.SHAPES[shape](np.random.default_rng(0), 5))
-    assert len(graphs) == 5
+    found = graphs_of(cases.SHAPES[shape](np.random.default_rng(0), 5))
+    assert len(found) == 5
     for i in range(5):
-        g = graphs[i]
+        g = found[i]
         owner = np.repeat(np.arange(g.num_vertices), np.diff(g.child_offsets))
         assert (g.children < owner).all()
         assert sorted(set(range(g.num_vertices)) - set(g.children.tolist())) == [g.num_vertices - 1]
+
+
+def test_rare_words_are_spelled():
+    samples = cases.SHAPES["spelled"](np.random.default_rng(0), 400)
+    words = np.concatenate([g["words"] for g in samples])
+    letters = np.array([len(s) for g in samples for s in g["spellings"]])
+    assert all((g["words"] < 0).sum() == len(g["spellings"]) for g in samples)
+    assert [len(words) / 400, (words < 0).mean(), letters.mean()] == pytest.approx([24.5, 0.125, 7.5], rel=0.05)
 
 
 def test_names_of_cases_are_read_back():
@@ -61,7 +67,7 @@ def test_names_of_cases_are_read_back():
 
 
 def test_packed_trees_are_read_back(tmp_path):
-    trees = cases.sst_like(np.random.default_rng(0), 5)
+    trees = graphs.sst_like(np.random.default_rng(0), 5)
     cases.pack(trees, str(tmp_path / "trees.npz"))
     for a, b in zip(trees, cases.unpack(str(tmp_path / "trees.npz")), strict=True):
         assert all(np.array_equal(a[k], b[k]) for k in ("left", "right", "word", "label"))
@@ -74,26 +80,14 @@ def test_gflop_counts_the_products_of_a_tree():
     assert cases.gflop(case, [[tree]]) == pytest.approx(3 * 2 * products / 1e9)
 
 
-@pytest.mark.parametrize("cell, shape", [("tree_lstm", "complete-8"), ("tree_fc", "pyramid"), ("lstm", "chains")])
-def test_ours_and_plain_jax_agree_in_every_parameter(cell, shape):
-    case = cases.Case(cell, shape, 8, 3, 8)
-    batches = cases.dataset(case, 2)
-    found = []
-    for name in ("cavs", "jax_scan"):
-        model = SYSTEMS[name].make(case, cases.parameters(case), 2, "cpu")
-        found.append(([model.step(b, 0.5) for b in (batches[0], batches[1], batches[0])], model.params()))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
-    for k, v in found[0][1].items():
-        np.testing.assert_allclose(v, found[1][1][k], rtol=1e-4, atol=1e-6, err_msg=k)
-
-
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Results of a tiny run of two systems in workers of their own, and of one that is absent."""
     folder = tmp_path_factory.mktemp("results")
     bench = Bench(("cavs", "jax_scan"), 2, "cpu", {}, folder / "log")
     try:
-        record = bench.run(TINY, ("cavs", "jax_scan", "torch_packed_lstm"), quick=True, rounds=2, seconds=0.01)
+        names, settings = ("cavs", "jax_scan", "torch_packed_lstm"), {"quick": True, "rounds": 2, "seconds": 0.01}
+        (record,) = bench.run_together([TINY], names, **settings)
     finally:
         bench.close()
     environment = store.environment("cpu", 2, bench.versions)
@@ -141,20 +135,55 @@ def test_quick_runs_on_a_gpu_take_every_system_once():
     assert not any(suites.left_out("cavs", first, n, False, "gpu") for n in names)
 
 
-def test_ours_as_it_runs_on_a_gpu_computes_the_same():
-    case = cases.Case("tree_lstm", "complete-8", 8, 3, 8)
-    found = []
-    for device in ("cpu", "gpu"):  # schedules from a process, one vector sent ahead by a thread
-        model = SYSTEMS["cavs"].make(case, cases.parameters(case), 2, device)
-        found.append(model.run(model.load(cases.dataset(case, steps=4)) * 2, 0.5))
-    assert found[0] == found[1] and len(set(found[0])) == 8
-
-
 def test_a_run_resumes(results):
     kept = store.Store(results / "cpu-tiny" / "2020-01-01.json")
     assert kept.done("cavs", TINY.name, ("cavs", "jax_scan"), True)
     assert not kept.done("cavs", TINY.name, ("cavs", "dynet"), True)
     assert not kept.done("cavs", TINY.name, ("cavs",), False)
+
+
+class Stopped(Bench):
+    """Times nothing; the run is killed before case `stop`."""
+
+    asked: ClassVar[list[str]] = []
+    stop = -1
+
+    def __init__(self, names, *_):
+        self.missing, self.remotes, self.versions = {}, dict.fromkeys(names), {n: {"python": "3"} for n in names}
+
+    def run_together(self, wanted, names, **_):
+        if len(self.asked) == self.stop:
+            raise KeyboardInterrupt
+        for case in wanted:
+            self.asked.append(case.name)
+            yield {"case": case.name, "batch": 1, "steps": 1, "epoch": 1, "systems": {n: {"samples": [1.0]} for n in names}}
+
+    def close(self):
+        pass
+
+
+def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    every = [c.name for c in suites.cases_of("ablation", True)]
+
+    def run(*more, stop=-1):
+        monkeypatch.setattr(Stopped, "asked", [])
+        monkeypatch.setattr(Stopped, "stop", stop)
+        monkeypatch.setattr(sys, "argv", ["bench", "run", "--suite", "ablation", "--quick", "--results", str(tmp_path), *more])
+        command.main()
+
+    monkeypatch.setattr(command, "Bench", Stopped)
+    run("--minutes", "0")
+    assert Stopped.asked == []
+    with pytest.raises(KeyboardInterrupt):
+        run(stop=2)
+    assert Stopped.asked == every[:2]
+    run()
+    assert Stopped.asked == every[2:]
+    run()
+    assert Stopped.asked == []
+    run("--again", "--only", every[0])
+    assert Stopped.asked == every[:1]
+    assert sorted(r["case"] for r in next(iter(store.latest(tmp_path).values()))) == sorted(every)
 
 
 def test_an_absent_interpreter_is_reported():
@@ -221,81 +250,6 @@ def test_time_on_a_device_is_read_from_the_streams_of_gpus():
 
 def test_the_profiler_of_jax_is_read_back():
     assert device_time.measure(lambda: jax.block_until_ready(jax.numpy.ones(3) + 1), 1, True)["seconds"] is None  # no GPU
-
-
-def test_cudnn_of_jax_agrees_where_its_reference_runs(monkeypatch):
-    from jax.experimental import rnn
-
-    from bench.peers import jax_cudnn_rnn
-
-    def reference(x, h, c, weights, lengths, *sizes):
-        return rnn.lstm_ref(x, h, c, *rnn.unpack_lstm_weights(weights, *sizes[:3], sizes[4]), lengths, *sizes)
-
-    monkeypatch.setattr(jax_cudnn_rnn, "lstm", reference)  # cuDNN itself needs a GPU
-    case = cases.Case("lstm", "chains", 8, 3, 5)
-    batches = cases.dataset(case, 2)
-    found = []
-    for model in (
-        jax_cudnn_rnn.JaxCudnnRNN("lstm", cases.parameters(case)),
-        SYSTEMS["jax_scan"].make(case, cases.parameters(case), 2, "cpu"),
-    ):
-        found.append(([model.step(b, 0.5) for b in (batches[0], batches[1], batches[0])], model.params()))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
-    for k, v in found[0][1].items():
-        np.testing.assert_allclose(v, found[1][1][k], rtol=1e-4, atol=1e-6, err_msg=k)
-
-
-@pytest.mark.parametrize(
-    "cell, peer", [("tree_lstm", "TorchCudaGraph"), ("lstm", "TorchCudaGraph"), ("lstm", "TorchPackedCudaGraph")]
-)
-def test_steps_in_a_cuda_graph_are_those_of_the_peer(cell, peer, monkeypatch):
-    """Without a GPU: capturing takes the step itself, once a batch; what is sent, put back and kept alive is as there."""
-    torch = pytest.importorskip("torch", reason="pip install torch")
-    from bench.peers import torch_cuda_graph, torch_manual, torch_packed_lstm
-
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    for name, fake in {
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
-        "Stream": lambda: stream,
-        "current_stream": lambda: stream,
-        "stream": lambda _: contextlib.nullcontext(),
-        "graph": lambda graph, pool: contextlib.nullcontext(),
-        "graph_pool_handle": lambda: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    for module in (torch_manual, torch_packed_lstm):
-        monkeypatch.setattr(module, "torch_device", lambda name: "cpu")
-    case = cases.Case(cell, "sst" if cell == "tree_lstm" else "chains", 16, 3, 16)
-    batches = cases.dataset(case, 2)
-    captured = getattr(torch_cuda_graph, peer)(cell, cases.parameters(case), threads=2, device="gpu")
-    plain = SYSTEMS["jax_scan"].make(case, cases.parameters(case), 2, "cpu")
-    assert captured.run(batches, 0.5) == pytest.approx(plain.run(batches, 0.5), rel=1e-5)
-    for k, v in captured.params().items():
-        np.testing.assert_allclose(v, plain.params()[k], rtol=1e-4, atol=1e-6, err_msg=k)
-
-
-def test_triton_agrees_in_its_interpreter():
-    pytest.importorskip("triton", reason="pip install torch triton")
-    check = "from tests.test_bench import check_triton; check_triton()"
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", check], env=environment, check=True)
-
-
-def check_triton():
-    from bench.peers.torch_triton import TorchTriton
-
-    for name in ("tree_lstm/sst/h48/b3/e20", "tree_lstm/complete-1/h32/b2", "tree_fc/sst/h64/b3"):
-        case = cases.parse(name)
-        batches, found = cases.dataset(case, 2), []
-        models = (
-            TorchTriton(case.cell, cases.parameters(case), device="cpu"),
-            SYSTEMS["jax_scan"].make(case, cases.parameters(case), 2, "cpu"),
-        )
-        for model in models:
-            found.append(([model.step(b, 0.5) for b in (batches[0], batches[1], batches[0])], model.params()))
-        assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
-        for k, v in found[0][1].items():
-            np.testing.assert_allclose(v, found[1][1][k], rtol=1e-4, atol=1e-6, err_msg=f"{name} {k}")
 
 
 def test_figures_are_drawn(results):

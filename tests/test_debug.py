@@ -10,7 +10,8 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from tests.helpers import E, H, chain, from_children, joined, with_kinds
+from tests.odd_graphs import chain, from_children, joined, with_kinds
+from tests.programs import E, H
 
 DAG = from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5]])
 GRAPHS_ = joined([chain(2), DAG])

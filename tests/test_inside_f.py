@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import cavs
-from tests.helpers import GRAPHS, E, H, assert_close, chain, from_children, joined, loss
+from tests.odd_graphs import GRAPHS, chain, from_children, joined
+from tests.programs import E, H
+from tests.truth import assert_close, gradients
 
 # Small, as every vertex of a loop is traced. One vertex alone, one child, the same child twice, several parents and roots.
 DAG = from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5]])
@@ -101,17 +103,6 @@ def case(name: str) -> tuple[cavs.VertexFunction, Any, Any, str]:
 def pad(schedule: cavs.Schedule, x: Any) -> Any:
     """Rows up to the schedule's size: of keys, too."""
     return x.at[jnp.arange(schedule.shape.vertices)].get(mode="clip")
-
-
-def gradients(run: Any, params: Any, inputs: Any, rows: int) -> Any:
-    """Gradients of the floats among (params, inputs), and the pushes."""
-
-    def f(params: Any, inputs: Any) -> Any:
-        pushes = run(params, inputs)
-        return loss(pushes, rows), pushes
-
-    grad = jax.grad(f, argnums=(0, 1), has_aux=True, allow_int=True)
-    return grad(params, inputs)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,7 +14,7 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from tests.helpers import chain, from_children, joined, random_binary_tree
+from tests.odd_graphs import chain, from_children, joined, random_binary_tree
 
 HIDDEN, INPUTS = 16, 8
 

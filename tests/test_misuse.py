@@ -11,7 +11,9 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from tests.helpers import GRAPHS, PROGRAMS, E, H, batch_inputs, from_children, sched, with_kinds
+from tests.odd_graphs import GRAPHS, from_children, with_kinds
+from tests.programs import PROGRAMS, E, H
+from tests.truth import batch_inputs, sched
 
 TREE, ONES = from_children([[], [], [0, 1]]), np.ones((3, H))
 
@@ -250,23 +252,6 @@ def test_attributes_of_a_schedule() -> None:
 def test_padding_rows_of_the_wrong_length() -> None:
     with pytest.raises(ValueError, match=re.escape("array has shape (2, 5), wanted (3, ...)")):
         cavs.schedule(TREE).pad(np.ones((2, 5)))
-
-
-# ---- graphs: more in test_graphs.py ----
-
-
-@pytest.mark.parametrize(
-    ("children", "match"),
-    [
-        ([[1], [2], [0]], "graph 0 has a cycle through or below vertex 0"),
-        ([[0]], "graph 0 has a cycle"),
-        ([[], [0, 7]], "vertex 1 of graph 0 has child 7, wanted a vertex number within the graph, 0 to 1"),
-        ([[], [-1]], "vertex 1 of graph 0 has child -1"),
-    ],
-)
-def test_graphs_that_are_none(children: list[list[int]], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        from_children(children)
 
 
 # ---- interpret ----

@@ -9,7 +9,8 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from tests.helpers import assert_close, chain, joined, loss, random_binary_tree
+from tests.odd_graphs import chain, joined, random_binary_tree
+from tests.truth import assert_close, loss
 
 TREES = joined([random_binary_tree(leaves, seed) for seed, leaves in enumerate([25] * 24)])
 PROGRAMS = {

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import cavs
-from tests.helpers import BATCHES, CASES, GRAPHS, PROGRAMS, assert_close, batch_inputs, jitted, sched
+from tests.odd_graphs import BATCHES, GRAPHS
+from tests.programs import CASES, PROGRAMS
+from tests.truth import assert_close, batch_inputs, jitted, sched
 
 
 def _poison(x: np.ndarray) -> np.ndarray:

@@ -1,14 +1,6 @@
 """Properties of schedules over random graphs: Cavs Algorithm 1 and the layout of its tasks."""
 
 import dataclasses
-import gc
-import os
-import signal
-import subprocess
-import sys
-import time
-import traceback
-from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
@@ -16,11 +8,12 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _process
+from cavs._graphs import consecutive
 from cavs._pack import Options, pack
+from cavs._schedule import layout_of
 from cavs._scheduler import bucket
 from cavs._scripts import with_scripts
-from tests.helpers import BATCHES, GRAPHS, chain, from_children, joined, random_binary_tree, star, with_kinds
+from tests.odd_graphs import BATCHES, GRAPHS, chain, from_children, joined, random_binary_tree, star, with_kinds
 
 
 @st.composite
@@ -160,7 +153,7 @@ def test_kinds_without_names_are_numbered() -> None:
 def test_buckets_are_a_ladder() -> None:
     sizes = np.array([bucket(n) for n in range(20000)])
     assert (np.diff(sizes) >= 0).all() and (sizes >= np.arange(20000)).all()
-    assert (sizes <= 1.19 * np.arange(20000) + 8).all()
+    assert (sizes <= 1.19 * np.arange(20000) + np.where(sizes < 512, 8, 32)).all()
     assert [bucket(int(n)) for n in sizes] == sizes.tolist()
     assert len(set(sizes)) <= 48
 
@@ -215,6 +208,46 @@ def test_many_batches_at_once_are_scheduled_as_one_by_one(name: str, options: di
                 np.testing.assert_array_equal(getattr(some, field), getattr(alone, field))
             assert_same(sched, cavs.schedule(alone, shapes=known, **options))
     assert known == known_at_once
+
+
+def test_a_tuple_of_shapes_stays_as_it_is() -> None:
+    graphs = joined([random_binary_tree(n, seed=n) for n in (40, 38, 9, 300)])
+    known = (cavs.schedule(graphs[:1]).shape,)
+    (_, fits), (_, small), (_, large) = cavs.schedules(graphs, [[1], [2], [3]], shapes=known)
+    assert fits.shape in known and small.shape not in known
+    assert_same(small, cavs.schedule(graphs[2]))
+    assert_same(large, cavs.schedule(graphs[3], shapes=known))
+
+
+@pytest.mark.parametrize("name", ["kinds", "dags", "odd"])
+@pytest.mark.parametrize("scripts", [False, True])
+def test_fields_come_along(name: str, scripts: bool) -> None:
+    graphs = with_kinds((BATCHES | WIDE).get(name, joined([chain(3), chain(1), star(9)])), ("a", "b"), seed=1)
+    ids = np.arange(graphs.num_vertices, dtype=np.int32)
+    graphs = dataclasses.replace(graphs, input_id=ids, label=ids[::-1].copy())
+    fields = ("label", "input_id", "kind")
+    options = Options("batching", kinds=False, exact=False, window=32768, shapes=None, scripts=scripts)
+    for batches in ([len(graphs)], [1] * len(graphs)):
+        plain, more = (pack(graphs, np.array(batches), o) for o in (options, options._replace(fields=fields)))
+        for one, other, some in zip(plain, more, consecutive(graphs, np.array(batches)), strict=True):
+            assert other.shape._replace(fields=()) == one.shape != other.shape
+            for field in fields:
+                np.testing.assert_array_equal(getattr(other, field), one.pad(getattr(some, field), -1))
+            for field in layout_of(one.shape):
+                if field != "roots" or one.shape.rooted:
+                    np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+
+
+def test_fields_that_there_are_not() -> None:
+    graphs = dataclasses.replace(joined([chain(3)]), input_id=np.arange(3, dtype=np.int32), label=None, kind=None)
+    with pytest.raises(
+        ValueError, match=r"schedule: fields names 'label', wanted a tuple of what these graphs have: input_id\."
+    ):
+        cavs.schedule(graphs, fields=("input_id", "label"))
+    with pytest.raises(ValueError, match="schedules: fields names 'words'"):
+        cavs.schedules(graphs, [[0]], fields=("words",))
+    with pytest.raises(AttributeError, match=r"no attribute 'label'; it comes along with .*fields=\('label',\)"):
+        _ = cavs.schedule(graphs, fields=("input_id",)).label
 
 
 @hypothesis.settings(deadline=None, max_examples=30)
@@ -285,87 +318,3 @@ def check_scripts(schedule: cavs.Schedule) -> None:
         else:
             first = schedule.parent_first[row]
             assert schedule.parent_edge[first : first + schedule.parent_count[row]].tolist() == wanted
-
-
-def elsewhere(graphs: cavs.Graphs) -> list:
-    return _process._idle.get(graphs, [])
-
-
-@pytest.mark.parametrize("name", ["binary", "kinds", "dags"])
-def test_a_process_makes_the_same_schedules(name: str) -> None:
-    graphs = BATCHES.get(name) or joined([random_binary_tree(n, seed=n) for n in (1, 40, 7, 90, 2)])
-    order = np.random.default_rng(0).integers(0, len(graphs), (600, 3))
-    known: list = []
-    known_there: list = []
-    here = cavs.schedules(graphs, order, shapes=known)
-    there = cavs.schedules(graphs, order, shapes=known_there, process=True)
-    for (a, one), (b, other) in zip(here, there, strict=True):
-        assert_same(one, other)
-        for field in dataclasses.fields(cavs.Graphs):
-            np.testing.assert_array_equal(getattr(a, field.name), getattr(b, field.name))
-    assert known == known_there
-    (remote,) = elsewhere(graphs)
-    next(cavs.schedules(graphs, order, process=True))  # and no more
-    for _, schedule in cavs.schedules(graphs, [[0]], process=True, exact=True):
-        assert_same(schedule, cavs.schedule(graphs[:1], exact=True))
-    assert elsewhere(graphs) == [remote]  # the same process served all three
-
-
-def test_a_process_ends_with_its_graphs() -> None:
-    graphs = joined([chain(5)])
-    assert len(list(cavs.schedules(graphs, [[0]], process=True))) == 1
-    process = elsewhere(graphs)[0]._process
-    del graphs
-    gc.collect()
-    assert process.poll() is not None
-
-
-def test_errors_reach_the_caller_of_a_process() -> None:
-    graphs = dataclasses.replace(joined([chain(5)] * 4), vocab=("a",))
-    found = cavs.schedules(graphs, [[0], [1], [99]], process=True)
-    assert next(found)[1].num_vertices and next(found)[1].num_vertices
-    with pytest.raises(IndexError, match="99"):  # after the batches before it
-        next(found)
-    broken = dataclasses.replace(graphs, height=np.zeros(0, np.int32))
-    with pytest.raises(IndexError, match="out of bounds") as caught:
-        next(cavs.schedules(broken, [[0]], process=True))
-    assert "_select" in "".join(traceback.format_exception(caught.value))  # where it happened
-    found = cavs.schedules(graphs, [[0]] * 5000, process=True)
-    next(found)
-    (remote,) = [r for r in gc.get_objects() if type(r) is _process._Remote and r._under_way]
-    remote._process.kill()
-    with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
-        list(found)
-    assert len(list(cavs.schedules(graphs, [[0]], process=True))) == 1  # by a new one
-    with pytest.raises(TypeError, match="process is 1, wanted True or False"):
-        cavs.schedules(graphs, [], process=1)  # type: ignore[arg-type]
-
-
-SCRIPT = """
-import sys, cavs
-graphs = cavs.from_lengths([5, 6, 7])
-found = cavs.schedules(graphs, ([i % 3] for i in range(10**9)), process=True)
-print(int(next(found)[1].num_vertices), flush=True)
-if sys.argv[1] == "endless":
-    for _ in found: pass
-if sys.argv[1] == "prefetch":
-    for _ in cavs.prefetch(found, lambda x: x): pass
-if sys.argv[1] == "prefetch, leaves":
-    next(ahead := cavs.prefetch(found, lambda x: x))
-"""  # no `if __name__ == "__main__"`; leaves with schedules under way
-
-
-@pytest.mark.skipif(os.name != "posix", reason="signals and process groups as POSIX has them")
-@pytest.mark.parametrize("how", ["leaves", "endless", "prefetch", "prefetch, leaves"])
-def test_a_script_ends_at_once_and_so_does_its_process(how: str, tmp_path: Path) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    # The process inherits stderr, so that reading it to its end waits for both.
-    with subprocess.Popen([sys.executable, path, how], stdout=-1, stderr=-1, env=environment, text=True) as script:
-        assert script.stdout and script.stderr and script.stdout.readline() == "5\n"
-        if interrupted := how in ("endless", "prefetch"):
-            time.sleep(0.1)
-            script.send_signal(signal.SIGINT)
-        text = script.communicate(timeout=60)[1]
-    assert ("KeyboardInterrupt" in text) == interrupted and text.count("Traceback") == interrupted, text

@@ -224,7 +224,7 @@ def test_stand_ins_do_not_count_and_dropout_is_of_the_key(tmp_path):
     whole = trainer.evaluate(state.weights, train)
     assert whole["roots"] == len(train) == 20 and whole["vertices"] == train.num_vertices
     numbers = np.array([0, 1, -1, -1])
-    batch = batches.prepare(train, numbers, model.num_words)
+    (batch,) = jax.device_put(list(batches.prepare(train, model.num_words, numbers[None])))
     params, rows = state.params, state.table.at[batch.words].get(mode="fill", fill_value=0)
 
     @jax.jit

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import cavs
-from tests.helpers import BATCHES, GRAPHS, PROGRAMS, assert_close, batch_inputs, random_binary_tree, sched
+from tests.odd_graphs import BATCHES, GRAPHS, random_binary_tree
+from tests.programs import PROGRAMS
+from tests.truth import assert_close, batch_inputs, sched
 
 PROGRAM, BATCH, ROWS = PROGRAMS["BinaryTreeLSTM"], sched("binary"), BATCHES["binary"].num_vertices
 PARAMS = jax.tree.map(jnp.asarray, PROGRAM.params)

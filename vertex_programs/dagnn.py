@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs.gru import gru_state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +49,7 @@ class DAGNN:
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
         """The vertex function."""
         m = v.gather_all(lambda child: (child["score"], child["h"]), reduce="softmax")
-        x_r, x_z, x_n = jnp.split(v.pull() @ params["w"] + params["b"], 3)
-        m_r, m_z, m_n = jnp.split(m @ params["u"], 3)
-        r, z = jax.nn.sigmoid(x_r + m_r), jax.nn.sigmoid(x_z + m_z)
-        n = jnp.tanh(x_n + r * (m_n + params["d"]))
-        h = (1 - z) * n + z * m
+        h = gru_state(params, v.pull(), m)
         v.scatter({"h": h, "score": h @ params["s"]})
         v.push(h)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
-from cavs.vertex_programs.lstm import LSTM
+from cavs.vertex_programs.lstm import LSTM, lstm_state
 
 
 def sentence_pairs(source: Any, target: Any) -> tuple[cavs.Graphs, cavs.Graphs]:
@@ -79,7 +79,7 @@ class EncoderDecoder:
     def encoder(self, params: dict[str, Any], v: cavs.Vertex) -> None:
         """The vertex function of the encoder: an LSTM that pushes c too."""
         before = v.gather(0)
-        state = _lstm(before["h"] @ params["u"] + (v.pull() @ params["w"] + params["b"]), before["c"])
+        state = lstm_state(before["h"] @ params["u"] + (v.pull() @ params["w"] + params["b"]), before["c"])
         v.scatter(state)
         v.push(state)
 
@@ -92,7 +92,7 @@ class EncoderDecoder:
             return
         before = v.gather(0)
         z = jnp.concatenate([before["h"], before["a"]]) @ params["u"] + (v.pull("x") @ params["w"] + params["b"])
-        state = _lstm(z, before["c"])
+        state = lstm_state(z, before["c"])
         query = state["h"] @ params["query"]
 
         def score(source: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -126,12 +126,6 @@ class EncoderDecoder:
         """F of the decoder; the same object for equal programs, so that they share compiled code."""
         state: dict[str, Any] = dict.fromkeys(("a", "c", "h", "key"), (self.hidden,))
         return cavs.VertexFunction(self, state=state | {"source": jax.ShapeDtypeStruct((), bool)}, arity=1)
-
-
-def _lstm(z: jax.Array, c: jax.Array) -> dict[str, jax.Array]:
-    i, f, o, g = jnp.split(z, 4)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return {"c": c, "h": jax.nn.sigmoid(o) * jnp.tanh(c)}
 
 
 def _place(source: cavs.Schedule, pairs: cavs.Schedule, rows: int) -> jax.Array:

@@ -11,6 +11,15 @@ import cavs
 from cavs.vertex_programs._initialisers import glorot
 
 
+def gru_state(params: dict[str, jax.Array], x: jax.Array, before: jax.Array) -> jax.Array:
+    """h (H,), from the inputs x (E,) and the h before; parameters as of `GRU`."""
+    x_r, x_z, x_n = jnp.split(x @ params["w"] + params["b"], 3)
+    h_r, h_z, h_n = jnp.split(before @ params["u"], 3)
+    r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
+    n = jnp.tanh(x_n + r * (h_n + params["d"]))
+    return (1 - z) * n + z * before
+
+
 @dataclasses.dataclass(frozen=True)
 class GRU:
     """GRU over chains: Cho et al., 2014 (arXiv 1406.1078), equations 5-8.
@@ -45,12 +54,7 @@ class GRU:
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
         """The vertex function."""
-        before = v.gather(0)
-        x_r, x_z, x_n = jnp.split(v.pull() @ params["w"] + params["b"], 3)
-        h_r, h_z, h_n = jnp.split(before @ params["u"], 3)
-        r, z = jax.nn.sigmoid(x_r + h_r), jax.nn.sigmoid(x_z + h_z)
-        n = jnp.tanh(x_n + r * (h_n + params["d"]))
-        h = (1 - z) * n + z * before
+        h = gru_state(params, v.pull(), v.gather(0))
         v.scatter(h)
         v.push(h)
 

@@ -11,6 +11,13 @@ import cavs
 from cavs.vertex_programs._initialisers import glorot
 
 
+def lstm_state(z: jax.Array, c: jax.Array) -> dict[str, jax.Array]:
+    """c and h (H,), from the gates' sums z (4H,), columns i, f, o, g, and the c before."""
+    i, f, o, g = jnp.split(z, 4)
+    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    return {"c": c, "h": jax.nn.sigmoid(o) * jnp.tanh(c)}
+
+
 @dataclasses.dataclass(frozen=True)
 class LSTM:
     """LSTM over chains: Hochreiter and Schmidhuber, 1997, with the forget gate of Gers, Schmidhuber and Cummins, 2000.
@@ -44,12 +51,9 @@ class LSTM:
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
         """The vertex function."""
         before = v.gather(0)
-        z = before["h"] @ params["u"] + (v.pull() @ params["w"] + params["b"])
-        i, f, o, g = jnp.split(z, 4)
-        c = jax.nn.sigmoid(f) * before["c"] + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = jax.nn.sigmoid(o) * jnp.tanh(c)
-        v.scatter({"c": c, "h": h})
-        v.push(h)
+        state = lstm_state(before["h"] @ params["u"] + (v.pull() @ params["w"] + params["b"]), before["c"])
+        v.scatter(state)
+        v.push(state["h"])
 
     @functools.cache  # noqa: B019  (equal programs share F for good)
     def vertex_function(self) -> cavs.VertexFunction:

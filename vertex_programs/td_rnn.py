@@ -1,11 +1,8 @@
 """The time-delay recurrent network of VPPS, and the pyramids that it runs over."""
 
 import dataclasses
-import functools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import cavs
@@ -41,10 +38,10 @@ def pyramids(lengths: Any, *, words: Any = None) -> cavs.Graphs:
 
 
 @dataclasses.dataclass(frozen=True)
-class TDRNN:
+class TDRNN(TreeFC):
     """Time-delay RNN: VPPS (Khorasani et al., 2018), section IV, after Waibel et al., 1989, and Peddinti et al., 2015.
 
-    Neighbours are combined again and again by ONE composition, over `TDRNN.graphs(lengths)`:
+    Neighbours are combined again and again by ONE composition: `TreeFC` over the graphs of `TDRNN.graphs(lengths)`,
 
         leaf:  h = x
         inner: h = tanh(h_left U_left + h_right U_right + b)
@@ -56,20 +53,4 @@ class TDRNN:
     **Pushes** h.
     """
 
-    hidden: int
-    dtype: Any = jnp.float32
-
     graphs = staticmethod(pyramids)
-
-    def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters."""
-        return TreeFC(self.hidden, self.dtype).init(key)
-
-    def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function: that of `TreeFC`, over other graphs."""
-        TreeFC(self.hidden, self.dtype)(params, v)
-
-    @functools.cache  # noqa: B019  (equal programs share F for good)
-    def vertex_function(self) -> cavs.VertexFunction:
-        """F; the same object for equal programs, so that they share compiled code."""
-        return cavs.VertexFunction(self, state=(self.hidden,), arity=2)

@@ -1,0 +1,121 @@
+"""The systems of the bench compute the same: losses before and after two updates, and every parameter then."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bench import cases, suites
+from bench.cells import APPLICATIONS, TAGGERS
+from bench.systems import SYSTEMS
+
+POLICIES = ("depth", "agenda")
+
+
+def assert_agree(case, *systems, count=2):
+    """Three steps of each, a system's name or a model, over so many batches; the first is compared with all others."""
+    batches, found = cases.dataset(case, count), []
+    for system in systems:
+        model = SYSTEMS[system].make(case, cases.parameters(case), 2, "cpu") if isinstance(system, str) else system
+        found.append(([model.step(b, 0.5) for b in (batches[0], batches[-1], batches[0])], model.params()))
+    (losses, params), *others = found
+    for other, theirs in others:
+        assert losses == pytest.approx(other, rel=1e-5)
+        assert params.keys() == theirs.keys()
+        for k, v in params.items():
+            np.testing.assert_allclose(v, theirs[k], rtol=0, atol=1e-4 * np.abs(v).max(), err_msg=k)
+
+
+@pytest.mark.parametrize("cell, shape", [("tree_lstm", "complete-8"), ("tree_fc", "pyramid"), ("lstm", "chains")])
+def test_ours_and_plain_jax_agree_in_every_parameter(cell, shape):
+    assert_agree(cases.Case(cell, shape, 8, 3, 8), "cavs", "jax_scan")
+
+
+@pytest.mark.parametrize("cell", APPLICATIONS)
+def test_ours_and_torch_agree_in_every_application(cell):
+    pytest.importorskip("torch", reason="pip install torch")
+    names = ("torch_packed_bilstm", "torch_loop_bilstm") if cell in TAGGERS else ("torch_applications",)
+    others = [f"dynet_like_{policy}" for policy in POLICIES if cell in SYSTEMS["dynet_like_depth"].cells]
+    assert_agree(cases.Case(cell, suites.SHAPE[cell], 8, 2, 8), "cavs", *names, *others, count=1)
+
+
+def test_ours_and_torch_agree_over_any_fan_in():
+    pytest.importorskip("torch", reason="pip install torch")
+    assert_agree(cases.Case("child_sum", "dependency", 8, 3, 8), "cavs", "torch_edges")
+
+
+@pytest.mark.parametrize("cell, shape, count", [("tree_lstm", "complete-8", 4), ("bilstm", "tagged", 1)])
+def test_ours_as_it_runs_on_a_gpu_computes_the_same(cell, shape, count, monkeypatch):
+    monkeypatch.setattr(ours, "PROCESSES", 2)
+    case = cases.Case(cell, shape, 8, 3, 8)
+    found = []
+    for device in ("cpu", "gpu"):  # there schedules come from a process, and steps of one shape go in one dispatch
+        model = SYSTEMS["cavs"].make(case, cases.parameters(case), 2, device)
+        batches = model.load(cases.dataset(case, steps=count))
+        found.append(model.run(batches * (8 // count), 0.5))
+    model.warm(batches)
+    compiled = model.compilations()
+    model.run(batches * 8)  # by several processes where there is one kind of graphs
+    assert model.compilations() == compiled
+    assert found[0] == pytest.approx(found[1], rel=1e-5) and len(set(found[0])) == 8
+
+
+def test_cudnn_of_jax_agrees_where_its_reference_runs(monkeypatch):
+    from jax.experimental import rnn
+
+    from bench.peers import jax_cudnn_rnn
+
+    def reference(x, h, c, weights, lengths, *sizes):
+        return rnn.lstm_ref(x, h, c, *rnn.unpack_lstm_weights(weights, *sizes[:3], sizes[4]), lengths, *sizes)
+
+    monkeypatch.setattr(jax_cudnn_rnn, "lstm", reference)  # cuDNN itself needs a GPU
+    case = cases.Case("lstm", "chains", 8, 3, 5)
+    assert_agree(case, jax_cudnn_rnn.JaxCudnnRNN("lstm", cases.parameters(case)), "jax_scan")
+
+
+@pytest.mark.parametrize(
+    "cell, peer", [("tree_lstm", "TorchCudaGraph"), ("lstm", "TorchCudaGraph"), ("lstm", "TorchPackedCudaGraph")]
+)
+def test_steps_in_a_cuda_graph_are_those_of_the_peer(cell, peer, monkeypatch):
+    """Without a GPU: capturing takes the step itself, once a batch; what is sent, put back and kept alive is as there."""
+    torch = pytest.importorskip("torch", reason="pip install torch")
+    from bench.peers import torch_cuda_graph, torch_manual, torch_packed_lstm
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, fake in {
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda _: contextlib.nullcontext(),
+        "graph": lambda graph, pool: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    for module in (torch_manual, torch_packed_lstm):
+        monkeypatch.setattr(module, "torch_device", lambda name: "cpu")
+    case = cases.Case(cell, "sst" if cell == "tree_lstm" else "chains", 16, 3, 16)
+    batches = cases.dataset(case, 2)
+    captured = getattr(torch_cuda_graph, peer)(cell, cases.parameters(case), threads=2, device="gpu")
+    plain = SYSTEMS["jax_scan"].make(case, cases.parameters(case), 2, "cpu")
+    assert captured.run(batches, 0.5) == pytest.approx(plain.run(batches, 0.5), rel=1e-5)
+    for k, v in captured.params().items():
+        np.testing.assert_allclose(v, plain.params()[k], rtol=1e-4, atol=1e-6, err_msg=k)
+
+
+def test_triton_agrees_in_its_interpreter():
+    pytest.importorskip("triton", reason="pip install torch triton")
+    check = "from tests.test_bench_peers import check_triton; check_triton()"
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", check], env=environment, check=True)
+
+
+def check_triton():
+    from bench.peers.torch_triton import TorchTriton
+
+    for name in ("tree_lstm/sst/h48/b3/e20", "tree_lstm/complete-1/h32/b2", "tree_fc/sst/h64/b3"):
+        case = cases.parse(name)
+        assert_agree(case, TorchTriton(case.cell, cases.parameters(case), device="cpu"), "jax_scan")

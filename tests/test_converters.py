@@ -1,0 +1,156 @@
+"""Graphs from what a program holds: lengths, parents, edges, networkx, and the edge arrays of PyG and DGL."""
+
+import re
+import sys
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+
+import cavs
+from tests.odd_graphs import children_of
+from tests.random_graphs import assert_same
+
+
+def test_lengths_make_chains():
+    graphs = cavs.from_lengths([3, 1], input_id=[[7, 8, 9], [5]], label=np.array([0, 1, 2, 3]), kind=[0, 0, 1, 0])
+    assert children_of(graphs, 0) == [[], [0], [1]] and children_of(graphs, 1) == [[]]
+    assert graphs.input_id.tolist() == [7, 8, 9, 5] and graphs.label.tolist() == [0, 1, 2, 3]
+    assert len(cavs.from_lengths([])) == 0
+
+
+def test_parents_order_children_by_number():
+    graphs = cavs.from_parents([[3, 3, 1, -1], np.array([-1, 0, 0]), (-1, -1)], label=[[0, 1, 2, 3], [4, 5, 6], [7, 8]])
+    assert [children_of(graphs, g) for g in range(3)] == [[[], [2], [], [0, 1]], [[1, 2], [], []], [[], []]]
+    assert graphs.label.tolist() == list(range(9))
+    assert len(cavs.from_parents([])) == 0
+
+
+def test_edges_three_ways_are_one():
+    one = cavs.from_edges(3, [(2, 1), (2, 0), (1, 0)])
+    assert children_of(one, 0) == [[], [0], [1, 0]]
+    batch = [np.array([[2, 1], [2, 0], [1, 0]]), [], [[0, 1], [0, 1]]]
+    local = cavs.from_edges([3, 1, 2], batch)
+    flat = cavs.from_edges([3, 1, 2], np.array([[4, 5], [2, 1], [4, 5], [2, 0], [1, 0]]))
+    assert_same(local, flat)
+    assert_same(local[0], one)
+    assert children_of(local, 1) == [[]] and children_of(local, 2) == [[1, 1], []]
+    # PyG's (source, target): the source is the child.
+    edge_index = np.array([[1, 0, 0], [2, 2, 1]])
+    assert_same(cavs.from_edges(3, edge_index.T[:, ::-1]), one)
+    assert_same(cavs.from_edges(2, []), cavs.from_parents([[-1, -1]]))
+
+
+def test_networkx_arrows_lead_from_child_to_parent():
+    graph = networkx.DiGraph()
+    graph.add_node("root", kind="inner", label=4)
+    graph.add_node("a", kind="leaf", input="x", label=np.int64(1))
+    graph.add_node("b", kind="leaf", input="y")
+    graph.add_edges_from([("b", "root"), ("a", "root")])
+    graphs = cavs.from_networkx(graph)
+    assert children_of(graphs, 0) == [[2, 1], [], []]  # as added
+    assert graphs.label.tolist() == [4, 1, -1] and graphs.label_names is None
+    assert graphs.kind_names == ("inner", "leaf") and graphs.vocab == ("x", "y") and graphs.input_id.tolist() == [-1, 0, 1]
+    graph.edges["b", "root"]["order"], graph.edges["a", "root"]["order"] = 2, 0.5
+    assert children_of(cavs.from_networkx([graph, graph]), 1) == [[1, 2], [], []]
+    other = cavs.from_networkx(graph, kind="none", label="kind", input="none")
+    assert other.kind is None and other.input_id is None and other.label_names == ("inner", "leaf")
+
+
+def test_edge_arrays_of_pyg_and_dgl() -> None:
+    # Two graphs: 2 -> 0 <- 1, and 3 -> 4 -> 5, 3 -> 5.
+    edge_index = np.array([[2, 1, 3, 4, 3], [0, 0, 4, 5, 5]])
+    want = cavs.from_edges([3, 3], [[(0, 2), (0, 1)], [(1, 0), (2, 1), (2, 0)]])
+    for graphs in (
+        cavs.from_edge_index(edge_index, num_nodes=[3, 3]),
+        cavs.from_edge_index(edge_index, ptr=np.array([0, 3, 6])),
+        cavs.from_edge_index(edge_index, batch=[0, 0, 0, 1, 1, 1]),
+        cavs.from_edge_index((edge_index[0], edge_index[1]), num_nodes=np.array([3, 3])),
+    ):
+        for field in ("vertex_offsets", "child_offsets", "children", "height"):
+            np.testing.assert_array_equal(getattr(graphs, field), getattr(want, field))
+    one = cavs.from_edge_index(np.zeros((2, 0), int), num_nodes=4, label=[0, 1, 2, 3])
+    assert one.num_vertices == 4 and len(one) == 1 and one.label is not None
+
+
+# ---- what is refused ----
+
+
+def nx(edges=(), cls=networkx.DiGraph, nodes=({},), **attributes):
+    graph = cls()
+    graph.add_nodes_from(enumerate(nodes))
+    graph.add_edges_from(edges, **attributes)
+    return graph
+
+
+WRONG = [
+    (lambda: cavs.from_lengths([2, 0]), r"from_lengths: lengths\[1\] is 0, wanted at least 1"),
+    (lambda: cavs.from_lengths(5), "from_lengths: lengths has dtype int64 and shape ()"),
+    (lambda: cavs.from_lengths([1.5]), "from_lengths: lengths has dtype float64"),
+    (lambda: cavs.from_lengths([2, 1], label=[[1], [1, 2]]), r"got label\[0\] of length 1, wanted 2: one per vertex"),
+    (lambda: cavs.from_lengths([2, 1], label=[[1, 2]]), "got 1 arrays in label, wanted 2: one a graph"),
+    (lambda: cavs.from_lengths([2, 1], label=[1, 2]), "label has 2 entries, wanted 3"),
+    (lambda: cavs.from_parents([1, -1]), r"wanted a list of arrays.*from_parents\(\[parents\]\)"),
+    (lambda: cavs.from_parents(np.array([1, -1])), r"from_parents\(\[parents\]\)"),
+    (lambda: cavs.from_parents([[-1], [0, 2]]), r"parents\[1\]\[1\] is 2, wanted -1 \(a root\) or .* 0 to 1"),
+    (lambda: cavs.from_parents([[-2]]), r"parents\[0\]\[0\] is -2"),
+    (lambda: cavs.from_parents([[-1], [1, 0]]), "graph 1 has a cycle"),
+    (lambda: cavs.from_parents([[-1], []]), "graph 1 is empty"),
+    (lambda: cavs.from_edges(2, [(0, 2)]), r"edges\[0\] is \(0, 2\), wanted vertices 0 to 1"),
+    (lambda: cavs.from_edges(0, []), "graph 0 has 0 vertices"),
+    (
+        lambda: cavs.from_edges(3, np.zeros((2, 3), int)),
+        r"wanted integers \(E, 2\): \(parent, child\) a row. Pass the transpose",
+    ),
+    (lambda: cavs.from_edges([2, 2], [[(0, 1)]]), "edges has 1 arrays, wanted 2"),
+    (lambda: cavs.from_edges([2, 2], [[(0, 1)], [(0, 1), (3, 0)]]), r"edges\[1\]\[1\] is \(3, 0\), wanted vertices of graph 1"),
+    (lambda: cavs.from_edges([2, 2], np.array([(0, 1), (1, 2)])), r"edges\[1\] is \(1, 2\), from graph 0 to graph 1"),
+    (lambda: cavs.from_edges([1, 2], [[], [(0, 1), (1, 0)]]), "graph 1 has a cycle"),
+    (lambda: cavs.from_networkx(nx(cls=networkx.Graph)), "graph 0 is a Graph, wanted a networkx DiGraph"),
+    (lambda: cavs.from_networkx([nx(), 3]), "graph 1 is a int, wanted a networkx DiGraph"),
+    (lambda: cavs.from_networkx(nx(nodes=())), "graph 0 is empty"),
+    (lambda: cavs.from_networkx(nx([(0, 0)])), "graph 0 has a cycle"),
+    (lambda: cavs.from_networkx(nx(nodes=({"kind": 1}, {}))), "kind='kind': got int and null, wanted on every node"),
+    (lambda: cavs.from_networkx(nx(nodes=({"label": 1}, {"label": "a"}))), "label='label': got int and str, wanted all int"),
+    (lambda: cavs.from_networkx(nx(nodes=({"label": -1},))), "got the integer -1"),
+    (lambda: cavs.from_networkx(nx([(0, 1)], order="first")), "have an attribute 'order'; wanted numbers"),
+    (lambda: cavs.from_networkx(nx([(0, 2, {"order": 1}), (1, 2)])), "into node 2 of graph 0 1 of 2 have .* 'order'"),
+]
+
+
+@pytest.mark.parametrize("make, message", WRONG, ids=range(len(WRONG)))
+def test_converters_refuse_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_an_unknown_field_is_refused():
+    with pytest.raises(TypeError, match="from_lengths: unknown argument 'lable', wanted one of kind, label"):
+        cavs.from_lengths([1], lable=[0])
+
+
+def test_networkx_is_asked_for_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    for convert in (cavs.from_networkx, cavs.to_networkx):
+        with pytest.raises(ImportError, match="pip install networkx"):
+            convert([])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({}, TypeError, "got none of num_nodes, batch and ptr, wanted one of them"),
+        ({"num_nodes": 2, "ptr": [0, 2]}, TypeError, "got num_nodes and ptr of"),
+        ({"edge_index": np.zeros((3, 2), int), "num_nodes": 2}, ValueError, "has shape (3, 2), wanted (2, E)"),
+        ({"edge_index": ([0], [0, 1]), "num_nodes": 2}, ValueError, "has shape [(1,), (2,)], wanted (2, E)"),
+        ({"ptr": [1, 2]}, ValueError, "ptr is [1 2], wanted (G + 1,) integers from 0"),
+        ({"batch": [0, 2]}, ValueError, "wanted the graph of each vertex, ascending from 0"),
+        ({"batch": [1, 1]}, ValueError, "wanted the graph of each vertex, ascending from 0"),
+        ({"edge_index": np.array([[0, 1], [1, 0]]), "num_nodes": 2}, ValueError, "cycle"),
+        ({"edge_index": np.array([[0], [1]]), "num_nodes": [1, 1]}, ValueError, "from graph 1 to graph 0"),
+    ],
+)
+def test_edge_arrays_that_are_none(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=re.escape(match)):
+        cavs.from_edge_index(**{"edge_index": np.array([[0], [1]])} | arguments)

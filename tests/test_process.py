@@ -1,0 +1,159 @@
+"""Schedules made in processes of their own: the same ones, errors, and what ends with what."""
+
+import copy
+import dataclasses
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs import _messages, _process, _scheduler
+from cavs._later import LaterGraphs
+from tests.odd_graphs import BATCHES, chain, joined, random_binary_tree
+
+
+def elsewhere(graphs: cavs.Graphs) -> list:
+    return _process._idle.get(graphs, [])
+
+
+def assert_same(one: tuple[cavs.Graphs, cavs.Schedule], other: tuple[cavs.Graphs, cavs.Schedule]) -> None:
+    for field in dataclasses.fields(cavs.Graphs):
+        np.testing.assert_array_equal(getattr(one[0], field.name), getattr(other[0], field.name))
+    assert one[1].shape == other[1].shape
+    np.testing.assert_array_equal(one[1].data, other[1].data)
+
+
+@pytest.mark.parametrize("name", ["binary", "kinds", "dags"])
+def test_a_process_makes_the_same_schedules(name: str) -> None:
+    graphs = BATCHES.get(name) or joined([random_binary_tree(n, seed=n) for n in (1, 40, 7, 90, 2)])
+    order = np.random.default_rng(0).integers(0, len(graphs), (600, 3))
+    known: list = []
+    known_there: list = []
+    graphs = dataclasses.replace(graphs, label=np.arange(graphs.num_vertices, dtype=np.int32))
+    here = cavs.schedules(graphs, order, shapes=known, fields=("label",))
+    there = cavs.schedules(graphs, order, shapes=known_there, fields=("label",), process=True)
+    for one, other in zip(here, there, strict=True):
+        assert_same(one, other)
+    assert known == known_there
+    (remote,) = elsewhere(graphs)
+    next(cavs.schedules(graphs, order, process=True))  # and no more
+    for found in cavs.schedules(graphs, [[0]], process=True, exact=True):
+        assert_same(found, (graphs[:1], cavs.schedule(graphs[:1], exact=True)))
+    assert elsewhere(graphs) == [remote]  # the same process served all three
+
+
+@pytest.mark.parametrize("files", [True, False])
+@pytest.mark.parametrize("fields", [(), ("input_id", "label")])
+def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not files:  # as where memory has no files
+        monkeypatch.setattr(_process, "file_in_memory", lambda: None)
+    monkeypatch.setattr(_scheduler, "VERTICES_ELSEWHERE", 1 << 12)  # more passes
+    monkeypatch.setattr(_scheduler, "VERTICES_AT_ONCE", 1 << 12)
+    rng = np.random.default_rng(0)
+    graphs = joined([random_binary_tree(n, seed=n) for n in (1, 40, 7, 90, 2)])
+    ids = [rng.integers(0, 9, graphs.num_vertices, np.int32) for _ in range(2)]
+    graphs = dataclasses.replace(graphs, input_id=ids[0], label=ids[1], vocab=tuple("abcdefghi"))
+    order = [rng.integers(0, len(graphs), n) for n in rng.integers(0, 50, 200)]
+    shapes: list = []
+    for _ in cavs.schedules(graphs, order[::2], shapes=shapes, fields=fields):
+        pass
+    for known in (tuple(shapes), None):
+        here = list(cavs.schedules(graphs, order, shapes=known, fields=fields))
+        for process in (2, 3, 1):
+            there = list(cavs.schedules(graphs, order, shapes=known, fields=fields, process=process))  # all are kept
+            for one, other in zip(here, there, strict=True):
+                assert_same(one, other)
+    assert len(elsewhere(graphs)) == 3
+    assert sum(sched.data.nbytes for _, sched in here) > 20 * _messages._SMALL
+
+
+def test_graphs_are_selected_when_they_are_looked_at() -> None:
+    graphs = dataclasses.replace(joined([chain(5), chain(7)]), label=np.arange(12, dtype=np.int32))
+    looks = (len, repr, vars, copy.copy, copy.deepcopy, pickle.dumps, dataclasses.asdict, lambda g: g[0], lambda g: g.label)
+    found = [batch for batch, _ in cavs.schedules(graphs, [[1]] * len(looks), fields=("label",), process=True)]
+    for look, batch in zip(looks, found, strict=True):
+        assert type(batch) is LaterGraphs and isinstance(batch, cavs.Graphs)
+        look(batch)
+        assert type(batch) is cavs.Graphs and vars(batch).keys() == vars(graphs).keys()
+        assert batch.label is not None and batch.label.tolist() == [5, 6, 7, 8, 9, 10, 11]
+    untouched = [batch for batch, _ in cavs.schedules(graphs, [[1]] * 2, fields=("label",), process=True)]
+    assert type(dataclasses.replace(untouched[0], label=None)) is cavs.Graphs
+    assert type(pickle.loads(pickle.dumps(untouched[1]))) is cavs.Graphs
+
+
+def test_processes_end_with_their_graphs() -> None:
+    graphs = joined([chain(5)])
+    before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+    assert len(list(cavs.schedules(graphs, [[0]] * 5, process=2))) == 5
+    processes = [remote._process for remote in elsewhere(graphs)]
+    assert len(processes) == 2
+    del graphs
+    gc.collect()
+    assert all(process.poll() is not None for process in processes)
+    assert not before or set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_errors_reach_the_caller_of_a_process() -> None:
+    graphs = dataclasses.replace(joined([chain(5)] * 4), vocab=("a",))
+    found = cavs.schedules(graphs, [[0], [1], [99]], process=True)
+    assert next(found)[1].num_vertices and next(found)[1].num_vertices
+    with pytest.raises(IndexError, match="99"):  # after the batches before it
+        next(found)
+    broken = dataclasses.replace(graphs, height=np.zeros(0, np.int32))
+    with pytest.raises(IndexError, match="out of bounds") as caught:
+        next(cavs.schedules(broken, [[0]], process=True))
+    assert "_select" in "".join(traceback.format_exception(caught.value))  # where it happened
+    found = cavs.schedules(graphs, [[0]] * 9000, process=2)
+    next(found)
+    remotes = [r for r in gc.get_objects() if type(r) is _process._Remote and r._under_way]
+    assert len(remotes) == 2
+    remotes[1]._process.kill()
+    with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
+        list(found)
+    assert elsewhere(graphs) == [remotes[0]]
+    assert len(list(cavs.schedules(graphs, [[0]] * 9, process=2))) == 9  # by it and a new one
+    for process, error in (("yes", TypeError), (2.0, TypeError), (0, ValueError), (-1, ValueError)):
+        with pytest.raises(error, match=f"process is {process!r}, wanted True, False or an int >= 1"):
+            cavs.schedules(graphs, [], process=process)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="write shapes=tuple"):
+        cavs.schedules(graphs, [], shapes=[], process=2)
+    assert len(list(cavs.schedules(graphs, [[0]], shapes=[], process=1))) == 1
+
+
+SCRIPT = """
+import sys, cavs
+graphs = cavs.from_lengths([5, 6, 7])
+found = cavs.schedules(graphs, ([i % 3] for i in range(10**9)), process=True)
+print(int(next(found)[1].num_vertices), flush=True)
+if sys.argv[1] == "endless":
+    for _ in found: pass
+if sys.argv[1] == "prefetch":
+    for _ in cavs.prefetch(found, lambda x: x): pass
+if sys.argv[1] == "prefetch, leaves":
+    next(ahead := cavs.prefetch(found, lambda x: x))
+"""  # no `if __name__ == "__main__"`; leaves with schedules under way
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals and process groups as POSIX has them")
+@pytest.mark.parametrize("how", ["leaves", "endless", "prefetch", "prefetch, leaves"])
+def test_a_script_ends_at_once_and_so_does_its_process(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    # The process inherits stderr, so that reading it to its end waits for both.
+    with subprocess.Popen([sys.executable, path, how], stdout=-1, stderr=-1, env=environment, text=True) as script:
+        assert script.stdout and script.stderr and script.stdout.readline() == "5\n"
+        if interrupted := how in ("endless", "prefetch"):
+            time.sleep(0.1)
+            script.send_signal(signal.SIGINT)
+        text = script.communicate(timeout=60)[1]
+    assert ("KeyboardInterrupt" in text) == interrupted and text.count("Traceback") == interrupted, text

@@ -1,0 +1,112 @@
+"""Trees in brackets are read as a parser that knows nothing but a stack reads them; their cache."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import cavs
+from tests.graph_checks import check_graphs, check_trees
+from tests.odd_graphs import children_of
+from tests.sample_files import SST, names, write
+
+
+def test_trees_are_numbered_in_post_order(tmp_path):
+    graphs = cavs.read_trees(write(tmp_path, "a.txt", SST))
+    assert np.diff(graphs.vertex_offsets).tolist() == [7, 3]
+    assert children_of(graphs, 0) == [[], [], [], [1, 2], [], [3, 4], [0, 5]]
+    assert children_of(graphs, 1) == [[], [], [0, 1]]
+    assert graphs.label.tolist() == [2, 2, 4, 4, 2, 4, 3, 2, 1, 2]
+    assert graphs.label_names is None
+    assert graphs.vocab == ("It", "'s", "good", ".")
+    assert graphs.input_id.tolist() == [0, 1, 2, -1, 3, -1, -1, 2, 0, -1]
+    assert graphs.height.tolist() == [0, 0, 0, 1, 0, 2, 3, 0, 0, 1]
+
+
+def test_trees_take_any_arity_layout_and_a_missing_label(tmp_path):
+    text = "( (S (NP (DT The)\n (JJ fat) (NN cat))\r\n\t(VP (VBZ sits))\v(. .)) )(X y) (S\f(X z))"
+    graphs = cavs.read_trees(write(tmp_path, "wsj.mrg", text))
+    assert len(graphs) == 3
+    assert children_of(graphs, 0) == [[], [], [], [0, 1, 2], [], [4], [], [3, 5, 6], [7]]
+    assert children_of(graphs, 2) == [[], [0]]
+    assert graphs.label_names == ("S", "NP", "DT", "JJ", "NN", "VP", "VBZ", ".", "X")
+    assert names(graphs[0].label, graphs.label_names) == ["DT", "JJ", "NN", "NP", "VBZ", "VP", ".", "S", None]
+    assert names(graphs[0].input_id, graphs.vocab) == ["The", "fat", "cat", None, "sits", None, ".", None, None]
+
+
+def test_deep_trees_need_no_stack(tmp_path):
+    depth = 20_000
+    graphs = cavs.read_trees(write(tmp_path, "deep.txt", "(1 " * depth + "w" + ")" * depth))
+    assert graphs.height.tolist() == list(range(depth))
+
+
+trees = st.recursive(
+    st.tuples(st.text("ab1(", min_size=1, max_size=2), st.text("xy\u00a0é", min_size=1, max_size=3)),
+    lambda inner: st.tuples(st.sampled_from(["", "3", "-1", "S"]), st.lists(inner, min_size=1, max_size=4)),
+    max_leaves=12,
+)
+
+
+def show(tree, space):
+    label, rest = tree
+    if isinstance(rest, str):
+        return f"({label.replace('(', '-')}{space}{rest})"
+    return f"({label}{space}{space.join(show(child, space) for child in rest)})"
+
+
+@settings(deadline=None, max_examples=150)
+@given(forest=st.lists(trees, max_size=4), space=st.sampled_from([" ", "\n", " \t "]))
+def test_trees_equal_a_plain_parser(tmp_path_factory, forest, space):
+    data = "\n".join(show(tree, space) for tree in forest).encode()
+    path = tmp_path_factory.getbasetemp() / "plain.txt"
+    path.write_bytes(data)
+    graphs = cavs.read_trees(path)
+    check_graphs(graphs)
+    check_trees(data, graphs)
+
+
+# ---- the cache ----
+
+
+def test_cache_is_reused_until_the_source_changes(tmp_path, monkeypatch):
+    path = write(tmp_path, "a.txt", SST)
+    first = cavs.read_trees(path, cache=True)
+    assert (tmp_path / "a.txt.npz").exists()
+    with monkeypatch.context() as patched:
+        patched.setattr("cavs._readers.trees._parse", None)
+        again = cavs.read_trees(path, cache=True)
+    assert (
+        again.vocab == first.vocab and again.label.tolist() == first.label.tolist() and children_of(again) == children_of(first)
+    )
+
+    stat = os.stat(path)
+    path.write_text("(1 w)\n")
+    assert cavs.read_trees(path, cache=True).num_vertices == 1  # another size
+    path.write_text("(1 v)\n")
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+    assert cavs.read_trees(path, cache=True).vocab == ("v",)  # another time
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "a.txt.npz"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no zip", None, "version"])
+def test_a_cache_that_cannot_be_used_is_written_anew(tmp_path, damage, monkeypatch):
+    path = write(tmp_path, "a.txt", SST)
+    if damage == "version":
+        with monkeypatch.context() as patched:
+            patched.setattr("cavs._readers.npz._VERSION", 0)
+            cavs.read_trees(path, cache=True)
+    else:
+        cavs.read_trees(path, cache=True)
+        cached = tmp_path / "a.txt.npz"
+        cached.write_bytes(cached.read_bytes()[:-100] if damage is None else damage)
+    assert cavs.read_trees(path, cache=True).num_vertices == 10
+    assert cavs.load_npz(tmp_path / "a.txt.npz").num_vertices == 10
+
+
+def test_a_cache_that_cannot_be_written_warns(tmp_path):
+    path = write(tmp_path, "a.txt", SST)
+    (tmp_path / "a.txt.npz").mkdir()  # a folder cannot be replaced by a file
+    with pytest.warns(UserWarning, match="no cache was written"):
+        assert cavs.read_trees(path, cache=True).num_vertices == 10
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "a.txt.npz"]

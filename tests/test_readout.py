@@ -1,0 +1,58 @@
+"""`cavs.readout` is a loop over graphs, whatever stands in the padding."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from tests.odd_graphs import BATCHES
+from tests.truth import assert_close, sched, with_gradients
+
+
+def readout_truth(values: Any, offsets: Any, reduce: str, score: Any) -> Any:
+    pieces = [slice(a, b) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    if reduce == "softmax":
+        return jnp.stack([jnp.tensordot(jax.nn.softmax(score[p]), values[p], 1) for p in pieces])
+    return jnp.stack([getattr(values[p], reduce)(0) for p in pieces])
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "softmax"])
+def test_readouts_are_loops_over_graphs(reduce: str) -> None:
+    graphs, schedule = BATCHES["chains"], sched("chains")
+    rng = np.random.default_rng(0)
+    values, score = rng.standard_normal((graphs.num_vertices, 4, 2)), 20 * rng.standard_normal(graphs.num_vertices)
+    wanted, want_gradients = with_gradients(lambda v, s: readout_truth(v, graphs.vertex_offsets, reduce, s), values, score)
+
+    def ours(values: Any, score: Any) -> Any:
+        return cavs.readout(values, schedule, reduce, score=score if reduce == "softmax" else None)
+
+    got, got_gradients = with_gradients(ours, values, score)
+    assert_close(got, wanted, 1e-12)
+    assert_close(got_gradients, want_gradients, 1e-12)
+    # Padded, poisoned, under jit, and of a pytree: the same.
+    padded = [schedule.pad(a, np.nan) for a in (values, score)]
+    inside = jax.jit(lambda s, v, w: cavs.readout({"a": v}, s, reduce, score=w if reduce == "softmax" else None)["a"])
+    poisoned, (d_values, d_score) = with_gradients(lambda v, w: inside(schedule, v, w), *padded)
+    assert_close(poisoned, wanted, 1e-12)
+    rows = graphs.num_vertices
+    assert_close((d_values[:rows], d_score[:rows]), want_gradients, 1e-12)
+
+
+def test_readout_refuses_what_does_not_fit() -> None:
+    schedule, rows = sched("chains"), BATCHES["chains"].num_vertices
+    h = np.zeros((rows, 2))
+    with pytest.raises(TypeError, match=r"sched is a Graphs, wanted a cavs\.Schedule"):
+        cavs.readout(h, BATCHES["chains"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="reduce is 'median', wanted one of 'sum', 'mean', 'max', 'softmax'"):
+        cavs.readout(h, schedule, "median")
+    with pytest.raises(ValueError, match="'softmax' with no score"):
+        cavs.readout(h, schedule, "softmax")
+    with pytest.raises(ValueError, match="'sum' with a score"):
+        cavs.readout(h, schedule, score=h[:, 0])
+    with pytest.raises(ValueError, match=f"wanted a first axis of {rows} or"):
+        cavs.readout(h[1:], schedule)
+    with pytest.raises(ValueError, match="a score is 1-d"):
+        cavs.readout(h, schedule, "softmax", score=h)

@@ -1,0 +1,60 @@
+"""Graphs come back as they went, through every way out: `.npz`, JSON lines, networkx, lists of edges."""
+
+import networkx
+from hypothesis import given, settings
+
+import cavs
+from cavs._readers import write_edges
+from tests.odd_graphs import children_of
+from tests.random_graphs import assert_same, build, forests, graphs
+
+
+def values(ids, names):
+    """What ids stand for; `None` where they say nothing at all."""
+    if ids is None or (ids < 0).all():
+        return None
+    return [None if i < 0 else i if names is None else names[i] for i in ids.tolist()]
+
+
+def assert_same_by_name(a, b):
+    for field in ("vertex_offsets", "child_offsets", "children", "height"):
+        assert getattr(a, field).tolist() == getattr(b, field).tolist(), field
+    for ids, names in (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab")):
+        assert values(getattr(a, ids), getattr(a, names)) == values(getattr(b, ids), getattr(b, names)), ids
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_npz_round_trip_is_exact(tmp_path_factory, graphs):
+    path = tmp_path_factory.getbasetemp() / "round.npz"
+    cavs.save_npz(graphs, path)
+    assert_same(cavs.load_npz(path), graphs)
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_edges_round_trip(tmp_path_factory, graphs):
+    path = tmp_path_factory.getbasetemp() / "round.jsonl"
+    write_edges(graphs, path)
+    once = cavs.read_edges(path)
+    assert_same_by_name(once, graphs)
+    write_edges(once, path)
+    assert_same(cavs.read_edges(path), once)
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_networkx_round_trip(graphs):
+    out = cavs.to_networkx(graphs)
+    assert all(networkx.is_directed_acyclic_graph(graph) for graph in out)
+    assert [sorted(graph.in_degree(v) for v in graph) for graph in out] == [
+        sorted(map(len, children_of(graphs, g))) for g in range(len(graphs))
+    ]
+    assert_same_by_name(cavs.from_networkx(out), graphs)
+
+
+@settings(deadline=None)
+@given(forests())
+def test_edge_lists_round_trip(forest):
+    edges = [[(v, child) for v, row in enumerate(rows) for child in row] for rows in forest]
+    assert_same(cavs.from_edges([len(rows) for rows in forest], edges), build(forest))

@@ -1,0 +1,172 @@
+"""`cavs train --task tag` from batches to predictions: names that only their spelling tells, and what mistakes are told."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cavs import cli
+from cavs._train import chunks, sentences
+from cavs._train.batches import epoch_batches
+from cavs._train.tagged import read_tagged
+from cavs._train.task import configure, find
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+def corpus(path: Path, count: int, seed: int = 0) -> str:
+    """Sentences in which names follow `mr` or `in`, mostly names of their own: only their spelling tells of what kind."""
+    rng = np.random.default_rng(seed)
+    letters = np.array(list("abcdefghij"))
+    lines = []
+    for _ in range(count):
+        words = []
+        for _ in range(int(rng.integers(1, 6))):
+            stem = "".join(rng.choice(letters, int(rng.integers(4, 9))))
+            words += [["so|O"], ["a|O", f"{stem}x|B-PER", f"{stem}o|I-PER"], [f"{stem}y|B-LOC"]][int(rng.integers(3))]
+        lines.append(" ".join(words))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_batches_take_few_shapes_and_hold_every_word_once(tmp_path):
+    path = corpus(tmp_path / "t.txt", 400)
+    task = find("tag")
+    config, data = task.read(configure({"task": "tag", "train": path, "batch": 16, "min_count": 3}))
+    sizes = task.sizes(data.train)
+    prepare = sentences.preparer(data.train, epoch_batches(sizes, 16, 0, 0), len(data.words))
+    train, seen, shapes = data.train, 0, set()
+    assert sorted(data.words) == ["<unk>", "a", "so"] and train.spellings is not None
+    for epoch in range(3):
+        grid = epoch_batches(sizes, 16, 0, epoch)
+        for numbers, batch in zip(grid, prepare(grid), strict=True):
+            shapes.add((batch.sched.shape, batch.spellings.sched.shape))
+            assert batch.back.shape == batch.sched.shape and batch.spellings.back.shape == batch.spellings.sched.shape
+            assert batch.label[batch.label >= 0].size == sizes[numbers[numbers >= 0]].sum()
+            seen += int(batch.label[batch.label >= 0].size)
+            one = (np.asarray(batch.word) >= 0).astype(int) + (np.asarray(batch.spellings.spelled) >= 0)
+            assert (one == np.asarray(batch.sched.graph < 16)).all()
+    assert seen == 3 * train.num_vertices and len(shapes) <= 4
+
+    # What a vertex reads is its word: through the table, or letter by letter.
+    numbers = np.array([3, 5])
+    (batch,) = prepare(numbers[None])
+    graphs = read_tagged(path)
+    order = np.random.default_rng([0, 1]).permutation(400)
+    original = graphs[np.sort(order[40:])][numbers]
+    for row, word in enumerate(original.input_id):
+        at = int(batch.spellings.spelled[row])
+        if at < 0:
+            assert data.words[int(batch.words[batch.word[row]])] == graphs.vocab[word]
+        else:
+            spelled = np.asarray(batch.spellings.sched.graph) == at
+            text = "".join(data.facts["characters"][c] for c in np.asarray(batch.spellings.characters)[spelled])
+            assert text == graphs.vocab[word]
+    assert train.spellings.vertex_offsets[1] == 1  # a stand-in of one character, for batches that spell nothing
+
+
+FAST = "--hidden 12 --embedding-size 16 --char-size 8 --lr 0.02 --batch 50 --seed 1 --min-count 3".split()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, compiled) -> Path:
+    """A folder in which a tagger was trained to find names."""
+    folder = tmp_path_factory.mktemp("tags")
+    train, dev = corpus(folder / "train.txt", 200), corpus(folder / "dev.txt", 40, seed=9)
+    flags = ["--epochs", "7", "--out", str(folder / "run"), *FAST]
+    assert cli.main(["train", "--task", "tag", train, "--dev", dev, "--test", dev, *flags]) == 0
+    return folder
+
+
+def test_a_tagger_learns_names_from_their_spelling(run):
+    best = json.loads((run / "run" / "best.json").read_text())["dev"]
+    assert best["entities"] > 50 and chunks.f1(best["entities"], best["guessed"], best["both"]) > 0.9
+    assert json.loads((run / "run" / "test.json").read_text())["test"] == best
+    assert (run / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_predictions_are_as_right_as_training_said(run, capsys):
+    capsys.readouterr()
+    assert cli.main(["predict", str(run / "run"), str(run / "dev.txt")]) == 0
+    lines = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()]
+    want = (run / "dev.txt").read_text().splitlines()
+    pairs = [(w.split("|"), g.split("|")) for w, g in zip(" ".join(want).split(), " ".join(lines).split(), strict=True)]
+    assert all(w[0] == g[0] for w, g in pairs)
+    best = json.loads((run / "run" / "best.json").read_text())["dev"]
+    assert sum(w[1] == g[1] for w, g in pairs) == best["right"] and len(pairs) == best["count"]
+
+
+def test_prediction_takes_plain_text_and_letters_never_seen(run, capsys):
+    (run / "new.txt").write_text("so a bagx bago\nZzy\n")
+    capsys.readouterr()
+    assert cli.main(["predict", str(run / "run"), str(run / "new.txt"), "--vertices"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [(line[0], line[1], line[4]) for line in lines] == [
+        ("0", "0", "so"),
+        ("0", "1", "a"),
+        ("0", "2", "bagx"),
+        ("0", "3", "bago"),
+        ("1", "0", "Zzy"),
+    ]
+    assert [line[2] for line in lines[:4]] == ["O", "O", "B-PER", "I-PER"]
+
+
+def test_going_on_ends_where_a_straight_run_does(run, tmp_path):
+    train, dev, stopped = str(run / "train.txt"), str(run / "dev.txt"), str(tmp_path / "stopped")
+    assert cli.main(["train", "--task", "tag", train, "--dev", dev, "--epochs", "4", "--out", stopped, *FAST]) == 0
+    assert cli.main(["train", "--resume", stopped, "--epochs", "7"]) == 0
+    arrays = []
+    for folder in (tmp_path / "stopped", run / "run"):
+        (path,) = folder.glob("last-*.npz")
+        with np.load(path) as file:
+            arrays.append({key: file[key] for key in file.files})
+    assert arrays[0].keys() == arrays[1].keys()
+    for key in arrays[0]:
+        np.testing.assert_array_equal(arrays[0][key], arrays[1][key], err_msg=key)
+
+
+def test_parts_of_speech_without_spelling(tmp_path, capsys):
+    path = tmp_path / "t.conllu"
+    words = [("the", "DET"), ("cat", "NOUN"), ("sees", "VERB"), ("it", "PRON")]
+    lines = "".join(f"{i}\t{w}\t_\t{t}\t_\t_\t{i - 1}\tdep\t_\t_\n" for i, (w, t) in enumerate(words, 1))
+    path.write_text(f"{lines}\n" * 40)
+    flags = ["--program", "bilstm", "--epochs", "4", "--out", str(tmp_path / "run"), *FAST, "--batch", "8"]
+    assert cli.main(["train", "--task", "tag", str(path), *flags]) == 0
+    out = capsys.readouterr().out
+    assert "100.00 %" in out and "F1" not in out
+
+
+MISTAKES = {
+    "train --task tag": "--task tag needs a file of tagged sentences: cavs train --task tag FILE",
+    "train --task tag nowhere.txt": "there is no file .*nowhere.txt",
+    "train --task tags TAGS": "--task is 'tags', wanted one of classify, lm, .*tag.*, sentiment",
+    "train --task tag PLAIN": "has no tags that can be read; wanted CoNLL-U",
+    "train --task tag TAGS --loss root": "--loss is for classification; a tagger labels every word",
+    "train --task tag TAGS --program lstm": "--program is 'lstm', wanted one of char-bilstm, bilstm for --task tag",
+    "train --task tag TAGS --column 2": "--column is '2', but .* has word.TAG and no columns",
+    "train --task tag COLUMNS --column upos": "--column is 'upos', wanted a number from 2",
+    "train --task tag COLUMNS --column 4": "line 1: read 'a B-X', expected at least 4 cells",
+    "train --task tag BROKEN": r"line 2: read 'b\|', expected word\|TAG",
+    "train --task tag TAGS --embedding-size 7": "--embedding-size is 7, wanted an even number",
+    "train --task tag TAGS --char-size 0": "--char-size is 0, wanted an integer of at least 1",
+    "train --task lm PLAIN --column 2": "--column is for --task tag; this is --task lm",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_are_told_in_one_line(line, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "TAGS": ("tags.txt", "a|O b|B-X\nc|O\n"),
+        "PLAIN": ("plain.txt", "some words\nand more words\n"),
+        "COLUMNS": ("columns.conll", "a B-X\nb O\n\nc O\n"),
+        "BROKEN": ("broken.txt", "a|O\nb| c|O\n"),
+    }
+    for name, content in files.values():
+        (tmp_path / name).write_text(content)
+    assert cli.main([files.get(word, (word,))[0] for word in line.split()]) == 2
+    error = capsys.readouterr().err
+    assert re.search(MISTAKES[line], error), error
+    assert error.count("\n") == 1

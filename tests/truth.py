@@ -1,0 +1,91 @@
+"""The per-vertex loop as truth: values and gradients of a case by `cavs.interpret`, and what they are held against."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cavs
+from tests.odd_graphs import BATCHES
+from tests.programs import PROGRAMS
+
+
+@functools.cache
+def batch_inputs(name: str, batch: str) -> Any:
+    """The inputs of a case, exactly one row per vertex."""
+    return PROGRAMS[name].inputs(BATCHES[batch].num_vertices)
+
+
+@functools.cache
+def sched(batch: str) -> cavs.Schedule:
+    """The schedule of a batch."""
+    return cavs.schedule(BATCHES[batch])
+
+
+def weights(pushes: Any, rows: int) -> Any:
+    """Random weights of the first `rows` rows of every float push, zero beyond: the cotangents of the tests' loss."""
+
+    def like(x: Any) -> Any:
+        w = np.random.default_rng(x.size // x.shape[0]).standard_normal((rows, *x.shape[1:]))
+        return np.concatenate([w, np.zeros((x.shape[0] - rows, *x.shape[1:]))])
+
+    return jax.tree.map(lambda x: like(x) if jnp.issubdtype(x.dtype, jnp.floating) else None, pushes)
+
+
+def loss(pushes: Any, rows: int) -> Any:
+    """A scalar on which every float push acts with weights of its own."""
+    leaves = zip(jax.tree.leaves(pushes), jax.tree.leaves(weights(pushes, rows), is_leaf=lambda w: w is None), strict=True)
+    return sum((x * w).sum() for x, w in leaves if w is not None)
+
+
+def gradients(run: Any, params: Any, inputs: Any, rows: int) -> tuple[Any, Any]:
+    """The gradients of `loss` with respect to (params, inputs), and what `run(params, inputs)` pushes."""
+
+    def f(params: Any, inputs: Any) -> Any:
+        pushes = run(params, inputs)
+        return loss(pushes, rows), pushes
+
+    return jax.grad(f, argnums=(0, 1), has_aux=True, allow_int=True)(params, inputs)
+
+
+def with_gradients(fn: Any, *args: Any) -> tuple[Any, Any]:
+    """The value of `fn`, and the gradients of a random linear function of it."""
+    out, vjp = jax.vjp(fn, *jax.tree.map(jnp.asarray, args))
+    return out, vjp(jnp.asarray(np.random.default_rng(0).standard_normal(out.shape)))
+
+
+@functools.cache
+def truth(name: str, batch: str) -> tuple[Any, Any]:
+    """The pushes of a case and its `gradients`, by `cavs.interpret`."""
+    program, graphs = PROGRAMS[name], BATCHES[batch]
+    params, inputs = jax.tree.map(jnp.asarray, (program.params, batch_inputs(name, batch)))
+
+    def loop(params: Any, inputs: Any) -> Any:
+        return cavs.interpret(program.function, params, graphs, inputs)
+
+    grads, pushes = gradients(loop, params, inputs, graphs.num_vertices)
+    return pushes, grads
+
+
+@functools.cache
+def jitted(name: str) -> Any:
+    """(params, sched, padded inputs, vertices) -> (gradients, pushes) of a program, compiled; for all its batches."""
+    function = PROGRAMS[name].function
+
+    def f(params: Any, sched: cavs.Schedule, inputs: Any, rows: int) -> Any:
+        return gradients(lambda p, x: cavs.run(function, p, sched, x), params, inputs, rows)
+
+    return jax.jit(f, static_argnums=3)
+
+
+def assert_close(got: Any, want: Any, tolerance: float) -> None:
+    """Every leaf equal to `tolerance`, absolute or relative; float0 gradients of integers are skipped."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype, (
+            f"{jax.tree_util.keystr(path)}: {a.shape} {a.dtype}, {b.shape} {b.dtype}"
+        )
+        if a.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path))

@@ -1,0 +1,209 @@
+"""Vertex functions that use everything F may use: kinds of pushes and states, reductions, dtypes, derivatives, loops.
+
+Small sizes: hidden 5, inputs 3, so that no two axes agree by accident.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cavs
+
+H, E = 5, 3
+
+
+def named(params: Any, v: cavs.Vertex) -> None:
+    """Pulls and pushes by name, a scalar input, a pushed pytree beside a pushed state."""
+    h = jnp.tanh(v.gather(0) @ params["u"] - v.gather(1) + v.pull("word") @ params["w"] + v.pull("bias"))
+    v.scatter(h)
+    v.push(h, "h")
+    v.push({"score": h @ h, "pair": (h[:2], v.pull("bias"))}, "readout")
+
+
+def lazy_push(params: Any, v: cavs.Vertex) -> None:
+    """Pushes no state: a lazy value that reads gathered states, eager values and recurrent values that are no states."""
+    left, right = v.gather(0), v.gather(1)
+    eager = jnp.sin(v.pull() @ params["w"])
+    gate = jax.nn.sigmoid((left + right) @ params["u"] + eager)
+    v.scatter(gate * left + (1 - gate) * eager)
+    v.push(jnp.tanh((left * right) @ params["p"] + gate) * eager)
+
+
+def attention(params: Any, v: cavs.Vertex) -> None:
+    """All four reductions over any number of children, with a query of the vertex's own."""
+    query = v.pull() @ params["w"]
+    weighted = v.gather_all(lambda s: (query @ jnp.tanh(s["h"] @ params["k"]), s["h"] @ params["v"]), reduce="softmax")
+    top = v.gather_all(lambda s: s["h"] * query, reduce="max")
+    mean = v.gather_all(lambda s: {"h": s["h"], "n": s["n"]}, reduce="mean")
+    h = jnp.tanh(weighted + top @ params["u"] + mean["h"] + query)
+    v.scatter({"h": h, "n": v.gather_all(lambda s: s["n"]) / (1.0 + v.num_children()) + 0.1 * h[:2]})
+    v.push({"h": h, "mean": mean["n"]})
+
+
+def own_values(params: Any, v: cavs.Vertex) -> None:
+    """Reductions over the children of what is the vertex's own, the same at each; eager values that the push reads, too."""
+    eager = jnp.sin(v.pull() @ params["w"])
+    total = v.gather_all(lambda s: s + eager) - v.gather_all(lambda s: eager @ params["u"])
+    top = v.gather_all(lambda s: eager, reduce="max")
+    h = jnp.tanh(total @ params["u"] + top + eager)
+    v.scatter(h)
+    v.push(h * eager.sum() + v.gather_all(lambda s: (eager.sum(), 2 * eager), reduce="softmax"))
+
+
+def children_counted(params: Any, v: cavs.Vertex) -> None:
+    """Reductions that read no child: of parameters and constants, once a child."""
+    count = v.gather_all(lambda s: 1.0)
+    mean = v.gather_all(lambda s: params["b"], reduce="mean")
+    h = jnp.tanh(v.gather_all(lambda s: params["b"]) - mean * count + mean @ params["u"] + v.pull() @ params["w"])
+    v.scatter(h)
+    v.push(h * v.gather_all(lambda s: params["b"], reduce="max") + count)
+
+
+def edges_in_push(params: Any, v: cavs.Vertex) -> None:
+    """Scatters an eager value alone; the children are read for the push, as in one layer of a graph network."""
+    message = jnp.tanh(v.pull() @ params["w"])
+    v.scatter(message)
+    v.push(v.gather_all(lambda m: jax.nn.relu(m @ params["u"] + message), reduce="mean"))
+
+
+def eager_state(params: Any, v: cavs.Vertex) -> None:
+    """One state leaf is eager, one recurrent, one an input as it is, one a constant, one a parameter."""
+    kid = v.gather(1)
+    eager = jnp.tanh(v.pull() @ params["w"])
+    h = jnp.tanh(kid["h"] @ params["u"] + kid["eager"] * v.gather(0)["h"] + kid["constant"] + kid["bias"] - eager)
+    v.scatter({"h": h, "eager": eager, "x": v.pull(), "constant": jnp.full(H, 0.5), "bias": params["b"]})
+    v.push({"h": h, "x": kid["x"]})
+
+
+def mixed_dtypes(params: Any, v: cavs.Vertex) -> None:
+    """States and inputs in float64, float32, integers and booleans."""
+    left, right = v.gather(0), v.gather(1)
+    depth = jnp.where(v.is_leaf(), 0, 1 + jnp.maximum(left["depth"], right["depth"]))
+    h = jnp.tanh((left["h"] + right["half"]) @ params["u"] + v.pull("x") @ params["w"] + 0.1 * depth)
+    odd = (depth % 2 == 1) ^ left["odd"] ^ v.pull("flag")
+    half = jnp.where(odd, h, 2 * h).astype(jnp.float32)
+    v.scatter({"h": h, "half": half, "depth": depth.astype(jnp.int32), "odd": odd})
+    v.push({"h": h, "depth": depth, "odd": odd, "half": half})
+
+
+def integer_reductions(params: Any, v: cavs.Vertex) -> None:
+    """The height and the number of paths, by `gather_all` over integers."""
+    height = jnp.int32(0) if v.is_leaf() else 1 + v.gather_all(lambda s: s["height"], reduce="max")
+    paths = jnp.int32(1) if v.is_leaf() else v.gather_all(lambda s: s["paths"])
+    h = jnp.tanh(v.gather_all(lambda s: s["h"]) * params["gain"] + v.pull() @ params["w"] + height)
+    v.scatter({"height": height, "paths": paths, "h": h})
+    v.push({"height": height, "paths": paths, "h": h})
+
+
+def matrix_on_the_left(params: Any, v: cavs.Vertex) -> None:
+    """W x, and the tensor layer of Socher et al., 2013: h_1^T V h_2."""
+    left, right = v.gather(0), v.gather(1)
+    tensor = jnp.einsum("i,ijk,k->j", left, params["v"], right)
+    h = jnp.tanh(params["u"] @ left + params["u"].T @ right + params["w"] @ v.pull() + tensor)
+    v.scatter(h)
+    v.push(h)
+
+
+def matrix_states(params: Any, v: cavs.Vertex) -> None:
+    """A matrix and a vector a vertex (MV-RNN, Socher et al., 2012): products between rows, and of matrices with parameters."""
+    left, right = v.gather(0), v.gather(1)
+    own = (
+        (v.pull() @ params["w"]).reshape(H, H) if v.is_leaf() else params["m"] @ left["matrix"] + right["matrix"] @ params["n"]
+    )
+    vector = jnp.tanh(
+        jnp.concatenate([right["matrix"] @ left["vector"], left["matrix"] @ right["vector"]]) @ params["u"] + params["b"]
+    )
+    v.scatter({"matrix": jnp.tanh(own), "vector": vector})
+    v.push(vector)
+
+
+@jax.custom_vjp
+def clipped_identity(x: Any) -> Any:
+    """x, whose cotangents are clipped."""
+    return x
+
+
+clipped_identity.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -0.3, 0.3),))
+
+
+def custom_derivatives(params: Any, v: cavs.Vertex) -> None:
+    """Functions with derivatives of their own, cusps, row reductions, and a value whose gradient is stopped."""
+    z, h = _norms(v.gather(0), v.gather(1), v.pull(), params)
+    v.scatter(h)
+    v.push(jnp.concatenate([h, z[jnp.argsort(h)[:2]], jnp.max(z)[None]]))
+
+
+@jax.jit
+def _norms(left: Any, right: Any, x: Any, params: Any) -> Any:
+    z = jax.nn.relu(left @ params["u"] + x @ params["w"] + 0.3)
+    z = jax.nn.silu(z) + jax.nn.gelu(right) + jax.lax.stop_gradient(z) * 0.1
+    z = (z - z.mean()) / jnp.sqrt(z.var() + 1e-3) * params["gain"]  # layer norm
+    h = jax.nn.softplus(z) - jax.nn.logsumexp(z) + jax.nn.softmax(z) + jnp.sort(z) + jnp.cumsum(z)
+    return z, clipped_identity(h) / 8
+
+
+def chained_products(params: Any, v: cavs.Vertex) -> None:
+    """Products that wait for each other, residuals, and a weight that is used three times."""
+    s = v.gather(0)
+    r = jax.nn.sigmoid(s @ params["u"] + v.pull() @ params["w"])
+    a = jnp.tanh((r * s) @ params["u"])  # the reset gate as in Cho et al., 2014
+    b = jnp.tanh(a @ params["v"]) @ params["v"].T
+    h = jnp.tanh(s + b @ params["u"] + r)
+    v.scatter(h)
+    v.push(h + a)
+
+
+MASK = np.array([1.0, 0.0, -1.0, 0.5, 2.0])
+
+
+def constants(params: Any, v: cavs.Vertex) -> None:
+    """Closes over an array, has parameters that it does not read and one that is a scalar, asks for its children."""
+    h = jnp.tanh(v.gather(0) * MASK * params["gain"] + v.pull() @ params["w"] * v.has_child(1))
+    h = jnp.where(v.has_child(0), h, jnp.float64(0.25)) + 0.01 * v.num_children()
+    v.scatter(h)
+    v.push(h)
+
+
+def no_inputs(params: Any, v: cavs.Vertex) -> None:
+    """Pulls nothing."""
+    h = jnp.tanh(v.gather_all(lambda s: s @ params["u"]) + params["b"])
+    v.scatter(h)
+    v.push(h)
+
+
+def embedding(params: Any, v: cavs.Vertex) -> None:
+    """Looks its word up in a table of parameters and picks one of several matrices; sums over all words for the push."""
+    x = params["table"][v.pull("word")]
+    matrix = params["u"][v.pull("relation")]
+    h = jnp.tanh(x @ params["w"] + v.gather(0) @ matrix)
+    v.scatter(h)
+    v.push(jax.nn.log_softmax(params["table"] @ h[:E]))
+
+
+def control_flow(params: Any, v: cavs.Vertex) -> None:
+    """Loops and conditions of `jax.lax` inside F."""
+    h = _loops(v.gather(0), v.pull(), params)
+    v.scatter(h)
+    v.push(h)
+
+
+@jax.jit
+def _loops(s: Any, x: Any, params: Any) -> Any:
+    h, total = jax.lax.scan(lambda h, u: (jnp.tanh(h @ u + s), h.sum()), x @ params["w"], params["u"])
+    h = jax.lax.cond(x[0] > 0, lambda h: h * 0.5, lambda h: jnp.sin(h) + s, h)
+    return jax.lax.fori_loop(0, 3, lambda i, h: h + 0.1 * i * jnp.tanh(h), h) + total.mean()
+
+
+def one_kind(activation: Callable[[Any], Any], name: str) -> Any:
+    """The function of one of three kinds of vertices, unlike the others in what it reads and pushes."""
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        kids = v.gather(0) + v.gather(1) if name != "word" else v.gather(1)
+        h = activation(kids @ params[name] + (v.pull() @ params["w"] if name != "root" else 0.1))
+        v.scatter(h)
+        v.push(h if name != "phrase" else 2 * h)
+
+    return fn
