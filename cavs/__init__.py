@@ -33,6 +33,7 @@ from cavs._readout import readout as readout
 from cavs._run import run as run
 from cavs._schedule import Schedule as Schedule
 from cavs._scheduler import schedule as schedule, schedules as schedules
+from cavs._stacked import stacked as stacked
 from cavs._together import Together as Together, together as together
 from cavs._vertex import Optimizations as Optimizations, Vertex as Vertex, VertexFunction as VertexFunction
 

@@ -194,7 +194,6 @@ class _Search:
         key = (kind_of(self.F, self.graphs, row), len(children_of(self.graphs, row)))
         if key not in self._vjps:
             transpose = self.transposed(row)
-
             self._vjps[key] = jax.jit(lambda args, cts: jax.tree.map(_number, transpose(args, cts)))
         return self._vjps[key]
 
@@ -211,8 +210,7 @@ class _Search:
     def culprit(self, fn: Callable[..., Any], args: Any, number: int) -> tuple[str | None, str | None]:
         """The equation of `fn` that first made what its `number`-th output holds, and its line in the program."""
         closed = jax.make_jaxpr(fn)(*args)
-        leaves = [x for x in jax.tree.leaves(args)]
-        found = self._trace_back(closed.jaxpr, closed.consts, leaves, number)
+        found = self._trace_back(closed.jaxpr, closed.consts, jax.tree.leaves(args), number)
         if found is None:
             return "(the loop over vertices does not make it; see cavs.compare)", None
         outer, eqn, operands = found

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import jax.numpy as jnp
-
-from cavs._rows import ROW, STATIC, evaluate, is_var, needed, take
+from cavs._rows import ROW, STATIC, evaluate, is_var, level_of, needed, reads, value_at
 from cavs._split import Split
 from cavs._tensors import Rows, get_rows
 
@@ -19,12 +17,8 @@ def leaf_function(role: Any, size: int) -> Any:
             | dict(zip(role.inputs, pulled, strict=True))
         )
         evaluate(role.program.eqns, env, role.level)
-
-        def read(x: Any) -> Any:
-            level = role.level.get(x, STATIC) if is_var(x) else STATIC
-            return take(env[x] if is_var(x) else jnp.asarray(x.val, x.aval.dtype), ROW, level, size)
-
-        return [read(x) for x in role.states], [read(x) for x in role.pushes]
+        states, pushes = ([value_at(x, ROW, size, env, role.level) for x in outs] for outs in (role.states, role.pushes))
+        return states, pushes
 
     return leaf
 
@@ -32,9 +26,11 @@ def leaf_function(role: Any, size: int) -> Any:
 def static_variables(part: Split) -> list[Any]:
     """The STATIC variables that the eager, recurrent and lazy parts of an inner role read."""
     level, made = part.role.level, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
-    reads = [x for e in (*part.eager_eqns, *part.lazy_eqns) for x in e.invars if is_var(x)]
-    reads += [x for x in (*part.role.states, *part.role.pushes) if is_var(x)]
-    return list(dict.fromkeys([*part.recurrent_statics, *(x for x in reads if x in made and level.get(x, STATIC) == STATIC)]))
+    read = [x for e in (*part.eager_eqns, *part.lazy_eqns) for x in e.invars]
+    read = [
+        x for x in (*read, *part.role.states, *part.role.pushes) if is_var(x) and x in made and level_of(x, level) == STATIC
+    ]
+    return list(dict.fromkeys([*part.recurrent_statics, *read]))
 
 
 def static_values(part: Split, params: list[Any]) -> list[Any]:
@@ -47,7 +43,7 @@ def static_values(part: Split, params: list[Any]) -> list[Any]:
 
 def pull(part: Split, inputs: list[Any], vertex: Any) -> list[Any]:
     """Rows of the inputs that the eager part reads or passes on; none of the others."""
-    used = {x for e in part.eager_eqns for x in e.invars if is_var(x)} | set(part.eager_outs)
+    used = reads(part.eager_eqns, part.eager_outs)
     return [get_rows(x, vertex) if v in used else x[:0] for v, x in zip(part.role.inputs, inputs, strict=True)]
 
 
@@ -88,11 +84,6 @@ def lazy_function(part: Split, rows: Rows) -> Any:
         env |= {v: x for v, x in zip(role.states, own, strict=True) if is_var(v) and v not in env}
         env |= dict(zip(part.extra, extras, strict=True))
         evaluate(part.lazy_eqns, env, role.level, rows.inner_edges(rows.edge_owner), rows.size, real=rows.count)
-
-        def read(x: Any) -> Any:
-            level = role.level.get(x, STATIC) if is_var(x) else STATIC
-            return take(env[x] if is_var(x) else jnp.asarray(x.val, x.aval.dtype), ROW, level, rows.size)
-
-        return [read(x) for x in role.pushes]
+        return [value_at(x, ROW, rows.size, env, role.level) for x in role.pushes]
 
     return lazy

@@ -1,95 +1,107 @@
-"""Schedules made in a process of their own, so that the interpreter of the training loop only has to read them.
+"""Schedules made in processes of their own, so that the interpreter of the training loop only has to read them.
 
-The process runs this module: it imports this package and nothing of the caller's, so it needs no
+A process runs this module: it imports this package and nothing of the caller's, so it needs no
 `if __name__ == "__main__"`, and it never touches a GPU. It ends with its standard input, whatever ends the caller.
-Integers cross the pipe as they lie in memory (out-of-band buffers, PEP 574).
 """
 
+import collections
 import contextlib
+import itertools
 import os
 import pickle
 import queue
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import traceback
 import weakref
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from cavs._graphs import Graphs
 from cavs._host_memory import keep_host_memory
+from cavs._later import LaterGraphs, Pass
+from cavs._messages import PIPE_BYTES, file_in_memory, receive, send, widen
 from cavs._pack import Options, pack
 from cavs._schedule import Schedule, Shape
 
-PASSES_AHEAD = 3  # one that is read, one that is made, one that waits
-_PIPE_BYTES = 1 << 20  # asked for, so that a pass crosses in few pieces
+UNDER_WAY = 3  # passes of one process: one that is read, one that is made, one that waits
 _ARRAYS = ("vertex_offsets", "child_offsets", "children", "height", "kind", "label", "input_id")
-_NAMES = ("vocab", "kind_names", "label_names")
 
 
 def schedules_elsewhere(
-    graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options
+    graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options, processes: int
 ) -> Iterator[tuple[Graphs, Schedule]]:
-    """`(batch, schedule)` for each batch of each pass (a list of index arrays), made by a process that runs ahead."""
+    """`(batch, schedule)` for each batch of each pass (a list of index arrays), made by processes that run ahead, in turn."""
     idle = _idle.setdefault(graphs, [])
-    remote = idle.pop() if idle else _Remote(graphs)
-    sent: list[list[int]] = []  # sizes of the batches of each pass that is under way
+    remotes = [idle.pop() if idle else _Remote(graphs) for _ in range(processes)]
+    turns = itertools.cycle(remotes)
+    ahead = 2 * processes + 1  # one is read; each process makes one, and another one waits for it
+    assert ahead <= UNDER_WAY * processes
+    under_way: collections.deque[tuple[_Remote, np.ndarray, np.ndarray]] = collections.deque()
     error: Exception | None = None
     try:
-        remote.begin(options)
+        for remote in remotes:
+            remote.begin(options)
         while True:
-            while error is None and len(sent) < PASSES_AHEAD:
+            while error is None and len(under_way) < ahead:
                 try:
                     picked = next(passes)
                 except Exception as e:  # the end, or what is raised in its place: after the batches before it
                     error = e
                     break
-                remote.send(picked)
-                sent.append([len(index) for index in picked])
-            if not sent:
+                index, counts = np.concatenate(picked), np.array([len(some) for some in picked])
+                remote = next(turns)
+                remote.send((index, counts))
+                under_way.append((remote, index, counts))
+            if not under_way:
                 break
-            arrays, data, ends, shapes, which, new = remote.receive()
-            if options.shapes is not None:
+            remote, index, counts = under_way.popleft()
+            data, ends, shapes, which, new, arrays = remote.receive()
+            if isinstance(options.shapes, list):
                 options.shapes.extend(new)
-            together = Graphs(*arrays, *(getattr(graphs, name) for name in _NAMES))
-            begin = start = 0
-            for size, end, i in zip(sent.pop(0), ends, which, strict=True):
-                yield together[start : start + size], Schedule(data[begin:end], shapes[i])
-                begin, start = end, start + size
+            of_pass, begin = Pass(graphs, index, counts, arrays), 0
+            for number, (end, i) in enumerate(zip(ends, which, strict=True)):
+                yield LaterGraphs(of_pass, number), Schedule(data[begin:end], shapes[i])
+                begin = end
     finally:
-        if remote.alive:
-            idle.append(remote)
+        idle += [remote for remote in remotes if remote.alive]
     if not isinstance(error, StopIteration):
         assert error is not None
         raise error
 
 
 class _Remote:
-    """The process of some graphs, and its pipes."""
+    """A process of some graphs, and the line to it."""
 
     def __init__(self, graphs: Graphs):
         if not sys.executable:
-            raise RuntimeError("schedules: process=True starts sys.executable, which this interpreter does not know.")
+            raise RuntimeError("schedules: process starts sys.executable, which this interpreter does not know.")
+        file, self._file = file_in_memory(), file_in_memory()  # for the graphs, for schedules
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from cavs._process import serve; serve()"],
+            [sys.executable, "-P", "-c", f"from cavs._process import serve; serve({file}, {self._file})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=_PIPE_BYTES,
+            bufsize=PIPE_BYTES,
             env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(p or os.curdir for p in sys.path)},
             start_new_session=True,  # Ctrl-C is the caller's
+            pass_fds=[f for f in (file, self._file) if f is not None],
         )
         assert self._process.stdin and self._process.stdout
         self._in, self._out = self._process.stdin, self._process.stdout
         self._under_way = 0
-        _widen(self._out)
+        widen(self._in)
+        widen(self._out)
         self.alive = True
-        self.close = weakref.finalize(self, _end, self._process)  # also when the interpreter ends
-        self._put({name: getattr(graphs, name) for name in (*_ARRAYS, "kind_names")})
+        self.close = weakref.finalize(self, _end, self._process, self._file)  # also when the interpreter ends
+        try:
+            self._put({name: getattr(graphs, name) for name in (*_ARRAYS, "kind_names")}, file)
+        finally:
+            if file is not None:  # the process has it
+                os.close(file)
 
     def begin(self, options: Options) -> None:
         while self._under_way:  # by a consumer who stopped
@@ -99,13 +111,13 @@ class _Remote:
                 break
         self._put(options)
 
-    def send(self, picked: list[np.ndarray]) -> None:
+    def send(self, picked: tuple[np.ndarray, np.ndarray]) -> None:
         self._put(picked)
         self._under_way += 1
 
     def receive(self) -> Any:
         try:
-            answer = _read(self._out)
+            answer = receive(self._out, self._file)
         except BaseException as e:  # interrupted in the middle of an answer, too: what follows would make no sense
             self._lost()
             if isinstance(e, EOFError):
@@ -116,10 +128,9 @@ class _Remote:
             raise answer.raised()
         return answer
 
-    def _put(self, message: Any) -> None:
+    def _put(self, message: Any, file: int | None = None) -> None:
         try:
-            pickle.dump(message, self._in, protocol=5)
-            self._in.flush()
+            send(self._in, message, file)
         except BaseException as e:
             self._lost()
             if isinstance(e, BrokenPipeError):
@@ -139,23 +150,18 @@ class _Remote:
 _idle: "weakref.WeakKeyDictionary[Graphs, list[_Remote]]" = weakref.WeakKeyDictionary()
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", file: int | None) -> None:
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             assert pipe is not None
             pipe.close()
+    if file is not None:
+        os.close(file)
     try:
         process.wait(5)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _widen(pipe: IO[bytes]) -> None:
-    with contextlib.suppress(ImportError, AttributeError, OSError):
-        import fcntl  # not on Windows
-
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 class _Failure:
@@ -175,41 +181,17 @@ class _Failure:
         return error
 
 
-def _write(pipe: IO[bytes], message: Any) -> None:
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    raw = [head, *(b.raw() for b in buffers)]
-    pipe.write(struct.pack(f"<{len(raw) + 1}q", len(raw), *map(len, raw)))
-    for part in raw:
-        pipe.write(part)
-    pipe.flush()
-
-
-def _read(pipe: IO[bytes]) -> Any:
-    def read(n: int) -> memoryview:
-        memory, done = memoryview(np.empty(n, np.uint8)), 0  # type: ignore[arg-type]
-        while done < n:
-            got = pipe.readinto(memory[done:])  # type: ignore[attr-defined]
-            if not got:
-                raise EOFError
-            done += got
-        return memory
-
-    (count,) = struct.unpack("<q", read(8))
-    head, *buffers = [read(n) for n in struct.unpack(f"<{count}q", read(8 * count))]
-    return pickle.loads(head, buffers=buffers)
-
-
-def serve() -> None:
-    """The process: graphs first, then for every run of batches its options, then lists of index arrays."""
+def serve(graphs_file: int | None, answers_file: int | None) -> None:
+    """The process: graphs first, then for every run of batches its options, then `(index, counts)` of each pass."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_host_memory()  # a pass makes the arrays of the pass before
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = os.fdopen(os.dup(1), "wb", PIPE_BYTES)
     os.dup2(2, 1)  # whatever a library prints is no answer
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     # Always reading, so that neither side waits for the other to read.
-    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    threading.Thread(target=_listen, args=(requests, graphs_file), daemon=True).start()
     graphs, options, known = None, None, 0
+    places = itertools.cycle(range(UNDER_WAY))  # an answer is read before the next but `UNDER_WAY` is asked for
     with contextlib.suppress(BrokenPipeError):
         while (request := requests.get()) is not None:
             if isinstance(request, dict):
@@ -218,30 +200,35 @@ def serve() -> None:
                 options, known = request, len(request.shapes or ())
             else:
                 assert graphs is not None and options is not None
+                index, counts = request
                 try:
-                    _write(answers, _answer(graphs, request, options, known))
+                    send(answers, _answer(graphs, index, counts, options, known), answers_file, next(places))
                     known = len(options.shapes or ())
                 except BrokenPipeError:
                     raise
                 except Exception as e:
-                    _write(answers, _Failure(e))
+                    send(answers, _Failure(e))
     os._exit(0)  # nobody reads: there is nothing to tidy
 
 
-def _listen(requests: "queue.SimpleQueue[Any]") -> None:
-    try:
+def _listen(requests: "queue.SimpleQueue[Any]", file: int | None) -> None:
+    with contextlib.suppress(EOFError):
+        requests.put(receive(sys.stdin.buffer, file))
+        if file is not None:
+            os.close(file)
         while True:
-            requests.put(pickle.load(sys.stdin.buffer))
-    except (EOFError, pickle.UnpicklingError):
-        requests.put(None)
+            requests.put(receive(sys.stdin.buffer))
+    requests.put(None)
 
 
-def _answer(graphs: Graphs, picked: list[np.ndarray], options: Options, known: int) -> tuple[Any, ...]:
-    together = graphs[np.concatenate(picked)]
-    made = pack(together, np.array([len(index) for index in picked]), options)
+def _answer(graphs: Graphs, index: np.ndarray, counts: np.ndarray, options: Options, known: int) -> tuple[Any, ...]:
+    together = graphs[index]
+    made = pack(together, counts, options)
     number: dict[Shape, int] = {}
     which = [number.setdefault(sched.shape, len(number)) for sched in made]
     ends = np.cumsum([len(sched.data) for sched in made]).tolist()
-    data = np.concatenate([sched.data for sched in made])
-    arrays = tuple(getattr(together, name) for name in _ARRAYS)
-    return arrays, data, ends, list(number), which, (options.shapes or [])[known:]
+    data = made[0].data.base  # all integers, in one vector
+    assert len(data) == ends[-1]
+    # Who asked for fields may have no need to look at the graphs.
+    arrays = None if options.fields else tuple(getattr(together, name) for name in _ARRAYS)
+    return data, ends, list(number), which, (options.shapes or [])[known:], arrays

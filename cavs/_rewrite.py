@@ -7,13 +7,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._rows import EDGE, ROW, STATIC, Program, bind, is_float, is_var, levels, reduce_max_p, reduce_sum_p, spread_p, trace
+from cavs._rows import (
+    EDGE,
+    ROW,
+    STATIC,
+    Program,
+    bind,
+    is_float,
+    is_var,
+    level_of,
+    levels,
+    reduce_max_p,
+    reduce_sum_p,
+    spread_p,
+    trace,
+)
 
 # f(0) = 0, whatever the parameters of the equation.
 _ZERO_UNARY = {
     "neg", "reshape", "broadcast_in_dim", "transpose", "reduce_sum", "slice", "squeeze", "convert_element_type", "copy",
-    "tanh", "sin", "abs", "sign", "rev", "stop_gradient", "cumsum", "real", "expand_dims", "reduce_precision",
-    "copy_p", "split",
+    "tanh", "sin", "abs", "sign", "rev", "stop_gradient", "cumsum", "real", "reduce_precision", "split",
     spread_p.name, reduce_sum_p.name,
 }  # fmt: skip
 
@@ -76,31 +89,40 @@ def fold_zeros(program: Program, zeros: set[Any]) -> Program:
 def make_levels_explicit(program: Program, known: dict[Any, int], num_states: int, some_row: Any) -> Program:
     """The program with an equation of its own wherever a value changes its level.
 
-    Every ROW value that an EDGE equation reads is spread to the edges. A parameter that is scattered as it is becomes a
-    ROW value by an addition of zero (made of the integer `some_row`), so that its gradient is summed over the vertices
-    like any other's.
+    Every ROW value that an EDGE equation reads is spread to the edges. A parameter that is scattered or reduced over the
+    children as it is becomes a ROW value by an addition of zero (made of the integer `some_row`), so that its gradient is
+    summed over the vertices like any other's.
     """
     level = levels(program.eqns, known)
 
     def body(env: dict[Any, Any]) -> list[Any]:
-        spread: dict[Any, Any] = {}
+        spread: dict[int, Any] = {}
 
-        def read(x: Any, want: int) -> Any:
-            value = env[x] if is_var(x) else x.val
-            if want != EDGE or not is_var(x) or level.get(x, STATIC) != ROW:
-                return value
-            if x not in spread:
-                spread[x] = spread_p.bind(value)
-            return spread[x]
+        def read(x: Any) -> Any:
+            return env[x] if is_var(x) else x.val
+
+        def row(x: Any) -> Any:
+            """A STATIC value as a ROW value."""
+            zero = env[some_row] * 0
+            return read(x) | (zero != 0) if x.aval.dtype == bool else read(x) + zero.astype(x.aval.dtype)
+
+        def on_edges(x: Any, reduced: bool) -> Any:
+            here = level_of(x, level)
+            if here == EDGE or (here == STATIC and not reduced):
+                return read(x)
+            if id(x) not in spread:
+                spread[id(x)] = spread_p.bind(read(x) if here == ROW else row(x))
+            return spread[id(x)]
 
         for eqn in program.eqns:
-            edge = eqn.primitive in (reduce_sum_p, reduce_max_p) or any(level.get(v) == EDGE for v in eqn.outvars)
-            want = EDGE if edge and eqn.primitive is not spread_p else ROW
-            env.update(zip(eqn.outvars, bind(eqn, [read(x, want) for x in eqn.invars]), strict=True))
-        outs = [env[x] if is_var(x) else x.val for x in program.outs]
+            reduced = eqn.primitive in (reduce_sum_p, reduce_max_p)
+            edge = eqn.primitive is not spread_p and (reduced or any(level.get(v) == EDGE for v in eqn.outvars))
+            args = [on_edges(x, reduced) if edge else read(x) for x in eqn.invars]
+            env.update(zip(eqn.outvars, bind(eqn, args), strict=True))
+        outs = [read(x) for x in program.outs]
         for i, x in enumerate(program.outs[:num_states]):
             if is_var(x) and level.get(x, STATIC) == STATIC and is_float(x):
-                outs[i] = outs[i] + (env[some_row] * 0).astype(x.aval.dtype)
+                outs[i] = row(x)
         return outs
 
     return retrace(program, body)
@@ -172,11 +194,9 @@ def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) 
                 if eqn.outvars and eqn.outvars[0] in env:
                     continue  # done with its group
                 group = member.get(id(eqn))
-                operands = [x for e, _ in group for x in e.invars] if group else eqn.invars
-                operands = [
-                    *operands,
-                    *(x for e in biases.get(id(group), ()) for x in e.invars if level.get(x, STATIC) == STATIC),
-                ]
+                adds = biases.get(id(group), ())
+                operands = [x for e, _ in group for x in e.invars] if group else list(eqn.invars)
+                operands += [x for e in adds for x in e.invars if level.get(x, STATIC) == STATIC]
                 if any(is_var(x) and x not in env for x in operands):
                     later.append(eqn)
                     continue
@@ -184,7 +204,7 @@ def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) 
                     values = [env[x] if is_var(x) else x.val for x in eqn.invars]
                     env.update(zip(eqn.outvars, bind(eqn, values), strict=True))
                 else:
-                    _run_group(group, side, biases.get(id(group), ()), env)
+                    _run_group(group, side, adds, env)
             assert len(later) < len(pending), "fused products wait for each other"
             pending = later
         return [env[x] if is_var(x) else x.val for x in program.outs]

@@ -10,7 +10,7 @@ A vertex function is traced for a single vertex. Its values live at one of three
 other's transpose, as gather and scatter are (Cavs 3.4).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +38,8 @@ def _tap_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 ad.primitive_jvps[tap_p] = _tap_jvp
+# A constant: who uses a maximum writes its derivative with sums, or it cancels (`Vertex.gather_all`).
+ad.defjvp(reduce_max_p, None)
 
 
 class Program(NamedTuple):
@@ -70,10 +72,9 @@ def _inline(jaxpr: Any, rename: dict[Any, Any], out: list[Any]) -> list[Any]:
         return x if isinstance(x, jex.Literal) else rename.get(x, x)
 
     for eqn in jaxpr.eqns:
-        inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call") else None
+        inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
         if inner is None:
-            # A body inlined twice must not define the same variable twice.
-            fresh = [jex.Var(v.aval) for v in eqn.outvars] if rename is not None else list(eqn.outvars)
+            fresh = [jex.Var(v.aval) for v in eqn.outvars]  # a body inlined twice must not define a variable twice
             out.append(eqn.replace(invars=[get(x) for x in eqn.invars], outvars=fresh))
             rename.update(zip(eqn.outvars, fresh, strict=True))
             continue
@@ -121,6 +122,16 @@ def is_float(x: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
+def level_of(x: Any, level: dict[Any, int]) -> int:
+    """The level of a variable or literal."""
+    return level.get(x, STATIC) if is_var(x) else STATIC
+
+
+def value_of(x: Any, env: dict[Any, Any]) -> Any:
+    """The value of a variable or literal."""
+    return env[x] if is_var(x) else jnp.asarray(x.val, x.aval.dtype)
+
+
 def bind(eqn: Any, args: Sequence[Any]) -> list[Any]:
     """Runs one equation."""
     params = eqn.primitive.get_bind_params(eqn.params)
@@ -138,9 +149,8 @@ def levels(program_eqns: Sequence[Any], known: dict[Any, int]) -> dict[Any, int]
         elif eqn.primitive in (reduce_sum_p, reduce_max_p):
             lv = ROW
         else:
-            lv = max((level.get(x, STATIC) for x in eqn.invars if is_var(x)), default=STATIC)
-        for v in eqn.outvars:
-            level[v] = lv
+            lv = max((level_of(x, level) for x in eqn.invars), default=STATIC)
+        level |= dict.fromkeys(eqn.outvars, lv)
     return level
 
 
@@ -167,7 +177,7 @@ def evaluate(
 
     for eqn in eqns:
         args = [read(x) for x in eqn.invars]
-        lv = [level.get(x, STATIC) if is_var(x) else STATIC for x in eqn.invars]
+        lv = [level_of(x, level) for x in eqn.invars]
         if eqn.primitive is spread_p:
             if lv[0] == STATIC:
                 outs = [jnp.broadcast_to(args[0], (len(segments), *jnp.shape(args[0])))]
@@ -218,7 +228,7 @@ def turned_weights(eqns: Sequence[Any], level: dict[Any, int], weights: dict[Any
     """
     out = {}
     for eqn in eqns:
-        lv = [level.get(x, STATIC) if is_var(x) else STATIC for x in eqn.invars]
+        lv = [level_of(x, level) for x in eqn.invars]
         if matrix_product(eqn, lv) == 1 and eqn.invars[1] in weights:
             out[eqn.invars[1]] = weights[eqn.invars[1]].T
     return out
@@ -227,6 +237,11 @@ def turned_weights(eqns: Sequence[Any], level: dict[Any, int], weights: dict[Any
 def take(values: Any, want: int, have: int, rows: int) -> Any:
     """A value of level `have` as one of level `want`: STATIC values are repeated."""
     return jnp.broadcast_to(values, (rows, *jnp.shape(values))) if want != STATIC and have == STATIC else values
+
+
+def value_at(x: Any, want: int, rows: int, env: dict[Any, Any], level: dict[Any, int]) -> Any:
+    """The value of a variable or literal as one of level `want`, with `rows` rows."""
+    return take(value_of(x, env), want, level_of(x, level), rows)
 
 
 def pad_rows(x: Any, rows: int) -> Any:
@@ -250,6 +265,11 @@ def needed(eqns: Sequence[Any], outs: Sequence[Any], available: set[Any]) -> tup
                     if x in available:
                         used.append(x)
     return keep[::-1], used
+
+
+def reads(eqns: Sequence[Any], outs: Iterable[Any] = ()) -> set[Any]:
+    """All variables that `eqns` read, and those among `outs`."""
+    return {x for e in eqns for x in e.invars if is_var(x)} | {x for x in outs if is_var(x)}
 
 
 def depends(eqns: Sequence[Any], seeds: set[Any]) -> set[Any]:

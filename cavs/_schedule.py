@@ -9,8 +9,9 @@ import numpy as np
 from jax.core import Tracer
 
 from cavs._graphs import Graphs
+from cavs.kernels._layout import PARTS as PARTS
 
-PARTS = 16  # into which the scripts of the persistent engine deal the graphs of a batch
+FIELDS = ("input_id", "label", "kind")  # of `Graphs`, that may come along
 
 
 class Shape(NamedTuple):
@@ -27,6 +28,7 @@ class Shape(NamedTuple):
     rooted: bool  # every graph has exactly one root
     fan_in: int  # the largest number of children, rounded up to a power of two; 8 stands for more than 4
     windows: tuple[int, int, int]  # windows of the backward's lazy batching; inner rows and edges of each, at most
+    fields: tuple[str, ...] = ()  # of the graphs, that come along
     # Scripts of the persistent engine (`_scripts`); without any `levels` is 0.
     levels: int = 0  # levels of inner vertices, padded
     forest: bool = True  # no vertex has two parents
@@ -83,6 +85,7 @@ def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         "window_start": (shape.windows[0], kinds),
         "window_edge": (shape.windows[0], kinds),
         "roots": (shape.graphs,),
+        **dict.fromkeys(shape.fields, (shape.vertices,)),
     }
     if shape.levels:
         fields |= {"num_levels": (), "part_start": (shape.levels * PARTS + 1,), "parent_edge": (shape.rows,)}
@@ -109,6 +112,7 @@ class Schedule:
     - `roots`: (G,) row of the one root of each graph in `inputs` and in the pushes.
     - `graph`: (Vp,) the graph of each vertex; G in padding: `jax.ops.segment_sum(h, sched.graph, num_graphs)` reads out.
     - `row`: (Vp,) row of each vertex in the dynamic tensors; 0, a row of zeros, in padding.
+    - `input_id`, `label`, `kind`: (Vp,) those of the graphs, -1 in padding, where `cavs.schedule` was asked for them.
     - `leaf_vertex`, `inner_vertex`: vertices in schedule order, kind after kind; padding repeats a real vertex.
     - `first_edge`, `num_children`: per inner row; `edge_child` (dynamic tensor row), `edge_owner` (inner row): per edge.
     - `task_row`, `task_start`, `task_size`, `task_edge`, `task_edges`, `task_level`: per task: first row in the dynamic
@@ -133,7 +137,8 @@ class Schedule:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in ("data", "shape") or name not in layout_of(self.shape):
-            raise AttributeError(f"Schedule has no attribute {name!r}")
+            asked = f"; it comes along with cavs.schedule(..., fields=({name!r},))" if name in FIELDS else ""
+            raise AttributeError(f"Schedule has no attribute {name!r}{asked}")
         if name == "roots" and not self.shape.rooted:
             raise ValueError(
                 "schedule.roots: a graph of this batch has several roots, so there is no one root row per graph. "

@@ -1,15 +1,15 @@
 """The BFS scheduler: Cavs Algorithm 1 as one counting sort by height, over one batch or many at once."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from cavs._graphs import Graphs
+from cavs._graphs import Graphs, consecutive
 from cavs._pack import Options, bucket as bucket, pack
 from cavs._process import schedules_elsewhere
-from cavs._schedule import Schedule, Shape
+from cavs._schedule import FIELDS, Schedule, Shape
 from cavs._tasks import LAZY_WINDOW
 
 # `schedules` prepares about so many vertices at once: NumPy's calls, hundreds of microseconds a pass, are paid once for all
@@ -25,7 +25,8 @@ def schedule(
     kinds: bool = True,
     exact: bool = False,
     window: int = LAZY_WINDOW,
-    shapes: list[Shape] | None = None,
+    shapes: list[Shape] | tuple[Shape, ...] | None = None,
+    fields: Sequence[str] = (),
 ) -> Schedule:
     """Schedules a batch of graphs: Cavs Algorithm 1, where task t is the set of all activated vertices.
 
@@ -39,18 +40,23 @@ def schedule(
       time, Cavs' baseline.
     - `kinds`: whether tasks hold one kind each where the graphs have kinds; `False` schedules all as one kind, for a
       vertex function that treats kinds alike.
-    - `exact`: sizes are rounded up to a ladder of buckets (at most 19 % and 8 more) so that batches share compiled code;
+    - `exact`: sizes are rounded up to a ladder of buckets (at most 19 % and 32 more) so that batches share compiled code;
       `True` keeps exact sizes instead: no padding, but every new size compiles.
     - `window`: the backward batches parameter gradients lazily over windows of tasks of at most this many inner vertices
       (one product per weight and window). More needs memory for the cotangents of all of them.
 
     - `shapes`: a list of your own, empty at first, of the shapes that were used: a batch that fits into one of them (with
       at most a third more rows than it needs) takes it, else its shape is added. Keeps rare combinations of sizes from
-      compiling; the result depends on the batches before.
+      compiling; the result depends on the batches before. A tuple stays as it is, and so does what a batch gets.
 
-    **Raises:** `ValueError` for an unknown policy or a window below 256, `TypeError` where `graphs` is not a `cavs.Graphs`.
+    - `fields`: of `"input_id"`, `"label"` and `"kind"`, what comes along: `sched.input_id` is then that of the graphs as
+      `sched.pad(graphs.input_id, -1)` has it. A step that needs no more is sent one vector, and nothing is padded by hand:
+      `step(params, cavs.schedule(batch, fields=("input_id", "label")))`, and in it `sched.label[sched.roots]`.
+
+    **Raises:** `ValueError` for an unknown policy, a window below 256, or fields that the graphs do not have; `TypeError`
+    where `graphs` is not a `cavs.Graphs`.
     """
-    options = _checked("schedule", graphs, policy, kinds, exact, window, shapes)
+    options = _checked("schedule", graphs, policy, kinds, exact, window, shapes, fields)
     return pack(graphs, np.array([len(graphs)]), options)[0]
 
 
@@ -62,8 +68,9 @@ def schedules(
     kinds: bool = True,
     exact: bool = False,
     window: int = LAZY_WINDOW,
-    shapes: list[Shape] | None = None,
-    process: bool = False,
+    shapes: list[Shape] | tuple[Shape, ...] | None = None,
+    fields: Sequence[str] = (),
+    process: int = False,
 ) -> Iterator[tuple[Graphs, Schedule]]:
     """Selects and schedules batch after batch: `(batch, schedule)` for each, several batches in one pass of NumPy.
 
@@ -81,26 +88,40 @@ def schedules(
     `process=True` makes the schedules in a process of their own, up to three passes of 2^16 vertices ahead, and this one
     only reads them: for training loops that are short of Python (on a GPU, steps below a millisecond) where there is a
     core to spare. The process takes a second to start, is given a copy of `graphs`, stays for the next call with the
-    same `graphs`, and ends with them.
+    same `graphs`, and ends with them. `process=4` has four of them make the passes in turn, where a step takes less time
+    than its schedule; the results are the same. Passes are then made side by side, so that `shapes` cannot grow: fill a
+    list beforehand (once over the batches, or over the largest of them) and give `tuple(shapes)`. The graphs of a batch
+    are selected when they are looked at: what `fields` bring along is cheaper.
 
-    **Raises:** as `cavs.schedule`, at the call; `IndexError` for a batch that selects graphs which there are not; with
-    `process`, what failed there, with its traceback as a note, and `RuntimeError` where the process ended.
+    **Raises:** as `cavs.schedule`, at the call; `TypeError` or `ValueError` for a `process` that is none, or several
+    with a list of `shapes`; `IndexError` for a batch that selects graphs which there are not; with `process`, what failed
+    there, with its traceback as a note, and `RuntimeError` where a process ended.
     """
-    options = _checked("schedules", graphs, policy, kinds, exact, window, shapes)
-    if not isinstance(process, bool):
-        raise TypeError(f"schedules: process is {process!r}, wanted True or False.")
+    options = _checked("schedules", graphs, policy, kinds, exact, window, shapes, fields)
+    if not isinstance(process, int):
+        raise TypeError(f"schedules: process is {process!r}, wanted True, False or an int >= 1: how many processes.")
+    if process is not False and process < 1:
+        raise ValueError(f"schedules: process is {process!r}, wanted True, False or an int >= 1: how many processes.")
+    if process > 1 and isinstance(shapes, list):
+        raise ValueError(
+            f"schedules: shapes is a list and process is {process}, but passes that are made side by side cannot add to it; "
+            "write shapes=tuple(shapes), filled beforehand, or process=True."
+        )
     # Kinds without names are numbered up to the largest of a batch.
     alone = kinds and graphs.kind is not None and graphs.kind_names is None
     most = 1 if alone else BATCHES_AT_ONCE
     if process:  # the first passes are small: training starts while the next ones are made
-        return schedules_elsewhere(
-            graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE // 16, VERTICES_ELSEWHERE), options
-        )
+        first, limit = VERTICES_AT_ONCE // 16, max(VERTICES_ELSEWHERE // process, VERTICES_AT_ONCE // 2)
+        passes = _passes(graphs, iter(batches), most, first, limit, 2 ** (1 / process))
+        return schedules_elsewhere(graphs, passes, options, int(process))
     return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE, VERTICES_AT_ONCE), options)
 
 
-def _passes(graphs: Graphs, batches: Iterator[Any], most: int, first: int, limit: int) -> Iterator[list[np.ndarray]]:
-    """The batches of each pass as index arrays: at most `most`, about `first` vertices, then twice as many up to `limit`."""
+def _passes(
+    graphs: Graphs, batches: Iterator[Any], most: int, first: float, limit: int, growth: float = 2
+) -> Iterator[list[np.ndarray]]:
+    """The batches of each pass as index arrays: at most `most`, about `first` vertices, then `growth` times as many up to
+    `limit`."""
     numbers, mean = np.arange(len(graphs)), graphs.num_vertices / max(len(graphs), 1)
     error: Exception | None = None
     while error is None:
@@ -116,7 +137,7 @@ def _passes(graphs: Graphs, batches: Iterator[Any], most: int, first: int, limit
             vertices += mean * index.size
         if picked:
             yield picked
-        first = min(2 * first, limit)
+        first = min(growth * first, limit)
     if not isinstance(error, StopIteration):
         raise error
 
@@ -124,14 +145,19 @@ def _passes(graphs: Graphs, batches: Iterator[Any], most: int, first: int, limit
 def _here(graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options) -> Iterator[tuple[Graphs, Schedule]]:
     for picked in passes:
         counts = np.array([len(index) for index in picked])
-        together, end = graphs[np.concatenate(picked)], 0
-        for count, sched in zip(counts.tolist(), pack(together, counts, options), strict=True):
-            start, end = end, end + count
-            yield together[start:end], sched
+        together = graphs[np.concatenate(picked)]
+        yield from zip(consecutive(together, counts), pack(together, counts, options), strict=True)
 
 
 def _checked(
-    name: str, graphs: Graphs, policy: str, kinds: bool, exact: bool, window: int, shapes: list[Shape] | None
+    name: str,
+    graphs: Graphs,
+    policy: str,
+    kinds: bool,
+    exact: bool,
+    window: int,
+    shapes: list[Shape] | tuple[Shape, ...] | None,
+    fields: Sequence[str],
 ) -> Options:
     if not isinstance(graphs, Graphs):
         raise TypeError(
@@ -141,4 +167,9 @@ def _checked(
         raise ValueError(f"{name}: policy is {policy!r}, wanted 'batching' or 'serial'.")
     if not isinstance(window, int) or window < 256:
         raise ValueError(f"{name}: window is {window!r}, wanted an int >= 256: inner vertices whose gradients are batched.")
-    return Options(policy, kinds, exact, window, shapes, scripts=jax.default_backend() == "gpu")
+    fields = tuple(fields)
+    for field in fields:
+        if field not in FIELDS or getattr(graphs, field) is None:
+            has = [name for name in FIELDS if getattr(graphs, name) is not None]
+            raise ValueError(f"{name}: fields names {field!r}, wanted a tuple of what these graphs have: {', '.join(has)}.")
+    return Options(policy, kinds, exact, window, shapes, fields, scripts=jax.default_backend() == "gpu")

@@ -50,12 +50,13 @@ def part_starts(
     # Parts: by inner vertices of the graphs before a graph, and half of its own.
     sizes = offsets[1:] - offsets[:-1]
     work = np.add.reduceat(height > 0, offsets[:-1], dtype=np.int64) * found.batch.repeat(batches)
-    upto = np.append(0, work.cumsum())
+    upto = np.zeros(len(work) + 1, np.int64)
+    work.cumsum(out=upto[1:])
     before = upto[batches.cumsum() - batches]
     num_inner = np.maximum(upto[batches.cumsum()] - before, 1)
-    done = upto[1:] - before.repeat(batches) - work // 2 - 1
-    part = np.minimum(done.clip(0) * PARTS // num_inner.repeat(batches), PARTS - 1)
-    size = np.where(found.batch, padded * PARTS + 1, 0)
+    done = np.maximum(upto[1:] - before.repeat(batches) - work // 2 - 1, 0)
+    part = np.minimum(done * PARTS // num_inner.repeat(batches), PARTS - 1)
+    size = (padded * PARTS + 1) * found.batch
     first = (size.cumsum() - size).repeat(batches)
     # Level 1 counts from slot 1 on; leaves, and batches without scripts, count in slot 0 of their batch, which is emptied.
     key = np.multiply(height, PARTS, dtype=np.int64)

@@ -51,7 +51,8 @@ def task_classes(num_inner: int, fan_in: int, policy: str, edges_a_row: int = 0)
 
 @functools.lru_cache(maxsize=32)
 def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
-    """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, the last one padded."""
+    """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, the last one padded; and how
+    many these are in all."""
     top = widths[0]
     best = np.full(top + 1, np.inf)
     counts = np.zeros((top + 1, len(widths)), np.int64)
@@ -63,7 +64,7 @@ def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
                 best[n] = cost
                 counts[n] = counts[max(n - w, 0)]
                 counts[n, i] += 1
-    return counts
+    return np.concatenate([counts, counts.sum(1, keepdims=True)], 1)
 
 
 class Tasks(NamedTuple):
@@ -87,33 +88,33 @@ def cut_tasks(
     num_children: np.ndarray,
     edges_before: np.ndarray,
     classes: list[tuple[tuple[int, int], ...]],
+    num_classes: np.ndarray,
     serial: bool,
 ) -> Tasks:
     """Levels cut into tasks.
 
     `counts` (K, levels, kinds) inner vertices, which lie by batch, kind and level; `group_start` (K, kinds) where those of
-    a batch and kind begin; `num_children` (I,) and `edges_before` (I + 1,) of each; `classes` (K) of each batch.
+    a batch and kind begin; `num_children` (I,) and `edges_before` (I + 1,) of each; `classes` (K) of each batch, and how many
+    they are, `num_classes` (K,).
     """
     num_batches, levels, num_kinds = counts.shape
     by_row = counts.reshape(num_batches, -1)  # (level, kind): the order of the rows
-    run = np.flatnonzero(by_row)
+    run = by_row.ravel().nonzero()[0]
     run_batch, run_kind = run // max(levels * num_kinds, 1), run % num_kinds
     run_size = by_row.ravel()[run]
     run_row = (by_row.cumsum(1) - by_row).ravel()[run]
     run_start = (counts.cumsum(1) - counts).ravel()[run]
     run_first = group_start[run_batch, run_kind]
-    cut = []
-    for some in dict.fromkeys(classes):
-        mine = np.arange(len(run))
-        if len(set(classes)) > 1:
-            mine = np.flatnonzero(np.array([c == some for c in classes])[run_batch])
-        if len({edges // width for width, edges in some}) == 1:
-            pieces = _pieces(run_size[mine], some, serial)
-        else:
-            pieces = _pieces_by_edges(run_size[mine], (run_first + run_start)[mine], num_children, some)
-        cut.append((mine[pieces[0]], *pieces[1:]))
-    of, cls, offset, size = (np.concatenate(x) for x in zip(*cut, strict=True))
-    if len(cut) > 1:
+    distinct = dict.fromkeys(classes)
+    if len(distinct) == 1:
+        of, cls, offset, size = _pieces(run_size, run_first + run_start, num_children, classes[0], serial)
+    else:
+        cut = []
+        for some in distinct:
+            mine = np.flatnonzero(np.array([c is some or c == some for c in classes])[run_batch])
+            pieces = _pieces(run_size[mine], (run_first + run_start)[mine], num_children, some, serial)
+            cut.append((mine[pieces[0]], *pieces[1:]))
+        of, cls, offset, size = (np.concatenate(x) for x in zip(*cut, strict=True))
         by_run = np.argsort(of, kind="stable")
         of, cls, offset, size = of[by_run], cls[by_run], offset[by_run], size[by_run]
     batch, start = run_batch[of], run_start[of] + offset
@@ -122,7 +123,7 @@ def cut_tasks(
     count = np.bincount(batch, minlength=num_batches)
     return Tasks(
         batch,
-        cls + run_kind[of] * np.array([len(c) for c in classes])[batch],
+        cls + run_kind[of] * num_classes[batch],
         run_row[of] + offset,
         start,
         size,
@@ -135,25 +136,30 @@ def cut_tasks(
 
 
 def _pieces(
-    run_size: np.ndarray, classes: tuple[tuple[int, int], ...], serial: bool
+    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: tuple[tuple[int, int], ...], serial: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(run, class, offset in the run, vertices) of each task, where a task of any vertices has room for their edges."""
-    widths = np.array([1] if serial else [w for w, _ in classes])
-    pieces = _decomposition(tuple(widths.tolist()))[run_size % widths[0]]
-    pieces[:, 0] += run_size // widths[0]
+    """(run, class, offset in the run, vertices) of each task."""
+    if len({edges // width for width, edges in classes}) > 1:
+        return _pieces_by_edges(run_size, run_at, num_children, classes)
+    # A task of any vertices has room for their edges.
+    widths = (1,) if serial else tuple(w for w, _ in classes)
+    whole, rest = np.divmod(run_size, widths[0])
+    pieces = _decomposition(widths)[rest]
+    per_run = pieces[:, -1] + whole
+    pieces = pieces[:, :-1]
+    pieces[:, 0] += whole
     cls = (np.arange(pieces.size) % len(widths)).repeat(pieces.ravel())
-    per_run = pieces.sum(1)
     run = np.arange(len(run_size)).repeat(per_run)
-    width = widths[cls]
+    width = np.array(widths)[cls]
     before = width.cumsum() - width
-    offset = before - np.repeat(before[per_run.cumsum() - per_run], per_run) if len(run) else before
+    offset = before - before[per_run.cumsum() - per_run].repeat(per_run) if len(run) else before
     return run, cls, offset, np.minimum(width, run_size[run] - offset)
 
 
 def _pieces_by_edges(
     run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: tuple[tuple[int, int], ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The same for tasks that fit both a class's vertices and its edges: wide, mixed fan-in. Python runs once per task."""
+    """The same where a task must fit both a class's vertices and its edges: wide, mixed fan-in. Python runs once per task."""
     edges_end = num_children.cumsum()
     ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN]
     special = len(classes) - 1  # the class of one vertex with very many children, where there is one

@@ -130,6 +130,15 @@ def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
     return out
 
 
+def leaf_vertices(sched: Schedule) -> list[Any]:
+    """For each kind the rows of its leaves in the inputs, padded."""
+    out, end = [], 0
+    for size in sched.shape.leaves:
+        begin, end = end, end + size
+        out.append(sched.leaf_vertex[begin:end])
+    return out
+
+
 def window(x: Any, start: Any, size: int) -> Any:
     """Rows start .. start + size - 1."""
     return lax.dynamic_slice_in_dim(x, start, size)
@@ -143,31 +152,3 @@ def write(x: Any, value: Any, start: Any) -> Any:
 def get_rows(x: Any, index: Any) -> Any:
     """Rows of `x` by number (gather, pull)."""
     return x.at[index].get(mode="promise_in_bounds")
-
-
-def recurrent_inputs(
-    part: Any,
-    rows: Rows,
-    states: list[Any],
-    statics: list[Any],
-    crossing: list[Any],
-    start: Any,
-    edge_start: Any,
-    width: int,
-    edges: int,
-    wanted: set[Any],
-) -> dict[Any, Any]:
-    """F's entrance for one task: the `wanted` inputs of the joint program (see `_split.Split`), gathered and pulled."""
-    env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
-    kids = window(rows.kids, start, width)
-    read = {v: window(x, start, width) for v, x in zip(part.j_cross, crossing, strict=True) if v in wanted}
-    read |= {v: get_rows(states[i], kids[:, k]) for v, (k, i) in zip(part.j_slots, part.slots, strict=True) if v in wanted}
-    read |= {
-        v: get_rows(states[i], window(rows.edge_child, edge_start, edges))
-        for v, i in zip(part.j_child, part.child, strict=True)
-        if v in wanted
-    }
-    if part.j_num_children in wanted:
-        read[part.j_num_children] = window(rows.num_children, start, width)
-    # Without the barrier XLA fuses these reads into late consumers and then copies whole tensors in every iteration.
-    return env | dict(zip(read, lax.optimization_barrier(list(read.values())), strict=True))

@@ -75,7 +75,7 @@ class VertexFunction:
         self.optimizations = optimizations or Optimizations()
         self._specs, self.state_tree = jax.tree.flatten(state, is_leaf=_is_spec)
         for spec in self._specs:
-            if not (_is_spec(spec)):
+            if not _is_spec(spec):
                 raise TypeError(
                     f"VertexFunction: state has a leaf {spec!r}; wanted shapes, such as "
                     '{"c": (512,), "h": (512,)}, or jax.ShapeDtypeStruct((512,), jnp.bfloat16).'
@@ -93,13 +93,12 @@ class VertexFunction:
         return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
 
     def plan(self, params: Any, inputs: Any) -> Any:
-        """F traced, differentiated and split for these shapes (ROW shapes for `inputs`); cached."""
+        """F traced, differentiated and split for these shapes (of one vertex's row for `inputs`); cached."""
         from cavs._trace import make_plan
 
         leaves, tree = jax.tree.flatten((params, inputs))
         context = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
-        weak = tuple(bool(getattr(x, "weak_type", False)) for x in leaves)
-        key = (tree, tuple((x.shape, jnp.dtype(x.dtype) if not _extended(x) else x.dtype) for x in leaves), weak, context)
+        key = (tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves), context)
         if key not in self._plans:
             self._plans[key] = make_plan(self, params, inputs)
         return self._plans[key]
@@ -124,10 +123,6 @@ class VertexFunction:
             return explain(self, next(reversed(self._plans.values())))
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (params, inputs))
         return explain(self, self.plan(*shapes))
-
-
-def _extended(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def as_arrays(tree: Any, where: str) -> Any:
@@ -233,7 +228,7 @@ class Vertex:
         out = fn(self._child)
         if reduce == "softmax":
             score, value = self._score_and_value(out)
-            top = reduce_max_p.bind(jax.lax.stop_gradient(jnp.asarray(score)))
+            top = reduce_max_p.bind(jnp.asarray(score))
             weight = jnp.exp(score - spread_p.bind(top))
             total = reduce_sum_p.bind(weight)
             return jax.tree.map(lambda x: reduce_sum_p.bind(weight * x) / total, value)
@@ -282,7 +277,7 @@ class Vertex:
 def _reduce_max(x: Any) -> Any:
     # The gradient goes to the largest children in equal parts, as that of jnp.max does.
     x = jnp.asarray(x)
-    top = reduce_max_p.bind(jax.lax.stop_gradient(x))
+    top = reduce_max_p.bind(x)
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return top
     hit = (x == spread_p.bind(top)).astype(x.dtype)

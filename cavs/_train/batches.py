@@ -1,14 +1,13 @@
 """Batches: which graphs go together, and a batch's arrays, padded so that few shapes occur."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
 from cavs._graphs import Graphs
 from cavs._schedule import Schedule, Shape
-from cavs._scheduler import bucket, schedule
+from cavs._scheduler import bucket, schedules
 from cavs._train.data import root_rows
 
 
@@ -26,6 +25,17 @@ class Batch(NamedTuple):
     word: Any
     label: Any
     roots: Any
+
+
+class Prepare(Protocol):
+    """Makes the batches of some samples, one after another and several ahead."""
+
+    def __call__(self, grid: np.ndarray, process: bool = False) -> Iterator[Any]:
+        """A batch in host memory for each row of `grid` (batches, batch): numbers of samples, -1 where there are too few.
+
+        `process` as in `cavs.schedules`.
+        """
+        ...
 
 
 def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np.ndarray:
@@ -73,45 +83,42 @@ def distinct(ids: np.ndarray, padded: int, num_words: int) -> tuple[np.ndarray, 
     return rows, word.astype(np.int32) - skip
 
 
-def with_stand_ins(numbers: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def with_stand_ins(grid: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Graph numbers with the smallest graph of all in place of each -1, and which are present."""
-    present = numbers >= 0
-    return (numbers, present) if present.all() else (np.where(present, numbers, np.argmin(sizes)), present)
+    present = grid >= 0
+    return (grid, present) if present.all() else (np.where(present, grid, np.argmin(sizes)), present)
 
 
-def shapes_of(batches: Iterable[Graphs]) -> list[Shape]:
+def labels_of(graphs: Graphs, present: np.ndarray) -> np.ndarray:
+    """(V,) labels of a batch, without those of the graphs that are not `present`; -1 where there is none."""
+    label = np.full(graphs.num_vertices, -1, np.int32) if graphs.label is None else graphs.label
+    return label if present.all() else np.where(np.repeat(present, np.diff(graphs.vertex_offsets)), label, -1)
+
+
+def shapes_of(graphs: Graphs, grid: np.ndarray) -> tuple[Shape, ...]:
     """Few shapes into which the schedules of these batches fit, taken up from the largest."""
+    edges = np.diff(graphs.child_offsets[graphs.vertex_offsets])[grid].sum(1)
     shapes: list[Shape] = []
-    for batch in sorted(batches, key=lambda batch: -batch.num_edges):
-        schedule(batch, shapes=shapes)
+    for _ in schedules(graphs, grid[np.argsort(-edges, kind="stable")], shapes=shapes):
+        pass
     # One number of tasks for all: it is that of the deepest batch, and costs integers alone.
-    return list(dict.fromkeys(shape._replace(tasks=max(s.tasks for s in shapes)) for shape in shapes))
+    return tuple(dict.fromkeys(shape._replace(tasks=max(s.tasks for s in shapes)) for shape in shapes))
 
 
-def prepare(graphs: Graphs, numbers: np.ndarray, num_words: int) -> Batch:
-    """A batch of the graphs `numbers` on the device. For each -1 the smallest graph of all stands in, without labels."""
-    numbers, present = with_stand_ins(numbers, np.diff(graphs.vertex_offsets))
-    some = graphs[numbers]
-    sched = schedule(some, kinds=False)
-    padded = sched.shape.vertices
-    ids = some.input_id
-    assert ids is not None
-    label = np.full(some.num_vertices, -1, np.int32) if some.label is None else some.label
-    if not present.all():
-        label = np.where(np.repeat(present, np.diff(some.vertex_offsets)), label, -1)
-    words, word = distinct(ids, padded, num_words)
-    roots = root_rows(some)
-    if not sched.shape.rooted:
-        roots = np.append(roots, np.full(bucket(len(roots)) - len(roots), padded))
-    return jax.device_put(
-        Batch(
-            sched,
-            words,
-            sched.pad(word, -1),
-            sched.pad(label, -1),
-            roots.astype(np.int32),
-        )
-    )
+def prepare(graphs: Graphs, num_words: int, grid: np.ndarray, process: bool = False) -> Iterator[Batch]:
+    """As `Prepare` has it. For each -1 the smallest graph of all stands in, without labels."""
+    numbers, presents = with_stand_ins(grid, np.diff(graphs.vertex_offsets))
+    found = schedules(graphs, numbers, kinds=False, process=process)
+    for present, (some, sched) in zip(presents, found, strict=True):
+        padded = sched.shape.vertices
+        assert some.input_id is not None
+        words, word = distinct(some.input_id, padded, num_words)
+        if sched.shape.rooted:
+            roots = sched.roots
+        else:
+            roots = root_rows(some).astype(np.int32)
+            roots = np.append(roots, np.full(bucket(len(roots)) - len(roots), padded, np.int32))
+        yield Batch(sched, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), roots)
 
 
 # Graphs a batch in which order is kept.
@@ -124,9 +131,10 @@ def in_order_grid(sizes: np.ndarray) -> np.ndarray:
     return np.take_along_axis(grid, np.argsort(grid < 0, axis=1, kind="stable"), 1)  # what stands in comes last
 
 
-def in_order(graphs: Graphs, prepare: Callable[[np.ndarray], Any]) -> Iterator[tuple[np.ndarray, Any]]:
-    """All graphs once: the rows in `graphs` of the first vertices of a batch, and the batch, as `prepare(numbers)` makes it."""
-    for numbers in in_order_grid(np.diff(graphs.vertex_offsets)):
+def in_order(graphs: Graphs, prepare: Prepare) -> Iterator[tuple[np.ndarray, Any]]:
+    """All graphs once: the rows in `graphs` of the first vertices of a batch, and the batch, as `prepare` makes it."""
+    grid = in_order_grid(np.diff(graphs.vertex_offsets))
+    for numbers, batch in zip(grid, prepare(grid), strict=True):
         present = numbers[numbers >= 0]
         starts, stops = graphs.vertex_offsets[present].tolist(), graphs.vertex_offsets[present + 1].tolist()
-        yield np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)]), prepare(numbers)
+        yield np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)]), batch

@@ -5,15 +5,16 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from cavs._prefetch import prefetch
+from cavs._together import Together, together
 from cavs._train import checkpoint
-from cavs._train.batches import epoch_batches, strata
+from cavs._train.batches import Prepare, epoch_batches, strata
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data
 from cavs._train.model import Weights, add
@@ -103,7 +104,8 @@ class Trainer:
         return progress.epoch >= self.config.epochs or bool(self.config.patience) and waited >= self.config.patience
 
     def _epoch(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
-        numbers, prepare = self._batches(progress.epoch)[progress.step :], self._preparer(self.data.train, self._batches(0))
+        grid, prepare = self._batches(progress.epoch)[progress.step :], self._preparer(self.data.train, self._batches(0))
+        made = prepare(grid, process=jax.default_backend() == "gpu")
         before, spent = time.monotonic(), progress.seconds
         saved, flying = before, collections.deque()
 
@@ -115,7 +117,7 @@ class Trainer:
                     "finite one: try a smaller --lr or --clip."
                 )
 
-        with contextlib.closing(prefetch(numbers, prepare, PREFETCH)) as batches:
+        with contextlib.closing(prefetch(made, _sent, PREFETCH)) as batches:
             for batch in batches:
                 state, metrics = self.step(state, batch)
                 flying.append(metrics)
@@ -137,7 +139,7 @@ class Trainer:
         progress.seconds = spent + time.monotonic() - before
         return state
 
-    def _preparer(self, part: Any, grid: np.ndarray) -> Callable[[np.ndarray], Any]:
+    def _preparer(self, part: Any, grid: np.ndarray) -> Prepare:
         # Made once a part: of the batches of its first epoch, whichever epoch a resumed run begins with.
         if id(part) not in self._preparers:
             self._preparers[id(part)] = self.task.preparer(self.model, part, grid)
@@ -150,7 +152,7 @@ class Trainer:
         """Sums of metrics over samples, without dropout."""
         grid = strata(self.task.sizes(part), EVALUATION_BATCHES * self.config.batch, None)
         sums: dict[str, float] = {}
-        with contextlib.closing(prefetch(grid, self._preparer(part, grid), PREFETCH)) as batches:
+        with contextlib.closing(prefetch(self._preparer(part, grid)(grid), _sent, PREFETCH)) as batches:
             for batch in batches:
                 sums = add(sums, self.evaluation(weights, batch))
         return sums
@@ -169,3 +171,7 @@ class Trainer:
         """How often step and evaluation were compiled: once for each shape of schedule."""
         step, evaluation = (getattr(f, "_cache_size", lambda: 0)() for f in (self.step, self.evaluation))
         return step, evaluation
+
+
+def _sent(batch: Any) -> Together:
+    return jax.device_put(together(batch))

@@ -1,10 +1,9 @@
 """Sentence pairs for translation: files of them, and batches of both graphs of an encoder-decoder."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from cavs._converters import from_lengths
@@ -13,8 +12,8 @@ from cavs._readers import FormatError
 from cavs._readers._flat import number_names
 from cavs._readers._source import read_lines
 from cavs._schedule import Schedule
-from cavs._scheduler import schedule
-from cavs._train.batches import distinct, shapes_of, with_stand_ins
+from cavs._scheduler import schedules
+from cavs._train.batches import Prepare, distinct, labels_of, shapes_of, with_stand_ins
 from cavs._train.config import TrainError
 from cavs._train.data import UNKNOWN
 from cavs.vertex_programs.encoder_decoder import sentence_pairs
@@ -127,29 +126,28 @@ class PairBatch(NamedTuple):
     label: Any
 
 
-def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Callable[[np.ndarray], PairBatch]:
-    """Makes batches of a part, on the device. For each -1 the shortest pair stands in, without labels.
+def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Prepare:
+    """Makes the batches of a part. For each -1 the shortest pair stands in, without labels.
 
     The shapes of schedules are chosen beforehand, from the batches `grid`: few, and the same however far a run has come.
     """
     sizes = np.diff(data.pairs.vertex_offsets)
-    batches = [with_stand_ins(row, sizes)[0] for row in grid]
-    source_shapes, pair_shapes = (shapes_of([g[numbers] for numbers in batches]) for g in (data.chains, data.pairs))
+    numbers, _ = with_stand_ins(grid, sizes)
+    source_shapes, pair_shapes = shapes_of(data.chains, numbers), shapes_of(data.pairs, numbers)
 
-    def prepare(numbers: np.ndarray) -> PairBatch:
-        numbers, present = with_stand_ins(numbers, sizes)
-        some = data[numbers]
-        source, pairs = schedule(some.chains, shapes=list(source_shapes)), schedule(some.pairs, shapes=list(pair_shapes))
-        assert some.chains.input_id is not None and some.pairs.input_id is not None and some.pairs.label is not None
-        rows = source.shape.vertices + pairs.shape.vertices
-        words, ids = distinct(np.concatenate([some.chains.input_id, some.pairs.input_id]), rows, num_words)
-        x, y = np.split(ids, [some.chains.num_vertices])
-        targets = np.flatnonzero(some.targets)
-        label = np.where(np.repeat(present, np.diff(some.pairs.vertex_offsets)), some.pairs.label, -1)[targets]
-        room = sum(pairs.shape.inner) - len(targets)
-        at, label = np.append(targets, np.zeros(room, int)), np.append(label, np.full(room, -1))
-        return jax.device_put(
-            PairBatch(source, pairs, words, source.pad(x, -1), pairs.pad(y, -1), at.astype(np.int32), label.astype(np.int32))
-        )
+    def prepare(grid: np.ndarray, process: bool = False) -> Iterator[PairBatch]:
+        numbers, presents = with_stand_ins(grid, sizes)
+        sources = schedules(data.chains, numbers, shapes=source_shapes, process=process)
+        targets = schedules(data.pairs, numbers, shapes=pair_shapes, process=process)
+        for present, (chains, source), (pairs, sched) in zip(presents, sources, targets, strict=True):
+            assert chains.input_id is not None and pairs.input_id is not None
+            rows = source.shape.vertices + sched.shape.vertices
+            words, ids = distinct(np.concatenate([chains.input_id, pairs.input_id]), rows, num_words)
+            x, y = np.split(ids, [chains.num_vertices])
+            at = np.flatnonzero(Parallel(chains, pairs).targets).astype(np.int32)
+            label = labels_of(pairs, present)[at]
+            room = sum(sched.shape.inner) - len(at)
+            at, label = (np.append(ids, np.full(room, fill, np.int32)) for ids, fill in ((at, 0), (label, -1)))
+            yield PairBatch(source, sched, words, source.pad(x, -1), sched.pad(y, -1), at, label)
 
     return prepare

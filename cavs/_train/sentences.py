@@ -1,17 +1,17 @@
 """Sentences of which rare words are spelled: chains of words and chains of characters, and batches of both."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from cavs._converters import from_lengths
 from cavs._graphs import Graphs
 from cavs._schedule import Schedule
-from cavs._scheduler import schedule
-from cavs._train.batches import distinct, shapes_of, with_stand_ins
+from cavs._scheduler import schedules
+from cavs._train.batches import Prepare, distinct, labels_of, shapes_of, with_stand_ins
 from cavs._train.data import UNKNOWN, with_labels
 
 
@@ -79,39 +79,44 @@ class TagBatch(NamedTuple):
     spellings: Spellings | None
 
 
-def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Callable[[np.ndarray], TagBatch]:
-    """Makes batches of a part, on the device. For each -1 the shortest sentence stands in, without labels.
+def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Prepare:
+    """Makes the batches of a part. For each -1 the shortest sentence stands in, without labels.
 
     The shapes of schedules are chosen beforehand, from the batches `grid`: few, whatever comes, and the same however far a
-    run has come, so that going on changes no bit.
+    run has come, so that going on changes no bit. Both directions of chains have the same shape.
     """
     sizes = np.diff(sentences.words.vertex_offsets)
-    batches = [with_stand_ins(row, sizes)[0] for row in grid]
-    word_shapes = shapes_of([sentences.words[numbers] for numbers in batches])
-    room, spelling_shapes = 8, []
+    numbers, _ = with_stand_ins(grid, sizes)
+    word_shapes = shapes_of(sentences.words, numbers)
+    room, spelling_shapes = 8, ()
     if sentences.spellings is not None:
-        found = [_spelled_in(sentences.back[numbers])[0] for numbers in batches]
+        found = [_spelled_in(sentences.back[some])[0] for some in numbers]
         room = _power_of_two(max(map(len, found), default=8))
-        spelling_shapes = shapes_of([sentences.spellings[_filled(some, room)] for some in found])
+        filled = np.array([_filled(some, room) for some in found], int).reshape(-1, room)
+        spelling_shapes = shapes_of(sentences.spellings, filled)
 
-    def prepare(numbers: np.ndarray) -> TagBatch:
-        numbers, present = with_stand_ins(numbers, sizes)
-        some, turned = sentences.words[numbers], sentences.back[numbers]
-        sched = schedule(some, shapes=list(word_shapes))
-        back = schedule(turned, shapes=[sched.shape])
-        assert some.input_id is not None
-        words, word = distinct(some.input_id, sched.shape.vertices, num_words)
-        label = np.full(some.num_vertices, -1, np.int32) if some.label is None else some.label
-        label = np.where(np.repeat(present, sizes[numbers]), label, -1)
-        spellings = None
-        if sentences.spellings is not None and sentences.spellings_back is not None:
-            found, spelled = _spelled_in(turned)
-            found = _filled(found, room)
-            chains = sentences.spellings[found]
-            chars = schedule(chains, shapes=list(spelling_shapes))
-            chars_back = schedule(sentences.spellings_back[found], shapes=[chars.shape])
-            spellings = Spellings(chars, chars_back, chars.pad(chains.input_id), sched.pad(spelled, -1))
-        return jax.device_put(TagBatch(sched, back, words, sched.pad(word, -1), sched.pad(label, -1), spellings))
+    def prepare(grid: np.ndarray, process: bool = False) -> Iterator[TagBatch]:
+        numbers, presents = with_stand_ins(grid, sizes)
+        forward = schedules(sentences.words, numbers, shapes=word_shapes, process=process)
+        backward = schedules(sentences.back, numbers, shapes=word_shapes, process=process)
+        spelled: Iterator[Spellings | None] = itertools.repeat(None)
+        if sentences.spellings is not None:
+            backward, to_spell = itertools.tee(backward)
+            spelled = spell(to_spell, process)
+        for present, (some, sched), (_, back), spellings in zip(presents, forward, backward, spelled, strict=False):
+            assert some.input_id is not None
+            words, word = distinct(some.input_id, sched.shape.vertices, num_words)
+            yield TagBatch(sched, back, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), spellings)
+
+    def spell(batches: Iterator[tuple[Graphs, Schedule]], process: bool) -> Iterator[Spellings]:
+        words, ahead, ahead_back = itertools.tee(((back, *_spelled_in(turned)) for turned, back in batches), 3)
+        assert sentences.spellings is not None and sentences.spellings_back is not None
+        forward, backward = (
+            schedules(chains, (_filled(found, room) for _, found, _ in some), shapes=spelling_shapes, process=process)
+            for chains, some in ((sentences.spellings, ahead), (sentences.spellings_back, ahead_back))
+        )
+        for (sched, _, spelled), (chains, chars), (_, back) in zip(words, forward, backward, strict=True):
+            yield Spellings(chars, back, chars.pad(chains.input_id), sched.pad(spelled, -1))
 
     return prepare
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cavs._together import Together
 from cavs._train import optimiser
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
@@ -41,11 +42,12 @@ def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
 
 
-def make_step(model: "Model", config: Config) -> Callable[[State, Any], tuple[State, Any]]:
+def make_step(model: "Model", config: Config) -> Callable[[State, Together], tuple[State, Any]]:
     """`step(state, batch)`: loss, gradients and updates. `state` is donated."""
     rule = optimiser.dense(config)
 
-    def step(state: State, batch: Any) -> tuple[State, Any]:
+    def step(state: State, sent: Together) -> tuple[State, Any]:
+        batch = sent.apart()
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.count) if config.dropout else None
         rows = read_rows(state.table, batch)
         value_and_grad = jax.value_and_grad(model.objective, argnums=(0, 1), has_aux=True)
@@ -60,6 +62,6 @@ def make_step(model: "Model", config: Config) -> Callable[[State, Any], tuple[St
     return jax.jit(step, donate_argnums=0)
 
 
-def make_evaluate(model: "Model") -> Callable[[Weights, Any], Any]:
+def make_evaluate(model: "Model") -> Callable[[Weights, Together], Any]:
     """`evaluate(weights, batch)`: metrics without dropout."""
-    return jax.jit(model.metrics)
+    return jax.jit(lambda weights, sent: model.metrics(weights, sent.apart()))

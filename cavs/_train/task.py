@@ -7,6 +7,7 @@ how a batch is made, what the best epoch has most of, and what is shown and pred
 
 import abc
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from cavs._graphs import Graphs
 from cavs._train import batches
+from cavs._train.batches import Prepare
 from cavs._train.config import ALIASES, TASKS, Config, TrainError, flag
 from cavs._train.data import Data
 from cavs._train.embeddings import Vectors
@@ -97,12 +99,9 @@ class Task(abc.ABC):
         graphs: Graphs = part
         return np.diff(graphs.vertex_offsets)
 
-    def preparer(self, model: Any, part: Any, grid: np.ndarray) -> Callable[[np.ndarray], Any]:
-        """Makes a batch on the device of the numbers of samples, -1 where there are too few.
-
-        `grid` holds such batches, (batches, batch), as are to come: of what sizes they are.
-        """
-        return lambda numbers: batches.prepare(part, numbers, model.num_words)
+    def preparer(self, model: Any, part: Any, grid: np.ndarray) -> Prepare:
+        """Makes the batches of a part of the data. `grid` holds such batches as are to come: of what sizes they are."""
+        return functools.partial(batches.prepare, part, model.num_words)
 
     def parts(self, data: Data) -> dict[str, Any]:
         """The parts of the data by their names in `results`."""

@@ -1,14 +1,14 @@
 """The task `nmt`: translation, by an LSTM encoder-decoder with attention (Echo's first workload)."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from cavs._train import data, parallel, programs
-from cavs._train.batches import in_order_grid
+from cavs._train.batches import Prepare, in_order_grid
 from cavs._train.config import Config
 from cavs._train.data import UNKNOWN, Data
 from cavs._train.model import Weights
@@ -69,7 +69,7 @@ class Translation(Task):
     def sizes(self, part: Parallel) -> np.ndarray:
         return np.diff(part.pairs.vertex_offsets)
 
-    def preparer(self, model: Translator, part: Parallel, grid: np.ndarray) -> Callable[[np.ndarray], Any]:
+    def preparer(self, model: Translator, part: Parallel, grid: np.ndarray) -> Prepare:
         return parallel.preparer(part, grid, model.num_words)
 
     def score(self, sums: Sums, config: Config) -> float:

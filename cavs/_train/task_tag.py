@@ -1,7 +1,7 @@
 """The task `tag`: a label for every word of a sentence: parts of speech, or entities. Rare words are spelled."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from cavs._graphs import Graphs
 from cavs._train import data, programs, sentences
-from cavs._train.batches import in_order, in_order_grid
+from cavs._train.batches import Prepare, in_order, in_order_grid
 from cavs._train.chunks import Chunks, f1
 from cavs._train.config import Config, TrainError
 from cavs._train.data import UNKNOWN, Data
@@ -91,7 +91,7 @@ class Tag(Task):
     def sizes(self, part: Sentences) -> np.ndarray:
         return np.diff(part.words.vertex_offsets)
 
-    def preparer(self, model: TagModel, part: Sentences, grid: np.ndarray) -> Callable[[np.ndarray], Any]:
+    def preparer(self, model: TagModel, part: Sentences, grid: np.ndarray) -> Prepare:
         return sentences.preparer(part, grid, model.num_words)
 
     def score(self, sums: Sums, config: Config) -> float:
