@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench import cases, lines, store, suites
-from bench.report import BUSY_CORES, median, why_absent
+from bench.report import BUSY_CORES, cannot_run, median
 from bench.runner import BUSY, Bench
 from bench.systems import SYSTEMS
 
@@ -155,7 +155,7 @@ def _line(record: dict) -> str:
     parts = []
     for name, s in record["systems"].items():
         time_ = median(s)
-        if time_ is None and why_absent(s):
+        if time_ is None and cannot_run(s):
             continue
         parts.append(f"{name} {1e3 * time_:.3g}" if time_ is not None else f"{name} -")
         if not s.get("agrees", True):

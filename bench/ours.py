@@ -2,14 +2,15 @@
 
 Graphs are read once (`load`), as a user's are from a file: that is where a vertex's height is computed, outside the clock,
 and `reading` says how long it took. Inside the clock, every step: selecting the batch, its schedule (`cavs.schedules`, which
-prepares the next few thousand vertices at once), padding the words, transfer (one vector, `cavs.together`), forward,
-backward, SGD. JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the clock runs until the
-last step's losses are here. On a GPU a process of its own makes the schedules and a thread sends them ahead
-(`process=True`, `cavs.prefetch`), both from within the clock: they start from nothing when it starts. On a CPU, whose cores
-the step itself uses, the loop makes them between steps. The peers are synchronous by nature.
+prepares the next few thousand vertices at once, words and labels with them), transfer (one vector), forward, backward, SGD.
+JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the clock runs until the last step's
+losses are here. On a GPU processes of their own make the schedules (`process=PROCESSES`), and batches of equal
+shape, each with graphs of its own, go there together: one transfer and one dispatch for `STACK` training steps
+(`cavs.stacked`, `lax.scan`). Both work within the clock: they make nothing before it starts. On a CPU, whose cores the
+step itself uses, the loop makes schedules between steps. The peers are synchronous by nature.
 """
 
-import functools
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -21,8 +22,8 @@ import numpy as np
 import cavs
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
-DEPTH = 8  # batches that wait on a GPU, and whether they are sent there ahead; else the step's call sends them
-SEND_AHEAD = True
+STACK = 8  # training steps in one dispatch, on a GPU
+PROCESSES = 4 if (os.cpu_count() or 1) >= 8 else 1  # that make schedules there
 NO_WORD = 1 << 30  # out of every vocabulary: reads the last row and is never written
 
 
@@ -74,9 +75,10 @@ class Cavs:
             F = cavs.VertexFunction(ready, state=state, arity=F.arity, optimizations=cavs.Optimizations(**optimizations))
         self._p = {k: jnp.array(v) for k, v in params.items() if k != "embed"}
         self._embed, self._policy, self._everywhere = jnp.array(params["embed"]), policy, cell == "lstm"
-        self._step = _make_step(F, self._everywhere, engine)
+        self._step = make_step(_loss(F, self._everywhere, engine), _parts, stacked=device != "cpu")
         self._device, self._rates = device, {}
         self._shapes: list[Any] = []
+        self._warm = False
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (self._p | {"embed": self._embed}).items()}
@@ -89,28 +91,32 @@ class Cavs:
         order = np.arange(len(graphs))
         return [(graphs, i) for i in np.split(order, np.cumsum(sizes)[:-1])]
 
-    def schedules(self, batches: list[Any], process: bool = False) -> Iterator[cavs.Together]:
-        """All that the host does for these batches, one after another."""
-        indices = (i for _, i in batches)
-        prepared: Any = cavs.schedules(batches[0][0], indices, policy=self._policy, shapes=self._shapes, process=process)
-        for graphs, sched in prepared:
-            words = sched.pad(graphs.input_id, NO_WORD)
-            if self._everywhere:
-                yield cavs.together((sched, words, sched.pad(graphs.label, -1)))
-            else:
-                yield cavs.together((sched, words, graphs.label[graphs.vertex_offsets[1:] - 1]))
+    def schedules(self, batches: list[Any], process: int = False) -> Iterator[Any]:
+        """All that the host does for these batches, one after another: schedules, with which words and labels come along."""
+        indices, with_ids = (i for _, i in batches), ("input_id", "label")
+        shapes = tuple(self._shapes) if process > 1 else self._shapes
+        options: Any = {"policy": self._policy, "shapes": shapes, "fields": with_ids, "process": process}
+        return (sched for _, sched in cavs.schedules(batches[0][0], indices, **options))
 
-    def ahead(self, batches: list[Any]) -> Iterator[cavs.Together]:
+    def ahead(self, batches: list[Any]) -> Iterator[Any]:
         """The same as a training loop on this device should have it."""
         if self._device == "cpu":
             return self.schedules(batches)
-        return cavs.prefetch(self.schedules(batches, process=True), _sent if SEND_AHEAD else lambda x: x, DEPTH)
+        process = PROCESSES if self._warm else 1  # several, once no shape is new
+        return cavs.stacked(self.schedules(batches, process=process), STACK)
+
+    def warm(self, batches: list[Any]) -> None:
+        """Compiles what a stream of these batches will run, stacks of each shape; and starts what makes them."""
+        if self._device != "cpu":
+            self.train(cavs.stacked((b for b in self.schedules(batches) for _ in range(STACK)), STACK))
+            self._warm = True
+            self.run(batches)
 
     def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
         """Training steps one after another; the losses before each update."""
         return self.train(self.ahead(batches), lr)
 
-    def train(self, batches: Iterable[cavs.Together], lr: float = 0.05) -> list[float]:
+    def train(self, batches: Iterable[Any], lr: float = 0.05) -> list[float]:
         """The same for batches as `schedules` or `ahead` prepare them."""
         if lr not in self._rates:
             self._rates[lr] = jax.device_put(np.float32(lr))
@@ -119,7 +125,7 @@ class Cavs:
             self._p, self._embed, loss = self._step(self._p, self._embed, batch, rate)
             losses.append(loss)
         jax.block_until_ready((self._p, self._embed))
-        return [float(x) for x in jax.device_get(losses)]
+        return np.concatenate([np.atleast_1d(x) for x in jax.device_get(losses)]).tolist()
 
     def step(self, batch: Any, lr: float = 0.05) -> float:
         return self.run(self.load([batch]) if isinstance(batch, list) else [batch], lr)[0]
@@ -129,26 +135,48 @@ class Cavs:
         return self._step._cache_size()
 
 
-def _sent(batch: cavs.Together) -> cavs.Together:
-    return jax.tree.map(jnp.asarray, batch)  # half of what `jax.device_put` costs the host, seen with JAX 0.10 and 0.11
+def make_step(loss: Any, parts_of: Any = cavs.Together.apart, stacked: bool = False) -> Any:
+    """One jitted training step over a batch of which the second of `parts_of` is words: SGD of all parameters, and of the rows
+    of the table that were read. `loss(params, rows, parts)`; the words may be an array or a tree of them, so are the rows. For
+    `stacked` batches one step after another, and their losses."""
 
-
-def _make_step(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: Any, embed: Any, batch: cavs.Together, lr: Any) -> Any:
-        sched, words, labels = batch.apart()
-
-        def loss(params: Any, x: Any) -> Any:
-            h = cavs.run(F, params, sched, x, at=None if everywhere else sched.roots, engine=engine)
-            log_p = jax.nn.log_softmax(h @ params["out_w"] + params["out_b"])
-            of_label = jnp.take_along_axis(log_p, labels[:, None], 1, mode="clip")[:, 0]
-            if not everywhere:
-                return -of_label.mean()
-            return -jnp.where(labels >= 0, of_label, 0).sum() / sched.num_vertices
-
-        x = embed.at[words].get(mode="clip")
-        value, (d_params, d_x) = jax.value_and_grad(loss, (0, 1))(params, x)
+    def step(params: Any, embed: Any, batch: Any, lr: Any) -> Any:
+        parts = parts_of(batch)
+        words = parts[1]
+        rows = jax.tree.map(lambda w: embed.at[w].get(mode="clip"), words)
+        value, (d_params, d_rows) = jax.value_and_grad(loss, (0, 1))(params, rows, parts)
         params = jax.tree.map(lambda p, d: p - lr * d, params, d_params)
-        return params, embed.at[words].add(-lr * d_x, mode="drop"), value
+        for w, d in zip(jax.tree.leaves(words), jax.tree.leaves(d_rows), strict=True):
+            embed = embed.at[w].add(-lr * d, mode="drop")
+        return params, embed, value
 
-    return step
+    def steps(params: Any, embed: Any, batches: Any, lr: Any) -> Any:
+        def one(state: tuple[Any, Any], batch: Any) -> Any:
+            params, embed, value = step(*state, batch, lr)
+            return (params, embed), value
+
+        state, values = jax.lax.scan(one, (params, embed), batches)
+        return *state, values
+
+    return jax.jit(steps if stacked else step, donate_argnums=(0, 1))
+
+
+def _parts(sched: cavs.Schedule) -> tuple[Any, ...]:
+    """A schedule, and the words and labels that came along with it."""
+    return sched, jnp.where(sched.input_id < 0, NO_WORD, sched.input_id), sched.label
+
+
+def _loss(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
+    """The mean loss over roots, or over all vertices, as `make_step` takes it."""
+
+    def loss(params: Any, x: Any, parts: tuple[Any, ...]) -> Any:
+        sched, _, labels = parts
+        h = cavs.run(F, params, sched, x, at=None if everywhere else sched.roots, engine=engine)
+        log_p = jax.nn.log_softmax(h @ params["out_w"] + params["out_b"])
+        labels = labels if everywhere else labels[sched.roots]
+        of_label = jnp.take_along_axis(log_p, labels[:, None], 1, mode="clip")[:, 0]
+        if not everywhere:
+            return -of_label.mean()
+        return -jnp.where(labels >= 0, of_label, 0).sum() / sched.num_vertices
+
+    return loss

@@ -1,10 +1,13 @@
-"""Our system on the applications (`bench.applications`) under the peers' contract: schedule, then one jitted training step.
+"""Our system on the applications of `bench.cells` under the peers' contract: as `bench.ours`, with several graphs a sample.
 
-As `bench.ours`: reading is outside the clock, everything from selecting the batch to updated parameters is inside.
+An encoder-decoder has chains and attention graphs, a tagger chains both ways and perhaps the chains of letters of its rare
+words: each is scheduled by itself, and all go to the device as one vector. What several graphs need is scheduled in the
+training loop's process, on a GPU by a thread.
 """
 
-import functools
+import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,121 +15,198 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from bench.ours import NO_WORD, graphs_of
-from cavs.vertex_programs import DAGNN, TDLSTM, TDRNN, EncoderDecoder, LatticeLSTM, RvNN
+from bench.cells import TAGGERS
+from bench.ours import NO_WORD, Cavs, graphs_of, make_step
+from bench.sentences import CHARACTERS
+from cavs.vertex_programs import DAGNN, TDLSTM, TDRNN, BiLSTMTagger, CharBiLSTMTagger, EncoderDecoder, LatticeLSTM, RvNN
+
+ROOM = 8  # words to spell in a batch, at least: rounded up to a power of two, so that batches share compiled code
 
 
-def program(cell: str, hidden: int, embed: int) -> Any:
+def program(cell: str, hidden: int, embed: int, classes: int) -> Any:
     """The ready vertex program of a cell."""
     return {
         "td_rnn": lambda: TDRNN(hidden),
         "td_lstm": lambda: TDLSTM(hidden),
         "rvnn": lambda: RvNN(hidden, embed),
+        "bilstm": lambda: BiLSTMTagger(classes, hidden, embed, mlp=hidden),
+        "char_bilstm": lambda: CharBiLSTMTagger(classes, hidden, embed, CHARACTERS, embed // 4, mlp=hidden),
         "encoder_decoder": lambda: EncoderDecoder(hidden, embed),
         "lattice_lstm": lambda: LatticeLSTM(hidden, embed),
         "dagnn": lambda: DAGNN(hidden, embed),
     }[cell]()
 
 
-def _read(cell: str, samples: list[dict[str, Any]]) -> tuple[tuple[cavs.Graphs, ...], list[np.ndarray]]:
-    """All samples as graphs, and the labels of each sample."""
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """A data set, read.
+
+    - `graphs`: what is scheduled for each batch; the one with labels has a loss at all labelled vertices, those with
+      `input_id` read words of the table.
+    - `spellings`: chains of letters, both ways, or none; graph 0 stands in where a batch has fewer than there is room for.
+    - `first`: of each sample, and one more: the number of its first spelling.
+    - `room`: spellings of every batch.
+    """
+
+    graphs: tuple[cavs.Graphs, ...]
+    spellings: tuple[cavs.Graphs, ...] = ()
+    first: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, int))
+    room: int = 0
+
+    def streams(self, indices: list[np.ndarray]) -> list[tuple[cavs.Graphs, list[np.ndarray]]]:
+        """All kinds of graphs, and which of them these batches need."""
+        spelled = [self._spelled(i) for i in indices] if self.spellings else []
+        return [(g, indices) for g in self.graphs] + [(g, spelled) for g in self.spellings]
+
+    def _spelled(self, index: np.ndarray) -> np.ndarray:
+        """The numbers of the spellings of a batch, and of stand-ins."""
+        counts = self.first[index + 1] - self.first[index]
+        numbers = np.repeat(self.first[index] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        return np.concatenate([numbers, np.zeros(self.room - len(numbers), int)])
+
+
+def read(cell: str, batches: list[list[dict[str, Any]]]) -> Samples:
+    """All samples of these batches."""
+    samples = [g for batch in batches for g in batch]
     if cell == "encoder_decoder":
         source, target = ([len(g[k]) for g in samples] for k in ("source", "target"))
         chains, pairs = EncoderDecoder.graphs(source, target)
-        chains = _with_words(chains, np.concatenate([g["source"] for g in samples]))
-        pairs = _with_words(pairs, np.concatenate([x for g in samples for x in (np.full(len(g["source"]), -1), g["target"])]))
-        return (chains, pairs), [np.concatenate([np.full(len(g["source"]), -1), g["labels"]]) for g in samples]
+        none = [np.full(n, -1) for n in source]
+        words, labels = ([x for n, g in zip(none, samples, strict=True) for x in (n, g[k])] for k in ("target", "labels"))
+        return Samples((_with(chains, [g["source"] for g in samples]), _with(pairs, words, labels)))
     if cell == "lattice_lstm":
-        words = np.concatenate([x for g in samples for x in (g["words"], g["span_words"])])
-        graphs = LatticeLSTM.graphs([len(g["words"]) for g in samples], [g["spans"] for g in samples], input_id=words)
-        return (graphs,), [np.concatenate([g["labels"], np.full(len(g["spans"]), -1)]) for g in samples]
-    labels = [np.array([g["label"]]) for g in samples]
+        words = [x for g in samples for x in (g["words"], g["span_words"])]
+        labels = [x for g in samples for x in (g["labels"], np.full(len(g["spans"]), -1))]
+        graphs = LatticeLSTM.graphs([len(g["words"]) for g in samples], [g["spans"] for g in samples])
+        return Samples((_with(graphs, words, labels),))
+    if cell in TAGGERS:
+        chains = cavs.from_lengths([len(g["words"]) for g in samples])
+        both = (_with(chains, [g["words"] for g in samples], [g["labels"] for g in samples]), chains.reversed())
+        return Samples(both, *_spellings(batches)) if cell == "char_bilstm" else Samples(both)
     if cell in ("td_rnn", "td_lstm"):
-        return (TDRNN.graphs([len(g["words"]) for g in samples], words=np.concatenate([g["words"] for g in samples])),), labels
+        words = np.concatenate([g["words"] for g in samples])
+        graphs = TDRNN.graphs([len(g["words"]) for g in samples], words=words)
+        label = np.full(graphs.num_vertices, -1)
+        label[graphs.vertex_offsets[1:] - 1] = [g["label"] for g in samples]
+        return Samples((_with(graphs, [graphs.input_id], [label]),))
     graphs = graphs_of(samples)
-    return (RvNN.add_kinds(graphs) if cell == "rvnn" else graphs,), labels
+    return Samples((_with(RvNN.add_kinds(graphs) if cell == "rvnn" else graphs, [graphs.input_id], [graphs.label]),))
 
 
-def _with_words(graphs: cavs.Graphs, words: np.ndarray) -> cavs.Graphs:
-    counts = np.diff(graphs.child_offsets)
-    return cavs.Graphs.build(np.diff(graphs.vertex_offsets), counts, graphs.children, input_id=words)
+def _with(graphs: cavs.Graphs, words: list[Any], labels: list[Any] | None = None) -> cavs.Graphs:
+    """These graphs with words, -1 where there are none, and labels."""
+    ids = np.concatenate(words).astype(np.int32)
+    label = None if labels is None else np.concatenate(labels).astype(np.int32)
+    return dataclasses.replace(graphs, input_id=np.where(ids < 0, np.int32(NO_WORD), ids), label=label)
 
 
-class CavsApplication:
-    """One application, trained."""
+def _spellings(batches: list[list[dict[str, Any]]]) -> tuple[tuple[cavs.Graphs, cavs.Graphs], np.ndarray, int]:
+    """`spellings`, `first` and `room` of `Samples`."""
+    letters = [np.zeros(1, int), *(s for batch in batches for g in batch for s in g["spellings"])]
+    first = np.cumsum([1, *(len(g["spellings"]) for batch in batches for g in batch)])
+    most = max(sum(len(g["spellings"]) for g in batch) for batch in batches)
+    chains = cavs.from_lengths([len(s) for s in letters], input_id=np.concatenate(letters))
+    return (chains, chains.reversed()), first, max(ROOM, 1 << (most - 1).bit_length())
+
+
+class CavsApplication(Cavs):
+    """One application, trained as `Cavs` trains."""
 
     def __init__(
         self, cell: str, params: dict[str, np.ndarray], threads: int = 2, device: str = "cpu", engine: str | None = None
     ):
-        self._cell, self._everywhere = cell, cell in ("encoder_decoder", "lattice_lstm")
-        mine: dict[str, Any] = {k: jnp.array(v) for k, v in params.items() if k != "embed"}
-        if cell == "encoder_decoder":
-            mine["encoder"] = {k: mine.pop("encoder_" + k) for k in ("w", "u", "b")}
-        self._p, self._embed = mine, jnp.array(params["embed"])
-        self._step = _make_step(program(cell, params["out_w"].shape[0], params["embed"].shape[1]), self._everywhere, engine)
-        self._shapes: tuple[list[Any], ...] = ([], [])
+        (hidden, classes), embed = params["out_w"].shape, params["embed"].shape[1]
+        self._cell, self._everywhere = cell, cell in (*TAGGERS, "encoder_decoder", "lattice_lstm")
+        self._p, self._embed = _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"}), jnp.array(params["embed"])
+        loss = _loss(program(cell, hidden, embed, classes), self._everywhere, engine)
+        self._step = make_step(loss, stacked=device != "cpu")
+        self._device, self._rates = device, {}
+        self._shapes: list[list[Any]] = [[] for _ in range(4)]  # one list for each kind of graphs
 
     def params(self) -> dict[str, np.ndarray]:
-        mine: dict[str, Any] = dict(self._p)
-        mine |= {"encoder_" + k: v for k, v in mine.pop("encoder", {}).items()}
-        return {k: np.asarray(v) for k, v in (mine | {"embed": self._embed}).items()}
+        return {k: np.asarray(v) for k, v in (_flat(self._p) | {"embed": self._embed}).items()}
 
     def load(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
-        """Reads a data set once: (graphs, labels, which of them) for each batch."""
+        """Reads a data set once: (samples, which of them) for each batch."""
         start = time.perf_counter()
-        graphs, labels = _read(self._cell, [g for b in batches for g in b])
+        samples, sizes = read(self._cell, batches), [len(b) for b in batches]
+        indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        for (graphs, numbers), shapes in zip(samples.streams(indices), self._shapes, strict=False):
+            # Few shapes, taken up from the largest: those of several kinds of graphs multiply.
+            vertices = [np.diff(graphs.vertex_offsets)[i].sum() for i in numbers]
+            for _ in cavs.schedules(graphs, [numbers[k] for k in np.argsort(vertices)[::-1]], shapes=shapes):
+                pass
         self.reading = (time.perf_counter() - start) / len(batches)
-        index = np.split(np.arange(len(labels)), np.cumsum([len(b) for b in batches])[:-1])
-        return [(graphs, labels, i) for i in index]
+        return [(samples, i) for i in indices]
 
-    def schedule(self, batch: Any) -> tuple[Any, ...]:
-        """All that the host does for a batch."""
-        graphs, labels, index = batch
-        graphs = [g[index] for g in graphs]
-        scheds = [cavs.schedule(g, shapes=shapes) for g, shapes in zip(graphs, self._shapes, strict=False)]
-        words = [_padded(s, g.input_id) for s, g in zip(scheds, graphs, strict=True)]
-        label = np.concatenate([labels[i] for i in index])
-        return scheds, words, scheds[-1].pad(label, -1) if self._everywhere else label
-
-    def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
-        """Training steps one after another; the losses before each update."""
-        losses = []
-        for batch in batches:
-            self._p, self._embed, loss = self._step(self._p, self._embed, *self.schedule(batch), lr)
-            losses.append(loss)
-        jax.block_until_ready((self._p, self._embed, losses))
-        return [float(x) for x in losses]
-
-    def step(self, batch: Any, lr: float = 0.05) -> float:
-        return self.run(self.load([batch]) if isinstance(batch, list) else [batch], lr)[0]
-
-    def compilations(self) -> int:
-        """How many shapes of batches were compiled."""
-        return self._step._cache_size()
+    def schedules(self, batches: list[Any], process: int = False) -> Iterator[cavs.Together]:
+        """All that the host does for these batches, one after another: schedules, words, letters, labels."""
+        samples = batches[0][0]
+        of = samples.streams([i for _, i in batches])
+        process = process if len(of) == 1 else False
+        known = [tuple(s) if process > 1 else s for s in self._shapes]
+        found = [cavs.schedules(g, i, shapes=s, process=process) for (g, i), s in zip(of, known, strict=False)]
+        for parts in zip(*found, strict=True):
+            graphs, scheds = zip(*parts, strict=True)
+            mine = [(g, s) for g, s in parts[: len(samples.graphs)] if g.input_id is not None]
+            words = tuple(s.pad(g.input_id, NO_WORD) for g, s in mine)
+            labelled, sched = next((g, s) for g, s in mine if g.label is not None)
+            label = labelled.label if self._everywhere else labelled.label[labelled.vertex_offsets[1:] - 1]
+            letters = _letters(mine[0], parts[-2]) if samples.spellings else ()
+            yield cavs.together((scheds, words, letters, sched.pad(label, -1) if self._everywhere else label))
 
 
-def _padded(sched: cavs.Schedule, ids: Any) -> np.ndarray:
-    return sched.pad(np.where(ids < 0, NO_WORD, ids).astype(np.int32), NO_WORD)
+def _letters(chains: Any, spellings: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The letters of a batch, and for each word which spelling is its own."""
+    (graphs, sched), (spelled, letters) = chains, spellings
+    rare = graphs.input_id == NO_WORD
+    return letters.pad(spelled.input_id, 0), sched.pad(np.where(rare, np.cumsum(rare) - 1, -1).astype(np.int32), -1)
 
 
-def _make_step(ready: Any, everywhere: bool, engine: str | None) -> Any:
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: Any, embed: Any, scheds: list[cavs.Schedule], words: list[Any], labels: Any, lr: Any) -> Any:
-        def loss(params: Any, rows: list[Any]) -> Any:
-            if isinstance(ready, EncoderDecoder):
-                h = ready.run(params, *scheds, *rows)
-            else:
-                at = None if everywhere else scheds[0].roots
-                h = cavs.run(ready.vertex_function(), params, scheds[0], rows[0], at=at, engine=engine)
-            log_p = jax.nn.log_softmax(h @ params["out_w"] + params["out_b"])
-            of_label = jnp.take_along_axis(log_p, labels[:, None], 1, mode="clip")[:, 0]
-            return -jnp.where(labels >= 0, of_label, 0).sum() / (labels >= 0).sum()
+def _nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """`encoder.w` becomes `w` within `encoder`."""
+    out: dict[str, Any] = {}
+    for name, value in flat.items():
+        at, (*parts, last) = out, name.split(".")
+        for part in parts:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return out
 
-        rows = [embed.at[w].get(mode="clip") for w in words]
-        value, (d_params, d_rows) = jax.value_and_grad(loss, (0, 1))(params, rows)
-        params = jax.tree.map(lambda p, d: p - lr * d, params, d_params)
-        for w, d in zip(words, d_rows, strict=True):
-            embed = embed.at[w].add(-lr * d, mode="drop")
-        return params, embed, value
 
-    return step
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in nested.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return out
+
+
+def _loss(ready: Any, everywhere: bool, engine: str | None) -> Any:
+    """The mean loss over the labels, as `make_step` takes it."""
+
+    def loss(params: Any, rows: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
+        scheds, _, letters, labels = batch
+        logits = _logits(ready, params, rows, scheds, letters, everywhere, engine)
+        of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1, mode="clip")[:, 0]
+        return -jnp.where(labels >= 0, of_label, 0).sum() / (labels >= 0).sum()
+
+    return loss
+
+
+def _logits(ready: Any, params: Any, rows: Any, scheds: Any, letters: Any, everywhere: bool, engine: str | None) -> jax.Array:
+    if isinstance(ready, (BiLSTMTagger, CharBiLSTMTagger)):
+        out = {"w": params["mlp_w"], "b": params["mlp_b"], "v": params["out_w"], "c": params["out_b"]}
+        tagger = {"bilstm": [{k: params[k] for k in ("forward", "backward")}], **out}
+        (sched, back, *of_spellings), (x,) = scheds, rows
+        if isinstance(ready, BiLSTMTagger):
+            return ready.run(tagger, sched, back, x)
+        mine = {"tagger": tagger, "spell": [params["spell"]], "characters": params["characters"]}
+        vectors = ready.vectors(mine, of_spellings[0], of_spellings[1], letters[0])
+        return ready.run(mine, sched, back, x, vectors, letters[1])
+    if isinstance(ready, EncoderDecoder):
+        (source, pairs), (x, y) = scheds, rows
+        h = ready.run(params, source, pairs, x, y)
+    else:
+        F = ready.vertex_function()
+        h = cavs.run(F, params, scheds[0], rows[0], at=None if everywhere else scheds[0].roots, engine=engine)
+    return h @ params["out_w"] + params["out_b"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.cases import parse
 
+MOST_SCHEDULING = 0.05  # of a step, that ours should stay below
 BUSY_CORES = 0.15  # that other programs took while a case was timed, above which the table warns
 
 Records = dict[str, list[dict[str, Any]]]
@@ -46,8 +47,8 @@ def median(system: dict[str, Any]) -> float | None:
     return statistics.median(system["samples"]) if system.get("samples") else None
 
 
-def why_absent(system: dict[str, Any]) -> bool:
-    """Whether it cannot run this case by design or for want of a package, rather than failed."""
+def cannot_run(system: dict[str, Any]) -> bool:
+    """Whether it is absent from this case by design or for want of a package, rather than failed."""
     why = system.get("absent", "")
     return why.startswith(("no ", "not on ", "trees only", "needs ", "compiles for minutes"))
 
@@ -57,7 +58,7 @@ def tables(found: Records) -> str:
     out = [HEAD]
     for device, records in found.items():
         suites = list(dict.fromkeys(r["suite"] for r in records))
-        out.append(f"\n## {device}\n\n{_environment(records)}")
+        out.append(f"\n## {device}\n\n{_environment(records)}\n### Against us\n\n{_against(records)}")
         for suite in suites:
             mine = sorted((r for r in records if r["suite"] == suite), key=lambda r: dataclasses.astuple(parse(r["case"])))
             out.append(f"\n### Suite {suite}: a training step\n\n{_steps(mine)}")
@@ -65,7 +66,9 @@ def tables(found: Records) -> str:
                 out.append(f"\n### Suite {suite}: graph construction and scheduling (Cavs 5.2)\n\n{_schedules(mine)}")
             if any(s.get("device", {}).get("seconds") for r in mine for s in r["systems"].values()):
                 out.append(f"\n### Suite {suite}: time on the device alone, by its profiler\n\n{_device_times(mine)}")
-            out.append(f"\n### Suite {suite}: compilation, once\n\n{_compilation(mine)}")
+            fresh = [r for r in mine if not _cached(r)]
+            if fresh:
+                out.append(f"\n### Suite {suite}: compilation, once\n\n{_compilation(fresh)}")
     if found:
         newest = max((r for records in found.values() for r in records), key=lambda r: (r["date"], r["started"]))
         out.append(f"\n## Lines of code for a model (Cavs 5.3)\n\n{_lines(newest['environment']['lines'])}")
@@ -95,6 +98,9 @@ def _environment(records: list[dict[str, Any]]) -> str:
     if busy:
         most = max(r["other_cores"] for r in busy)
         lines.append(f"- NOISY: other programs took up to {most:.1f} cores during {len(busy)} of {len(records)} cases.")
+    cached = sum(_cached(r) for r in records)
+    if cached:
+        lines.append(f"- JAX found compiled code in its cache in {cached} cases: the tables of compilation leave them out.")
     quick = sum(r["quick"] for r in records)
     if quick:
         lines.append(f"- {quick} of {len(records)} cases by `--quick`: few samples.")
@@ -103,6 +109,30 @@ def _environment(records: list[dict[str, Any]]) -> str:
         absent |= {n: s["absent"] for n, s in r["systems"].items() if s.get("absent", "").startswith("needs ")}
     lines += [f"- Not here: {name}, {why}" for name, why in absent.items()]
     return "\n".join(lines) + "\n"
+
+
+def _against(records: list[dict[str, Any]]) -> str:
+    """Where another system is faster than ours, and where our scheduling takes more of a step than it may."""
+    faster, slow = [], []
+    for r in sorted(records, key=lambda r: (r["suite"], dataclasses.astuple(parse(r["case"])))):
+        times = {n: t for n, s in r["systems"].items() if (t := median(s)) is not None}
+        mine = min((times[n] for n in OURS if n in times), default=None)
+        if mine is None:
+            continue
+        bound = {n: " (a bound)" for n in BOUNDS}
+        found = [(t / mine, n) for n, t in times.items() if t < mine and n not in OURS]
+        if found:
+            named = (f"{n} {ratio:.2f}x{bound.get(n, '')}" for ratio, n in sorted(found))
+            faster.append(f"- {r['suite']}, {r['case']}: {', '.join(named)}\n")
+        for n in OURS:
+            s = r["systems"].get(n, {})
+            share = statistics.median(s["schedule"]) / times[n] if n in times and s.get("schedule") else 0.0
+            if share > MOST_SCHEDULING:
+                slow.append(f"- {r['suite']}, {r['case']}: {n} {100 * share:.1f} %\n")
+    return (
+        f"Another system is faster in {len(faster)} of {len(records)} cases:\n\n{''.join(faster)}\n"
+        f"Scheduling takes over {100 * MOST_SCHEDULING:.0f} % of a step, of host time, in {len(slow)}:\n\n{''.join(slow)}"
+    )
 
 
 def main_table(found: Records) -> str:
@@ -154,7 +184,7 @@ def names_of(records: list[dict[str, Any]]) -> list[str]:
 
 def _failed(record: dict[str, Any], name: str) -> bool:
     system = record["systems"].get(name, {})
-    return "absent" in system and not why_absent(system)
+    return "absent" in system and not cannot_run(system)
 
 
 def _steps(records: list[dict[str, Any]]) -> str:
@@ -232,6 +262,10 @@ def _device_times(records: list[dict[str, Any]]) -> str:
             )
         out += _row(r["case"], *cells)
     return out
+
+
+def _cached(record: dict[str, Any]) -> bool:
+    return record["environment"].get("compilation_cache", False)
 
 
 def _compilation(records: list[dict[str, Any]]) -> str:

@@ -23,13 +23,13 @@ from bench.systems import SYSTEMS
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = {"cpu": 1e-4, "gpu": 2e-3}  # relative, of the losses before and after two updates; a GPU multiplies in TF32
 QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case
-BUSY = 0.5  # load a core above which a record is suspect
+BUSY = 0.5  # load above which a run is suspect
 # Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
 
 
 class WorkerDied(Exception):
-    """The process of a system ended, or stayed silent too long."""
+    """The process of a system ended."""
 
 
 class Remote:
@@ -140,10 +140,6 @@ class Bench:
     def _work(self) -> tuple[float, float] | None:
         workers = (*self.remotes.values(), *self._more.values())
         return _processor_seconds([os.getpid(), *(remote.process_id for remote in workers)])
-
-    def run(self, case: Case, names: tuple[str, ...], **settings: Any) -> dict[str, Any]:
-        """One case on all systems that can run it: its record; the settings are those of `run_together`."""
-        return next(self.run_together([case], names, **settings))
 
     def run_together(
         self,

@@ -45,6 +45,7 @@ def environment(device: str, threads: int, versions: dict[str, dict[str, str]], 
         "platform": platform.platform(),
         "precision": "float32" if device == "cpu" else "float32 with TF32 products",
         "clock": CLOCK,
+        "compilation_cache": bool(os.environ.get("JAX_COMPILATION_CACHE_DIR")),
         "versions": versions,
         "lines": count(),
     }
@@ -68,9 +69,9 @@ class Store:
             self.data = json.loads(path.read_text())
 
     def done(self, suite: str, case: str, names: tuple[str, ...], quick: bool) -> bool:
-        """Whether a record of this case holds all these systems (or why they are absent)."""
+        """Whether a record of this case holds all these systems (or why they are absent); a full one serves for a quick one."""
         return any(
-            (r["suite"], r["case"], r["quick"]) == (suite, case, quick) and set(names) <= set(r["systems"])
+            (r["suite"], r["case"]) == (suite, case) and r["quick"] <= quick and set(names) <= set(r["systems"])
             for r in self.data["records"]
         )
 

@@ -19,6 +19,8 @@ PEERS = (
     "torch_padded_lstm",
     "torch_packed_graph",
     "torch_applications",
+    "torch_packed_bilstm",
+    "torch_loop_bilstm",
     "torch_edges",
     "dynet_like_depth",
     "dynet_like_agenda",
@@ -41,6 +43,17 @@ ABLATION = (
     "cavs-lazy-alone",
     "cavs-serial",
 )
+# What the applications run over.
+SHAPE = {
+    "td_rnn": "sentences",
+    "td_lstm": "sentences",
+    "rvnn": "sst",
+    "bilstm": "tagged",
+    "char_bilstm": "spelled",
+    "encoder_decoder": "pairs",
+    "lattice_lstm": "characters",
+    "dagnn": "netlist",
+}
 
 
 def _case(cell: str, shape: str, hidden: int, batch: int, embed: int | None = None) -> Case:
@@ -68,16 +81,15 @@ def _cavs(quick: bool, device: str) -> list[Case]:
 
 
 def _vpps(quick: bool, device: str) -> list[Case]:
-    """VPPS, figure 8 (Tree-LSTM over batch), 9 (over hidden and batch), 12 (TD-RNN, TD-LSTM, RvNN over batch), at its sizes.
+    """VPPS, figure 8 (Tree-LSTM over batch), 9 (over hidden and batch), 12 (its other applications over batch), at its sizes.
 
-    Its taggers (BiLSTM, BiLSTMwChar) are timed from files, by `python -m bench.taggers`. Table I, weights loaded, counts bytes
-    of a GPU's memory, which no clock shows.
+    Table I, weights loaded, counts bytes of a GPU's memory, which no clock shows.
     """
     batches = (2, 32) if quick else (1, 2, 4, 8, 16, 32, 64, 128)
     cases = [_case("tree_lstm", "sst", 256, b) for b in batches]
     cases += [_case("tree_lstm", "sst", h, b, 128) for h in ((128,) if quick else (128, 256, 384, 512)) for b in batches]
-    figure_12 = (("td_rnn", "sentences", 512), ("td_lstm", "sentences", 256), ("rvnn", "sst", 512))
-    return cases + [_case(cell, shape, 64 if quick else h, b) for cell, shape, h in figure_12 for b in batches]
+    figure_12 = {"bilstm": 256, "char_bilstm": 256, "td_rnn": 512, "td_lstm": 256, "rvnn": 512}
+    return cases + [_case(cell, SHAPE[cell], 64 if quick else h, b) for cell, h in figure_12.items() for b in batches]
 
 
 def _ablation(quick: bool, device: str) -> list[Case]:
@@ -95,11 +107,8 @@ def _scaling(quick: bool, device: str) -> list[Case]:
 
 
 def _applications(quick: bool, device: str) -> list[Case]:
-    """VPPS, section IV, Echo's encoder-decoder, and what users of the field run, at batch 1, 16 and 64."""
-    h = 64 if quick else 256
-    kinds = {"td_rnn": "sentences", "td_lstm": "sentences", "rvnn": "sst", "encoder_decoder": "pairs"}
-    kinds |= {"lattice_lstm": "characters", "dagnn": "netlist"}
-    return [_case(cell, shape, h, b) for cell, shape in kinds.items() for b in (1, 16, 64)]
+    """The models of VPPS, section IV, Echo's encoder-decoder, and what users of the field run, at batch 1, 16 and 64."""
+    return [_case(cell, shape, 64 if quick else 256, b) for cell, shape in SHAPE.items() for b in (1, 16, 64)]
 
 
 # Quick runs on a GPU: every system in the first case, elsewhere ours and what comes closest to it, since JAX compiles a minute

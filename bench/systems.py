@@ -3,9 +3,10 @@
 import importlib
 import importlib.util
 
-TREES, ALL = ("tree_lstm", "tree_fc"), ("tree_lstm", "tree_fc", "lstm")
-EVERY = (*ALL, "child_sum")
-APPLICATIONS = ("td_rnn", "td_lstm", "rvnn", "encoder_decoder", "lattice_lstm", "dagnn")
+from bench.cells import APPLICATIONS, BASIC, CELLS, TAGGERS, TREES
+
+DYNET_LIKE = (*BASIC, "td_rnn", "rvnn")
+VPPS = ("td_rnn", "td_lstm", "rvnn", *TAGGERS)
 
 
 class System:
@@ -23,11 +24,13 @@ class System:
         widest=None,
         compiles=False,
         slow=False,
+        elsewhere=(),
         **options,
     ):
         self.module, self.cls, self.cells, self.needs, self.install = module, cls, cells, needs, install
         self.devices, self.trees_only, self.widest, self.options = devices, trees_only, widest, options
         self.compiles = compiles  # every new structure, for long
+        self.elsewhere = dict(elsewhere)  # cell -> module and class, where they are others
         self.slow = slow  # to compile or to run, or beaten by a sibling: quick runs time it in one size alone
 
     def runs(self, case, device, quick=False):
@@ -52,8 +55,7 @@ class System:
 
     def make(self, case, params, threads, device):
         """The model, by the contract of `bench.peers`."""
-        ours = self.module == "bench.ours" and case.cell in APPLICATIONS
-        module, cls = ("bench.ours_applications", "CavsApplication") if ours else (self.module, self.cls)
+        module, cls = self.elsewhere.get(case.cell, (self.module, self.cls))
         cls = getattr(importlib.import_module(module), cls)
         options = dict(self.options)
         if "gpu" in self.devices:
@@ -61,16 +63,17 @@ class System:
         return cls(case.cell, params, threads=threads, **options)
 
 
-def _ours(cells=EVERY, **options):
-    return System("bench.ours", "Cavs", cells, ("jax",), "pip install -e .", **options)
+def _ours(cells=(*BASIC, "child_sum"), **options):
+    elsewhere = {c: ("bench.ours_applications", "CavsApplication") for c in APPLICATIONS}
+    return System("bench.ours", "Cavs", cells, ("jax",), "pip install -e .", elsewhere=elsewhere, **options)
 
 
-def _torch(module, cls, cells=ALL, needs=("torch",), **options):
+def _torch(module, cls, cells=BASIC, needs=("torch",), **options):
     return System("bench.peers." + module, cls, cells, needs, "pip install " + " ".join(needs), **options)
 
 
 SYSTEMS = {
-    "cavs": _ours((*EVERY, *APPLICATIONS), engine="scan"),
+    "cavs": _ours(CELLS, engine="scan"),
     "cavs_persistent": _ours(engine="persistent", devices=("gpu",)),
     "cavs-no-fusion": _ours(fusion=False),
     "cavs-no-eager": _ours(eager=False),
@@ -91,13 +94,15 @@ SYSTEMS = {
     "torch_packed_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",)),
     "torch_padded_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",), padded=True, slow=True),
     "torch_packed_graph": _torch("torch_cuda_graph", "TorchPackedCudaGraph", ("lstm",), devices=("gpu",)),
-    "torch_applications": _torch("torch_applications", "TorchApplication", APPLICATIONS),
+    "torch_applications": _torch("torch_applications", "TorchApplication", [c for c in APPLICATIONS if c not in TAGGERS]),
+    "torch_packed_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS),
+    "torch_loop_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS, kind="loop"),
     "torch_edges": _torch("torch_edges", "TorchEdges", ("child_sum",)),
-    "dynet_like_depth": _torch("torch_dynet_like", "TorchDynetLike", policy="depth", slow=True),
-    "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", policy="agenda"),
-    "jax_scan": System("bench.peers.jax_scan", "JaxScan", ALL, ("jax",), "pip install jax"),
+    "dynet_like_depth": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE, policy="depth", slow=True),
+    "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE, policy="agenda"),
+    "jax_scan": System("bench.peers.jax_scan", "JaxScan", BASIC, ("jax",), "pip install jax"),
     "jax_unrolled": System(
-        "bench.peers.jax_unrolled", "JaxUnrolled", ALL, ("jax",), "pip install jax", widest=16, compiles=True
+        "bench.peers.jax_unrolled", "JaxUnrolled", BASIC, ("jax",), "pip install jax", widest=16, compiles=True
     ),
     "jax_cudnn_rnn": System(
         "bench.peers.jax_cudnn_rnn", "JaxCudnnRNN", ("lstm",), ("jax",), "pip install 'jax[cuda13]'", devices=("gpu",)
@@ -114,7 +119,7 @@ SYSTEMS = {
     "dynet": System(
         "bench.peers.dynet_autobatch",
         "DynetAutobatch",
-        ALL,
+        (*BASIC, *VPPS),
         ("dynet",),
         "pip install dynet38 'numpy<1.25' (Python 3.8, in an environment of its own; then --python dynet=PATH)",
         devices=("cpu",),

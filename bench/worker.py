@@ -82,6 +82,8 @@ class Worker:
             seconds = time.perf_counter() - start
             if limit and seconds > limit and i + 1 < len(self.batches):
                 raise TimeoutError(f"compiles for minutes: {i + 1} of {len(self.batches)} batches took {seconds:.0f} s")
+        if hasattr(self.model, "warm"):
+            self.model.warm(self.batches)
         count = getattr(self.model, "compilations", None)
         return {"warm": seconds, "compilations": count() if count else 0}
 

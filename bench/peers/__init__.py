@@ -1,16 +1,20 @@
-"""PyTorch peers of the benchmark: one system a file, one class a system.
+"""The peers of the bench: one system a file, one class a system; helpers of several in files of their own.
 
 Every peer is a class with `__init__(cell, params, threads=2)`, `step(batch, lr) -> float`
 and `params() -> dict` of NumPy arrays.
 
-- `cell` is "tree_lstm", "tree_fc" or "lstm"; `params` are float32 arrays, copied.
+- `cell` is one of `bench.cells.CELLS`; `params` are float32 arrays of the shapes there, copied.
 - A batch is a list of graphs, one dict of NumPy arrays each. A tree has `left` and `right`,
   (n,) child indices in post-order and -1 at leaves, `word`, (n,) and -1 at inner nodes, and
-  `label`, the class of the root. A chain has `words` and `labels`, both (n,).
+  `label`, the class of the root. A chain has `words` and `labels`, both (n,). For the rest see
+  `bench.graphs` and `bench.sentences`.
 - `step` is one whole training step and the clock covers all of it: from these arrays to
   levels, forward, backward, plain SGD on every parameter (of the embedding only the rows
   that the batch reads). It returns the loss before the update.
-- Optional: `schedule(batch)`, the host's preparation alone, which the bench times apart; `device`, "cpu" or "gpu".
+- Optional: `schedule(batch)`, the host's preparation alone, which the bench times apart; `run(batches, lr)`, steps one after
+  another; `device`, "cpu" or "gpu".
+
+`torch_lm`, `torch_sst` and `torch_tagger` are programs of their own: they train to an accuracy, on a file, and are not timed.
 """
 
 

@@ -1,7 +1,7 @@
 """From a batch of raw structure arrays to level index arrays (NumPy), inside every clock.
 
-Rows are vertices in execution order: by level, all graphs of the batch together. Both the
-autograd peer and the hand-written one run on these.
+Rows are vertices in execution order: by level, all graphs of the batch together. The peers
+that are levelled by hand, with autograd or without, run on these.
 """
 
 from dataclasses import dataclass
@@ -96,16 +96,67 @@ def _sweep(n, inner, left, right):
     return height
 
 
+def time_major(lengths):
+    """Sequences that lie end to end, position by position, longest sequence first.
+
+    Returns the row of each entry, how many sequences there are at each position, and the sequences, longest first.
+    """
+    lengths = np.asarray(lengths)
+    order = np.argsort(-lengths, kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    position = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    sizes = np.bincount(position)
+    index = np.empty(len(position), np.int64)
+    index[(np.cumsum(sizes) - sizes)[position] + np.repeat(rank, lengths)] = np.arange(len(position))
+    return index, sizes, order
+
+
 def chain_levels(batch):
     """Rows and levels of a batch of chains."""
-    lengths = np.array([len(g["words"]) for g in batch])
-    rank = np.empty(len(batch), np.int64)
-    rank[np.argsort(-lengths, kind="stable")] = np.arange(len(batch))
-    total = lengths.sum()
-    position = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    sizes = np.bincount(position)
-    row = (np.cumsum(sizes) - sizes)[position] + np.repeat(rank, lengths)
-    words, labels = np.empty(total, np.int64), np.empty(total, np.int64)
-    words[row] = np.concatenate([g["words"] for g in batch])
-    labels[row] = np.concatenate([g["labels"] for g in batch])
-    return ChainLevels(words, labels, sizes.tolist())
+    index, sizes, _ = time_major([len(g["words"]) for g in batch])
+    words, labels = (np.concatenate([g[k] for g in batch]).astype(np.int64, copy=False) for k in ("words", "labels"))
+    return ChainLevels(words[index], labels[index], sizes.tolist())
+
+
+@dataclass(frozen=True)
+class DagLevels:
+    """A batch of graphs of any fan-in by height; rows are vertices by level."""
+
+    words: np.ndarray  # (N,)
+    sizes: list  # vertices a level; sums to N
+    edges: list  # edges into each level; sums to E
+    kids: np.ndarray  # (E,) row of the child of each edge, edges by level
+    owners: np.ndarray  # (E,) its parent, within the parent's level
+    roots: np.ndarray  # (G,)
+    labels: np.ndarray  # (G,)
+
+
+def dag_levels(batch):
+    """Rows and levels of a batch of graphs of any fan-in."""
+    counts = np.concatenate([np.diff(g["child_offsets"]) for g in batch])
+    sizes = np.array([len(g["word"]) for g in batch])
+    shift = np.cumsum(sizes) - sizes
+    child = np.concatenate([g["children"] + s for g, s in zip(batch, shift, strict=True)])
+    height, first, kids = [0] * len(counts), 0, child.tolist()
+    for v, n in enumerate(counts.tolist()):  # children come first
+        if n:
+            height[v] = 1 + max([height[k] for k in kids[first : first + n]])
+            first += n
+    height = np.array(height)
+    order = np.argsort(height, kind="stable")
+    row = np.empty(len(order), np.int64)
+    row[order] = np.arange(len(order))
+    widths = np.bincount(height)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    by_level = np.argsort(height[owner], kind="stable")
+    edges = np.bincount(height[owner], minlength=len(widths))
+    return DagLevels(
+        words=np.concatenate([g["word"] for g in batch])[order],
+        sizes=widths.tolist(),
+        edges=edges.tolist(),
+        kids=row[child[by_level]],
+        owners=row[owner[by_level]] - np.repeat(np.cumsum(widths) - widths, edges),
+        roots=row[np.cumsum(sizes) - 1],
+        labels=np.array([g["label"] for g in batch]),
+    )

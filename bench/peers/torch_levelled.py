@@ -54,7 +54,7 @@ class TorchLevelled(TorchPeer):
 
     def _tree_lstm(self, x, levels):
         """Root states; a row of the table is [h, c]."""
-        return _carry(self._leaf(x), levels, levels.blocks(), self._inner)[:, : self._p["u_f"].shape[0]]
+        return carry(self._leaf(x), levels, levels.blocks(), self._inner)[:, : self._p["u_f"].shape[0]]
 
     def _tree_lstm_leaf(self, x):
         i, o, u = torch.addmm(self._p["b_iou"], x, self._p["w_iou"]).chunk(3, 1)
@@ -71,7 +71,7 @@ class TorchLevelled(TorchPeer):
         return torch.cat([o * c.tanh(), c], 1)
 
     def _tree_fc(self, x, levels):
-        return _carry(x, levels, levels.pairs(), self._inner)
+        return carry(x, levels, levels.pairs(), self._inner)
 
     def _tree_fc_inner(self, kids):
         return torch.addmm(self._p["b"], kids.view(-1, 2 * len(self._p["b"])), self._p["u"]).tanh()
@@ -93,7 +93,7 @@ class TorchLevelled(TorchPeer):
         return torch.cat(states)
 
 
-def _carry(table, levels, kids, inner):
+def carry(table, levels, kids, inner):
     """Run `inner` over the levels; returns the rows of the roots."""
     sizes = np.asarray(levels.sizes, np.int64)
     reader = np.full(len(table) + len(levels.left), len(sizes))  # last level that reads a row; roots: none

@@ -17,7 +17,9 @@ import torch
 from torch.nn.functional import cross_entropy, dropout
 from torch.nn.utils.rnn import PackedSequence
 
-from bench.peers.torch_tagger import ADAM, EPSILON, MAX_NORM, glorot, swap_og, time_major
+from bench.peers.levels import time_major
+from bench.peers.torch_peer import to_torch
+from bench.peers.torch_tagger import ADAM, EPSILON, MAX_NORM, glorot, lstm_bias
 from cavs._train.batches import epoch_batches, strata
 from cavs._train.task import configure, find
 
@@ -28,13 +30,11 @@ class LanguageModel:
     def __init__(self, config, num_words):
         self._config, hidden, size = config, config.hidden, config.embedding_size
         self.embed = torch.randn(num_words, size) * 0.1
-        b = torch.zeros(4 * hidden)
-        b[hidden : 2 * hidden] = 1
         self._lstm = torch.nn.LSTM(size, hidden)
         with torch.no_grad():
-            self._lstm.weight_ih_l0.copy_(swap_og(glorot(size, hidden, 4)).t())
-            self._lstm.weight_hh_l0.copy_(swap_og(glorot(hidden, hidden, 4)).t())
-            self._lstm.bias_ih_l0.copy_(swap_og(b))
+            self._lstm.weight_ih_l0.copy_(to_torch(glorot(size, hidden, 4)))
+            self._lstm.weight_hh_l0.copy_(to_torch(glorot(hidden, hidden, 4)))
+            self._lstm.bias_ih_l0.copy_(to_torch(lstm_bias(hidden)))
             self._lstm.bias_hh_l0.zero_().requires_grad_(False)
         self._out_w, self._out_b = glorot(hidden, num_words).requires_grad_(), torch.zeros(num_words, requires_grad=True)
         self._weights = [*(w for w in self._lstm.parameters() if w.requires_grad), self._out_w, self._out_b]
@@ -83,8 +83,8 @@ def batch_of(graphs, numbers):
     """What a step takes, in packed order."""
     some = graphs[numbers]
     index, live, _ = time_major(np.diff(some.vertex_offsets))
-    words, word = np.unique(some.input_id[index[0]], return_inverse=True)
-    labels = torch.from_numpy(some.label[index[0]].astype(np.int64))
+    words, word = np.unique(some.input_id[index], return_inverse=True)
+    labels = torch.from_numpy(some.label[index].astype(np.int64))
     return {
         "words": torch.from_numpy(words.astype(np.int64)),
         "word": torch.from_numpy(word),

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from bench.peers import torch_device
-from bench.peers.torch_peer import TorchPeer
+from bench.peers.torch_peer import TorchPeer, from_torch, to_torch
 
 _IGNORED = -100  # label of a padded position
 
@@ -30,9 +30,9 @@ class TorchPackedLSTM(TorchPeer):
         self._embed = p["embed"]
         self._lstm = torch.nn.LSTM(*p["w"].shape[:1], p["u"].shape[0], batch_first=True, device=self._device)
         with torch.no_grad():
-            self._lstm.weight_ih_l0.copy_(_swap_og(p["w"]).t())
-            self._lstm.weight_hh_l0.copy_(_swap_og(p["u"]).t())
-            self._lstm.bias_ih_l0.copy_(_swap_og(p["b"]))
+            self._lstm.weight_ih_l0.copy_(to_torch(p["w"]))
+            self._lstm.weight_hh_l0.copy_(to_torch(p["u"]))
+            self._lstm.bias_ih_l0.copy_(to_torch(p["b"]))
             self._lstm.bias_hh_l0.zero_().requires_grad_(False)
         self._out_w, self._out_b = p["out_w"].requires_grad_(), p["out_b"].requires_grad_()
         self._weights = [*(w for w in self._lstm.parameters() if w.requires_grad), self._out_w, self._out_b]
@@ -40,9 +40,9 @@ class TorchPackedLSTM(TorchPeer):
     def params(self):
         named = {
             "embed": self._embed,
-            "w": _swap_og(self._lstm.weight_ih_l0.t()),
-            "u": _swap_og(self._lstm.weight_hh_l0.t()),
-            "b": _swap_og(self._lstm.bias_ih_l0),
+            "w": from_torch(self._lstm.weight_ih_l0),
+            "u": from_torch(self._lstm.weight_hh_l0),
+            "b": from_torch(self._lstm.bias_ih_l0),
             "out_w": self._out_w,
             "out_b": self._out_b,
         }
@@ -61,9 +61,11 @@ class TorchPackedLSTM(TorchPeer):
             torch._foreach_add_(self._weights, grads, alpha=-lr)
         return loss
 
+    def schedule(self, batch):
+        return _pad(batch) if self._padded else _pack(batch)
+
     def _run_packed(self, batch):
-        both, lengths = _pad(batch)
-        packed = pack_padded_sequence(both, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
+        packed = _pack(batch)
         words, labels = self._send(packed.data.t().contiguous().numpy())
         x = self._embed.index_select(0, words).requires_grad_()
         # The batch sizes stay on the host; the two permutations are not needed, as all rows are read out in packed order.
@@ -77,6 +79,12 @@ class TorchPackedLSTM(TorchPeer):
         return words, labels, self._lstm(x)[0].flatten(0, 1), x
 
 
+def _pack(batch):
+    """Words and labels as a `PackedSequence`."""
+    both, lengths = _pad(batch)
+    return pack_padded_sequence(both, torch.from_numpy(lengths), batch_first=True, enforce_sorted=False)
+
+
 def _pad(batch):
     """(chains, longest, 2) words and labels, and the lengths."""
     lengths = np.array([len(g["words"]) for g in batch])
@@ -86,9 +94,3 @@ def _pad(batch):
     both[real, 0] = np.concatenate([g["words"] for g in batch])
     both[real, 1] = np.concatenate([g["labels"] for g in batch])
     return torch.from_numpy(both), lengths
-
-
-def _swap_og(w):
-    """Gate order i, f, o, g to PyTorch's i, f, g, o along the last axis, and back."""
-    i, f, o, g = w.chunk(4, -1)
-    return torch.cat([i, f, g, o], -1)

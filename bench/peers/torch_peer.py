@@ -1,4 +1,4 @@
-"""What the PyTorch peers share: steps one after another, on a GPU without waiting for each, and steps in a CUDA graph."""
+"""What the PyTorch peers share: steps one after another, on a GPU without waiting for each, or in a CUDA graph; gate orders."""
 
 import torch
 
@@ -87,3 +87,19 @@ class InCudaGraph:
     def _held(self):
         """What a later, larger batch may replace while the graph still reads it."""
         return dict(getattr(self, "_buffers", {}))
+
+
+def swap_og(w):
+    """Gate order i, f, o, g to PyTorch's i, f, g, o along the last axis, and back."""
+    i, f, o, g = w.chunk(4, -1)
+    return torch.cat([i, f, g, o], -1)
+
+
+def to_torch(w):
+    """Our weights or bias of an LSTM as nn.LSTM keeps them."""
+    return swap_og(w).t().contiguous()
+
+
+def from_torch(w):
+    """The inverse of `to_torch`."""
+    return swap_og(w.t()).contiguous()

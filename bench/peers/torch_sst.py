@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, dropout
 
 import cavs
 from bench.peers.levels import tree_levels
-from bench.peers.torch_levelled import _carry
+from bench.peers.torch_levelled import carry
 
 CLASSES, UNKNOWN, MAX_NORM = 5, "<unk>", 5.0
 
@@ -90,7 +90,7 @@ class SentimentTreeLSTM:
             states.append(self._inner(kids))
             return states[-1]
 
-        _carry(states[0], levels, levels.blocks(), inner)
+        carry(states[0], levels, levels.blocks(), inner)
         h = torch.cat(states)[:, :hidden]
         return torch.addmm(self.weights["out_b"], dropout(h, rate, training), self.weights["out_w"])
 

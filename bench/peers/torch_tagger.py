@@ -1,12 +1,11 @@
-"""Accuracy and speed peer: the BiLSTM tagger of `cavs train --task tag` in PyTorch, rare words spelled by a character BiLSTM.
+"""Accuracy peer: the BiLSTM tagger of `cavs train --task tag` in PyTorch, rare words spelled by a character BiLSTM.
 
     pip install torch
     python -m bench.peers.torch_tagger TRAIN --dev DEV [--test TEST] [--program bilstm]
 
 The recipe of the task `tag`, written a second time with autograd and no part of the engine; shared are the reader of the
-files, the rule of which sentences make a batch, and the count of entities. The BiLSTM is `nn.LSTM` over packed sequences
-(`--lstm packed`), or a loop over time steps by hand, both directions in one batched product (`--lstm loop`). Best epoch by
-dev F1 of entities where labels are such, else by accuracy; it is tested once.
+files, the rule of which sentences make a batch, and the count of entities. The BiLSTM is that of `torch_bilstm`, `--lstm
+packed` or `loop`. Best epoch by dev F1 of entities where labels are such, else by accuracy; it is tested once.
 """
 
 import argparse
@@ -15,8 +14,8 @@ import time
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, dropout
-from torch.nn.utils.rnn import PackedSequence
 
+from bench.peers.torch_bilstm import BiLSTM
 from cavs._train.batches import epoch_batches, strata
 from cavs._train.chunks import Chunks, f1
 from cavs._train.tagged import read_tagged
@@ -31,87 +30,20 @@ def glorot(rows, columns, gates=1):
     return torch.empty(rows, gates * columns).uniform_(-bound, bound)
 
 
-def time_major(lengths):
-    """Packing by hand: flat rows of sequences laid end to end, in packed order, forward and turned round.
-
-    Returns (2, rows) and the number of sequences that are longer than t, for t = 0, 1, ...
-    """
-    lengths = np.asarray(lengths)
-    order = np.argsort(-lengths, kind="stable")
-    starts = (np.cumsum(lengths) - lengths)[order]
-    sizes = lengths[order]
-    live = (sizes[None, :] > np.arange(sizes[0])[:, None]).sum(1)
-    t = np.repeat(np.arange(len(live)), live)
-    k = np.arange(len(t)) - np.repeat(np.cumsum(live) - live, live)
-    return np.stack([starts[k] + t, starts[k] + sizes[k] - 1 - t]), live, order
+def lstm_bias(hidden):
+    """Zeros, and ones at the forget gate."""
+    b = torch.zeros(4 * hidden)
+    b[hidden : 2 * hidden] = 1
+    return b
 
 
-class BiLSTM:
-    """One BiLSTM layer on packed rows: by `nn.LSTM`, or by a loop over time steps."""
-
-    def __init__(self, inputs, hidden, kind):
-        self.hidden, self.kind = hidden, kind
-        self.weights = {}
-        for name in ("forward", "backward"):
-            b = torch.zeros(4 * hidden)
-            b[hidden : 2 * hidden] = 1
-            self.weights |= {f"{name}.w": glorot(inputs, hidden, 4), f"{name}.u": glorot(hidden, hidden, 4), f"{name}.b": b}
-        if kind == "packed":
-            # nn.LSTM keeps weights of its own: gates i, f, g, o, a row each; its second bias is held at zero.
-            self.lstm = torch.nn.LSTM(inputs, hidden, bidirectional=True)
-            with torch.no_grad():
-                for name, end in (("forward", "l0"), ("backward", "l0_reverse")):
-                    for ours, theirs in (("w", "weight_ih"), ("u", "weight_hh"), ("b", "bias_ih")):
-                        getattr(self.lstm, f"{theirs}_{end}").copy_(swap_og(self.weights[f"{name}.{ours}"]).t())
-                    getattr(self.lstm, f"bias_hh_{end}").zero_().requires_grad_(False)
-            self.weights = {name: w for name, w in self.lstm.named_parameters() if w.requires_grad}
-        for w in self.weights.values():
-            w.requires_grad_()
-
-    def __call__(self, x, lengths, ends):
-        """h of all rows of `x`, sequences laid end to end: (rows, 2H); with `ends` a row a sequence."""
-        index, live, order = time_major(lengths)
-        forward = torch.from_numpy(index[0])
-        if self.kind == "packed":
-            packed = PackedSequence(x.index_select(0, forward), torch.from_numpy(live))
-            out, (last, _) = self.lstm(packed)
-            if not ends:
-                return unpermute(out.data, forward)
-            return unpermute(torch.cat([last[0], last[1]], 1), torch.from_numpy(order))
-        both = torch.from_numpy(index)
-        w, u, b = (torch.stack([self.weights[f"{d}.{k}"] for d in ("forward", "backward")]) for k in "wub")
-        z = torch.baddbmm(b[:, None], x.index_select(0, both.view(-1)).view(2, -1, x.shape[1]), w)
-        h = c = x.new_zeros(2, len(order), self.hidden)
-        rows, states, start = [], [], 0
-        for n in live.tolist():
-            if n < h.shape[1]:
-                states.append(h[:, n:])
-                h, c = h[:, :n], c[:, :n]
-            gates = torch.baddbmm(z[:, start : start + n], h, u)
-            ifo, g = gates[..., : 3 * self.hidden].sigmoid(), gates[..., 3 * self.hidden :].tanh()
-            i, f, o = ifo.chunk(3, -1)
-            c = f * c + i * g
-            h = o * c.tanh()
-            rows.append(h)
-            start += n
-        if not ends:
-            h = torch.cat(rows, 1)
-            return torch.cat([unpermute(h[0], both[0]), unpermute(h[1], both[1])], 1)
-        h = torch.cat([h, *states[::-1]], 1)
-        return unpermute(torch.cat([h[0], h[1]], 1), torch.from_numpy(order))
-
-
-def swap_og(w):
-    """Gate order i, f, o, g to PyTorch's i, f, g, o along the last axis, and back."""
-    i, f, o, g = w.chunk(4, -1)
-    return torch.cat([i, f, g, o], -1)
-
-
-def unpermute(x, order):
-    """The rows in the order in which `order` took them."""
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order))
-    return x.index_select(0, back)
+def bilstm(inputs, hidden, kind):
+    """A BiLSTM with initial weights."""
+    values = {}
+    for name in ("forward", "backward"):
+        values |= {f"{name}.w": glorot(inputs, hidden, 4), f"{name}.u": glorot(hidden, hidden, 4)}
+        values[f"{name}.b"] = lstm_bias(hidden)
+    return BiLSTM(values, kind)
 
 
 class Tagger:
@@ -121,7 +53,7 @@ class Tagger:
         self._config, hidden, size = config, config.hidden, config.embedding_size
         self.chunks = Chunks.of(labels)
         self.embed = torch.randn(num_words, size) * 0.1
-        self._bilstm = BiLSTM(size, hidden, lstm)
+        self._bilstm = bilstm(size, hidden, lstm)
         self.weights = {
             "w": glorot(2 * hidden, hidden),
             "b": torch.zeros(hidden),
@@ -129,7 +61,7 @@ class Tagger:
             "c": torch.zeros(len(labels)),
         } | {f"bilstm.{k}": w for k, w in self._bilstm.weights.items()}
         if num_characters:
-            self._spell = BiLSTM(config.char_size, size // 2, lstm)
+            self._spell = bilstm(config.char_size, size // 2, lstm)
             self.weights |= {f"spell.{k}": w for k, w in self._spell.weights.items()}
             self.weights["characters"] = torch.randn(num_characters, config.char_size) * 0.1
         for weight in self.weights.values():
@@ -154,7 +86,7 @@ class Tagger:
             characters = p["characters"].index_select(0, torch.from_numpy(np.concatenate(batch["texts"])))
             spelled = self._spell(characters, [len(text) for text in batch["texts"]], ends=True)
             rows = torch.cat([rows, spelled])
-        h = self._bilstm(dropout(rows.index_select(0, batch["word"]), rate, training), batch["lengths"], ends=False)
+        h = self._bilstm(dropout(rows.index_select(0, batch["word"]), rate, training), batch["lengths"])
         m = torch.addmm(p["b"], dropout(h, rate, training), p["w"]).tanh()
         return torch.addmm(p["c"], dropout(m, rate, training), p["v"])
 

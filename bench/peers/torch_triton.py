@@ -21,165 +21,11 @@ Inside the clock as for the other peers. `TorchTritonCudaGraph` replays one stru
 import numpy as np
 import torch
 import triton
-import triton.language as tl
 
 from bench.peers import torch_device
 from bench.peers.levels import tree_levels
 from bench.peers.torch_peer import InCudaGraph, TorchPeer
-
-BLOCK, WARPS = 256, 2  # columns of one program: four a thread
-# Arguments that differ from level to level, and indices that lie at any place of one transfer: no new kernel for each.
-ANY = {
-    "do_not_specialize": ("first", "leaves", "graphs"),
-    "do_not_specialize_on_alignment": ("left", "right", "at", "to", "labels", "slot"),
-}
-
-
-@triton.jit
-def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
-
-
-@triton.jit
-def _leaf_up(gates, h, c, width: tl.constexpr, BLOCK: tl.constexpr):
-    """Leaves: `gates` before their activation become the gates i, o, u."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    m = j < width
-    g = gates + row * 3 * width + j
-    i, o, u = tl.sigmoid(tl.load(g, m)), tl.sigmoid(tl.load(g + width, m)), _tanh(tl.load(g + 2 * width, m))
-    cell = i * u
-    tl.store(g, i, m)
-    tl.store(g + width, o, m)
-    tl.store(g + 2 * width, u, m)
-    tl.store(c + row * width + j, cell, m)
-    tl.store(h + row * width + j, o * _tanh(cell), m)
-
-
-@triton.jit(**ANY)
-def _inner_up(z, gates, f, h, c, b_iou, b_f, left, right, first, leaves, width: tl.constexpr, BLOCK: tl.constexpr):
-    """Row `first` + k: the children's products to gates, c and h; a child's forget gate lies in the child's row of `f`."""
-    row = tl.program_id(0).to(tl.int64) + first
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    m = j < width
-    a, b = tl.load(left + row - leaves), tl.load(right + row - leaves)
-    za, zb, bias = z + a * 4 * width + j, z + b * 4 * width + j, b_iou + j
-    i = tl.sigmoid(tl.load(za, m) + tl.load(zb, m) + tl.load(bias, m))
-    o = tl.sigmoid(tl.load(za + width, m) + tl.load(zb + width, m) + tl.load(bias + width, m))
-    u = _tanh(tl.load(za + 2 * width, m) + tl.load(zb + 2 * width, m) + tl.load(bias + 2 * width, m))
-    forget = tl.load(b_f + j, m)
-    fa = tl.sigmoid(tl.load(za + 3 * width, m) + forget)
-    fb = tl.sigmoid(tl.load(zb + 3 * width, m) + forget)
-    cell = i * u + fa * tl.load(c + a * width + j, m) + fb * tl.load(c + b * width + j, m)
-    g = gates + row * 3 * width + j
-    tl.store(g, i, m)
-    tl.store(g + width, o, m)
-    tl.store(g + 2 * width, u, m)
-    tl.store(f + a * width + j, fa, m)
-    tl.store(f + b * width + j, fb, m)
-    tl.store(c + row * width + j, cell, m)
-    tl.store(h + row * width + j, o * _tanh(cell), m)
-
-
-@triton.jit
-def _gates_down(gates, dh, dc, c, row, j, m, width: tl.constexpr):
-    """Cotangents of (i, o, u) before their activation, and of c."""
-    g = gates + row * 3 * width + j
-    i, o, u = tl.load(g, m), tl.load(g + width, m), tl.load(g + 2 * width, m)
-    t = _tanh(tl.load(c + row * width + j, m))
-    d = tl.load(dh + row * width + j, m)
-    cell = tl.load(dc + row * width + j, m) + d * o * (1 - t * t)
-    return cell * u * i * (1 - i), d * t * o * (1 - o), cell * i * (1 - u * u), cell
-
-
-@triton.jit(**ANY)
-def _inner_down(dz, gates, f, dh, dc, c, left, right, first, leaves, width: tl.constexpr, BLOCK: tl.constexpr):
-    """Row `first` + k: what its children's products and c's receive."""
-    row = tl.program_id(0).to(tl.int64) + first
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    m = j < width
-    di, do, du, cell = _gates_down(gates, dh, dc, c, row, j, m, width)
-    for side in tl.static_range(2):
-        if side == 0:
-            kid = tl.load(left + row - leaves)
-        else:
-            kid = tl.load(right + row - leaves)
-        forget, below = tl.load(f + kid * width + j, m), tl.load(c + kid * width + j, m)
-        to = dz + kid * 4 * width + j
-        tl.store(to, di, m)
-        tl.store(to + width, do, m)
-        tl.store(to + 2 * width, du, m)
-        tl.store(to + 3 * width, cell * below * forget * (1 - forget), m)
-        tl.store(dc + kid * width + j, cell * forget, m)
-
-
-@triton.jit
-def _leaf_down(gates, dh, dc, c, width: tl.constexpr, BLOCK: tl.constexpr):
-    """Leaves: the gates become their cotangents before the activation."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    m = j < width
-    di, do, du, _ = _gates_down(gates, dh, dc, c, row, j, m, width)
-    g = gates + row * 3 * width + j
-    tl.store(g, di, m)
-    tl.store(g + width, do, m)
-    tl.store(g + 2 * width, du, m)
-
-
-@triton.jit(**ANY)
-def _head(
-    h,
-    at,
-    to,
-    w,
-    b,
-    labels,
-    dh,
-    hs,
-    d,
-    loss,
-    graphs,
-    width: tl.constexpr,
-    classes: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-):
-    """Graph g: loss of row at[g] of `h`; that row to `hs`, its cotangent to row to[g] of `dh`; `d`: the logits' cotangents."""
-    g = tl.program_id(0)
-    j, k = tl.arange(0, H), tl.arange(0, C)
-    mj, mk = j < width, k < classes
-    x = tl.load(h + tl.load(at + g) * width + j, mj, 0.0)
-    weight = tl.load(w + j[:, None] * classes + k[None, :], mj[:, None] & mk[None, :], 0.0)
-    logits = tl.where(mk, tl.sum(x[:, None] * weight, 0) + tl.load(b + k, mk, 0.0), float("-inf"))
-    shifted = logits - tl.max(logits, 0)
-    total = tl.sum(tl.exp(shifted), 0)
-    hit = k == tl.load(labels + g)
-    tl.store(loss + g, tl.log(total) - tl.sum(tl.where(hit, shifted, 0.0), 0))
-    delta = (tl.exp(shifted) / total - tl.where(hit, 1.0, 0.0)) / graphs
-    tl.store(d + g * classes + k, delta, mk)
-    tl.store(hs + g * width + j, x, mj)
-    tl.store(dh + tl.load(to + g) * width + j, tl.sum(weight * tl.where(mk, delta, 0.0)[None, :], 1), mj)
-
-
-@triton.jit(**ANY)
-def _fc_up(z, b, operand, slot, first, width: tl.constexpr, BLOCK: tl.constexpr):
-    """Row k of a level's products to h, in the half of its parent's operand that is row slot[`first` + k]."""
-    row = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    m = j < width
-    h = _tanh(tl.load(z + row * width + j, m) + tl.load(b + j, m))
-    tl.store(operand + tl.load(slot + row + first) * width + j, h, m)
-
-
-@triton.jit(**ANY)
-def _fc_down(d_operand, operand, slot, dz, first, leaves, width: tl.constexpr, BLOCK: tl.constexpr):
-    """Row `first` + k: the cotangent of its product, from its half of the cotangent of its parent's operand."""
-    row = tl.program_id(0).to(tl.int64) + first
-    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    m = j < width
-    at = tl.load(slot + row) * width + j
-    h = tl.load(operand + at, m)
-    tl.store(dz + (row - leaves) * width + j, tl.load(d_operand + at, m) * (1 - h * h), m)
+from bench.peers.triton_kernels import BLOCK, WARPS, fc_down, fc_up, head, inner_down, inner_up, leaf_down, leaf_up
 
 
 class TorchTriton(TorchPeer):
@@ -223,7 +69,7 @@ class TorchTriton(TorchPeer):
         (width, classes), graphs = w.shape, len(at)
         hs, d, loss = self._buffer("hs", graphs, width), self._buffer("d", graphs, classes), self._buffer("loss", graphs)
         sizes = {"H": triton.next_power_of_2(width), "C": triton.next_power_of_2(classes)}
-        _head[(graphs,)](h, at, to, w, b, labels, dh, hs, d, loss, graphs, width=width, classes=classes, **sizes)
+        head[(graphs,)](h, at, to, w, b, labels, dh, hs, d, loss, graphs, width=width, classes=classes, **sizes)
         torch.addmm(w, hs.t(), d, alpha=-lr, out=w)
         b.add_(d.sum(0), alpha=-lr)
         return loss.mean()
@@ -240,11 +86,11 @@ class TorchTriton(TorchPeer):
         h, c, f, dh, dc = (self._buffer(k, nodes, width) for k in ("h", "c", "f", "dh", "dc"))
 
         torch.addmm(p["b_iou"], x, p["w_iou"], out=gates[:leaves])
-        self._launch(_leaf_up, leaves, gates, h, c)
+        self._launch(leaf_up, leaves, gates, h, c)
         start = 0
         for end, n in zip(ends, lv.sizes, strict=False):
             torch.mm(h[start:end], p["u"], out=z[start:end])
-            self._launch(_inner_up, n, z, gates, f, h, c, p["b_iou"], p["b_f"], left, right, end, leaves)
+            self._launch(inner_up, n, z, gates, f, h, c, p["b_iou"], p["b_f"], left, right, end, leaves)
             start = end
 
         # What a root receives comes from the head alone. Every other row of z becomes its own cotangent going down.
@@ -257,9 +103,9 @@ class TorchTriton(TorchPeer):
             start, end = ends[t - 1], ends[t]
             if t < len(lv.sizes):  # all nodes of the highest level are roots
                 torch.addmm(dh[start:end], z[start:end], u_t, out=dh[start:end])
-            self._launch(_inner_down, end - start, z, gates, f, dh, dc, c, left, right, start, leaves)
+            self._launch(inner_down, end - start, z, gates, f, dh, dc, c, left, right, start, leaves)
         torch.addmm(dh[:leaves], z[:leaves], u_t, out=dh[:leaves])
-        self._launch(_leaf_down, leaves, gates, dh, dc, c)
+        self._launch(leaf_down, leaves, gates, dh, dc, c)
 
         # Both children of a node carry the cotangent of its gates: half the sum over them.
         of_z, of_leaves = z.sum(0), gates[:leaves]
@@ -286,14 +132,14 @@ class TorchTriton(TorchPeer):
         start = 0
         for n in lv.sizes:
             torch.mm(pairs[start : start + n], p["u"], out=z[:n])
-            self._launch(_fc_up, n, z, p["b"], operand, slots, leaves + start)
+            self._launch(fc_up, n, z, p["b"], operand, slots, leaves + start)
             start += n
 
         loss = self._loss(operand, at, d_operand, at, labels, lr)
         u_t = p["u"].t()
         for n in reversed(lv.sizes):
             start -= n
-            self._launch(_fc_down, n, d_operand, operand, slots, dz, leaves + start, leaves)
+            self._launch(fc_down, n, d_operand, operand, slots, dz, leaves + start, leaves)
             torch.mm(dz[start : start + n], u_t, out=d_pairs[start : start + n])
 
         p["embed"].index_add_(0, words, d_operand.index_select(0, slots[:leaves]), alpha=-lr)

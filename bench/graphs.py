@@ -1,0 +1,194 @@
+"""Trees, chains and directed acyclic graphs of the bench, drawn from a seed (NumPy only, and for Python 3.8 too).
+
+A graph is a dict of arrays, as `bench.peers` says: trees and two-child DAGs have `left`, `right`, `word`, `label`; chains have
+`words`, `labels`; graphs of any fan-in have `child_offsets`, `children`, `word`, `label`. Children come before their parents,
+the one root last.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+VOCAB, CLASSES = 10_000, 5
+GATES = 12  # kinds of gates of a netlist
+
+# SST's training trees (Socher et al., 2013): leaves at these quantiles, and where a constituent of n leaves is cut (as counted,
+# but for the larger ones, where a little more of single leaves makes up for cuts being drawn independently).
+_QUANTILES = (0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 0.99, 1)
+_LEAVES = (2, 3, 5, 7, 11, 12, 13, 16, 18, 21, 24, 25, 27, 32, 35, 43, 52)
+# n up to -> probability that the left child is one leaf, the right is one, the left has two, the right has two.
+_CUTS = (
+    (3, (0.773, 0.227, 0, 0)),
+    (4, (0.699, 0.170, 0.131, 0)),
+    (5, (0.578, 0.150, 0.151, 0.121)),
+    (8, (0.521, 0.165, 0.125, 0.043)),
+    (12, (0.478, 0.172, 0.109, 0.017)),
+    (20, (0.416, 0.195, 0.090, 0.007)),
+    (30, (0.349, 0.233, 0.068, 0.003)),
+    (10**9, (0.268, 0.264, 0.055, 0.001)),
+)
+
+
+def sst_like(rng, count: int) -> list:
+    """Binary trees with the leaves, heights and level widths of SST's; the longest of `count` is made SST's longest."""
+    leaves = np.rint(np.interp(rng.random(count), _QUANTILES, _LEAVES)).astype(int)
+    if count >= 1000:
+        leaves[0] = _LEAVES[-1]
+    return [binary_tree(rng, int(n), _cut_like_sst) for n in leaves]
+
+
+def _cut_like_sst(rng, n: int) -> int:
+    """Leaves of the left child of a constituent of n."""
+    if n == 2:
+        return 1
+    left_1, right_1, left_2, right_2 = next(p for limit, p in _CUTS if n <= limit)
+    u = rng.random()
+    for p, cut in ((left_1, 1), (right_1, n - 1), (left_2, 2), (right_2, n - 2)):
+        if u < p:
+            return cut
+        u -= p
+    return int(rng.integers(3, n - 2)) if n > 5 else int(rng.integers(1, n))
+
+
+def binary_tree(rng, leaves: int, cut) -> dict:
+    """A binary tree in post-order; `cut(rng, n)` says how many of n leaves go left."""
+    left, right = [], []
+    todo, done = [leaves], []
+    while todo:
+        n = todo.pop()
+        if n == 0:  # both children are done
+            b, a = done.pop(), done.pop()
+            done.append(len(left))
+            left.append(a)
+            right.append(b)
+        elif n == 1:
+            done.append(len(left))
+            left.append(-1)
+            right.append(-1)
+        else:
+            k = cut(rng, n)
+            todo += (0, n - k, k)
+    return _words(rng, np.array(left), np.array(right))
+
+
+def _words(rng, left, right) -> dict:
+    word = np.where(left < 0, rng.integers(VOCAB, size=len(left)), -1)
+    return {"left": left, "right": right, "word": word, "label": int(rng.integers(CLASSES))}
+
+
+def complete(rng, count: int, leaves: int = 256) -> list:
+    """Complete binary trees (Tree-FC of TensorFlow Fold)."""
+    return [binary_tree(rng, leaves, lambda _, n: n // 2) for _ in range(count)]
+
+
+def pyramid(rng, count: int) -> list:
+    """Two-child DAGs over sentences: row k combines neighbours of row k - 1 (TD-RNN and TD-LSTM of VPPS)."""
+    graphs = []
+    for n in np.rint(np.interp(rng.random(count), _QUANTILES, _LEAVES)).astype(int).tolist():
+        left, right, below = [-1] * n, [-1] * n, 0
+        for width in range(n - 1, 0, -1):
+            start = len(left)
+            left += range(below, below + width)
+            right += range(below + 1, below + width + 1)
+            below = start
+        graphs.append(_words(rng, np.array(left), np.array(right)))
+    return graphs
+
+
+def chains(rng, count: int, shortest: int = 5, longest: int = 60) -> list:
+    """Sentences of a language model; few labels instead of all words, so that the softmax does not hide the net."""
+    lengths = rng.integers(shortest, longest + 1, count).tolist()
+    return [{"words": rng.integers(VOCAB, size=n), "labels": rng.integers(CLASSES, size=n)} for n in lengths]
+
+
+def fixed(rng, count: int, length: int = 64) -> list:
+    """Chains of one length."""
+    return chains(rng, count, length, length)
+
+
+def dependency(rng, count: int) -> list:
+    """Dependency-like trees: every vertex has a word and 0 to 12 children, most of them leaves."""
+    return [_tree_of_any_fan_in(rng, 1 + int(n)) for n in np.interp(rng.random(count), _QUANTILES, _LEAVES)]
+
+
+def _tree_of_any_fan_in(rng, vertices: int) -> dict:
+    children = []
+
+    def grow(n):
+        left = n - 1
+        kids = []
+        while left and len(kids) < 12:
+            size = 1 + int(rng.integers(left) * rng.random() ** 1.5)
+            kids.append(grow(size))
+            left -= size
+        if left:
+            kids.append(grow(left))
+        children.append(kids)
+        return len(children) - 1
+
+    grow(vertices)
+    return _any_fan_in(rng, children)
+
+
+def lattice(rng, count: int) -> list:
+    """Sequence lattices: a chain, and words that skip over 2 to 4 positions."""
+    graphs = []
+    for n in rng.integers(10, 60, count).tolist():
+        children, ends = [[]], [[0]]  # ends: the vertices that end at each position
+        for t in range(1, n):
+            starts = [t - 1] + [t - k for k in (2, 3, 4) if t >= k and rng.random() < 0.25]
+            here = []
+            for s in starts:
+                here.append(len(children))
+                children.append(list(ends[s]))
+            ends.append(here)
+        if len(ends[-1]) > 1:
+            children.append(list(ends[-1]))
+        graphs.append(_any_fan_in(rng, children))
+    return graphs
+
+
+def deep(rng, count: int, levels: int = 300) -> list:
+    """Deep, narrow DAGs: each vertex reads the one before and one of the eight before that."""
+    return [
+        _any_fan_in(rng, [[]] + [sorted({v - 1, max(0, v - 2 - int(rng.integers(8)))}) for v in range(1, levels)])
+        for _ in range(count)
+    ]
+
+
+def wide(rng, count: int, width: int = 128) -> list:
+    """Wide, shallow DAGs: six layers, three children each from the layer below, a root over all that nothing else reads."""
+    graphs = []
+    for _ in range(count):
+        children = [[] for _ in range(width)]
+        for layer in range(1, 6):
+            children += rng.integers((layer - 1) * width, layer * width, (width, 3)).tolist()
+        read = {k for kids in children for k in kids}
+        children.append([v for v in range(len(children)) if v not in read])
+        graphs.append(_any_fan_in(rng, children))
+    return graphs
+
+
+def netlist(rng, count: int, gates: int = 400) -> list:
+    """Circuits: inputs, gates of fan-in 1 to 9 (mostly 2) that read near ones, and a last vertex over what nothing reads."""
+    graphs, inputs = [], gates // 8
+    for _ in range(count):
+        fan_in = rng.choice([1, 2, 3, 4, 5, 8, 9], size=gates, p=[0.2, 0.6, 0.08, 0.06, 0.03, 0.02, 0.01])
+        children = [[] for _ in range(inputs)]
+        for n in fan_in.tolist():
+            back = np.minimum(rng.geometric(0.02, n), len(children))
+            children.append(sorted({len(children) - int(b) for b in back}))
+        read = {k for kids in children for k in kids}
+        children.append([v for v in range(len(children)) if v not in read])
+        graphs.append(_any_fan_in(rng, children, GATES))
+    return graphs
+
+
+def _any_fan_in(rng, children: list, words: int = VOCAB) -> dict:
+    counts = np.array([len(c) for c in children])
+    return {
+        "child_offsets": np.concatenate([[0], np.cumsum(counts)]),
+        "children": np.array([k for c in children for k in c], dtype=np.int64),
+        "word": rng.integers(words, size=len(children)),
+        "label": int(rng.integers(CLASSES)),
+    }

@@ -1,0 +1,143 @@
+"""Peer: BiLSTM taggers (VPPS section IV) in PyTorch, by nn.LSTM over packed sequences or by a loop over time steps.
+
+    pip install torch
+
+`packed` is what most PyTorch users run. `loop` takes both directions in one batched product a step. Rare words are spelled by
+a BiLSTM over their letters, all of a batch at once. Inside the clock: packing from the raw arrays, look-up, forward, autograd,
+SGD.
+"""
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import PackedSequence
+
+from bench.peers import torch_device
+from bench.peers.levels import time_major
+from bench.peers.torch_peer import TorchPeer, from_torch, to_torch
+
+DIRECTIONS = {"forward": "l0", "backward": "l0_reverse"}
+NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih"}
+
+
+def both_ways(lengths):
+    """Sequences laid end to end, position by position, as they are and turned round: rows (2, N), and as `time_major`."""
+    index, sizes, order = time_major(lengths)
+    lengths = np.asarray(lengths)
+    mirror = np.repeat(2 * (np.cumsum(lengths) - lengths) + lengths - 1, lengths) - np.arange(len(index))
+    return np.stack([index, mirror[index]]), sizes, order
+
+
+class BiLSTM:
+    """One BiLSTM layer. `values`: ours, `forward.w` and so on; `weights`: the tensors to train, as `kind` needs them."""
+
+    def __init__(self, values, kind):
+        w = values["forward.w"]
+        self.hidden, self.kind = len(values["forward.u"]), kind
+        if kind == "loop":
+            self.weights = {k: v.clone().requires_grad_() for k, v in values.items()}
+            return
+        self.lstm = torch.nn.LSTM(len(w), self.hidden, bidirectional=True, device=w.device)
+        with torch.no_grad():
+            for direction, end in DIRECTIONS.items():
+                for ours, theirs in NAMES.items():
+                    getattr(self.lstm, f"{theirs}_{end}").copy_(to_torch(values[f"{direction}.{ours}"]))
+                getattr(self.lstm, f"bias_hh_{end}").zero_().requires_grad_(False)  # one bias, as in the other systems
+        self.weights = {k: w for k, w in self.lstm.named_parameters() if w.requires_grad}
+
+    def values(self):
+        """The parameters as ours."""
+        if self.kind == "loop":
+            return self.weights
+        named = {f"{d}.{k}": f"{name}_{end}" for d, end in DIRECTIONS.items() for k, name in NAMES.items()}
+        return {ours: from_torch(self.weights[theirs]) for ours, theirs in named.items()}
+
+    def __call__(self, x, lengths, ends=False):
+        """h of all rows of `x`, sequences laid end to end: (rows, 2H); with `ends` a row a sequence."""
+        index, sizes, order = both_ways(lengths)
+        both, order = torch.from_numpy(index).to(x.device), torch.from_numpy(order).to(x.device)
+        h, last = (self._packed if self.kind == "packed" else self._loop)(x, both, sizes)
+        return _put_back(torch.cat([last[0], last[1]], 1), order) if ends else h
+
+    def _packed(self, x, both, sizes):
+        """h of all rows, and of the last of each sequence in both directions."""
+        out, (last, _) = self.lstm(PackedSequence(x.index_select(0, both[0]), torch.from_numpy(sizes)))
+        return _put_back(out.data, both[0]), last
+
+    def _loop(self, x, both, sizes):
+        """The same."""
+        w, u, b = (torch.stack([self.weights[f"{d}.{k}"] for d in DIRECTIONS]) for k in "wub")
+        x, sizes = x.index_select(0, both.view(-1)).view(2, -1, x.shape[1]), sizes.tolist()
+        z = torch.baddbmm(b[:, None], x, w).split(sizes, 1)
+        h = c = x.new_zeros(2, sizes[0], self.hidden)
+        rows, ended = [], []
+        for n, zt in zip(sizes, z, strict=True):
+            if n < h.shape[1]:
+                ended.append(h[:, n:])
+                h, c = h[:, :n], c[:, :n]
+            ifo, g = torch.baddbmm(zt, h, u).split([3 * self.hidden, self.hidden], -1)
+            i, f, o = ifo.sigmoid().chunk(3, -1)
+            c = torch.addcmul(i * g.tanh(), f, c)
+            h = o * c.tanh()
+            rows.append(h)
+        rows, last = torch.cat(rows, 1), torch.cat([h, *ended[::-1]], 1)
+        return torch.cat([_put_back(rows[0], both[0]), _put_back(rows[1], both[1])], 1), last
+
+
+def _put_back(x, order):
+    """The rows in the order in which `order` took them."""
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return x.index_select(0, back)
+
+
+class TorchBiLSTM(TorchPeer):
+    """One tagger, trained. `kind` is "packed" or "loop"."""
+
+    def __init__(self, cell, params, threads=2, kind="packed", device="cpu"):
+        self._threads, self._device = threads, torch_device(device)
+        p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
+        layer = lambda prefix: BiLSTM({k[len(prefix) :]: p.pop(k) for k in list(p) if k.startswith(prefix)}, kind)  # noqa: E731
+        self._spell = layer("spell.") if cell == "char_bilstm" else None
+        words = {k: p.pop(k) for k in list(p) if "." in k}
+        self._bilstm, self._embed = BiLSTM(words, kind), p.pop("embed")
+        self._p = {k: v.requires_grad_() for k, v in p.items()}
+        layers = [self._bilstm] + ([self._spell] if self._spell else [])
+        self._weights = [*self._p.values(), *(w for bilstm in layers for w in bilstm.weights.values())]
+
+    def params(self):
+        spell = {"spell." + k: v for k, v in self._spell.values().items()} if self._spell else {}
+        ours = {**self._p, **self._bilstm.values(), **spell, "embed": self._embed}
+        return {k: v.detach().cpu().numpy().copy() for k, v in ours.items()}
+
+    def schedule(self, batch):
+        """Packing."""
+        return both_ways([len(g["words"]) for g in batch]), both_ways([len(s) for s in self._spellings(batch)] or [1])
+
+    def _spellings(self, batch):
+        return [s for g in batch for s in g["spellings"]] if self._spell else []
+
+    def _train(self, batch, lr):
+        word, labels = (np.concatenate([g[k] for g in batch]) for k in ("words", "labels"))
+        words = self._send(word[word >= 0])
+        rows = self._embed.index_select(0, words).requires_grad_()
+        spellings = self._spellings(batch)
+        x = self._spelled(rows, word, spellings) if spellings else rows
+        loss = cross_entropy(self._logits(x, [len(g["words"]) for g in batch]), self._send(labels))
+        d_rows, *grads = torch.autograd.grad(loss, [rows, *self._weights], materialize_grads=True)
+        with torch.no_grad():
+            self._embed.index_add_(0, words, d_rows, alpha=-lr)
+            torch._foreach_add_(self._weights, grads, alpha=-lr)
+        return loss
+
+    def _logits(self, x, lengths):
+        h = self._bilstm(x, lengths)
+        m = torch.addmm(self._p["mlp_b"], h, self._p["mlp_w"]).tanh()
+        return torch.addmm(self._p["out_b"], m, self._p["out_w"])
+
+    def _spelled(self, rows, word, spellings):
+        """The vectors of all words: of frequent ones those `rows`, of the others (-1) what their spellings give."""
+        letters = self._p["characters"].index_select(0, self._send(np.concatenate(spellings)))
+        spelled = self._spell(letters, [len(s) for s in spellings], ends=True)
+        place = np.argsort(np.argsort(word < 0, kind="stable"))  # frequent words lie before rare ones
+        return torch.cat([rows, spelled]).index_select(0, self._send(place))
