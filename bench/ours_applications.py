@@ -122,6 +122,7 @@ class CavsApplication(Cavs):
         self._step = make_step(loss, stacked=device != "cpu")
         self._device, self._rates = device, {}
         self._shapes: list[list[Any]] = [[] for _ in range(4)]  # one list for each kind of graphs
+        self._warm = False
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (_flat(self._p) | {"embed": self._embed}).items()}

@@ -149,9 +149,7 @@ def explain(plan: Any, name: str | None) -> str:
             config = configure(made, precision, False)
             layout = layout_of(level, config)
             size = layout.words * 4 * (level.unit // config.hb)
-            streamed = (
-                f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
-            )
+            streamed = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
             where = "stay in shared memory" if config.resident else streamed
             meetings = sum(p.meet for p in level.phases)
             texts.append(

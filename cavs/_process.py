@@ -108,22 +108,22 @@ class _Remote:
             with contextlib.suppress(Exception):
                 self.receive()
             if not self.alive:
-                break
+                raise self._died()
         self._put(options)
 
     def send(self, picked: tuple[np.ndarray, np.ndarray]) -> None:
+        self._under_way += 1  # first: Ctrl-C may come at any time
         self._put(picked)
-        self._under_way += 1
 
     def receive(self) -> Any:
         try:
+            self._under_way -= 1
             answer = receive(self._out, self._file)
         except BaseException as e:  # interrupted in the middle of an answer, too: what follows would make no sense
             self._lost()
             if isinstance(e, EOFError):
                 raise self._died() from None
             raise
-        self._under_way -= 1
         if isinstance(answer, _Failure):
             raise answer.raised()
         return answer

@@ -88,10 +88,12 @@ def schedules(
     `process=True` makes the schedules in a process of their own, up to three passes of 2^16 vertices ahead, and this one
     only reads them: for training loops that are short of Python (on a GPU, steps below a millisecond) where there is a
     core to spare. The process takes a second to start, is given a copy of `graphs`, stays for the next call with the
-    same `graphs`, and ends with them. `process=4` has four of them make the passes in turn, where a step takes less time
-    than its schedule; the results are the same. Passes are then made side by side, so that `shapes` cannot grow: fill a
-    list beforehand (once over the batches, or over the largest of them) and give `tuple(shapes)`. The graphs of a batch
-    are selected when they are looked at: what `fields` bring along is cheaper.
+    same `graphs`, and ends with them. With `fields`, the graphs of a batch do not cross: they are selected here once
+    somebody looks at them.
+
+    `process=4` has four processes make smaller passes in turn, where a step takes less time than its schedule. The results
+    are the same, and in order. Made side by side, passes cannot add to `shapes`: fill a list beforehand, by a loop over
+    `cavs.schedules(graphs, batches, shapes=shapes)`, and give `tuple(shapes)`; or `None`.
 
     **Raises:** as `cavs.schedule`, at the call; `TypeError` or `ValueError` for a `process` that is none, or several
     with a list of `shapes`; `IndexError` for a batch that selects graphs which there are not; with `process`, what failed

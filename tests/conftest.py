@@ -1,12 +1,15 @@
 """Settings of every test: 64-bit JAX, so that gradients can be held against a reference to 1e-10."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 # Nearly all the time of the tests is compilation. LLVM's optimisations change no value that is tested and no HLO.
 if not Path("/dev/nvidia0").exists():  # tests marked `gpu` run what users run
     os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0").strip()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would the scripts under test
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

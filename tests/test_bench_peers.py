@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import cases, suites
+from bench import cases, ours, suites
 from bench.cells import APPLICATIONS, TAGGERS
 from bench.systems import SYSTEMS
 

@@ -121,6 +121,11 @@ def test_errors_reach_the_caller_of_a_process() -> None:
         list(found)
     assert elsewhere(graphs) == [remotes[0]]
     assert len(list(cavs.schedules(graphs, [[0]] * 9, process=2))) == 9  # by it and a new one
+    next(found := cavs.schedules(graphs, [[0]] * 9000, process=True))
+    found.close()  # type: ignore[attr-defined]
+    elsewhere(graphs)[-1]._process.kill()
+    with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
+        next(cavs.schedules(graphs, [[0]], process=True))
     for process, error in (("yes", TypeError), (2.0, TypeError), (0, ValueError), (-1, ValueError)):
         with pytest.raises(error, match=f"process is {process!r}, wanted True, False or an int >= 1"):
             cavs.schedules(graphs, [], process=process)  # type: ignore[arg-type]
