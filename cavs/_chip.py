@@ -73,9 +73,10 @@ def cost(level: Level, config: Config, rows: float) -> float:
     return 1.6 + mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
-# Vertices a level from which loops over large products (engine scan) beat weights that stream from L2 for every tile: on an
-# H200 at hidden 2048 4.9 ms against 4.5 at 1,161 a level, 9.5 against 17.6 at 4,080. Resident weights won at 8,160 still.
-WIDE = 1500
+# Vertices a level, as `mean_rows` tells, from which loops over large products (engine scan) beat weights that stream from L2
+# for every tile. On an H200, hidden 2048, 8 levels (padded to 32): 4.9 ms against 4.5 with 290 a level so counted, 9.5 against
+# 17.6 with 1,020. Resident weights won with 2,040 still.
+WIDE = 500
 
 
 def too_wide(config: Config, shape: Shape) -> bool:
@@ -84,7 +85,7 @@ def too_wide(config: Config, shape: Shape) -> bool:
 
 
 def mean_rows(shape: Shape | None) -> float:
-    """Vertices a level of a schedule's shape, as far as the shape tells; about a batch of 64 sentences without."""
+    """Vertices a level of a schedule's shape, whose levels are padded; about a batch of 64 sentences without a shape."""
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
 
 

@@ -149,8 +149,9 @@ def explain(plan: Any, name: str | None) -> str:
             config = configure(made, precision, False)
             layout = layout_of(level, config)
             size = layout.words * 4 * (level.unit // config.hb)
-            streamed = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
-            where = "stay in shared memory" if config.resident else streamed
+            where = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
+            if config.resident:
+                where = "stay in shared memory" + ", three numbers in two words" * config.tight
             meetings = sum(p.meet for p in level.phases)
             texts.append(
                 f"{way}: {len(level.phases)} phases and {meetings} meetings a level; {config.groups} groups of "

@@ -45,7 +45,7 @@ def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
 def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resident weights: one launch for everything. Weights that stream: only where levels are narrow."""
     monkeypatch.setattr(persistent, "supported", lambda: None)
-    wide, narrow = (_scripts.with_scripts(cavs.schedule(joined([chain(2)] * n))) for n in (70_000, 40))
+    wide, narrow = (_scripts.with_scripts(cavs.schedule(joined([chain(2)] * n))) for n in (20_000, 40))
     for hidden, sched, engine in ((2048, wide, "scan"), (2048, narrow, "persistent"), (512, wide, "persistent")):
         plan = plan_of(hidden)
         assert _engines.choose_engine(None, plan, sched.shape, (None,)) == engine
