@@ -24,6 +24,7 @@ from bench.systems import SYSTEMS
 
 LEARNING_RATE = 0.05
 SAMPLES = 5  # of a round on a GPU, at least
+STREAM = 256  # batches that the time of scheduling is the mean of, where several are scheduled at once
 
 
 class Worker:
@@ -104,16 +105,18 @@ class Worker:
         one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
         if one is None and many is None:
             return {"schedule": []}
+        # `many` looks at several batches at once: it is given a stream of them, as an epoch is.
+        batches = self.batches * (max(1, STREAM // len(self.batches)) if many else 1)
         samples = []
         for _ in range(3):
             start = time.perf_counter()
             if many:
-                for _ in many(self.batches):
+                for _ in many(batches):
                     pass
             elif one:
-                for batch in self.batches:
+                for batch in batches:
                     one(batch)
-            samples.append((time.perf_counter() - start) / len(self.batches))
+            samples.append((time.perf_counter() - start) / len(batches))
         return dict(self._waiting() if many else {}, schedule=samples)
 
     def _waiting(self, pairs=7, most=0.5):
