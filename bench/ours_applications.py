@@ -2,7 +2,7 @@
 
 An encoder-decoder has chains and attention graphs, a tagger chains both ways and perhaps the chains of letters of its rare
 words: each is scheduled by itself, and all go to the device as one vector. What several graphs need is scheduled in the
-training loop's process, on a GPU by a thread.
+training loop's process, also on a GPU.
 """
 
 import dataclasses

@@ -54,7 +54,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
     found: dict[str, list[dict[str, Any]]] = {}
     for forward in (True, False):
         plan = _fresh(ready).plan(shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
-        made = _programs.program(plan, None, forward, sched.shape.forest)
+        made = _programs.program_of(plan, None, forward, sched.shape.forest)
         asked = _programs.precision_of(made)
         key = _chip.tuning_key(made.level, forward, asked, sched.shape)
         if key in _tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:

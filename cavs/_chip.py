@@ -17,7 +17,7 @@ H200_MULTIPROCESSORS = 132  # as many as an H100 SXM has; an H100 PCIe has 114
 
 def multiprocessors() -> int:
     """Of this GPU: all CTAs of a launch must be resident. Without a GPU those of an H200, for `explain`."""
-    return int(getattr(jax.devices()[0], "core_count", 0)) if jax.default_backend() == "gpu" else H200_MULTIPROCESSORS
+    return jax.devices()[0].core_count if jax.default_backend() == "gpu" else H200_MULTIPROCESSORS
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._chip import WIDE, configure, too_wide
-from cavs._programs import EDGE_PAD, PAD, Program, precision_of, program
+from cavs._programs import EDGE_PAD, PAD, Program, precision_of, program_of
 from cavs._rows import EDGE, evaluate
 from cavs._schedule import Schedule, Shape
 from cavs._split import Split
@@ -124,7 +124,7 @@ def unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     try:
         for name in deep:
             for forward in (True, False):
-                made = program(plan, name, forward, shape.forest)
+                made = program_of(plan, name, forward, shape.forest)
                 configure(made, precision_of(made), False, shape)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
@@ -133,7 +133,7 @@ def unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
 
 def slower(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
     """Whether engine scan should be faster, where both can run."""
-    made = [program(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
+    made = [program_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
     return any(too_wide(configure(p, precision_of(p), False, shape), shape) for p in made)
 
 
@@ -144,7 +144,7 @@ def explain(plan: Any, name: str | None) -> str:
     try:
         texts = []
         for way in ("forward", "backward"):
-            made = program(plan, name, way == "forward")
+            made = program_of(plan, name, way == "forward")
             level, precision = made.level, precision_of(made)
             config = configure(made, precision, False)
             layout = layout_of(level, config)
@@ -185,7 +185,7 @@ def levels(
             tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.extra, edge, strict=True)]
             extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
             continue
-        made = program(plan, name, True, keep=save)
+        made = program_of(plan, name, True, keep=save)
         crossing = [x for v, x in zip(part.eager_outs, eager[k], strict=True) if v in part.cross]
         tensors = {f"cross{n}": x for n, x in enumerate(crossing)}
         out, lost = launch(made, rows, sched, statics[k], tensors, states, interpret)
@@ -215,7 +215,7 @@ def reverse(
         operands.append({})
         if not sched.shape.inner[k]:
             continue
-        made = program(plan, name, False, sched.shape.forest)
+        made = program_of(plan, name, False, sched.shape.forest)
         tensors = {f"g{i}": x for i, x in g.items() if i in made.pushed} | {
             f"state{i}": x for i, x in enumerate(saved["states"])
         }

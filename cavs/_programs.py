@@ -120,7 +120,7 @@ def _summed_operands(part: Split) -> list[Any]:
     return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.eqns, set(sums))]
 
 
-def program(plan: Any, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Program:
+def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Program:
     """One direction of the inner role of a kind, kept with it. Raises [`Unfit`][].
 
     `forest`: no vertex has two parents; without `keep` a forward leaves nothing for a backward.

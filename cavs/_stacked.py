@@ -26,8 +26,8 @@ def stacked(batches: Iterable[Any], count: int) -> Iterator[Any]:
     ```
 
     Every batch has a structure of its own, as before; what equal batches share is their padded shape, so it pays where
-    shapes are few (`shapes` of `cavs.schedules`). A dispatch costs about 0.1 ms of the host's time, and a transfer as
-    much again.
+    shapes are few (`shapes` of `cavs.schedules`). A dispatch costs about 0.1 ms of the host's time, and a transfer up to
+    twice as much.
 
     **Arguments:** `batches`, an iterable of pytrees of NumPy arrays, may be endless; `count`, at least 1.
 

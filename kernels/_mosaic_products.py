@@ -68,7 +68,7 @@ def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: A
 def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
     """All products of a phase for the rows `row` ... `last` (at most `spec.rows`), into `part`.
 
-    `spec` is a `_phases.ProductSpec`; `refs` belong to its sources, `numbers` are from `product_rows`; `weights` is one
+    `spec` is a `_specs.ProductSpec`; `refs` belong to its sources, `numbers` are from `product_rows`; `weights` is one
     flat array of packed weights, in shared memory, or in global memory where they stream.
     """
     layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=1)

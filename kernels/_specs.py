@@ -85,7 +85,7 @@ class SourceSpec:
 
 @dataclasses.dataclass(frozen=True)
 class ProductSpec:
-    """All that `_mosaic.product` must know; see there."""
+    """All that `_mosaic_products.product` must know; see there."""
 
     rows: int
     splits: int

@@ -97,3 +97,13 @@ BATCHES["pyramids"] = vp.TDRNN.graphs([1, 5, 2])
 # One character; words that share first and last characters, a word of two vertices; no words.
 BATCHES["lattices"] = vp.LatticeLSTM.graphs([1, 7, 3], [[], [(0, 2), (0, 3), (2, 3), (1, 6), (3, 6), (3, 6)], []])
 BATCHES["sentence pairs"] = vp.EncoderDecoder.graphs([1, 5, 3], [3, 4, 1])[1]
+
+
+# Wide levels, and fan-in of all sizes.
+WIDE = {
+    "star of 300": star(300),
+    "stars of all sizes": joined([star(n) for n in (1, 3, 4, 5, 17, 63, 64, 65, 66, 130, 300, 2)]),
+    "one level of mixed fan-in": from_children([[]] + [[0] * n for n in (1, 200, 2, 64, 65, 3, 90, 1, 40, 40, 40)]),
+    "wide below narrow": joined([star(70), chain(9), random_binary_tree(60, seed=3)]),
+    "many wide": from_children([[]] * 8 + [list(range(8)) * 5] * 50),
+}

@@ -18,7 +18,7 @@ from cavs.kernels import persistent
 from cavs.kernels._layout import SHARED_MEMORY, layout_of
 from cavs.kernels._pack import Packed, pack_weights
 from tests.odd_graphs import chain, joined
-from tests.test_persistent import CHAINS, DAG, RNG, TREES
+from tests.test_persistent import RNG
 
 
 def plan_of(hidden: int) -> Any:
@@ -31,7 +31,7 @@ def plan_of(hidden: int) -> Any:
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
     for forward in (True, False):
-        level = _programs.program(plan_of(hidden), None, forward).level
+        level = _programs.program_of(plan_of(hidden), None, forward).level
         found = _chip.candidates(level, precision)
         assert found
         for config in found:
@@ -80,21 +80,6 @@ def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks
                                 got = words[cta, at : at + 1]
                             np.testing.assert_allclose(got, want, rtol={"fp32": 0, "tf32": 2**-11, "bf16": 2**-8}[precision])
                             at += 1
-
-
-def test_scripts_deal_every_row_once() -> None:
-    for graphs in (TREES, DAG, CHAINS, joined([chain(3)] * 40)):
-        sched = _scripts.with_scripts(cavs.schedule(graphs))
-        starts, levels = sched.part_start, int(sched.num_levels)
-        assert levels == graphs.height.max() and (np.diff(starts) >= 0).all()
-        inner = sched.inner_vertex[: int(sched.inner_count[0])]
-        for level in range(levels):
-            rows = np.arange(starts[16 * level], starts[16 * level + 16])
-            assert (graphs.height[inner[rows]] == level + 1).all()
-        # A graph's vertices are all in one part.
-        part = np.searchsorted(starts[: 16 * levels + 1], np.arange(len(inner)), side="right") - 1
-        for graph in range(len(graphs)):
-            assert len(set(part[sched.graph[inner] == graph] % 16)) <= 1
 
 
 def test_kernels_compile_for_hopper(tmp_path: Any) -> None:

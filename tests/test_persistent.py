@@ -144,7 +144,7 @@ def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
     F, params = make()
     x, sched = inputs_of("BinaryTreeLSTM", graphs), _scripts.with_scripts(cavs.schedule(graphs))
     plan = plan_of(F, params, x)
-    kept, alone = (_programs.program(plan, None, True, keep=keep).made for keep in (True, False))
+    kept, alone = (_programs.program_of(plan, None, True, keep=keep).made for keep in (True, False))
     assert {n.rstrip("0123456789") for n in kept} - {n.rstrip("0123456789") for n in alone} == {"kept"}
     with jax.default_matmul_precision("highest"):
         assert_near(*(cavs.run(F, params, sched, x, engine=engine) for engine in (_persistent.INTERPRET, "scan")), 1e-5)
@@ -156,7 +156,7 @@ def test_every_program_is_cut_into_phases(name: str) -> None:
     make, graphs = CASES[name]
     F, params = make()
     plan = plan_of(F, params, inputs_of(name, graphs))
-    for program in (_programs.program(plan, None, forward) for forward in (True, False)):
+    for program in (_programs.program_of(plan, None, forward) for forward in (True, False)):
         assert 1 <= sum(p.meet for p in program.level.phases) <= 4
         stored: set[str] = set(program._written())
         met = set(stored) if program.level.phases[0].meet else set()
@@ -176,7 +176,7 @@ def refused(fn: Any, width: int = H, **kwargs: Any) -> str:
     params = {"u": jnp.zeros((width, width), jnp.float32)}
     plan = plan_of(F, params, np.zeros((1, width), np.float32))
     with pytest.raises(Unfit) as error:
-        _programs.program(plan, None, True)
+        _programs.program_of(plan, None, True)
     return str(error.value)
 
 

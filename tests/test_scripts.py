@@ -1,0 +1,60 @@
+"""Scripts of engine `persistent`: parts of graphs at each level, and the reverse of the child edges."""
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs._pack import Options, pack
+from cavs._scripts import with_scripts
+from tests.odd_graphs import BATCHES, WIDE, chain, joined
+from tests.test_persistent import CHAINS, DAG, TREES
+from tests.test_schedule import assert_same
+
+
+@pytest.mark.parametrize("name", [*BATCHES, *WIDE])
+@pytest.mark.parametrize("changed", [{}, {"exact": True}, {"policy": "serial"}, {"kinds": False}, {"window": 256}], ids=str)
+def test_scripts_of_many_batches_are_those_of_each_schedule(name: str, changed: dict) -> None:
+    graphs = (BATCHES | WIDE)[name]
+    without = Options("batching", kinds=True, exact=False, window=32768, shapes=None)._replace(**changed)
+    found = 0
+    for batches in ([len(graphs)], [1] * len(graphs), [0, len(graphs) // 2, 0, len(graphs) - len(graphs) // 2]):
+        counts = np.array(batches)
+        for plain, scripted in zip(
+            pack(graphs, counts, without), pack(graphs, counts, without._replace(scripts=True)), strict=True
+        ):
+            assert_same(scripted, with_scripts(plain))
+            check_scripts(scripted)
+            found += bool(scripted.shape.levels)
+    assert found or name in ("empty", "kinds") or graphs.kind is not None or not graphs.num_edges
+
+
+def check_scripts(schedule: cavs.Schedule) -> None:
+    """Parts cover each level's rows in order, graphs stay in one part, and parents are the reverse of the child edges."""
+    if not schedule.shape.levels:
+        assert (schedule.inner_count > 0).sum() != 1
+        return
+    (kind,) = np.flatnonzero(schedule.inner_count)
+    before, count = sum(schedule.shape.inner[:kind]), schedule.inner_count[kind]
+    tasks = schedule.num_tasks
+    level = np.repeat(schedule.task_level[:tasks], schedule.task_size[:tasks])
+    assert schedule.num_levels == level[-1] <= schedule.shape.levels
+    starts = schedule.part_start
+    assert starts[0] == 0 and starts[-1] == count and (np.diff(starts) >= 0).all()
+    slot = np.searchsorted(starts, np.arange(count), side="right") - 1
+    assert (slot // 16 == level - 1).all()
+    graph = schedule.graph[schedule.inner_vertex[before : before + count]]
+    assert len(set(zip(graph.tolist(), (slot % 16).tolist(), strict=True))) == len(set(graph.tolist()))
+    edges = sum(schedule.num_children[before : before + count])
+    child = schedule.edge_child[(at := sum(schedule.shape.edges[:kind])) : at + edges]
+    for row in range(schedule.shape.rows):
+        wanted = np.flatnonzero(child == row).tolist()
+        if schedule.shape.forest:
+            assert [schedule.parent_edge[row]] == (wanted or [-1])
+        else:
+            first = schedule.parent_first[row]
+            assert schedule.parent_edge[first : first + schedule.parent_count[row]].tolist() == wanted
+
+
+def test_scripts_of_schedules_made_without() -> None:
+    for graphs in (TREES, DAG, CHAINS, joined([chain(3)] * 40)):
+        check_scripts(with_scripts(cavs.schedule(graphs)))
