@@ -17,7 +17,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._cotangents import add_rows, floats, mask_rows, merged, put_rows, rows_of_push, zero_cotangent
+from cavs._cotangents import (
+    add_rows,
+    by_number,
+    floats,
+    made,
+    mask_rows,
+    merged,
+    no_rows,
+    put_rows,
+    rows_of_push,
+    take_rows,
+    zero_cotangent,
+)
 from cavs._entrance import memory_of
 from cavs._lazy import lazy_gradients
 from cavs._persistent import INTERPRET, reverse as persistent_reverse
@@ -26,6 +38,8 @@ from cavs._scan_reverse import eager_cotangents, reverse as scan_reverse
 from cavs._schedule import Schedule
 from cavs._split import Split
 from cavs._tensors import Rows, View, Zeros, leaf_vertices, rows_of_kinds, window
+
+FEW_BYTES = 8 << 20  # of pushes' cotangents: filling as many with zeros is faster on a GPU than a few kernels more
 
 
 def backward(
@@ -37,6 +51,7 @@ def backward(
     parts: list[Split] = [plan.inner[name] for name in kinds]
     zeros = Zeros(sched, start=1000)  # others than the forward's
     g = {i: zeros(b.shape, b.dtype) for i, b in enumerate(states) if is_float(b)}
+    g_row = None  # which rows of g belong to the states' rows, where not the same
 
     # Cotangents of the pushes: straight to the states they are, or through the lazy part.
     static_cts: list[dict[int, Any]] = [{} for _ in kinds]
@@ -44,8 +59,11 @@ def backward(
     extra_cts: list[list[Any]] = [[] for _ in kinds]
     if push_states is not None:
         index = jnp.asarray(sched.row) if at is None else jnp.asarray(sched.row).at[at].get(mode="clip")
-        for i, ct in zip(push_states, cts, strict=True):
-            add_rows(g, i, index, ct)
+        if engine != "scan" and sum(g[i].nbytes for i in set(push_states) if i in g) > FEW_BYTES:
+            g, g_row = by_number(g, push_states, index, cts, shape.rows, unique=at is None)
+        else:
+            for i, ct in zip(push_states, cts, strict=True):
+                add_rows(g, i, index, ct)
     else:
         if at is not None:
             cts = [
@@ -66,15 +84,16 @@ def backward(
                 add_rows(g, i, jnp.where(owned, rows.inner_edges(rows.edge_child), 0), ct)
 
     # The levels, and the eager part.
-    ct_inputs = [jnp.zeros_like(x) if is_float(x) else None for x in saved["inputs"]]
+    ct_inputs = no_rows(saved["inputs"])
     so_far = g, eager_cts, extra_cts, static_cts, ct_inputs
     if engine == "scan":
         g, static_cts, ct_inputs = scan_reverse(plan, sched, parts, all_rows, zeros, saved, *so_far)
     else:
         interpret = engine == INTERPRET
-        g, static_cts, ct_inputs = _reverse_launch(plan, sched, kinds, parts, all_rows, saved, *so_far, interpret)
+        g, static_cts, ct_inputs = _reverse_launch(plan, sched, kinds, parts, all_rows, saved, g_row, *so_far, interpret)
 
     # Static parts and leaves.
+    inside = any(isinstance(x, jax.Array) for x in ct_inputs)
     ct_params: list[Any] = []
     for k, (size, vertex) in enumerate(zip(shape.leaves, leaf_vertices(sched), strict=True)):
         statics = [static_cts[k].get(i, zero_cotangent(x)) for i, x in enumerate(saved["statics"][k])]
@@ -91,8 +110,11 @@ def backward(
             pushed = [zero_cotangent(jax.ShapeDtypeStruct((size, *a.shape), a.dtype)) for a in plan.push_avals]
         ct, ct_pulled = saved["leaf"][k]((mine, pushed))
         ct_params = _sum(ct_params, ct)
-        ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
-    return ct_params, ct_inputs
+        if engine == "scan" and inside:  # inner vertices have theirs: leaves, which may be few, are put between them
+            ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
+        else:
+            ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.leaf_row[k], count)
+    return ct_params, made(ct_inputs)
 
 
 def _reverse_launch(
@@ -102,6 +124,7 @@ def _reverse_launch(
     parts: list[Split],
     all_rows: list[Rows],
     saved: dict[str, Any],
+    g_row: Any,
     g: dict[int, Any],
     eager_cts: list[list[Any]],
     extra_cts: list[list[Any]],
@@ -110,7 +133,7 @@ def _reverse_launch(
     interpret: bool,
 ) -> tuple[dict[int, Any], list[dict[int, Any]], list[Any]]:
     """What `_scan_reverse.reverse` does, in one launch of engine `persistent` and one lazy batch of all rows after it."""
-    g, cuts, operands = persistent_reverse(plan, sched, kinds, parts, all_rows, saved, g, extra_cts, interpret)
+    g, cuts, operands = persistent_reverse(plan, sched, kinds, parts, all_rows, saved, g, g_row, extra_cts, interpret)
     static_cts = list(static_cts)
     for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
         if sched.shape.inner[k] and cuts[k]:
@@ -118,7 +141,8 @@ def _reverse_launch(
             now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
             static_cts[k] = merged(static_cts[k], now)
         ct_static, ct_pulled = saved["eager"][k](eager_cotangents(part, eager_cts[k], cuts[k]))
-        ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
+        # One kind has children, so its rows follow one another.
+        ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
         static_cts[k] = merged(static_cts[k], floats(ct_static))
     return g, static_cts, ct_inputs
 

@@ -5,6 +5,7 @@ Memory moves here and where F scatters, nowhere between (Cavs section 3.3).
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax import lax
 
 from cavs._rows import EDGE, is_var
@@ -55,6 +56,23 @@ def entrance(part: Split, rows: Rows, view: View, states: list[Any], crossing: l
     env |= {v: get_rows(states[i], children) for v, i in zip(part.j_child, part.child, strict=True) if v in wanted}
     if part.j_num_children in wanted:
         env[part.j_num_children] = view.rows(rows.num_children)
+    return env
+
+
+def slots_together(part: Split, rows: Rows, view: View, states: list[Any], values: list[Any]) -> dict[Any, Any]:
+    """Those of `values` that are one state of several children, side by side or stacked: one gather, and no copy after it."""
+    makers = {e.outvars[0]: e for e in part.joint.eqns if e.primitive.name in ("concatenate", "stack")}
+    slot_of = dict(zip(part.j_slots, part.slots, strict=True))
+    env = {}
+    for v in values:
+        if v not in makers or v in part.available:
+            continue
+        e = makers[v]
+        slots = [slot_of[x] for x in e.invars if is_var(x) and x in slot_of]
+        first = e.params.get("dimension", e.params.get("axis")) == 0
+        if first and len(slots) == len(e.invars) and len({i for _, i in slots}) == 1:
+            kids = view.rows(rows.kids)[:, np.array([k for k, _ in slots])]
+            env[v] = get_rows(states[slots[0][1]], kids).reshape(kids.shape[0], *v.aval.shape)
     return env
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._cotangents import mask_rows
-from cavs._entrance import Memory, entrance, fixed, kept_values
+from cavs._entrance import Memory, entrance, fixed, kept_values, slots_together
 from cavs._joint import ParamUse
 from cavs._rows import EDGE, ROW, STATIC, bind, evaluate, is_float, is_var, level_of, matrix_product, needed, reads, value_at
 from cavs._split import Split
@@ -33,7 +33,7 @@ def lazy_gradients(
     `mask` = (rows, edges), other rows than those count as padding, too. `given` operands are not computed.
     """
     operands = [v for u in part.uses for v in u.operands.values() if is_var(v)]
-    given = given or {}
+    given = slots_together(part, rows, view, memory.states, operands) | (given or {})
     eqns, available = needed(part.joint.eqns, operands, part.available | set(given))
     wanted = reads(eqns, available)
     env = fixed(part, memory.statics) | entrance(part, rows, view, memory.states, memory.crossing, wanted)

@@ -11,7 +11,7 @@ from jax import lax
 
 from cavs._chip import WIDE, configure, too_wide
 from cavs._programs import EDGE_PAD, PAD, Program, precision_of, program_of
-from cavs._rows import EDGE, evaluate
+from cavs._rows import EDGE, evaluate, is_float
 from cavs._schedule import Schedule, Shape
 from cavs._split import Split
 from cavs._tensors import Rows as KindRows, get_rows
@@ -31,11 +31,12 @@ def launch(
     tensors: dict[str, Any],
     states: list[Any] | None,
     interpret: bool,
+    g_row: Any = None,
 ) -> tuple[dict[str, Any], Any]:
     """Runs all levels in one direction.
 
     `tensors` are what the sources name, by vertex or edge, (N, ...). Returns the tensors made, (N, ...), by name, the
-    states under `state0` ... where they are given (updated), and the flag of `persistent.launch`.
+    states under `state0` ... where they are given (updated), and the flag of `persistent.launch`. `g_row` as in `reverse`.
     """
     part, level, unit = program.part, program.level, program.level.unit
     config = configure(program, precision_of(program), interpret, sched.shape)
@@ -65,6 +66,8 @@ def launch(
     tensors["num_children"] = num_children.reshape(-1, 1)
     if not program.forward:
         integers |= parents(sched, rows, program.arity, state_row, size)
+        own = state_row + jnp.arange(size, dtype=jnp.int32)
+        integers["g_row"] = own if g_row is None else lax.dynamic_slice_in_dim(g_row, state_row, size)
     made = {}
     for name, (v, lv, base, copies) in program.made.items():
         width = max(1, num_blocks(v.aval, unit)) * unit
@@ -204,10 +207,14 @@ def reverse(
     all_rows: list[KindRows],
     saved: dict[str, Any],
     g: dict[int, Any],
+    g_row: Any,
     extra_cts: list[list[Any]],
     interpret: bool = False,
 ) -> tuple[dict[int, Any], list[dict[Any, Any]], list[dict[Any, Any]]]:
-    """The backward's levels: the states' cotangents at leaves; of each kind the cut cotangents, and operands made again."""
+    """The backward's levels: the states' cotangents at leaves; of each kind the cut cotangents, and operands made again.
+
+    `g` are the pushes' cotangents of states, in rows as the states', or by number where `g_row` has it (`by_number`).
+    """
     cuts: list[dict[Any, Any]] = []
     operands: list[dict[Any, Any]] = []
     for k, (name, part, rows) in enumerate(zip(kinds, parts, all_rows, strict=True)):
@@ -216,9 +223,8 @@ def reverse(
         if not sched.shape.inner[k]:
             continue
         made = program_of(plan, name, False, sched.shape.forest)
-        tensors = {f"g{i}": x for i, x in g.items() if i in made.pushed} | {
-            f"state{i}": x for i, x in enumerate(saved["states"])
-        }
+        tensors = {f"g{i}": x for i, x in g.items() if i in made.pushed}
+        tensors |= {f"state{i}": x for i, x in enumerate(saved["states"])}
         crossing = [x for v, x in zip(part.eager_outs, saved["eager_rows"][k], strict=True) if v in part.cross]
         tensors |= {f"cross{n}": x for n, x in enumerate(crossing)}
         tensors |= {f"kept{n}": x for n, x in enumerate(saved["kept"][k])}
@@ -227,14 +233,21 @@ def reverse(
             edge = part.role.level.get(part.extra[i]) == EDGE
             zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
             tensors[f"extra_ct{i}"] = extra_cts[k][i] if extra_cts[k] else zero
-        out, lost = launch(made, rows, sched, saved["statics"][k], tensors, None, interpret)
+        out, lost = launch(made, rows, sched, saved["statics"][k], tensors, None, interpret, g_row)
         cuts[k] = {v: out[f"cut{n}"] for n, v in enumerate(part.cuts)}
         operands[k] = {v: out[f"operand{n}"] for n, v in enumerate(made.operands)}
         leaves = sched.shape.pad + sum(sched.shape.leaves)
         up = parents(sched, rows, made.arity, 0, leaves)
-        g = dict(g)
-        for i in g:
-            total = g[i][:leaves]
+        above, g = g, {}
+        for i, state in enumerate(saved["states"]):
+            if not is_float(state):
+                continue
+            if g_row is None:
+                total = above[i][:leaves]
+            elif i in above:
+                total = _some_rows(above[i], g_row[:leaves])
+            else:
+                total = jnp.zeros((leaves, *state.shape[1:]), state.dtype)
             for tensor, index in ((f"up{i}", "parent_slot"), (f"edge_up{i}", "parent")):
                 if tensor in out:
                     total = total + gathered(out[tensor], up, index, leaves, interpret)
@@ -246,8 +259,7 @@ def gathered(tensor: Any, up: dict[str, Any], index: str, n: int, interpret: boo
     """The sum of what parents left in `tensor`, for n vertices; in a fixed order."""
     edge = up[index]
     if "parent_first" not in up:
-        picked = get_rows(tensor, jnp.maximum(edge, 0))
-        return jnp.where((edge >= 0).reshape(-1, *(1,) * (tensor.ndim - 1)), picked, 0)
+        return _some_rows(tensor, edge)
     flat = tensor.reshape(tensor.shape[0], -1)
     first, count = up["parent_first"], up["parent_count"]
     if not interpret:
@@ -261,6 +273,11 @@ def gathered(tensor: Any, up: dict[str, Any], index: str, n: int, interpret: boo
     rows = jnp.where((edge >= 0)[:, None], get_rows(flat, jnp.maximum(edge, 0)), 0)
     total = jax.ops.segment_sum(rows, jnp.where(at < ends[-1], child, n), n, indices_are_sorted=True)
     return total.reshape(n, *tensor.shape[1:])
+
+
+def _some_rows(x: Any, number: Any) -> Any:
+    """Rows of `x` by number, zeros where that is negative."""
+    return jnp.where((number >= 0).reshape(-1, *(1,) * (x.ndim - 1)), get_rows(x, jnp.maximum(number, 0)), 0)
 
 
 def checked(x: Any, lost: Any) -> Any:

@@ -70,7 +70,7 @@ class Program:
             parts = [(f"up{i}", "parent_slot")] if any(part.slots[j][1] == i for j in part.ct_slots) else []
             parts += [(f"edge_up{i}", "parent")] if any(part.child[j] == i for j in part.ct_child) else []
             ends = (None, None) if forest else ("parent_first", "parent_count")
-            out[v] = Sum(f"g{i}" if i in self.pushed else None, STATE_ROW, tuple(parts), *ends)
+            out[v] = Sum((f"g{i}", "g_row") if i in self.pushed else None, tuple(parts), *ends)
         for i, v in part.j_extra_cts.items():
             out[v] = Rows(f"extra_ct{i}")
         return out

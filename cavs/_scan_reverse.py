@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._cotangents import filled, floats, mask_rows, merged, put_rows, zero_cotangent
+from cavs._cotangents import filled, floats, made, mask_rows, merged, put_rows, zero_cotangent
 from cavs._entrance import Memory, barred, entrance, fixed, kept_values, memory_of
 from cavs._lazy import lazy_gradients
 from cavs._parts import eager_function, pull
@@ -117,7 +117,8 @@ def reverse(
             totals[k] = merged(totals[k], now)
         return tasks, g, totals, ct_inputs
 
-    _, g, totals, ct_inputs = lax.fori_loop(0, sched.num_windows, one_window_back, (tasks, g, totals, ct_inputs))
+    carry = tasks, g, totals, made(ct_inputs)
+    _, g, totals, ct_inputs = lax.fori_loop(0, sched.num_windows, one_window_back, carry)
     return g, totals, ct_inputs
 
 

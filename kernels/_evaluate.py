@@ -88,7 +88,8 @@ class Values:
             def total(b: int) -> Any:
                 column, sums = k.column(b), []
                 if source.direct is not None:
-                    sums.append(self._device.load(tile, dtype, self._table[source.direct], None, k.scalar(source.base), column))
+                    ref, found = (self._table[name] for name in source.direct)
+                    sums.append(self._device.load(tile, dtype, ref, found, jnp.int32(0), column))
                 for name, index in source.parts:
                     ref, found = self._table[name], self._table[index]
                     if source.first is None:

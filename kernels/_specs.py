@@ -29,14 +29,13 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """Row `base + r` of `direct`, where there is one, plus what a vertex's parents left for it.
+    """`direct`, where there is one, plus what a vertex's parents left for it.
 
-    Each of `parts` is (tensor, index): row `index[r]` of the tensor, none where that is negative. With `first` and
-    `count` a vertex may have several parents: rows `index[e]` for e from `first[r]`, `count[r]` of them.
+    `direct` and each of `parts` are (tensor, index): row `index[r]` of the tensor, none where that is negative. With `first`
+    and `count` a vertex may have several parents: rows `index[e]` for e from `first[r]`, `count[r]` of them.
     """
 
-    direct: str | None
-    base: int | None
+    direct: tuple[str, str] | None
     parts: tuple[tuple[str, str], ...]
     first: str | None = None
     count: str | None = None
@@ -149,7 +148,7 @@ class Level:
         for x in read & set(self.sources):
             s = self.sources[x]
             if isinstance(s, Sum):
-                found |= {n for n, _ in s.parts} | ({s.direct} if s.direct else set())
+                found |= {n for n, _ in (*s.parts, *([s.direct] if s.direct else []))}
             else:
                 found.add(s.tensor)
         return found

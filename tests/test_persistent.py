@@ -1,6 +1,7 @@
 """Engine `persistent`: what fits and what is refused, the kernels in Pallas' interpreter, and (marked `gpu`) on the card."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _chip, _persistent, _programs, _scripts, vertex_programs as vp
+from cavs import _adjoint, _chip, _persistent, _programs, _scripts, vertex_programs as vp
 from cavs.kernels import persistent
 from cavs.kernels._specs import Unfit
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
@@ -136,6 +137,26 @@ def test_tight_weights_in_the_interpreter() -> None:
     assert_near(found[1], found[0], 1e-6)
     with jax.default_matmul_precision("highest"):
         assert_near(found[1], values(F, params, graphs, x, "scan"), 2e-3)
+
+
+@INTERPRETER
+@pytest.mark.parametrize("name", ["ChildSumTreeLSTM", "unread state"])
+@pytest.mark.parametrize("at", [None, [3, 0, 3, 7]])
+def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of large batches are not spread over tensors of zeros; a vertex may be asked for twice."""
+    monkeypatch.setattr(_adjoint, "FEW_BYTES", -1)
+    make, graphs = CASES[name]
+    F, params = make(H + 16)
+    x, sched = inputs_of(name, graphs), _scripts.with_scripts(cavs.schedule(graphs))
+    rows = None if at is None else np.array(at)
+
+    def loss(params: Any, x: Any, engine: str) -> Any:
+        h = cavs.run(F, params, sched, x, at=rows, engine=engine)
+        return (h * np.random.default_rng(1).standard_normal(h.shape).astype(np.float32)).sum()
+
+    with jax.default_matmul_precision("highest"):
+        got, want = (jax.grad(functools.partial(loss, engine=e), (0, 1))(params, x) for e in (_persistent.INTERPRET, "scan"))
+    assert_near(got, want, 1e-5)
 
 
 @INTERPRETER
