@@ -1,7 +1,6 @@
 """Engine `persistent`: what fits and what is refused, the kernels in Pallas' interpreter, and (marked `gpu`) on the card."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -150,12 +149,15 @@ def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.
     x, sched = inputs_of(name, graphs), _scripts.with_scripts(cavs.schedule(graphs))
     rows = None if at is None else np.array(at)
 
-    def loss(params: Any, x: Any, engine: str) -> Any:
-        h = cavs.run(F, params, sched, x, at=rows, engine=engine)
-        return (h * np.random.default_rng(1).standard_normal(h.shape).astype(np.float32)).sum()
+    def grads(engine: str) -> Any:
+        def loss(params: Any, x: Any) -> Any:
+            h = cavs.run(F, params, sched, x, at=rows, engine=engine)
+            return (h * np.random.default_rng(1).standard_normal(h.shape).astype(np.float32)).sum()
+
+        return jax.grad(loss, (0, 1))(params, x)
 
     with jax.default_matmul_precision("highest"):
-        got, want = (jax.grad(functools.partial(loss, engine=e), (0, 1))(params, x) for e in (_persistent.INTERPRET, "scan"))
+        got, want = (grads(e) for e in (_persistent.INTERPRET, "scan"))
     assert_near(got, want, 1e-5)
 
 
