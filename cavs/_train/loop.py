@@ -17,15 +17,15 @@ from cavs._train import checkpoint
 from cavs._train.batches import Prepare, epoch_batches, strata
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data
-from cavs._train.model import Weights, add
-from cavs._train.step import State, make_evaluate, make_step
+from cavs._train.model import Weights
+from cavs._train.step import State, Sums, make_evaluate, make_step
 from cavs._train.stop import Stop
 from cavs._train.task import Model, find
 
 # Seconds between saves within a long epoch.
 SAVE_EVERY = 300.0
 # Steps whose metrics are not waited for, so that the device has work while the host looks.
-IN_FLIGHT = 2
+IN_FLIGHT = 8
 PREFETCH = 4
 EVALUATION_BATCHES = 4  # an evaluation batch is this many training batches
 
@@ -107,10 +107,10 @@ class Trainer:
         grid, prepare = self._batches(progress.epoch)[progress.step :], self._preparer(self.data.train, self._batches(0))
         made = prepare(grid, process=jax.default_backend() == "gpu")
         before, spent = time.monotonic(), progress.seconds
-        saved, flying = before, collections.deque()
+        saved, flying = before, _Flying()
 
         def land() -> None:
-            progress.sums = add(progress.sums, flying.popleft())
+            progress.sums = flying.land(progress.sums)
             if not math.isfinite(progress.sums["nll"]):
                 raise TrainError(
                     f"the loss became {progress.sums['nll']} in epoch {progress.epoch + 1}, step {progress.step}; wanted a "
@@ -120,7 +120,7 @@ class Trainer:
         with contextlib.closing(prefetch(made, _sent, PREFETCH)) as batches:
             for batch in batches:
                 state, metrics = self.step(state, batch)
-                flying.append(metrics)
+                flying.start(metrics)
                 progress.step += 1
                 if len(flying) > IN_FLIGHT:
                     land()
@@ -152,9 +152,14 @@ class Trainer:
         """Sums of metrics over samples, without dropout."""
         grid = strata(self.task.sizes(part), EVALUATION_BATCHES * self.config.batch, None)
         sums: dict[str, float] = {}
+        flying = _Flying()
         with contextlib.closing(prefetch(self._preparer(part, grid)(grid), _sent, PREFETCH)) as batches:
             for batch in batches:
-                sums = add(sums, self.evaluation(weights, batch))
+                flying.start(self.evaluation(weights, batch))
+                if len(flying) > IN_FLIGHT:
+                    sums = flying.land(sums)
+        while flying:
+            sums = flying.land(sums)
         return sums
 
     def save(self, state: State, progress: Progress) -> None:
@@ -171,6 +176,18 @@ class Trainer:
         """How often step and evaluation were compiled: once for each shape of schedule."""
         step, evaluation = (getattr(f, "_cache_size", lambda: 0)() for f in (self.step, self.evaluation))
         return step, evaluation
+
+
+class _Flying(collections.deque[Sums]):
+    """Metrics on their way to the host, in order."""
+
+    def start(self, metrics: Sums) -> None:
+        metrics.values.copy_to_host_async()
+        self.append(metrics)
+
+    def land(self, total: dict[str, float]) -> dict[str, float]:
+        """`total` with the first of them."""
+        return self.popleft().added_to(total)
 
 
 def _sent(batch: Any) -> Together:

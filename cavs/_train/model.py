@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cavs import vertex_programs
 from cavs._train.batches import Batch
@@ -142,8 +141,3 @@ def vectors_of(rows: Any, ids: Any) -> Any:
 def read_rows(table: Any, batch: Any) -> Any:
     """The rows of the table that a batch reads (U, size); zeros in padding."""
     return table.at[batch.words].get(mode="fill", fill_value=0)
-
-
-def add(total: dict[str, float], metrics: Any) -> dict[str, float]:
-    """Sums of metrics on the host, in double precision."""
-    return {name: total.get(name, 0.0) + float(np.asarray(x)) for name, x in metrics._asdict().items()}

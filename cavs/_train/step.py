@@ -1,10 +1,12 @@
 """One step of training as one jitted function over donated state, and its evaluation counterpart."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cavs._together import Together
 from cavs._train import optimiser
@@ -35,6 +37,24 @@ class State(NamedTuple):
         return Weights(self.params, self.table)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Metrics as one vector, which crosses to the host in one piece while the next steps run."""
+
+    values: Any
+    names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+    @staticmethod
+    def of(metrics: Any) -> "Sums":
+        """A NamedTuple of scalars."""
+        return Sums(jnp.stack([jnp.asarray(x, jnp.float32) for x in metrics]), metrics._fields)
+
+    def added_to(self, total: dict[str, float]) -> dict[str, float]:
+        """Sums on the host, in double precision."""
+        return {name: total.get(name, 0.0) + float(x) for name, x in zip(self.names, np.asarray(self.values), strict=True)}
+
+
 def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State:
     """The state before the first step; a function of the seed."""
     params, table = model.init(jax.random.key(config.seed), vectors)
@@ -42,11 +62,11 @@ def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
 
 
-def make_step(model: "Model", config: Config) -> Callable[[State, Together], tuple[State, Any]]:
+def make_step(model: "Model", config: Config) -> Callable[[State, Together], tuple[State, Sums]]:
     """`step(state, batch)`: loss, gradients and updates. `state` is donated."""
     rule = optimiser.dense(config)
 
-    def step(state: State, sent: Together) -> tuple[State, Any]:
+    def step(state: State, sent: Together) -> tuple[State, Sums]:
         batch = sent.apart()
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.count) if config.dropout else None
         rows = read_rows(state.table, batch)
@@ -57,11 +77,11 @@ def make_step(model: "Model", config: Config) -> Callable[[State, Together], tup
         params = jax.tree.map(jnp.add, state.params, updates)
         count = state.count + 1
         table, slots = optimiser.update_rows(config, state.table, state.slots, batch.words, rows, by_rows, count)
-        return State(params, rule_state, table, slots, count), metrics
+        return State(params, rule_state, table, slots, count), Sums.of(metrics)
 
     return jax.jit(step, donate_argnums=0)
 
 
-def make_evaluate(model: "Model") -> Callable[[Weights, Together], Any]:
+def make_evaluate(model: "Model") -> Callable[[Weights, Together], Sums]:
     """`evaluate(weights, batch)`: metrics without dropout."""
-    return jax.jit(lambda weights, sent: model.metrics(weights, sent.apart()))
+    return jax.jit(lambda weights, sent: Sums.of(model.metrics(weights, sent.apart())))
