@@ -24,7 +24,7 @@ from bench.report import BUSY_CORES, cannot_run, median
 from bench.runner import BUSY, Bench
 from bench.systems import SYSTEMS
 
-TOGETHER = 3  # cases of a quick run on a GPU that are compiled beside each other
+TOGETHER = 4  # cases of a run on a GPU that are compiled beside each other
 
 
 def main() -> None:
@@ -126,7 +126,7 @@ def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
         bar = progress.add_task(args.suite, total=len(wanted))
         wanted_now = [c for c in wanted if args.again or not results.done(args.suite, c.name, names, args.quick)]
         progress.advance(bar, len(wanted) - len(wanted_now))
-        at_once = TOGETHER if args.device == "gpu" and args.quick else 1
+        at_once = TOGETHER if args.device == "gpu" else 1
         for i in range(0, len(wanted_now), at_once):
             if time.monotonic() > deadline:
                 console.print(f"[yellow]--minutes is over before {wanted_now[i].name}: run again to go on")

@@ -119,6 +119,7 @@ class CavsApplication(Cavs):
         self._cell, self._everywhere = cell, cell in (*TAGGERS, "encoder_decoder", "lattice_lstm")
         self._p, self._embed = _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"}), jnp.array(params["embed"])
         loss = _loss(program(cell, hidden, embed, classes), self._everywhere, engine)
+        self._F = None  # several, perhaps, and each chooses its engine
         self._step = make_step(loss, stacked=device != "cpu")
         self._device, self._rates = device, {}
         self._shapes: list[list[Any]] = [[] for _ in range(4)]  # one list for each kind of graphs

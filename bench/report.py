@@ -20,7 +20,7 @@ element-wise work, memory traffic and the order of the levels are not in it.
 """
 
 
-OURS = ("cavs", "cavs_persistent")
+OURS = ("cavs", "cavs_scan", "cavs_persistent")
 # These replay one structure, launched once for all: bounds, not ways to train on changing graphs.
 BOUNDS = ("torch_cuda_graph", "torch_triton_graph", "torch_packed_graph")
 # The rows of the README's table, where there are results.
@@ -45,6 +45,11 @@ MARKS = ("<!-- bench:begin -->\n", "<!-- bench:end -->\n")
 def median(system: dict[str, Any]) -> float | None:
     """Seconds a step of one system of a record, or None where it did not run."""
     return statistics.median(system["samples"]) if system.get("samples") else None
+
+
+def engine_of(name: str, system: dict[str, Any]) -> str:
+    """The engine that one of ours ran, by its record or its name."""
+    return system.get("engine", name.removeprefix("cavs_") if name != "cavs" else "scan")
 
 
 def cannot_run(system: dict[str, Any]) -> bool:
@@ -101,6 +106,9 @@ def _environment(records: list[dict[str, Any]]) -> str:
     cached = sum(_cached(r) for r in records)
     if cached:
         lines.append(f"- JAX found compiled code in its cache in {cached} cases: the tables of compilation leave them out.")
+    streams = [s["stream"] for r in records for s in r["systems"].values() if "stream" in s]
+    if streams and max(streams) > 256:  # on a GPU
+        lines.append(f"- A sample is a stream of {min(streams)} to {max(streams)} steps, its pipeline's start inside.")
     quick = sum(r["quick"] for r in records)
     if quick:
         lines.append(f"- {quick} of {len(records)} cases by `--quick`: few samples.")
@@ -157,7 +165,7 @@ def main_table(found: Records) -> str:
             peer = fastest(n for n in times if n not in (*OURS, *BOUNDS))
             best = [fastest(BOUNDS)] if bounded else []
             named = [f"{n} {cell(n)}" if n else "-" for n in (peer, *best)]
-            engine = "" if mine == "cavs" else " (persistent)"
+            engine = " (persistent)" if engine_of(mine, of[name][mine]) == "persistent" else ""
             out += _row(name, _ms(times[mine]) + engine, named[0], *map(cell, columns), *named[1:])
     return out + "\n" if out else ""
 
@@ -180,6 +188,11 @@ def names_of(records: list[dict[str, Any]]) -> list[str]:
     """The systems that ran anywhere in these records, in the order of the suite."""
     names = dict.fromkeys(n for r in records for n in r["systems"])
     return [n for n in names if any(median(r["systems"].get(n, {})) is not None or _failed(r, n) for r in records)]
+
+
+def _persistently(record: dict[str, Any]) -> str:
+    engine = engine_of("cavs", record["systems"].get("cavs", {}))
+    return "" if engine == "scan" else f" ({engine})"
 
 
 def _failed(record: dict[str, Any], name: str) -> bool:
@@ -212,7 +225,7 @@ def _steps(records: list[dict[str, Any]]) -> str:
             r["case"],
             f"{r.get('gflop', 0):.3g}",
             _ms(floor) if floor else "-",
-            (_ms(ours) if ours else "-") + mark,
+            (_ms(ours) + _persistently(r) if ours else "-") + mark,
             share,
             *cells,
         )

@@ -7,6 +7,7 @@ alike, and ratios are of medians within the run.
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -24,6 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = {"cpu": 1e-4, "gpu": 2e-3}  # relative, of the losses before and after two updates; a GPU multiplies in TF32
 QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case
 BUSY = 0.5  # load above which a run is suspect
+# On a GPU one sample is a stream of steps as an epoch is: so many seconds, with the start of whatever pipeline a system has,
+# but of so many batches at most. Of each system at least so many samples.
+STREAM, LONGEST, SAMPLES = 0.35, 1024, 5
 # Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
 
@@ -97,7 +101,7 @@ class Bench:
         self._more: dict[tuple[str, int], Remote] = {}
         self.device, self._log = device, log
         # On a machine of many cores workers start and compile beside each other; they are timed one at a time.
-        self._pool = ThreadPoolExecutor(max(1, _cores() // 2) if device == "gpu" else 1)
+        self._pool = ThreadPoolExecutor(_cores() if device == "gpu" else 1)
         wanted = [n for n in names if device in SYSTEMS[n].devices]
         for name, (remote, hello) in zip(wanted, self._pool.map(self._start, wanted), strict=True):
             if remote is None:
@@ -174,7 +178,10 @@ class Bench:
 
         load, started = _load(), time.strftime("%Y-%m-%dT%H:%M:%S")
         jobs = [(slot, case, name) for slot, case in enumerate(cases) for name in names]
-        prepared = list(self._pool.map(prepare, jobs))
+        # Those that compile for long come first: what is left then fills the other cores.
+        order = sorted(range(len(jobs)), key=lambda i: not SYSTEMS[jobs[i][2]].compiles_long)
+        answers = dict(zip(order, self._pool.map(prepare, [jobs[i] for i in order]), strict=True))
+        prepared = [answers[i] for i in range(len(jobs))]
         for slot, case in enumerate(cases):
             record: dict[str, Any] = {
                 "case": case.name,
@@ -208,20 +215,25 @@ class Bench:
             record["gflop"] = prepared.pop("gflop")
             systems[name] = prepared | {"samples": [], "schedule": [], "gemm": 0.0}
         ready = [name for name in systems if "samples" in systems[name]]
-        passes = dict.fromkeys(ready, 1)
+        samples, passes = dict.fromkeys(ready, 1), dict.fromkeys(ready, 1)
+        if self.device == "gpu":
+            samples = dict.fromkeys(ready, math.ceil(SAMPLES / rounds))
+            passes = {name: self._passes(name, slot, steps) for name in ready}
+        for name in ready:
+            systems[name]["stream"] = steps * passes[name]
         before, start = self._work(), time.perf_counter()
         for r in range(rounds):
             for name in ready[r % max(len(ready), 1) :] + ready[: r % max(len(ready), 1)]:
                 if "samples" not in systems[name]:
                     continue
                 tell(f"{case}: round {r + 1}, {name}")
-                answer = self.ask(name, "round", slot, passes=passes[name])
+                answer = self.ask(name, "round", slot, samples=samples[name], passes=passes[name])
                 if "error" in answer:
                     systems[name] = {"absent": answer["error"]}
                     continue
                 systems[name]["samples"] += answer["samples"]
-                one = steps * min(answer["samples"])
-                passes[name] = max(1, min(20 if self.device == "cpu" else 100, round(seconds / one)))
+                one = steps * passes[name] * min(answer["samples"])
+                samples[name] = max(samples[name] if self.device == "gpu" else 1, min(20, round(seconds / one)))
                 if r in (0, rounds - 1):
                     rate = self.ask(name, "gemm", slot).get("gflops", 0.0)
                     systems[name]["gemm"] = max(systems[name]["gemm"], rate)
@@ -232,10 +244,24 @@ class Bench:
         for name in ready:
             if "samples" in systems[name]:
                 tell(f"{case}: {name} is profiled")
-                systems[name] |= self.ask(name, "schedule", slot) | self.ask(name, "profile", slot)
+                systems[name] |= self.ask(name, "schedule", slot, passes=passes[name]) | self.ask(name, "profile", slot)
         record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
         _check(systems, TOLERANCE[self.device])
         record["load_after"] = _load()
+
+
+    def _passes(self, name: str, slot: int, steps: int) -> int:
+        """Passes over a case's batches in one sample on a GPU; what a short stream takes is mostly its start: look again."""
+        passes, most = 1, max(1, LONGEST // steps)
+        for _ in range(3):
+            answer = self.ask(name, "round", slot, samples=1, passes=passes)
+            if "error" in answer or passes == most:
+                break
+            seconds = steps * passes * min(answer["samples"])
+            if seconds > 0.75 * STREAM:
+                break
+            passes = max(1, min(most, round(passes * STREAM / seconds)))
+        return passes
 
 
 def _cores() -> int:

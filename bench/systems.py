@@ -32,6 +32,7 @@ class System:
         self.compiles = compiles  # every new structure, for long
         self.elsewhere = dict(elsewhere)  # cell -> module and class, where they are others
         self.slow = slow  # to compile or to run, or beaten by a sibling: quick runs time it in one size alone
+        self.compiles_long = "jax" in needs or compiles  # on a GPU: prepared before the others
 
     def runs(self, case, device, quick=False):
         """Why this system cannot run a case, or None."""
@@ -73,7 +74,8 @@ def _torch(module, cls, cells=BASIC, needs=("torch",), **options):
 
 
 SYSTEMS = {
-    "cavs": _ours(CELLS, engine="scan"),
+    "cavs": _ours(CELLS),
+    "cavs_scan": _ours(engine="scan", devices=("gpu",)),
     "cavs_persistent": _ours(engine="persistent", devices=("gpu",)),
     "cavs-no-fusion": _ours(fusion=False),
     "cavs-no-eager": _ours(eager=False),
