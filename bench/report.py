@@ -22,7 +22,7 @@ element-wise work, memory traffic and the order of the levels are not in it.
 
 OURS = ("cavs", "cavs_scan", "cavs_persistent")
 # These replay one structure, launched once for all: bounds, not ways to train on changing graphs.
-BOUNDS = ("torch_cuda_graph", "torch_triton_graph", "torch_packed_graph")
+BOUNDS = ("torch_cuda_graph", "torch_triton_graph", "torch_packed_graph", "torch_padded_graph")
 # The rows of the README's table, where there are results.
 MAIN = (
     "tree_lstm/sst/h64/b1",
@@ -62,11 +62,15 @@ def tables(found: Records) -> str:
     """All tables of all devices."""
     out = [HEAD]
     for device, records in found.items():
-        suites = list(dict.fromkeys(r["suite"] for r in records))
+        suites = list(dict.fromkeys((r["suite"], r.get("precision", "")) for r in records))
         out.append(f"\n## {device}\n\n{_environment(records)}\n### Against us\n\n{_against(records)}")
-        for suite in suites:
-            mine = sorted((r for r in records if r["suite"] == suite), key=lambda r: dataclasses.astuple(parse(r["case"])))
+        for suite, precision in suites:
+            mine = [r for r in records if (r["suite"], r.get("precision", "")) == (suite, precision)]
+            mine.sort(key=lambda r: dataclasses.astuple(parse(r["case"])))
+            suite += f", {precision}" if precision else ""
             out.append(f"\n### Suite {suite}: a training step\n\n{_steps(mine)}")
+            if precision:
+                out.append(f"\nPrecision: {mine[0]['environment']['precision']}.\n")
             if suite != "ablation":
                 out.append(f"\n### Suite {suite}: graph construction and scheduling (Cavs 5.2)\n\n{_schedules(mine)}")
             if any(s.get("device", {}).get("seconds") for r in mine for s in r["systems"].values()):
@@ -81,6 +85,7 @@ def tables(found: Records) -> str:
 
 
 def _environment(records: list[dict[str, Any]]) -> str:
+    records = [r for r in records if "precision" not in r] or records
     newest = max(records, key=lambda r: (r["date"], r["started"]))
     e = newest["environment"]
     versions: dict[str, str] = {}
@@ -131,16 +136,20 @@ def _against(records: list[dict[str, Any]]) -> str:
         found = [(t / mine, n) for n, t in times.items() if t < mine and n not in OURS]
         if found:
             named = (f"{n} {ratio:.2f}x{bound.get(n, '')}" for ratio, n in sorted(found))
-            faster.append(f"- {r['suite']}, {r['case']}: {', '.join(named)}\n")
+            faster.append(f"- {_named(r)}: {', '.join(named)}\n")
         for n in OURS:
             s = r["systems"].get(n, {})
             share = statistics.median(s["schedule"]) / times[n] if n in times and s.get("schedule") else 0.0
             if share > MOST_SCHEDULING:
-                slow.append(f"- {r['suite']}, {r['case']}: {n} {100 * share:.1f} %\n")
+                slow.append(f"- {_named(r)}: {n} {100 * share:.1f} %\n")
     return (
         f"Another system is faster in {len(faster)} of {len(records)} cases:\n\n{''.join(faster)}\n"
         f"Scheduling takes over {100 * MOST_SCHEDULING:.0f} % of a step, of host time, in {len(slow)}:\n\n{''.join(slow)}"
     )
+
+
+def _named(record: dict[str, Any]) -> str:
+    return ", ".join([record["suite"], record["case"], *([record["precision"]] if "precision" in record else [])])
 
 
 def main_table(found: Records) -> str:
@@ -148,7 +157,7 @@ def main_table(found: Records) -> str:
     shown = ("torch_levelled", "dynet_like_agenda", "dynet", "dgl", "jax_scan")
     out = ""
     for device, records in found.items():
-        of = {r["case"]: r["systems"] for r in records if r["suite"] == "cavs"}
+        of = {r["case"]: r["systems"] for r in records if r["suite"] == "cavs" and "precision" not in r}
         rows = [name for name in MAIN if any(median(of.get(name, {}).get(n, {})) is not None for n in OURS)]
         if not rows:
             continue

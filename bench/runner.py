@@ -22,7 +22,9 @@ from bench.cases import Case
 from bench.systems import SYSTEMS
 
 ROOT = Path(__file__).resolve().parent.parent
-TOLERANCE = {"cpu": 1e-4, "gpu": 2e-3}  # relative, of the losses before and after two updates; a GPU multiplies in TF32
+TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}  # relative, of the losses before and after two updates
+PRECISION = {"cpu": "fp32", "gpu": "tf32"}  # unless a run asks for another
+OF_JAX = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "BF16_BF16_F32"}  # float32 kept and summed in all of them
 QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case
 BUSY = 0.5  # load above which a run is suspect
 # On a GPU one sample is a stream of steps as an epoch is: so many seconds, with the start of whatever pipeline a system has,
@@ -39,13 +41,23 @@ class WorkerDied(Exception):
 class Remote:
     """A worker process and its pipe."""
 
-    def __init__(self, name: str, threads: int, device: str, python: str | None = None, log: Path | None = None):
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        device: str,
+        python: str | None = None,
+        log: Path | None = None,
+        precision: str | None = None,
+    ):
         environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
         if device == "cpu":
             environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
         else:
-            # Several systems share the card; TF32 as in the PyTorch peers.
-            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "tensorfloat32"}
+            # Several systems share the card.
+            precision = precision or PRECISION[device]
+            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": OF_JAX[precision]}
+            environment["BENCH_PRECISION"] = precision
         command = [python or sys.executable, "-m", "bench.worker", name, "--threads", str(threads), "--device", device]
         cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") and device == "cpu" else None
         with open(log or os.devnull, "a") as stderr:
@@ -92,14 +104,22 @@ class Remote:
 class Bench:
     """The workers of one run."""
 
-    def __init__(self, names: tuple[str, ...], threads: int, device: str, pythons: dict[str, str], log: Path | None = None):
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        threads: int,
+        device: str,
+        pythons: dict[str, str],
+        log: Path | None = None,
+        precision: str | None = None,
+    ):
         self.remotes: dict[str, Remote] = {}
         self.missing: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
-        self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log)
+        self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log, precision)
         # Workers of the second, third, ... case that is prepared at once: (system, number) -> worker.
         self._more: dict[tuple[str, int], Remote] = {}
-        self.device, self._log = device, log
+        self.device, self._log, self._precision = device, log, precision or PRECISION[device]
         # On a machine of many cores workers start and compile beside each other; they are timed one at a time.
         self._pool = ThreadPoolExecutor(_cores() if device == "gpu" else 1)
         wanted = [n for n in names if device in SYSTEMS[n].devices]
@@ -161,7 +181,8 @@ class Bench:
 
         def prepare(job: tuple[int, Case, str]) -> dict[str, Any]:
             slot, case, name = job
-            reason = self.missing.get(name) or SYSTEMS[name].runs(case, self.device, quick) or left_out(case, name)
+            runs = SYSTEMS[name].runs(case, self.device, quick, self._precision)
+            reason = self.missing.get(name) or runs or left_out(case, name)
             if reason:
                 return {"error": reason}
             tell(f"{case.name}: {name} compiles")
@@ -246,9 +267,8 @@ class Bench:
                 tell(f"{case}: {name} is profiled")
                 systems[name] |= self.ask(name, "schedule", slot, passes=passes[name]) | self.ask(name, "profile", slot)
         record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
-        _check(systems, TOLERANCE[self.device])
+        _check(systems, TOLERANCE[self._precision])
         record["load_after"] = _load()
-
 
     def _passes(self, name: str, slot: int, steps: int) -> int:
         """Passes over a case's batches in one sample on a GPU; what a short stream takes is mostly its start: look again."""

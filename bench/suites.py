@@ -44,6 +44,8 @@ ABLATION = (
     "cavs-lazy-alone",
     "cavs-serial",
 )
+# Suite `lstm`: who runs long chains of equal length.
+CHAINS = ("cavs", "torch_packed_lstm", "torch_packed_graph", "torch_padded_graph", "jax_cudnn_rnn", "torch_flashrnn")
 # What the applications run over.
 SHAPE = {
     "td_rnn": "sentences",
@@ -112,6 +114,12 @@ def _applications(quick: bool, device: str) -> list[Case]:
     return [_case(cell, shape, 64 if quick else 256, b) for cell, shape in SHAPE.items() for b in (1, 16, 64)]
 
 
+def _lstm(quick: bool, device: str) -> list[Case]:
+    """The LSTM against the libraries made for it: chains of 64 words over hidden and batch."""
+    sizes = (256, 512, 1024) if device == "gpu" else (256,)
+    return [_case("lstm", "fixed-64", h, b) for h in sizes for b in (64, 16, 1)]
+
+
 # Quick runs on a GPU: every system in the first case, elsewhere ours and what comes closest to it, since JAX compiles a minute
 # for each case and system.
 CLOSEST = {
@@ -120,7 +128,14 @@ CLOSEST = {
     "tree_fc": ("cavs", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
 }
 
-SUITES = {"cavs": _cavs, "vpps": _vpps, "ablation": _ablation, "scaling": _scaling, "applications": _applications}
+SUITES = {
+    "cavs": _cavs,
+    "vpps": _vpps,
+    "ablation": _ablation,
+    "scaling": _scaling,
+    "applications": _applications,
+    "lstm": _lstm,
+}
 
 
 def cases_of(suite: str, quick: bool, device: str = "cpu") -> list[Case]:
@@ -132,7 +147,7 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
     """The systems of a suite that there are on a device, ours first."""
     if suite == "ablation":
         return tuple(n for n in ABLATION if not (quick and n.endswith("-alone")))
-    return tuple(n for n in PEERS if device in SYSTEMS[n].devices)
+    return tuple(n for n in (CHAINS if suite == "lstm" else PEERS) if device in SYSTEMS[n].devices)
 
 
 def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str | None:

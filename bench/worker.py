@@ -151,7 +151,7 @@ class Worker:
             return {"device": {"seconds": None, "why": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}}
 
     def gemm(self):
-        """GFLOP/s of float32 products as this system's library runs them."""
+        """GFLOP/s of products in the run's precision as this system's library runs them."""
         n = 1024 if self.device == "cpu" else 8192
         if "jax" in self.system.needs:
             import jax.numpy as jnp
@@ -161,8 +161,10 @@ class Worker:
         elif "torch" in self.system.needs:
             import torch  # pyright: ignore[reportMissingImports]
 
+            from bench.peers import torch_dtype
+
             torch.set_num_threads(self.threads)
-            a = torch.ones(n, n, device="cuda" if self.device == "gpu" else "cpu")
+            a = torch.ones(n, n, device="cuda" if self.device == "gpu" else "cpu", dtype=torch_dtype())
             run = lambda: (a @ a)[0, 0].item()  # noqa: E731
         else:
             return {"gflops": 0.0}

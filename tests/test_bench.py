@@ -224,6 +224,37 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert sorted(r["case"] for r in next(iter(store.latest(tmp_path).values()))) == sorted(every)
 
 
+def test_records_of_each_precision_stand_beside_each_other(results, tmp_path, monkeypatch):
+    record = dict(store.latest(results)["cpu-tiny"][0])
+    record.pop("environment")
+    record.pop("date")
+    kept = store.Store(tmp_path / "gpu-x" / "2020-01-01.json")
+    for precision, ms in (("", 1.0), ("bf16", 0.5)):
+        systems = {"cavs": {"samples": [ms * 1e-3], "agrees": True, "engine": "persistent"}}
+        of = {"precision": precision} if precision else {}
+        kept.add(record | {"suite": "lstm", "systems": systems} | of, store.environment("gpu", 2, {}, "0", precision))
+    assert kept.done("lstm", TINY.name, ("cavs",), True, "bf16") and not kept.done("lstm", TINY.name, ("cavs",), True, "fp32")
+    text = report.tables(store.latest(tmp_path))
+    assert "Suite lstm: a training step" in text and "Suite lstm, bf16: a training step" in text
+    assert f"Precision: {store.MEANING['bf16']}." in text and "1 (persistent)" in text and "0.5 (persistent)" in text
+    monkeypatch.setattr(sys, "argv", ["bench", "run", "--precision", "bf16", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match="on a CPU products are in fp32"):
+        command.main()
+
+
+def test_workers_get_the_precision_of_the_run(monkeypatch):
+    seen = []
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda *_, env, **__: seen.append(env) or SimpleNamespace(pid=os.getpid()))
+    for precision in (None, "bf16"):
+        Remote("cavs", 2, "gpu", precision=precision)
+    names = ("JAX_DEFAULT_MATMUL_PRECISION", "BENCH_PRECISION")
+    assert [[env[n] for n in names] for env in seen] == [["tensorfloat32", "tf32"], ["BF16_BF16_F32", "bf16"]]
+    case = cases.Case("lstm", "fixed-64", 256, 64, 256)
+    assert SYSTEMS["jax_cudnn_rnn"].runs(case, "gpu", True, "bf16") == "no bf16"
+    names = [n for n in suites.systems_of("lstm", True, "gpu") if not SYSTEMS[n].runs(case, "gpu", True, "bf16")]
+    assert names == ["cavs", "torch_packed_lstm", "torch_packed_graph", "torch_padded_graph", "torch_flashrnn"]
+
+
 def test_an_absent_interpreter_is_reported():
     bench = Bench(("dynet",), 2, "cpu", {"dynet": "/no/such/python"})
     assert "dynet" in bench.missing and not bench.remotes
