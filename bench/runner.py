@@ -50,7 +50,8 @@ class Remote:
         log: Path | None = None,
         precision: str | None = None,
     ):
-        environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), *([] if python else filter(None, [os.environ.get("PYTHONPATH")]))]  # an older Python has its own
+        environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
         if device == "cpu":
             environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
         else:
