@@ -137,7 +137,9 @@ def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
         done = lambda c: results.done(args.suite, c.name, names, args.quick, args.precision or "")  # noqa: E731
         wanted_now = [c for c in wanted if args.again or not done(c)]
         progress.advance(bar, len(wanted) - len(wanted_now))
-        at_once = {"lstm": len(wanted)}.get(args.suite, TOGETHER) if args.device == "gpu" else 1
+        at_once = TOGETHER if args.device == "gpu" else 1
+        if "torch_flashrnn" in bench.remotes:  # compiles for minutes
+            at_once = len(wanted)
         for i in range(0, len(wanted_now), at_once):
             if time.monotonic() > deadline:
                 console.print(f"[yellow]--minutes is over before {wanted_now[i].name}: run again to go on")

@@ -154,7 +154,8 @@ class CavsApplication(Cavs):
         for (graphs, numbers), shapes in zip(of, known, strict=False):
             found.append(cavs.schedules(graphs, numbers, shapes=shapes, fields=_fields(graphs), process=process))
         for parts in zip(*found, strict=True):
-            yield cavs.together([sched for _, sched in parts]) if len(parts) > 1 else parts[0][1]
+            scheds = [sched for _, sched in parts]
+            yield cavs.together(scheds) if len(scheds) > 1 else scheds[0]
 
 
 def _fields(graphs: cavs.Graphs) -> list[str]:

@@ -126,6 +126,11 @@ class Worker:
         found = {"with_schedule": [], "without_schedule": []}
         ahead = getattr(self.model, "ahead", self.model.schedules)
         pairs, most = (7, most) if self.device == "cpu" else (5, 4 * most)
+        if self.device == "cpu":  # a stream as long as `schedule` takes, or as there is time for
+            start = time.perf_counter()
+            self.model.train(ahead(self.batches), LEARNING_RATE)
+            fit = int(most / 2 / (time.perf_counter() - start))
+            passes = max(1, min(STREAM // len(self.batches), fit))
         batches = self.batches * passes
         prepared = list(ahead(batches))
         for _ in range(pairs):
