@@ -21,10 +21,10 @@ from rich.table import Table
 
 from bench import cases, lines, store, suites
 from bench.report import BUSY_CORES, cannot_run, median
-from bench.runner import BUSY, Bench
-from bench.systems import SYSTEMS
+from bench.runner import BUSY, PRECISION, Bench
+from bench.systems import PRECISIONS, SYSTEMS
 
-TOGETHER = 3  # cases of a quick run on a GPU that are compiled beside each other
+TOGETHER = 4  # cases of a run on a GPU that are compiled beside each other
 
 
 def main() -> None:
@@ -38,6 +38,7 @@ def main() -> None:
     run.add_argument("--only", default="*", help="cases that match, such as 'tree_lstm/*/h256/*'")
     run.add_argument("--systems", help="comma-separated, instead of the suite's")
     run.add_argument("--threads", type=int, default=2)
+    run.add_argument("--precision", choices=PRECISIONS, help="of products, on a GPU: tf32, as they are there, fp32 or bf16")
     run.add_argument("--rounds", type=int, help="default 7, quick 3")
     run.add_argument("--minutes", type=float, default=float("inf"), help="start no case after so long; run again to go on")
     run.add_argument("--again", action="store_true", help="also what today's results hold already")
@@ -71,12 +72,19 @@ def _run(args: argparse.Namespace) -> None:
     wanted = [c for c in suites.cases_of(args.suite, args.quick, args.device) if fnmatch.fnmatch(c.name, args.only)]
     if not wanted:
         raise SystemExit(f"no case of suite {args.suite!r} matches {args.only!r}")
+    if args.precision == PRECISION[args.device]:
+        args.precision = None
+    elif args.precision and args.device == "cpu":
+        raise SystemExit(
+            f"--precision is {args.precision!r}: on a CPU products are in fp32. Leave it away, or add --device gpu."
+        )
     pythons = dict(p.split("=", 1) for p in args.python)
     args.results.mkdir(parents=True, exist_ok=True)
     log = args.results / "workers.log"
     with tempfile.TemporaryDirectory() as temporary:
         path = _packed(args.file, temporary)
-        bench = Bench(tuple(n for n in names if _needed(args, n, wanted)), args.threads, args.device, pythons, log)
+        needed = tuple(n for n in names if _needed(args, n, wanted))
+        bench = Bench(needed, args.threads, args.device, pythons, log, args.precision)
         for name, why in bench.missing.items():
             console.print(f"{name} is not here: {why}", style="yellow", markup=False, soft_wrap=True)
         if not bench.remotes:
@@ -89,8 +97,10 @@ def _run(args: argparse.Namespace) -> None:
 
 def _needed(args: argparse.Namespace, name: str, wanted: list[cases.Case]) -> bool:
     """Whether a system runs any of the cases."""
+    precision = args.precision or PRECISION[args.device]
     return any(
-        not SYSTEMS[name].runs(c, args.device, args.quick) and not suites.left_out(args.suite, c, name, args.quick, args.device)
+        not SYSTEMS[name].runs(c, args.device, args.quick, precision)
+        and not suites.left_out(args.suite, c, name, args.quick, args.device)
         for c in wanted
     )
 
@@ -117,16 +127,19 @@ def _packed(file: str | None, folder: str) -> str | None:
 
 def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
     names = tuple(n for n in names if args.device in SYSTEMS[n].devices)
-    environment = store.environment(args.device, args.threads, bench.versions, args.commit)
+    environment = store.environment(args.device, args.threads, bench.versions, args.commit, args.precision)
     device = store.device_name(args.device, args.threads, bench.versions)
     results = store.Store(args.results / device / f"{time.strftime('%Y-%m-%d')}.json")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     rounds = args.rounds or (3 if args.quick else 7)
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(args.suite, total=len(wanted))
-        wanted_now = [c for c in wanted if args.again or not results.done(args.suite, c.name, names, args.quick)]
+        done = lambda c: results.done(args.suite, c.name, names, args.quick, args.precision or "")  # noqa: E731
+        wanted_now = [c for c in wanted if args.again or not done(c)]
         progress.advance(bar, len(wanted) - len(wanted_now))
-        at_once = TOGETHER if args.device == "gpu" and args.quick else 1
+        at_once = TOGETHER if args.device == "gpu" else 1
+        if "torch_flashrnn" in bench.remotes:  # compiles for minutes
+            at_once = len(wanted)
         for i in range(0, len(wanted_now), at_once):
             if time.monotonic() > deadline:
                 console.print(f"[yellow]--minutes is over before {wanted_now[i].name}: run again to go on")
@@ -141,7 +154,8 @@ def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
                 left_out=lambda case, name: suites.left_out(args.suite, case, name, args.quick, args.device),
                 tell=lambda text: progress.update(bar, description=text),
             ):
-                record = {"suite": args.suite, "quick": args.quick} | record
+                precision = {"precision": args.precision} if args.precision else {}
+                record = {"suite": args.suite, "quick": args.quick} | precision | record
                 results.add(record, environment)
                 console.print(_line(record), soft_wrap=True, markup=False)
                 if record.get("other_cores", 0) > BUSY_CORES:

@@ -23,8 +23,9 @@ def draw(found: Records, results: Path) -> list[Path]:
     written: list[Path] = []
     with plt.rc_context(STYLE):
         for device, records in found.items():
-            for suite in dict.fromkeys(r["suite"] for r in records):
-                mine = [r for r in records if r["suite"] == suite]
+            suite_of = lambda r: "-".join([r["suite"], *([r["precision"]] if "precision" in r else [])])  # noqa: E731
+            for suite in dict.fromkeys(map(suite_of, records)):
+                mine = [r for r in records if suite_of(r) == suite]
                 panels = _ablation_panels(mine) if suite == "ablation" else _panels(mine)
                 if panels:
                     written.append(_save(_lines_figure(panels), results / device / f"{suite}.svg"))

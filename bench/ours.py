@@ -10,6 +10,7 @@ shape, each with graphs of its own, go there together: one transfer and one disp
 step itself uses, the loop makes schedules between steps. The peers are synchronous by nature.
 """
 
+import concurrent.futures
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
+from cavs import _engines, _run
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STACK = 8  # training steps in one dispatch, on a GPU
@@ -75,6 +77,7 @@ class Cavs:
             F = cavs.VertexFunction(ready, state=state, arity=F.arity, optimizations=cavs.Optimizations(**optimizations))
         self._p = {k: jnp.array(v) for k, v in params.items() if k != "embed"}
         self._embed, self._policy, self._everywhere = jnp.array(params["embed"]), policy, cell == "lstm"
+        self._F, self._engine = F, engine
         self._step = make_step(_loss(F, self._everywhere, engine), _parts, stacked=device != "cpu")
         self._device, self._rates = device, {}
         self._shapes: list[Any] = []
@@ -105,12 +108,34 @@ class Cavs:
         process = PROCESSES if self._warm else 1  # several, once no shape is new
         return cavs.stacked(self.schedules(batches, process=process), STACK)
 
+    def compile(self, batches: list[Any], lr: float = 0.05) -> None:
+        """Beside each other, all that a stream of these batches will run: each shape alone and in stacks."""
+        each: dict[Any, Any] = {}
+        for batch in self.schedules(batches):
+            each.setdefault(jax.tree.structure(batch), {})[*(x.shape for x in jax.tree.leaves(batch))] = batch
+        stacks = [
+            jax.tree.map(lambda x, n=n: np.stack([x] * n), b) for of in each.values() for b in of.values() for n in (1, STACK)
+        ]
+        # What is lowered here is found again when a step is called.
+        lowered = [self._step.lower(self._p, self._embed, stack, np.float32(lr)) for stack in stacks]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda x: x.compile(), lowered))
+
     def warm(self, batches: list[Any]) -> None:
-        """Compiles what a stream of these batches will run, stacks of each shape; and starts what makes them."""
+        """Runs each shape in stacks once, and starts what makes them."""
         if self._device != "cpu":
             self.train(cavs.stacked((b for b in self.schedules(batches) for _ in range(STACK)), STACK))
             self._warm = True
             self.run(batches)
+
+    def engines(self, batches: list[Any]) -> list[str]:
+        """The engines that run these batches."""
+        if self._F is None:
+            return []
+        avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._p)
+        plan = self._F.plan(avals, jax.ShapeDtypeStruct(self._embed.shape[1:], self._embed.dtype))
+        shapes = {sched.shape: _run.kind_names(self._F, sched) for sched in self.schedules(batches)}
+        return sorted({_engines.choose_engine(self._engine, plan, shape, kinds) for shape, kinds in shapes.items()})
 
     def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
         """Training steps one after another; the losses before each update."""

@@ -55,14 +55,17 @@ class Samples:
 
     def streams(self, indices: list[np.ndarray]) -> list[tuple[cavs.Graphs, list[np.ndarray]]]:
         """All kinds of graphs, and which of them these batches need."""
-        spelled = [self._spelled(i) for i in indices] if self.spellings else []
+        spelled = self._spelled(indices) if self.spellings else []
         return [(g, indices) for g in self.graphs] + [(g, spelled) for g in self.spellings]
 
-    def _spelled(self, index: np.ndarray) -> np.ndarray:
-        """The numbers of the spellings of a batch, and of stand-ins."""
+    def _spelled(self, indices: list[np.ndarray]) -> list[np.ndarray]:
+        """The numbers of the spellings of each batch, and of stand-ins."""
+        index, batch = np.concatenate(indices), np.arange(len(indices)).repeat([len(i) for i in indices])
         counts = self.first[index + 1] - self.first[index]
-        numbers = np.repeat(self.first[index] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        return np.concatenate([numbers, np.zeros(self.room - len(numbers), int)])
+        at, batch = np.arange(counts.sum()), batch.repeat(counts)
+        found = np.zeros((len(indices), self.room), int)
+        found[batch, at - batch.searchsorted(batch)] = at + (self.first[index] - counts.cumsum() + counts).repeat(counts)
+        return list(found)
 
 
 def read(cell: str, batches: list[list[dict[str, Any]]]) -> Samples:
@@ -119,7 +122,8 @@ class CavsApplication(Cavs):
         self._cell, self._everywhere = cell, cell in (*TAGGERS, "encoder_decoder", "lattice_lstm")
         self._p, self._embed = _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"}), jnp.array(params["embed"])
         loss = _loss(program(cell, hidden, embed, classes), self._everywhere, engine)
-        self._step = make_step(loss, stacked=device != "cpu")
+        self._F = None  # several, perhaps, and each chooses its engine
+        self._step = make_step(loss, _parts, stacked=device != "cpu")
         self._device, self._rates = device, {}
         self._shapes: list[list[Any]] = [[] for _ in range(4)]  # one list for each kind of graphs
         self._warm = False
@@ -135,33 +139,45 @@ class CavsApplication(Cavs):
         for (graphs, numbers), shapes in zip(samples.streams(indices), self._shapes, strict=False):
             # Few shapes, taken up from the largest: those of several kinds of graphs multiply.
             vertices = [np.diff(graphs.vertex_offsets)[i].sum() for i in numbers]
-            for _ in cavs.schedules(graphs, [numbers[k] for k in np.argsort(vertices)[::-1]], shapes=shapes):
+            largest = [numbers[k] for k in np.argsort(vertices)[::-1]]
+            for _ in cavs.schedules(graphs, largest, shapes=shapes, fields=_fields(graphs)):
                 pass
         self.reading = (time.perf_counter() - start) / len(batches)
         return [(samples, i) for i in indices]
 
     def schedules(self, batches: list[Any], process: int = False) -> Iterator[cavs.Together]:
         """All that the host does for these batches, one after another: schedules, words, letters, labels."""
-        samples = batches[0][0]
-        of = samples.streams([i for _, i in batches])
+        of = batches[0][0].streams([i for _, i in batches])
         process = process if len(of) == 1 else False
         known = [tuple(s) if process > 1 else s for s in self._shapes]
-        found = [cavs.schedules(g, i, shapes=s, process=process) for (g, i), s in zip(of, known, strict=False)]
+        found = []
+        for (graphs, numbers), shapes in zip(of, known, strict=False):
+            found.append(cavs.schedules(graphs, numbers, shapes=shapes, fields=_fields(graphs), process=process))
         for parts in zip(*found, strict=True):
-            graphs, scheds = zip(*parts, strict=True)
-            mine = [(g, s) for g, s in parts[: len(samples.graphs)] if g.input_id is not None]
-            words = tuple(s.pad(g.input_id, NO_WORD) for g, s in mine)
-            labelled, sched = next((g, s) for g, s in mine if g.label is not None)
-            label = labelled.label if self._everywhere else labelled.label[labelled.vertex_offsets[1:] - 1]
-            letters = _letters(mine[0], parts[-2]) if samples.spellings else ()
-            yield cavs.together((scheds, words, letters, sched.pad(label, -1) if self._everywhere else label))
+            scheds = [sched for _, sched in parts]
+            yield cavs.together(scheds) if len(scheds) > 1 else scheds[0]
 
 
-def _letters(chains: Any, spellings: Any) -> tuple[np.ndarray, np.ndarray]:
+def _fields(graphs: cavs.Graphs) -> list[str]:
+    """What comes along with schedules of these graphs: words or letters, labels."""
+    return [name for name in ("input_id", "label") if getattr(graphs, name) is not None]
+
+
+def _parts(batch: Any) -> tuple[Any, ...]:
+    """The schedules of a batch, and the words of each kind of graphs that reads them."""
+    scheds = tuple(batch.apart()) if isinstance(batch, cavs.Together) else (batch,)
+    return scheds, tuple(jnp.where(s.input_id < 0, NO_WORD, s.input_id) for s in _readers(scheds))
+
+
+def _readers(scheds: tuple[cavs.Schedule, ...]) -> list[cavs.Schedule]:
+    """Those of graphs that read the words' table, not letters."""
+    return [s for s in scheds if "input_id" in s.shape.fields][: 1 if len(scheds) == 4 else None]
+
+
+def _letters(words: cavs.Schedule, spellings: cavs.Schedule) -> tuple[jax.Array, jax.Array]:
     """The letters of a batch, and for each word which spelling is its own."""
-    (graphs, sched), (spelled, letters) = chains, spellings
-    rare = graphs.input_id == NO_WORD
-    return letters.pad(spelled.input_id, 0), sched.pad(np.where(rare, np.cumsum(rare) - 1, -1).astype(np.int32), -1)
+    rare = words.input_id == NO_WORD
+    return jnp.maximum(spellings.input_id, 0), jnp.where(rare, jnp.cumsum(rare) - 1, -1)
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -186,15 +202,17 @@ def _loss(ready: Any, everywhere: bool, engine: str | None) -> Any:
     """The mean loss over the labels, as `make_step` takes it."""
 
     def loss(params: Any, rows: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
-        scheds, _, letters, labels = batch
-        logits = _logits(ready, params, rows, scheds, letters, everywhere, engine)
+        scheds, _ = batch
+        logits = _logits(ready, params, rows, scheds, everywhere, engine)
+        labelled = next(s for s in scheds if "label" in s.shape.fields)
+        labels = labelled.label if everywhere else labelled.label[labelled.roots]
         of_label = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1, mode="clip")[:, 0]
         return -jnp.where(labels >= 0, of_label, 0).sum() / (labels >= 0).sum()
 
     return loss
 
 
-def _logits(ready: Any, params: Any, rows: Any, scheds: Any, letters: Any, everywhere: bool, engine: str | None) -> jax.Array:
+def _logits(ready: Any, params: Any, rows: Any, scheds: Any, everywhere: bool, engine: str | None) -> jax.Array:
     if isinstance(ready, (BiLSTMTagger, CharBiLSTMTagger)):
         out = {"w": params["mlp_w"], "b": params["mlp_b"], "v": params["out_w"], "c": params["out_b"]}
         tagger = {"bilstm": [{k: params[k] for k in ("forward", "backward")}], **out}
@@ -202,8 +220,9 @@ def _logits(ready: Any, params: Any, rows: Any, scheds: Any, letters: Any, every
         if isinstance(ready, BiLSTMTagger):
             return ready.run(tagger, sched, back, x)
         mine = {"tagger": tagger, "spell": [params["spell"]], "characters": params["characters"]}
-        vectors = ready.vectors(mine, of_spellings[0], of_spellings[1], letters[0])
-        return ready.run(mine, sched, back, x, vectors, letters[1])
+        letters, of_word = _letters(sched, of_spellings[0])
+        vectors = ready.vectors(mine, of_spellings[0], of_spellings[1], letters)
+        return ready.run(mine, sched, back, x, vectors, of_word)
     if isinstance(ready, EncoderDecoder):
         (source, pairs), (x, y) = scheds, rows
         h = ready.run(params, source, pairs, x, y)

@@ -20,9 +20,9 @@ element-wise work, memory traffic and the order of the levels are not in it.
 """
 
 
-OURS = ("cavs", "cavs_persistent")
+OURS = ("cavs", "cavs_scan", "cavs_persistent")
 # These replay one structure, launched once for all: bounds, not ways to train on changing graphs.
-BOUNDS = ("torch_cuda_graph", "torch_triton_graph", "torch_packed_graph")
+BOUNDS = ("torch_cuda_graph", "torch_triton_graph", "torch_packed_graph", "torch_padded_graph")
 # The rows of the README's table, where there are results.
 MAIN = (
     "tree_lstm/sst/h64/b1",
@@ -47,6 +47,11 @@ def median(system: dict[str, Any]) -> float | None:
     return statistics.median(system["samples"]) if system.get("samples") else None
 
 
+def engine_of(name: str, system: dict[str, Any]) -> str:
+    """The engine that one of ours ran, by its record or its name."""
+    return system.get("engine", name.removeprefix("cavs_") if name != "cavs" else "scan")
+
+
 def cannot_run(system: dict[str, Any]) -> bool:
     """Whether it is absent from this case by design or for want of a package, rather than failed."""
     why = system.get("absent", "")
@@ -57,11 +62,15 @@ def tables(found: Records) -> str:
     """All tables of all devices."""
     out = [HEAD]
     for device, records in found.items():
-        suites = list(dict.fromkeys(r["suite"] for r in records))
+        suites = list(dict.fromkeys((r["suite"], r.get("precision", "")) for r in records))
         out.append(f"\n## {device}\n\n{_environment(records)}\n### Against us\n\n{_against(records)}")
-        for suite in suites:
-            mine = sorted((r for r in records if r["suite"] == suite), key=lambda r: dataclasses.astuple(parse(r["case"])))
+        for suite, precision in suites:
+            mine = [r for r in records if (r["suite"], r.get("precision", "")) == (suite, precision)]
+            mine.sort(key=lambda r: dataclasses.astuple(parse(r["case"])))
+            suite += f", {precision}" if precision else ""
             out.append(f"\n### Suite {suite}: a training step\n\n{_steps(mine)}")
+            if precision:
+                out.append(f"\nPrecision: {mine[0]['environment']['precision']}.\n")
             if suite != "ablation":
                 out.append(f"\n### Suite {suite}: graph construction and scheduling (Cavs 5.2)\n\n{_schedules(mine)}")
             if any(s.get("device", {}).get("seconds") for r in mine for s in r["systems"].values()):
@@ -76,6 +85,7 @@ def tables(found: Records) -> str:
 
 
 def _environment(records: list[dict[str, Any]]) -> str:
+    records = [r for r in records if "precision" not in r] or records
     newest = max(records, key=lambda r: (r["date"], r["started"]))
     e = newest["environment"]
     versions: dict[str, str] = {}
@@ -101,6 +111,9 @@ def _environment(records: list[dict[str, Any]]) -> str:
     cached = sum(_cached(r) for r in records)
     if cached:
         lines.append(f"- JAX found compiled code in its cache in {cached} cases: the tables of compilation leave them out.")
+    streams = [s["stream"] for r in records for s in r["systems"].values() if "stream" in s]
+    if streams and max(streams) > 256:  # on a GPU
+        lines.append(f"- A sample is a stream of {min(streams)} to {max(streams)} steps, its pipeline's start inside.")
     quick = sum(r["quick"] for r in records)
     if quick:
         lines.append(f"- {quick} of {len(records)} cases by `--quick`: few samples.")
@@ -123,16 +136,20 @@ def _against(records: list[dict[str, Any]]) -> str:
         found = [(t / mine, n) for n, t in times.items() if t < mine and n not in OURS]
         if found:
             named = (f"{n} {ratio:.2f}x{bound.get(n, '')}" for ratio, n in sorted(found))
-            faster.append(f"- {r['suite']}, {r['case']}: {', '.join(named)}\n")
+            faster.append(f"- {_named(r)}: {', '.join(named)}\n")
         for n in OURS:
             s = r["systems"].get(n, {})
             share = statistics.median(s["schedule"]) / times[n] if n in times and s.get("schedule") else 0.0
             if share > MOST_SCHEDULING:
-                slow.append(f"- {r['suite']}, {r['case']}: {n} {100 * share:.1f} %\n")
+                slow.append(f"- {_named(r)}: {n} {100 * share:.1f} %\n")
     return (
         f"Another system is faster in {len(faster)} of {len(records)} cases:\n\n{''.join(faster)}\n"
         f"Scheduling takes over {100 * MOST_SCHEDULING:.0f} % of a step, of host time, in {len(slow)}:\n\n{''.join(slow)}"
     )
+
+
+def _named(record: dict[str, Any]) -> str:
+    return ", ".join([record["suite"], record["case"], *([record["precision"]] if "precision" in record else [])])
 
 
 def main_table(found: Records) -> str:
@@ -140,7 +157,7 @@ def main_table(found: Records) -> str:
     shown = ("torch_levelled", "dynet_like_agenda", "dynet", "dgl", "jax_scan")
     out = ""
     for device, records in found.items():
-        of = {r["case"]: r["systems"] for r in records if r["suite"] == "cavs"}
+        of = {r["case"]: r["systems"] for r in records if r["suite"] == "cavs" and "precision" not in r}
         rows = [name for name in MAIN if any(median(of.get(name, {}).get(n, {})) is not None for n in OURS)]
         if not rows:
             continue
@@ -157,7 +174,7 @@ def main_table(found: Records) -> str:
             peer = fastest(n for n in times if n not in (*OURS, *BOUNDS))
             best = [fastest(BOUNDS)] if bounded else []
             named = [f"{n} {cell(n)}" if n else "-" for n in (peer, *best)]
-            engine = "" if mine == "cavs" else " (persistent)"
+            engine = " (persistent)" if engine_of(mine, of[name][mine]) == "persistent" else ""
             out += _row(name, _ms(times[mine]) + engine, named[0], *map(cell, columns), *named[1:])
     return out + "\n" if out else ""
 
@@ -180,6 +197,11 @@ def names_of(records: list[dict[str, Any]]) -> list[str]:
     """The systems that ran anywhere in these records, in the order of the suite."""
     names = dict.fromkeys(n for r in records for n in r["systems"])
     return [n for n in names if any(median(r["systems"].get(n, {})) is not None or _failed(r, n) for r in records)]
+
+
+def _persistently(record: dict[str, Any]) -> str:
+    engine = engine_of("cavs", record["systems"].get("cavs", {}))
+    return "" if engine == "scan" else f" ({engine})"
 
 
 def _failed(record: dict[str, Any], name: str) -> bool:
@@ -212,7 +234,7 @@ def _steps(records: list[dict[str, Any]]) -> str:
             r["case"],
             f"{r.get('gflop', 0):.3g}",
             _ms(floor) if floor else "-",
-            (_ms(ours) if ours else "-") + mark,
+            (_ms(ours) + _persistently(r) if ours else "-") + mark,
             share,
             *cells,
         )

@@ -7,6 +7,7 @@ alike, and ratios are of medians within the run.
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -21,9 +22,14 @@ from bench.cases import Case
 from bench.systems import SYSTEMS
 
 ROOT = Path(__file__).resolve().parent.parent
-TOLERANCE = {"cpu": 1e-4, "gpu": 2e-3}  # relative, of the losses before and after two updates; a GPU multiplies in TF32
+TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}  # relative, of the losses before and after two updates
+PRECISION = {"cpu": "fp32", "gpu": "tf32"}  # unless a run asks for another
+OF_JAX = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "BF16_BF16_F32"}  # float32 kept and summed in all of them
 QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case
 BUSY = 0.5  # load above which a run is suspect
+# On a GPU one sample is a stream of steps as an epoch is: so many seconds, with the start of whatever pipeline a system has,
+# but of so many batches at most. Of each system at least so many samples.
+STREAM, LONGEST, SAMPLES = 0.35, 1024, 5
 # Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
 
@@ -35,13 +41,24 @@ class WorkerDied(Exception):
 class Remote:
     """A worker process and its pipe."""
 
-    def __init__(self, name: str, threads: int, device: str, python: str | None = None, log: Path | None = None):
-        environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        device: str,
+        python: str | None = None,
+        log: Path | None = None,
+        precision: str | None = None,
+    ):
+        paths = [str(ROOT), *([] if python else filter(None, [os.environ.get("PYTHONPATH")]))]  # an older Python has its own
+        environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
         if device == "cpu":
             environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
         else:
-            # Several systems share the card; TF32 as in the PyTorch peers.
-            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": "tensorfloat32"}
+            # Several systems share the card.
+            precision = precision or PRECISION[device]
+            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": OF_JAX[precision]}
+            environment["BENCH_PRECISION"] = precision
         command = [python or sys.executable, "-m", "bench.worker", name, "--threads", str(threads), "--device", device]
         cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") and device == "cpu" else None
         with open(log or os.devnull, "a") as stderr:
@@ -88,16 +105,24 @@ class Remote:
 class Bench:
     """The workers of one run."""
 
-    def __init__(self, names: tuple[str, ...], threads: int, device: str, pythons: dict[str, str], log: Path | None = None):
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        threads: int,
+        device: str,
+        pythons: dict[str, str],
+        log: Path | None = None,
+        precision: str | None = None,
+    ):
         self.remotes: dict[str, Remote] = {}
         self.missing: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
-        self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log)
+        self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log, precision)
         # Workers of the second, third, ... case that is prepared at once: (system, number) -> worker.
         self._more: dict[tuple[str, int], Remote] = {}
-        self.device, self._log = device, log
+        self.device, self._log, self._precision = device, log, precision or PRECISION[device]
         # On a machine of many cores workers start and compile beside each other; they are timed one at a time.
-        self._pool = ThreadPoolExecutor(max(1, _cores() // 2) if device == "gpu" else 1)
+        self._pool = ThreadPoolExecutor(_cores() if device == "gpu" else 1)
         wanted = [n for n in names if device in SYSTEMS[n].devices]
         for name, (remote, hello) in zip(wanted, self._pool.map(self._start, wanted), strict=True):
             if remote is None:
@@ -157,7 +182,8 @@ class Bench:
 
         def prepare(job: tuple[int, Case, str]) -> dict[str, Any]:
             slot, case, name = job
-            reason = self.missing.get(name) or SYSTEMS[name].runs(case, self.device, quick) or left_out(case, name)
+            runs = SYSTEMS[name].runs(case, self.device, quick, self._precision)
+            reason = self.missing.get(name) or runs or left_out(case, name)
             if reason:
                 return {"error": reason}
             tell(f"{case.name}: {name} compiles")
@@ -174,7 +200,10 @@ class Bench:
 
         load, started = _load(), time.strftime("%Y-%m-%dT%H:%M:%S")
         jobs = [(slot, case, name) for slot, case in enumerate(cases) for name in names]
-        prepared = list(self._pool.map(prepare, jobs))
+        # Those that compile for long come first: what is left then fills the other cores.
+        order = sorted(range(len(jobs)), key=lambda i: not SYSTEMS[jobs[i][2]].compiles_long)
+        answers = dict(zip(order, self._pool.map(prepare, [jobs[i] for i in order]), strict=True))
+        prepared = [answers[i] for i in range(len(jobs))]
         for slot, case in enumerate(cases):
             record: dict[str, Any] = {
                 "case": case.name,
@@ -208,20 +237,25 @@ class Bench:
             record["gflop"] = prepared.pop("gflop")
             systems[name] = prepared | {"samples": [], "schedule": [], "gemm": 0.0}
         ready = [name for name in systems if "samples" in systems[name]]
-        passes = dict.fromkeys(ready, 1)
+        samples, passes = dict.fromkeys(ready, 1), dict.fromkeys(ready, 1)
+        if self.device == "gpu":
+            samples = dict.fromkeys(ready, math.ceil(SAMPLES / rounds))
+            passes = {name: self._passes(name, slot, steps) for name in ready}
+        for name in ready:
+            systems[name]["stream"] = steps * passes[name]
         before, start = self._work(), time.perf_counter()
         for r in range(rounds):
             for name in ready[r % max(len(ready), 1) :] + ready[: r % max(len(ready), 1)]:
                 if "samples" not in systems[name]:
                     continue
                 tell(f"{case}: round {r + 1}, {name}")
-                answer = self.ask(name, "round", slot, passes=passes[name])
+                answer = self.ask(name, "round", slot, samples=samples[name], passes=passes[name])
                 if "error" in answer:
                     systems[name] = {"absent": answer["error"]}
                     continue
                 systems[name]["samples"] += answer["samples"]
-                one = steps * min(answer["samples"])
-                passes[name] = max(1, min(20 if self.device == "cpu" else 100, round(seconds / one)))
+                one = steps * passes[name] * min(answer["samples"])
+                samples[name] = max(samples[name] if self.device == "gpu" else 1, min(20, round(seconds / one)))
                 if r in (0, rounds - 1):
                     rate = self.ask(name, "gemm", slot).get("gflops", 0.0)
                     systems[name]["gemm"] = max(systems[name]["gemm"], rate)
@@ -232,10 +266,23 @@ class Bench:
         for name in ready:
             if "samples" in systems[name]:
                 tell(f"{case}: {name} is profiled")
-                systems[name] |= self.ask(name, "schedule", slot) | self.ask(name, "profile", slot)
+                systems[name] |= self.ask(name, "schedule", slot, passes=passes[name]) | self.ask(name, "profile", slot)
         record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
-        _check(systems, TOLERANCE[self.device])
+        _check(systems, TOLERANCE[self._precision])
         record["load_after"] = _load()
+
+    def _passes(self, name: str, slot: int, steps: int) -> int:
+        """Passes over a case's batches in one sample on a GPU; what a short stream takes is mostly its start: look again."""
+        passes, most = 1, max(1, LONGEST // steps)
+        for _ in range(3):
+            answer = self.ask(name, "round", slot, samples=1, passes=passes)
+            if "error" in answer or passes == most:
+                break
+            seconds = steps * passes * min(answer["samples"])
+            if seconds > 0.75 * STREAM:
+                break
+            passes = max(1, min(most, round(passes * STREAM / seconds)))
+        return passes
 
 
 def _cores() -> int:

@@ -17,6 +17,14 @@ CLOCK = (
 )
 
 
+# What the precision of a run means, in every record's environment.
+MEANING = {
+    "fp32": "float32",
+    "tf32": "float32 with TF32 products",
+    "bf16": "bf16 products: JAX systems keep float32 and sum in float32 (BF16_BF16_F32), PyTorch's are bf16 throughout",
+}
+
+
 def device_name(device: str, threads: int, versions: dict[str, dict[str, str]]) -> str:
     """Such as `cpu-amd-epyc-2t`, or `gpu-nvidia-h200`."""
     if device == "gpu":
@@ -32,7 +40,9 @@ def device_name(device: str, threads: int, versions: dict[str, dict[str, str]]) 
     return f"{device}-{slug}-{threads}t" if device == "cpu" else f"{device}-{slug}"
 
 
-def environment(device: str, threads: int, versions: dict[str, dict[str, str]], commit: str | None = None) -> dict[str, Any]:
+def environment(
+    device: str, threads: int, versions: dict[str, dict[str, str]], commit: str | None = None, precision: str | None = None
+) -> dict[str, Any]:
     """What a reader must know to judge or repeat the numbers; `commit` where this is no checkout that could tell."""
     from bench.lines import count
 
@@ -43,7 +53,7 @@ def environment(device: str, threads: int, versions: dict[str, dict[str, str]], 
         "threads": threads,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "platform": platform.platform(),
-        "precision": "float32" if device == "cpu" else "float32 with TF32 products",
+        "precision": MEANING[precision] if precision else "float32" if device == "cpu" else MEANING["tf32"],
         "clock": CLOCK,
         "compilation_cache": bool(os.environ.get("JAX_COMPILATION_CACHE_DIR")),
         "versions": versions,
@@ -68,20 +78,19 @@ class Store:
         if path.exists():
             self.data = json.loads(path.read_text())
 
-    def done(self, suite: str, case: str, names: tuple[str, ...], quick: bool) -> bool:
+    def done(self, suite: str, case: str, names: tuple[str, ...], quick: bool, precision: str = "") -> bool:
         """Whether a record of this case holds all these systems (or why they are absent); a full one serves for a quick one."""
         return any(
-            (r["suite"], r["case"]) == (suite, case) and r["quick"] <= quick and set(names) <= set(r["systems"])
+            key(r) == (suite, case, precision) and r["quick"] <= quick and set(names) <= set(r["systems"])
             for r in self.data["records"]
         )
 
     def add(self, record: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Replaces the record of the same suite and case, and writes the file."""
+        """Replaces the record of the same suite, case and precision, and writes the file."""
         if environment not in self.data["environments"]:
             self.data["environments"].append(environment)
         record["environment"] = self.data["environments"].index(environment)
-        key = (record["suite"], record["case"])
-        self.data["records"] = [r for r in self.data["records"] if (r["suite"], r["case"]) != key] + [record]
+        self.data["records"] = [r for r in self.data["records"] if key(r) != key(record)] + [record]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".tmp")
         partial.write_text(dumps(self.data))
@@ -95,17 +104,22 @@ def dumps(data: dict[str, Any]) -> str:
     return re.sub(r"\n {6,}|\n {5}(?=[}\]])", " ", text) + "\n"
 
 
+def key(record: dict[str, Any]) -> tuple[str, str, str]:
+    """Suite, case and precision, "" for a device's own: of equal ones the newest counts."""
+    return record["suite"], record["case"], record.get("precision", "")
+
+
 def latest(results: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
     """Device -> records, of each suite's case the newest; each with its environment and date put in."""
     found: dict[str, list[dict[str, Any]]] = {}
     for folder in sorted(p for p in results.glob("*") if p.is_dir()):
-        newest: dict[tuple[str, str], dict[str, Any]] = {}
+        newest: dict[tuple[str, str, str], dict[str, Any]] = {}
         for path in sorted(folder.glob("*.json")):
             data = json.loads(path.read_text())
             for r in data["records"]:
                 r = r | {"environment": data["environments"][r["environment"]], "date": path.stem}
-                newest.pop((r["suite"], r["case"]), None)
-                newest[r["suite"], r["case"]] = r
+                newest.pop(key(r), None)
+                newest[key(r)] = r
         if newest:
             found[folder.name] = list(newest.values())
     return found

@@ -8,6 +8,7 @@ HIDDEN = (64, 128, 256, 512, 1024, 2048)
 LEAVES = (32, 64, 128, 256, 512, 1024)
 PEERS = (
     "cavs",
+    "cavs_scan",
     "cavs_persistent",
     "torch_levelled",
     "torch_compiled",
@@ -43,6 +44,8 @@ ABLATION = (
     "cavs-lazy-alone",
     "cavs-serial",
 )
+# Suite `lstm`: who runs long chains of equal length.
+CHAINS = ("cavs", "torch_packed_lstm", "torch_packed_graph", "torch_padded_graph", "jax_cudnn_rnn", "torch_flashrnn")
 # What the applications run over.
 SHAPE = {
     "td_rnn": "sentences",
@@ -111,15 +114,28 @@ def _applications(quick: bool, device: str) -> list[Case]:
     return [_case(cell, shape, 64 if quick else 256, b) for cell, shape in SHAPE.items() for b in (1, 16, 64)]
 
 
+def _lstm(quick: bool, device: str) -> list[Case]:
+    """The LSTM against the libraries made for it: chains of 64 words over hidden and batch."""
+    sizes = (256, 512, 1024) if device == "gpu" else (256,)
+    return [_case("lstm", "fixed-64", h, b) for h in sizes for b in (64, 16, 1)]
+
+
 # Quick runs on a GPU: every system in the first case, elsewhere ours and what comes closest to it, since JAX compiles a minute
 # for each case and system.
 CLOSEST = {
-    "lstm": ("cavs_persistent", "torch_packed_lstm", "torch_packed_graph", "jax_cudnn_rnn"),
-    "tree_lstm": ("cavs_persistent", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
-    "tree_fc": ("cavs_persistent", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
+    "lstm": ("cavs", "torch_packed_lstm", "torch_packed_graph", "jax_cudnn_rnn"),
+    "tree_lstm": ("cavs", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
+    "tree_fc": ("cavs", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
 }
 
-SUITES = {"cavs": _cavs, "vpps": _vpps, "ablation": _ablation, "scaling": _scaling, "applications": _applications}
+SUITES = {
+    "cavs": _cavs,
+    "vpps": _vpps,
+    "ablation": _ablation,
+    "scaling": _scaling,
+    "applications": _applications,
+    "lstm": _lstm,
+}
 
 
 def cases_of(suite: str, quick: bool, device: str = "cpu") -> list[Case]:
@@ -131,15 +147,17 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
     """The systems of a suite that there are on a device, ours first."""
     if suite == "ablation":
         return tuple(n for n in ABLATION if not (quick and n.endswith("-alone")))
-    return tuple(n for n in PEERS if device in SYSTEMS[n].devices)
+    return tuple(n for n in (CHAINS if suite == "lstm" else PEERS) if device in SYSTEMS[n].devices)
 
 
 def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str | None:
     """Why a quick run leaves a system out of a case, or None."""
     if suite != "cavs" or not quick or device != "gpu":
         return None
-    if name == "torch_compiled":
+    if name in ("torch_compiled", "cavs_scan"):
         return "compiles for minutes: not with --quick"
+    if name == "cavs_persistent":
+        return "no quick run: cavs chooses its engine, and the record says which"
     if case != _cavs(True, "gpu")[0] and name not in CLOSEST[case.cell]:
         return "no quick run of this case"
     return None

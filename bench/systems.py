@@ -5,6 +5,7 @@ import importlib.util
 
 from bench.cells import APPLICATIONS, BASIC, CELLS, TAGGERS, TREES
 
+PRECISIONS = ("fp32", "tf32", "bf16")  # of products; fp32 alone on a CPU
 DYNET_LIKE = (*BASIC, "td_rnn", "rvnn")
 VPPS = ("td_rnn", "td_lstm", "rvnn", *TAGGERS)
 
@@ -25,6 +26,7 @@ class System:
         compiles=False,
         slow=False,
         elsewhere=(),
+        precisions=None,
         **options,
     ):
         self.module, self.cls, self.cells, self.needs, self.install = module, cls, cells, needs, install
@@ -32,11 +34,16 @@ class System:
         self.compiles = compiles  # every new structure, for long
         self.elsewhere = dict(elsewhere)  # cell -> module and class, where they are others
         self.slow = slow  # to compile or to run, or beaten by a sibling: quick runs time it in one size alone
+        # JAX takes the precision of products for all code; PyTorch peers in bf16 are written so.
+        self.precisions = precisions or (PRECISIONS if "jax" in needs else PRECISIONS[:2])
+        self.compiles_long = bool({"jax", "flashrnn"} & set(needs))  # on a GPU: prepared before the others
 
-    def runs(self, case, device, quick=False):
+    def runs(self, case, device, quick=False, precision=""):
         """Why this system cannot run a case, or None."""
         if device not in self.devices:
             return "not on " + device
+        if precision and precision not in self.precisions:
+            return "no " + precision
         if case.cell not in self.cells:
             return "no " + case.cell
         if self.trees_only and case.shape.split("-")[0] == "pyramid":
@@ -73,7 +80,8 @@ def _torch(module, cls, cells=BASIC, needs=("torch",), **options):
 
 
 SYSTEMS = {
-    "cavs": _ours(CELLS, engine="scan"),
+    "cavs": _ours(CELLS),
+    "cavs_scan": _ours(engine="scan", devices=("gpu",)),
     "cavs_persistent": _ours(engine="persistent", devices=("gpu",)),
     "cavs-no-fusion": _ours(fusion=False),
     "cavs-no-eager": _ours(eager=False),
@@ -91,9 +99,24 @@ SYSTEMS = {
     "torch_triton_graph": _torch(
         "torch_triton", "TorchTritonCudaGraph", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True
     ),
-    "torch_packed_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",)),
-    "torch_padded_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",), padded=True, slow=True),
-    "torch_packed_graph": _torch("torch_cuda_graph", "TorchPackedCudaGraph", ("lstm",), devices=("gpu",)),
+    "torch_packed_lstm": _torch("torch_packed_lstm", "TorchPackedLSTM", ("lstm",), precisions=PRECISIONS),
+    "torch_padded_lstm": _torch(
+        "torch_packed_lstm", "TorchPackedLSTM", ("lstm",), precisions=PRECISIONS, padded=True, slow=True
+    ),
+    "torch_packed_graph": _torch(
+        "torch_cuda_graph", "TorchPackedCudaGraph", ("lstm",), precisions=PRECISIONS, devices=("gpu",)
+    ),
+    "torch_padded_graph": _torch(
+        "torch_cuda_graph", "TorchPackedCudaGraph", ("lstm",), precisions=PRECISIONS, devices=("gpu",), padded=True
+    ),
+    "torch_flashrnn": _torch(
+        "torch_flashrnn",
+        "TorchFlashRNN",
+        ("lstm",),
+        ("torch", "flashrnn"),
+        precisions=PRECISIONS[1:],
+        devices=("gpu",),
+    ),
     "torch_applications": _torch("torch_applications", "TorchApplication", [c for c in APPLICATIONS if c not in TAGGERS]),
     "torch_packed_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS),
     "torch_loop_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS, kind="loop"),
@@ -105,7 +128,13 @@ SYSTEMS = {
         "bench.peers.jax_unrolled", "JaxUnrolled", BASIC, ("jax",), "pip install jax", widest=16, compiles=True
     ),
     "jax_cudnn_rnn": System(
-        "bench.peers.jax_cudnn_rnn", "JaxCudnnRNN", ("lstm",), ("jax",), "pip install 'jax[cuda13]'", devices=("gpu",)
+        "bench.peers.jax_cudnn_rnn",
+        "JaxCudnnRNN",
+        ("lstm",),
+        ("jax",),
+        "pip install 'jax[cuda13]'",
+        devices=("gpu",),
+        precisions=PRECISIONS[:2],
     ),
     "flax_rnn": System("bench.peers.flax_rnn", "FlaxRNN", ("lstm",), ("flax", "jax"), "pip install flax", slow=True),
     "dgl": System(

@@ -23,7 +23,6 @@ from bench import cases
 from bench.systems import SYSTEMS
 
 LEARNING_RATE = 0.05
-SAMPLES = 5  # of a round on a GPU, at least
 STREAM = 256  # batches that the time of scheduling is the mean of, where several are scheduled at once
 
 
@@ -78,6 +77,8 @@ class Worker:
 
     def warm(self, limit=None):
         start, seconds = time.perf_counter(), 0.0
+        if self.device == "gpu" and hasattr(self.model, "compile"):
+            self.model.compile(self.batches)
         for i, batch in enumerate(self.batches):
             self._run([batch])
             seconds = time.perf_counter() - start
@@ -85,23 +86,24 @@ class Worker:
                 raise TimeoutError(f"compiles for minutes: {i + 1} of {len(self.batches)} batches took {seconds:.0f} s")
         if hasattr(self.model, "warm"):
             self.model.warm(self.batches)
-        count = getattr(self.model, "compilations", None)
-        return {"warm": seconds, "compilations": count() if count else 0}
+        if self.device == "gpu":
+            self.gemm()  # compiles
+        count, engines = (getattr(self.model, name, None) for name in ("compilations", "engines"))
+        engine = " and ".join(engines(self.batches)) if engines else ""
+        return dict({"engine": engine} if engine else {}, warm=seconds, compilations=count() if count else 0)
 
-    def round(self, passes):
+    def round(self, samples, passes):
+        """So many samples, each of so many passes over the batches in one stream: seconds a step."""
         gc.collect()
-        samples = []
-        # On a GPU a pass may take milliseconds: several are one sample, so that a loop that fills a pipeline is timed running.
-        together = max(1, passes // SAMPLES) if self.device == "gpu" else 1
-        batches = self.batches * together
-        for _ in range(passes // together):
+        batches, count, samples = self.batches * passes, samples, []
+        for _ in range(count):
             start = time.perf_counter()
             self._run(batches)
             samples.append((time.perf_counter() - start) / len(batches))
         return {"samples": samples}
 
-    def schedule(self):
-        """The host's share alone: `schedules` of all batches where there is one, else `schedule` of each."""
+    def schedule(self, passes=1):
+        """The host's share alone: `schedules` of all batches where there is one, else `schedule` of each; `passes` as timed."""
         one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
         if one is None and many is None:
             return {"schedule": []}
@@ -117,13 +119,19 @@ class Worker:
                 for batch in batches:
                     one(batch)
             samples.append((time.perf_counter() - start) / len(batches))
-        return dict(self._waiting() if many else {}, schedule=samples)
+        return dict(self._waiting(passes) if many else {}, schedule=samples)
 
-    def _waiting(self, pairs=7, most=0.5):
+    def _waiting(self, passes, most=0.5):
         """Steps with scheduling, and with schedules made beforehand, in turn: what scheduling adds to the wall clock."""
         found = {"with_schedule": [], "without_schedule": []}
         ahead = getattr(self.model, "ahead", self.model.schedules)
-        batches = self.batches * (1 if self.device == "cpu" else 8)
+        pairs, most = (7, most) if self.device == "cpu" else (5, 4 * most)
+        if self.device == "cpu":  # a stream as long as `schedule` takes, or as there is time for
+            start = time.perf_counter()
+            self.model.train(ahead(self.batches), LEARNING_RATE)
+            fit = int(most / 2 / (time.perf_counter() - start))
+            passes = max(1, min(STREAM // len(self.batches), fit))
+        batches = self.batches * passes
         prepared = list(ahead(batches))
         for _ in range(pairs):
             for name, steps in (("with_schedule", ahead(batches)), ("without_schedule", prepared)):
@@ -148,20 +156,20 @@ class Worker:
             return {"device": {"seconds": None, "why": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}}
 
     def gemm(self):
-        """GFLOP/s of float32 products as this system's library runs them."""
+        """GFLOP/s of products in the run's precision as this system's library runs them."""
         n = 1024 if self.device == "cpu" else 8192
         if "jax" in self.system.needs:
-            import jax
             import jax.numpy as jnp
 
             a = jnp.ones((n, n))
-            product = jax.jit(jnp.matmul)
-            run = lambda: product(a, a).block_until_ready()  # noqa: E731
+            run = lambda: jnp.matmul(a, a).block_until_ready()  # noqa: E731
         elif "torch" in self.system.needs:
             import torch  # pyright: ignore[reportMissingImports]
 
+            from bench.peers import torch_dtype
+
             torch.set_num_threads(self.threads)
-            a = torch.ones(n, n, device="cuda" if self.device == "gpu" else "cpu")
+            a = torch.ones(n, n, device="cuda" if self.device == "gpu" else "cpu", dtype=torch_dtype())
             run = lambda: (a @ a)[0, 0].item()  # noqa: E731
         else:
             return {"gflops": 0.0}

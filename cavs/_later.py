@@ -11,7 +11,7 @@ from cavs._graphs import Graphs, consecutive
 class Pass:
     """Consecutive batches of `graphs[index]`, of `counts` graphs each; `arrays`, of all of them, where they are known."""
 
-    def __init__(self, graphs: Graphs, index: np.ndarray, counts: np.ndarray, arrays: tuple[Any, ...] | None):
+    def __init__(self, graphs: Graphs, index: np.ndarray | slice, counts: np.ndarray, arrays: tuple[Any, ...] | None):
         self._graphs, self._index, self._counts, self._arrays = graphs, index, counts, arrays
 
     @functools.cached_property

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from cavs._graphs import Graphs, consecutive
+from cavs._later import LaterGraphs, Pass
 from cavs._pack import Options, bucket as bucket, pack
 from cavs._process import schedules_elsewhere
 from cavs._schedule import FIELDS, Schedule, Shape
@@ -148,7 +149,12 @@ def _here(graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options) 
     for picked in passes:
         counts = np.array([len(index) for index in picked])
         together = graphs[np.concatenate(picked)]
-        yield from zip(consecutive(together, counts), pack(together, counts, options), strict=True)
+        made = pack(together, counts, options)
+        if options.fields:  # what a step reads comes along: nobody may look at the graphs
+            of_pass = Pass(together, slice(None), counts, None)
+            yield from ((LaterGraphs(of_pass, number), sched) for number, sched in enumerate(made))
+        else:
+            yield from zip(consecutive(together, counts), made, strict=True)
 
 
 def _checked(

@@ -1,5 +1,6 @@
 """Levels cut into tasks of a few fixed widths, tasks into loops and windows: all that decides padding and compiled code."""
 
+import bisect
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,6 +20,8 @@ LAZY_WINDOW = 32768
 SMALL_FAN_IN = 4
 # Children of one vertex above which it becomes a task of its own.
 LARGE_FAN_IN = 64
+# Levels of all batches whose next tasks NumPy finds at once, above which that is faster than Python task after task.
+FEW_RUNS = 24
 
 
 def power_of_two(n: int) -> int:
@@ -159,33 +162,74 @@ def _pieces(
 def _pieces_by_edges(
     run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: tuple[tuple[int, int], ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The same where a task must fit both a class's vertices and its edges: wide, mixed fan-in. Python runs once per task."""
-    edges_end = num_children.cumsum()
+    """The same where a task must fit both a class's vertices and its edges, of mixed fan-in: the one that costs least a vertex.
+
+    The next task of every run at once, while runs are many; the rest of few, long runs in Python, once per task.
+    """
+    ends = num_children.cumsum()
     ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN]
     special = len(classes) - 1  # the class of one vertex with very many children, where there is one
-    groups, cls, offsets, sizes = [], [], [], []
-    for g, (total, at) in enumerate(zip(run_size.tolist(), run_at.tolist(), strict=True)):
-        offset = 0
+    run, offset = np.arange(len(run_size)), np.zeros(len(run_size), np.int64)
+    found = []
+    while len(run) > FEW_RUNS:
+        here, end = run_at[run] + offset, run_at[run] + run_size[run]
+        done = ends[here] - num_children[here]
+        best, cls, taken = np.full(len(run), np.inf), np.full(len(run), special), np.ones(len(run), np.int64)
+        for i, w, e in ladder:
+            take = np.minimum(ends.searchsorted(done + e, side="right"), np.minimum(here + w, end)) - here
+            score = _cost(w, e) / np.maximum(take, 1e-9)
+            better = (take > 0) & (score < best)
+            best[better], cls[better], taken[better] = score[better], i, take[better]
+        large = num_children[here] > LARGE_FAN_IN
+        cls[large], taken[large] = special, 1
+        found.append((run, cls, offset, taken))
+        more = offset + taken < run_size[run]
+        run, offset = run[more], (offset + taken)[more]
+    found.append(_pieces_one_by_one(run, offset, run_size, run_at, num_children, ends, ladder, special))
+    of, cls, offset, size = (np.concatenate(x) for x in zip(*found, strict=True))
+    by_run = np.argsort(of, kind="stable")
+    return of[by_run], cls[by_run], offset[by_run], size[by_run]
+
+
+def _cost(width: int, edges: int) -> float:
+    return width + edges / SMALL_FAN_IN + TASK_OVERHEAD_ROWS
+
+
+def _pieces_one_by_one(
+    runs: np.ndarray,
+    offsets: np.ndarray,
+    run_size: np.ndarray,
+    run_at: np.ndarray,
+    num_children: np.ndarray,
+    ends: np.ndarray,
+    ladder: list[tuple[int, int, int]],
+    special: int,
+) -> tuple[np.ndarray, ...]:
+    """What is left of `runs` from `offsets` on."""
+    groups, cls, starts, sizes = [], [], [], []
+    ends_list, many = (ends.tolist(), (num_children > LARGE_FAN_IN).tolist()) if len(runs) else ([], [])
+    for g, offset in zip(runs.tolist(), offsets.tolist(), strict=True):
+        total, at = int(run_size[g]), int(run_at[g])
         while offset < total:
             here = at + offset
-            if num_children[here] > LARGE_FAN_IN:
+            if many[here]:
                 i, take = special, 1
             else:
-                done = int(edges_end[here - 1]) if here else 0
+                done = ends_list[here - 1] if here else 0
                 best: tuple[float, int, int] | None = None
                 for i, w, e in ladder:
-                    take = int(np.searchsorted(edges_end[here : at + min(offset + w, total)], done + e, side="right"))
-                    score = (w + e / SMALL_FAN_IN + TASK_OVERHEAD_ROWS) / max(take, 1e-9)  # cost of a vertex
+                    take = bisect.bisect_right(ends_list, done + e, here, at + min(offset + w, total)) - here
+                    score = _cost(w, e) / max(take, 1e-9)
                     if take and (best is None or score < best[0]):
                         best = (score, i, take)
                 assert best is not None, "a vertex that fits no class"
                 _, i, take = best
             groups.append(g)
             cls.append(i)
-            offsets.append(offset)
+            starts.append(offset)
             sizes.append(take)
             offset += take
-    return np.array(groups, np.int64), np.array(cls, np.int64), np.array(offsets, np.int64), np.array(sizes, np.int64)
+    return tuple(np.array(x, np.int64) for x in (groups, cls, starts, sizes))
 
 
 def cut_windows(

@@ -1,6 +1,7 @@
 """The bench: its data are what they claim, its runs resume, its tables follow from its results."""
 
 import json
+import os
 import sys
 from types import SimpleNamespace
 from typing import ClassVar
@@ -9,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from bench import __main__ as command, cases, device_time, figures, graphs, lines, report, store, suites
+from bench import __main__ as command, cases, device_time, figures, graphs, lines, ours, report, runner, store, suites
 from bench.runner import Bench, Remote
 from bench.systems import SYSTEMS
+from bench.worker import Worker
 
 TINY = cases.Case("tree_fc", "complete-4", 8, 3, 8)
 
@@ -122,11 +124,47 @@ def test_cases_prepared_together_are_timed_in_workers_of_their_own(tmp_path):
     assert records[0]["systems"]["jax_scan"]["losses"] != records[1]["systems"]["jax_scan"]["losses"]
 
 
+def test_a_sample_on_a_gpu_is_a_stream(monkeypatch):
+    """Timed as on a GPU, with workers that answer at once: streams of equal length, however long a step takes."""
+    asked, start = [], 3e-3  # seconds before a pipeline runs
+
+    def ask(name, command, slot=0, samples=1, passes=1, **_):
+        asked.append((name, command, samples, passes))
+        step = {"cavs": 4e-4, "torch_manual": 7e-3, "jax_scan": 1e-6, "torch_levelled": 0.2}[name]
+        return {"samples": [step + start / (8 * passes)] * samples} if command == "round" else {}
+
+    monkeypatch.setattr(Bench, "_start", lambda self, name: (SimpleNamespace(process_id=os.getpid()), {"versions": {}}))
+    names = ("cavs", "torch_manual", "jax_scan", "torch_levelled")
+    bench = Bench(names, 2, "gpu", {})
+    monkeypatch.setattr(bench, "ask", ask)
+    record = {"case": "", "steps": 8, "systems": {}}
+    prepared = {n: {"gflop": 1.0, "losses": [1.0]} for n in names}
+    bench._time(record, 0, prepared, 3, 0.4, lambda text: None)
+    streams = {n: s["stream"] for n, s in record["systems"].items()}
+    assert streams["jax_scan"] == runner.LONGEST and streams["torch_levelled"] == 8
+    for name in ("cavs", "torch_manual"):
+        assert 0.25 < streams[name] * record["systems"][name]["samples"][0] < 0.5
+        assert ("schedule", streams[name] // 8) in {(c, p) for n, c, _, p in asked if n == name}
+    assert all(len(s["samples"]) >= runner.SAMPLES for s in record["systems"].values())
+
+
+def test_a_worker_times_streams(monkeypatch):
+    monkeypatch.setattr(ours, "PROCESSES", 1)
+    worker = Worker("cavs", 2, "gpu")
+    monkeypatch.setattr(worker, "gemm", dict)
+    worker.open("tree_fc/complete-4/h8/b2", 3)
+    worker.check()
+    assert worker.warm()["engine"] == "scan" and worker.model.compilations() == 2  # alone, and in stacks
+    assert len(worker.round(2, 3)["samples"]) == 2
+    found = worker.schedule(2)
+    assert len(found["with_schedule"]) == len(found["without_schedule"]) == 5 and worker.model.compilations() == 2
+
+
 def test_quick_runs_on_a_gpu_take_every_system_once():
     names = suites.systems_of("cavs", True, "gpu")
     first, *others = suites.cases_of("cavs", True, "gpu")
     here = [n for n in names if not suites.left_out("cavs", first, n, True, "gpu")]
-    assert set(names) - set(here) == {"torch_compiled"}
+    assert set(names) - set(here) == {"torch_compiled", "cavs_scan", "cavs_persistent"}
     for case in others:
         assert tuple(n for n in names if not suites.left_out("cavs", case, n, True, "gpu")) == tuple(
             n for n in names if n in suites.CLOSEST[case.cell]
@@ -184,6 +222,37 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch):
     run("--again", "--only", every[0])
     assert Stopped.asked == every[:1]
     assert sorted(r["case"] for r in next(iter(store.latest(tmp_path).values()))) == sorted(every)
+
+
+def test_records_of_each_precision_stand_beside_each_other(results, tmp_path, monkeypatch):
+    record = dict(store.latest(results)["cpu-tiny"][0])
+    record.pop("environment")
+    record.pop("date")
+    kept = store.Store(tmp_path / "gpu-x" / "2020-01-01.json")
+    for precision, ms in (("", 1.0), ("bf16", 0.5)):
+        systems = {"cavs": {"samples": [ms * 1e-3], "agrees": True, "engine": "persistent"}}
+        of = {"precision": precision} if precision else {}
+        kept.add(record | {"suite": "lstm", "systems": systems} | of, store.environment("gpu", 2, {}, "0", precision))
+    assert kept.done("lstm", TINY.name, ("cavs",), True, "bf16") and not kept.done("lstm", TINY.name, ("cavs",), True, "fp32")
+    text = report.tables(store.latest(tmp_path))
+    assert "Suite lstm: a training step" in text and "Suite lstm, bf16: a training step" in text
+    assert f"Precision: {store.MEANING['bf16']}." in text and "1 (persistent)" in text and "0.5 (persistent)" in text
+    monkeypatch.setattr(sys, "argv", ["bench", "run", "--precision", "bf16", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit, match="on a CPU products are in fp32"):
+        command.main()
+
+
+def test_workers_get_the_precision_of_the_run(monkeypatch):
+    seen = []
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda *_, env, **__: seen.append(env) or SimpleNamespace(pid=os.getpid()))
+    for precision in (None, "bf16"):
+        Remote("cavs", 2, "gpu", precision=precision)
+    names = ("JAX_DEFAULT_MATMUL_PRECISION", "BENCH_PRECISION")
+    assert [[env[n] for n in names] for env in seen] == [["tensorfloat32", "tf32"], ["BF16_BF16_F32", "bf16"]]
+    case = cases.Case("lstm", "fixed-64", 256, 64, 256)
+    assert SYSTEMS["jax_cudnn_rnn"].runs(case, "gpu", True, "bf16") == "no bf16"
+    names = [n for n in suites.systems_of("lstm", True, "gpu") if not SYSTEMS[n].runs(case, "gpu", True, "bf16")]
+    assert names == ["cavs", "torch_packed_lstm", "torch_packed_graph", "torch_padded_graph", "torch_flashrnn"]
 
 
 def test_an_absent_interpreter_is_reported():

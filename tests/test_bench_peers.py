@@ -106,6 +106,31 @@ def test_steps_in_a_cuda_graph_are_those_of_the_peer(cell, peer, monkeypatch):
         np.testing.assert_allclose(v, plain.params()[k], rtol=1e-4, atol=1e-6, err_msg=k)
 
 
+def test_peers_in_bf16_agree_as_far_as_bf16_tells(monkeypatch):
+    pytest.importorskip("torch", reason="pip install torch")
+    case = cases.Case("lstm", "chains", 16, 3, 16)
+    batches, found = cases.dataset(case, 2), {}
+    for precision in ("fp32", "bf16"):
+        monkeypatch.setenv("BENCH_PRECISION", precision)
+        for name in ("torch_packed_lstm", "torch_padded_lstm"):
+            model = SYSTEMS[name].make(case, cases.parameters(case), 2, "cpu")
+            found[name, precision] = np.array([*model.run(batches, 0.05), model.step(batches[0])])
+            assert all(v.dtype == np.float32 for v in model.params().values())
+    exact = found["torch_packed_lstm", "fp32"]
+    for (_, precision), losses in found.items():
+        np.testing.assert_allclose(losses, exact, rtol=1e-5 if precision == "fp32" else 2e-2)
+        assert precision == "fp32" or np.abs(losses - exact).max() > 1e-6  # it did round
+
+
+def test_flashrnn_agrees_in_its_reference():
+    pytest.importorskip("flashrnn", reason="pip install flashrnn")
+    from bench.peers.torch_flashrnn import TorchFlashRNN
+
+    case = cases.Case("lstm", "chains", 8, 3, 5)
+    peer = TorchFlashRNN("lstm", cases.parameters(case), device="cpu", backend="vanilla")  # the kernels need a GPU
+    assert_agree(case, peer, "jax_scan")
+
+
 def test_triton_agrees_in_its_interpreter():
     pytest.importorskip("triton", reason="pip install torch triton")
     check = "from tests.test_bench_peers import check_triton; check_triton()"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs import _tasks
 from cavs._graphs import consecutive
 from cavs._pack import Options, pack
 from cavs._schedule import layout_of
@@ -255,6 +256,36 @@ def test_batches_in_passes_of_many_vertices() -> None:
     batches = np.random.default_rng(0).integers(0, 64, (700, 3))  # more vertices, and more batches, than one pass takes
     for index, (_, sched) in zip(batches, cavs.schedules(graphs, batches), strict=True):
         assert_same(sched, cavs.schedule(graphs[index]))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tasks_of_mixed_fan_in_are_the_same_found_at_once_and_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    graphs = []
+    for _ in range(40):  # narrow and wide levels; a few vertices of more children than a common task has room for
+        fan_in = rng.choice([1, 2, 5, 9, 80], size=rng.integers(1, 200), p=[0.4, 0.4, 0.1, 0.09, 0.01])
+        inner = (rng.integers(0, max(1, i + 20), n) for i, n in enumerate(fan_in))
+        graphs.append(from_children([[]] * 20 + [sorted(set(kids.tolist())) for kids in inner]))
+    some, found = joined(graphs), []
+    for few in (0, 24, 1 << 40):
+        monkeypatch.setattr(_tasks, "FEW_RUNS", few)
+        found.append(pack(some, np.array([1] * 20 + [20]), Options("batching", True, False, 32768, None)))
+    for at_once, mixed, one_by_one in zip(*found, strict=True):
+        assert_same(at_once, one_by_one)
+        assert_same(mixed, one_by_one)
+    assert len({edges // width for width, edges in found[0][-1].shape.classes}) > 1
+    for batch, sched in zip(consecutive(some, np.array([1] * 20 + [20])), found[0], strict=True):
+        check(batch, sched)
+
+
+def test_batches_with_fields_are_the_graphs_that_were_selected() -> None:
+    graphs = joined([random_binary_tree(n, seed=n) for n in (3, 8, 5)])
+    graphs = dataclasses.replace(graphs, label=np.arange(graphs.num_vertices, dtype=np.int32))
+    for index, (batch, sched) in zip([[2, 0], [1]], cavs.schedules(graphs, [[2, 0], [1]], fields=("label",)), strict=True):
+        assert isinstance(batch, cavs.Graphs) and len(batch) == len(index)
+        np.testing.assert_array_equal(batch.label, graphs[index].label)
+        np.testing.assert_array_equal(sched.label[: batch.num_vertices], batch.label)
+        np.testing.assert_array_equal(batch.children, graphs[index].children)
 
 
 def test_batches_come_before_the_error_of_the_next() -> None:

@@ -17,11 +17,25 @@ and `params() -> dict` of NumPy arrays.
 `torch_lm`, `torch_sst` and `torch_tagger` are programs of their own: they train to an accuracy, on a file, and are not timed.
 """
 
+import os
+
 
 def torch_device(name):
-    """PyTorch's name of a device of the bench; on a GPU products run in TF32, as JAX's do there."""
+    """PyTorch's name of a device of the bench; on a GPU float32 products run in TF32, unless the run asks for fp32."""
     import torch
 
     if name == "gpu":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision() != "fp32"
     return {"cpu": "cpu", "gpu": "cuda"}[name]
+
+
+def precision():
+    """Of the run, one of `bench.systems.PRECISIONS`; the runner says it to its workers."""
+    return os.environ.get("BENCH_PRECISION", "")
+
+
+def torch_dtype():
+    """Of a peer's weights and states: bf16 throughout in a run in bf16, as `model.to(torch.bfloat16)` gives."""
+    import torch
+
+    return torch.bfloat16 if precision() == "bf16" else torch.float32

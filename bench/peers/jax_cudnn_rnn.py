@@ -47,7 +47,7 @@ class JaxCudnnRNN:
             self._p, self._embed, loss = self._step(self._p, self._embed, *self.schedule(batch), lr)
             losses.append(loss)
         jax.block_until_ready((self._p, self._embed, losses))
-        return [float(x) for x in losses]
+        return [float(x) for x in jax.device_get(losses)]
 
     def step(self, batch, lr=0.05):
         return self.run([batch], lr)[0]

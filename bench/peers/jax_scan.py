@@ -8,6 +8,7 @@ code. Inside the clock: levels from the raw arrays, padding, transfer, forward, 
 asynchronously, as ours are.
 """
 
+import concurrent.futures
 import functools
 
 import jax
@@ -41,10 +42,17 @@ class JaxScan:
             self._p, loss = self._step(self._p, self.schedule(batch), lr)
             losses.append(loss)
         jax.block_until_ready((self._p, losses))
-        return [float(x) for x in losses]
+        return [float(x) for x in jax.device_get(losses)]
 
     def step(self, batch, lr=0.05):
         return self.run([batch], lr)[0]
+
+    def compile(self, batches, lr=0.05):
+        """The shapes of these batches beside each other."""
+        each = {tuple(x.shape for x in jax.tree.leaves(b)): b for b in map(self.schedule, batches)}
+        lowered = [self._step.lower(self._p, b, lr) for b in each.values()]
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda x: x.compile(), lowered))
 
     def compilations(self):
         return self._step._cache_size()

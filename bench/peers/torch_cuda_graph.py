@@ -13,4 +13,4 @@ class TorchCudaGraph(InCudaGraph, TorchManual):
 
 
 class TorchPackedCudaGraph(InCudaGraph, TorchPackedLSTM):
-    """cuDNN's LSTM over packed sequences."""
+    """cuDNN's LSTM over packed sequences, or with `padded=True` over padded ones."""
