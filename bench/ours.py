@@ -25,7 +25,7 @@ from cavs import _engines, _run
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STACK = 8  # training steps in one dispatch, on a GPU
-PROCESSES = 4 if (os.cpu_count() or 1) >= 8 else 1  # that make schedules there
+PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 2))  # that make schedules there
 NO_WORD = 1 << 30  # out of every vocabulary: reads the last row and is never written
 
 
