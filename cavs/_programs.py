@@ -3,6 +3,7 @@
 The levels of the forward are F's recurrent equations; those of the backward the rest of the joint program (`_split`).
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from cavs._rows import EDGE, ROW, STATIC, depends, is_var, needed, open_custom_calls, reduce_max_p, reduce_sum_p
@@ -42,7 +43,7 @@ class Program:
         self.weights = [x for x in self.statics if x in weights]
         sources = self._sources(forest)
         places = self._places()
-        self.level: Level = cut(moving, level, sources, places, self._written())
+        self.level: Level = cut(moving, level, sources, places, self._written(), 32 if _is_bf16(_precisions(moving)) else 16)
 
     def _written(self) -> frozenset[str]:
         if self.forward:
@@ -142,9 +143,15 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
 
 def precision_of(program: Program) -> str:
     """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for."""
-    asked = {str(q.eqn.params["precision"]) for phase in program.level.phases for q in phase.products}
+    asked = _precisions(q.eqn for phase in program.level.phases for q in phase.products)
     if any("HIGHEST" in a or "F32_F32_F32" in a for a in asked if "TF32" not in a and "BF16" not in a):
         return "fp32"
-    if any("BF16_BF16" in a for a in asked):
-        return "bf16"
-    return "tf32"
+    return "bf16" if _is_bf16(asked) else "tf32"
+
+
+def _precisions(eqns: Iterable[Any]) -> set[str]:
+    return {str(e.params["precision"]) for e in eqns if e.primitive.name == "dot_general"}
+
+
+def _is_bf16(asked: set[str]) -> bool:
+    return any("BF16_BF16" in a for a in asked)

@@ -27,7 +27,7 @@ class Values:
         fetched: list[list[Any]] | None = None,
     ):
         self._kernel, self._phase, self._tile, self._results = kernel, phase, tile, results
-        self._device, self._table, self._unit = kernel.device, kernel.table, kernel.level.unit
+        self._device, self._table, self._unit = kernel.device, kernel.table, kernel.level.valid
         self._known: dict[Any, np.ndarray] = {}
         for x, arrays in zip(self._inputs(), fetched or [], strict=False):
             self._known[x] = self._each(x, arrays.__getitem__)
@@ -88,7 +88,10 @@ class Values:
             def total(b: int) -> Any:
                 column, sums = k.column(b), []
                 if source.direct is not None:
-                    sums.append(self._device.load(tile, dtype, self._table[source.direct], None, k.scalar(source.base), column))
+                    ref = self._table[source.direct]
+                    wide = ref.shape[1] > 1
+                    first = column if wide else jnp.int32(0)
+                    sums.append(self._device.load(tile, dtype, ref, None, k.scalar(source.base), first, wide))
                 for name, index in source.parts:
                     ref, found = self._table[name], self._table[index]
                     if source.first is None:
@@ -126,7 +129,8 @@ class Values:
         elif name in REDUCTIONS:
             source = self._kernel.level.sources[e.invars[0]]
             ref, base = self._table[source.tensor], self._kernel.scalar(source.base)
-            whole = self._device.whole_rows(self._tile, out.aval.dtype, ref, base, ref.shape[1], REDUCTIONS[name])
+            unit = self._kernel.level.unit
+            whole = self._device.whole_rows(self._tile, out.aval.dtype, ref, base, unit, self._unit, REDUCTIONS[name])
             self._known[out] = _box(whole)
         elif name in ELEMENTWISE:
             self._known[out] = self._elementwise(e)
@@ -147,6 +151,7 @@ class Values:
                 return self._read(x)
             return self._each(out, lambda b: self._rows(source, dtype, b, "edge_owner"))
         ref = self._table[source.tensor]
+        wide = ref.shape[1] > 1
         index = None if source.index is None else self._table[source.index]
         return self._each(
             out,
@@ -158,8 +163,9 @@ class Values:
                 self._table["first"],
                 self._table["count"],
                 jnp.int32(0),
-                self._kernel.column(b + source.part),
+                self._kernel.column(b + source.part) if wide else jnp.int32(0),
                 name == "reduce_children_max",
+                wide,
             ),
         )
 
