@@ -143,8 +143,7 @@ class Values:
         """Between a vertex and its child edges."""
         x, out = e.invars[0], e.outvars[0]
         name = e.primitive.name
-        if not is_var(x) or self._kernel.level.level.get(x, STATIC) == STATIC:
-            raise NotImplementedError("a constant spread over edges")
+        assert is_var(x) and self._kernel.level.level.get(x, STATIC) != STATIC, "constants are not spread"
         source, dtype = self._kernel.level.sources[x], out.aval.dtype
         if name == "spread":
             if isinstance(source, Constant):
@@ -153,6 +152,7 @@ class Values:
         ref = self._table[source.tensor]
         wide = ref.shape[1] > 1
         index = None if source.index is None else self._table[source.index]
+        offset = None if source.base is None else self._kernel.scalar(source.base)
         return self._each(
             out,
             lambda b: self._device.segments(
@@ -166,6 +166,7 @@ class Values:
                 self._kernel.column(b + source.part) if wide else jnp.int32(0),
                 name == "reduce_children_max",
                 wide,
+                offset,
             ),
         )
 

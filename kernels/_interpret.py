@@ -55,6 +55,7 @@ def segments(
     column: Any,
     largest: bool,
     wide: bool = True,
+    offset: Any = None,
 ) -> Any:
     """See `_mosaic`."""
     values, columns = ref[...], _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
@@ -64,7 +65,7 @@ def segments(
     def one(k: Any, total: Any) -> Any:
         e = begin + jnp.minimum(k, jnp.maximum(size - 1, 0))
         n = e if index is None else index[...][e]
-        got = values[jnp.maximum(n, 0)[:, None], columns[None]]
+        got = values[(jnp.maximum(n, 0) + (0 if offset is None else offset))[:, None], columns[None]]
         got = jnp.where(((n < 0) | (k >= size))[:, None], start, got)
         return jnp.maximum(total, got) if largest else total + got
 

@@ -124,17 +124,20 @@ def segments(
     column: Any,
     largest: bool,
     wide: bool = True,
+    offset: Any = None,
 ) -> Any:
     """Per row r the sum (or maximum) of `ref[n, column + j]` over e in `first[r] ... + count[r]`, n = `index[e]` or e.
 
-    Unless `wide`, j is left out.
+    Unless `wide`, j is left out; `offset` is added to n.
     """
 
     @plgpu.inline_mgpu(
-        arg_types=(REF, [REF] * (index is not None), REF, REF, SCALAR, SCALAR, SCALAR, SCALAR),
+        arg_types=(REF, [REF] * (index is not None), REF, REF, *[SCALAR] * 4, [SCALAR] * (offset is not None)),
         return_type=plgpu.ShapeDtypeStruct(tile.shape, dtype, tile_layout(tile)),
     )
-    def go(ctx: Any, ref: Any, index: Any, first: Any, count: Any, base: Any, row: Any, last: Any, column: Any) -> Any:
+    def go(
+        ctx: Any, ref: Any, index: Any, first: Any, count: Any, base: Any, row: Any, last: Any, column: Any, offset: Any
+    ) -> Any:
         def value(i: Any, j: Any) -> Any:
             r = arith.addi(arith.minsi(arith.addi(scalar(row), i), scalar(last)), scalar(base))
             begin = memref.load(first, [as_index(r)])
@@ -146,7 +149,9 @@ def segments(
             with ir.InsertionPoint(loop.body):
                 e = loop.induction_variable
                 n = memref.load(index[0], [e]) if index else arith.index_cast(ir.IntegerType.get_signless(32), e)
-                got = memref.load(ref, [as_index(arith.maxsi(n, int32(0))), c])
+                place = arith.maxsi(n, int32(0))
+                place = arith.addi(place, scalar(offset[0])) if offset else place
+                got = memref.load(ref, [as_index(place), c])
                 if index:
                     got = arith.select(arith.cmpi(arith.CmpIPredicate.slt, n, int32(0)), start, got)
                 total = loop.inner_iter_args[0]
@@ -155,7 +160,8 @@ def segments(
 
         return elements(tile, dtype, value)
 
-    return go(ref, [] if index is None else [index], first, count, base, tile.row, tile.last, column)
+    more = [] if offset is None else [offset]
+    return go(ref, [] if index is None else [index], first, count, base, tile.row, tile.last, column, more)
 
 
 def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: int, operation: str) -> Any:

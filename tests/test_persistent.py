@@ -56,6 +56,20 @@ def reciprocals(p: Any, v: cavs.Vertex) -> None:
     v.push(y)
 
 
+def constant_states(p: Any, v: cavs.Vertex) -> None:
+    """States that are constants, numbers and truth values; children that are read only to be compared."""
+    x = v.pull() @ p["v"]
+    if v.is_leaf():
+        h, depth, score = jnp.tanh(x), jnp.int32(0), x[0] * 0
+    else:
+        depths = v.gather_all(lambda c: c["depth"].astype(jnp.float32), reduce="max")
+        some = v.gather_all(lambda c: jnp.where(c["leaf"] | (c["h"] > 0.2), c["b"], 0.5) * p["scale"]) / (1 + depths)
+        h = jnp.tanh(some @ p["q"] + x + v.gather(0)["score"])
+        depth, score = v.gather(0)["depth"] + 1, h @ p["scale"]
+    v.scatter({"h": h, "b": h * h, "leaf": jnp.bool_(v.is_leaf()), "depth": depth, "score": score})
+    v.push({"h": h, "score": score})
+
+
 RNG = np.random.default_rng(3)
 
 
@@ -69,6 +83,12 @@ def own(fn: Any, names: str, hidden: int, **kwargs: Any) -> tuple[Any, Any]:
 DAG = joined([random_dag(14, (1, 2, 3), seed=4), from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5]]), chain(1)])
 TREES = joined([random_binary_tree(n, seed=n) for n in (9, 1, 4, 2)])
 CHAINS = joined([chain(n) for n in (5, 1, 12)])
+
+
+def mixed(n: int) -> dict[str, Any]:
+    """The states of `constant_states`."""
+    scalars = {"leaf": jnp.bool_, "depth": jnp.int32, "score": jnp.float32}
+    return {"h": (n,), "b": (n,)} | {name: jax.ShapeDtypeStruct((), dtype) for name, dtype in scalars.items()}
 
 
 def ready(program: Any) -> tuple[Any, Any]:
@@ -88,23 +108,31 @@ CASES = {
     "layer norm": (lambda n=H: own(normed, "v q scale", n, state={"h": (n,), "m": (n,)}), DAG),
     "unread state": (lambda n=H: own(unread, "v q", n, state={"h": (n,), "m": (n,)}, arity=1), CHAINS),
     "reciprocals": (lambda n=H: own(reciprocals, "v q", n, state=(n,), arity=1), CHAINS),
+    "constant states": (lambda n=H: own(constant_states, "v q scale", n, state=mixed(n), arity=1), DAG),
+    "DAGNN": (lambda n=H: ready(vp.DAGNN(n, E)), DAG),
+    "EncoderDecoder": (lambda n=H: ready(vp.EncoderDecoder(n, E)), vp.EncoderDecoder.graphs([4, 1, 2], [3, 2, 1])[1]),
 }
 # One of each way through the kernels; all are tested on the card.
 INTERPRETED = [
     *((name, H) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "reset before the product", "layer norm", "unread state")),
     # Sizes that are no multiples of 16: padded.
     *(("BinaryTreeLSTM", 10), ("ChildSumTreeLSTM", 40), ("layer norm", 24), ("reciprocals", 10)),
+    *(("constant states", 10), ("DAGNN", H), ("EncoderDecoder", H)),
 ]
 
 
-def inputs_of(name: str, graphs: cavs.Graphs, hidden: int = H) -> np.ndarray:
-    width = hidden if name == "TreeFC" else E
-    return np.random.default_rng(7).standard_normal((graphs.num_vertices, width)).astype(np.float32)
+def inputs_of(name: str, graphs: cavs.Graphs, hidden: int = H) -> Any:
+    def rows(width: int) -> np.ndarray:
+        return np.random.default_rng(7).standard_normal((graphs.num_vertices, width)).astype(np.float32)
+
+    if name == "EncoderDecoder":
+        return {"x": rows(E), "c": rows(hidden), "h": rows(hidden)}
+    return rows(hidden if name == "TreeFC" else E)
 
 
 def plan_of(F: Any, params: Any, x: Any) -> Any:
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.float32), params)
-    return F.plan(shapes, jax.ShapeDtypeStruct(x.shape[1:], jnp.float32))
+    return F.plan(shapes, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), x))
 
 
 def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str) -> tuple[Any, Any]:
@@ -208,6 +236,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     assert "sort" in refused(cell(lambda p, h, x: jnp.sort(h @ p["u"]) + x), arity=1)
     assert "divisor of the widths in F's recurrent part is 5" in refused(
         cell(lambda p, h, x: jnp.tanh(h @ p["u"] + x)), width=5, arity=1
+    )
+    assert "only float32 values can be summed" in refused(
+        lambda p, v: (v.scatter(v.gather_all(lambda h: jnp.int32(h > 0)).astype(jnp.float32) + v.pull()), v.push(v.pull()))
     )
     assert "float32" in refused(
         cell(lambda p, h, x: (h.astype(jnp.bfloat16) + x.astype(jnp.bfloat16)).astype(h.dtype)), arity=1
