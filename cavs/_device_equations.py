@@ -43,6 +43,14 @@ def at_level(x: Any, want: int, level: dict[Any, int], eqns: list[Any]) -> Any:
     return made
 
 
+def zeros_at(aval: Any, want: int, level: dict[Any, int], eqns: list[Any]) -> Any:
+    """A variable of level `want` like `aval` that is zero; see `at_level`."""
+    made = jex.Var(aval)
+    eqns += _traced(lambda: jnp.copy(jnp.zeros(aval.shape, aval.dtype)), [], [made])
+    level[made] = want
+    return made
+
+
 def _another_way(e: Any, level: dict[Any, int]) -> Callable[..., Any] | None:
     if not e.invars:
         return None

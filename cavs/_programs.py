@@ -6,7 +6,7 @@ The levels of the forward are F's recurrent equations; those of the backward the
 from collections.abc import Iterable
 from typing import Any
 
-from cavs._device_equations import at_level, rewritten
+from cavs._device_equations import at_level, rewritten, zeros_at
 from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed, reduce_max_p, reduce_sum_p
 from cavs._split import Split
 from cavs.kernels._phases import cut
@@ -100,6 +100,12 @@ class Program:
         for j, v in part.ct_slots.items():
             slot, i = part.slots[j]
             put(v, f"up{i}", SLOTS + slot, self.arity)
+        # A child in a slot of which a state is not read gets nothing; but it looks there.
+        read = {part.slots[j]: v.aval for j, v in part.ct_slots.items()}
+        for i, aval in {i: aval for (_, i), aval in read.items()}.items():
+            for slot in range(self.arity):
+                if (slot, i) not in read:
+                    put(zeros_at(aval, ROW, level, eqns), f"up{i}", SLOTS + slot, self.arity)
         for j, v in part.ct_child.items():
             put(v, f"edge_up{part.child[j]}", None, want=EDGE)
         for n, v in enumerate(part.cuts):

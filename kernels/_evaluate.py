@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from cavs.kernels._fit import ACROSS, ELEMENTWISE, REDUCTIONS
-from cavs.kernels._specs import STATIC, Constant, Phase, Rows, Sum, blocks, is_var
+from cavs.kernels._specs import STATIC, Constant, Phase, Rows, Source, Sum, blocks, is_var
 
 
 class Values:
@@ -54,6 +54,9 @@ class Values:
         inputs = dict.fromkeys([*read, *self._phase.stores])
         return [x for x in inputs if x in self._kernel.level.sources and x not in eqns and x not in skip]
 
+    def _source(self, x: Any) -> Source:
+        return self._phase.inputs.get(x) or self._kernel.level.sources[x]
+
     def _blocks(self, x: Any) -> tuple[int, ...]:
         return blocks(x.aval, self._unit)
 
@@ -65,7 +68,7 @@ class Values:
 
     def _read(self, x: Any) -> np.ndarray:
         """An input, or what an earlier phase stored. Bools lie in memory as int32."""
-        if isinstance(self._kernel.level.sources[x], Constant) and x.aval.dtype != np.float32:
+        if isinstance(self._source(x), Constant) and x.aval.dtype != np.float32:
             out = self._read_as(x, np.dtype(np.float32))  # constants travel in one vector
             return self._each(x, lambda b: out.flat[b] != 0 if x.aval.dtype == np.bool_ else out.flat[b].astype(x.aval.dtype))
         if x.aval.dtype == np.bool_:
@@ -74,7 +77,7 @@ class Values:
         return self._read_as(x, x.aval.dtype)
 
     def _read_as(self, x: Any, dtype: Any) -> np.ndarray:
-        source, tile, k = self._kernel.level.sources[x], self._tile, self._kernel
+        source, tile, k = self._source(x), self._tile, self._kernel
         if isinstance(source, Constant):
             ref = self._table[source.tensor]
             first = type(tile)(tile.shape, jnp.int32(0), jnp.int32(0))

@@ -88,6 +88,8 @@ def cut(
         todo, seen = list(phase.stores), set()
 
         def stored(x: Any) -> None:
+            if x not in producer:
+                phases[home(x)].inputs.setdefault(x, sources[x])
             there = phases[home(x)].stores.setdefault(x, [])
             if not there:
                 there.append(Place(f"scratch{len(scratch)}"))

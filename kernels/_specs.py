@@ -129,6 +129,7 @@ class Phase:
     products: list[Product]
     stores: dict[Any, list[Place]]
     meet: bool = False  # whether the group must meet before
+    inputs: dict[Any, Source] = dataclasses.field(default_factory=dict)  # sources of what it stores for later phases to read
 
 
 @dataclasses.dataclass(eq=False)
@@ -151,8 +152,8 @@ class Level:
         read = {x for p in self.phases for e in p.eqns.values() for x in e.invars if is_var(x)}
         read |= {v for p in self.phases for v in p.stores}
         found = {r.tensor for p in self.phases for q in p.products for o in q.operands for r in o}
-        for x in read & set(self.sources):
-            s = self.sources[x]
+        used = [self.sources[x] for x in read & set(self.sources)]
+        for s in [*used, *(s for p in self.phases for s in p.inputs.values())]:
             if isinstance(s, Sum):
                 found |= {n for n, _ in s.parts} | ({s.direct} if s.direct else set())
             else:

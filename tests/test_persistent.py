@@ -56,6 +56,14 @@ def reciprocals(p: Any, v: cavs.Vertex) -> None:
     v.push(y)
 
 
+def linear(p: Any, v: cavs.Vertex) -> None:
+    """Products of cotangents as they come from parents; states that are read of one child, and not of the other."""
+    x, other = v.pull() @ p["v"], v.gather(1)["m"]
+    h = v.gather(0)["h"] @ p["q"] + other + x
+    v.scatter({"h": h, "m": 0.5 * other - x})
+    v.push(h)
+
+
 def constant_states(p: Any, v: cavs.Vertex) -> None:
     """States that are constants, numbers and truth values; children that are read only to be compared."""
     x = v.pull() @ p["v"]
@@ -108,6 +116,7 @@ CASES = {
     "layer norm": (lambda n=H: own(normed, "v q scale", n, state={"h": (n,), "m": (n,)}), DAG),
     "unread state": (lambda n=H: own(unread, "v q", n, state={"h": (n,), "m": (n,)}, arity=1), CHAINS),
     "reciprocals": (lambda n=H: own(reciprocals, "v q", n, state=(n,), arity=1), CHAINS),
+    "linear": (lambda n=H: own(linear, "v q", n, state={"h": (n,), "m": (n,)}, arity=2), TREES),
     "constant states": (lambda n=H: own(constant_states, "v q scale", n, state=mixed(n), arity=1), DAG),
     "DAGNN": (lambda n=H: ready(vp.DAGNN(n, E)), DAG),
     "EncoderDecoder": (lambda n=H: ready(vp.EncoderDecoder(n, E)), vp.EncoderDecoder.graphs([4, 1, 2], [3, 2, 1])[1]),
@@ -117,7 +126,7 @@ INTERPRETED = [
     *((name, H) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "reset before the product", "layer norm", "unread state")),
     # Sizes that are no multiples of 16: padded.
     *(("BinaryTreeLSTM", 10), ("ChildSumTreeLSTM", 40), ("layer norm", 24), ("reciprocals", 10)),
-    *(("constant states", 10), ("DAGNN", H), ("EncoderDecoder", H)),
+    *(("linear", H), ("constant states", 10), ("DAGNN", H), ("EncoderDecoder", H)),
 ]
 
 
