@@ -11,6 +11,7 @@ import pytest
 import cavs
 from cavs import _chip, _persistent, _programs, _scripts, vertex_programs as vp
 from cavs.kernels import persistent
+from cavs.kernels._fit import REDUCTIONS
 from cavs.kernels._specs import Unfit
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
 
@@ -205,23 +206,25 @@ def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_program_is_cut_into_phases(name: str) -> None:
-    """Forward and backward fit; a product reads what was stored in an earlier phase, or by an earlier level."""
+    """Forward and backward fit; products and sums over vectors read what was stored before the CTAs met last."""
     make, graphs = CASES[name]
     F, params = make()
     plan = plan_of(F, params, inputs_of(name, graphs))
     for program in (_programs.program_of(plan, None, forward) for forward in (True, False)):
         assert 1 <= sum(p.meet for p in program.level.phases) <= 4
         stored: set[str] = set(program._written())
-        met = set(stored) if program.level.phases[0].meet else set()
-        for phase in program.level.phases:
+        phases, met = program.level.phases, set()
+        written = {place.tensor for phase in phases for places in phase.stores.values() for place in places}
+        for phase in phases:
             met = stored.copy() if phase.meet else met
             made = {place.tensor for places in phase.stores.values() for place in places}
-            for product in phase.products:
-                for rows in (r for operand in product.operands for r in operand):
-                    fresh = rows.tensor.startswith(("scratch", "cut", "state"))
-                    assert not fresh or rows.tensor in met or not program.forward and rows.tensor.startswith("state")
-                    assert rows.tensor not in made or rows.tensor in program._written()
+            read = [r for product in phase.products for operand in product.operands for r in operand]
+            read += [program.level.sources[e.invars[0]] for e in phase.eqns.values() if e.primitive.name in REDUCTIONS]
+            for rows in read:
+                assert rows.tensor not in written or rows.tensor in met
+                assert rows.tensor not in made or rows.tensor in program._written()
             stored |= made
+            met -= made
 
 
 def refused(fn: Any, width: int = H, **kwargs: Any) -> str:
