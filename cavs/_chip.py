@@ -92,7 +92,7 @@ def mean_rows(shape: Shape | None) -> float:
 def tuning_key(level: Level, forward: bool, precision: str, shape: Shape | None) -> str:
     """Under which a layout is recorded in `kernels/tuned`."""
     weights = {(p.weight, p.axis): p for phase in level.phases for p in phase.products}
-    sizes = [(p.weight.aval.shape[p.axis], p.blocks * level.unit) for p in weights.values()]
+    sizes = [(level.size(p.weight.aval.shape[p.axis]), p.blocks * level.unit) for p in weights.values()]
     return _tuned.key(sizes, forward, precision, mean_rows(shape))
 
 

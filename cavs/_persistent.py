@@ -17,8 +17,9 @@ from cavs._split import Split
 from cavs._tensors import Rows as KindRows, get_rows
 from cavs.kernels import persistent
 from cavs.kernels._layout import layout_of
+from cavs.kernels._padding import constant_in_memory, rows_from_memory, rows_in_memory, weight_in_memory
 from cavs.kernels._specs import Unfit, num_blocks, stored_dtype
-from cavs.kernels.rows import segment_rows
+from cavs.kernels.rows import COLUMNS, segment_rows
 
 INTERPRET = "persistent-interpret"  # the engine's kernels in Pallas' interpreter: slow, any machine; for tests
 
@@ -38,14 +39,14 @@ def launch(
     `tensors` are what the sources name, by vertex or edge, (N, ...). Returns the tensors made, (N, ...), by name, the
     states under `state0` ... where they are given (updated), and the flag of `persistent.launch`. `g_row` as in `reverse`.
     """
-    part, level, unit = program.part, program.level, program.level.unit
+    part, level = program.part, program.level
     config = configure(program, precision_of(program), interpret, sched.shape)
     layout = layout_of(level, config)
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     evaluate(program.static_eqns, env, {})
-    tensors = {name: x.reshape(x.shape[0], -1) for name, x in tensors.items()}
-    constants = {f"static{n}": env[v] for n, v in enumerate(program.statics) if v not in program.weights}
-    weights = {v: env[v] for v in program.weights}
+    statics_of = {f"static{n}": env[v] for n, v in enumerate(program.statics) if v not in program.weights}
+    constants = {name: constant_in_memory(x, level) for name, x in statics_of.items()}
+    weights = {v: weight_in_memory(env[v], level) for v in program.weights}
 
     num_children, first = rows.inner(rows.num_children), sched.first_edge[_inner_slice(sched, rows)]
     owner, size = rows.inner_edges(rows.edge_owner), rows.size
@@ -63,30 +64,29 @@ def launch(
         "edge_child": rows.inner_edges(rows.edge_child),
         **{f"kid{k}": rows.inner(rows.kids)[:, k] for k in range(program.arity)},
     }
-    tensors["num_children"] = num_children.reshape(-1, 1)
+    tensors = tensors | {"num_children": num_children}
     if not program.forward:
         integers |= parents(sched, rows, program.arity, state_row, size)
         own = state_row + jnp.arange(size, dtype=jnp.int32)
         integers["g_row"] = own if g_row is None else lax.dynamic_slice_in_dim(g_row, state_row, size)
     made = {}
     for name, (v, lv, base, copies) in program.made.items():
-        width = max(1, num_blocks(v.aval, unit)) * unit
+        width = max(1, num_blocks(v.aval, level.valid)) * level.unit
         n = rows.edges + (2 * rows.edge_pad if base == EDGE_PAD else 0) if lv == EDGE else copies * size
         if base == PAD:
             n = size + 2 * rows.pad
         sparse = name.startswith(("up", "edge_up"))
         made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
-    updated = {} if states is None else {f"state{i}": s.reshape(s.shape[0], -1) for i, s in enumerate(states)}
+    updated = {f"state{i}": rows_in_memory(s, level, written=True) for i, s in enumerate(states or [])}
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
-    tensors = {name: x for name, x in tensors.items() if name in program.level.tensors()}
-    tensors = {name: x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for name, x in tensors.items()}
+    wanted = level.tensors()
+    tensors = {name: rows_in_memory(x, level) for name, x in tensors.items() if name in wanted}
     arrays = persistent.Arrays(tensors, constants, used, updated, made)
     out, lost = persistent.launch(level, config, layout, weights, arrays, not program.forward)
     for name, (v, _, _, _) in program.made.items():
-        x = out[name] if num_blocks(v.aval, unit) else out[name][:, :1]
-        out[name] = x.reshape(-1, *v.aval.shape).astype(v.aval.dtype)
+        out[name] = rows_from_memory(out[name], level, v.aval)
     for i, s in enumerate(states or []):
-        out[f"state{i}"] = out[f"state{i}"].reshape(s.shape)
+        out[f"state{i}"] = rows_from_memory(out[f"state{i}"], level, jax.ShapeDtypeStruct(s.shape[1:], s.dtype))
     return out, lost
 
 
@@ -156,8 +156,9 @@ def explain(plan: Any, name: str | None) -> str:
             if config.resident:
                 where = "stay in shared memory" + ", three numbers in two words" * config.tight
             meetings = sum(p.meet for p in level.phases)
+            padded = "" if level.unit == level.valid else f"vectors of {level.valid} run as {level.unit}; "
             texts.append(
-                f"{way}: {len(level.phases)} phases and {meetings} meetings a level; {config.groups} groups of "
+                f"{way}: {padded}{len(level.phases)} phases and {meetings} meetings a level; {config.groups} groups of "
                 f"{level.unit // config.hb} CTAs with {config.hb} units each; {size / 1e6:.1f} MB of weights a group, which "
                 f"{where}; products in {precision}"
             )
@@ -266,7 +267,9 @@ def gathered(tensor: Any, up: dict[str, Any], index: str, n: int, interpret: boo
         # What follows from slices of the schedule is made anew: a kernel's operands must be aligned.
         operands = (jnp.concatenate([x, jnp.zeros(4, jnp.int32)]) for x in (edge, first, count))
         edge, first, count = lax.optimization_barrier(tuple(operands))
-        return segment_rows(flat, edge, first[:n], count[:n]).reshape(n, *tensor.shape[1:])
+        flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % COLUMNS)))
+        total = segment_rows(flat, edge, first[:n], count[:n])
+        return total[:, : tensor[0].size].reshape(n, *tensor.shape[1:])
     # `parent_edge` lists edges child after child: a sorted segment sum.
     at, ends = jnp.arange(edge.shape[0]), first + count
     child = jnp.clip(jnp.searchsorted(ends, at, side="right"), 0, n)

@@ -3,9 +3,11 @@
 The levels of the forward are F's recurrent equations; those of the backward the rest of the joint program (`_split`).
 """
 
+from collections.abc import Iterable
 from typing import Any
 
-from cavs._rows import EDGE, ROW, STATIC, depends, is_var, needed, open_custom_calls, reduce_max_p, reduce_sum_p
+from cavs._device_equations import at_level, rewritten, zeros_at
+from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed, reduce_max_p, reduce_sum_p
 from cavs._split import Split
 from cavs.kernels._phases import cut
 from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, Unfit
@@ -32,17 +34,16 @@ class Program:
             self.operands = _summed_operands(part)
             outputs = [*part.ct_slots.values(), *part.ct_child.values(), *part.cuts, *self.operands]
             eqns, _ = needed(joint.eqns, outputs, part.available)
-        eqns, level = open_custom_calls(eqns, level)
+        eqns, level = rewritten(eqns, level)
+        places = self._places(eqns, level)
         moving = [e for e in eqns if level.get(e.outvars[0], STATIC) != STATIC]
         self.static_eqns = [e for e in eqns if level.get(e.outvars[0], STATIC) == STATIC]
         weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
         read = dict.fromkeys(x for e in moving for x in e.invars if is_var(x))
-        read |= dict.fromkeys(x for x in outputs if is_var(x))
         self.statics = [x for x in read if level.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
         sources = self._sources(forest)
-        places = self._places()
-        self.level: Level = cut(moving, level, sources, places, self._written())
+        self.level: Level = cut(moving, level, sources, places, self._written(), 32 if _is_bf16(_precisions(moving)) else 16)
 
     def _written(self) -> frozenset[str]:
         if self.forward:
@@ -62,7 +63,7 @@ class Program:
             if is_var(v):
                 out.setdefault(v, Rows(f"extra{n}"))
         for i, v in enumerate(part.j_states):
-            if is_var(v):
+            if level_of(v, part.joint_level) != STATIC:
                 out.setdefault(v, Rows(f"state{i}", base=STATE_ROW))
         for n, v in enumerate(part.keep):
             out[v] = Rows(f"kept{n}", base=EDGE_PAD if part.joint_level.get(v) == EDGE else PAD)
@@ -75,16 +76,16 @@ class Program:
             out[v] = Rows(f"extra_ct{i}")
         return out
 
-    def _places(self) -> dict[Any, list[Place]]:
-        part, level = self.part, self.part.joint_level
+    def _places(self, eqns: list[Any], level: dict[Any, int]) -> dict[Any, list[Place]]:
+        """Where outputs are stored; `eqns` and `level` gain what makes constants among them values of a vertex."""
+        part = self.part
         places: dict[Any, list[Place]] = {}
 
         def put(v: Any, name: str, base: int | None, copies: int = 1, want: int = ROW) -> None:
-            if not is_var(v) or level.get(v, STATIC) != want:
-                raise Unfit(f"the recurrent part's {name} is a constant, or the same for all child edges; use engine='scan'")
+            v = at_level(v, want, level, eqns)
             places.setdefault(v, []).append(Place(name, base))
             if not name.startswith("state"):
-                self.made[name] = (v, level[v], base, copies)
+                self.made[name] = (v, want, base, copies)
 
         if self.forward:
             for i, v in enumerate(part.j_states):
@@ -99,10 +100,16 @@ class Program:
         for j, v in part.ct_slots.items():
             slot, i = part.slots[j]
             put(v, f"up{i}", SLOTS + slot, self.arity)
+        # A child in a slot of which a state is not read gets nothing; but it looks there.
+        read = {part.slots[j]: v.aval for j, v in part.ct_slots.items()}
+        for i, aval in {i: aval for (_, i), aval in read.items()}.items():
+            for slot in range(self.arity):
+                if (slot, i) not in read:
+                    put(zeros_at(aval, ROW, level, eqns), f"up{i}", SLOTS + slot, self.arity)
         for j, v in part.ct_child.items():
             put(v, f"edge_up{part.child[j]}", None, want=EDGE)
         for n, v in enumerate(part.cuts):
-            put(v, f"cut{n}", None, want=level.get(v, STATIC))
+            put(v, f"cut{n}", None, want=part.cut_level[v])
         for n, v in enumerate(self.operands):
             put(v, f"operand{n}", None, want=level.get(v, STATIC))
         return places
@@ -142,9 +149,15 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
 
 def precision_of(program: Program) -> str:
     """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for."""
-    asked = {str(q.eqn.params["precision"]) for phase in program.level.phases for q in phase.products}
+    asked = _precisions(q.eqn for phase in program.level.phases for q in phase.products)
     if any("HIGHEST" in a or "F32_F32_F32" in a for a in asked if "TF32" not in a and "BF16" not in a):
         return "fp32"
-    if any("BF16_BF16" in a for a in asked):
-        return "bf16"
-    return "tf32"
+    return "bf16" if _is_bf16(asked) else "tf32"
+
+
+def _precisions(eqns: Iterable[Any]) -> set[str]:
+    return {str(e.params["precision"]) for e in eqns if e.primitive.name == "dot_general"}
+
+
+def _is_bf16(asked: set[str]) -> bool:
+    return any("BF16_BF16" in a for a in asked)

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from cavs.kernels._fit import ACROSS, ELEMENTWISE, REDUCTIONS
-from cavs.kernels._specs import STATIC, Constant, Phase, Rows, Sum, blocks, is_var
+from cavs.kernels._specs import STATIC, Constant, Phase, Rows, Source, Sum, blocks, is_var
 
 
 class Values:
@@ -27,7 +27,7 @@ class Values:
         fetched: list[list[Any]] | None = None,
     ):
         self._kernel, self._phase, self._tile, self._results = kernel, phase, tile, results
-        self._device, self._table, self._unit = kernel.device, kernel.table, kernel.level.unit
+        self._device, self._table, self._unit = kernel.device, kernel.table, kernel.level.valid
         self._known: dict[Any, np.ndarray] = {}
         for x, arrays in zip(self._inputs(), fetched or [], strict=False):
             self._known[x] = self._each(x, arrays.__getitem__)
@@ -54,6 +54,9 @@ class Values:
         inputs = dict.fromkeys([*read, *self._phase.stores])
         return [x for x in inputs if x in self._kernel.level.sources and x not in eqns and x not in skip]
 
+    def _source(self, x: Any) -> Source:
+        return self._phase.inputs.get(x) or self._kernel.level.sources[x]
+
     def _blocks(self, x: Any) -> tuple[int, ...]:
         return blocks(x.aval, self._unit)
 
@@ -65,7 +68,7 @@ class Values:
 
     def _read(self, x: Any) -> np.ndarray:
         """An input, or what an earlier phase stored. Bools lie in memory as int32."""
-        if isinstance(self._kernel.level.sources[x], Constant) and x.aval.dtype != np.float32:
+        if isinstance(self._source(x), Constant) and x.aval.dtype != np.float32:
             out = self._read_as(x, np.dtype(np.float32))  # constants travel in one vector
             return self._each(x, lambda b: out.flat[b] != 0 if x.aval.dtype == np.bool_ else out.flat[b].astype(x.aval.dtype))
         if x.aval.dtype == np.bool_:
@@ -74,7 +77,7 @@ class Values:
         return self._read_as(x, x.aval.dtype)
 
     def _read_as(self, x: Any, dtype: Any) -> np.ndarray:
-        source, tile, k = self._kernel.level.sources[x], self._tile, self._kernel
+        source, tile, k = self._source(x), self._tile, self._kernel
         if isinstance(source, Constant):
             ref = self._table[source.tensor]
             first = type(tile)(tile.shape, jnp.int32(0), jnp.int32(0))
@@ -89,7 +92,9 @@ class Values:
                 column, sums = k.column(b), []
                 if source.direct is not None:
                     ref, found = (self._table[name] for name in source.direct)
-                    sums.append(self._device.load(tile, dtype, ref, found, jnp.int32(0), column))
+                    wide = ref.shape[1] > 1
+                    first = column if wide else jnp.int32(0)
+                    sums.append(self._device.load(tile, dtype, ref, found, jnp.int32(0), first, wide))
                 for name, index in source.parts:
                     ref, found = self._table[name], self._table[index]
                     if source.first is None:
@@ -127,7 +132,8 @@ class Values:
         elif name in REDUCTIONS:
             source = self._kernel.level.sources[e.invars[0]]
             ref, base = self._table[source.tensor], self._kernel.scalar(source.base)
-            whole = self._device.whole_rows(self._tile, out.aval.dtype, ref, base, ref.shape[1], REDUCTIONS[name])
+            unit = self._kernel.level.unit
+            whole = self._device.whole_rows(self._tile, out.aval.dtype, ref, base, unit, self._unit, REDUCTIONS[name])
             self._known[out] = _box(whole)
         elif name in ELEMENTWISE:
             self._known[out] = self._elementwise(e)
@@ -140,15 +146,16 @@ class Values:
         """Between a vertex and its child edges."""
         x, out = e.invars[0], e.outvars[0]
         name = e.primitive.name
-        if not is_var(x) or self._kernel.level.level.get(x, STATIC) == STATIC:
-            raise NotImplementedError("a constant spread over edges")
+        assert is_var(x) and self._kernel.level.level.get(x, STATIC) != STATIC, "constants are not spread"
         source, dtype = self._kernel.level.sources[x], out.aval.dtype
         if name == "spread":
             if isinstance(source, Constant):
                 return self._read(x)
             return self._each(out, lambda b: self._rows(source, dtype, b, "edge_owner"))
         ref = self._table[source.tensor]
+        wide = ref.shape[1] > 1
         index = None if source.index is None else self._table[source.index]
+        offset = None if source.base is None else self._kernel.scalar(source.base)
         return self._each(
             out,
             lambda b: self._device.segments(
@@ -159,8 +166,10 @@ class Values:
                 self._table["first"],
                 self._table["count"],
                 jnp.int32(0),
-                self._kernel.column(b + source.part),
+                self._kernel.column(b + source.part) if wide else jnp.int32(0),
                 name == "reduce_children_max",
+                wide,
+                offset,
             ),
         )
 

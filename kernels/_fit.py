@@ -30,10 +30,13 @@ def check_known(eqn: Any) -> None:
 def check(eqn: Any, level: dict[Any, int], unit: int) -> None:
     """Refuses an equation that does not work on whole vectors of `unit` numbers: [`Unfit`][]."""
     name = eqn.primitive.name
-    for v in (*eqn.outvars, *(x for x in eqn.invars if is_var(x) and level.get(x, STATIC) != STATIC)):
+    read = [x for x in eqn.invars if is_var(x) and (level.get(x, STATIC) != STATIC or name != "dot_general")]
+    for v in (*eqn.outvars, *read):
         size = int(np.prod(v.aval.shape))
         if size != 1 and (not v.aval.shape or v.aval.shape[-1] % unit):
             raise Unfit(f"{describe(eqn)}: a width that is no multiple of {unit}")
+    if name.startswith("reduce") and eqn.outvars[0].aval.dtype != np.float32:
+        raise Unfit(f"{describe(eqn)}: only float32 values can be summed, or their maximum taken")
     if name in ELEMENTWISE or name in ACROSS:
         return
     if name in STRUCTURE:

@@ -45,32 +45,44 @@ def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, w
 
 
 def segments(
-    tile: Tile, dtype: Any, ref: Any, index: Any, first: Any, count: Any, base: Any, column: Any, largest: bool
+    tile: Tile,
+    dtype: Any,
+    ref: Any,
+    index: Any,
+    first: Any,
+    count: Any,
+    base: Any,
+    column: Any,
+    largest: bool,
+    wide: bool = True,
+    offset: Any = None,
 ) -> Any:
     """See `_mosaic`."""
-    values, columns = ref[...], _columns(tile, column)
+    values, columns = ref[...], _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
     begin, size = first[...][_numbers(tile) + base], count[...][_numbers(tile) + base]
     start = jnp.full(tile.shape, -jnp.inf if largest else 0.0, dtype)
 
     def one(k: Any, total: Any) -> Any:
         e = begin + jnp.minimum(k, jnp.maximum(size - 1, 0))
         n = e if index is None else index[...][e]
-        got = values[jnp.maximum(n, 0)[:, None], columns[None]]
+        got = values[(jnp.maximum(n, 0) + (0 if offset is None else offset))[:, None], columns[None]]
         got = jnp.where(((n < 0) | (k >= size))[:, None], start, got)
         return jnp.maximum(total, got) if largest else total + got
 
     return lax.fori_loop(0, jnp.max(size), one, start)
 
 
-def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, width: int, operation: str) -> Any:
+def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: int, operation: str) -> Any:
     """See `_mosaic`."""
-    del width
     reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}[operation]
-    return jnp.broadcast_to(reduce(ref[...][_numbers(tile) + base], axis=1, keepdims=True), tile.shape).astype(dtype)
+    rows = ref[...][_numbers(tile) + base].reshape(tile.shape[0], -1, unit)[:, :, :valid]
+    return jnp.broadcast_to(reduce(rows, axis=(1, 2))[:, None], tile.shape).astype(dtype)
 
 
-def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any) -> None:
+def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None) -> None:
     """See `_mosaic`."""
+    if valid is not None:
+        value = jnp.where(jnp.arange(tile.shape[1]) < valid, value, 0)
     n = tile.row + jnp.arange(tile.shape[0])
     at = jnp.where(n <= tile.last, n + base, ref.shape[0])
     ref[...] = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value, mode="drop")

@@ -62,7 +62,7 @@ def layout_of(level: Level, config: Config) -> Layout:
         for p in phase.products:
             key = (p.weight, p.axis)
             if key not in offsets:
-                k = p.weight.aval.shape[p.axis]
+                k = level.size(p.weight.aval.shape[p.axis])
                 offsets[key] = words
                 splits = _splits(k // chunk)
                 packed.append(Packed(p.weight, p.axis, k, p.blocks * config.hb, words, splits, config.tight))
@@ -72,7 +72,7 @@ def layout_of(level: Level, config: Config) -> Layout:
         mine, where, at = [], {}, 0
         by_k: dict[int, list[Any]] = {}
         for p in phase.products:
-            by_k.setdefault(p.weight.aval.shape[p.axis], []).append(p)
+            by_k.setdefault(level.size(p.weight.aval.shape[p.axis]), []).append(p)
         for k, products in by_k.items():
             sources = list(dict.fromkeys(r for p in products for o in p.operands for r in o))
             operands = list(dict.fromkeys(tuple(sources.index(r) for r in o) for p in products for o in p.operands))

@@ -114,27 +114,44 @@ def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, w
 
 
 def segments(
-    tile: Tile, dtype: Any, ref: Any, index: Any, first: Any, count: Any, base: Any, column: Any, largest: bool
+    tile: Tile,
+    dtype: Any,
+    ref: Any,
+    index: Any,
+    first: Any,
+    count: Any,
+    base: Any,
+    column: Any,
+    largest: bool,
+    wide: bool = True,
+    offset: Any = None,
 ) -> Any:
-    """Per row r the sum (or maximum) of `ref[n, column + j]` over e in `first[r] ... + count[r]`, n = `index[e]` or e."""
+    """Per row r the sum (or maximum) of `ref[n, column + j]` over e in `first[r] ... + count[r]`, n = `index[e]` or e.
+
+    Unless `wide`, j is left out; `offset` is added to n.
+    """
 
     @plgpu.inline_mgpu(
-        arg_types=(REF, [REF] * (index is not None), REF, REF, SCALAR, SCALAR, SCALAR, SCALAR),
+        arg_types=(REF, [REF] * (index is not None), REF, REF, *[SCALAR] * 4, [SCALAR] * (offset is not None)),
         return_type=plgpu.ShapeDtypeStruct(tile.shape, dtype, tile_layout(tile)),
     )
-    def go(ctx: Any, ref: Any, index: Any, first: Any, count: Any, base: Any, row: Any, last: Any, column: Any) -> Any:
+    def go(
+        ctx: Any, ref: Any, index: Any, first: Any, count: Any, base: Any, row: Any, last: Any, column: Any, offset: Any
+    ) -> Any:
         def value(i: Any, j: Any) -> Any:
             r = arith.addi(arith.minsi(arith.addi(scalar(row), i), scalar(last)), scalar(base))
             begin = memref.load(first, [as_index(r)])
             end = arith.addi(begin, memref.load(count, [as_index(r)]))
-            c = as_index(arith.addi(scalar(column), j))
+            c = as_index(arith.addi(scalar(column), j) if wide else scalar(column))
             kind = mgpu.utils.dtype_to_ir_type(dtype)
             start = arith.constant(kind, ir.FloatAttr.get(kind, -np.inf if largest else 0.0))
             loop = scf.ForOp(as_index(begin), as_index(end), as_index(int32(1)), [start])
             with ir.InsertionPoint(loop.body):
                 e = loop.induction_variable
                 n = memref.load(index[0], [e]) if index else arith.index_cast(ir.IntegerType.get_signless(32), e)
-                got = memref.load(ref, [as_index(arith.maxsi(n, int32(0))), c])
+                place = arith.maxsi(n, int32(0))
+                place = arith.addi(place, scalar(offset[0])) if offset else place
+                got = memref.load(ref, [as_index(place), c])
                 if index:
                     got = arith.select(arith.cmpi(arith.CmpIPredicate.slt, n, int32(0)), start, got)
                 total = loop.inner_iter_args[0]
@@ -143,11 +160,14 @@ def segments(
 
         return elements(tile, dtype, value)
 
-    return go(ref, [] if index is None else [index], first, count, base, tile.row, tile.last, column)
+    more = [] if offset is None else [offset]
+    return go(ref, [] if index is None else [index], first, count, base, tile.row, tile.last, column, more)
 
 
-def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, width: int, operation: str) -> Any:
-    """Per row the sum, max or min over all `width` columns of `ref`, repeated over the tile's units."""
+def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: int, operation: str) -> Any:
+    """Per row the sum, max or min over all columns of `ref`, the first `valid` of each `unit`; repeated over the tile's
+    units."""
+    blocks = [(0, ref.shape[1])] if valid == unit else [(at, at + valid) for at in range(0, ref.shape[1], unit)]
     combine = {"sum": arith.addf, "max": arith.maximumf, "min": arith.minimumf}[operation]
     neutral = {"sum": 0.0, "max": -np.inf, "min": np.inf}[operation]
 
@@ -158,33 +178,39 @@ def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, width: int, operatio
     def go(ctx: Any, ref: Any, base: Any, row: Any, last: Any) -> Any:
         def value(i: Any, j: Any) -> Any:
             r = as_index(arith.addi(arith.minsi(arith.addi(scalar(row), i), scalar(last)), scalar(base)))
-            start = constant(dtype, neutral)
-            loop = scf.ForOp(as_index(int32(0)), as_index(int32(width)), as_index(int32(1)), [start])
-            with ir.InsertionPoint(loop.body):
-                got = memref.load(ref, [r, loop.induction_variable])
-                scf.yield_([combine(loop.inner_iter_args[0], got)])
-            return loop.results[0]
+            total = constant(dtype, neutral)
+            for begin, end in blocks:
+                loop = scf.ForOp(as_index(int32(begin)), as_index(int32(end)), as_index(int32(1)), [total])
+                with ir.InsertionPoint(loop.body):
+                    got = memref.load(ref, [r, loop.induction_variable])
+                    scf.yield_([combine(loop.inner_iter_args[0], got)])
+                total = loop.results[0]
+            return total
 
         return elements(tile, dtype, value)
 
     return go(ref, base, tile.row, tile.last)
 
 
-def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any) -> None:
-    """`ref[base + r, column + j] = value` for the tile's rows up to its last."""
+def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None) -> None:
+    """`ref[base + r, column + j] = value` for the tile's rows up to its last; 0 from the column j = `valid` on."""
     if not isinstance(value, (int, float)):
         value = plgpu.layout_cast(value, tile_layout(tile))
+    dtype = ref.dtype
 
-    @plgpu.inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR))
-    def go(ctx: Any, ref: Any, value: Any, base: Any, row: Any, last: Any, column: Any) -> None:
+    @plgpu.inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, [SCALAR] * (valid is not None)))
+    def go(ctx: Any, ref: Any, value: Any, base: Any, row: Any, last: Any, column: Any, valid: Any) -> None:
         i32 = ir.IntegerType.get_signless(32)
 
         def put(x: Any, at: Any) -> None:
             r = arith.addi(scalar(row), arith.index_cast(i32, at[0]))
             with mu.when(arith.cmpi(arith.CmpIPredicate.sle, r, scalar(last))):
-                c = arith.addi(scalar(column), arith.index_cast(i32, at[1]))
+                j = arith.index_cast(i32, at[1])
+                c = arith.addi(scalar(column), j)
+                if valid:  # what is computed of padding may be anything
+                    x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, constant(dtype, 0))
                 memref.store(x, ref, [as_index(arith.addi(r, scalar(base))), as_index(c)])
 
         value.foreach(put)
 
-    go(ref, value, base, tile.row, tile.last, column)
+    go(ref, value, base, tile.row, tile.last, column, [] if valid is None else [valid])

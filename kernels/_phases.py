@@ -29,6 +29,7 @@ from cavs.kernels._specs import (
     describe,
     is_var,
     num_blocks,
+    padded_unit,
     stored_dtype,
     unit_width,
 )
@@ -40,21 +41,26 @@ def cut(
     sources: dict[Any, Source],
     outputs: dict[Any, list[Place]],
     written: frozenset[str],
+    multiple: int = 16,
 ) -> Level:
     """Cuts a program into phases.
 
     **Arguments:** the equations of ROW and EDGE level in order (STATIC ones are done before), every variable's level,
-    the source of each input, the tensors that each output is stored in, and which tensors other CTAs of the group write
-    in earlier levels. Raises [`Unfit`][] for what the kernels cannot do.
+    the source of each input, the tensors that each output is stored in, which tensors other CTAs of the group write in
+    earlier levels, and what sums of products must be a multiple of. Raises [`Unfit`][] for what the kernels cannot do.
     """
     for e in eqns:
         check_known(e)
     inside = [v for e in eqns for v in (*e.invars, *e.outvars) if is_var(v) and level.get(v, STATIC) != STATIC]
     unit = unit_width([*inside, *(v for v, s in sources.items() if not isinstance(s, Constant))])
-    if unit % 16:
+    summed = [e.invars[1].aval.shape[e.params["dimension_numbers"][0][1][0]] for e in eqns if is_product(e, level)]
+    padded = padded_unit(unit)
+    if any(k // unit * padded % multiple for k in summed):
+        padded = padded_unit(unit, multiple)
+    if padded > 2 * unit:
         raise Unfit(
-            f"widths that are multiples of 16 are needed, but the greatest common divisor of the widths in F's recurrent "
-            f"part is {unit}; choose a hidden size that is a multiple of 16"
+            f"the greatest common divisor of the widths in F's recurrent part is {unit}, and vectors of {unit} would be "
+            f"padded to {padded}; choose widths that are multiples of 16, or of one hidden size that is at least 8"
         )
     for e in eqns:
         check(e, level, unit)
@@ -82,10 +88,12 @@ def cut(
         todo, seen = list(phase.stores), set()
 
         def stored(x: Any) -> None:
+            if x not in producer:
+                phases[home(x)].inputs.setdefault(x, sources[x])
             there = phases[home(x)].stores.setdefault(x, [])
             if not there:
                 there.append(Place(f"scratch{len(scratch)}"))
-                scratch[there[0].tensor] = (level[x], max(1, num_blocks(x.aval, unit)) * unit, stored_dtype(x.aval))
+                scratch[there[0].tensor] = (level[x], max(1, num_blocks(x.aval, unit)) * padded, stored_dtype(x.aval))
             sources[x] = Rows(there[0].tensor, base=there[0].base)
 
         while todo:
@@ -124,7 +132,7 @@ def cut(
             phase.meet = True
             fresh = set()
         fresh |= {place.tensor for places in phase.stores.values() for place in places}
-    return Level([p for p in phases if p.stores], sources, level, unit, scratch)
+    return Level([p for p in phases if p.stores], sources, level, unit, padded, scratch)
 
 
 def _assign(eqns: Sequence[Any], level: dict[Any, int], sources: dict[Any, Source], producer: dict[Any, Any]) -> dict[Any, int]:

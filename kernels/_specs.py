@@ -128,6 +128,7 @@ class Phase:
     products: list[Product]
     stores: dict[Any, list[Place]]
     meet: bool = False  # whether the group must meet before
+    inputs: dict[Any, Source] = dataclasses.field(default_factory=dict)  # sources of what it stores for later phases to read
 
 
 @dataclasses.dataclass(eq=False)
@@ -137,16 +138,21 @@ class Level:
     phases: list[Phase]
     sources: dict[Any, Source]  # of inputs and of values stored by earlier phases
     level: dict[Any, int]
-    unit: int  # width of a unit vector
+    valid: int  # numbers in a unit vector
+    unit: int  # as it lies in memory: zeros after the valid numbers
     scratch: dict[str, tuple[int, int, Any]]  # tensors for values between phases: name -> (domain, width, dtype)
+
+    def size(self, width: int) -> int:
+        """How wide a vector of so many numbers is in memory."""
+        return width // self.valid * self.unit
 
     def tensors(self) -> set[str]:
         """Names of the tensors that some phase reads."""
         read = {x for p in self.phases for e in p.eqns.values() for x in e.invars if is_var(x)}
         read |= {v for p in self.phases for v in p.stores}
         found = {r.tensor for p in self.phases for q in p.products for o in q.operands for r in o}
-        for x in read & set(self.sources):
-            s = self.sources[x]
+        used = [self.sources[x] for x in read & set(self.sources)]
+        for s in [*used, *(s for p in self.phases for s in p.inputs.values())]:
             if isinstance(s, Sum):
                 found |= {n for n, _ in (*s.parts, *([s.direct] if s.direct else []))}
             else:
@@ -169,6 +175,17 @@ def unit_width(program_vars: Sequence[Any]) -> int:
     """The greatest common divisor of the last axes of all values that are vectors."""
     widths = [v.aval.shape[-1] for v in program_vars if v.aval.shape and int(np.prod(v.aval.shape)) > 1]
     return int(np.gcd.reduce(widths)) if widths else 1
+
+
+def padded_unit(valid: int, multiple: int = 16) -> int:
+    """How wide a unit vector of so many numbers is in memory: a multiple of 16, as the products of `mma.sync` are.
+
+    Where it must be padded, up to a multiple of 32, so that more warps share a sum over it than one.
+    """
+    if valid % multiple == 0:
+        return valid
+    step = max(multiple, 16 if valid < 16 else 32)
+    return -(-valid // step) * step
 
 
 def blocks(aval: Any, unit: int) -> tuple[int, ...]:

@@ -248,14 +248,16 @@ class _Kernel:
             widths = tuple(SourceSpec(r.shape[1], s.column) for r, s in zip(refs, spec.sources, strict=True))
             spec = dataclasses.replace(spec, sources=widths)
             self.device.product(spec, refs, numbers, self.weights, self.part, tile.row, tile.last, self.cta)
+        level = self.level
+        valid = None if level.valid == level.unit else level.valid - self.cta * self.config.hb
         for v, targets in phase.stores.items():
             arrays = values[v]
             for place in targets:
-                for b in range(max(1, num_blocks(v.aval, self.level.unit))):
+                for b in range(max(1, num_blocks(v.aval, self.level.valid))):
                     x, base = arrays.flat[b], self.scalar(place.base)
                     if v.aval.dtype == np.bool_:
                         x = jnp.where(x, jnp.int32(1), jnp.int32(0))
-                    self.device.store(tile, self.table[place.tensor], x, base, self.column(b))
+                    self.device.store(tile, self.table[place.tensor], x, base, self.column(b), valid)
 
     def places(self, sources: list[Rows], row: Any, last: Any) -> Any:
         """The rows of every source that each thread reads in a product."""

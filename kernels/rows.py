@@ -8,27 +8,27 @@ from jax import lax
 
 from cavs.kernels._specs import Tile
 
-_ROWS, _COLUMNS, _CTAS = 8, 16, 264
+_ROWS, COLUMNS, _CTAS = 8, 16, 264
 
 
 def segment_rows(tensor: Any, index: Any, first: Any, count: Any) -> Any:
     """(n, width): row i is the sum of `tensor[index[e]]` over e from `first[i]`, `count[i]` of them; negative ones give 0.
 
-    `tensor` (rows, width) float32, the width a multiple of 16; the others int32 vectors. For Hopper GPUs, and JAX 0.11.
+    `tensor` (rows, width) float32, the width a multiple of `COLUMNS`; the others int32 vectors. For Hopper GPUs, and JAX 0.11.
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     from cavs.kernels import _mosaic
 
     n, width = first.shape[0], tensor.shape[1]
-    blocks = width // _COLUMNS
+    blocks = width // COLUMNS
     tiles = -(-n // _ROWS) * blocks
 
     def body(tensor: Any, index: Any, first: Any, count: Any, out: Any) -> None:
         def one(i: Any, _: Any) -> Any:
             t = lax.axis_index("cta") + i * _CTAS
-            tile = Tile((_ROWS, _COLUMNS), lax.div(t, jnp.int32(blocks)) * _ROWS, jnp.int32(n - 1))
-            column = lax.rem(t, jnp.int32(blocks)) * _COLUMNS
+            tile = Tile((_ROWS, COLUMNS), lax.div(t, jnp.int32(blocks)) * _ROWS, jnp.int32(n - 1))
+            column = lax.rem(t, jnp.int32(blocks)) * COLUMNS
             total = _mosaic.segments(tile, jnp.float32, tensor, index, first, count, jnp.int32(0), column, False)
             _mosaic.store(tile, out, total, jnp.int32(0), column)
             return _

@@ -11,6 +11,7 @@ import pytest
 import cavs
 from cavs import _adjoint, _chip, _persistent, _programs, _scripts, vertex_programs as vp
 from cavs.kernels import persistent
+from cavs.kernels._fit import REDUCTIONS
 from cavs.kernels._specs import Unfit
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
 
@@ -45,6 +46,39 @@ def unread(p: Any, v: cavs.Vertex) -> None:
     v.push(h)
 
 
+def reciprocals(p: Any, v: cavs.Vertex) -> None:
+    """Not finite where a state is zero, as it is where vectors are padded; a maximum that padding's zeros would hide."""
+    y = 2 + jnp.tanh(v.pull() @ p["v"])
+    if not v.is_leaf():
+        h = v.gather(0)
+        b = 1 / (h * h) + jnp.log(jnp.abs(h)) - 9
+        y = y + jnp.tanh(b @ p["q"] / 4 + b - b.max())
+    v.scatter(y)
+    v.push(y)
+
+
+def linear(p: Any, v: cavs.Vertex) -> None:
+    """Products of cotangents as they come from parents; states that are read of one child, and not of the other."""
+    x, other = v.pull() @ p["v"], v.gather(1)["m"]
+    h = v.gather(0)["h"] @ p["q"] + other + x
+    v.scatter({"h": h, "m": 0.5 * other - x})
+    v.push(h)
+
+
+def constant_states(p: Any, v: cavs.Vertex) -> None:
+    """States that are constants, numbers and truth values; children that are read only to be compared."""
+    x = v.pull() @ p["v"]
+    if v.is_leaf():
+        h, depth, score = jnp.tanh(x), jnp.int32(0), x[0] * 0
+    else:
+        depths = v.gather_all(lambda c: c["depth"].astype(jnp.float32), reduce="max")
+        some = v.gather_all(lambda c: jnp.where(c["leaf"] | (c["h"] > 0.2), c["b"], 0.5) * p["scale"]) / (1 + depths)
+        h = jnp.tanh(some @ p["q"] + x + v.gather(0)["score"])
+        depth, score = v.gather(0)["depth"] + 1, h @ p["scale"]
+    v.scatter({"h": h, "b": h * h, "leaf": jnp.bool_(v.is_leaf()), "depth": depth, "score": score})
+    v.push({"h": h, "score": score})
+
+
 RNG = np.random.default_rng(3)
 
 
@@ -58,6 +92,12 @@ def own(fn: Any, names: str, hidden: int, **kwargs: Any) -> tuple[Any, Any]:
 DAG = joined([random_dag(14, (1, 2, 3), seed=4), from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5]]), chain(1)])
 TREES = joined([random_binary_tree(n, seed=n) for n in (9, 1, 4, 2)])
 CHAINS = joined([chain(n) for n in (5, 1, 12)])
+
+
+def mixed(n: int) -> dict[str, Any]:
+    """The states of `constant_states`."""
+    scalars = {"leaf": jnp.bool_, "depth": jnp.int32, "score": jnp.float32}
+    return {"h": (n,), "b": (n,)} | {name: jax.ShapeDtypeStruct((), dtype) for name, dtype in scalars.items()}
 
 
 def ready(program: Any) -> tuple[Any, Any]:
@@ -76,19 +116,33 @@ CASES = {
     "reset before the product": (lambda n=H: own(reset_before, "w u v q", n, state=(n,), arity=1), CHAINS),
     "layer norm": (lambda n=H: own(normed, "v q scale", n, state={"h": (n,), "m": (n,)}), DAG),
     "unread state": (lambda n=H: own(unread, "v q", n, state={"h": (n,), "m": (n,)}, arity=1), CHAINS),
+    "reciprocals": (lambda n=H: own(reciprocals, "v q", n, state=(n,), arity=1), CHAINS),
+    "linear": (lambda n=H: own(linear, "v q", n, state={"h": (n,), "m": (n,)}, arity=2), TREES),
+    "constant states": (lambda n=H: own(constant_states, "v q scale", n, state=mixed(n), arity=1), DAG),
+    "DAGNN": (lambda n=H: ready(vp.DAGNN(n, E)), DAG),
+    "EncoderDecoder": (lambda n=H: ready(vp.EncoderDecoder(n, E)), vp.EncoderDecoder.graphs([4, 1, 2], [3, 2, 1])[1]),
 }
 # One of each way through the kernels; all are tested on the card.
-INTERPRETED = ["BinaryTreeLSTM", "ChildSumTreeLSTM", "reset before the product", "layer norm", "unread state"]
+INTERPRETED = [
+    *((name, H) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "reset before the product", "layer norm", "unread state")),
+    # Sizes that are no multiples of 16: padded.
+    *(("BinaryTreeLSTM", 10), ("ChildSumTreeLSTM", 40), ("layer norm", 24), ("reciprocals", 10)),
+    *(("linear", H), ("constant states", 10), ("DAGNN", H), ("EncoderDecoder", H)),
+]
 
 
-def inputs_of(name: str, graphs: cavs.Graphs, hidden: int = H) -> np.ndarray:
-    width = hidden if name == "TreeFC" else E
-    return np.random.default_rng(7).standard_normal((graphs.num_vertices, width)).astype(np.float32)
+def inputs_of(name: str, graphs: cavs.Graphs, hidden: int = H) -> Any:
+    def rows(width: int) -> np.ndarray:
+        return np.random.default_rng(7).standard_normal((graphs.num_vertices, width)).astype(np.float32)
+
+    if name == "EncoderDecoder":
+        return {"x": rows(E), "c": rows(hidden), "h": rows(hidden)}
+    return rows(hidden if name == "TreeFC" else E)
 
 
 def plan_of(F: Any, params: Any, x: Any) -> Any:
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.float32), params)
-    return F.plan(shapes, jax.ShapeDtypeStruct(x.shape[1:], jnp.float32))
+    return F.plan(shapes, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), x))
 
 
 def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str) -> tuple[Any, Any]:
@@ -112,11 +166,11 @@ def assert_near(got: Any, want: Any, tolerance: float) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("name", INTERPRETED)
-def test_kernels_in_the_interpreter(name: str) -> None:
+@pytest.mark.parametrize(("name", "hidden"), INTERPRETED)
+def test_kernels_in_the_interpreter(name: str, hidden: int) -> None:
     make, graphs = CASES[name]
-    F, params = make()
-    x = inputs_of(name, graphs)
+    F, params = make(hidden)
+    x = inputs_of(name, graphs, hidden)
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
         got = values(F, params, graphs, x, _persistent.INTERPRET)
@@ -175,23 +229,25 @@ def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_program_is_cut_into_phases(name: str) -> None:
-    """Forward and backward fit; a product reads what was stored in an earlier phase, or by an earlier level."""
+    """Forward and backward fit; products and sums over vectors read what was stored before the CTAs met last."""
     make, graphs = CASES[name]
     F, params = make()
     plan = plan_of(F, params, inputs_of(name, graphs))
     for program in (_programs.program_of(plan, None, forward) for forward in (True, False)):
         assert 1 <= sum(p.meet for p in program.level.phases) <= 4
         stored: set[str] = set(program._written())
-        met = set(stored) if program.level.phases[0].meet else set()
-        for phase in program.level.phases:
+        phases, met = program.level.phases, set()
+        written = {place.tensor for phase in phases for places in phase.stores.values() for place in places}
+        for phase in phases:
             met = stored.copy() if phase.meet else met
             made = {place.tensor for places in phase.stores.values() for place in places}
-            for product in phase.products:
-                for rows in (r for operand in product.operands for r in operand):
-                    fresh = rows.tensor.startswith(("scratch", "cut", "state"))
-                    assert not fresh or rows.tensor in met or not program.forward and rows.tensor.startswith("state")
-                    assert rows.tensor not in made or rows.tensor in program._written()
+            read = [r for product in phase.products for operand in product.operands for r in operand]
+            read += [program.level.sources[e.invars[0]] for e in phase.eqns.values() if e.primitive.name in REDUCTIONS]
+            for rows in read:
+                assert rows.tensor not in written or rows.tensor in met
+                assert rows.tensor not in made or rows.tensor in program._written()
             stored |= made
+            met -= made
 
 
 def refused(fn: Any, width: int = H, **kwargs: Any) -> str:
@@ -213,11 +269,34 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         return F
 
     assert "sort" in refused(cell(lambda p, h, x: jnp.sort(h @ p["u"]) + x), arity=1)
-    assert "multiples of 16" in refused(cell(lambda p, h, x: jnp.tanh(h @ p["u"] + x)), width=20, arity=1)
+    assert "divisor of the widths in F's recurrent part is 5" in refused(
+        cell(lambda p, h, x: jnp.tanh(h @ p["u"] + x)), width=5, arity=1
+    )
+    assert "only float32 values can be summed" in refused(
+        lambda p, v: (v.scatter(v.gather_all(lambda h: jnp.int32(h > 0)).astype(jnp.float32) + v.pull()), v.push(v.pull()))
+    )
     assert "float32" in refused(
         cell(lambda p, h, x: (h.astype(jnp.bfloat16) + x.astype(jnp.bfloat16)).astype(h.dtype)), arity=1
     )
-    assert "multiples of 16" in refused(cell(lambda p, h, x: jnp.concatenate([x[:8] * h[:8], h[8:]])), arity=1)
+    assert "multiples of 16" in refused(cell(lambda p, h, x: jnp.concatenate([x[:6] * h[:6], h[6:]])), arity=1)
+
+
+def test_other_widths_are_padded() -> None:
+    """To what warps can share; in bf16 to multiples of 32, where sums of products are none."""
+    for width, precision, unit in (
+        *((10, None, 16), (40, None, 64), (48, None, 48), (150, None, 160)),
+        *((48, "BF16_BF16_F32", 64), (128, "BF16_BF16_F32", 128)),
+    ):
+        with jax.default_matmul_precision(precision):
+            F, params = CASES["LSTM"][0](width)
+            plan = plan_of(F, params, inputs_of("LSTM", CHAINS))
+            for forward in (True, False):
+                level = _programs.program_of(plan, None, forward).level
+                assert level.valid == width
+                assert level.unit == unit or (level.unit == width and not forward)  # it sums over four gates
+                assert _chip.candidates(level, "bf16" if precision else "tf32")
+            said = plan.function.explain()
+        assert (f"vectors of {width} run as {unit}" in said) == (width != unit)
 
 
 def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
@@ -234,9 +313,9 @@ def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("precision", "tolerance"), [("highest", 1e-5), (None, 2e-3), ("BF16_BF16_F32", 2e-2)])
-def test_kernels_on_the_card(name: str, precision: str | None, tolerance: float) -> None:
+@pytest.mark.parametrize("hidden", [128, 150])
+def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tolerance: float) -> None:
     make, graphs = CASES[name]
-    hidden = 128
     F, params = make(hidden)
     x = inputs_of(name, graphs, hidden)
     with jax.default_matmul_precision("highest"):
