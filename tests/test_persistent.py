@@ -322,8 +322,8 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
         want = values(F, params, graphs, x, "scan")
     with jax.default_matmul_precision(precision):
         got, again = (values(F, params, graphs, x, "persistent") for _ in range(2))
-    # Layer norm divides by what a product made: it turns a product's error into a larger one.
-    assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
+    # These divide by what a product made: that turns a product's error into a larger one.
+    assert_near(got, want, tolerance * (10 if name in ("layer norm", "reciprocals") and precision != "highest" else 1))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
 
 
