@@ -18,6 +18,13 @@ from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 jax.config.update("jax_enable_x64", True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_code_is_freed() -> Iterator[None]:
+    """Each compiled program maps some memory, and Linux allows a process 65,530 mappings: all tests' would be more."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> Iterator[Path]:
     """A folder that keeps compiled code for the tests of a file that start trainings anew."""
