@@ -1,12 +1,15 @@
 """`Graphs`: any number of disjoint input graphs as flat arrays (Cavs section 3: the input graphs G, read once)."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from cavs._facts import Facts, facts_of
 from cavs._heights import heights, offsets
+from cavs._segments import ranges
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +47,7 @@ class Graphs:
     vocab: tuple[str, ...] | None = None
     kind_names: tuple[str, ...] | None = None
     label_names: tuple[str, ...] | None = None
+    _selected: ClassVar["tuple[Graphs, np.ndarray] | None"] = None  # of a selection: of what, and which; facts are found once
 
     @staticmethod
     def build(
@@ -136,6 +140,10 @@ class Graphs:
         """The most children that any vertex has."""
         return int(np.diff(self.child_offsets).max(initial=0))
 
+    @functools.cached_property
+    def _facts(self) -> Facts:
+        return facts_of(self.vertex_offsets, self.child_offsets, self.children)
+
     def __getitem__(self, index: Any) -> "Graphs":
         """Graphs `index` (int, slice, integer or boolean array), in that order; the arrays of a contiguous slice are views."""
         if isinstance(index, (int, np.integer)):
@@ -163,27 +171,26 @@ class Graphs:
     def _contiguous(self, start: int, stop: int) -> "Graphs":
         v0, v1 = int(self.vertex_offsets[start]), int(self.vertex_offsets[stop])
         e0, e1 = int(self.child_offsets[v0]), int(self.child_offsets[v1])
-        return self._with_rows(
-            self.vertex_offsets[start : stop + 1] - v0,
-            self.child_offsets[v0 : v1 + 1] - e0,
-            slice(v0, v1),
-            slice(e0, e1),
-        )
+        vertex_offsets, child_offsets = self.vertex_offsets[start : stop + 1] - v0, self.child_offsets[v0 : v1 + 1] - e0
+        some = self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1))
+        return some._remember(self, np.arange(start, stop))
 
     def _select(self, index: np.ndarray) -> "Graphs":
         starts = self.vertex_offsets[index]
         sizes = self.vertex_offsets[index + 1] - starts
         vertex_offsets = offsets(sizes)
-        rows = np.arange(vertex_offsets[-1]) + np.repeat(starts - vertex_offsets[:-1], sizes)
+        rows = ranges(starts, sizes)
         first = self.child_offsets[starts]
         edges = self.child_offsets[starts + sizes] - first
         edge_offsets = offsets(edges)
-        shift = first - edge_offsets[:-1]
-        child_offsets = np.empty(len(rows) + 1, np.int64)
-        child_offsets[:-1] = self.child_offsets[rows] - np.repeat(shift, sizes)
-        child_offsets[-1] = edge_offsets[-1]
-        picked = np.arange(edge_offsets[-1]) + np.repeat(shift, edges)
-        return self._with_rows(vertex_offsets, child_offsets, rows, picked)
+        child_offsets = np.append(self.child_offsets.take(rows) - (first - edge_offsets[:-1]).repeat(sizes), edge_offsets[-1])
+        return self._with_rows(vertex_offsets, child_offsets, rows, ranges(first, edges))._remember(self, index)
+
+    def _remember(self, of: "Graphs", index: np.ndarray) -> "Graphs":
+        if of._selected is not None:
+            of, index = of._selected[0], of._selected[1][index]
+        self.__dict__["_selected"] = of, index
+        return self
 
     def _with_rows(self, vertex_offsets: np.ndarray, child_offsets: np.ndarray, rows: Any, edges: Any) -> "Graphs":
         def take(a: np.ndarray | None) -> np.ndarray | None:

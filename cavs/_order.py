@@ -1,106 +1,166 @@
 """The breadth-first order of K batches (Cavs Algorithm 1): a vertex's level is its height, so it is a counting sort."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cavs._graphs import Graphs
+from cavs._segments import ranges
 
 
 class Order(NamedTuple):
-    """Vertices and edges of K batches in the order in which they are run. Indices run through all batches."""
+    """Vertices and edges of K batches in the order in which they are run.
 
+    Values count within a batch. Vertices "in order" are sorted by (batch, height, kind), leaves by (batch, kind), inner
+    vertices by (batch, kind, height).
+    """
+
+    source: np.ndarray | slice  # (V,) of each vertex, in the order of the batches: where the graphs have it
     counts: np.ndarray  # (K, levels, kinds) vertices
     leaf_count: np.ndarray  # (K, kinds)
     inner_count: np.ndarray  # (K, kinds)
     vertices: np.ndarray  # (K,) vertices
-    vertex_start: np.ndarray  # (K,) the first of them
-    position: np.ndarray  # (V,) of each vertex, by (batch, height, kind): the order of rows in the dynamic tensors
-    leaf: np.ndarray  # (L,) leaves, by (batch, kind)
-    inner: np.ndarray  # (I,) inner vertices, by (batch, kind, height)
+    position: np.ndarray  # (V,) of each vertex in order
+    leaf: np.ndarray  # (L,) leaves
+    inner: np.ndarray  # (I,) inner vertices
     inner_start: np.ndarray  # (K, kinds) where those of a batch and kind begin
-    num_children: np.ndarray  # (I,) of inner vertices
-    edges_before: np.ndarray  # (I + 1,) edges before those of each
+    num_children: np.ndarray  # (I,)
+    edges_before: np.ndarray  # (I + 1,) edges before those of each, of all batches, and at last all
+    first_edge: np.ndarray  # (I,) the same within a batch and kind
     fan_in: np.ndarray  # (K,) the most children of a vertex
     num_edges: np.ndarray  # (K, kinds)
-    edge_start: np.ndarray  # (K, kinds)
-    child: np.ndarray  # (E,) edges by inner vertex: their children
+    child: np.ndarray  # (E,) edges by inner vertex: the position of the child
+    owner: np.ndarray  # (E,) and the number of the inner vertex within its kind
     graph: np.ndarray  # (V,)
-    root: np.ndarray  # (R,) vertices without parents
-    root_batch: np.ndarray  # (R,)
+    height: np.ndarray  # (V,)
+    vertex_offsets: np.ndarray  # (G + 1,) of the graphs, through all batches
+    roots: np.ndarray  # (K,) vertices without parents
+    root: np.ndarray  # (G,) the first of each graph
     rooted: np.ndarray  # (K,) bool: every graph has exactly one root
 
 
-def order_of(graphs: Graphs, batches: np.ndarray, kind: np.ndarray | None, num_kinds: int) -> Order:
-    """The order of consecutive batches; `batches` (K,) graphs of each, `kind` (V,) where there are `num_kinds` of them."""
-    num_batches, num_vertices, num_graphs = len(batches), graphs.num_vertices, len(graphs)
+def order_of(
+    graphs: Graphs, index: np.ndarray | None, batches: np.ndarray, kind: np.ndarray | None, num_kinds: int, source: Any
+) -> Order:
+    """The order of consecutive batches of `graphs[index]`; `batches` (K,) graphs of each, `kind` (V,) where there are
+    `num_kinds` of them, `source` as `rows_of` has it."""
+    facts, num_batches = graphs._facts, len(batches)
+    every = slice(None) if index is None else index
+    sizes = facts.sizes[every]
+    vertex_offsets = np.zeros(len(sizes) + 1, np.int64)
+    sizes.cumsum(out=vertex_offsets[1:])
     graph_end = batches.cumsum()
-    vertex_start = graphs.vertex_offsets[graph_end - batches]
-    vertices = graphs.vertex_offsets[graph_end] - vertex_start
+    graph_start = graph_end - batches
+    vertex_start = vertex_offsets[graph_start]
+    vertices = vertex_offsets[graph_end] - vertex_start
+    num_vertices = int(vertex_offsets[-1])
 
     # 16-bit keys make numpy's stable sort a counting (radix) sort.
-    levels = int(graphs.height.max(initial=0)) + 1
+    height = take(graphs.height, source)
+    levels = int(height.max(initial=0)) + 1
     num_keys = num_batches * levels * num_kinds
     key_type = np.uint16 if num_keys < 1 << 16 else np.int64
-    key = graphs.height.astype(key_type)
+    key = height.astype(key_type)
     if num_batches > 1:
         key += np.arange(0, num_batches * levels, levels, dtype=key_type).repeat(vertices)
     if kind is not None:
         key = key * key_type(num_kinds) + kind.astype(key_type)
     order = np.argsort(key, kind="stable")
-    position = np.empty(num_vertices, np.int64)
-    position[order] = np.arange(num_vertices)
     counts = np.bincount(key, minlength=num_keys).reshape(num_batches, levels, num_kinds)
     leaf_count, inner_count = counts[:, 0], counts[:, 1:].sum(1)
-    num_leaves, num_inner = leaf_count.sum(1), inner_count.sum(1)
-    if num_batches == 1:
-        leaf, inner = order[: num_leaves[0]], order[num_leaves[0] :]
-    else:
-        is_inner = (graphs.height > 0)[order]
-        leaf, inner = order[~is_inner], order[is_inner]
+    num_leaves = leaf_count.sum(1)
+    start = spread(vertex_start.astype(np.int32), vertices)
+    number = np.arange(num_vertices, dtype=np.int32)
+    number -= start
+    position = np.empty(num_vertices, np.int32)
+    position[order] = number
+    vertex = order.astype(np.int32)
+    vertex -= start
+
+    # Inner vertices lie after the leaves of their batch; then by kind.
+    end = vertex_start + vertices
+    after_leaves = vertex_start + num_leaves
+    leaf = cut(vertex, vertex_start, after_leaves)
+    inner_order, inner = cut(order, after_leaves, end), cut(vertex, after_leaves, end)
     if kind is not None:
-        inner_key = np.arange(0, num_batches * num_kinds, num_kinds).repeat(num_inner) + kind[inner]
-        inner = inner[np.argsort(inner_key.astype(key_type), kind="stable")]
+        inner_key = np.arange(0, num_batches * num_kinds, num_kinds).repeat(vertices - num_leaves) + kind[inner_order]
+        by_kind = np.argsort(inner_key.astype(key_type), kind="stable")
+        inner_order, inner = inner_order[by_kind], inner[by_kind]
     inner_start = inner_count.cumsum().reshape(inner_count.shape) - inner_count
+    of_kind = inner_count.ravel()
+    owner = np.arange(len(inner), dtype=np.int32)
+    owner -= inner_start.ravel().astype(np.int32).repeat(of_kind)
 
     # Edges in the order of their owners.
-    num_children = graphs.child_offsets[inner + 1] - (first_edge := graphs.child_offsets[inner])
-    edges_before = np.zeros(len(inner) + 1, np.int64)
-    np.cumsum(num_children, out=edges_before[1:])
-    edge_start = edges_before[inner_start]
-    fan_in = np.zeros(num_batches, np.int64)
-    if len(inner):
-        some = num_inner > 0
-        fan_in[some] = np.maximum.reduceat(num_children, (num_inner.cumsum() - num_inner)[some])
-    picked = np.arange(graphs.num_edges) + (first_edge - edges_before[:-1]).repeat(num_children)
-    graph_edge = graphs.child_offsets[graphs.vertex_offsets]
-    child = (graphs.children + graphs.vertex_offsets[:-1].repeat(graph_edge[1:] - graph_edge[:-1]))[picked]
+    inner_source = inner_order if isinstance(source, slice) else source.take(inner_order)
+    if facts.arity:
+        num_children = np.full(len(inner), facts.arity)
+        edges_before = np.arange(0, facts.arity * len(inner) + 1, facts.arity)
+        child = (inner_order[:, None] - facts.back.take(inner_source, 0)).ravel()
+        owner = owner.repeat(facts.arity)
+    else:
+        num_children = facts.num_children.take(inner_source)
+        edges_before = np.zeros(len(inner) + 1, np.int64)
+        num_children.cumsum(out=edges_before[1:])
+        picked = (graphs.child_offsets.take(inner_source) - edges_before[:-1]).repeat(num_children)
+        picked += np.arange(len(picked))
+        child = inner_order.repeat(num_children)
+        child -= facts.back.take(picked)
+        owner = owner.repeat(num_children)
+    num_edges = edges_before[inner_start + inner_count] - edges_before[inner_start]
+    first_edge = edges_before[:-1] - edges_before[inner_start].ravel().repeat(of_kind)
 
-    # Roots.
-    is_root = np.ones(num_vertices, bool)
-    is_root[child] = False
-    root = is_root.nonzero()[0]
-    graph = np.arange(num_graphs).repeat(graphs.vertex_offsets[1:] - graphs.vertex_offsets[:-1])
-    one_root = np.bincount(graph[root], minlength=num_graphs) == 1
-    batch_of_graph = np.arange(num_batches).repeat(batches)
+    whole = batches > 0
+    fan_in, roots, one_root = (np.zeros(num_batches, np.int64) for _ in range(3))
+    if whole.any():
+        begin, of_graph = graph_start[whole], facts.roots[every]
+        fan_in[whole] = np.maximum.reduceat(facts.fan_in[every], begin)
+        roots[whole] = np.add.reduceat(of_graph, begin)
+        one_root[whole] = np.add.reduceat(of_graph == 1, begin, dtype=np.int64)
+    graph = np.arange(len(sizes), dtype=np.int32) - spread(graph_start.astype(np.int32), batches)
     return Order(
+        source=source,
         counts=counts,
         leaf_count=leaf_count,
         inner_count=inner_count,
         vertices=vertices,
-        vertex_start=vertex_start,
         position=position,
         leaf=leaf,
         inner=inner,
         inner_start=inner_start,
         num_children=num_children,
         edges_before=edges_before,
+        first_edge=first_edge,
         fan_in=fan_in,
-        num_edges=edges_before[inner_start + inner_count] - edge_start,
-        edge_start=edge_start,
-        child=child,
-        graph=graph,
-        root=root,
-        root_batch=batch_of_graph[graph[root]],
-        rooted=np.bincount(batch_of_graph, one_root, minlength=num_batches) == batches,
+        num_edges=num_edges,
+        child=position.take(child),
+        owner=owner,
+        graph=graph.repeat(sizes),
+        height=height,
+        vertex_offsets=vertex_offsets,
+        roots=roots,
+        root=facts.root[every] + vertex_offsets[:-1] - spread(vertex_start, batches),
+        rooted=one_root == batches,
     )
+
+
+def rows_of(graphs: Graphs, index: np.ndarray | None) -> np.ndarray | slice:
+    """The rows of graphs `index`, which are in range, one after another; of all graphs, where it is None."""
+    return slice(None) if index is None else ranges(graphs.vertex_offsets[index], graphs._facts.sizes[index])
+
+
+def take(values: np.ndarray, source: np.ndarray | slice) -> np.ndarray:
+    """`values[source]`, in two thirds of the time."""
+    return values[source] if isinstance(source, slice) else values.take(source)
+
+
+def cut(values: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Parts of `values`, one after another."""
+    if len(start) == 1:
+        return values[start[0] : end[0]]
+    return np.concatenate([values[a:b] for a, b in zip(start.tolist(), end.tolist(), strict=True)])
+
+
+def spread(values: np.ndarray, lengths: np.ndarray) -> Any:
+    """`values[i]`, `lengths[i]` times; one number, where they are all the same."""
+    return values[0] if len(values) == 1 or (len(values) and (values == values[0]).all()) else values.repeat(lengths)

@@ -11,18 +11,21 @@ import numpy as np
 
 from cavs import _scripts
 from cavs._graphs import Graphs
-from cavs._order import Order, order_of
+from cavs._order import Order, order_of, rows_of, spread, take
 from cavs._schedule import PARTS, Schedule, Shape, layout_of
 from cavs._segments import Segments
 from cavs._shapes import Options as Options, bucket as bucket, padded_sizes, shapes_of
 from cavs._tasks import Rounds, Tasks, cut_rounds, cut_tasks, task_classes
 
 
-def pack(graphs: Graphs, batches: np.ndarray, options: Options) -> list[Schedule]:
-    """The schedules of consecutive batches of `graphs`; `batches` (K,): how many graphs each has."""
-    kind = graphs.kind if options.kinds else None
+def pack(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarray | None = None) -> list[Schedule]:
+    """The schedules of consecutive batches of `graphs[index]`, or of all graphs; `batches` (K,): how many graphs each has."""
+    if index is None and graphs._selected is not None:
+        graphs, index = graphs._selected
+    source = rows_of(graphs, index)
+    kind = None if graphs.kind is None or not options.kinds else take(graphs.kind, source)
     names = ("",) if kind is None else graphs.kind_names or tuple(map(str, range(int(kind.max(initial=0)) + 1)))
-    order = order_of(graphs, batches, kind, len(names))
+    order = order_of(graphs, index, batches, kind, len(names), source)
 
     # Sizes and tasks.
     sizes = padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
@@ -40,8 +43,7 @@ def pack(graphs: Graphs, batches: np.ndarray, options: Options) -> list[Schedule
     rounds = cut_rounds(tasks, window_of, num_loops)
     scripts = None
     if options.scripts:
-        roots = np.bincount(order.root_batch, minlength=len(batches))
-        scripts = _scripts.scripted(order.counts, order.inner_count, order.num_edges, order.vertices - roots)
+        scripts = _scripts.scripted(order.counts, order.inner_count, order.num_edges, order.vertices - order.roots)
         shapes, which = _scripts.with_levels(shapes, which, scripts)
 
     made = _write(graphs, batches, order, tasks, rounds, num_loops, scripts, shapes, which)
@@ -74,29 +76,24 @@ def _write(
         return table[:, columns[name]]
 
     leaf_size, inner_size, edge_size, pad = at("leaves"), at("inner"), at("edges"), at("pad")[:, 0]
-    leaf_count, inner_count, vertices = order.leaf_count, order.inner_count, order.vertices
-    first, num_leaves, num_inner = order.vertex_start, leaf_count.sum(1), inner_count.sum(1)
-    row = order.position + (pad - first).repeat(vertices)
-    of_kind = inner_count.ravel()
-    inner_starts, edge_starts = order.inner_start.ravel().repeat(of_kind), order.edge_start.ravel().repeat(of_kind)
+    leaf_count, inner_count, vertices, num_edges = order.leaf_count, order.inner_count, order.vertices, order.num_edges
+    row = pad.astype(np.int32)  # the first of the vertices'
     one = np.ones_like(vertices)
 
     out = Segments()
     header = np.array([vertices, tasks.count, rounds.count, one]).T
     header = np.concatenate([header, leaf_count, inner_count, pad[:, None] + leaf_count.cumsum(1) - leaf_count], 1)
     out.add(at("num_vertices"), header.shape[1] * one, header.ravel())
-    out.add(at("leaf_vertex"), leaf_count, order.leaf - first.repeat(num_leaves), leaf_size)
-    out.add(at("inner_vertex"), inner_count, order.inner - first.repeat(num_inner), inner_size)
-    out.add(at("first_edge"), inner_count, order.edges_before[:-1] - edge_starts, inner_size)
+    out.add(at("leaf_vertex"), leaf_count, order.leaf, leaf_size)
+    out.add(at("inner_vertex"), inner_count, order.inner, inner_size)
+    out.add(at("first_edge"), inner_count, order.first_edge, inner_size)
     out.add(at("num_children"), inner_count, order.num_children, inner_size)
-    out.add(at("row"), vertices, row)
-    of_batch = order.graph - (batches.cumsum() - batches).repeat(vertices)
-    out.add(at("graph"), vertices, of_batch, at("vertices"), batches)
-    edge_child = row[order.child]
-    out.add(at("edge_child"), order.num_edges, edge_child, edge_size)
-    owner = (np.arange(len(order.inner)) - inner_starts).repeat(order.num_children)
-    out.add(at("edge_owner"), order.num_edges, owner, edge_size, inner_size)
-    out.add(at("task_row"), tasks.count, tasks.row + (pad + num_leaves).repeat(tasks.count))
+    out.add(at("row"), vertices, order.position + spread(row, vertices))
+    out.add(at("graph"), vertices, order.graph, at("vertices"), batches)
+    edge_child = order.child + spread(row, num_edges.sum(1))
+    out.add(at("edge_child"), num_edges, edge_child, edge_size)
+    out.add(at("edge_owner"), num_edges, order.owner, edge_size, inner_size)
+    out.add(at("task_row"), tasks.count, tasks.row + (pad + leaf_count.sum(1)).repeat(tasks.count))
     out.add(at("task_start"), tasks.count, tasks.start)
     out.add(at("task_size"), tasks.count, tasks.size)
     out.add(at("task_edge"), tasks.count, tasks.edge)
@@ -104,16 +101,12 @@ def _write(
     out.add(at("task_level"), tasks.count, tasks.level)
     out.add(at("round_end"), rounds.count * num_loops, rounds.ends)
     out.add(at("window_round") + 1, one, rounds.count)
-    root = order.root - first[order.root_batch]
-    if order.rooted.all():
-        out.add(at("roots"), batches, root)
-    else:
-        out.add(at("roots")[order.rooted], batches[order.rooted], root[order.rooted[order.root_batch]])
+    out.add(at("roots")[order.rooted], batches[order.rooted], order.root[order.rooted.repeat(batches)])
     for name in shapes[0].fields:
-        out.add(at(name), vertices, getattr(graphs, name), at("vertices"), -one)
+        out.add(at(name), vertices, take(getattr(graphs, name), order.source), at("vertices"), -one)
     if scripts is not None and scripts.batch.any():
         sizes = np.array([(s.levels, s.rows, sum(s.edges)) for s in shapes])[which]
-        _add_scripts(out, scripts, at("scripts")[:, 0], sizes, graphs, batches, edge_child, order.num_edges.sum(1))
+        _add_scripts(out, scripts, at("scripts")[:, 0], sizes, order, batches, edge_child)
     data = np.zeros(int(end[-1]), np.int32)
     out.write(data)
     bounds = zip(start.tolist(), end.tolist(), which, strict=True)
@@ -125,17 +118,17 @@ def _add_scripts(
     found: _scripts.Scripted,
     at: np.ndarray,
     sizes: np.ndarray,
-    graphs: Graphs,
+    order: Order,
     batches: np.ndarray,
     child: np.ndarray,
-    num_edges: np.ndarray,
 ) -> None:
     """Scripts of a pass; `at` (K,) where those of a batch begin, `sizes` (K, 3) of its shape: levels, rows, edges; `child`
-    (E,) rows; `batches`, `num_edges` (K,)."""
+    (E,) rows; `batches` (K,) graphs."""
     padded, rows, edges = sizes.T
+    num_edges = order.num_edges.sum(1)
     some = found.batch
     out.add(at[some], np.ones_like(at)[some], found.levels[some])
-    starts = _scripts.part_starts(found, padded, graphs.height, graphs.vertex_offsets, batches)
+    starts = _scripts.part_starts(found, padded, order.height, order.vertex_offsets, batches)
     out.add(at[some] + 1, padded[some] * PARTS + 1, starts)
     at = at + padded * PARTS + 2
     forests, dags = some & found.forest, some & ~found.forest

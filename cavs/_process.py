@@ -222,13 +222,13 @@ def _listen(requests: "queue.SimpleQueue[Any]", file: int | None) -> None:
 
 
 def _answer(graphs: Graphs, index: np.ndarray, counts: np.ndarray, options: Options, known: int) -> tuple[Any, ...]:
-    together = graphs[index]
-    made = pack(together, counts, options)
+    made = pack(graphs, counts, options, index)
     number: dict[Shape, int] = {}
     which = [number.setdefault(sched.shape, len(number)) for sched in made]
     ends = np.cumsum([len(sched.data) for sched in made]).tolist()
     data = made[0].data.base  # all integers, in one vector
     assert len(data) == ends[-1]
     # Who asked for fields may have no need to look at the graphs.
-    arrays = None if options.fields else tuple(getattr(together, name) for name in _ARRAYS)
+    together = None if options.fields else graphs[index]
+    arrays = together and tuple(getattr(together, name) for name in _ARRAYS)
     return data, ends, list(number), which, (options.shapes or [])[known:], arrays

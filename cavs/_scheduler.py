@@ -13,9 +13,9 @@ from cavs._process import schedules_elsewhere
 from cavs._schedule import FIELDS, Schedule, Shape
 from cavs._tasks import LAZY_WINDOW
 
-# `schedules` prepares about so many vertices at once: NumPy's calls, hundreds of microseconds a pass, are paid once for all
-# batches in them, and the arrays of a pass still stay in cache. A process of its own, which lets nobody wait, takes more.
-VERTICES_AT_ONCE, VERTICES_ELSEWHERE = 1 << 15, 1 << 16
+# `schedules` prepares up to so many vertices at once: NumPy's calls, hundreds of microseconds a pass, are paid once for all
+# batches in them. With twice as many the arrays of a pass would leave most caches.
+VERTICES_AT_ONCE = 1 << 17
 BATCHES_AT_ONCE = 256
 
 
@@ -81,7 +81,7 @@ def schedules(
     ```
 
     The same as `batch = graphs[index]` and `cavs.schedule(batch)` for each `index`, in order, and cheaper: a pass over
-    several small batches costs little more than over one. It runs ahead by at most 2^15 vertices, and 256 batches.
+    several small batches costs little more than over one. It runs ahead by at most 2^17 vertices, and 256 batches.
 
     **Arguments:** `graphs`, all of them; `batches`, any iterable of what selects graphs (integer arrays, slices, boolean
     arrays), may be endless; the others as in `cavs.schedule`.
@@ -113,15 +113,16 @@ def schedules(
     # Kinds without names are numbered up to the largest of a batch.
     alone = kinds and graphs.kind is not None and graphs.kind_names is None
     most = 1 if alone else BATCHES_AT_ONCE
-    if process:  # the first passes are small: training starts while the next ones are made
-        first, limit = VERTICES_AT_ONCE // 16, max(VERTICES_ELSEWHERE // process, VERTICES_AT_ONCE // 2)
+    # The first passes are small: training starts while the next ones are made.
+    if process:
+        first, limit = VERTICES_AT_ONCE // 64, max(VERTICES_AT_ONCE // 2 // process, VERTICES_AT_ONCE // 8)
         passes = _passes(graphs, iter(batches), most, first, limit, 2 ** (1 / process))
         return schedules_elsewhere(graphs, passes, options, int(process))
-    return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE, VERTICES_AT_ONCE), options)
+    return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE // 4, VERTICES_AT_ONCE), options)
 
 
 def _passes(
-    graphs: Graphs, batches: Iterator[Any], most: int, first: float, limit: int, growth: float = 2
+    graphs: Graphs, batches: Iterator[Any], most: int, first: float, limit: int, growth: float = 4
 ) -> Iterator[list[np.ndarray]]:
     """The batches of each pass as index arrays: at most `most`, about `first` vertices, then `growth` times as many up to
     `limit`."""
@@ -147,14 +148,13 @@ def _passes(
 
 def _here(graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options) -> Iterator[tuple[Graphs, Schedule]]:
     for picked in passes:
-        counts = np.array([len(index) for index in picked])
-        together = graphs[np.concatenate(picked)]
-        made = pack(together, counts, options)
+        counts, index = np.array([len(index) for index in picked]), np.concatenate(picked)
+        made = pack(graphs, counts, options, index)
         if options.fields:  # what a step reads comes along: nobody may look at the graphs
-            of_pass = Pass(together, slice(None), counts, None)
+            of_pass = Pass(graphs, index, counts, None)
             yield from ((LaterGraphs(of_pass, number), sched) for number, sched in enumerate(made))
         else:
-            yield from zip(consecutive(together, counts), made, strict=True)
+            yield from zip(consecutive(graphs[index], counts), made, strict=True)
 
 
 def _checked(

@@ -1,22 +1,29 @@
 """`Segments`: the fields of many schedules, collected and then written into one vector of integers at once."""
 
-import itertools
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-# Integers are scattered all at once, or copied run after run: what the first costs once, and for so many integers, runs cost.
-SCATTER_RUNS, SCATTER_INTEGERS = 100, 100
+# A field whose runs are of so many integers or more on average is copied run after run, any others are scattered at once.
+LONG_RUNS = 100
+
+
+class _Field(NamedTuple):
+    """Runs of one field of many schedules; see `Segments.add`."""
+
+    start: np.ndarray
+    length: np.ndarray
+    values: np.ndarray
+    size: np.ndarray
+    fill: np.ndarray | None
 
 
 class Segments:
-    """Runs of integers to be written into one vector: starts and lengths, the values of all of them one after another.
-
-    With a `size`, padding up to it repeats a run's first value (it computes what a real row computes), or `fill`.
-    """
+    """Runs of integers to be written into one vector: where each begins and how long it is, and the values of all of them
+    one after another."""
 
     def __init__(self) -> None:
-        self._runs: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]] = []
+        self._fields: list[_Field] = []
 
     def add(
         self,
@@ -26,38 +33,55 @@ class Segments:
         size: np.ndarray | None = None,
         fill: np.ndarray | None = None,
     ) -> None:
-        """Runs of `length` integers from `start` on; `size`, with the padding, and `fill` have as many entries."""
-        self._runs.append((start, length, values, length if size is None else size, fill))
+        """Runs of `length` integers from `start` on. With a `size`, padding up to it repeats a run's first value (it computes
+        what a real row computes), or `fill`; there is none for a run of no values without a `fill`."""
+        self._fields.append(_Field(start, length, values, length if size is None else size, fill))
 
     def write(self, data: np.ndarray) -> None:
-        """Writes all runs into `data`, which is zeros; what is in none stays so."""
-        starts, lengths, values, sizes, _ = zip(*self._runs, strict=True)
-        start, length, size = (np.concatenate(x, axis=None) for x in (starts, lengths, sizes))
-        if len(start) < SCATTER_RUNS + sum(map(len, values)) / SCATTER_INTEGERS:
-            self._copy(data, zip(start.tolist(), length.tolist(), size.tolist(), strict=True))
-        else:
-            self._scatter(data, start, length, size)
+        """Writes all runs into `data`, int32 zeros; what is in none stays so."""
+        short = []
+        for field in self._fields:
+            if len(field.values) < LONG_RUNS * field.start.size:
+                short.append(field)
+            else:
+                _copy(data, field)
+        if short:
+            _scatter(data, short)
 
-    def _scatter(self, data: np.ndarray, start: np.ndarray, length: np.ndarray, size: np.ndarray) -> None:
-        values = np.concatenate([run[2] for run in self._runs])
-        pad = np.where(length > 0, values[np.minimum(length.cumsum() - length, len(values) - 1)], 0)
-        end = 0
-        for first, *_, fill in self._runs:
-            begin, end = end, end + first.size
-            if fill is not None:
-                pad[begin:end] = fill.ravel()
-        rest = size - length
-        start, length = np.concatenate([start, start + length]), np.concatenate([length, rest])
-        at = (start - length.cumsum() + length).repeat(length)
-        at += np.arange(len(at))
-        data[at] = np.concatenate([values, pad.repeat(rest)])
 
-    def _copy(self, data: np.ndarray, bounds: Iterator[tuple[int, int, int]]) -> None:
-        for first, _, values, _, fill in self._runs:
-            begin = 0
-            for i, (start, length, size) in enumerate(itertools.islice(bounds, first.size)):
-                end = begin + length
-                data[start : start + length] = values[begin:end]
-                if length < size and (length or fill is not None):
-                    data[start + length : start + size] = values[begin] if fill is None else fill.flat[i]
-                begin = end
+def _copy(data: np.ndarray, field: _Field) -> None:
+    # A slice of a memoryview takes half as long as one of an array.
+    target, source = data.data, np.ascontiguousarray(field.values, np.int32).data
+    begin = 0
+    runs = zip(field.start.ravel().tolist(), field.length.ravel().tolist(), field.size.ravel().tolist(), strict=True)
+    for i, (start, length, size) in enumerate(runs):
+        end = begin + length
+        target[start : start + length] = source[begin:end]
+        if length < size and (length or field.fill is not None):
+            data[start + length : start + size] = source[begin] if field.fill is None else field.fill.flat[i]
+        begin = end
+
+
+def _scatter(data: np.ndarray, fields: list[_Field]) -> None:
+    starts, lengths, all_values, sizes, _ = zip(*fields, strict=True)
+    start, length, size = (np.concatenate(x, axis=None) for x in (starts, lengths, sizes))
+    values = np.concatenate(all_values)
+    data[ranges(start, length)] = values
+    # Padding: of a run without values and `fill` it is nothing.
+    fill = np.zeros(len(start), np.int64)
+    some = length > 0
+    fill[some] = values[(length.cumsum() - length)[some]]
+    end = 0
+    for f in fields:
+        begin, end = end, end + f.start.size
+        if f.fill is not None:
+            fill[begin:end] = f.fill.ravel()
+    rest = size - length
+    data[ranges(start + length, rest)] = fill.repeat(rest)
+
+
+def ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """`start[i]`, `start[i] + 1` ... `start[i] + length[i] - 1` for every i, one after another."""
+    out = (start - length.cumsum() + length).repeat(length)
+    out += np.arange(len(out))
+    return out

@@ -288,6 +288,19 @@ def test_batches_with_fields_are_the_graphs_that_were_selected() -> None:
         np.testing.assert_array_equal(batch.children, graphs[index].children)
 
 
+@pytest.mark.parametrize("name", [*BATCHES, *WIDE])
+def test_selections_of_selections(name: str) -> None:
+    graphs = (BATCHES | WIDE)[name]
+    graphs = joined([graphs, graphs])
+    for some in (
+        graphs[1:][::-1],
+        graphs[::2][1:],
+        graphs[np.arange(len(graphs)) % 3 > 0][[-1, 0]] if len(graphs) > 3 else graphs,
+    ):
+        arrays = (getattr(some, f.name) for f in dataclasses.fields(some))
+        assert_same(cavs.schedule(some), cavs.schedule(cavs.Graphs(*arrays)))  # which do not know of what they are a part
+
+
 def test_batches_come_before_the_error_of_the_next() -> None:
     found = cavs.schedules(GRAPHS["trees"], [[0], [1], [99]])
     assert next(found)[1].num_vertices and next(found)[1].num_vertices

@@ -1,0 +1,45 @@
+"""What scheduling needs to know of graphs and is the same in every batch: found once for all of them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Facts(NamedTuple):
+    """Of G graphs with V vertices and E edges."""
+
+    sizes: np.ndarray  # (G,) vertices
+    num_children: np.ndarray  # (V,)
+    arity: int  # of all vertices that have children; 0 where they differ
+    back: np.ndarray  # (E,) by how much the parent's number is more than the child's; (V, arity) where there is one
+    fan_in: np.ndarray  # (G,) the most children of a vertex
+    roots: np.ndarray  # (G,) vertices without parents
+    root: np.ndarray  # (G,) the number of the first of them
+
+
+def facts_of(vertex_offsets: np.ndarray, child_offsets: np.ndarray, children: np.ndarray) -> Facts:
+    """The facts of graphs with these arrays; see `Graphs`."""
+    sizes, num_children, begin = np.diff(vertex_offsets), np.diff(child_offsets), vertex_offsets[:-1]
+    if not len(sizes):
+        return Facts(sizes, num_children, 0, children, sizes, sizes, sizes)
+    number = np.arange(vertex_offsets[-1]) - begin.repeat(sizes)
+    back = number.repeat(num_children) - children
+    is_root = np.ones(len(number), bool)
+    is_root[np.arange(len(number)).repeat(num_children) - back] = False
+    some = num_children > 0
+    arity = int(num_children.max())
+    if arity and (num_children[some] == arity).all():
+        table = np.zeros((len(number), arity), np.int64)
+        table[some] = back.reshape(-1, arity)
+        back = table
+    else:
+        arity = 0
+    return Facts(
+        sizes,
+        num_children,
+        arity,
+        back,
+        np.maximum.reduceat(num_children, begin),
+        np.add.reduceat(is_root, begin, dtype=np.int64),
+        np.minimum.reduceat(np.where(is_root, number, len(number)), begin),
+    )
