@@ -7,6 +7,7 @@ not measured again: delete the file for that.
 
 import concurrent.futures
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -61,7 +62,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
             continue
         layouts = _chip.candidates(made.level, asked)
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:  # before anything is timed
+        with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # before anything is timed
             compiled = list(pool.map(lambda step: step.compile(), lowered))
         times = [round(_time(step, params), 1) for step in compiled]
         fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight")

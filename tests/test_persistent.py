@@ -48,10 +48,10 @@ def unread(p: Any, v: cavs.Vertex) -> None:
 
 def reciprocals(p: Any, v: cavs.Vertex) -> None:
     """Not finite where a state is zero, as it is where vectors are padded; a maximum that padding's zeros would hide."""
-    y = 2 + jnp.tanh(v.pull() @ p["v"])
+    y = 3 + jnp.tanh(v.pull() @ p["v"])  # between 1 and 5: nothing is divided by numbers that products leave near zero
     if not v.is_leaf():
         h = v.gather(0)
-        b = 1 / (h * h) + jnp.log(jnp.abs(h)) - 9
+        b = 1 / (h * h) + jnp.log(jnp.abs(h)) - 2
         y = y + jnp.tanh(b @ p["q"] / 4 + b - b.max())
     v.scatter(y)
     v.push(y)
@@ -322,8 +322,8 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
         want = values(F, params, graphs, x, "scan")
     with jax.default_matmul_precision(precision):
         got, again = (values(F, params, graphs, x, "persistent") for _ in range(2))
-    # These divide by what a product made: that turns a product's error into a larger one.
-    assert_near(got, want, tolerance * (10 if name in ("layer norm", "reciprocals") and precision != "highest" else 1))
+    # A layer norm divides by the root of what a product made: that turns a product's error into a larger one.
+    assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
 
 
