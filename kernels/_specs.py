@@ -76,10 +76,11 @@ class WeightSpec:
 
 @dataclasses.dataclass(frozen=True)
 class SourceSpec:
-    """Rows that a product reads: the tensor's width, and the column at which its K numbers begin."""
+    """Rows that a product reads: the tensor's width, the column at which its K numbers begin, and bytes of a number."""
 
     width: int
     column: int
+    size: int = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +142,7 @@ class Level:
     valid: int  # numbers in a unit vector
     unit: int  # as it lies in memory: zeros after the valid numbers
     scratch: dict[str, tuple[int, int, Any]]  # tensors for values between phases: name -> (domain, width, dtype)
+    halves: dict[str, str] = dataclasses.field(default_factory=dict)  # in bf16, for products -> of which tensor; `_halves`
 
     def size(self, width: int) -> int:
         """How wide a vector of so many numbers is in memory."""

@@ -193,6 +193,28 @@ def test_tight_weights_in_the_interpreter() -> None:
 
 
 @INTERPRETER
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM", "layer norm", "reset before the product"])
+def test_products_in_bf16_read_bf16(name: str) -> None:
+    """What they read is stored in bf16, too, and only there where nothing else reads it; sums and maths stay in float32."""
+    make, graphs = CASES[name]
+    F, params = make(32)
+    x = inputs_of(name, graphs, 32)
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        F, _ = make(32)
+        got = values(F, params, graphs, x, _persistent.INTERPRET)
+        plan = plan_of(F, params, x)
+        levels = [_programs.program_of(plan, None, forward).level for forward in (True, False)]
+    assert_near(got, want, 2e-2)
+    for level in levels:
+        read = {r.tensor for phase in level.phases for p in phase.products for o in p.operands for r in o}
+        stored = {place.tensor for phase in level.phases for places in phase.stores.values() for place in places}
+        assert read & stored and read & stored <= level.halves.keys()
+        assert all(level.scratch[twin][2] == jnp.bfloat16 for twin in level.halves if twin in level.scratch)
+
+
+@INTERPRETER
 @pytest.mark.parametrize("name", ["ChildSumTreeLSTM", "unread state"])
 @pytest.mark.parametrize("at", [None, [3, 0, 3, 7]])
 def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
