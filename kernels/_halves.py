@@ -18,7 +18,7 @@ def with_halves(level: Level) -> Level:
     Where nothing else reads a scratch tensor, it is stored in bf16 alone.
     """
     stored = {place.tensor for phase in level.phases for places in phase.stores.values() for place in places}
-    read = {r.tensor for phase in level.phases for p in phase.products for operand in p.operands for r in operand}
+    read = {name for phase in level.phases for p in phase.products for name in p.tensors()}
     half = {tensor: tensor + ".half" for tensor in sorted(stored & read)}
     alone = half.keys() & level.scratch.keys() - _read_as_values(level)
     scratch = {name: shape for name, shape in level.scratch.items() if name not in alone}
@@ -27,11 +27,15 @@ def with_halves(level: Level) -> Level:
         scratch[half[name]] = (domain, width, jnp.bfloat16)
     for phase in level.phases:
         for p in phase.products:
-            p.operands = [[dataclasses.replace(r, tensor=half.get(r.tensor, r.tensor)) for r in o] for o in p.operands]
+            p.operands = [[tuple(_in_half(r, half) for r in source) for source in operand] for operand in p.operands]
         for places in phase.stores.values():
             twins = [Place(half[place.tensor], place.base) for place in places if place.tensor in half]
             places[:] = [place for place in places if place.tensor not in alone] + twins
     return dataclasses.replace(level, scratch=scratch, halves={twin: name for name, twin in half.items()})
+
+
+def _in_half(r: Rows, half: dict[str, str]) -> Rows:
+    return dataclasses.replace(r, tensor=half.get(r.tensor, r.tensor))
 
 
 def _read_as_values(level: Level) -> set[str]:

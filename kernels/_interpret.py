@@ -106,9 +106,11 @@ def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: An
     """See `_mosaic`. Weights in bf16 are for the device alone."""
     del row, last
     k = spec.chunk * spec.chunks
-    sources = [
-        ref[...][mine, source.column : source.column + k].astype(jnp.float32) for ref, mine, source in zip(refs, numbers, spec.sources, strict=True)
+    parts = [
+        ref[...][mine, source.column : source.column + k // spec.joined].astype(jnp.float32)
+        for ref, mine, source in zip(refs, numbers, spec.sources, strict=True)
     ]
+    sources = [jnp.concatenate(parts[i : i + spec.joined], 1) for i in range(0, len(parts), spec.joined)]
     words = weights[...] if spec.resident else weights[cta]
     for weight in spec.weights:
         flat, at, w = (_loosened(spec, weight, words), 0, []) if spec.tight else (words, weight.offset, [])

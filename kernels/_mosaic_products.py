@@ -130,15 +130,11 @@ class _Product:
         self.triples: dict[tuple[int, int], list[list[Any]]] = {}  # read in this branch
         per_warp = spec.chunks // spec.splits
         places = []
-        for s, source in enumerate(spec.sources):
-            quarter = spec.chunk * source.size // 4  # of a chunk: a thread's bytes
-            offset = arith.addi(arith.muli(self.warp, int32(4 * per_warp * quarter)), arith.muli(self.quad, int32(quarter)))
+        for s in range(0, len(spec.sources), spec.joined):
             for n in range(groups):
-                number = self.numbers.registers.flat[s * (spec.rows // 8) + n]
-                r = vector.extract(number, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
-                start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, source.width * source.size))
-                start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * source.size))))
-                places.append((arith.addi(address(self.refs[s], 1), start), quarter, self.i32 if source.size == 2 else self.f32))
+                size = spec.sources[s].size
+                place = self._place(s, n, per_warp)
+                places.append((place, spec.chunk * size // 4, self.i32 if size == 2 else self.f32))
 
         def fetch(c: int) -> list[list[Any]]:
             return [
@@ -185,6 +181,26 @@ class _Product:
                 r = arith.addi(arith.muli(self.quad, int32(2)), int32(8 * n + q % 2))
                 col = arith.addi(self.group, int32(column + 8 * (q // 2)))
                 memref.store(x, self.part, [as_index(self.place), as_index(r), as_index(col)])
+
+    def _place(self, s: int, n: int, per_warp: int) -> Any:
+        """Where this thread's numbers of source s begin, for the n-th 8 rows; of joined sources a warp reads one."""
+        spec, found = self.spec, []
+        warps = spec.splits // spec.joined
+        which = arith.divui(self.warp, int32(warps))
+        warp = arith.subi(self.warp, arith.muli(which, int32(warps)))
+        for i in range(s, s + spec.joined):
+            source = spec.sources[i]
+            quarter = spec.chunk * source.size // 4  # of a chunk: a thread's bytes
+            offset = arith.addi(arith.muli(warp, int32(4 * per_warp * quarter)), arith.muli(self.quad, int32(quarter)))
+            number = self.numbers.registers.flat[i * (spec.rows // 8) + n]
+            r = vector.extract(number, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
+            start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, source.width * source.size))
+            start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * source.size))))
+            found.append(arith.addi(address(self.refs[i], 1), start))
+        place = found[0]
+        for i, other in enumerate(found[1:], 1):
+            place = arith.select(arith.cmpi(arith.CmpIPredicate.uge, which, int32(i)), other, place)
+        return place
 
     def _right(self, sources: list[list[Any]], step: int) -> list[Any]:
         """The two registers of the rows' operand for one step of K; sources are summed."""
