@@ -68,7 +68,7 @@ def cost(level: Level, config: Config, rows: float) -> float:
     """
     layout = layout_of(level, config)
     mine = rows / config.groups
-    width = sum(spec.chunk * spec.chunks * len(spec.sources) for specs in layout.specs for spec, _ in specs)
+    width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for specs in layout.specs for spec, _ in specs)
     read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128
     return 1.6 + mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)

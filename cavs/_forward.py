@@ -37,7 +37,7 @@ def forward(
     leaf_pushes, leaves = [], leaf_vertices(sched)
     for k, (name, size) in enumerate(zip(kinds, shape.leaves, strict=True)):
         pulled = [get_rows(x, leaves[k]) for x in inputs]
-        (s, y), vjp = _maybe_vjp(leaf_function(plan.leaf[name], size), save, params, pulled)
+        (s, y), vjp = _maybe_vjp(leaf_function(plan.leaf[name], size, stored=engine != "scan"), save, params, pulled)
         saved["leaf"].append(vjp)
         if whole:
             after = shape.rows - shape.pad - size

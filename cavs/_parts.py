@@ -7,8 +7,8 @@ from cavs._split import Split
 from cavs._tensors import Rows, get_rows
 
 
-def leaf_function(role: Any, size: int) -> Any:
-    """(params, pulled rows) -> (states, pushes) of all `size` leaves of a kind."""
+def leaf_function(role: Any, size: int, stored: bool) -> Any:
+    """(params, pulled rows) -> (states, pushes) of all `size` leaves of a kind; `stored` as in `evaluate`."""
 
     def leaf(params: list[Any], pulled: list[Any]) -> tuple[list[Any], list[Any]]:
         env = (
@@ -16,7 +16,7 @@ def leaf_function(role: Any, size: int) -> Any:
             | dict(zip(role.params, params, strict=True))
             | dict(zip(role.inputs, pulled, strict=True))
         )
-        evaluate(role.program.eqns, env, role.level)
+        evaluate(role.program.eqns, env, role.level, stored=stored)
         states, pushes = ([value_at(x, ROW, size, env, role.level) for x in outs] for outs in (role.states, role.pushes))
         return states, pushes
 

@@ -3,6 +3,7 @@
 What is around it is the same as in engine `scan`: leaves, eager and lazy parts as large products in XLA.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -78,6 +79,11 @@ def launch(
         sparse = name.startswith(("up", "edge_up"))
         made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
     updated = {f"state{i}": rows_in_memory(s, level, written=True) for i, s in enumerate(states or [])}
+    for twin, name in level.halves.items():
+        if name in made:
+            made[twin] = dataclasses.replace(made[name], dtype=jnp.bfloat16, sparse=True)
+        elif name in updated:
+            updated[twin] = updated[name].astype(jnp.bfloat16)
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     wanted = level.tensors()
     tensors = {name: rows_in_memory(x, level) for name, x in tensors.items() if name in wanted}

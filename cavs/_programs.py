@@ -9,6 +9,7 @@ from typing import Any
 from cavs._device_equations import at_level, rewritten, zeros_at
 from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed, reduce_max_p, reduce_sum_p
 from cavs._split import Split
+from cavs.kernels._halves import with_halves
 from cavs.kernels._phases import cut
 from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, Unfit
 
@@ -43,7 +44,9 @@ class Program:
         self.statics = [x for x in read if level.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
         sources = self._sources(forest)
-        self.level: Level = cut(moving, level, sources, places, self._written(), 32 if _is_bf16(_precisions(moving)) else 16)
+        bf16 = _precision(moving) == "bf16"
+        made = cut(moving, level, sources, places, self._written(), 32 if bf16 else 16)
+        self.level: Level = with_halves(made) if bf16 else made
 
     def _written(self) -> frozenset[str]:
         if self.forward:
@@ -149,15 +152,11 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
 
 def precision_of(program: Program) -> str:
     """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for."""
-    asked = _precisions(q.eqn for phase in program.level.phases for q in phase.products)
+    return _precision(q.eqn for phase in program.level.phases for q in phase.products)
+
+
+def _precision(eqns: Iterable[Any]) -> str:
+    asked = {str(e.params["precision"]) for e in eqns if e.primitive.name == "dot_general"}
     if any("HIGHEST" in a or "F32_F32_F32" in a for a in asked if "TF32" not in a and "BF16" not in a):
         return "fp32"
-    return "bf16" if _is_bf16(asked) else "tf32"
-
-
-def _precisions(eqns: Iterable[Any]) -> set[str]:
-    return {str(e.params["precision"]) for e in eqns if e.primitive.name == "dot_general"}
-
-
-def _is_bf16(asked: set[str]) -> bool:
-    return any("BF16_BF16" in a for a in asked)
+    return "bf16" if any("BF16_BF16" in a for a in asked) else "tf32"

@@ -163,13 +163,15 @@ def evaluate(
     turned: dict[Any, Any] | None = None,
     real: Any = None,
     fusion: bool = True,
+    stored: bool = False,
 ) -> None:
     """Runs `eqns` for all rows at once, adding their values to `env`.
 
     ROW values carry a leading axis of vertices, EDGE values one of edges, STATIC values none. `segments` (edges,) is
     the row of each edge's owner; `num_rows` or more where the edge is none of ours. `turned` holds transposes of weights,
     see `turned_weights`. `real` is the number of rows that are no padding, where padding is: a padding row repeats row 0,
-    but has no edges, so it takes row 0's reductions. Without `fusion` the compiler is kept from fusing equations.
+    but has no edges, so it takes row 0's reductions. Without `fusion` the compiler is kept from fusing equations; with
+    `stored` the cotangents of products are stored, see `_stored_cotangent`.
     """
 
     def read(x: Any) -> Any:
@@ -194,7 +196,8 @@ def evaluate(
             outs = bind(eqn, args)
         elif (axis := matrix_product(eqn, lv)) is not None:
             w, axis = (turned[eqn.invars[1]], 0) if turned and axis == 1 and eqn.invars[1] in turned else (args[1], axis)
-            outs = [_rows_times_matrix(eqn, args[0], w, axis)]
+            z = _rows_times_matrix(eqn, args[0], w, axis)
+            outs = [_stored_cotangent(z) if stored else z]
         else:
             axes = [0 if v != STATIC else None for v in lv]
             outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
@@ -218,6 +221,16 @@ def _rows_times_matrix(eqn: Any, x: Any, w: Any, axis: int) -> Any:
     kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
     z = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), w, (((1,), (axis,)), ((), ())), **kwargs)
     return z.reshape(*x.shape[:-1], z.shape[-1])
+
+
+@jax.custom_vjp
+def _stored_cotangent(x: Any) -> Any:
+    """`x`, whose cotangent is computed once and stored. Where gates are parts of one product, XLA would store their cotangents
+    apart, and put them together again for each of the three sums and products that read them."""
+    return x
+
+
+_stored_cotangent.defvjp(lambda x: (x, None), lambda _, g: (jax.lax.optimization_barrier(g),))
 
 
 def turned_weights(eqns: Sequence[Any], level: dict[Any, int], weights: dict[Any, Any]) -> dict[Any, Any]:

@@ -85,7 +85,7 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
         value = jnp.where(jnp.arange(tile.shape[1]) < valid, value, 0)
     n = tile.row + jnp.arange(tile.shape[0])
     at = jnp.where(n <= tile.last, n + base, ref.shape[0])
-    ref[...] = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value, mode="drop")
+    ref[...] = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value.astype(ref.dtype), mode="drop")
 
 
 def read_product(tile: Tile, part: Any, splits: int, column: int) -> Any:
@@ -103,12 +103,14 @@ def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: A
 
 
 def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
-    """See `_mosaic`. Only float32 words are read: bf16 is for the device alone."""
+    """See `_mosaic`. Weights in bf16 are for the device alone."""
     del row, last
     k = spec.chunk * spec.chunks
-    sources = [
-        ref[...][mine, source.column : source.column + k] for ref, mine, source in zip(refs, numbers, spec.sources, strict=True)
+    parts = [
+        ref[...][mine, source.column : source.column + k // spec.joined].astype(jnp.float32)
+        for ref, mine, source in zip(refs, numbers, spec.sources, strict=True)
     ]
+    sources = [jnp.concatenate(parts[i : i + spec.joined], 1) for i in range(0, len(parts), spec.joined)]
     words = weights[...] if spec.resident else weights[cta]
     for weight in spec.weights:
         flat, at, w = (_loosened(spec, weight, words), 0, []) if spec.tight else (words, weight.offset, [])

@@ -56,33 +56,33 @@ def layout_of(level: Level, config: Config) -> Layout:
     """Assigns every product its place."""
     chunk = 32 if config.precision == "bf16" else 16
     packed: list[Packed] = []
-    offsets: dict[tuple[Any, int], int] = {}
+    offsets: dict[tuple[Any, int, int], int] = {}
     words = 0
     for phase in level.phases:
         for p in phase.products:
-            key = (p.weight, p.axis)
+            key = (p.weight, p.axis, p.joined)
             if key not in offsets:
                 k = level.size(p.weight.aval.shape[p.axis])
                 offsets[key] = words
-                splits = _splits(k // chunk)
+                splits = _splits(k // chunk, p.joined)
                 packed.append(Packed(p.weight, p.axis, k, p.blocks * config.hb, words, splits, config.tight))
                 words += packed[-1].words(config.precision)
     specs, results, columns = [], [], 0
     for phase in level.phases:
         mine, where, at = [], {}, 0
-        by_k: dict[int, list[Any]] = {}
+        by_k: dict[tuple[int, int], list[Any]] = {}
         for p in phase.products:
-            by_k.setdefault(level.size(p.weight.aval.shape[p.axis]), []).append(p)
-        for k, products in by_k.items():
+            by_k.setdefault((level.size(p.weight.aval.shape[p.axis]), p.joined), []).append(p)
+        for (k, joined), products in by_k.items():
             sources = list(dict.fromkeys(r for p in products for o in p.operands for r in o))
             operands = list(dict.fromkeys(tuple(sources.index(r) for r in o) for p in products for o in p.operands))
             if k % chunk:
                 raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
             chunks = k // chunk
-            splits = _splits(chunks)
+            splits = _splits(chunks, joined)
             by_weight: dict[Any, list[Any]] = {}
             for p in products:
-                by_weight.setdefault((p.weight, p.axis), []).append(p)
+                by_weight.setdefault((p.weight, p.axis, joined), []).append(p)
             weights = []
             for key, sharing in by_weight.items():
                 width = sharing[0].blocks * config.hb
@@ -101,7 +101,8 @@ def layout_of(level: Level, config: Config) -> Layout:
                 splits=splits,
                 chunk=chunk,
                 chunks=chunks,
-                sources=tuple(SourceSpec(0, r.part * level.unit) for r in sources),
+                sources=tuple(SourceSpec(0, r.part * level.unit) for source in sources for r in source),
+                joined=joined,
                 operands=tuple(operands),
                 weights=tuple(weights),
                 words=words,
@@ -110,13 +111,13 @@ def layout_of(level: Level, config: Config) -> Layout:
                 precision=config.precision,
                 in_flight=config.in_flight,
             )
-            mine.append((spec, sources))
+            mine.append((spec, [r for source in sources for r in source]))
         specs.append(mine)
         results.append(where)
         columns = max(columns, at)
     return Layout(specs, results, packed, words, columns)
 
 
-def _splits(chunks: int) -> int:
-    """Among how many warps of a warpgroup so many chunks of K are divided."""
-    return next(n for n in (4, 3, 2, 1) if chunks % n == 0)
+def _splits(chunks: int, joined: int) -> int:
+    """Among how many warps of a warpgroup so many chunks of K are divided; of `joined` sources each warp reads one."""
+    return next(n for n in (4, 3, 2, 1) if chunks % n == 0 and n % joined == 0)

@@ -14,6 +14,7 @@ in shared memory.
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, gpu, memref, scf
@@ -193,7 +194,10 @@ def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: in
 
 
 def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None) -> None:
-    """`ref[base + r, column + j] = value` for the tile's rows up to its last; 0 from the column j = `valid` on."""
+    """`ref[base + r, column + j] = value` for the tile's rows up to its last; 0 from the column j = `valid` on.
+
+    float32 values may be stored in bf16.
+    """
     if not isinstance(value, (int, float)):
         value = plgpu.layout_cast(value, tile_layout(tile))
     dtype = ref.dtype
@@ -207,6 +211,8 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
             with mu.when(arith.cmpi(arith.CmpIPredicate.sle, r, scalar(last))):
                 j = arith.index_cast(i32, at[1])
                 c = arith.addi(scalar(column), j)
+                if dtype == jnp.bfloat16:
+                    x = arith.truncf(ir.BF16Type.get(), x)
                 if valid:  # what is computed of padding may be anything
                     x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, constant(dtype, 0))
                 memref.store(x, ref, [as_index(arith.addi(r, scalar(base))), as_index(c)])

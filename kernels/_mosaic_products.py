@@ -129,28 +129,21 @@ class _Product:
         spec = self.spec
         self.triples: dict[tuple[int, int], list[list[Any]]] = {}  # read in this branch
         per_warp = spec.chunks // spec.splits
-        chunk_bytes = spec.chunk * 4
-        first = arith.muli(self.warp, int32(per_warp * chunk_bytes))
-        offset = arith.addi(first, arith.muli(self.quad, int32(chunk_bytes // 4)))
         places = []
-        for s, source in enumerate(spec.sources):
+        for s in range(0, len(spec.sources), spec.joined):
             for n in range(groups):
-                number = self.numbers.registers.flat[s * (spec.rows // 8) + n]
-                r = vector.extract(number, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
-                start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, source.width * 4))
-                start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * 4))))
-                places.append(arith.addi(address(self.refs[s], 1), start))
+                size = spec.sources[s].size
+                place = self._place(s, n, per_warp)
+                places.append((place, spec.chunk * size // 4, self.i32 if size == 2 else self.f32))
 
         def fetch(c: int) -> list[list[Any]]:
             return [
                 [
                     x
-                    for q in range(spec.chunk // 16)
-                    for x in ptx(
-                        f"ld.global.cg.v4.f32 {{$0, $1, $2, $3}}, [$4+{c * chunk_bytes + 16 * q}];", [self.f32] * 4, place
-                    )
+                    for at in range(0, quarter, 16)
+                    for x in ptx(f"ld.global.cg.v4.b32 {{$0, $1, $2, $3}}, [$4+{4 * c * quarter + at}];", [kind] * 4, place)
                 ]
-                for place in places
+                for place, quarter, kind in places
             ]
 
         zero = arith.constant(self.f32, 0.0)
@@ -162,7 +155,7 @@ class _Product:
             for n in range(groups)
         }
         # Enough reads in flight to cover the way to L2.
-        depth = min(per_warp, max(1, spec.in_flight // (len(places) * (spec.chunk // 16))))
+        depth = min(per_warp, max(1, spec.in_flight // sum(quarter // 16 for _, quarter, _ in places)))
         queue = [fetch(c) for c in range(depth)]
         for c in range(per_warp):
             values = queue.pop(0)
@@ -189,15 +182,44 @@ class _Product:
                 col = arith.addi(self.group, int32(column + 8 * (q // 2)))
                 memref.store(x, self.part, [as_index(self.place), as_index(r), as_index(col)])
 
+    def _place(self, s: int, n: int, per_warp: int) -> Any:
+        """Where this thread's numbers of source s begin, for the n-th 8 rows; of joined sources a warp reads one."""
+        spec, found = self.spec, []
+        warps = spec.splits // spec.joined
+        which = arith.divui(self.warp, int32(warps))
+        warp = arith.subi(self.warp, arith.muli(which, int32(warps)))
+        for i in range(s, s + spec.joined):
+            source = spec.sources[i]
+            quarter = spec.chunk * source.size // 4  # of a chunk: a thread's bytes
+            offset = arith.addi(arith.muli(warp, int32(4 * per_warp * quarter)), arith.muli(self.quad, int32(quarter)))
+            number = self.numbers.registers.flat[i * (spec.rows // 8) + n]
+            r = vector.extract(number, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
+            start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, source.width * source.size))
+            start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * source.size))))
+            found.append(arith.addi(address(self.refs[i], 1), start))
+        place = found[0]
+        for i, other in enumerate(found[1:], 1):
+            place = arith.select(arith.cmpi(arith.CmpIPredicate.uge, which, int32(i)), other, place)
+        return place
+
     def _right(self, sources: list[list[Any]], step: int) -> list[Any]:
         """The two registers of the rows' operand for one step of K; sources are summed."""
-        size = self.spec.chunk // 8  # of a thread's numbers in a step
-        values = sources[0][step * size : (step + 1) * size]
-        for more in sources[1:]:
-            values = [arith.addf(a, b) for a, b in zip(values, more[step * size : (step + 1) * size], strict=True)]
+        mine = [x[step * len(x) // 2 : (step + 1) * len(x) // 2] for x in sources]
+        if len(mine) == 1 and mine[0][0].type == self.i32:
+            return mine[0]
+        values, *others = (self._wide(x) for x in mine)
+        for more in others:
+            values = [arith.addf(a, b) for a, b in zip(values, more, strict=True)]
         if self.spec.precision == "bf16":
             return [ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [self.i32], values[q + 1], values[q]) for q in (0, 2)]
         return self._tf32(values)
+
+    def _wide(self, numbers: list[Any]) -> list[Any]:
+        """In float32; two in a word are bf16."""
+        if numbers[0].type == self.f32:
+            return numbers
+        both = ((arith.shli(x, int32(16)), arith.andi(x, int32(-0x10000))) for x in numbers)
+        return [arith.bitcast(self.f32, x) for two in both for x in two]
 
     def _tf32(self, values: list[Any]) -> list[Any]:
         """Rounded to tf32; at fp32 also what rounding left (3xtf32: three products of two tf32 parts)."""

@@ -8,7 +8,7 @@ product's operand was gathered or stored before the phase.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,11 @@ def cut(
         check(e, level, unit)
     producer = {v: e for e in eqns for v in e.outvars}
     sources = dict(sources)
-    made = _assign(eqns, level, sources, producer)
+
+    def readable(x: Any) -> list[list[tuple[Rows, ...]]] | None:
+        return _raw_sum(x, producer, sources, lambda width: width // unit * padded % multiple == 0)
+
+    made = _assign(eqns, level, sources, readable)
     count = max(made.values(), default=0) + 1
     domains = [next((level[v] for v, n in made.items() if n == i), ROW) for i in range(count)]
     phases = [Phase(domain, {}, [], {}) for domain in domains]
@@ -109,7 +113,7 @@ def cut(
                 phase.eqns[v] = e
                 seen.add(v)
             if is_product(e, level):
-                if _raw_sum(e.invars[0], producer, sources) is None:
+                if readable(e.invars[0]) is None:
                     stored(e.invars[0])
                 if all(p.eqn is not e for p in phase.products):
                     phase.products.append(Product(e, e.invars[1], e.params["dimension_numbers"][0][1][0], [], 0))
@@ -123,9 +127,9 @@ def cut(
     fresh = set(written)
     for phase in phases:
         for p in phase.products:
-            p.operands = _operands(p.eqn, producer, sources, unit)
+            p.operands = readable(p.eqn.invars[0]) or _operands(p.eqn, sources, unit)
             p.blocks = p.weight.aval.shape[1 - p.axis] // unit
-        read = {r.tensor for p in phase.products for o in p.operands for r in o}
+        read = {name for p in phase.products for name in p.tensors()}
         whole = [sources[e.invars[0]] for e in phase.eqns.values() if e.primitive.name in REDUCTIONS]
         read |= {s.tensor for s in whole if isinstance(s, Rows)}
         if read & fresh:
@@ -135,8 +139,11 @@ def cut(
     return Level([p for p in phases if p.stores], sources, level, unit, padded, scratch)
 
 
-def _assign(eqns: Sequence[Any], level: dict[Any, int], sources: dict[Any, Source], producer: dict[Any, Any]) -> dict[Any, int]:
-    """The phase of every value that equations make, and of inputs that must be stored before a product reads them."""
+def _assign(
+    eqns: Sequence[Any], level: dict[Any, int], sources: dict[Any, Source], readable: Callable[[Any], Any]
+) -> dict[Any, int]:
+    """The phase of every value that equations make, and of inputs that must be stored before a product reads them; `readable`
+    are operands of products that need not be stored."""
     made: dict[Any, int] = {}
     left, n = list(eqns), 0
     unread = {x for e in eqns for x in e.invars if is_var(x) and x in sources and not _readable(e, x, level, sources)}
@@ -146,7 +153,7 @@ def _assign(eqns: Sequence[Any], level: dict[Any, int], sources: dict[Any, Sourc
     while left:
         best = None
         for domain in (ROW, EDGE):
-            got = _closure(left, level, domain, made, sources, producer)
+            got = _closure(left, level, domain, made, sources, readable)
             # Products last: a phase without any needs no meeting.
             key = (any(_needs_rows(e, level) for e in got), -len(got))
             if got and (best is None or key < best[0]):
@@ -183,7 +190,7 @@ def _closure(
     domain: int,
     made: dict[Any, int],
     sources: dict[Any, Source],
-    producer: dict[Any, Any],
+    readable: Callable[[Any], Any],
 ) -> list[Any]:
     """Equations of `domain` that can run in the next phase."""
     here: set[Any] = set()
@@ -194,7 +201,7 @@ def _closure(
         read = [x for x in e.invars if is_var(x) and level.get(x, STATIC) != STATIC]
         name = e.primitive.name
         if is_product(e, level):
-            ok = _raw_sum(e.invars[0], producer, sources) is not None or e.invars[0] in made
+            ok = readable(e.invars[0]) is not None or e.invars[0] in made
         elif name in REDUCTIONS or name in ACROSS:
             ok = all(x in made or x in sources for x in read)
         else:
@@ -205,20 +212,27 @@ def _closure(
     return got
 
 
-def _raw_sum(x: Any, producer: dict[Any, Any], sources: dict[Any, Source]) -> list[list[Rows]] | None:
-    """For each leading index of `x` the gathered rows that it is the sum of; `None` where it is something else."""
+def _raw_sum(
+    x: Any, producer: dict[Any, Any], sources: dict[Any, Source], joinable: Callable[[int], bool]
+) -> list[list[tuple[Rows, ...]]] | None:
+    """For each leading index of `x` the gathered rows, perhaps several side by side, that it is the sum of; `None` where it is
+    something else. `joinable` are widths that rows side by side may have."""
     s = sources.get(x)
     if isinstance(s, Rows) and len(x.aval.shape) == 1 and x not in producer:
-        return [[s]]
+        return [[(s,)]]
     e = producer.get(x)
     if e is None:
         return None
-    parts = [_raw_sum(y, producer, sources) if is_var(y) else None for y in e.invars]
+    parts = [_raw_sum(y, producer, sources, joinable) if is_var(y) else None for y in e.invars]
     if any(p is None for p in parts):
         return None
+    if e.primitive.name == "concatenate" and len(x.aval.shape) == 1:
+        widths, found = {y.aval.shape[0] for y in e.invars}, [source for p in parts if p for o in p for source in o]
+        whole = len(found) == len(parts) in (2, 4) and len(widths) == 1 and joinable(*widths)
+        return [[tuple(r for source in found for r in source)]] if whole and all(len(f) == 1 for f in found) else None
     if e.primitive.name in ("add", "add_any") and len(x.aval.shape) == 1:
         a, b = parts
-        return [[*a[0], *b[0]]] if a and b and len(a[0]) + len(b[0]) <= 4 else None
+        return [[*a[0], *b[0]]] if a and b and len(a[0]) + len(b[0]) <= 4 and len(a[0][0]) == len(b[0][0]) else None
     if e.primitive.name in ("stack", "concatenate") and len(x.aval.shape) == 2 and e.params.get("axis", 0) == 0:
         return [rows for p in parts if p for rows in p] if e.primitive.name == "stack" or e.params["dimension"] == 0 else None
     if e.primitive.name in ("broadcast_in_dim", "reshape", "expand_dims", "squeeze") and len(x.aval.shape) <= 2:
@@ -226,16 +240,13 @@ def _raw_sum(x: Any, producer: dict[Any, Any], sources: dict[Any, Source]) -> li
     return None
 
 
-def _operands(eqn: Any, producer: dict[Any, Any], sources: dict[Any, Source], unit: int) -> list[list[Rows]]:
-    """The rows that a product reads, for each leading index of its operand."""
+def _operands(eqn: Any, sources: dict[Any, Source], unit: int) -> list[list[tuple[Rows, ...]]]:
+    """The rows that a product reads, for each leading index of its operand, which was stored."""
     x = eqn.invars[0]
-    raw = _raw_sum(x, producer, sources)
-    if raw is not None:
-        return raw
     s = sources[x]
     assert isinstance(s, Rows), "a product's operand is stored"
     lead, k = int(np.prod(x.aval.shape[:-1])), x.aval.shape[-1] // unit
-    return [[dataclasses.replace(s, part=s.part + i * k)] for i in range(lead)]
+    return [[(dataclasses.replace(s, part=s.part + i * k),)] for i in range(lead)]
 
 
 def _cheap(eqn: Any, producer: dict[Any, Any], level: dict[Any, int], domain: int) -> bool:

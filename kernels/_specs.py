@@ -76,21 +76,26 @@ class WeightSpec:
 
 @dataclasses.dataclass(frozen=True)
 class SourceSpec:
-    """Rows that a product reads: the tensor's width, and the column at which its K numbers begin."""
+    """Rows that a product reads: the tensor's width, the column at which its K numbers begin, and bytes of a number."""
 
     width: int
     column: int
+    size: int = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ProductSpec:
-    """All that `_mosaic_products.product` must know; see there."""
+    """All that `_mosaic_products.product` must know; see there.
+
+    What is read is `joined` sources side by side, each with as much of K; `operands` count such.
+    """
 
     rows: int
     splits: int
     chunk: int
     chunks: int
     sources: tuple[SourceSpec, ...]
+    joined: int
     operands: tuple[tuple[int, ...], ...]
     weights: tuple[WeightSpec, ...]
     words: int
@@ -110,13 +115,22 @@ class Place:
 
 @dataclasses.dataclass(eq=False)
 class Product:
-    """x @ W for each leading index of x: `operands[i]` are the sources (summed) of the i-th."""
+    """x @ W for each leading index of x: `operands[i]` are the sources (summed) of the i-th, each of them rows side by side."""
 
     eqn: Any
     weight: Any  # variable of W
     axis: int  # of W that is contracted
-    operands: list[list[Rows]]
+    operands: list[list[tuple[Rows, ...]]]
     blocks: int  # of units in a result
+
+    @property
+    def joined(self) -> int:
+        """How many rows, side by side, each source is."""
+        return len(self.operands[0][0])
+
+    def tensors(self) -> set[str]:
+        """Names of the tensors that it reads."""
+        return {r.tensor for operand in self.operands for source in operand for r in source}
 
 
 @dataclasses.dataclass(eq=False)
@@ -141,6 +155,7 @@ class Level:
     valid: int  # numbers in a unit vector
     unit: int  # as it lies in memory: zeros after the valid numbers
     scratch: dict[str, tuple[int, int, Any]]  # tensors for values between phases: name -> (domain, width, dtype)
+    halves: dict[str, str] = dataclasses.field(default_factory=dict)  # in bf16, for products -> of which tensor; `_halves`
 
     def size(self, width: int) -> int:
         """How wide a vector of so many numbers is in memory."""
@@ -150,7 +165,7 @@ class Level:
         """Names of the tensors that some phase reads."""
         read = {x for p in self.phases for e in p.eqns.values() for x in e.invars if is_var(x)}
         read |= {v for p in self.phases for v in p.stores}
-        found = {r.tensor for p in self.phases for q in p.products for o in q.operands for r in o}
+        found = {name for p in self.phases for q in p.products for name in q.tensors()}
         used = [self.sources[x] for x in read & set(self.sources)]
         for s in [*used, *(s for p in self.phases for s in p.inputs.values())]:
             if isinstance(s, Sum):

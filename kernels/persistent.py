@@ -116,7 +116,8 @@ def launch(
     operands = [*arrays.tensors.values(), *held_weights.values(), constants[None], integers]
     out = kernel(*operands, *held.values(), counters)
     results = dict(zip(made, out, strict=True)) | {name: jax.freeze(ref) for name, ref in held.items()}
-    return {name: x for name, x in results.items() if name not in level.scratch}, jax.freeze(counters)[:1]
+    inner = level.scratch.keys() | level.halves.keys()
+    return {name: x for name, x in results.items() if name not in inner}, jax.freeze(counters)[:1]
 
 
 def _joined(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:
@@ -245,8 +246,9 @@ class _Kernel:
         values = Values(self, phase, tile, self.layout.results[n], fetched)
         for (spec, sources), numbers in zip(self.layout.specs[n], places, strict=True):
             refs = [self.table[s.tensor] for s in sources]
-            widths = tuple(SourceSpec(r.shape[1], s.column) for r, s in zip(refs, spec.sources, strict=True))
-            spec = dataclasses.replace(spec, sources=widths)
+            found = zip(refs, spec.sources, strict=True)
+            read = tuple(SourceSpec(r.shape[1], s.column, np.dtype(r.dtype).itemsize) for r, s in found)
+            spec = dataclasses.replace(spec, sources=read)
             self.device.product(spec, refs, numbers, self.weights, self.part, tile.row, tile.last, self.cta)
         level = self.level
         valid = None if level.valid == level.unit else level.valid - self.cta * self.config.hb

@@ -127,7 +127,7 @@ INTERPRETED = [
     *((name, H) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "reset before the product", "layer norm", "unread state")),
     # Sizes that are no multiples of 16: padded.
     *(("BinaryTreeLSTM", 10), ("ChildSumTreeLSTM", 40), ("layer norm", 24), ("reciprocals", 10)),
-    *(("linear", H), ("constant states", 10), ("DAGNN", H), ("EncoderDecoder", H)),
+    *(("linear", H), ("constant states", 10), ("DAGNN", H), ("EncoderDecoder", H), ("TreeFC", H), ("NaryTreeLSTM", 40)),
 ]
 
 
@@ -193,6 +193,28 @@ def test_tight_weights_in_the_interpreter() -> None:
 
 
 @INTERPRETER
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM", "TreeFC", "reset before the product"])
+def test_products_in_bf16_read_bf16(name: str) -> None:
+    """What they read is stored in bf16, too, and only there where nothing else reads it; sums and maths stay in float32."""
+    make, graphs = CASES[name]
+    F, params = make(32)
+    x = inputs_of(name, graphs, 32)
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+    with jax.default_matmul_precision("BF16_BF16_F32"):
+        F, _ = make(32)
+        got = values(F, params, graphs, x, _persistent.INTERPRET)
+        plan = plan_of(F, params, x)
+        levels = [_programs.program_of(plan, None, forward).level for forward in (True, False)]
+    assert_near(got, want, 2e-2)
+    for level in levels:
+        read = {name for phase in level.phases for p in phase.products for name in p.tensors()}
+        stored = {place.tensor for phase in level.phases for places in phase.stores.values() for place in places}
+        assert read & stored and read & stored <= level.halves.keys()
+        assert all(level.scratch[twin][2] == jnp.bfloat16 for twin in level.halves if twin in level.scratch)
+
+
+@INTERPRETER
 @pytest.mark.parametrize("name", ["ChildSumTreeLSTM", "unread state"])
 @pytest.mark.parametrize("at", [None, [3, 0, 3, 7]])
 def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,11 +263,11 @@ def test_every_program_is_cut_into_phases(name: str) -> None:
         for phase in phases:
             met = stored.copy() if phase.meet else met
             made = {place.tensor for places in phase.stores.values() for place in places}
-            read = [r for product in phase.products for operand in product.operands for r in operand]
-            read += [program.level.sources[e.invars[0]] for e in phase.eqns.values() if e.primitive.name in REDUCTIONS]
-            for rows in read:
-                assert rows.tensor not in written or rows.tensor in met
-                assert rows.tensor not in made or rows.tensor in program._written()
+            read = {name for product in phase.products for name in product.tensors()}
+            summed = [e.invars[0] for e in phase.eqns.values() if e.primitive.name in REDUCTIONS]
+            for name in read | {program.level.sources[x].tensor for x in summed}:
+                assert name not in written or name in met
+                assert name not in made or name in program._written()
             stored |= made
             met -= made
 

@@ -1,0 +1,55 @@
+"""Where products are in bf16, what they read is stored in bf16, too: a row comes from L2 in half the time.
+
+A product would round what it reads to bf16 in any case, so no result changes by it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from cavs.kernels._fit import ACROSS, REDUCTIONS, is_product
+from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, is_var
+
+
+def with_halves(level: Level) -> Level:
+    """The same level with `halves`: of each tensor that it stores and that products read, one in bf16 for the products.
+
+    Where nothing else reads a scratch tensor, it is stored in bf16 alone.
+    """
+    stored = {place.tensor for phase in level.phases for places in phase.stores.values() for place in places}
+    read = {name for phase in level.phases for p in phase.products for name in p.tensors()}
+    half = {tensor: tensor + ".half" for tensor in sorted(stored & read)}
+    alone = half.keys() & level.scratch.keys() - _read_as_values(level)
+    scratch = {name: shape for name, shape in level.scratch.items() if name not in alone}
+    for name in half.keys() & level.scratch.keys():
+        domain, width, _ = level.scratch[name]
+        scratch[half[name]] = (domain, width, jnp.bfloat16)
+    for phase in level.phases:
+        for p in phase.products:
+            p.operands = [[tuple(_in_half(r, half) for r in source) for source in operand] for operand in p.operands]
+        for places in phase.stores.values():
+            twins = [Place(half[place.tensor], place.base) for place in places if place.tensor in half]
+            places[:] = [place for place in places if place.tensor not in alone] + twins
+    return dataclasses.replace(level, scratch=scratch, halves={twin: name for name, twin in half.items()})
+
+
+def _in_half(r: Rows, half: dict[str, str]) -> Rows:
+    return dataclasses.replace(r, tensor=half.get(r.tensor, r.tensor))
+
+
+def _read_as_values(level: Level) -> set[str]:
+    """Tensors that a phase reads other than as the operand of a product."""
+    found: set[str] = set()
+    for phase in level.phases:
+        values: set[Any] = {v for v in phase.stores if v not in phase.eqns}
+        for e in phase.eqns.values():
+            across = e.primitive.name in ACROSS or e.primitive.name in REDUCTIONS
+            if not is_product(e, level.level):
+                values |= {x for x in e.invars if is_var(x) and (across or x not in phase.eqns)}
+        for s in (phase.inputs.get(x) or level.sources.get(x) for x in values):
+            if isinstance(s, Sum):
+                found |= {name for name, _ in (*s.parts, *([s.direct] if s.direct else []))}
+            elif isinstance(s, (Rows, Constant)):
+                found.add(s.tensor)
+    return found
