@@ -74,6 +74,12 @@ def cost(level: Level, config: Config, rows: float) -> float:
     return 1.6 + mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
+def mean_cost(level: Level, config: Config, shape: Shape | None) -> float:
+    """`cost` on schedules of a shape: most levels are narrow, half of a mean one, and most vertices in few wide ones."""
+    mean = mean_rows(shape)
+    return (3 * cost(level, config, mean / 2) + cost(level, config, 4 * mean)) / 4
+
+
 # Vertices a level, as `mean_rows` tells, from which loops over large products (engine scan) beat weights that stream from L2
 # for every tile. On an H200, hidden 2048, 8 levels (padded to 32): 4.9 ms against 4.5 with 290 a level so counted, 9.5 against
 # 17.6 with 1,020. Resident weights won with 2,040 still.
@@ -105,9 +111,7 @@ def configure(program: Any, precision: str, interpret: bool, shape: Shape | None
     fitting = candidates(level, precision)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
-    # Most levels are narrow, most vertices in few wide ones: half of a mean level, and four of them.
-    mean = mean_rows(shape)
-    best = min(fitting, key=lambda c: 3 * cost(level, c, mean / 2) + cost(level, c, 4 * mean))
+    best = min(fitting, key=lambda c: mean_cost(level, c, shape))
     known = _tuned.records(jax.devices()[0].device_kind).get(tuning_key(level, program.forward, precision, shape))
     if known:
         measured = Config(precision=precision, **{k: v for k, v in known.items() if k != "us"})
