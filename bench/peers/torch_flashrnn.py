@@ -6,8 +6,8 @@ Its CUDA sources (Apache-2.0) are compiled at the first step for each hidden siz
 several times over until the best division of the recurrent matrix into registers and shared memory is found: minutes.
 Chains are padded to the longest; what follows the end of a chain does not reach its words. One head, so that the recurrent
 matrix is whole. In a run in tf32 its kernels take float32; in bf16 weights, states and updates are bf16, as its users have
-them. Where a size does not fit the card, the table shows its error. Its release 1.0.8 does not compile with CUDA 13, which
-has dropped eight fields of `cudaDeviceProp` that its gpu_info.cc prints.
+them. Where a size does not fit the card, the table shows its error. CUDA 13 has dropped eight fields of `cudaDeviceProp` that
+gpu_info.cc of its release 1.0.8 prints (clockRate, computeMode, ...): there write 0 for them in the installed file.
 """
 
 import os
