@@ -21,7 +21,7 @@ MOVES = re.compile(r"memcpy|memset|gather|scatter|index|copy|slice|concat|pad|tr
 
 def measure(run, steps, jax_device):
     """Seconds a step, kernels a step, and the heaviest kernels, of `run()` which takes `steps` training steps."""
-    return summary((_of_jax if jax_device else _of_torch)(run), steps, "jax.profiler" if jax_device else "torch.profiler")
+    return summary((of_jax if jax_device else _of_torch)(run), steps, "jax.profiler" if jax_device else "torch.profiler")
 
 
 def summary(events, steps, by):
@@ -56,7 +56,8 @@ def busy(events):
     return total
 
 
-def _of_jax(run):
+def of_jax(run):
+    """(name, start, end) of all that ran on the GPU during `run()`, in nanoseconds."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:

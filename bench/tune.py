@@ -8,6 +8,7 @@ not measured again: delete the file for that.
 import concurrent.futures
 import dataclasses
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from bench import graphs
+from bench import device_time, graphs
 from bench.ours import graphs_of, program
 from cavs import _chip, _programs
 from cavs.kernels import _tuned, persistent
@@ -68,7 +69,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # before anything is timed
             compiled = list(pool.map(lambda step: step.compile(), lowered))
-        times = [round(_time(step, params), 1) for step in compiled]
+        times = [round(_time(step, params, forward), 1) for step in compiled]
         fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight")
         records = [{f: getattr(c, f) for f in fields} | {"us": us} for c, us in zip(layouts, times, strict=True)]
         found[key] = sorted(records, key=lambda record: record["us"])
@@ -100,12 +101,9 @@ def _lowered(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool
         return jax.jit(lambda params: jax.lax.scan(one, params, length=REPEATS)[0]).lower(params)
 
 
-def _time(step: Any, params: Any) -> float:
-    """Microseconds of a pass."""
+def _time(step: Any, params: Any, forward: bool) -> float:
+    """Microseconds of the launch, whatever is around it."""
     jax.block_until_ready(step(params))
-    samples = []
-    for _ in range(3):
-        start = time.perf_counter()
-        jax.block_until_ready(step(params))
-        samples.append((time.perf_counter() - start) / REPEATS * 1e6)
-    return min(samples)
+    events = device_time.of_jax(lambda: jax.block_until_ready(step(params)))
+    name = "cavs_forward" if forward else "cavs_backward"
+    return statistics.median(end - start for kernel, start, end in events if kernel.startswith(name)) / 1000
