@@ -1,4 +1,4 @@
-"""Compiles the persistent kernels of two programs for an H200, on a machine without one; run by `test_persistent`.
+"""Compiles the persistent kernels of three programs for an H200, on a machine without one; run by `test_persistent`.
 
 Prints one line of JSON: registers, spilled bytes and tensor products of each kernel. Needs jax-cuda13-plugin,
 jax-cuda13-pjrt, nvidia-cuda-nvcc, nvidia-nvvm and nvidia-nvjitlink; no driver.
@@ -48,7 +48,7 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 patch: 0 } device_de
 """
 
 
-def compile_step(program: vp.LSTM | vp.BinaryTreeLSTM, graphs: cavs.Graphs, width: int) -> None:
+def compile_step(program: vp.LSTM | vp.BinaryTreeLSTM | vp.NaryTreeLSTM, graphs: cavs.Graphs, width: int) -> None:
     """A forward and a backward pass."""
     persistent.supported = lambda: None
     sched = _scripts.with_scripts(cavs.schedule(graphs))
@@ -79,6 +79,8 @@ TOPOLOGY = topologies.get_topology_desc(platform="cuda", topology_name="h200", t
 
 compile_step(vp.BinaryTreeLSTM(512, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
 compile_step(vp.LSTM(256, 64), cavs.from_lengths([20] * 16), 64)
+with jax.default_matmul_precision("BF16_BF16_F32"):
+    compile_step(vp.NaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
 found = {}
 for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
     text = Path(path).read_text()
