@@ -63,9 +63,8 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
         key = _chip.tuning_key(made.level, forward, asked, sched.shape)
         if key in _tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:
             continue
-        layouts = sorted(_chip.candidates(made.level, asked), key=lambda c: _chip.mean_cost(made.level, c, sched.shape))[
-            :PROMISING
-        ]
+        layouts = sorted(_chip.candidates(made.level, asked), key=lambda c: _chip.mean_cost(made.level, c, sched.shape))
+        layouts = layouts[:PROMISING]
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # before anything is timed
             compiled = list(pool.map(lambda step: step.compile(), lowered))

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,7 +48,8 @@ class Graphs:
     vocab: tuple[str, ...] | None = None
     kind_names: tuple[str, ...] | None = None
     label_names: tuple[str, ...] | None = None
-    _selected: ClassVar["tuple[Graphs, np.ndarray] | None"] = None  # of a selection: of what, and which; facts are found once
+    # Of a selection: of what, which is not kept alive, and which; its facts are found once.
+    _selected: ClassVar["tuple[weakref.ref[Graphs], np.ndarray] | None"] = None
 
     @staticmethod
     def build(
@@ -144,6 +146,10 @@ class Graphs:
     def _facts(self) -> Facts:
         return facts_of(self.vertex_offsets, self.child_offsets, self.children)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: the fields alone."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
     def __getitem__(self, index: Any) -> "Graphs":
         """Graphs `index` (int, slice, integer or boolean array), in that order; the arrays of a contiguous slice are views."""
         if isinstance(index, (int, np.integer)):
@@ -187,10 +193,15 @@ class Graphs:
         return self._with_rows(vertex_offsets, child_offsets, rows, ranges(first, edges))._remember(self, index)
 
     def _remember(self, of: "Graphs", index: np.ndarray) -> "Graphs":
-        if of._selected is not None:
-            of, index = of._selected[0], of._selected[1][index]
-        self.__dict__["_selected"] = of, index
+        source, which = of._source()
+        self.__dict__["_selected"] = weakref.ref(source), index if which is None else which[index]
         return self
+
+    def _source(self) -> "tuple[Graphs, np.ndarray | None]":
+        """What these are a selection of, and which; themselves and None where they are none, or it is gone."""
+        if self._selected is not None and (source := self._selected[0]()) is not None:
+            return source, self._selected[1]
+        return self, None
 
     def _with_rows(self, vertex_offsets: np.ndarray, child_offsets: np.ndarray, rows: Any, edges: Any) -> "Graphs":
         def take(a: np.ndarray | None) -> np.ndarray | None:
@@ -267,21 +278,6 @@ class Graphs:
         depth = int(self.height.max(initial=-1)) + 1
         parts = [f"{len(self)} graphs", f"{self.num_vertices} vertices", f"{self.num_edges} edges", f"{depth} levels"]
         return f"Graphs({', '.join(parts + extra)})"
-
-
-def consecutive(graphs: Graphs, counts: np.ndarray) -> Iterator[Graphs]:
-    """`graphs` in parts of `counts` (K,) graphs each, one after another: slices, and cheaper than taken one by one."""
-    end = counts.cumsum()
-    vertices = graphs.vertex_offsets[np.append(0, end)]
-    rows, edges = vertices.tolist(), graphs.child_offsets[vertices].tolist()
-    for i, (start, stop) in enumerate(zip((end - counts).tolist(), end.tolist(), strict=True)):
-        (v0, v1), (e0, e1) = rows[i : i + 2], edges[i : i + 2]
-        yield graphs._with_rows(
-            graphs.vertex_offsets[start : stop + 1] - v0,
-            graphs.child_offsets[v0 : v1 + 1] - e0,
-            slice(v0, v1),
-            slice(e0, e1),
-        )
 
 
 def _ints(name: str, value: Any, dtype: Any) -> np.ndarray:

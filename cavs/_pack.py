@@ -20,8 +20,8 @@ from cavs._tasks import Rounds, Tasks, cut_rounds, cut_tasks, task_classes
 
 def pack(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarray | None = None) -> list[Schedule]:
     """The schedules of consecutive batches of `graphs[index]`, or of all graphs; `batches` (K,): how many graphs each has."""
-    if index is None and graphs._selected is not None:
-        graphs, index = graphs._selected
+    if index is None:
+        graphs, index = graphs._source()
     source = rows_of(graphs, index)
     kind = None if graphs.kind is None or not options.kinds else take(graphs.kind, source)
     names = ("",) if kind is None else graphs.kind_names or tuple(map(str, range(int(kind.max(initial=0)) + 1)))

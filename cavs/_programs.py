@@ -9,7 +9,7 @@ from typing import Any
 from cavs._device_equations import at_level, rewritten, zeros_at
 from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed, reduce_max_p, reduce_sum_p
 from cavs._split import Split
-from cavs.kernels._halves import with_halves
+from cavs.kernels._halves import add_halves
 from cavs.kernels._phases import cut
 from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, Unfit
 
@@ -45,8 +45,9 @@ class Program:
         self.weights = [x for x in self.statics if x in weights]
         sources = self._sources(forest)
         bf16 = _precision(moving) == "bf16"
-        made = cut(moving, level, sources, places, self._written(), 32 if bf16 else 16)
-        self.level: Level = with_halves(made) if bf16 else made
+        self.level: Level = cut(moving, level, sources, places, self._written(), 32 if bf16 else 16)
+        if bf16:
+            add_halves(self.level)
 
     def _written(self) -> frozenset[str]:
         if self.forward:

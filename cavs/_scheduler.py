@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from cavs._graphs import Graphs, consecutive
-from cavs._later import LaterGraphs, Pass
+from cavs._graphs import Graphs
+from cavs._later import LaterGraphs, Pass, consecutive
 from cavs._pack import Options, bucket as bucket, pack
 from cavs._process import schedules_elsewhere
 from cavs._schedule import FIELDS, Schedule, Shape

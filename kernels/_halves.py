@@ -1,6 +1,6 @@
 """Where products are in bf16, what they read is stored in bf16, too: a row comes from L2 in half the time.
 
-A product would round what it reads to bf16 in any case, so no result changes by it.
+A product would round what it reads to bf16 in any case; of a sum of rows each term is rounded instead.
 """
 
 import dataclasses
@@ -9,11 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from cavs.kernels._fit import ACROSS, REDUCTIONS, is_product
-from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, is_var
+from cavs.kernels._specs import Level, Place, Rows, is_var, tensors_of
 
 
-def with_halves(level: Level) -> Level:
-    """The same level with `halves`: of each tensor that it stores and that products read, one in bf16 for the products.
+def add_halves(level: Level) -> None:
+    """Gives a level its `halves`: of each tensor that it stores and that products read, one in bf16 for the products.
 
     Where nothing else reads a scratch tensor, it is stored in bf16 alone.
     """
@@ -21,17 +21,16 @@ def with_halves(level: Level) -> Level:
     read = {name for phase in level.phases for p in phase.products for name in p.tensors()}
     half = {tensor: tensor + ".half" for tensor in sorted(stored & read)}
     alone = half.keys() & level.scratch.keys() - _read_as_values(level)
-    scratch = {name: shape for name, shape in level.scratch.items() if name not in alone}
-    for name in half.keys() & level.scratch.keys():
-        domain, width, _ = level.scratch[name]
-        scratch[half[name]] = (domain, width, jnp.bfloat16)
+    level.scratch |= {half[name]: (*level.scratch[name][:2], jnp.bfloat16) for name in half if name in level.scratch}
+    for name in alone:
+        del level.scratch[name]
+    level.halves |= {twin: name for name, twin in half.items()}
     for phase in level.phases:
         for p in phase.products:
             p.operands = [[tuple(_in_half(r, half) for r in source) for source in operand] for operand in p.operands]
         for places in phase.stores.values():
             twins = [Place(half[place.tensor], place.base) for place in places if place.tensor in half]
             places[:] = [place for place in places if place.tensor not in alone] + twins
-    return dataclasses.replace(level, scratch=scratch, halves={twin: name for name, twin in half.items()})
 
 
 def _in_half(r: Rows, half: dict[str, str]) -> Rows:
@@ -47,9 +46,6 @@ def _read_as_values(level: Level) -> set[str]:
             across = e.primitive.name in ACROSS or e.primitive.name in REDUCTIONS
             if not is_product(e, level.level):
                 values |= {x for x in e.invars if is_var(x) and (across or x not in phase.eqns)}
-        for s in (phase.inputs.get(x) or level.sources.get(x) for x in values):
-            if isinstance(s, Sum):
-                found |= {name for name, _ in (*s.parts, *([s.direct] if s.direct else []))}
-            elif isinstance(s, (Rows, Constant)):
-                found.add(s.tensor)
+        for x in values & (phase.inputs.keys() | level.sources.keys()):
+            found |= tensors_of(phase.inputs.get(x) or level.sources[x])
     return found

@@ -228,7 +228,7 @@ def _raw_sum(
         return None
     if e.primitive.name == "concatenate" and len(x.aval.shape) == 1:
         widths, found = {y.aval.shape[0] for y in e.invars}, [source for p in parts if p for o in p for source in o]
-        whole = len(found) == len(parts) in (2, 4) and len(widths) == 1 and joinable(*widths)
+        whole = len(found) == len(parts) == 2 and len(widths) == 1 and joinable(*widths)
         return [[tuple(r for source in found for r in source)]] if whole and all(len(f) == 1 for f in found) else None
     if e.primitive.name in ("add", "add_any") and len(x.aval.shape) == 1:
         a, b = parts

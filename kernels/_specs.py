@@ -168,11 +168,15 @@ class Level:
         found = {name for p in self.phases for q in p.products for name in q.tensors()}
         used = [self.sources[x] for x in read & set(self.sources)]
         for s in [*used, *(s for p in self.phases for s in p.inputs.values())]:
-            if isinstance(s, Sum):
-                found |= {n for n, _ in (*s.parts, *([s.direct] if s.direct else []))}
-            else:
-                found.add(s.tensor)
+            found |= tensors_of(s)
         return found
+
+
+def tensors_of(source: Source) -> set[str]:
+    """Names of the tensors that an input is read from."""
+    if isinstance(source, Sum):
+        return {name for name, _ in (*source.parts, *([source.direct] if source.direct else []))}
+    return {source.tensor}
 
 
 def is_var(x: Any) -> bool:

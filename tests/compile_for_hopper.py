@@ -1,4 +1,4 @@
-"""Compiles the persistent kernels of three programs for an H200, on a machine without one; run by `test_persistent`.
+"""Compiles the persistent kernels of three programs for an H200, on a machine without one; run by `test_chip`.
 
 Prints one line of JSON: registers, spilled bytes and tensor products of each kernel. Needs jax-cuda13-plugin,
 jax-cuda13-pjrt, nvidia-cuda-nvcc, nvidia-nvvm and nvidia-nvjitlink; no driver.

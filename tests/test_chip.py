@@ -18,7 +18,7 @@ from cavs.kernels import persistent
 from cavs.kernels._layout import SHARED_MEMORY, layout_of
 from cavs.kernels._pack import Packed, pack_weights
 from tests.odd_graphs import chain, joined
-from tests.test_persistent import RNG
+from tests.persistent_programs import RNG
 
 
 def plan_of(hidden: int) -> Any:

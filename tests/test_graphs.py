@@ -1,5 +1,10 @@
 """`Graphs` by property, held against plain loops."""
 
+import copy
+import dataclasses
+import pickle
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -150,3 +155,20 @@ def test_repr_says_the_sizes():
     graphs = cavs.from_lengths([3, 1], input_id=[0, 0, 0, 0], vocab=["a"])
     assert repr(graphs) == "Graphs(2 graphs, 4 vertices, 2 edges, 3 levels, vocab=1)"
     assert repr(graphs[:0]) == "Graphs(0 graphs, 0 vertices, 0 edges, 0 levels, vocab=1)"
+
+
+@pytest.mark.parametrize("index", [slice(1, 3), [7, 2], np.arange(9) % 2 == 0])
+def test_a_selection_stands_alone(index):
+    """It is copied without what it was selected from, does not keep that alive, and is scheduled alike without it."""
+    all_graphs = cavs.Graphs.build([3] * 9, [0, 0, 2] * 9, [0, 1] * 9)
+    some = all_graphs[index]
+    before = cavs.schedule(some)
+    alone = cavs.Graphs(*(getattr(some, field.name) for field in dataclasses.fields(some)))
+    assert pickle.dumps(some) == pickle.dumps(alone)
+    gone = weakref.ref(all_graphs)
+    del all_graphs
+    assert gone() is None
+    for other in (some, alone, pickle.loads(pickle.dumps(some)), copy.deepcopy(some)):
+        after = cavs.schedule(other)
+        assert after.shape == before.shape
+        np.testing.assert_array_equal(after.data, before.data)

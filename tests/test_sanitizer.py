@@ -8,7 +8,7 @@ import sys
 import pytest
 
 CODE = """
-from tests.test_persistent import CASES, inputs_of, values
+from tests.persistent_programs import CASES, inputs_of, values
 make, graphs = CASES[{name!r}]
 F, params = make(64)
 values(F, params, graphs, inputs_of({name!r}, graphs, 64), "persistent")

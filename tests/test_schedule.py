@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs import _tasks
-from cavs._graphs import consecutive
+from cavs._later import consecutive
 from cavs._pack import Options, pack
 from cavs._schedule import layout_of
 from cavs._scheduler import bucket

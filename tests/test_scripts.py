@@ -7,7 +7,7 @@ import cavs
 from cavs._pack import Options, pack
 from cavs._scripts import with_scripts
 from tests.odd_graphs import BATCHES, WIDE, chain, joined
-from tests.test_persistent import CHAINS, DAG, TREES
+from tests.persistent_programs import CHAINS, DAG, TREES
 from tests.test_schedule import assert_same
 
 
