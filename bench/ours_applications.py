@@ -153,9 +153,9 @@ class CavsApplication(Cavs):
         found = []
         for (graphs, numbers), shapes in zip(of, known, strict=False):
             found.append(cavs.schedules(graphs, numbers, shapes=shapes, fields=_fields(graphs), process=process))
-        for parts in zip(*found, strict=True):
-            scheds = [sched for _, sched in parts]
-            yield cavs.together(scheds) if len(scheds) > 1 else scheds[0]
+        if len(found) == 1:
+            return (sched for _, sched in found[0])
+        return (cavs.together([sched for _, sched in parts]) for parts in zip(*found, strict=True))
 
 
 def _fields(graphs: cavs.Graphs) -> list[str]:

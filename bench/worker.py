@@ -23,7 +23,7 @@ from bench import cases
 from bench.systems import SYSTEMS
 
 LEARNING_RATE = 0.05
-STREAM = 256  # batches that the time of scheduling is the mean of, where several are scheduled at once
+STREAM = 1024  # batches that the time of scheduling is the mean of, where several are scheduled at once
 
 
 class Worker:

@@ -4,13 +4,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Fan-in up to which a task of W vertices simply gets room for W * fan-in edges.
+SMALL_FAN_IN = 4
+
 
 class Facts(NamedTuple):
     """Of G graphs with V vertices and E edges."""
 
     sizes: np.ndarray  # (G,) vertices
     num_children: np.ndarray  # (V,)
-    arity: int  # of all vertices that have children; 0 where they differ
+    arity: int  # of all vertices that have children; 0 where they differ, or have more than `SMALL_FAN_IN`
     back: np.ndarray  # (E,) by how much the parent's number is more than the child's; (V, arity) where there is one
     fan_in: np.ndarray  # (G,) the most children of a vertex
     roots: np.ndarray  # (G,) vertices without parents
@@ -28,7 +31,7 @@ def facts_of(vertex_offsets: np.ndarray, child_offsets: np.ndarray, children: np
     is_root[np.arange(len(number)).repeat(num_children) - back] = False
     some = num_children > 0
     arity = int(num_children.max())
-    if arity and (num_children[some] == arity).all():
+    if 0 < arity <= SMALL_FAN_IN and (num_children[some] == arity).all():
         table = np.zeros((len(number), arity), np.int64)
         table[some] = back.reshape(-1, arity)
         back = table

@@ -12,14 +12,14 @@ from cavs._graphs import Graphs
 class Pass:
     """Consecutive batches of `graphs[index]`, of `counts` graphs each; `arrays`, of all of them, where they are known."""
 
-    def __init__(self, graphs: Graphs, index: np.ndarray | slice, counts: np.ndarray, arrays: tuple[Any, ...] | None):
+    def __init__(self, graphs: Graphs, index: np.ndarray, counts: np.ndarray, arrays: tuple[Any, ...] | None):
         self._graphs, self._index, self._counts, self._arrays = graphs, index, counts, arrays
 
     @functools.cached_property
     def batches(self) -> list[Graphs]:
         of, arrays = self._graphs, self._arrays
         names = (getattr(of, name) for name in ("vocab", "kind_names", "label_names"))
-        together = of[self._index] if arrays is None else Graphs(*arrays, *names)
+        together = of[self._index] if arrays is None else Graphs(*arrays, *names)._remember(of, self._index)
         return list(consecutive(together, self._counts))
 
 
@@ -47,9 +47,10 @@ def consecutive(graphs: Graphs, counts: np.ndarray) -> Iterator[Graphs]:
     rows, edges = vertices.tolist(), graphs.child_offsets[vertices].tolist()
     for i, (start, stop) in enumerate(zip((end - counts).tolist(), end.tolist(), strict=True)):
         (v0, v1), (e0, e1) = rows[i : i + 2], edges[i : i + 2]
-        yield graphs._with_rows(
+        part = graphs._with_rows(
             graphs.vertex_offsets[start : stop + 1] - v0,
             graphs.child_offsets[v0 : v1 + 1] - e0,
             slice(v0, v1),
             slice(e0, e1),
         )
+        yield part._remember(graphs, np.arange(start, stop))

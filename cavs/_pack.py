@@ -14,8 +14,8 @@ from cavs._graphs import Graphs
 from cavs._order import Order, order_of, rows_of, spread, take
 from cavs._schedule import PARTS, Schedule, Shape, layout_of
 from cavs._segments import Segments
-from cavs._shapes import Options as Options, bucket as bucket, padded_sizes, shapes_of
-from cavs._tasks import Rounds, Tasks, cut_rounds, cut_tasks, task_classes
+from cavs._shapes import Options as Options, alike_of, bucket as bucket, padded_sizes, shapes_of
+from cavs._tasks import Rounds, Tasks, cut_rounds, cut_tasks
 
 
 def pack(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarray | None = None) -> list[Schedule]:
@@ -29,17 +29,10 @@ def pack(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarra
 
     # Sizes and tasks.
     sizes = padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
-    inner, edges = sizes[:, 1], sizes[:, 2]
-    rooms, fan_in = (edges // np.maximum(inner, 1)).max(1).tolist(), order.fan_in.tolist()
-    rows, serial = inner.sum(1).tolist(), options.policy == "serial"
-    classes = [task_classes(n, f, options.policy, r) for n, f, r in zip(rows, fan_in, rooms, strict=True)]
-    num_classes = np.array([len(c) for c in classes])
-    tasks = cut_tasks(
-        order.counts[:, 1:], order.inner_start, order.num_children, order.edges_before, classes, num_classes, serial
-    )
-    rooted = order.rooted.tolist()
-    shapes, which, window_of = shapes_of(options, names, sizes, batches.tolist(), rooted, fan_in, classes, tasks)
-    num_loops = len(names) * num_classes
+    alike = alike_of(sizes, batches, order.rooted, order.fan_in, options.policy)
+    tasks = cut_tasks(order, alike.classes, alike.class_of, alike.num_classes, options.policy == "serial")
+    shapes, which, window_of = shapes_of(options, names, graphs._facts.arity, alike, tasks)
+    num_loops = len(names) * alike.num_classes
     rounds = cut_rounds(tasks, window_of, num_loops)
     scripts = None
     if options.scripts:
@@ -86,13 +79,14 @@ def _write(
     out.add(at("num_vertices"), header.shape[1] * one, header.ravel())
     out.add(at("leaf_vertex"), leaf_count, order.leaf, leaf_size)
     out.add(at("inner_vertex"), inner_count, order.inner, inner_size)
-    out.add(at("first_edge"), inner_count, order.first_edge, inner_size)
-    out.add(at("num_children"), inner_count, order.num_children, inner_size)
     out.add(at("row"), vertices, order.position + spread(row, vertices))
     out.add(at("graph"), vertices, order.graph, at("vertices"), batches)
     edge_child = order.child + spread(row, num_edges.sum(1))
     out.add(at("edge_child"), num_edges, edge_child, edge_size)
-    out.add(at("edge_owner"), num_edges, order.owner, edge_size, inner_size)
+    if order.ragged is not None:
+        out.add(at("first_edge"), inner_count, order.ragged.first_edge, inner_size)
+        out.add(at("num_children"), inner_count, order.ragged.num_children, inner_size)
+        out.add(at("edge_owner"), num_edges, order.ragged.owner, edge_size, inner_size)
     out.add(at("task_row"), tasks.count, tasks.row + (pad + leaf_count.sum(1)).repeat(tasks.count))
     out.add(at("task_start"), tasks.count, tasks.start)
     out.add(at("task_size"), tasks.count, tasks.size)

@@ -5,6 +5,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -12,6 +13,7 @@ from cavs._graphs import Graphs
 from cavs.kernels._layout import PARTS as PARTS
 
 FIELDS = ("input_id", "label", "kind")  # of `Graphs`, that may come along
+_OF_ARITY = ("first_edge", "num_children", "edge_owner")  # not sent where all inner vertices have as many children
 
 
 class Shape(NamedTuple):
@@ -27,6 +29,7 @@ class Shape(NamedTuple):
     kinds: tuple[str, ...]  # names of the kinds; ("",) where there is one
     rooted: bool  # every graph has exactly one root
     fan_in: int  # the largest number of children, rounded up to a power of two; 8 stands for more than 4
+    arity: int  # children of every inner vertex of the data set, at most 4; 0 where they differ
     windows: tuple[int, int, int]  # windows of the backward's lazy batching; inner rows and edges of each, at most
     fields: tuple[str, ...] = ()  # of the graphs, that come along
     # Scripts of the persistent engine (`_scripts`); without any `levels` is 0.
@@ -70,10 +73,8 @@ def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         "inner_vertex": (inner,),
         "row": (shape.vertices,),
         "graph": (shape.vertices,),
-        "first_edge": (inner,),
-        "num_children": (inner,),
         "edge_child": (edges,),
-        "edge_owner": (edges,),
+        **({} if shape.arity else {"first_edge": (inner,), "num_children": (inner,), "edge_owner": (edges,)}),
         "task_row": (shape.tasks,),
         "task_start": (shape.tasks,),
         "task_size": (shape.tasks,),
@@ -136,6 +137,8 @@ class Schedule:
         return cls(children[0], shape)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_ARITY and self.shape.arity:
+            return self._of_arity(name)
         if name.startswith("_") or name in ("data", "shape") or name not in layout_of(self.shape):
             asked = f"; it comes along with cavs.schedule(..., fields=({name!r},))" if name in FIELDS else ""
             raise AttributeError(f"Schedule has no attribute {name!r}{asked}")
@@ -146,6 +149,20 @@ class Schedule:
             )
         begin, end, dims = layout_of(self.shape)[name]
         return self.data[begin:end].reshape(dims)
+
+    def _of_arity(self, name: str) -> Any:
+        """What follows from the number of vertices where all have the same number of children."""
+        xp: Any = np if isinstance(self.data, np.ndarray) else jnp
+        arity, out = self.shape.arity, []
+        for size, edges, count in zip(self.shape.inner, self.shape.edges, self.inner_count, strict=True):
+            row, owner = xp.arange(size, dtype=np.int32), xp.arange(edges, dtype=np.int32) // arity
+            if name == "first_edge":
+                out.append(xp.where(row < count, row * arity, 0))
+            elif name == "num_children":
+                out.append(xp.where(count > 0, xp.full_like(row, arity), 0))
+            else:
+                out.append(xp.where(owner < count, owner, size))
+        return xp.concatenate(out).astype(np.int32)
 
     @property
     def is_concrete(self) -> bool:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from cavs._graphs import Graphs
-from cavs._later import LaterGraphs, Pass, consecutive
+from cavs._later import LaterGraphs, Pass
 from cavs._pack import Options, bucket as bucket, pack
 from cavs._process import schedules_elsewhere
 from cavs._schedule import FIELDS, Schedule, Shape
@@ -16,7 +16,7 @@ from cavs._tasks import LAZY_WINDOW
 # `schedules` prepares up to so many vertices at once: NumPy's calls, hundreds of microseconds a pass, are paid once for all
 # batches in them. With twice as many the arrays of a pass would leave most caches.
 VERTICES_AT_ONCE = 1 << 17
-BATCHES_AT_ONCE = 256
+BATCHES_AT_ONCE = 1024
 
 
 def schedule(
@@ -81,7 +81,7 @@ def schedules(
     ```
 
     The same as `batch = graphs[index]` and `cavs.schedule(batch)` for each `index`, in order, and cheaper: a pass over
-    several small batches costs little more than over one. It runs ahead by at most 2^17 vertices, and 256 batches.
+    several small batches costs little more than over one. It runs ahead by at most 2^17 vertices, and 1024 batches.
 
     **Arguments:** `graphs`, all of them; `batches`, any iterable of what selects graphs (integer arrays, slices, boolean
     arrays), may be endless; the others as in `cavs.schedule`.
@@ -113,12 +113,11 @@ def schedules(
     # Kinds without names are numbered up to the largest of a batch.
     alone = kinds and graphs.kind is not None and graphs.kind_names is None
     most = 1 if alone else BATCHES_AT_ONCE
-    # The first passes are small: training starts while the next ones are made.
-    if process:
+    if process:  # the first passes are small: training starts while the next ones are made
         first, limit = VERTICES_AT_ONCE // 64, max(VERTICES_AT_ONCE // 2 // process, VERTICES_AT_ONCE // 8)
         passes = _passes(graphs, iter(batches), most, first, limit, 2 ** (1 / process))
         return schedules_elsewhere(graphs, passes, options, int(process))
-    return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE // 4, VERTICES_AT_ONCE), options)
+    return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE, VERTICES_AT_ONCE), options)
 
 
 def _passes(
@@ -149,12 +148,9 @@ def _passes(
 def _here(graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options) -> Iterator[tuple[Graphs, Schedule]]:
     for picked in passes:
         counts, index = np.array([len(index) for index in picked]), np.concatenate(picked)
-        made = pack(graphs, counts, options, index)
-        if options.fields:  # what a step reads comes along: nobody may look at the graphs
-            of_pass = Pass(graphs, index, counts, None)
-            yield from ((LaterGraphs(of_pass, number), sched) for number, sched in enumerate(made))
-        else:
-            yield from zip(consecutive(graphs[index], counts), made, strict=True)
+        of_pass = Pass(graphs, index, counts, None)
+        for number, sched in enumerate(pack(graphs, counts, options, index)):
+            yield LaterGraphs(of_pass, number), sched
 
 
 def _checked(

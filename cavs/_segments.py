@@ -4,26 +4,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A field whose runs are of so many integers or more on average is copied run after run, any others are scattered at once.
-LONG_RUNS = 100
+# Runs of so many integers or more on average are copied one after another, any others are scattered at once.
+LONG_RUNS = 64
 
 
-class _Field(NamedTuple):
-    """Runs of one field of many schedules; see `Segments.add`."""
+class _Runs(NamedTuple):
+    """Runs of integers: where each begins, how long it is, and the values of all of them one after another."""
 
     start: np.ndarray
     length: np.ndarray
     values: np.ndarray
-    size: np.ndarray
-    fill: np.ndarray | None
 
 
 class Segments:
-    """Runs of integers to be written into one vector: where each begins and how long it is, and the values of all of them
-    one after another."""
+    """Runs of integers to be written into one vector."""
 
     def __init__(self) -> None:
-        self._fields: list[_Field] = []
+        self._runs: list[_Runs] = []
 
     def add(
         self,
@@ -35,49 +32,37 @@ class Segments:
     ) -> None:
         """Runs of `length` integers from `start` on. With a `size`, padding up to it repeats a run's first value (it computes
         what a real row computes), or `fill`; there is none for a run of no values without a `fill`."""
-        self._fields.append(_Field(start, length, values, length if size is None else size, fill))
+        start, length = start.ravel(), length.ravel()
+        self._runs.append(_Runs(start, length, values))
+        if size is not None:
+            rest = size.ravel() - length
+            if fill is None and len(values):
+                rest *= length > 0
+                fill = values.take(length.cumsum() - length, mode="clip")
+            if fill is not None:
+                self._runs.append(_Runs(start + length, rest, fill.ravel().repeat(rest)))
 
     def write(self, data: np.ndarray) -> None:
         """Writes all runs into `data`, int32 zeros; what is in none stays so."""
         short = []
-        for field in self._fields:
-            if len(field.values) < LONG_RUNS * field.start.size:
-                short.append(field)
+        for runs in self._runs:
+            if len(runs.values) < LONG_RUNS * runs.start.size:
+                short.append(runs)
             else:
-                _copy(data, field)
+                _copy(data, runs)
         if short:
-            _scatter(data, short)
+            start, length, values = (np.concatenate(x) for x in zip(*short, strict=True))
+            data[ranges(start, length)] = values
 
 
-def _copy(data: np.ndarray, field: _Field) -> None:
+def _copy(data: np.ndarray, runs: _Runs) -> None:
     # A slice of a memoryview takes half as long as one of an array.
-    target, source = data.data, np.ascontiguousarray(field.values, np.int32).data
+    target, source = data.data, np.ascontiguousarray(runs.values, np.int32).data
     begin = 0
-    runs = zip(field.start.ravel().tolist(), field.length.ravel().tolist(), field.size.ravel().tolist(), strict=True)
-    for i, (start, length, size) in enumerate(runs):
+    for start, length in zip(runs.start.tolist(), runs.length.tolist(), strict=True):
         end = begin + length
         target[start : start + length] = source[begin:end]
-        if length < size and (length or field.fill is not None):
-            data[start + length : start + size] = source[begin] if field.fill is None else field.fill.flat[i]
         begin = end
-
-
-def _scatter(data: np.ndarray, fields: list[_Field]) -> None:
-    starts, lengths, all_values, sizes, _ = zip(*fields, strict=True)
-    start, length, size = (np.concatenate(x, axis=None) for x in (starts, lengths, sizes))
-    values = np.concatenate(all_values)
-    data[ranges(start, length)] = values
-    # Padding: of a run without values and `fill` it is nothing.
-    fill = np.zeros(len(start), np.int64)
-    some = length > 0
-    fill[some] = values[(length.cumsum() - length)[some]]
-    end = 0
-    for f in fields:
-        begin, end = end, end + f.start.size
-        if f.fill is not None:
-            fill[begin:end] = f.fill.ravel()
-    rest = size - length
-    data[ranges(start + length, rest)] = fill.repeat(rest)
 
 
 def ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:

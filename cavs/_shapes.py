@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cavs._facts import SMALL_FAN_IN
 from cavs._schedule import Shape
-from cavs._tasks import SMALL_FAN_IN, Tasks, cut_windows, power_of_two
+from cavs._tasks import Classes, Tasks, cut_windows, power_of_two, task_classes
 
 _LADDER = np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)])
 # Large sizes in multiples of 32: on GPUs XLA splits the sums of weight gradients eightfold, and pads copies where it cannot.
@@ -43,53 +44,74 @@ def padded_sizes(leaves: np.ndarray, inner: np.ndarray, edges: np.ndarray, exact
     return sizes.swapaxes(0, 1)
 
 
-def shapes_of(
-    options: Options,
-    names: tuple[str, ...],
-    sizes: np.ndarray,
-    graphs: list[int],
-    rooted: list[bool],
-    fan_in: list[int],
-    classes: list[tuple[tuple[int, int], ...]],
-    tasks: Tasks,
-) -> tuple[list[Shape], list[int], np.ndarray]:
-    """The shapes of K batches, which of them each has, and the window of each task.
+class Alike(NamedTuple):
+    """K batches in groups of those that are alike in all that decides a `Shape`, but for their tasks."""
 
-    `names` of the kinds; `sizes` (K, 3, kinds), padded; per batch how many `graphs` it has, whether each has one root
-    (`rooted`), its largest `fan_in` and its `classes` of tasks.
-    """
+    group: np.ndarray  # (K,) of each batch
+    sizes: list[Any]  # of each group: leaf rows, inner rows and edges, of each kind, padded
+    graphs: list[int]  # how many
+    rooted: list[bool]  # whether each graph has one root
+    fan_in: list[int]  # the largest
+    classes: list[Classes]
+    class_of: np.ndarray  # (K,) which of the classes the tasks of each batch are of
+    num_classes: np.ndarray  # (K,) how many those are
+
+
+def alike_of(sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, fan_in: np.ndarray, policy: str) -> Alike:
+    """The groups of K batches with these `sizes` (K, 3, kinds), padded; the others (K,) each."""
+    facts = zip(*sizes.reshape(len(graphs), -1).T.tolist(), graphs.tolist(), rooted.tolist(), fan_in.tolist(), strict=True)
+    number: dict[Any, int] = {}
+    group = np.array([number.setdefault(key, len(number)) for key in facts])
+    first = np.unique(group, return_index=True)[1]
+    sizes, graphs, rooted, fan_in = sizes[first], graphs[first], rooted[first], fan_in[first]
+    inner, edges = sizes[:, 1], sizes[:, 2]
+    rooms = (edges // np.maximum(inner, 1)).max(1)
+    of = [task_classes(n, f, policy, r) for n, f, r in zip(*(x.tolist() for x in (inner.sum(1), fan_in, rooms)), strict=True)]
+    classes = list(dict.fromkeys(of))
+    class_of = np.array([classes.index(c) for c in of])[group]
+    num_classes = np.array([len(c) for c in classes])[class_of]
+    return Alike(group, sizes.tolist(), graphs.tolist(), rooted.tolist(), fan_in.tolist(), classes, class_of, num_classes)
+
+
+def shapes_of(
+    options: Options, names: tuple[str, ...], arity: int, alike: Alike, tasks: Tasks
+) -> tuple[list[Shape], list[int], np.ndarray]:
+    """The shapes of K batches, which of them each has, and the window of each task; `names` of the kinds, `arity` as `Facts`
+    has it."""
     found: list[Shape] = []
     which: list[int] = []
     window_of = np.zeros(len(tasks.cls), np.int64)
-    # Batches alike in all this have the same shape, until a new one joins `options.shapes`.
-    before: dict[Any, tuple[int, int]] = {}
+    # Batches alike in their tasks, too, have the same shape, until a new one joins `options.shapes`.
+    before: dict[tuple[int, int], tuple[int, int]] = {}
     known = 0 if options.shapes is None else len(options.shapes)
     padded_tasks = tasks.count
     if not options.exact:
         padded_tasks = np.maximum(128, _POWERS[::2][_POWERS[::2].searchsorted(tasks.count)])
-    facts = zip(*sizes.reshape(len(graphs), -1).T.tolist(), padded_tasks.tolist(), graphs, rooted, fan_in, strict=True)
-    for b, key in enumerate(facts):
+    for b, key in enumerate(zip(alike.group.tolist(), padded_tasks.tolist(), strict=True)):
         same = before.get(key)
         if same is not None and same[1] == known:
             which.append(same[0])
             continue
-        leaves, inner, edges = (tuple(n) for n in sizes[b].tolist())
+        group, num_tasks = key
+        leaves, inner, edges = map(tuple, alike.sizes[group])
+        classes = alike.classes[alike.class_of[b]]
         windows = (1, max(inner), max(edges))
         if sum(inner) > options.window:
             mine = slice(tasks.first[b], tasks.first[b] + tasks.count[b])
-            args = tasks.size[mine], tasks.edges[mine], inner, edges, classes[b], options.window
+            args = tasks.size[mine], tasks.edges[mine], inner, edges, classes, options.window
             windows, window_of[mine] = cut_windows(*args)
         shape = Shape(
             vertices=sum(leaves) + sum(inner),
             leaves=leaves,
             inner=inner,
             edges=edges,
-            tasks=int(padded_tasks[b]),
-            graphs=graphs[b],
-            classes=classes[b],
+            tasks=num_tasks,
+            graphs=alike.graphs[group],
+            classes=classes,
             kinds=names,
-            rooted=rooted[b],
-            fan_in=min(power_of_two(fan_in[b]), 2 * SMALL_FAN_IN),
+            rooted=alike.rooted[group],
+            fan_in=min(power_of_two(alike.fan_in[group]), 2 * SMALL_FAN_IN),
+            arity=arity,
             windows=windows,
             fields=options.fields,
         )
@@ -121,5 +143,5 @@ def _known(shape: Shape, shapes: list[Shape] | tuple[Shape, ...]) -> Shape:
 @functools.lru_cache(maxsize=1024)
 def _compared(s: Shape) -> tuple[tuple[object, ...], tuple[int, ...]]:
     """In what a shape must equal another that takes its place, and in what it may be smaller."""
-    fixed = s.graphs, s.classes, s.kinds, s.rooted, s.fan_in, s.windows[0] == 1 or s.windows[1:], s.fields
+    fixed = s.graphs, s.classes, s.kinds, s.rooted, s.fan_in, s.arity, s.windows[0] == 1 or s.windows[1:], s.fields
     return fixed, (*s.leaves, *s.inner, *s.edges, s.tasks, s.windows[0])

@@ -3,9 +3,14 @@
 import bisect
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+
+from cavs._facts import SMALL_FAN_IN
+from cavs._order import Order
+
+Classes: TypeAlias = tuple[tuple[int, int], ...]  # (vertices, edges) that tasks are padded to, widest first
 
 # A task costs about as much as this many rows more than it holds (loop, slices, reading the weights): measured on CPU,
 # Tree-LSTM, hidden 64 (about 6 rows) to 256 (about 12 rows). It decides between one wide and several narrow tasks.
@@ -16,8 +21,6 @@ SMALLEST_TASK = 2
 # Inner vertices whose parameter gradients make one lazy product. 4 to 8 thousand saturate it, but each window costs a pass
 # over its tensors besides (Tree-FC, 16,320 vertices, hidden 256: 91 ms a step in four windows, 65 ms in one).
 LAZY_WINDOW = 32768
-# Fan-in up to which a task of W vertices simply gets room for W * fan-in edges.
-SMALL_FAN_IN = 4
 # Children of one vertex above which it becomes a task of its own.
 LARGE_FAN_IN = 64
 # Levels of all batches whose next tasks NumPy finds at once, above which that is faster than Python task after task.
@@ -30,7 +33,7 @@ def power_of_two(n: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def task_classes(num_inner: int, fan_in: int, policy: str, edges_a_row: int = 0) -> tuple[tuple[int, int], ...]:
+def task_classes(num_inner: int, fan_in: int, policy: str, edges_a_row: int = 0) -> Classes:
     """The (vertices, edges) that tasks are padded to, widest first: a ladder of ratio 2 to 4. `edges_a_row`: children of a
     vertex on average, as a power of two; where they are many, as in attention over a sentence, tasks get room for them.
 
@@ -85,21 +88,11 @@ class Tasks(NamedTuple):
     first: np.ndarray  # (K,) its first one
 
 
-def cut_tasks(
-    counts: np.ndarray,
-    group_start: np.ndarray,
-    num_children: np.ndarray,
-    edges_before: np.ndarray,
-    classes: list[tuple[tuple[int, int], ...]],
-    num_classes: np.ndarray,
-    serial: bool,
-) -> Tasks:
-    """Levels cut into tasks.
-
-    `counts` (K, levels, kinds) inner vertices, which lie by batch, kind and level; `group_start` (K, kinds) where those of
-    a batch and kind begin; `num_children` (I,) and `edges_before` (I + 1,) of each; `classes` (K) of each batch, and how many
-    they are, `num_classes` (K,).
-    """
+def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_classes: np.ndarray, serial: bool) -> Tasks:
+    """The levels of K batches cut into tasks; `class_of` (K,) which of `classes` those of a batch are of, and how many these
+    are, `num_classes` (K,)."""
+    counts, edges_before = order.counts[:, 1:], order.edges_before
+    num_children = None if order.ragged is None else order.ragged.num_children
     num_batches, levels, num_kinds = counts.shape
     by_row = counts.reshape(num_batches, -1)  # (level, kind): the order of the rows
     run = by_row.ravel().nonzero()[0]
@@ -107,15 +100,15 @@ def cut_tasks(
     run_size = by_row.ravel()[run]
     run_row = (by_row.cumsum(1) - by_row).ravel()[run]
     run_start = (counts.cumsum(1) - counts).ravel()[run]
-    run_first = group_start[run_batch, run_kind]
-    distinct = dict.fromkeys(classes)
-    if len(distinct) == 1:
+    run_first = order.inner_start[run_batch, run_kind]
+    if len(classes) == 1:
         of, cls, offset, size = _pieces(run_size, run_first + run_start, num_children, classes[0], serial)
     else:
         cut = []
-        for some in distinct:
-            mine = np.flatnonzero(np.array([c is some or c == some for c in classes])[run_batch])
-            pieces = _pieces(run_size[mine], (run_first + run_start)[mine], num_children, some, serial)
+        of_run, at = class_of[run_batch], run_first + run_start
+        for i, some in enumerate(classes):
+            mine = np.flatnonzero(of_run == i)
+            pieces = _pieces(run_size[mine], at[mine], num_children, some, serial)
             cut.append((mine[pieces[0]], *pieces[1:]))
         of, cls, offset, size = (np.concatenate(x) for x in zip(*cut, strict=True))
         by_run = np.argsort(of, kind="stable")
@@ -139,10 +132,15 @@ def cut_tasks(
 
 
 def _pieces(
-    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: tuple[tuple[int, int], ...], serial: bool
+    run_size: np.ndarray,
+    run_at: np.ndarray,
+    num_children: np.ndarray | None,
+    classes: Classes,
+    serial: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(run, class, offset in the run, vertices) of each task."""
     if len({edges // width for width, edges in classes}) > 1:
+        assert num_children is not None, "at most SMALL_FAN_IN children"
         return _pieces_by_edges(run_size, run_at, num_children, classes)
     # A task of any vertices has room for their edges.
     widths = (1,) if serial else tuple(w for w, _ in classes)
@@ -160,7 +158,7 @@ def _pieces(
 
 
 def _pieces_by_edges(
-    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: tuple[tuple[int, int], ...]
+    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: Classes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The same where a task must fit both a class's vertices and its edges, of mixed fan-in: the one that costs least a vertex.
 
@@ -237,7 +235,7 @@ def cut_windows(
     edges_of: np.ndarray,
     inner: Sequence[int],
     edges: Sequence[int],
-    classes: tuple[tuple[int, int], ...],
+    classes: Classes,
     window: int,
 ) -> tuple[tuple[int, int, int], np.ndarray]:
     """(windows, rows, edges) of the backward's lazy batching of one batch, and the window of each of its tasks."""

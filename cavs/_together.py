@@ -62,14 +62,15 @@ def together(tree: Any) -> Together:
     leaves, treedef = jax.tree.flatten(tree)
     arrays, vectors = [], []
     for x in leaves:
-        dtype = getattr(x, "dtype", None)
-        if not isinstance(x, np.ndarray) or dtype not in _DTYPES:
+        name = _DTYPES.get(x.dtype) if isinstance(x, np.ndarray) else None
+        if name is None:
+            dtype = getattr(x, "dtype", None)
             raise TypeError(
                 f"together: a leaf is a {type(x).__name__}{'' if dtype is None else f' of dtype {dtype}'}; wanted NumPy arrays "
                 "of int32, uint32 or float32, such as np.asarray(x, np.int32)."
             )
-        arrays.append((x.shape, _DTYPES[x.dtype]))
-        vectors.append(x.ravel().view(np.int32))
+        arrays.append((x.shape, name))
+        vectors.append(x if name == "int32" and x.ndim == 1 else x.ravel().view(np.int32))
     data = np.concatenate(vectors) if vectors else np.zeros(0, np.int32)
     return Together(data, _interned(treedef, tuple(arrays)))
 
