@@ -67,9 +67,10 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
         layouts = layouts[:PROMISING]
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # before anything is timed
-            compiled = list(pool.map(lambda step: step.compile(), lowered))
+            # Only the launch is timed: XLA need not measure its own products, which takes it longer than all the rest.
+            compiled = list(pool.map(lambda step: step.compile({"xla_gpu_autotune_level": 0}), lowered))
         times = [round(_time(step, params, forward), 1) for step in compiled]
-        fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight")
+        fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight", "paired")
         records = [{f: getattr(c, f) for f in fields} | {"us": us} for c, us in zip(layouts, times, strict=True)]
         found[key] = sorted(records, key=lambda record: record["us"])
     return found

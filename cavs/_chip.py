@@ -37,6 +37,7 @@ _CHOOSERS: list[Any] = []
 _WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
 _WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
 _WAYS += [(True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
+_WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12)]
 
 
 def candidates(level: Level, precision: str) -> list[Config]:
@@ -50,10 +51,13 @@ def candidates(level: Level, precision: str) -> list[Config]:
         for resident, clustered, (tight, rows, warpgroups, in_flight) in itertools.product((True, False), (True, False), _WAYS):
             if rows * hb % 128 or (clustered and ctas != 16) or (tight and (not resident or precision != "tf32" or hb % 16)):
                 continue
-            config = Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight)
             # Not every part of the chip has 16 multiprocessors for a cluster of 16: two CTAs must fit into one.
-            if layout_of(level, config).shared_memory(config) <= SHARED_MEMORY // (2 if clustered else 1):
-                found.append(config)
+            room = SHARED_MEMORY // (2 if clustered else 1)
+            for paired in (False, True):  # where there is room, nothing is to be paired
+                config = Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
+                if layout_of(level, config).shared_memory(config) <= room:
+                    found.append(config)
+                    break
     found = [c for c in found if c.resident] or found
     loose = {c.hb for c in found if not c.tight}
     return [c for c in found if not c.tight or c.hb not in loose]  # where there is room, there is nothing to decode

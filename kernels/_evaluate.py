@@ -119,12 +119,12 @@ class Values:
     def _run(self, e: Any) -> None:
         name, out = e.primitive.name, e.outvars[0]
         if out in self._results:
-            splits, columns = self._results[out]
+            slots, columns = self._results[out]
             hb = self._kernel.config.hb
 
             def read(i: int) -> Any:
                 lead, b = divmod(i, max(1, self._blocks(out)[-1]))
-                return self._device.read_product(self._tile, self._kernel.part, splits, columns[lead] + b * hb)
+                return self._device.read_product(self._tile, self._kernel.part, slots, columns[lead] + b * hb)
 
             self._known[out] = self._each(out, read)
         elif name in ACROSS:

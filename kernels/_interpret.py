@@ -88,10 +88,10 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
     ref[...] = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value.astype(ref.dtype), mode="drop")
 
 
-def read_product(tile: Tile, part: Any, splits: int, column: int) -> Any:
+def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
     """See `_mosaic`."""
     total = jnp.zeros(tile.shape, jnp.float32)
-    for w in range(splits):
+    for w in range(slots):
         total = total + part[w, pl.ds(0, tile.shape[0]), pl.ds(column, tile.shape[1])]
     return total
 
@@ -123,7 +123,7 @@ def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: An
         for o, column in zip(weight.operands, weight.columns, strict=True):
             x = sum(sources[s] for s in spec.operands[o])
             z = lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
-            for n in range(spec.splits):
+            for n in range(spec.slots):
                 part[n, :, pl.ds(column, w.shape[0])] = z if n == 0 else jnp.zeros_like(z)
 
 

@@ -19,7 +19,8 @@ class Config:
     thread-block cluster; `rows`: of a tile, which one warpgroup runs; `warpgroups` of a CTA; `precision` of products:
     "fp32" (3xtf32), "tf32" or "bf16"; `resident`: weights in shared memory (else they stream from L2); `tight`: three
     tf32 weights in two words (`_pack`), so that a CTA holds half as many again; `in_flight`: reads of rows, 16 bytes each,
-    that a thread has on the way; `spins`: after so many reads of a counter in vain a CTA reports and goes on.
+    that a thread has on the way; `paired`: four warps add their sums of a product two by two, so that these take half the
+    room; `spins`: after so many reads of a counter in vain a CTA reports and goes on.
     """
 
     hb: int
@@ -31,6 +32,7 @@ class Config:
     resident: bool
     tight: bool = False
     in_flight: int = 12
+    paired: bool = False
     spins: int = 1 << 22
     interpret: bool = False
 
@@ -40,15 +42,19 @@ class Layout:
     """Where the products of a `Level` lie: a spec per phase and K, the packed weights, and the partial sums' width."""
 
     specs: list[list[tuple[ProductSpec, list[Rows]]]]  # of each phase
-    results: list[dict[Any, tuple[int, tuple[int, ...]]]]  # of each phase: product output -> (splits, first columns)
+    results: list[dict[Any, tuple[int, tuple[int, ...]]]]  # of each phase: product output -> (slots, first columns)
     packed: list[Packed]  # weights, in the order of packing
     words: int
     columns: int
 
+    @property
+    def slots(self) -> int:
+        """Sums of a product that a warpgroup leaves, at most."""
+        return max((s.slots for specs in self.specs for s, _ in specs), default=1)
+
     def shared_memory(self, config: Config) -> int:
         """Bytes of shared memory of a CTA."""
-        splits = max((s.splits for specs in self.specs for s, _ in specs), default=1)
-        part = config.warpgroups * splits * config.rows * (self.columns + 4) * 4 if self.columns else 0
+        part = config.warpgroups * self.slots * config.rows * (self.columns + 4) * 4 if self.columns else 0
         return part + (self.words * 4 if config.resident else 0) + _SLACK
 
 
@@ -80,6 +86,7 @@ def layout_of(level: Level, config: Config) -> Layout:
                 raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
             chunks = k // chunk
             splits = _splits(chunks, joined)
+            slots = 2 if config.paired and splits == 4 else splits
             by_weight: dict[Any, list[Any]] = {}
             for p in products:
                 by_weight.setdefault((p.weight, p.axis, joined), []).append(p)
@@ -95,10 +102,11 @@ def layout_of(level: Level, config: Config) -> Layout:
                 weights.append(WeightSpec(tiles, half, tuple(use), firsts, offsets[key]))
                 for p in sharing:
                     found = [use.index(operands.index(tuple(sources.index(r) for r in o))) for o in p.operands]
-                    where[p.eqn.outvars[0]] = (splits, tuple(firsts[i] for i in found))
+                    where[p.eqn.outvars[0]] = (slots, tuple(firsts[i] for i in found))
             spec = ProductSpec(
                 rows=config.rows,
                 splits=splits,
+                slots=slots,
                 chunk=chunk,
                 chunks=chunks,
                 sources=tuple(SourceSpec(0, r.part * level.unit) for source in sources for r in source),

@@ -3,6 +3,7 @@
 # `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,17 +19,17 @@ from cavs.kernels._mlir import REF, SCALAR, address, as_index, elements, int32, 
 from cavs.kernels._specs import Tile
 
 
-def read_product(tile: Tile, part: Any, splits: int, column: int) -> Any:
-    """The sum over a warpgroup's warps of the partial products that they left in `part` (warps, rows, columns)."""
+def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
+    """The sum of the partial products that a warpgroup's warps left in `part` (slots of all warpgroups, rows, columns)."""
 
     @plgpu.inline_mgpu(arg_types=(REF,), return_type=plgpu.ShapeDtypeStruct(tile.shape, jnp.float32, tile_layout(tile)))
     def go(ctx: Any, part: Any) -> Any:
-        first = arith.muli(arith.shrui(mu.thread_idx(), int32(7)), int32(splits))
+        first = arith.muli(arith.shrui(mu.thread_idx(), int32(7)), int32(slots))
 
         def value(i: Any, j: Any) -> Any:
             at = [as_index(i), as_index(arith.addi(j, int32(column)))]
             total = None
-            for w in range(splits):
+            for w in range(slots):
                 got = memref.load(part, [as_index(arith.addi(first, int32(w))), *at])
                 total = got if total is None else arith.addf(total, got)
             return total
@@ -91,7 +92,8 @@ class _Product:
         thread = mu.thread_idx()
         self.lane = arith.andi(thread, int32(31))
         self.warp = arith.andi(arith.shrui(thread, int32(5)), int32(3))
-        self.place = arith.addi(arith.muli(arith.shrui(thread, int32(7)), int32(spec.splits)), self.warp)  # in `part`
+        slot = self.warp if spec.slots == spec.splits else arith.andi(self.warp, int32(spec.slots - 1))
+        self.place = arith.addi(arith.muli(arith.shrui(thread, int32(7)), int32(spec.slots)), slot)  # in `part`
         self.group, self.quad = arith.shrui(self.lane, int32(2)), arith.andi(self.lane, int32(3))
         self.resident = spec.resident
         if self.resident:
@@ -104,7 +106,7 @@ class _Product:
         count = arith.addi(arith.subi(self.last, self.row), int32(1))
         groups = self.spec.rows // 8
         sizes = [n for n in (1, 2, 4, 8) if n < groups] + [groups]
-        active = arith.cmpi(arith.CmpIPredicate.slt, self.warp, int32(self.spec.splits))
+        active = None if self.spec.splits == 4 else arith.cmpi(arith.CmpIPredicate.slt, self.warp, int32(self.spec.splits))
         mu.warpgroup_barrier()  # the partial sums of the last tile have been read
         self._choose(sizes, count, active)
         mu.warpgroup_barrier()
@@ -112,18 +114,24 @@ class _Product:
     def _choose(self, sizes: list[int], count: Any, active: Any) -> None:
         """The smallest number of 8-row groups that holds the rows."""
         if len(sizes) == 1:
-            with mu.when(active):
-                self._rows(sizes[0])
+            self._if(active, sizes[0])
             return
         few = arith.cmpi(arith.CmpIPredicate.sle, count, int32(8 * sizes[0]))
         branch = scf.IfOp(few, has_else=True)
         with ir.InsertionPoint(branch.then_block):
-            with mu.when(active):
-                self._rows(sizes[0])
+            self._if(active, sizes[0])
             scf.yield_([])
         with ir.InsertionPoint(branch.else_block):
             self._choose(sizes[1:], count, active)
             scf.yield_([])
+
+    def _if(self, active: Any, groups: int) -> None:
+        """Warps without a part of K do nothing."""
+        if active is None:
+            self._rows(groups)
+            return
+        with mu.when(active):
+            self._rows(groups)
 
     def _rows(self, groups: int) -> None:
         spec = self.spec
@@ -174,13 +182,26 @@ class _Product:
                                 totals[key] = self._multiply(totals[key], left, rights[o, n])
             if c + depth < per_warp:
                 queue.append(fetch(c + depth))
+        if spec.slots == spec.splits:
+            self._leave(totals, False)
+            return
+        second = arith.cmpi(arith.CmpIPredicate.uge, self.warp, int32(spec.slots))
+        with mu.when(second):
+            self._leave(totals, False)
+        mu.warpgroup_barrier()
+        with mu.when(arith.cmpi(arith.CmpIPredicate.ult, self.warp, int32(spec.slots))):
+            self._leave(totals, True)
+
+    def _leave(self, totals: dict[Any, list[Any]], add: bool) -> None:
+        """The warp's sums into its slot of `part`; or added to what is there."""
         for (w, m, o, n), four in totals.items():
-            weight = spec.weights[w]
+            weight = self.spec.weights[w]
             column = weight.columns[weight.operands.index(o)] + 16 * m
             for q, x in enumerate(four[:2] if weight.half and m == weight.tiles - 1 else four):
                 r = arith.addi(arith.muli(self.quad, int32(2)), int32(8 * n + q % 2))
                 col = arith.addi(self.group, int32(column + 8 * (q // 2)))
-                memref.store(x, self.part, [as_index(self.place), as_index(r), as_index(col)])
+                at = [as_index(self.place), as_index(r), as_index(col)]
+                memref.store(arith.addf(memref.load(self.part, at), x) if add else x, self.part, at)
 
     def _place(self, s: int, n: int, per_warp: int) -> Any:
         """Where this thread's numbers of source s begin, for the n-th 8 rows; of joined sources a warp reads one."""
@@ -222,12 +243,21 @@ class _Product:
         return [arith.bitcast(self.f32, x) for two in both for x in two]
 
     def _tf32(self, values: list[Any]) -> list[Any]:
-        """Rounded to tf32; at fp32 also what rounding left (3xtf32: three products of two tf32 parts)."""
-        high = [ptx("cvt.rna.tf32.f32 $0, $1;", [self.i32], x) for x in values]
+        """For tf32; at fp32 also what that leaves (3xtf32: three products of two tf32 parts).
+
+        The product cuts off the last 13 bits. One multiplication before makes up for that on average; rounding to nearest takes
+        two instructions at half the rate, and loses NaNs (`cvt.rna` carries their bits into the sign).
+        """
+        factor = arith.constant(self.f32, 1 + math.log(2) * 2**-11)  # mantissas are 1 / ln 2 on average
+
+        def near(x: Any) -> Any:
+            return arith.bitcast(self.i32, arith.mulf(x, factor))
+
+        found = [near(x) for x in values]
         if self.spec.precision == "tf32":
-            return high
-        rest = [arith.subf(x, arith.bitcast(self.f32, h)) for x, h in zip(values, high, strict=True)]
-        return high + [ptx("cvt.rna.tf32.f32 $0, $1;", [self.i32], x) for x in rest]
+            return found
+        high = [arith.andi(x, int32(-0x2000)) for x in found]
+        return high + [near(arith.subf(x, arith.bitcast(self.f32, h))) for x, h in zip(values, high, strict=True)]
 
     def _left(self, weight: Any, m: int, c: int, per_warp: int, step: int) -> list[Any]:
         """The four registers of a tile of 16 weight columns for one step of K; half a tile has columns 0 to 7 alone."""

@@ -70,7 +70,9 @@ class _Source:
         if self.precision == "bf16":
             return ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], got[1], got[0])
         if self.precision == "tf32":
-            return ptx("cvt.rna.tf32.f32 $0, $1;", [i32], got[0])
+            near = ptx("cvt.rna.tf32.f32 $0, $1;", [i32], got[0])
+            lost = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits it may carry into the sign
+            return arith.select(lost, int32(0x7FC00000), near)
         return arith.bitcast(i32, got[0])
 
 

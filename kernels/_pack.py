@@ -55,7 +55,7 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
         if precision == "tf32":  # to nearest; the product would cut the last bits off
             bits = lax.bitcast_convert_type(w, jnp.uint32)
             bits = (bits + 0xFFF + ((bits >> 13) & 1)) & jnp.uint32(0xFFFFE000)
-            w = lax.bitcast_convert_type(bits, jnp.float32)
+            w = jnp.where(jnp.isnan(w), w, lax.bitcast_convert_type(bits, jnp.float32))  # not carried into the sign
         whole = part.width // 16 * 16
         for columns, halves in ((w[:, :whole], 2), (w[:, whole:], 1)):
             if not columns.shape[1]:

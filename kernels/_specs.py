@@ -91,7 +91,8 @@ class ProductSpec:
     """
 
     rows: int
-    splits: int
+    splits: int  # warps that divide K
+    slots: int  # sums that these leave: as many, or half of them where they add theirs two by two
     chunk: int
     chunks: int
     sources: tuple[SourceSpec, ...]

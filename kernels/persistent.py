@@ -90,10 +90,9 @@ def launch(
         _Kernel(level, config, layout, table, made, scratch, reverse).run()
 
     body.__name__ = "cavs_backward" if reverse else "cavs_forward"
-    splits = max((s.splits for specs in layout.specs for s, _ in specs), default=1)
     scratch = []
     if layout.columns:
-        scratch.append(plgpu.SMEM((config.warpgroups * splits, config.rows, layout.columns + 4), jnp.float32))
+        scratch.append(plgpu.SMEM((config.warpgroups * layout.slots, config.rows, layout.columns + 4), jnp.float32))
         if config.resident:
             scratch.append(plgpu.SMEM((layout.words,), jnp.float32))
     shape: dict[str, Any]

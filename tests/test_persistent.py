@@ -212,6 +212,35 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", None, "BF16_BF16_F32"])
+@pytest.mark.parametrize("tight", [False, True])
+def test_nan_stays_nan_on_the_card(precision: str | None, tight: bool) -> None:
+    """Also the NaN that GPUs make, all ones, in a weight or in a leaf: whoever descends from it is NaN, as with engine scan."""
+    make, graphs = CASES["TreeFC"]
+    nan = np.array(0x7FFFFFFF, np.int32).view(np.float32)
+    x = np.array(inputs_of("TreeFC", graphs, 128))
+    for place in ("weight", "leaf"):
+        F, params = make(128)
+        mine = dict(params)
+        rows = x.copy()
+        if place == "weight":
+            mine["u"] = np.array(params["u"])
+            mine["u"][5, 7] = nan
+        else:
+            rows[0, 3] = nan
+        found = []
+        for engine in ("scan", "persistent"):
+            with (
+                jax.default_matmul_precision(precision),
+                _chip.using(
+                    lambda level, forward, config: dataclasses.replace(config, hb=16, tight=tight and precision is None)
+                ),
+            ):
+                found.append(np.isnan(np.asarray(cavs.run(F, mine, cavs.schedule(graphs), rows, engine=engine))))
+        assert found[0].any() and (found[1] >= found[0]).all(), place
+
+
+@pytest.mark.gpu
 def test_tight_weights_on_the_card() -> None:
     """Three tf32 numbers in two words: the same bits as one in each."""
     make, graphs = CASES["BinaryTreeLSTM"]
@@ -221,6 +250,19 @@ def test_tight_weights_on_the_card() -> None:
         with _chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, hb=16, rows=8, tight=t)):
             found.append(values(make(256)[0], params, graphs, x, "persistent"))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, found), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [8, 32])
+def test_paired_sums_on_the_card(rows: int) -> None:
+    """Warps that add their sums two by two."""
+    make, graphs = CASES["BinaryTreeLSTM"]
+    _, params = make(256)
+    x = inputs_of("BinaryTreeLSTM", graphs, 256)
+    with jax.default_matmul_precision("highest"):
+        want = values(make(256)[0], params, graphs, x, "scan")
+    with _chip.using(lambda level, forward, config: dataclasses.replace(config, hb=16, rows=rows, paired=True, tight=False)):
+        assert_near(values(make(256)[0], params, graphs, x, "persistent"), want, 2e-3)
 
 
 @pytest.mark.gpu
