@@ -227,7 +227,7 @@ def test_nan_stays_nan_on_the_card(precision: str | None, tight: bool) -> None:
             mine["u"] = np.array(params["u"])
             mine["u"][5, 7] = nan
         else:
-            rows[0, 3] = nan
+            rows[:, 3] = nan
         found = []
         for engine in ("scan", "persistent"):
             with (
