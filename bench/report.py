@@ -144,7 +144,8 @@ def _against(records: list[dict[str, Any]]) -> str:
                 slow.append(f"- {_named(r)}: {n} {100 * share:.1f} %\n")
     return (
         f"Another system is faster in {len(faster)} of {len(records)} cases:\n\n{''.join(faster)}\n"
-        f"Scheduling takes over {100 * MOST_SCHEDULING:.0f} % of a step, of host time, in {len(slow)}:\n\n{''.join(slow)}"
+        f"Scheduling takes over {100 * MOST_SCHEDULING:.0f} % of a step, of host time, in "
+        + (f"{len(slow)}:\n\n{''.join(slow)}" if slow else "none.\n")
     )
 
 

@@ -116,6 +116,7 @@ class Schedule:
     - `input_id`, `label`, `kind`: (Vp,) those of the graphs, -1 in padding, where `cavs.schedule` was asked for them.
     - `leaf_vertex`, `inner_vertex`: vertices in schedule order, kind after kind; padding repeats a real vertex.
     - `first_edge`, `num_children`: per inner row; `edge_child` (dynamic tensor row), `edge_owner` (inner row): per edge.
+      Where all inner vertices have `shape.arity` children, all but `edge_child` follow from it and are not in the vector.
     - `task_row`, `task_start`, `task_size`, `task_edge`, `task_edges`, `task_level`: per task: first row in the dynamic
       tensors, first inner row of its kind, vertices, first edge, edges, height.
     - `round_end`: (rounds, kinds x classes) the tasks run as loops over equal (kind, class); a round is one pass
