@@ -67,7 +67,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
         layouts = layouts[:PROMISING]
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # before anything is timed
-            # Only the launch is timed: XLA need not measure its own products, which takes it longer than all the rest.
+            # Only the launch is timed: XLA need not measure its own products.
             compiled = list(pool.map(lambda step: step.compile({"xla_gpu_autotune_level": 0}), lowered))
         times = [round(_time(step, params, forward), 1) for step in compiled]
         fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight", "paired")

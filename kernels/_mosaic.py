@@ -23,7 +23,8 @@ from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._mlir import REF, SCALAR, address, as_index, constant, elements, int32, ptx, scalar, tile_layout
-from cavs.kernels._mosaic_products import product as product, product_rows as product_rows, read_product as read_product
+from cavs.kernels._mosaic_products import product as product
+from cavs.kernels._mosaic_rows import product_rows as product_rows, read_product as read_product
 from cavs.kernels._mosaic_weights import copy_weights as copy_weights
 from cavs.kernels._specs import Tile
 

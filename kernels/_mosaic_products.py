@@ -3,67 +3,17 @@
 # `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
 # pyright: reportCallIssue=false, reportArgumentType=false
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, memref, scf, vector
-from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._mlir import REF, SCALAR, address, as_index, elements, int32, ptx, scalar, tile_layout
-from cavs.kernels._specs import Tile
-
-
-def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
-    """The sum of the partial products that a warpgroup's warps left in `part` (slots of all warpgroups, rows, columns)."""
-
-    @plgpu.inline_mgpu(arg_types=(REF,), return_type=plgpu.ShapeDtypeStruct(tile.shape, jnp.float32, tile_layout(tile)))
-    def go(ctx: Any, part: Any) -> Any:
-        first = arith.muli(arith.shrui(mu.thread_idx(), int32(7)), int32(slots))
-
-        def value(i: Any, j: Any) -> Any:
-            at = [as_index(i), as_index(arith.addi(j, int32(column)))]
-            total = None
-            for w in range(slots):
-                got = memref.load(part, [as_index(arith.addi(first, int32(w))), *at])
-                total = got if total is None else arith.addf(total, got)
-            return total
-
-        return elements(tile, jnp.float32, value)
-
-    return go(part)
-
-
-def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: Any, rows: int) -> Any:
-    """For each source and each 8 rows of a tile the row that this thread reads, one a register; see `product`."""
-    present = [i for i, x in enumerate(indices) if x is not None]
-    count = len(indices) * (rows // 8)
-    layout = plgpu.Layout.WG_STRIDED((128 * count,), vec_size=1)
-
-    @plgpu.inline_mgpu(
-        arg_types=([REF] * len(present), [SCALAR] * len(bases), SCALAR, SCALAR),
-        return_type=plgpu.ShapeDtypeStruct((128 * count,), jnp.int32, layout),
-    )
-    def go(ctx: Any, found: Any, bases: Any, row: Any, last: Any) -> Any:
-        index = dict(zip(present, found, strict=True))
-        group = arith.andi(arith.shrui(mu.thread_idx(), int32(2)), int32(7))
-        kind = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
-        out = np.empty(count, object)
-        for s in range(len(indices)):
-            for n in range(rows // 8):
-                r = arith.minsi(arith.addi(arith.addi(scalar(row), group), int32(8 * n)), scalar(last))
-                if s in index:
-                    r = memref.load(index[s], [as_index(r)])
-                out[s * (rows // 8) + n] = vector.broadcast(kind, arith.addi(r, scalar(bases[s])))
-        form = mgpu.WGStridedFragLayout((128 * count,), 1)
-        return mgpu.FragmentedArray(_registers=out, _layout=form, _is_signed=True)
-
-    return go([indices[i] for i in present], list(bases), row, last)
+from cavs.kernels._mlir import REF, SCALAR, address, as_index, int32, ptx, scalar
 
 
 def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
@@ -106,32 +56,27 @@ class _Product:
         count = arith.addi(arith.subi(self.last, self.row), int32(1))
         groups = self.spec.rows // 8
         sizes = [n for n in (1, 2, 4, 8) if n < groups] + [groups]
-        active = None if self.spec.splits == 4 else arith.cmpi(arith.CmpIPredicate.slt, self.warp, int32(self.spec.splits))
+        active = arith.cmpi(arith.CmpIPredicate.slt, self.warp, int32(self.spec.splits))
+        self.active = contextlib.nullcontext if self.spec.splits == 4 else lambda: mu.when(active)
         mu.warpgroup_barrier()  # the partial sums of the last tile have been read
-        self._choose(sizes, count, active)
+        self._choose(sizes, count)
         mu.warpgroup_barrier()
 
-    def _choose(self, sizes: list[int], count: Any, active: Any) -> None:
+    def _choose(self, sizes: list[int], count: Any) -> None:
         """The smallest number of 8-row groups that holds the rows."""
         if len(sizes) == 1:
-            self._if(active, sizes[0])
+            with self.active():
+                self._rows(sizes[0])
             return
         few = arith.cmpi(arith.CmpIPredicate.sle, count, int32(8 * sizes[0]))
         branch = scf.IfOp(few, has_else=True)
         with ir.InsertionPoint(branch.then_block):
-            self._if(active, sizes[0])
+            with self.active():
+                self._rows(sizes[0])
             scf.yield_([])
         with ir.InsertionPoint(branch.else_block):
-            self._choose(sizes[1:], count, active)
+            self._choose(sizes[1:], count)
             scf.yield_([])
-
-    def _if(self, active: Any, groups: int) -> None:
-        """Warps without a part of K do nothing."""
-        if active is None:
-            self._rows(groups)
-            return
-        with mu.when(active):
-            self._rows(groups)
 
     def _rows(self, groups: int) -> None:
         spec = self.spec
