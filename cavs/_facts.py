@@ -14,7 +14,7 @@ class Facts(NamedTuple):
     sizes: np.ndarray  # (G,) vertices
     num_children: np.ndarray  # (V,)
     arity: int  # of all vertices that have children; 0 where they differ, or have more than `SMALL_FAN_IN`
-    back: np.ndarray  # (E,) by how much the parent's number is more than the child's; (V, arity) where there is one
+    back: np.ndarray  # (E,) by how much the parent's number is more than the child's; (arity, V) where there is one
     fan_in: np.ndarray  # (G,) the most children of a vertex
     roots: np.ndarray  # (G,) vertices without parents
     root: np.ndarray  # (G,) the number of the first of them
@@ -34,7 +34,7 @@ def facts_of(vertex_offsets: np.ndarray, child_offsets: np.ndarray, children: np
     if 0 < arity <= SMALL_FAN_IN and (num_children[some] == arity).all():
         table = np.zeros((len(number), arity), np.int64)
         table[some] = back.reshape(-1, arity)
-        back = table
+        back = np.ascontiguousarray(table.T)
     else:
         arity = 0
     return Facts(

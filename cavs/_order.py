@@ -72,7 +72,11 @@ def order_of(
     if kind is not None:
         key = key * key_type(num_kinds) + kind.astype(key_type)
     order = np.argsort(key, kind="stable")
-    counts = np.bincount(key, minlength=num_keys).reshape(num_batches, levels, num_kinds)
+    if 16 * num_keys < num_vertices:  # where few levels begin is found sooner than many vertices are counted
+        counts = np.diff(key.take(order).searchsorted(np.arange(num_keys + 1, dtype=key_type)))
+    else:
+        counts = np.bincount(key, minlength=num_keys)
+    counts = counts.reshape(num_batches, levels, num_kinds)
     leaf_count = counts[:, 0]
     inner_count = np.array([counts[:, 1:, k].sum(1) for k in range(num_kinds)]).T  # a third of the time of all kinds at once
     num_leaves = leaf_count.sum(1)
@@ -100,15 +104,17 @@ def order_of(
     ragged = None
     if facts.arity:
         edges_before = np.arange(0, facts.arity * len(inner) + 1, facts.arity)
-        child = (inner_order[:, None] - facts.back.take(inner_source, 0)).ravel()
+        child = np.empty((len(inner), facts.arity), np.int32)
+        for k, back in enumerate(facts.back):
+            child[:, k] = position.take(inner_order - back.take(inner_source))
+        child = child.ravel()
     else:
         num_children = facts.num_children.take(inner_source)
         edges_before = np.zeros(len(inner) + 1, np.int64)
         num_children.cumsum(out=edges_before[1:])
         picked = (graphs.child_offsets.take(inner_source) - edges_before[:-1]).repeat(num_children)
         picked += np.arange(len(picked))
-        child = inner_order.repeat(num_children)
-        child -= facts.back.take(picked)
+        child = position.take(inner_order.repeat(num_children) - facts.back.take(picked))
         of_kind = inner_count.ravel()
         owner = np.arange(len(inner), dtype=np.int32)
         owner -= inner_start.ravel().astype(np.int32).repeat(of_kind)
@@ -138,7 +144,7 @@ def order_of(
         edges_before=edges_before,
         fan_in=fan_in,
         num_edges=num_edges,
-        child=position.take(child),
+        child=child,
         ragged=ragged,
         graph=graph.repeat(sizes),
         height=height,

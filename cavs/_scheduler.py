@@ -117,11 +117,11 @@ def schedules(
         first, limit = VERTICES_AT_ONCE // 64, max(VERTICES_AT_ONCE // 2 // process, VERTICES_AT_ONCE // 8)
         passes = _passes(graphs, iter(batches), most, first, limit, 2 ** (1 / process))
         return schedules_elsewhere(graphs, passes, options, int(process))
-    return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE, VERTICES_AT_ONCE), options)
+    return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE), options)
 
 
 def _passes(
-    graphs: Graphs, batches: Iterator[Any], most: int, first: float, limit: int, growth: float = 4
+    graphs: Graphs, batches: Iterator[Any], most: int, first: float, limit: int = VERTICES_AT_ONCE, growth: float = 1
 ) -> Iterator[list[np.ndarray]]:
     """The batches of each pass as index arrays: at most `most`, about `first` vertices, then `growth` times as many up to
     `limit`."""
