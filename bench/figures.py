@@ -26,7 +26,7 @@ def draw(found: Records, results: Path) -> list[Path]:
             suite_of = lambda r: "-".join([r["suite"], *([r["precision"]] if "precision" in r else [])])  # noqa: E731
             for suite in dict.fromkeys(map(suite_of, records)):
                 mine = [r for r in records if suite_of(r) == suite]
-                panels = _ablation_panels(mine) if suite == "ablation" else _panels(mine)
+                panels = _ablation_panels(mine) if suite == "ablation" else [] if suite == "scheduling" else _panels(mine)
                 if panels:
                     written.append(_save(_lines_figure(panels), results / device / f"{suite}.svg"))
                 shares = [r for r in mine if len(_shares(r)) > 1]

@@ -68,6 +68,9 @@ def tables(found: Records) -> str:
             mine = [r for r in records if (r["suite"], r.get("precision", "")) == (suite, precision)]
             mine.sort(key=lambda r: dataclasses.astuple(parse(r["case"])))
             suite += f", {precision}" if precision else ""
+            if suite == "scheduling":
+                out.append(f"\n### Suite {suite}: every setting of the other suites, ours alone\n\n{_schedules(mine)}")
+                continue
             out.append(f"\n### Suite {suite}: a training step\n\n{_steps(mine)}")
             if precision:
                 out.append(f"\nPrecision: {mine[0]['environment']['precision']}.\n")

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}  # relative, of the losses before and after two updates
 PRECISION = {"cpu": "fp32", "gpu": "tf32"}  # unless a run asks for another
 OF_JAX = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "BF16_BF16_F32"}  # float32 kept and summed in all of them
-QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case
+QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case, if there are others
 BUSY = 0.5  # load above which a run is suspect
 # On a GPU one sample is a stream of steps as an epoch is: so many seconds, with the start of whatever pipeline a system has,
 # but of so many batches at most. Of each system at least so many samples.
@@ -191,7 +191,7 @@ class Bench:
             for command, arguments in (
                 ("open", {"case": case.name, "steps": case.steps(quick, self.device), "path": path}),
                 ("check", {}),
-                ("warm", {"limit": QUICK_WARM if quick else None}),
+                ("warm", {"limit": QUICK_WARM if quick and len(names) > 1 else None}),
             ):
                 found |= self.ask(name, command, slot, **arguments)
                 if "error" in found:

@@ -121,6 +121,12 @@ def _lstm(quick: bool, device: str) -> list[Case]:
     return [_case("lstm", "fixed-64", h, b) for h in sizes for b in (64, 16, 1)]
 
 
+def _scheduling(quick: bool, device: str) -> list[Case]:
+    """Every setting of the other suites, full and quick: ours alone, for the share of a step that scheduling takes."""
+    others = [suite for suite in SUITES.values() if suite is not _scheduling]
+    return [c for suite in others for full in (False, True) for c in suite(full, device)]
+
+
 # Quick runs on a GPU: every system in the first case, elsewhere ours and what comes closest to it, since JAX compiles a minute
 # for each case and system.
 CLOSEST = {
@@ -136,6 +142,7 @@ SUITES = {
     "scaling": _scaling,
     "applications": _applications,
     "lstm": _lstm,
+    "scheduling": _scheduling,
 }
 
 
@@ -146,6 +153,8 @@ def cases_of(suite: str, quick: bool, device: str = "cpu") -> list[Case]:
 
 def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
     """The systems of a suite that there are on a device, ours first."""
+    if suite == "scheduling":
+        return ("cavs",)
     if suite == "ablation":
         return tuple(n for n in ABLATION if not (quick and n.endswith("-alone")))
     return tuple(n for n in (CHAINS if suite == "lstm" else PEERS) if device in SYSTEMS[n].devices)

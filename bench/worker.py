@@ -104,14 +104,22 @@ class Worker:
         return {"samples": samples}
 
     def schedule(self, passes=1):
-        """The host's share alone: `schedules` of all batches where there is one, else `schedule` of each; `passes` as timed."""
+        """The host's share alone: `schedules` of all batches where there is one, else `schedule` of each, in turn with training
+        steps, so with the caches that these leave; `passes` as timed."""
         one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
         if one is None and many is None:
             return {"schedule": []}
-        # `many` looks at several batches at once: it is given a stream of them, as an epoch is.
-        batches = self.batches * (max(1, STREAM // len(self.batches)) if many else 1)
+        # `many` looks at several batches at once: it is given a stream of them, as an epoch is, or as half a second's.
+        batches = self.batches
+        if many:
+            start = time.perf_counter()
+            for _ in many(batches):
+                pass
+            fit = int(0.5 / (time.perf_counter() - start))
+            batches = batches * max(1, min(STREAM // len(batches), fit))
         samples = []
-        for _ in range(3):
+        for _ in range(5):
+            self._disturb()
             start = time.perf_counter()
             if many:
                 for _ in many(batches):
@@ -121,6 +129,15 @@ class Worker:
                     one(batch)
             samples.append((time.perf_counter() - start) / len(batches))
         return dict(self._waiting(passes) if many else {}, schedule=samples)
+
+    def _disturb(self, seconds=0.1):
+        """Training steps, which leave the host's caches as a training loop does."""
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            for batch in self.batches:
+                self._run([batch])
+                if time.perf_counter() - start > seconds:
+                    return
 
     def _waiting(self, passes, most=0.5):
         """Steps with scheduling, and with schedules made beforehand, in turn: what scheduling adds to the wall clock."""

@@ -12,7 +12,7 @@ import numpy as np
 from cavs import _scripts
 from cavs._graphs import Graphs
 from cavs._order import Order, order_of, rows_of, spread, take
-from cavs._schedule import PARTS, Schedule, Shape, layout_of
+from cavs._schedule import ALIGNED, PARTS, Schedule, Shape, layout_of, length_of
 from cavs._segments import Segments
 from cavs._shapes import Options as Options, alike_of, bucket as bucket, padded_sizes, shapes_of
 from cavs._tasks import Rounds, Tasks, cut_rounds, cut_tasks
@@ -87,11 +87,11 @@ def _write(
         out.add(at("first_edge"), inner_count, order.ragged.first_edge, inner_size)
         out.add(at("num_children"), inner_count, order.ragged.num_children, inner_size)
         out.add(at("edge_owner"), num_edges, order.ragged.owner, edge_size, inner_size)
+        out.add(at("task_edge"), tasks.count, tasks.edge)
+        out.add(at("task_edges"), tasks.count, tasks.edges)
     out.add(at("task_row"), tasks.count, tasks.row + (pad + leaf_count.sum(1)).repeat(tasks.count))
     out.add(at("task_start"), tasks.count, tasks.start)
     out.add(at("task_size"), tasks.count, tasks.size)
-    out.add(at("task_edge"), tasks.count, tasks.edge)
-    out.add(at("task_edges"), tasks.count, tasks.edges)
     out.add(at("task_level"), tasks.count, tasks.level)
     out.add(at("round_end"), rounds.count * num_loops, rounds.ends)
     out.add(at("window_round") + 1, one, rounds.count)
@@ -101,7 +101,8 @@ def _write(
     if scripts is not None and scripts.batch.any():
         sizes = np.array([(s.levels, s.rows, sum(s.edges)) for s in shapes])[which]
         _add_scripts(out, scripts, at("scripts")[:, 0], sizes, order, batches, edge_child)
-    data = np.zeros(int(end[-1]), np.int32)
+    data = np.zeros(int(end[-1]) + ALIGNED, np.int32)
+    data = data[-(data.ctypes.data // 4) % ALIGNED :]
     out.write(data)
     bounds = zip(start.tolist(), end.tolist(), which, strict=True)
     return [Schedule(data[a:b], shapes[i]) for a, b, i in bounds]
@@ -175,7 +176,7 @@ def _places(shape: Shape) -> tuple[dict[str, slice], np.ndarray, int]:
     begins = sum(map(len, places.values()))
     places |= {"leaves": shape.leaves, "inner": shape.inner, "edges": shape.edges}
     places |= {"vertices": [shape.vertices], "pad": [shape.pad]}
-    places["whole"] = [max(end for _, end, _ in layout_of(shape).values())]
+    places["whole"] = [length_of(shape)]
     ends = itertools.accumulate(map(len, places.values()))
     columns = {name: slice(end - len(places[name]), end) for name, end in zip(places, ends, strict=True)}
     return columns, np.array([n for place in places.values() for n in place]), begins

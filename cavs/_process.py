@@ -226,8 +226,9 @@ def _answer(graphs: Graphs, index: np.ndarray, counts: np.ndarray, options: Opti
     number: dict[Shape, int] = {}
     which = [number.setdefault(sched.shape, len(number)) for sched in made]
     ends = np.cumsum([len(sched.data) for sched in made]).tolist()
-    data = made[0].data.base  # all integers, in one vector
-    assert len(data) == ends[-1]
+    whole = made[0].data.base  # all integers, in one vector
+    begin = (made[0].data.ctypes.data - whole.ctypes.data) // whole.itemsize
+    data = whole[begin : begin + ends[-1]]
     # Who asked for fields may have no need to look at the graphs.
     together = None if options.fields else graphs[index]
     arrays = together and tuple(getattr(together, name) for name in _ARRAYS)

@@ -13,7 +13,10 @@ from cavs._graphs import Graphs
 from cavs.kernels._layout import PARTS as PARTS
 
 FIELDS = ("input_id", "label", "kind")  # of `Graphs`, that may come along
-_OF_ARITY = ("first_edge", "num_children", "edge_owner")  # not sent where all inner vertices have as many children
+# Not sent where all inner vertices have as many children.
+_OF_ARITY = ("first_edge", "num_children", "edge_owner", "task_edge", "task_edges")
+# A schedule's integers are a multiple of so many: 64 bytes, at which XLA reads NumPy's memory in place on a CPU.
+ALIGNED = 16
 
 
 class Shape(NamedTuple):
@@ -74,7 +77,9 @@ def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         "row": (shape.vertices,),
         "graph": (shape.vertices,),
         "edge_child": (edges,),
-        **({} if shape.arity else {"first_edge": (inner,), "num_children": (inner,), "edge_owner": (edges,)}),
+        "first_edge": (inner,),
+        "num_children": (inner,),
+        "edge_owner": (edges,),
         "task_row": (shape.tasks,),
         "task_start": (shape.tasks,),
         "task_size": (shape.tasks,),
@@ -88,6 +93,8 @@ def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         "roots": (shape.graphs,),
         **dict.fromkeys(shape.fields, (shape.vertices,)),
     }
+    if shape.arity:
+        fields = {name: dims for name, dims in fields.items() if name not in _OF_ARITY}
     if shape.levels:
         fields |= {"num_levels": (), "part_start": (shape.levels * PARTS + 1,), "parent_edge": (shape.rows,)}
         if not shape.forest:
@@ -97,6 +104,11 @@ def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         begin, offset = offset, offset + math.prod(dims)
         layout[name] = (begin, offset, dims)
     return layout
+
+
+def length_of(shape: Shape) -> int:
+    """Integers in the packed vector."""
+    return -(-max(end for _, end, _ in layout_of(shape).values()) // ALIGNED) * ALIGNED
 
 
 @jax.tree_util.register_pytree_node_class
@@ -116,9 +128,10 @@ class Schedule:
     - `input_id`, `label`, `kind`: (Vp,) those of the graphs, -1 in padding, where `cavs.schedule` was asked for them.
     - `leaf_vertex`, `inner_vertex`: vertices in schedule order, kind after kind; padding repeats a real vertex.
     - `first_edge`, `num_children`: per inner row; `edge_child` (dynamic tensor row), `edge_owner` (inner row): per edge.
-      Where all inner vertices have `shape.arity` children, all but `edge_child` follow from it and are not in the vector.
     - `task_row`, `task_start`, `task_size`, `task_edge`, `task_edges`, `task_level`: per task: first row in the dynamic
       tensors, first inner row of its kind, vertices, first edge, edges, height.
+      Where all inner vertices have `shape.arity` children, `first_edge`, `num_children`, `edge_owner`, `task_edge` and
+      `task_edges` follow from it and are not in the vector.
     - `round_end`: (rounds, kinds x classes) the tasks run as loops over equal (kind, class); a round is one pass
       through all of them, and this is each loop's last task + 1.
     - `num_levels`, `part_start` (levels x parts + 1): first inner row of each part of the graphs at each level; and
@@ -155,6 +168,8 @@ class Schedule:
         """What follows from the number of vertices where all have the same number of children."""
         xp: Any = np if isinstance(self.data, np.ndarray) else jnp
         arity, out = self.shape.arity, []
+        if name in ("task_edge", "task_edges"):
+            return (self.task_start if name == "task_edge" else self.task_size) * arity
         for size, edges, count in zip(self.shape.inner, self.shape.edges, self.inner_count, strict=True):
             row, owner = xp.arange(size, dtype=np.int32), xp.arange(edges, dtype=np.int32) // arity
             if name == "first_edge":

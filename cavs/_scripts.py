@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cavs._schedule import PARTS, Schedule, Shape, layout_of
+from cavs._schedule import PARTS, Schedule, Shape, layout_of, length_of
 
 FEWEST_LEVELS = 32  # levels are padded to a power of two, this one at least
 
@@ -110,8 +110,8 @@ def with_scripts(sched: Schedule) -> Schedule:
     found = Scripted(np.array([True]), level[-1:], np.array([forest]))
     (shape,), _ = with_levels([shape], [0], found)
 
-    data = np.zeros(max(end for _, end, _ in layout_of(shape).values()), np.int32)
-    data[: len(here.data)] = here.data
+    data, old = np.zeros(length_of(shape), np.int32), max(end for _, end, _ in layout_of(sched.shape).values())
+    data[:old] = here.data[:old]
     out = Schedule(data, shape)
     out.num_levels[...] = level[-1]
     out.part_start[:] = part_starts(found, np.array([shape.levels]), height, offsets, np.array([shape.graphs]))

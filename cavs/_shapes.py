@@ -48,7 +48,8 @@ class Alike(NamedTuple):
     """K batches in groups of those that are alike in all that decides a `Shape`, but for their tasks."""
 
     group: np.ndarray  # (K,) of each batch
-    sizes: list[Any]  # of each group: leaf rows, inner rows and edges, of each kind, padded
+    inner: np.ndarray  # of each group: inner rows of all kinds
+    sizes: list[Any]  # leaf rows, inner rows and edges, of each kind, padded
     graphs: list[int]  # how many
     rooted: list[bool]  # whether each graph has one root
     fan_in: list[int]  # the largest
@@ -65,12 +66,22 @@ def alike_of(sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, fan_in: 
     first = np.unique(group, return_index=True)[1]
     sizes, graphs, rooted, fan_in = sizes[first], graphs[first], rooted[first], fan_in[first]
     inner, edges = sizes[:, 1], sizes[:, 2]
-    rooms = (edges // np.maximum(inner, 1)).max(1)
-    of = [task_classes(n, f, policy, r) for n, f, r in zip(*(x.tolist() for x in (inner.sum(1), fan_in, rooms)), strict=True)]
+    rooms, inner = (edges // np.maximum(inner, 1)).max(1), inner.sum(1)
+    of = [task_classes(n, f, policy, r) for n, f, r in zip(*(x.tolist() for x in (inner, fan_in, rooms)), strict=True)]
     classes = list(dict.fromkeys(of))
     class_of = np.array([classes.index(c) for c in of])[group]
     num_classes = np.array([len(c) for c in classes])[class_of]
-    return Alike(group, sizes.tolist(), graphs.tolist(), rooted.tolist(), fan_in.tolist(), classes, class_of, num_classes)
+    return Alike(
+        group=group,
+        inner=inner,
+        sizes=sizes.tolist(),
+        graphs=graphs.tolist(),
+        rooted=rooted.tolist(),
+        fan_in=fan_in.tolist(),
+        classes=classes,
+        class_of=class_of,
+        num_classes=num_classes,
+    )
 
 
 def shapes_of(
@@ -87,6 +98,7 @@ def shapes_of(
     padded_tasks = tasks.count
     if not options.exact:
         padded_tasks = np.maximum(128, _POWERS[::2][_POWERS[::2].searchsorted(tasks.count)])
+        padded_tasks = np.minimum(padded_tasks, np.maximum(8, alike.inner)[alike.group])  # a task has a vertex
     for b, key in enumerate(zip(alike.group.tolist(), padded_tasks.tolist(), strict=True)):
         same = before.get(key)
         if same is not None and same[1] == known:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import sys
 from types import SimpleNamespace
 from typing import ClassVar
@@ -104,7 +105,7 @@ def test_workers_time_and_check_every_system(results):
     for name in ("cavs", "jax_scan"):
         system = record["systems"][name]
         assert system["agrees"] and len(system["losses"]) == 3
-        assert len(system["samples"]) >= 2 and len(system["schedule"]) == 3 and system["first"] > 0
+        assert len(system["samples"]) >= 2 and len(system["schedule"]) == 5 and system["first"] > 0
     assert record["systems"]["torch_packed_lstm"] == {"absent": "no tree_fc"}
     assert record["gemm"] > 0
 
@@ -222,6 +223,17 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch):
     run("--again", "--only", every[0])
     assert Stopped.asked == every[:1]
     assert sorted(r["case"] for r in next(iter(store.latest(tmp_path).values()))) == sorted(every)
+
+
+def test_suite_scheduling_holds_every_setting_and_shows_the_share_alone(results, tmp_path):
+    every = [c for suite in suites.SUITES for quick in (True, False) for c in suites.cases_of(suite, quick)]
+    assert set(suites.cases_of("scheduling", True)) == set(every) and suites.systems_of("scheduling", True) == ("cavs",)
+    record = store.latest(results)["cpu-tiny"][0]
+    mine = record | {"suite": "scheduling", "systems": {"cavs": record["systems"]["cavs"]}}
+    text = report.tables({"cpu-tiny": [mine]})
+    assert "every setting of the other suites" in text and "a training step\n" not in text.split("Suite scheduling")[1]
+    share = statistics.median(mine["systems"]["cavs"]["schedule"]) / report.median(mine["systems"]["cavs"])
+    assert f"({100 * share:.1f} %)" in text
 
 
 def test_records_of_each_precision_stand_beside_each_other(results, tmp_path, monkeypatch):
