@@ -37,7 +37,7 @@ _CHOOSERS: list[Any] = []
 _WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
 _WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
 _WAYS += [(True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
-_WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12)]
+_WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4, 8), (True, 8, 4, 8)]
 
 
 def candidates(level: Level, precision: str) -> list[Config]:

@@ -13,30 +13,32 @@ class Facts(NamedTuple):
 
     sizes: np.ndarray  # (G,) vertices
     num_children: np.ndarray  # (V,)
-    arity: int  # of all vertices that have children; 0 where they differ, or have more than `SMALL_FAN_IN`
+    arity: int  # as `arity_of` has it
     back: np.ndarray  # (E,) by how much the parent's number is more than the child's; (arity, V) where there is one
     fan_in: np.ndarray  # (G,) the most children of a vertex
     roots: np.ndarray  # (G,) vertices without parents
     root: np.ndarray  # (G,) the number of the first of them
 
 
-def facts_of(vertex_offsets: np.ndarray, child_offsets: np.ndarray, children: np.ndarray) -> Facts:
-    """The facts of graphs with these arrays; see `Graphs`."""
+def arity_of(num_children: np.ndarray) -> int:
+    """The children of every vertex that has any; 0 where they differ, or are more than `SMALL_FAN_IN`."""
+    arity = int(num_children.max(initial=0))
+    return arity if arity <= SMALL_FAN_IN and ((num_children == 0) | (num_children == arity)).all() else 0
+
+
+def facts_of(vertex_offsets: np.ndarray, child_offsets: np.ndarray, children: np.ndarray, arity: int) -> Facts:
+    """The facts of graphs with these arrays; see `Graphs`. `arity` as `arity_of` has it."""
     sizes, num_children, begin = np.diff(vertex_offsets), np.diff(child_offsets), vertex_offsets[:-1]
     if not len(sizes):
-        return Facts(sizes, num_children, 0, children, sizes, sizes, sizes)
+        return Facts(sizes, num_children, arity, children, sizes, sizes, sizes)
     number = np.arange(vertex_offsets[-1]) - begin.repeat(sizes)
     back = number.repeat(num_children) - children
     is_root = np.ones(len(number), bool)
     is_root[np.arange(len(number)).repeat(num_children) - back] = False
-    some = num_children > 0
-    arity = int(num_children.max())
-    if 0 < arity <= SMALL_FAN_IN and (num_children[some] == arity).all():
+    if arity:
         table = np.zeros((len(number), arity), np.int64)
-        table[some] = back.reshape(-1, arity)
+        table[num_children > 0] = back.reshape(-1, arity)
         back = np.ascontiguousarray(table.T)
-    else:
-        arity = 0
     return Facts(
         sizes,
         num_children,

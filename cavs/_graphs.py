@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cavs._facts import Facts, facts_of
+from cavs._facts import Facts, arity_of, facts_of
 from cavs._heights import heights, offsets
 from cavs._segments import ranges
 
@@ -143,12 +143,17 @@ class Graphs:
         return int(np.diff(self.child_offsets).max(initial=0))
 
     @functools.cached_property
+    def _arity(self) -> int:
+        """That of the data set that these are a selection of: a few graphs may have one by chance, and compile anew."""
+        return arity_of(np.diff(self.child_offsets))
+
+    @functools.cached_property
     def _facts(self) -> Facts:
-        return facts_of(self.vertex_offsets, self.child_offsets, self.children)
+        return facts_of(self.vertex_offsets, self.child_offsets, self.children, self._arity)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled: the fields alone."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        """What is copied and pickled: the fields, and the arity."""
+        return {name: getattr(self, name) for name in (*(f.name for f in dataclasses.fields(self)), "_arity")}
 
     def __getitem__(self, index: Any) -> "Graphs":
         """Graphs `index` (int, slice, integer or boolean array), in that order; the arrays of a contiguous slice are views."""
@@ -195,6 +200,7 @@ class Graphs:
     def _remember(self, of: "Graphs", index: np.ndarray) -> "Graphs":
         source, which = of._source()
         self.__dict__["_selected"] = weakref.ref(source), index if which is None else which[index]
+        self.__dict__["_arity"] = of._arity
         return self
 
     def _source(self) -> "tuple[Graphs, np.ndarray | None]":

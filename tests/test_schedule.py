@@ -1,6 +1,7 @@
 """Properties of schedules over random graphs: Cavs Algorithm 1 and the layout of its tasks."""
 
 import dataclasses
+import pickle
 
 import hypothesis
 import hypothesis.strategies as st
@@ -299,6 +300,17 @@ def test_selections_of_selections(name: str) -> None:
         ):
             arrays = (getattr(some, f.name) for f in dataclasses.fields(some))
             assert_equal_but_for_arity(cavs.schedule(some), cavs.schedule(cavs.Graphs(*arrays)))
+
+
+@pytest.mark.parametrize("first", [star(3), chain(5)])
+def test_a_selection_keeps_the_arity_of_its_data_set_without_it(first: cavs.Graphs) -> None:
+    """Some graphs of a ragged set may have one arity by chance: pickled, too, they have the set's shapes."""
+    graphs = joined([first, chain(4), chain(4)])
+    for some in (graphs[[1, 2]], graphs[1:][:1], graphs[:0]):
+        alone = pickle.loads(pickle.dumps(some))
+        assert some._source()[0] is graphs and alone._source()[0] is alone
+        shape = cavs.schedule(alone).shape
+        assert shape == cavs.schedule(some).shape and (shape.arity == 1) == (first.max_fan_in == 1)
 
 
 def assert_equal_but_for_arity(one: cavs.Schedule, other: cavs.Schedule) -> None:
