@@ -9,6 +9,7 @@ of slack at both ends.
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from cavs._schedule import Schedule
@@ -101,14 +102,17 @@ def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
     at = edge_at = 0
     for k, (size, edges) in enumerate(zip(shape.inner, shape.edges, strict=True)):
         vertex = sched.inner_vertex[at : at + size]
-        first = sched.first_edge[at : at + size]
         num_children = sched.num_children[at : at + size]
         edge_child = sched.edge_child[edge_at : edge_at + edges]
-        slots = [
-            jnp.where(num_children > j, edge_child.at[first + j].get(mode="clip"), 0) if edges else jnp.zeros(size, jnp.int32)
-            for j in range(arity)
-        ]
-        kids = jnp.stack(slots, 1) if slots else jnp.zeros((size, 0), jnp.int32)
+        kids = jnp.zeros((size, 0), jnp.int32)
+        if shape.arity and edges:
+            kids = jnp.pad(edge_child, (0, max(0, size * shape.arity - edges)))[: size * shape.arity]
+            kids = kids.reshape(size, shape.arity)[:, :arity]
+        elif edges:
+            first, slots = sched.first_edge[at : at + size], np.arange(arity, dtype=np.int32)
+            kids = edge_child.at[first[:, None] + slots].get(mode="clip")
+            kids = jnp.where(num_children[:, None] > slots, kids, 0)
+        kids = jnp.pad(kids, ((pad, pad), (0, arity - kids.shape[1])))
         owner = jnp.asarray(sched.edge_owner[edge_at : edge_at + edges])
         out.append(
             Rows(
@@ -121,7 +125,7 @@ def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
                 vertex=vertex,
                 row=jnp.asarray(sched.row).at[vertex].get(mode="clip"),
                 num_children=jnp.pad(num_children, (pad, pad)),
-                kids=jnp.pad(kids, ((pad, pad), (0, 0))),
+                kids=kids,
                 edge_child=jnp.pad(edge_child, (edge_pad, edge_pad)),
                 edge_owner=jnp.pad(owner, (edge_pad, edge_pad), constant_values=size + pad),
             )
