@@ -129,13 +129,14 @@ def _environment(records: list[dict[str, Any]]) -> str:
 
 def _against(records: list[dict[str, Any]]) -> str:
     """Where another system is faster than ours, and where our scheduling takes more of a step than it may."""
-    faster, slow = [], []
+    faster, slow, compared, most = [], [], 0, 0.0
     for r in sorted(records, key=lambda r: (r["suite"], dataclasses.astuple(parse(r["case"])))):
         times = {n: t for n, s in r["systems"].items() if (t := median(s)) is not None}
         mine = min((times[n] for n in OURS if n in times), default=None)
         if mine is None:
             continue
         bound = {n: " (a bound)" for n in BOUNDS}
+        compared += any(n not in OURS for n in times)
         found = [(t / mine, n) for n, t in times.items() if t < mine and n not in OURS]
         if found:
             named = (f"{n} {ratio:.2f}x{bound.get(n, '')}" for ratio, n in sorted(found))
@@ -143,12 +144,13 @@ def _against(records: list[dict[str, Any]]) -> str:
         for n in OURS:
             s = r["systems"].get(n, {})
             share = statistics.median(s["schedule"]) / times[n] if n in times and s.get("schedule") else 0.0
+            most = max(most, share)
             if share > MOST_SCHEDULING:
                 slow.append(f"- {_named(r)}: {n} {100 * share:.1f} %\n")
     return (
-        f"Another system is faster in {len(faster)} of {len(records)} cases:\n\n{''.join(faster)}\n"
+        f"Another system is faster in {len(faster)} of {compared} cases:\n\n{''.join(faster)}\n"
         f"Scheduling takes over {100 * MOST_SCHEDULING:.0f} % of a step, of host time, in "
-        + (f"{len(slow)}:\n\n{''.join(slow)}" if slow else "none.\n")
+        + (f"{len(slow)}:\n\n{''.join(slow)}" if slow else f"none of {len(records)} cases: at most {100 * most:.1f} %.\n")
     )
 
 
