@@ -104,8 +104,8 @@ class Worker:
         return {"samples": samples}
 
     def schedule(self, passes=1):
-        """The host's share alone: `schedules` of all batches where there is one, else `schedule` of each, in turn with training
-        steps, so with the caches that these leave; `passes` as timed."""
+        """The host's share alone: `schedules` of all batches where there is one, in turn with training steps, so with the
+        caches that these leave; else `schedule` of each, one pass after another. `passes` as timed."""
         one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
         if one is None and many is None:
             return {"schedule": []}
@@ -118,8 +118,9 @@ class Worker:
             fit = int(0.5 / (time.perf_counter() - start))
             batches = batches * max(1, min(STREAM // len(batches), fit))
         samples = []
-        for _ in range(5):
-            self._disturb()
+        for _ in range(5 if many else 3):
+            if many:
+                self._disturb()
             start = time.perf_counter()
             if many:
                 for _ in many(batches):

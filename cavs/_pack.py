@@ -12,7 +12,7 @@ import numpy as np
 from cavs import _scripts
 from cavs._graphs import Graphs
 from cavs._order import Order, order_of, rows_of, spread, take
-from cavs._schedule import ALIGNED, PARTS, Schedule, Shape, layout_of, length_of
+from cavs._schedule import ALIGNED, PARTS, Schedule, Shape, end_of, layout_of, length_of
 from cavs._segments import Segments
 from cavs._shapes import Options as Options, alike_of, bucket as bucket, padded_sizes, shapes_of
 from cavs._tasks import Rounds, Tasks, cut_rounds, cut_tasks
@@ -167,12 +167,12 @@ _OF_KINDS = {"leaf_vertex": "leaves", "edge_child": "edges", "edge_owner": "edge
 def _places(shape: Shape) -> tuple[dict[str, slice], np.ndarray, int]:
     """Where the fields of a schedule begin, kind after kind where they have a part for each, and sizes, as one row of
     integers; the columns of each of them, and how many are beginnings. The last is the length of the whole."""
-    layout = layout_of(shape._replace(levels=0))
+    bare = shape._replace(levels=0)  # without scripts
     places = {}
-    for name, (begin, _, _) in layout.items():
+    for name, (begin, _, _) in layout_of(bare).items():
         sizes = getattr(shape, _OF_KINDS[name]) if name in _OF_KINDS else ()
         places[name] = [begin, *itertools.accumulate(sizes[:-1], initial=begin)][-max(len(sizes), 1) :]
-    places["scripts"] = [max(end for _, end, _ in layout.values())]
+    places["scripts"] = [end_of(bare)]
     begins = sum(map(len, places.values()))
     places |= {"leaves": shape.leaves, "inner": shape.inner, "edges": shape.edges}
     places |= {"vertices": [shape.vertices], "pad": [shape.pad]}

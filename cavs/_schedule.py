@@ -106,9 +106,14 @@ def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
     return layout
 
 
+def end_of(shape: Shape) -> int:
+    """Integers of the packed vector that are in use."""
+    return max(end for _, end, _ in layout_of(shape).values())
+
+
 def length_of(shape: Shape) -> int:
     """Integers in the packed vector."""
-    return -(-max(end for _, end, _ in layout_of(shape).values()) // ALIGNED) * ALIGNED
+    return -(-end_of(shape) // ALIGNED) * ALIGNED
 
 
 @jax.tree_util.register_pytree_node_class
@@ -166,10 +171,10 @@ class Schedule:
 
     def _of_arity(self, name: str) -> Any:
         """What follows from the number of vertices where all have the same number of children."""
-        xp: Any = np if isinstance(self.data, np.ndarray) else jnp
         arity, out = self.shape.arity, []
         if name in ("task_edge", "task_edges"):
             return (self.task_start if name == "task_edge" else self.task_size) * arity
+        xp: Any = np if isinstance(self.data, np.ndarray) else jnp
         for size, edges, count in zip(self.shape.inner, self.shape.edges, self.inner_count, strict=True):
             row, owner = xp.arange(size, dtype=np.int32), xp.arange(edges, dtype=np.int32) // arity
             if name == "first_edge":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cavs._schedule import PARTS, Schedule, Shape, layout_of, length_of
+from cavs._schedule import PARTS, Schedule, Shape, end_of, length_of
 
 FEWEST_LEVELS = 32  # levels are padded to a power of two, this one at least
 
@@ -110,8 +110,8 @@ def with_scripts(sched: Schedule) -> Schedule:
     found = Scripted(np.array([True]), level[-1:], np.array([forest]))
     (shape,), _ = with_levels([shape], [0], found)
 
-    data, old = np.zeros(length_of(shape), np.int32), max(end for _, end, _ in layout_of(sched.shape).values())
-    data[:old] = here.data[:old]
+    data, end = np.zeros(length_of(shape), np.int32), end_of(sched.shape)
+    data[:end] = here.data[:end]
     out = Schedule(data, shape)
     out.num_levels[...] = level[-1]
     out.part_start[:] = part_starts(found, np.array([shape.levels]), height, offsets, np.array([shape.graphs]))

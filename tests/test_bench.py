@@ -102,10 +102,10 @@ def results(tmp_path_factory):
 
 def test_workers_time_and_check_every_system(results):
     (record, _) = store.latest(results)["cpu-tiny"]
-    for name in ("cavs", "jax_scan"):
+    for name, passes in (("cavs", 5), ("jax_scan", 3)):
         system = record["systems"][name]
         assert system["agrees"] and len(system["losses"]) == 3
-        assert len(system["samples"]) >= 2 and len(system["schedule"]) == 5 and system["first"] > 0
+        assert len(system["samples"]) >= 2 and len(system["schedule"]) == passes and system["first"] > 0
     assert record["systems"]["torch_packed_lstm"] == {"absent": "no tree_fc"}
     assert record["gemm"] > 0
 
