@@ -4,10 +4,10 @@ Graphs are read once (`load`), as a user's are from a file: that is where a vert
 and `reading` says how long it took. Inside the clock, every step: selecting the batch, its schedule (`cavs.schedules`, which
 prepares the next few thousand vertices at once, words and labels with them), transfer (one vector), forward, backward, SGD.
 JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the clock runs until the last step's
-losses are here. On a GPU processes of their own make the schedules (`process=PROCESSES`), and batches of equal
-shape, each with graphs of its own, go there together: one transfer and one dispatch for `STACK` training steps
-(`cavs.stacked`, `lax.scan`). Both work within the clock: they make nothing before it starts. On a CPU, whose cores the
-step itself uses, the loop makes schedules between steps. The peers are synchronous by nature.
+losses are here. On a GPU processes of their own make the schedules (`process=PROCESSES`), and batches of equal shape, each
+with graphs of its own, go there together: one transfer and one dispatch for 16 or 32 training steps (`cavs.stacked`,
+`lax.scan`), in which XLA runs kernels beside each other (`cavs.jit`). Both work within the clock: they make nothing before it
+starts. On a CPU, whose cores the step itself uses, the loop makes schedules between steps. The peers are synchronous by nature.
 """
 
 import concurrent.futures
@@ -24,7 +24,8 @@ import cavs
 from cavs import _engines, _run
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
-STACK = 8  # training steps in one dispatch, on a GPU
+STACK, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many where a batch has at most so few graphs
+UNROLL = 4  # of them in one CUDA graph
 PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 2))  # that make schedules there
 NO_WORD = 1 << 30  # out of every vocabulary: reads the last row and is never written
 
@@ -57,6 +58,11 @@ def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
     return cavs.Graphs.build(sizes, counts, children, input_id=words, label=label)
 
 
+def stack_of(sizes: list[int]) -> int:
+    """How many training steps go together, of batches of these numbers of graphs."""
+    return STACK if max(sizes) > FEW else 2 * STACK
+
+
 class Cavs:
     """One model; `fusion`, `eager`, `lazy` as in `cavs.Optimizations`, `policy` as in `schedule`, `engine` as in `run`."""
 
@@ -81,7 +87,7 @@ class Cavs:
         self._step = make_step(_loss(F, self._everywhere, engine), _parts, stacked=device != "cpu")
         self._device, self._rates = device, {}
         self._shapes: list[Any] = []
-        self._warm = False
+        self._warm, self._stack = False, 1
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (self._p | {"embed": self._embed}).items()}
@@ -91,7 +97,7 @@ class Cavs:
         start = time.perf_counter()
         graphs, sizes = graphs_of([g for b in batches for g in b]), [len(b) for b in batches]
         self.reading = (time.perf_counter() - start) / len(batches)
-        order = np.arange(len(graphs))
+        order, self._stack = np.arange(len(graphs)), stack_of(sizes)
         return [(graphs, i) for i in np.split(order, np.cumsum(sizes)[:-1])]
 
     def schedules(self, batches: list[Any], process: int = False) -> Iterator[Any]:
@@ -106,16 +112,15 @@ class Cavs:
         if self._device == "cpu":
             return self.schedules(batches)
         process = PROCESSES if self._warm else 1  # several, once no shape is new
-        return cavs.stacked(self.schedules(batches, process=process), STACK)
+        return cavs.stacked(self.schedules(batches, process=process), self._stack)
 
     def compile(self, batches: list[Any], lr: float = 0.05) -> None:
         """Beside each other, all that a stream of these batches will run: each shape alone and in stacks."""
         each: dict[Any, Any] = {}
         for batch in self.schedules(batches):
             each.setdefault(jax.tree.structure(batch), {})[*(x.shape for x in jax.tree.leaves(batch))] = batch
-        stacks = [
-            jax.tree.map(lambda x, n=n: np.stack([x] * n), b) for of in each.values() for b in of.values() for n in (1, STACK)
-        ]
+        counts, distinct = (1, self._stack), [b for of in each.values() for b in of.values()]
+        stacks = [jax.tree.map(lambda x, n=n: np.stack([x] * n), b) for b in distinct for n in counts]
         # What is lowered here is found again when a step is called.
         lowered = [self._step.lower(self._p, self._embed, stack, np.float32(lr)) for stack in stacks]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -124,7 +129,7 @@ class Cavs:
     def warm(self, batches: list[Any]) -> None:
         """Runs each shape in stacks once, and starts what makes them."""
         if self._device != "cpu":
-            self.train(cavs.stacked((b for b in self.schedules(batches) for _ in range(STACK)), STACK))
+            self.train(cavs.stacked((b for b in self.schedules(batches) for _ in range(self._stack)), self._stack))
             self._warm = True
             self.run(batches)
 
@@ -180,10 +185,10 @@ def make_step(loss: Any, parts_of: Any = cavs.Together.apart, stacked: bool = Fa
             params, embed, value = step(*state, batch, lr)
             return (params, embed), value
 
-        state, values = jax.lax.scan(one, (params, embed), batches)
+        state, values = jax.lax.scan(one, (params, embed), batches, unroll=UNROLL)
         return *state, values
 
-    return jax.jit(steps if stacked else step, donate_argnums=(0, 1))
+    return cavs.jit(steps if stacked else step, donate_argnums=(0, 1))
 
 
 def _parts(sched: cavs.Schedule) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 import cavs
 from bench.cells import TAGGERS
-from bench.ours import NO_WORD, Cavs, graphs_of, make_step
+from bench.ours import NO_WORD, Cavs, graphs_of, make_step, stack_of
 from bench.sentences import CHARACTERS
 from cavs.vertex_programs import DAGNN, TDLSTM, TDRNN, BiLSTMTagger, CharBiLSTMTagger, EncoderDecoder, LatticeLSTM, RvNN
 
@@ -126,7 +126,7 @@ class CavsApplication(Cavs):
         self._step = make_step(loss, _parts, stacked=device != "cpu")
         self._device, self._rates = device, {}
         self._shapes: list[list[Any]] = [[] for _ in range(4)]  # one list for each kind of graphs
-        self._warm = False
+        self._warm, self._stack = False, 1
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (_flat(self._p) | {"embed": self._embed}).items()}
@@ -135,6 +135,7 @@ class CavsApplication(Cavs):
         """Reads a data set once: (samples, which of them) for each batch."""
         start = time.perf_counter()
         samples, sizes = read(self._cell, batches), [len(b) for b in batches]
+        self._stack = stack_of(sizes)
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         for (graphs, numbers), shapes in zip(samples.streams(indices), self._shapes, strict=False):
             # Few shapes, taken up from the largest: those of several kinds of graphs multiply.

@@ -30,6 +30,7 @@ BUSY = 0.5  # load above which a run is suspect
 # On a GPU one sample is a stream of steps as an epoch is: so many seconds, with the start of whatever pipeline a system has,
 # but of so many batches at most. Of each system at least so many samples.
 STREAM, LONGEST, SAMPLES = 0.35, 1024, 5
+PROFILED = "--xla_enable_command_buffers_during_profiling=true"  # XLA's kernels as they run when nobody looks
 # Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
 
@@ -59,6 +60,7 @@ class Remote:
             precision = precision or PRECISION[device]
             environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": OF_JAX[precision]}
             environment["BENCH_PRECISION"] = precision
+            environment["XLA_FLAGS"] = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), PROFILED]))
         command = [python or sys.executable, "-m", "bench.worker", name, "--threads", str(threads), "--device", device]
         cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") and device == "cpu" else None
         with open(log or os.devnull, "a") as stderr:

@@ -17,6 +17,7 @@ from cavs._interop.exported import Exported as Exported, export_forward as expor
 from cavs._interop.torch_rnn import params_from_torch as params_from_torch, params_to_torch as params_to_torch
 from cavs._interop.weights import load_params as load_params, save_params as save_params
 from cavs._interpret import interpret as interpret
+from cavs._jit import jit as jit
 from cavs._prefetch import prefetch as prefetch
 from cavs._readers import (
     FormatError as FormatError,

@@ -18,6 +18,7 @@ from cavs.kernels._evaluate import Values
 from cavs.kernels._layout import PARTS, Config, Layout
 from cavs.kernels._pack import pack_weights
 from cavs.kernels._specs import EDGE, ROW, Level, Phase, Rows, SourceSpec, Tile, num_blocks
+from cavs.kernels._turns import begin_p, end_p
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,12 +112,12 @@ def launch(
         **shape,
     )
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
-    counters = jax.new_ref(jnp.zeros(32 * (config.groups + 1), jnp.int32))
+    counters = jax.new_ref(begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32)))
     operands = [*arrays.tensors.values(), *held_weights.values(), constants[None], integers]
     out = kernel(*operands, *held.values(), counters)
     results = dict(zip(made, out, strict=True)) | {name: jax.freeze(ref) for name, ref in held.items()}
     inner = level.scratch.keys() | level.halves.keys()
-    return {name: x for name, x in results.items() if name not in inner}, jax.freeze(counters)[:1]
+    return {name: x for name, x in results.items() if name not in inner}, end_p.bind(jax.freeze(counters)[:1])
 
 
 def _joined(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:

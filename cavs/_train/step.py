@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cavs._jit import jit
 from cavs._together import Together
 from cavs._train import optimiser
 from cavs._train.config import Config
@@ -79,9 +80,9 @@ def make_step(model: "Model", config: Config) -> Callable[[State, Together], tup
         table, slots = optimiser.update_rows(config, state.table, state.slots, batch.words, rows, by_rows, count)
         return State(params, rule_state, table, slots, count), Sums.of(metrics)
 
-    return jax.jit(step, donate_argnums=0)
+    return jit(step, donate_argnums=0)
 
 
 def make_evaluate(model: "Model") -> Callable[[Weights, Together], Sums]:
     """`evaluate(weights, batch)`: metrics without dropout."""
-    return jax.jit(lambda weights, sent: Sums.of(model.metrics(weights, sent.apart())))
+    return jit(lambda weights, sent: Sums.of(model.metrics(weights, sent.apart())))
