@@ -20,6 +20,24 @@ class Facts(NamedTuple):
     root: np.ndarray  # (G,) the number of the first of them
 
 
+class Widths(NamedTuple):
+    """How many vertices each level of G graphs has, leaves' first, graph after graph."""
+
+    levels: np.ndarray  # (G,)
+    first: np.ndarray  # (G,) where those of each graph begin
+    count: np.ndarray  # (sum of levels,)
+
+
+def widths_of(vertex_offsets: np.ndarray, height: np.ndarray) -> Widths:
+    """The widths of graphs whose vertices have these heights."""
+    begin = vertex_offsets[:-1]
+    levels = np.maximum.reduceat(height, begin).astype(np.int64) + 1 if len(begin) else np.zeros(0, np.int64)
+    first = levels.cumsum() - levels
+    key = first.repeat(np.diff(vertex_offsets))
+    key += height
+    return Widths(levels, first, np.bincount(key, minlength=int(levels.sum())))
+
+
 def arity_of(num_children: np.ndarray) -> int:
     """The children of every vertex that has any; 0 where they differ, or are more than `SMALL_FAN_IN`."""
     arity = int(num_children.max(initial=0))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cavs._facts import Facts, arity_of, facts_of
+from cavs._facts import Facts, Widths, arity_of, facts_of, widths_of
 from cavs._heights import heights, offsets
 from cavs._segments import ranges
 
@@ -150,6 +150,10 @@ class Graphs:
     @functools.cached_property
     def _facts(self) -> Facts:
         return facts_of(self.vertex_offsets, self.child_offsets, self.children, self._arity)
+
+    @functools.cached_property
+    def _widths(self) -> Widths:
+        return widths_of(self.vertex_offsets, self.height)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled: the fields, and the arity."""

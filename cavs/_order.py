@@ -38,8 +38,6 @@ class Order(NamedTuple):
     child: np.ndarray  # (E,) edges by inner vertex: the position of the child
     ragged: Ragged | None
     graph: np.ndarray  # (V,)
-    height: np.ndarray  # (V,)
-    vertex_offsets: np.ndarray  # (G + 1,) of the graphs, through all batches
     roots: np.ndarray  # (K,) vertices without parents
     root: np.ndarray  # (G,) the first of each graph
     rooted: np.ndarray  # (K,) bool: every graph has exactly one root
@@ -147,8 +145,6 @@ def order_of(
         child=child,
         ragged=ragged,
         graph=graph.repeat(sizes),
-        height=height,
-        vertex_offsets=vertex_offsets,
         roots=roots,
         root=facts.root[every] + vertex_offsets[:-1] - spread(vertex_start, batches),
         rooted=one_root == batches,

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cavs._facts import Widths, widths_of
 from cavs._schedule import PARTS, Schedule, Shape, end_of, length_of
+from cavs._segments import LONG_RUNS, ranges
 
 FEWEST_LEVELS = 32  # levels are padded to a power of two, this one at least
 
@@ -41,15 +43,17 @@ def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple
 
 
 def part_starts(
-    found: Scripted, padded: np.ndarray, height: np.ndarray, offsets: np.ndarray, batches: np.ndarray
+    found: Scripted, padded: np.ndarray, widths: Widths, index: np.ndarray | None, batches: np.ndarray
 ) -> np.ndarray:
     """`part_start` of all batches with scripts, one after another.
 
-    `padded` (K,) levels; `height` (V,) of all vertices, those of graph g from `offsets[g]`; `batches` (K,) graphs.
+    `padded` (K,) levels; `batches` (K,) how many each has of graphs `index`, or of all, whose `widths` these are.
     """
+    levels, first = (x if index is None else x[index] for x in (widths.levels, widths.first))
+    count = widths.count if index is None else widths.count.take(ranges(first, levels))
+    begin = levels.cumsum() - levels  # of each graph, the leaves
     # Parts: by inner vertices of the graphs before a graph, and half of its own.
-    sizes = offsets[1:] - offsets[:-1]
-    work = np.add.reduceat(height > 0, offsets[:-1], dtype=np.int64) * found.batch.repeat(batches)
+    work = (np.add.reduceat(count, begin) - count[begin]) * found.batch.repeat(batches)
     upto = np.zeros(len(work) + 1, np.int64)
     work.cumsum(out=upto[1:])
     before = upto[batches.cumsum() - batches]
@@ -57,14 +61,15 @@ def part_starts(
     done = np.maximum(upto[1:] - before.repeat(batches) - work // 2 - 1, 0)
     part = np.minimum(done * PARTS // num_inner.repeat(batches), PARTS - 1)
     size = (padded * PARTS + 1) * found.batch
-    first = (size.cumsum() - size).repeat(batches)
+    slot = (size.cumsum() - size).repeat(batches)
     # Level 1 counts from slot 1 on; leaves, and batches without scripts, count in slot 0 of their batch, which is emptied.
-    key = np.multiply(height, PARTS, dtype=np.int64)
-    key += (first + part + 1 - PARTS).repeat(sizes)
-    np.maximum(key, first.repeat(sizes), out=key)
+    key = np.arange(0, PARTS * len(count), PARTS)
+    key += (slot + part + 1 - PARTS - PARTS * begin).repeat(levels)
+    key[begin] = slot
     if not found.batch.all():
-        key = key[found.batch.repeat(batches).repeat(sizes)]
-    out = np.bincount(key, minlength=int(size.sum()))
+        mine = found.batch.repeat(batches).repeat(levels)
+        key, count = key[mine], count[mine]
+    out = np.bincount(key, count, minlength=int(size.sum())).astype(np.int64)
     out[(size.cumsum() - size)[found.batch]] = 0
     out = out.cumsum()
     return out - before.repeat(size)
@@ -73,8 +78,14 @@ def part_starts(
 def parents_of_forests(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) -> np.ndarray:
     """`parent_edge` of batches of forests: `rows` (K,), `num_edges` (K,) and `child` (E,) rows, batch after batch."""
     out = np.full(int(rows.sum()), -1, np.int32)
-    first = num_edges.cumsum() - num_edges
-    out[child + (rows.cumsum() - rows).repeat(num_edges)] = np.arange(len(child)) - first.repeat(num_edges)
+    if len(child) < LONG_RUNS * len(rows):
+        first = num_edges.cumsum() - num_edges
+        out[child + (rows.cumsum() - rows).repeat(num_edges)] = np.arange(len(child)) - first.repeat(num_edges)
+        return out
+    number, row, edge = np.arange(num_edges.max(), dtype=np.int32), 0, 0
+    for n, edges in zip(rows.tolist(), num_edges.tolist(), strict=True):
+        out[row : row + n][child[edge : edge + edges]] = number[:edges]
+        row, edge = row + n, edge + edges
     return out
 
 
@@ -114,7 +125,8 @@ def with_scripts(sched: Schedule) -> Schedule:
     data[:end] = here.data[:end]
     out = Schedule(data, shape)
     out.num_levels[...] = level[-1]
-    out.part_start[:] = part_starts(found, np.array([shape.levels]), height, offsets, np.array([shape.graphs]))
+    widths = widths_of(offsets, height)
+    out.part_start[:] = part_starts(found, np.array([shape.levels]), widths, None, np.array([shape.graphs]))
     rows, edges = np.array([shape.rows]), np.array([num_edges])
     if forest:
         out.parent_edge[:] = parents_of_forests(rows, edges, child)
