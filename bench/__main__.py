@@ -20,8 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bench import cases, lines, store, suites
+from bench.remote import PRECISION
 from bench.report import BUSY_CORES, cannot_run, median
-from bench.runner import BUSY, PRECISION, Bench
+from bench.runner import BUSY, Bench
 from bench.systems import PRECISIONS, SYSTEMS
 
 TOGETHER = 4  # cases of a run on a GPU that are compiled beside each other
@@ -178,12 +179,12 @@ def _line(record: dict) -> str:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from bench import figures, report
+    from bench import figures, main_table, report
 
     path, readme = args.results / "TABLES.md", store.RESULTS.parent.parent / "README.md"
     path.write_text(report.tables(store.latest(args.results)))
     if args.results.resolve() == store.RESULTS:
-        readme.write_text(report.with_main_table(readme.read_text(), store.latest()))
+        readme.write_text(main_table.with_main_table(readme.read_text(), store.latest()))
     drawn = figures.draw(store.latest(args.results), args.results)
     Console().print(f"{path}, and {len(drawn)} figures: {', '.join(p.name for p in drawn)}")
 

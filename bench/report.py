@@ -23,23 +23,6 @@ element-wise work, memory traffic and the order of the levels are not in it.
 OURS = ("cavs", "cavs_scan", "cavs_persistent")
 # These replay one structure, launched once for all: bounds, not ways to train on changing graphs.
 BOUNDS = ("torch_cuda_graph", "torch_triton_graph", "torch_packed_graph", "torch_padded_graph")
-# The rows of the README's table, where there are results.
-MAIN = (
-    "tree_lstm/sst/h64/b1",
-    "tree_lstm/sst/h64/b64",
-    "tree_lstm/sst/h256/b1",
-    "tree_lstm/sst/h256/b16",
-    "tree_lstm/sst/h256/b64",
-    "tree_lstm/sst/h256/b256",
-    "tree_lstm/sst/h512/b1",
-    "tree_lstm/sst/h512/b16",
-    "tree_lstm/sst/h512/b64",
-    "tree_fc/complete-256/h256/b64",
-    "tree_fc/complete-256/h512/b64",
-    "lstm/chains/h256/b64",
-    "lstm/chains/h512/b64",
-)
-MARKS = ("<!-- bench:begin -->\n", "<!-- bench:end -->\n")
 
 
 def median(system: dict[str, Any]) -> float | None:
@@ -158,45 +141,14 @@ def _named(record: dict[str, Any]) -> str:
     return ", ".join([record["suite"], record["case"], *([record["precision"]] if "precision" in record else [])])
 
 
-def main_table(found: Records) -> str:
-    """What the README shows of suite `cavs`: ours, the fastest peer, and well-known ones, wherever we stand."""
-    shown = ("torch_levelled", "dynet_like_agenda", "dynet", "dgl", "jax_scan")
-    out = ""
-    for device, records in found.items():
-        of = {r["case"]: r["systems"] for r in records if r["suite"] == "cavs" and "precision" not in r}
-        rows = [name for name in MAIN if any(median(of.get(name, {}).get(n, {})) is not None for n in OURS)]
-        if not rows:
-            continue
-        columns = [n for n in shown if any(median(of[name].get(n, {})) is not None for name in rows)]
-        bounded = any(median(of[name].get(n, {})) is not None for name in rows for n in BOUNDS)
-        bound = ("bound: one structure in a CUDA graph",) if bounded else ()
-        newest = max(r["date"] for r in records if r["suite"] == "cavs")
-        out += f"\n{device}, {newest}:\n\n" + _head("a training step", "cavs, ms", "fastest peer", *columns, *bound)
-        for name in rows:
-            times = {n: t for n, s in of[name].items() if (t := median(s)) is not None}
-            mine = min((n for n in OURS if n in times), key=lambda n: times[n])
-            cell = lambda n, t=times, m=mine: f"{t[n] / t[m]:.2f}x" if n in t else "-"  # noqa: E731
-            fastest = lambda names, t=times: min((n for n in names if n in t), key=lambda n: t[n], default=None)  # noqa: E731
-            peer = fastest(n for n in times if n not in (*OURS, *BOUNDS))
-            best = [fastest(BOUNDS)] if bounded else []
-            named = [f"{n} {cell(n)}" if n else "-" for n in (peer, *best)]
-            engine = " (persistent)" if engine_of(mine, of[name][mine]) == "persistent" else ""
-            out += _row(name, _ms(times[mine]) + engine, named[0], *map(cell, columns), *named[1:])
-    return out + "\n" if out else ""
-
-
-def with_main_table(readme: str, found: Records) -> str:
-    """The README's text with the table between its marks made anew."""
-    before, rest = readme.split(MARKS[0], 1)
-    return before + MARKS[0] + main_table(found) + MARKS[1] + rest.split(MARKS[1], 1)[1]
-
-
-def _row(*cells: str) -> str:
+def row(*cells: str) -> str:
+    """A line of a Markdown table."""
     return "| " + " | ".join(cells) + " |\n"
 
 
-def _head(*cells: str) -> str:
-    return _row(*cells) + "|" + "---|" * len(cells) + "\n"
+def head(*cells: str) -> str:
+    """Its first two lines."""
+    return row(*cells) + "|" + "---|" * len(cells) + "\n"
 
 
 def names_of(records: list[dict[str, Any]]) -> list[str]:
@@ -218,7 +170,7 @@ def _failed(record: dict[str, Any], name: str) -> bool:
 def _steps(records: list[dict[str, Any]]) -> str:
     names = names_of(records)
     others = [n for n in names if n != "cavs"]
-    out = _head("case", "GFLOP", "floor", "cavs", "of floor", *others)
+    out = head("case", "GFLOP", "floor", "cavs", "of floor", *others)
     failures, disagree = {}, []
     for r in records:
         ours = median(r["systems"].get("cavs", {}))
@@ -233,14 +185,14 @@ def _steps(records: list[dict[str, Any]]) -> str:
                 if _failed(r, n):
                     failures[n] = s["absent"]
                 continue
-            cells.append(_ms(t) + (f" ({t / ours:.2f}x)" if ours else "") + ("" if s["agrees"] else " (!)"))
+            cells.append(milliseconds(t) + (f" ({t / ours:.2f}x)" if ours else "") + ("" if s["agrees"] else " (!)"))
         disagree += [f"{r['case']}: {n} by {s['deviation']:.1e}" for n, s in r["systems"].items() if not s.get("agrees", True)]
         mark = "" if r["systems"].get("cavs", {}).get("agrees", True) else " (!)"
-        out += _row(
+        out += row(
             r["case"],
             f"{r.get('gflop', 0):.3g}",
-            _ms(floor) if floor else "-",
-            (_ms(ours) + _persistently(r) if ours else "-") + mark,
+            milliseconds(floor) if floor else "-",
+            (milliseconds(ours) + _persistently(r) if ours else "-") + mark,
             share,
             *cells,
         )
@@ -255,7 +207,7 @@ def _schedules(records: list[dict[str, Any]]) -> str:
     columns = (("cavs: what it adds to the step, by steps with and without it",) if adds else ()) + (
         "cavs reading files, ms a step",
     )
-    out = _head("case", *(f"{n}, ms (share of its step)" for n in names), *columns)
+    out = head("case", *(f"{n}, ms (share of its step)" for n in names), *columns)
     for r in records:
         cells = []
         for n in names:
@@ -265,30 +217,30 @@ def _schedules(records: list[dict[str, Any]]) -> str:
                 cells.append("-")
                 continue
             t = statistics.median(s["schedule"])
-            cells.append(f"{_ms(t)} ({100 * t / step:.1f} %)")
+            cells.append(f"{milliseconds(t)} ({100 * t / step:.1f} %)")
         ours = r["systems"].get("cavs", {})
         if adds and "with_schedule" in ours:
             with_it, without = (statistics.median(ours[k]) for k in ("with_schedule", "without_schedule"))
             cells.append(f"{100 * (with_it - without) / with_it:.1f} %")
         elif adds:
             cells.append("-")
-        out += _row(r["case"], *cells, _ms(ours.get("reading", 0.0)))
+        out += row(r["case"], *cells, milliseconds(ours.get("reading", 0.0)))
     return out
 
 
 def _device_times(records: list[dict[str, Any]]) -> str:
     names = [n for n in names_of(records) if any(r["systems"].get(n, {}).get("device", {}).get("seconds") for r in records)]
-    out = _head("case", *(f"{n}: ms a step, of it products, moves (kernels)" for n in names))
+    out = head("case", *(f"{n}: ms a step, of it products, moves (kernels)" for n in names))
     for r in records:
         cells = []
         for n in names:
             d = r["systems"].get(n, {}).get("device", {})
             cells.append(
-                f"{_ms(d['seconds'])}, {_ms(d['products'])}, {_ms(d['moves'])} ({d['kernels']:.0f})"
+                f"{milliseconds(d['seconds'])}, {milliseconds(d['products'])}, {milliseconds(d['moves'])} ({d['kernels']:.0f})"
                 if d.get("seconds")
                 else "-"
             )
-        out += _row(r["case"], *cells)
+        out += row(r["case"], *cells)
     return out
 
 
@@ -298,24 +250,24 @@ def _cached(record: dict[str, Any]) -> bool:
 
 def _compilation(records: list[dict[str, Any]]) -> str:
     names = [n for n in names_of(records) if any(r["systems"].get(n, {}).get("first", 0) > 0.5 for r in records)]
-    out = _head("case", *(f"{n}: first step, all batches once, compilations" for n in names))
+    out = head("case", *(f"{n}: first step, all batches once, compilations" for n in names))
     for r in records:
         cells = []
         for n in names:
             s = r["systems"].get(n, {})
             cells.append(f"{s['first']:.1f} s, {s['warm']:.1f} s, {s['compilations']}" if "warm" in s else "-")
-        out += _row(r["case"], *cells)
+        out += row(r["case"], *cells)
     return out
 
 
 def _lines(counted: dict[str, dict[str, int]]) -> str:
     names = list(dict.fromkeys(n for systems in counted.values() for n in systems))
-    out = _head("model", *names)
+    out = head("model", *names)
     for model, systems in counted.items():
-        out += _row(model, *(str(systems.get(n, "-")) for n in names))
+        out += row(model, *(str(systems.get(n, "-")) for n in names))
     return out
 
 
-def _ms(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
     ms = 1e3 * seconds
     return f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"

@@ -6,12 +6,9 @@ each open system pass over the same batches once or a few times, in an order tha
 alike, and ratios are of medians within the run.
 """
 
-import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,89 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import Case
+from bench.machine import cores, load, processor_seconds
+from bench.remote import PRECISION, Remote, WorkerDied
 from bench.systems import SYSTEMS
 
-ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}  # relative, of the losses before and after two updates
-PRECISION = {"cpu": "fp32", "gpu": "tf32"}  # unless a run asks for another
-OF_JAX = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "BF16_BF16_F32"}  # float32 kept and summed in all of them
 QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case, if there are others
 BUSY = 0.5  # load above which a run is suspect
 # On a GPU one sample is a stream of steps as an epoch is: so many seconds, with the start of whatever pipeline a system has,
 # but of so many batches at most. Of each system at least so many samples.
 STREAM, LONGEST, SAMPLES = 0.35, 1024, 5
-PROFILED = "--xla_enable_command_buffers_during_profiling=true"  # XLA's kernels as they run when nobody looks
-# Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
-MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
-
-
-class WorkerDied(Exception):
-    """The process of a system ended."""
-
-
-class Remote:
-    """A worker process and its pipe."""
-
-    def __init__(
-        self,
-        name: str,
-        threads: int,
-        device: str,
-        python: str | None = None,
-        log: Path | None = None,
-        precision: str | None = None,
-    ):
-        paths = [str(ROOT), *([] if python else filter(None, [os.environ.get("PYTHONPATH")]))]  # an older Python has its own
-        environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
-        if device == "cpu":
-            environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
-        else:
-            # Several systems share the card.
-            precision = precision or PRECISION[device]
-            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": OF_JAX[precision]}
-            environment["BENCH_PRECISION"] = precision
-            environment["XLA_FLAGS"] = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), PROFILED]))
-        command = [python or sys.executable, "-m", "bench.worker", name, "--threads", str(threads), "--device", device]
-        cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") and device == "cpu" else None
-        with open(log or os.devnull, "a") as stderr:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment,
-                cwd=ROOT,
-            )
-        if cores:
-            os.sched_setaffinity(self._process.pid, cores)
-
-    def __call__(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """The answer to one command; `{"error": ...}` where it failed."""
-        assert self._process.stdin and self._process.stdout
-        try:
-            self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            raise WorkerDied(f"the worker ended with status {self._process.wait()}")
-        return json.loads(answer)
-
-    @property
-    def process_id(self) -> int:
-        return self._process.pid
-
-    def close(self) -> None:
-        assert self._process.stdin and self._process.stdout
-        try:
-            self._process.stdin.close()
-            self._process.wait(10)
-        except (BrokenPipeError, subprocess.TimeoutExpired):
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
 
 
 class Bench:
@@ -124,7 +48,7 @@ class Bench:
         self._more: dict[tuple[str, int], Remote] = {}
         self.device, self._log, self._precision = device, log, precision or PRECISION[device]
         # On a machine of many cores workers start and compile beside each other; they are timed one at a time.
-        self._pool = ThreadPoolExecutor(_cores() if device == "gpu" else 1)
+        self._pool = ThreadPoolExecutor(cores() if device == "gpu" else 1)
         wanted = [n for n in names if device in SYSTEMS[n].devices]
         for name, (remote, hello) in zip(wanted, self._pool.map(self._start, wanted), strict=True):
             if remote is None:
@@ -166,7 +90,7 @@ class Bench:
 
     def _work(self) -> tuple[float, float] | None:
         workers = (*self.remotes.values(), *self._more.values())
-        return _processor_seconds([os.getpid(), *(remote.process_id for remote in workers)])
+        return processor_seconds([os.getpid(), *(remote.process_id for remote in workers)])
 
     def run_together(
         self,
@@ -200,7 +124,7 @@ class Bench:
                     break
             return found
 
-        load, started = _load(), time.strftime("%Y-%m-%dT%H:%M:%S")
+        before, started = load(), time.strftime("%Y-%m-%dT%H:%M:%S")
         jobs = [(slot, case, name) for slot, case in enumerate(cases) for name in names]
         # Those that compile for long come first: what is left then fills the other cores.
         order = sorted(range(len(jobs)), key=lambda i: not SYSTEMS[jobs[i][2]].compiles_long)
@@ -213,7 +137,7 @@ class Bench:
                 "steps": case.steps(quick, self.device),
                 "epoch": case.epoch,
                 "data": "file" if path and case.shape == "sst" else "generated",
-                "load_before": load,
+                "load_before": before,
                 "started": started,
                 "systems": {},
             }
@@ -271,7 +195,7 @@ class Bench:
                 systems[name] |= self.ask(name, "schedule", slot, passes=passes[name]) | self.ask(name, "profile", slot)
         record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
         _check(systems, TOLERANCE[self._precision])
-        record["load_after"] = _load()
+        record["load_after"] = load()
 
     def _passes(self, name: str, slot: int, steps: int) -> int:
         """Passes over a case's batches in one sample on a GPU; what a short stream takes is mostly its start: look again."""
@@ -287,10 +211,6 @@ class Bench:
         return passes
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _check(systems: dict[str, Any], tolerance: float) -> None:
     """Marks the systems whose losses differ from the median of all."""
     found = {name: s["losses"] for name, s in systems.items() if "losses" in s}
@@ -299,35 +219,6 @@ def _check(systems: dict[str, Any], tolerance: float) -> None:
         deviation = max(abs(x - m) / max(abs(m), 1e-30) for x, m in zip(losses, middle, strict=True))
         systems[name]["deviation"] = deviation
         systems[name]["agrees"] = bool(deviation <= tolerance)  # False for NaN too
-
-
-def _processor_seconds(processes: list[int]) -> tuple[float, float] | None:
-    """Seconds that the machine's cores have worked so far, and those of `processes`; None where there is no /proc."""
-    try:
-        user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
-        mine = 0
-        for process in processes + [c for p in processes for c in _children(p)]:
-            after_name = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-            mine += int(after_name[11]) + int(after_name[12])
-    except (OSError, ValueError, IndexError):
-        return None
-    tick = os.sysconf("SC_CLK_TCK")
-    return (user + nice + system + irq + softirq) / tick, mine / tick
-
-
-def _children(process: int) -> list[int]:
-    """Processes that a process started, such as the one that makes our schedules."""
-    try:
-        return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    except OSError:  # a kernel without this file
-        return []
-
-
-def _load() -> float:
-    try:
-        return os.getloadavg()[0]
-    except OSError:
-        return 0.0
 
 
 def _rounded(x: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cavs._graphs import Graphs
+from cavs._integers import integers
 from cavs._readers._flat import children_of_parents, ids_and_names, value_type
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def from_lengths(lengths: Sequence[int] | np.ndarray, *, input_id: Any = None, l
 
     **Raises:** `ValueError` for a length under 1 or an array of another length.
     """
-    lengths = _vector("from_lengths: lengths", lengths)
+    lengths = integers("from_lengths: lengths", lengths)
     if (lengths < 1).any():
         g = int(np.argmax(lengths < 1))
         raise ValueError(f"from_lengths: lengths[{g}] is {lengths[g]}, wanted at least 1: a graph has a vertex.")
@@ -94,7 +95,7 @@ def from_edges(
     arrays of another shape.
     """
     single = isinstance(num_vertices, (int, np.integer))
-    sizes = _vector("from_edges: num_vertices", [num_vertices] if single else num_vertices)
+    sizes = integers("from_edges: num_vertices", [num_vertices] if single else num_vertices)
     if (sizes < 1).any():
         g = int(np.argmax(sizes < 1))
         raise ValueError(f"from_edges: graph {g} has {sizes[g]} vertices, wanted at least 1.")
@@ -237,13 +238,6 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
     return out
 
 
-def _vector(name: str, value: Any) -> np.ndarray:
-    array = np.asarray(value)
-    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"{name} has dtype {array.dtype} and shape {array.shape}, wanted a 1-d array of integers.")
-    return array.astype(np.int64)
-
-
 def _pairs(name: str, value: Any) -> np.ndarray:
     array = np.asarray(value)
     if not array.size and array.shape in ((0,), (0, 2)):
@@ -260,7 +254,7 @@ def _per_graph(name: str, value: Any, single: str) -> list[np.ndarray]:
     arrays = list(value)
     if arrays and np.ndim(arrays[0]) == 0:
         raise ValueError(f"{name} is one array of integers, wanted a list of arrays, one a graph. For one graph: {single}.")
-    return [_vector(f"{name}[{g}]", a) for g, a in enumerate(arrays)]
+    return [integers(f"{name}[{g}]", a) for g, a in enumerate(arrays)]
 
 
 def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:

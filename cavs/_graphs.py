@@ -10,6 +10,7 @@ import numpy as np
 
 from cavs._facts import Facts, Widths, arity_of, facts_of, widths_of
 from cavs._heights import heights, offsets
+from cavs._integers import integers
 from cavs._segments import ranges
 
 
@@ -72,9 +73,9 @@ class Graphs:
         **Raises:** `ValueError` that names graph and vertex for an empty graph, a child out of range, a self-loop or a
         longer cycle, arrays of unlike length, or an id outside its names.
         """
-        n = _ints("num_vertices", num_vertices, np.int64)
-        counts = _ints("num_children", num_children, np.int64)
-        kids = _ints("children", children, np.int32)
+        n = integers("num_vertices", num_vertices, np.int64)
+        counts = integers("num_children", num_children, np.int64)
+        kids = integers("children", children, np.int32)
         if (n < 1).any():
             g = int(np.flatnonzero(n < 1)[0])
             raise ValueError(f"num_vertices[{g}] is {n[g]}: graph {g} is empty. Every graph needs at least one vertex.")
@@ -112,7 +113,7 @@ class Graphs:
         ):
             names = None if names is None else tuple(names)
             if value is not None:
-                value = _ints(name, value, np.int32)
+                value = integers(name, value, np.int32)
                 if len(value) != num_rows:
                     raise ValueError(f"{name} has {len(value)} entries, wanted {num_rows}: one per vertex.")
                 low, high = 0 if name == "kind" else -1, np.iinfo(np.int32).max if names is None else len(names) - 1
@@ -288,17 +289,6 @@ class Graphs:
         depth = int(self.height.max(initial=-1)) + 1
         parts = [f"{len(self)} graphs", f"{self.num_vertices} vertices", f"{self.num_edges} edges", f"{depth} levels"]
         return f"Graphs({', '.join(parts + extra)})"
-
-
-def _ints(name: str, value: Any, dtype: Any) -> np.ndarray:
-    array = np.asarray(value)
-    if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"{name} has dtype {array.dtype} and shape {array.shape}, wanted a 1-d array of integers.")
-    out = array.astype(dtype)
-    if (out != array).any():
-        i = int(np.argmax(out != array))
-        raise ValueError(f"{name}[{i}] is {array[i]}, wanted integers that fit {np.dtype(dtype).name}.")
-    return out
 
 
 def _where(vertex_offsets: np.ndarray, graph: np.ndarray, row: Any) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from cavs._pack import Options, pack
 from cavs._scripts import with_scripts
 from tests.odd_graphs import BATCHES, WIDE, chain, joined
 from tests.persistent_programs import CHAINS, DAG, TREES
-from tests.test_schedule import assert_same
+from tests.schedule_checks import assert_same
 
 
 @pytest.mark.parametrize("name", [*BATCHES, *WIDE])
