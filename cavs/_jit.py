@@ -8,6 +8,7 @@ Which are independent XLA knows. That two launches must not run at once it does 
 so all of them must be on the chip. The step is therefore traced, and each launch made to depend on the one before it.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -88,14 +89,15 @@ def _run(jaxpr: Any, consts: Any, args: Any, before: Any) -> tuple[list[Any], An
 
     for eqn in jaxpr.eqns:
         operands = [read(x) for x in eqn.invars]
-        if eqn.primitive is begin_p and before is not None:
-            outs = [operands[0] + jnp.where(before == _NEVER, 1, 0)]
-        elif eqn.primitive is end_p:
-            outs, before = operands, operands[0][0]
-        elif _launches(eqn):
-            outs, before = _inside(eqn, operands, before)
-        else:
-            outs = bind(eqn, operands)
+        with eqn.ctx.manager, _scope(eqn.source_info.name_stack):
+            if eqn.primitive is begin_p and before is not None:
+                outs = [operands[0] + jnp.where(before == _NEVER, 1, 0)]
+            elif eqn.primitive is end_p:
+                outs, before = operands, operands[0][0]
+            elif _launches(eqn):
+                outs, before = _inside(eqn, operands, before)
+            else:
+                outs = bind(eqn, operands)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(x) for x in jaxpr.outvars], before
 
@@ -104,7 +106,8 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
     """Runs an equation with launches in its jaxprs; these are in turn with those before and after it."""
     name, params = eqn.primitive.name, eqn.params
     if name in _CALLS:
-        return _closed(params[_CALLS[name]], operands, before)
+        with _scope(params.get("name", "")):
+            return _closed(params[_CALLS[name]], operands, before)
     flag = jnp.int32(0) if before is None else before
     if name in ("checkpoint", "remat2"):
         again = jax.checkpoint(
@@ -139,6 +142,11 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
         f'jit: cavs.run by engine "persistent" is inside `{name}`, where its launches cannot be put in turn. Write jax.jit for '
         'this function, or engine="scan" in run.'
     )
+
+
+def _scope(name: Any) -> Any:
+    """What a profile shows an equation under."""
+    return jax.named_scope(str(name)) if str(name) else contextlib.nullcontext()
 
 
 def _closed(jaxpr: Any, args: Any, before: Any) -> tuple[list[Any], Any]:

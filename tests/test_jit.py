@@ -93,6 +93,8 @@ def test_it_is_jit() -> None:
     assert step._cache_size() == 2
     assert step({"a": jnp.ones(2), "b": jnp.ones(())}, how="times")[0]["a"][0] == 2
     assert step._cache_size() == 2
+    named = cavs.jit(lambda x: jax.named_scope("mine")(jnp.sin)(x))
+    assert "mine/sin" in named.lower(0.0).as_text(debug_info=True)
     assert cavs.jit(jnp.sin, compiler_options={"xla_gpu_autotune_level": 0})(0.0) == 0
 
 
