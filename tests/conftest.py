@@ -8,6 +8,8 @@ from pathlib import Path
 # Nearly all the time of the tests is compilation. LLVM's optimisations change no value that is tested and no HLO.
 if not Path("/dev/nvidia0").exists():  # tests marked `gpu` run what users run
     os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0").strip()
+else:
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the card
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would the scripts under test
 
