@@ -40,7 +40,7 @@ def jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     ```
 
     The results are those of `jax.jit`. For the outermost function, which takes its derivatives inside: not under another
-    `jax.jit` or `jax.grad`, which JAX refuses. Elsewhere than on a GPU it is `jax.jit`.
+    `jax.jit` or `jax.grad`, which JAX refuses. Elsewhere than on a GPU it is `jax.jit`; on several GPUs it was not tried.
 
     **Arguments:** `fun` and `options` as `jax.jit` takes them; without `fun` a decorator.
 
