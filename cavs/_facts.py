@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cavs._segments import ranges
+
 # Fan-in up to which a task of W vertices simply gets room for W * fan-in edges.
 SMALL_FAN_IN = 4
 
@@ -26,6 +28,11 @@ class Widths(NamedTuple):
     levels: np.ndarray  # (G,)
     first: np.ndarray  # (G,) where those of each graph begin
     count: np.ndarray  # (sum of levels,)
+
+    def of(self, index: np.ndarray) -> "Widths":
+        """Those of graphs `index`."""
+        levels = self.levels[index]
+        return Widths(levels, levels.cumsum() - levels, self.count.take(ranges(self.first[index], levels)))
 
 
 def widths_of(vertex_offsets: np.ndarray, height: np.ndarray) -> Widths:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from cavs._calls import CALLS, body_of
 from cavs._debug import padded_rows, probed
 from cavs._graphs import Graphs
 from cavs._interpret import at_vertex, children_of, kind_of, place_of
@@ -19,7 +20,6 @@ from cavs._run import run
 from cavs._scheduler import schedule
 from cavs._vertex import VertexFunction, as_arrays
 
-_CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
 _CAVS, _JAX = Path(__file__).parent, Path(jax.__file__).parent
 
 
@@ -237,11 +237,9 @@ class _Search:
             carriers = [x for x in eqn.invars if not isinstance(x, jex.Literal) and self._carries(eqn, x, env, at)]
             if not carriers:
                 operands = [read(x) for x in eqn.invars]
-                inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
                 deeper = None
-                if eqn.primitive.name in _CALLS:
-                    body, own = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
-                    deeper = self._trace_back(body, own, operands, list(eqn.outvars).index(at))
+                if eqn.primitive.name in (*CALLS, "checkpoint", "remat2"):
+                    deeper = self._trace_back(*body_of(eqn), operands, list(eqn.outvars).index(at))
                 # The line is that of the outer equation: functions of JAX are traced once, where they were called first.
                 return (eqn, *deeper[1:]) if deeper else (eqn, eqn, operands)
             at = carriers[0]

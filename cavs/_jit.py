@@ -20,12 +20,11 @@ from jax import lax
 from jax.core import Tracer
 from jax.extend import core as jex
 
+from cavs._calls import CALLS, body_of, opened
 from cavs._rows import bind
 from cavs.kernels._turns import begin_p, end_p
 
 BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
-_CALLS |= {"custom_vjp_call": "call_jaxpr"}
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
 
 
@@ -40,7 +39,7 @@ def jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     ```
 
     The results are those of `jax.jit`. For the outermost function, which takes its derivatives inside: not under another
-    `jax.jit` or `jax.grad`, which JAX refuses. Elsewhere than on a GPU it is `jax.jit`; on several GPUs it was not tried.
+    `jax.jit` or `jax.grad`, which JAX refuses. On a CPU it is `jax.jit`; it was not tried on TPUs, nor on several GPUs.
 
     **Arguments:** `fun` and `options` as `jax.jit` takes them; without `fun` a decorator.
 
@@ -105,25 +104,25 @@ def _run(jaxpr: Any, consts: Any, args: Any, before: Any) -> tuple[list[Any], An
 def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]:
     """Runs an equation with launches in its jaxprs; these are in turn with those before and after it."""
     name, params = eqn.primitive.name, eqn.params
-    if name in _CALLS:
+    if name in CALLS:
         with _scope(params.get("name", "")):
-            return _closed(params[_CALLS[name]], operands, before)
+            return _run(*body_of(eqn), operands, before)
     flag = jnp.int32(0) if before is None else before
     if name in ("checkpoint", "remat2"):
         again = jax.checkpoint(
-            lambda flag, *args: _run(params["jaxpr"], (), args, flag),
+            lambda flag, *args: _run(*body_of(eqn), args, flag),
             prevent_cse=params["prevent_cse"],
             policy=params["policy"],
         )
         return again(flag, *operands)
     if name == "cond":
-        turns = [lambda flag, *args, b=b: _closed(b, args, flag) for b in params["branches"]]
+        turns = [lambda flag, *args, b=b: _run(*opened(b), args, flag) for b in params["branches"]]
         return lax.switch(operands[0], turns, flag, *operands[1:])
     if name == "scan":
         consts, init, xs = _parts(params, operands)
 
         def one(carry: Any, x: Any) -> Any:
-            outs, flag = _closed(params["jaxpr"], [*consts, *carry[1], *x], carry[0])
+            outs, flag = _run(*body_of(eqn), [*consts, *carry[1], *x], carry[0])
             return (flag, outs[: len(init)]), outs[len(init) :]
 
         options = {k: params[k] for k in ("length", "reverse", "unroll")}
@@ -133,8 +132,8 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
         ends = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         of_cond, of_body, init = operands[: ends[0]], operands[ends[0] : ends[1]], operands[ends[1] :]
         outs, flag = lax.while_loop(
-            lambda carry: _closed(params["cond_jaxpr"], [*of_cond, *carry[0]], None)[0][0],
-            lambda carry: _closed(params["body_jaxpr"], [*of_body, *carry[0]], carry[1]),
+            lambda carry: _run(*opened(params["cond_jaxpr"]), [*of_cond, *carry[0]], None)[0][0],
+            lambda carry: _run(*opened(params["body_jaxpr"]), [*of_body, *carry[0]], carry[1]),
             (init, flag),
         )
         return outs, flag
@@ -147,10 +146,6 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
 def _scope(name: Any) -> Any:
     """What a profile shows an equation under."""
     return jax.named_scope(str(name)) if str(name) else contextlib.nullcontext()
-
-
-def _closed(jaxpr: Any, args: Any, before: Any) -> tuple[list[Any], Any]:
-    return _run(getattr(jaxpr, "jaxpr", jaxpr), jaxpr.consts, args, before)
 
 
 def _parts(params: Any, operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:

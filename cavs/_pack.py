@@ -36,10 +36,12 @@ def pack(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarra
     rounds = cut_rounds(tasks, window_of, num_loops)
     scripts = None
     if options.scripts:
-        scripts = _scripts.scripted(order.counts, order.inner_count, order.num_edges, order.vertices - order.roots)
+        widths = graphs._widths if index is None else graphs._widths.of(index)
+        with_parents = order.vertices - order.roots
+        scripts = _scripts.scripted(order.counts, order.inner_count, order.num_edges, with_parents, widths)
         shapes, which = _scripts.with_levels(shapes, which, scripts)
 
-    made = _write(graphs, index, batches, order, tasks, rounds, num_loops, scripts, shapes, which)
+    made = _write(graphs, batches, order, tasks, rounds, num_loops, scripts, shapes, which)
     if any(shape.windows[0] > 1 for shape in shapes):
         for sched, first, count in zip(made, tasks.first, tasks.count, strict=True):
             mine = slice(first, first + count)
@@ -49,7 +51,6 @@ def pack(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarra
 
 def _write(
     graphs: Graphs,
-    index: np.ndarray | None,
     batches: np.ndarray,
     order: Order,
     tasks: Tasks,
@@ -101,7 +102,7 @@ def _write(
         out.add(at(name), vertices, take(getattr(graphs, name), order.source), at("vertices"), -one)
     if scripts is not None and scripts.batch.any():
         sizes = np.array([(s.levels, s.rows, sum(s.edges)) for s in shapes])[which]
-        _add_scripts(out, scripts, at("scripts")[:, 0], sizes, order, graphs, index, batches, edge_child)
+        _add_scripts(out, scripts, at("scripts")[:, 0], sizes, order, batches, edge_child)
     data = np.zeros(int(end[-1]) + ALIGNED, np.int32)
     data = data[-(data.ctypes.data // 4) % ALIGNED :]
     out.write(data)
@@ -115,18 +116,16 @@ def _add_scripts(
     at: np.ndarray,
     sizes: np.ndarray,
     order: Order,
-    graphs: Graphs,
-    index: np.ndarray | None,
     batches: np.ndarray,
     child: np.ndarray,
 ) -> None:
-    """Scripts of a pass; `at` (K,) where those of a batch begin, `sizes` (K, 3) of its shape: levels, rows, edges; `batches`
-    (K,) how many of `graphs[index]`; `child` (E,) rows."""
+    """Scripts of a pass; `at` (K,) where those of a batch begin, `sizes` (K, 3) of its shape: levels, rows, edges; `child`
+    (E,) rows; `batches` (K,) graphs."""
     padded, rows, edges = sizes.T
     num_edges = order.num_edges.sum(1)
     some = found.batch
     out.add(at[some], np.ones_like(at)[some], found.levels[some])
-    starts = _scripts.part_starts(found, padded, graphs._widths, index, batches)
+    starts = _scripts.part_starts(found, padded, batches)
     out.add(at[some] + 1, padded[some] * PARTS + 1, starts)
     at = at + padded * PARTS + 2
     forests, dags = some & found.forest, some & ~found.forest

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.interpreters import ad
 
+from cavs._calls import body_of, opened
+
 STATIC, ROW, EDGE = 0, 1, 2
 
 spread_p = jex.Primitive("spread")
@@ -54,10 +56,10 @@ class Program(NamedTuple):
 def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, Any, Any]:
     """`fn` traced to a `Program` with inner calls inlined; also the trees of its flat inputs and outputs."""
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    jaxpr = getattr(closed, "jaxpr", closed)
+    jaxpr, values = opened(closed)
     eqns: list[Any] = []
     outs = _inline(jaxpr, {}, eqns)
-    consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    consts = dict(zip(jaxpr.constvars, values, strict=True))
     return (
         Program(tuple(jaxpr.invars), tuple(eqns), tuple(outs), consts),
         jax.tree.structure(args),
@@ -72,15 +74,14 @@ def _inline(jaxpr: Any, rename: dict[Any, Any], out: list[Any]) -> list[Any]:
         return x if isinstance(x, jex.Literal) else rename.get(x, x)
 
     for eqn in jaxpr.eqns:
-        inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
-        if inner is None:
+        if eqn.primitive.name not in ("jit", "pjit"):
             fresh = [jex.Var(v.aval) for v in eqn.outvars]  # a body inlined twice must not define a variable twice
             out.append(eqn.replace(invars=[get(x) for x in eqn.invars], outvars=fresh))
             rename.update(zip(eqn.outvars, fresh, strict=True))
             continue
-        body = getattr(inner, "jaxpr", inner)
+        body, consts = body_of(eqn)
         local = dict(zip(body.invars, [get(x) for x in eqn.invars], strict=True))
-        for var, value in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
+        for var, value in zip(body.constvars, consts, strict=True):
             local[var] = jex.Literal(value, var.aval)
         rename.update(zip(eqn.outvars, _inline(body, local, out), strict=True))
     return [get(x) for x in jaxpr.outvars]
@@ -94,13 +95,12 @@ def open_custom_calls(eqns: Sequence[Any], level: dict[Any, int]) -> tuple[list[
     out: list[Any] = []
     level = dict(level)
     for eqn in eqns:
-        body = eqn.params.get("call_jaxpr") if eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call") else None
-        if body is None:
+        if eqn.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
             out.append(eqn)
             continue
-        jaxpr = getattr(body, "jaxpr", body)
+        jaxpr, consts = body_of(eqn)
         local = dict(zip(jaxpr.invars, eqn.invars, strict=True))
-        for var, value in zip(jaxpr.constvars, getattr(body, "consts", ()), strict=True):
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
             local[var] = jex.Literal(value, var.aval)
         inside: list[Any] = []
         results = dict(zip(_inline(jaxpr, local, inside), eqn.outvars, strict=True))

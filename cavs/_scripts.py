@@ -11,7 +11,7 @@ import numpy as np
 
 from cavs._facts import Widths, widths_of
 from cavs._schedule import PARTS, Schedule, Shape, end_of, length_of
-from cavs._segments import LONG_RUNS, ranges
+from cavs._segments import LONG_RUNS
 
 FEWEST_LEVELS = 32  # levels are padded to a power of two, this one at least
 
@@ -22,14 +22,18 @@ class Scripted(NamedTuple):
     batch: np.ndarray  # (K,) bool
     levels: np.ndarray  # (K,) levels of inner vertices, 0 without scripts
     forest: np.ndarray  # (K,) bool: no vertex has two parents
+    widths: Widths  # of all their graphs
 
 
-def scripted(counts: np.ndarray, inner_count: np.ndarray, num_edges: np.ndarray, with_parents: np.ndarray) -> Scripted:
-    """`counts` (K, levels, kinds) of all vertices; `inner_count`, `num_edges` (K, kinds); `with_parents` (K,) vertices."""
+def scripted(
+    counts: np.ndarray, inner_count: np.ndarray, num_edges: np.ndarray, with_parents: np.ndarray, widths: Widths
+) -> Scripted:
+    """`counts` (K, levels, kinds) of all vertices; `inner_count`, `num_edges` (K, kinds); `with_parents` (K,) vertices;
+    `widths` of the batches' graphs."""
     batch = (inner_count > 0).sum(1) == 1
     deep = counts[:, 1:].any(2)
     levels = np.where(batch, deep.sum(1), 0)  # no level below a vertex is empty
-    return Scripted(batch, levels, with_parents == num_edges.sum(1))
+    return Scripted(batch, levels, with_parents == num_edges.sum(1), widths)
 
 
 def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple[list[Shape], list[int]]:
@@ -42,16 +46,9 @@ def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple
     return [shapes[i]._replace(levels=n, forest=forest) for i, n, forest in index], out
 
 
-def part_starts(
-    found: Scripted, padded: np.ndarray, widths: Widths, index: np.ndarray | None, batches: np.ndarray
-) -> np.ndarray:
-    """`part_start` of all batches with scripts, one after another.
-
-    `padded` (K,) levels; `batches` (K,) how many each has of graphs `index`, or of all, whose `widths` these are.
-    """
-    levels, first = (x if index is None else x[index] for x in (widths.levels, widths.first))
-    count = widths.count if index is None else widths.count.take(ranges(first, levels))
-    begin = levels.cumsum() - levels  # of each graph, the leaves
+def part_starts(found: Scripted, padded: np.ndarray, batches: np.ndarray) -> np.ndarray:
+    """`part_start` of all batches with scripts, one after another; `padded` (K,) levels, `batches` (K,) graphs of each."""
+    levels, begin, count = found.widths
     # Parts: by inner vertices of the graphs before a graph, and half of its own.
     work = (np.add.reduceat(count, begin) - count[begin]) * found.batch.repeat(batches)
     upto = np.zeros(len(work) + 1, np.int64)
@@ -118,15 +115,14 @@ def with_scripts(sched: Schedule) -> Schedule:
     num_edges = int(here.num_children[before : before + count].sum())
     child = here.edge_child[edges_before : edges_before + num_edges].astype(np.int64)
     forest = len(np.unique(child)) == num_edges
-    found = Scripted(np.array([True]), level[-1:], np.array([forest]))
+    found = Scripted(np.array([True]), level[-1:], np.array([forest]), widths_of(offsets, height))
     (shape,), _ = with_levels([shape], [0], found)
 
     data, end = np.zeros(length_of(shape), np.int32), end_of(sched.shape)
     data[:end] = here.data[:end]
     out = Schedule(data, shape)
     out.num_levels[...] = level[-1]
-    widths = widths_of(offsets, height)
-    out.part_start[:] = part_starts(found, np.array([shape.levels]), widths, None, np.array([shape.graphs]))
+    out.part_start[:] = part_starts(found, np.array([shape.levels]), np.array([shape.graphs]))
     rows, edges = np.array([shape.rows]), np.array([num_edges])
     if forest:
         out.parent_edge[:] = parents_of_forests(rows, edges, child)
