@@ -70,7 +70,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
             # Only the launch is timed: XLA need not measure its own products.
             compiled = list(pool.map(lambda step: step.compile({"xla_gpu_autotune_level": 0}), lowered))
         times = [round(_time(step, params, forward), 1) for step in compiled]
-        fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight", "paired")
+        fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight", "paired", "dataflow")
         records = [{f: getattr(c, f) for f in fields} | {"us": us} for c, us in zip(layouts, times, strict=True)]
         found[key] = sorted(records, key=lambda record: record["us"])
     return found

@@ -1,6 +1,7 @@
 """How a launch of engine `persistent` is laid out on the chip (VPPS III-A): measured layouts, else a cost model's choice."""
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,6 +58,8 @@ def candidates(level: Level, precision: str) -> list[Config]:
                 config = Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
                 if layout_of(level, config).shared_memory(config) <= room:
                     found.append(config)
+                    if level.flows and not clustered:
+                        found.append(dataclasses.replace(config, dataflow=True))
                     break
     found = [c for c in found if c.resident] or found
     loose = {c.hb for c in found if not c.tight}
@@ -66,16 +69,18 @@ def candidates(level: Level, precision: str) -> list[Config]:
 def cost(level: Level, config: Config, rows: float) -> float:
     """Microseconds that a level of `rows` vertices takes, roughly; fitted to runs on an H200.
 
-    A level has a fixed part, mostly the group's meeting; its rows come from L2 at about 100 kB a microsecond and CTA; each
-    tile reads all weights from shared memory, at 128 bytes a clock, and computes `rows * hb / 128` numbers a thread; the
-    warpgroups of a CTA overlap.
+    A level has a fixed part, mostly the group's meeting, or the way of a number from CTA to CTA; its rows come from L2 at about
+    100 kB a microsecond and CTA, and about twice where CTAs look for numbers until they are there; each tile reads all
+    weights from shared memory, at 128 bytes a clock, and computes `rows * hb / 128` numbers a thread; the warpgroups of a CTA
+    overlap.
     """
     layout = layout_of(level, config)
     mine = rows / config.groups
     width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for specs in layout.specs for spec, _ in specs)
     read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128
-    return 1.6 + mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
+    fixed, again = (0.9, 2.0) if config.dataflow else (1.6, 1.0)
+    return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
 def mean_cost(level: Level, config: Config, shape: Shape | None) -> float:
@@ -111,7 +116,9 @@ def configure(program: Any, precision: str, interpret: bool, shape: Shape | None
     """The layout on the chip: one measured on this device, or of those that fit the one that should be fastest."""
     level = program.level
     if interpret:
-        return _chosen(level, program.forward, Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True))
+        return _chosen(
+            level, program.forward, Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=level.flows)
+        )
     fitting = candidates(level, precision)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")

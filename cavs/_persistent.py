@@ -79,6 +79,11 @@ def launch(
         sparse = name.startswith(("up", "edge_up"))
         made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
     updated = {f"state{i}": rows_in_memory(s, level, written=True) for i, s in enumerate(states or [])}
+    if config.dataflow:  # leaves are there
+        for name in level.exchanged() & set(updated):
+            x = updated[name]
+            inner = jnp.arange(x.shape[0])[:, None] >= state_row
+            updated[name] = jnp.where(inner, persistent.unwritten(x.shape), x)
     for twin, name in level.halves.items():
         if name in made:
             made[twin] = dataclasses.replace(made[name], dtype=jnp.bfloat16, sparse=True)
@@ -161,10 +166,12 @@ def explain(plan: Any, name: str | None) -> str:
             where = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
             if config.resident:
                 where = "stay in shared memory" + ", three numbers in two words" * config.tight
-            meetings = sum(p.meet for p in level.phases)
+            meetings = f"{sum(p.meet for p in level.phases)} meetings a level"
+            if config.dataflow:
+                meetings = "no meetings, as a product waits for its numbers alone"
             padded = "" if level.unit == level.valid else f"vectors of {level.valid} run as {level.unit}; "
             texts.append(
-                f"{way}: {padded}{len(level.phases)} phases and {meetings} meetings a level; {config.groups} groups of "
+                f"{way}: {padded}{len(level.phases)} phases and {meetings}; {config.groups} groups of "
                 f"{level.unit // config.hb} CTAs with {config.hb} units each; {size / 1e6:.1f} MB of weights a group, which "
                 f"{where}; products in {precision}"
             )

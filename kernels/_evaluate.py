@@ -24,13 +24,12 @@ class Values:
         phase: Phase,
         tile: Any,
         results: dict[Any, tuple[int, tuple[int, ...]]],
-        fetched: list[list[Any]] | None = None,
+        found: dict[str, Any] | None = None,
     ):
         self._kernel, self._phase, self._tile, self._results = kernel, phase, tile, results
         self._device, self._table, self._unit = kernel.device, kernel.table, kernel.level.valid
         self._known: dict[Any, np.ndarray] = {}
-        for x, arrays in zip(self._inputs(), fetched or [], strict=False):
-            self._known[x] = self._each(x, arrays.__getitem__)
+        self._found = found or {}  # what index arrays hold at the tile, as far as it was read before
 
     def __getitem__(self, x: Any) -> np.ndarray:
         """An array of arrays, of the shape `blocks` of the variable."""
@@ -43,9 +42,21 @@ class Values:
                 self._known[x] = self._read(x)
         return self._known[x]
 
-    def fetch(self) -> list[list[Any]]:
+    def fetch(self) -> None:
         """Reads all inputs that the phase's equations and stores need, but for what other CTAs write."""
-        return [list(self._read(x).flat) for x in self._inputs()]
+        for x in self._inputs():
+            self._known[x] = self._read(x)
+
+    def indices(self) -> list[str]:
+        """Names of the index arrays that say where `fetch` reads."""
+        names: list[str | None] = []
+        for source in map(self._source, self._inputs()):
+            if isinstance(source, Sum):
+                names.append(source.direct and source.direct[1])
+                names += [index for _, index in source.parts] if source.first is None else []
+            elif isinstance(source, Rows):
+                names.append(source.index)
+        return [name for name in dict.fromkeys(names) if name]
 
     def _inputs(self) -> list[Any]:
         eqns = self._phase.eqns
@@ -91,15 +102,16 @@ class Values:
             def total(b: int) -> Any:
                 column, sums = k.column(b), []
                 if source.direct is not None:
-                    ref, found = (self._table[name] for name in source.direct)
+                    ref, found = self._table[source.direct[0]], self._number(source.direct[1])
                     wide = ref.shape[1] > 1
                     first = column if wide else jnp.int32(0)
                     sums.append(self._device.load(tile, dtype, ref, found, jnp.int32(0), first, wide))
                 for name, index in source.parts:
-                    ref, found = self._table[name], self._table[index]
+                    ref = self._table[name]
                     if source.first is None:
-                        sums.append(self._device.load(tile, dtype, ref, found, jnp.int32(0), column))
+                        sums.append(self._device.load(tile, dtype, ref, self._number(index), jnp.int32(0), column))
                     else:
+                        found = self._table[index]
                         ends = self._table[source.first], self._table[source.count]
                         sums.append(self._device.segments(tile, dtype, ref, found, *ends, jnp.int32(0), column, False))
                 if not sums:  # a state that is neither pushed nor gathered
@@ -113,8 +125,14 @@ class Values:
         ref = self._table[source.tensor]
         wide = ref.shape[1] > 1
         column = self._kernel.column(b + source.part) if wide else jnp.int32(0)
-        found = None if index is None else self._table[index]
+        found = None if index is None else self._number(index)
         return self._device.load(self._tile, dtype, ref, found, self._kernel.scalar(source.base), column, wide)
+
+    def _number(self, index: str) -> Any:
+        """What an index array holds at each row of the tile."""
+        if index not in self._found:
+            self._found[index] = self._device.number(self._tile, self._table[index])
+        return self._found[index]
 
     def _run(self, e: Any) -> None:
         name, out = e.primitive.name, e.outvars[0]

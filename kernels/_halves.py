@@ -17,14 +17,13 @@ def add_halves(level: Level) -> None:
 
     Where nothing else reads a scratch tensor, it is stored in bf16 alone.
     """
-    stored = {place.tensor for phase in level.phases for places in phase.stores.values() for place in places}
-    read = {name for phase in level.phases for p in phase.products for name in p.tensors()}
-    half = {tensor: tensor + ".half" for tensor in sorted(stored & read)}
+    half = {tensor: tensor + ".half" for tensor in sorted(level.exchanged())}
     alone = half.keys() & level.scratch.keys() - _read_as_values(level)
     level.scratch |= {half[name]: (*level.scratch[name][:2], jnp.bfloat16) for name in half if name in level.scratch}
     for name in alone:
         del level.scratch[name]
     level.halves |= {twin: name for name, twin in half.items()}
+    level.flows = False
     for phase in level.phases:
         for p in phase.products:
             p.operands = [[tuple(_in_half(r, half) for r in source) for source in operand] for operand in p.operands]

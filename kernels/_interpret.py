@@ -36,9 +36,14 @@ def _columns(tile: Tile, column: Any) -> Any:
     return column + jnp.arange(tile.shape[1])
 
 
+def number(tile: Tile, index: Any) -> Any:
+    """See `_mosaic`."""
+    return jnp.broadcast_to(index[...][_numbers(tile)][:, None], tile.shape)
+
+
 def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, wide: bool = True) -> Any:
     """See `_mosaic`."""
-    n = _numbers(tile) if index is None else index[...][_numbers(tile)]
+    n = _numbers(tile) if index is None else index[:, 0]
     columns = _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
     got = ref[...][(jnp.maximum(n, 0) + base)[:, None], columns[None]]
     return jnp.where(n[:, None] < 0, 0, got).astype(dtype)
@@ -79,8 +84,9 @@ def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: in
     return jnp.broadcast_to(reduce(rows, axis=(1, 2))[:, None], tile.shape).astype(dtype)
 
 
-def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None) -> None:
+def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None, awaited: bool = False) -> None:
     """See `_mosaic`."""
+    del awaited
     if valid is not None:
         value = jnp.where(jnp.arange(tile.shape[1]) < valid, value, 0)
     n = tile.row + jnp.arange(tile.shape[0])
@@ -102,13 +108,29 @@ def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: A
     return [(at if index is None else index[...][at]) + base for index, base in zip(indices, bases, strict=True)]
 
 
-def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
+def product(
+    specs: Sequence[Any],
+    refs: Sequence[Any],
+    numbers: Any,
+    weights: Any,
+    part: Any,
+    row: Any,
+    last: Any,
+    cta: Any,
+    counters: Any,
+) -> None:
     """See `_mosaic`. Weights in bf16 are for the device alone."""
-    del row, last
+    del row, last, counters
+    left = zip(refs, numbers, strict=True)
+    for spec in specs:
+        _product(spec, [next(left) for _ in spec.sources], weights, part, cta)
+
+
+def _product(spec: Any, read: list[tuple[Any, Any]], weights: Any, part: Any, cta: Any) -> None:
     k = spec.chunk * spec.chunks
     parts = [
         ref[...][mine, source.column : source.column + k // spec.joined].astype(jnp.float32)
-        for ref, mine, source in zip(refs, numbers, spec.sources, strict=True)
+        for (ref, mine), source in zip(read, spec.sources, strict=True)
     ]
     sources = [jnp.concatenate(parts[i : i + spec.joined], 1) for i in range(0, len(parts), spec.joined)]
     words = weights[...] if spec.resident else weights[cta]

@@ -20,7 +20,8 @@ class Config:
     "fp32" (3xtf32), "tf32" or "bf16"; `resident`: weights in shared memory (else they stream from L2); `tight`: three
     tf32 weights in two words (`_pack`), so that a CTA holds half as many again; `in_flight`: reads of rows, 16 bytes each,
     that a thread has on the way; `paired`: four warps add their sums of a product two by two, so that these take half the
-    room; `spins`: after so many reads of a counter in vain a CTA reports and goes on.
+    room; `spins`: after so many reads of a counter in vain a CTA reports and goes on; `dataflow`: groups never meet, and a
+    product waits for the numbers that it reads instead (`Level.flows`): they are `UNWRITTEN` before.
     """
 
     hb: int
@@ -35,6 +36,7 @@ class Config:
     paired: bool = False
     spins: int = 1 << 22
     interpret: bool = False
+    dataflow: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,6 +76,7 @@ def layout_of(level: Level, config: Config) -> Layout:
                 packed.append(Packed(p.weight, p.axis, k, p.blocks * config.hb, words, splits, config.tight))
                 words += packed[-1].words(config.precision)
     specs, results, columns = [], [], 0
+    awaited = level.exchanged() if config.dataflow else set()
     for phase in level.phases:
         mine, where, at = [], {}, 0
         by_k: dict[tuple[int, int], list[Any]] = {}
@@ -109,7 +112,9 @@ def layout_of(level: Level, config: Config) -> Layout:
                 slots=slots,
                 chunk=chunk,
                 chunks=chunks,
-                sources=tuple(SourceSpec(0, r.part * level.unit) for source in sources for r in source),
+                sources=tuple(
+                    SourceSpec(0, r.part * level.unit, awaited=r.tensor in awaited) for source in sources for r in source
+                ),
                 joined=joined,
                 operands=tuple(operands),
                 weights=tuple(weights),
@@ -118,6 +123,7 @@ def layout_of(level: Level, config: Config) -> Layout:
                 tight=config.tight,
                 precision=config.precision,
                 in_flight=config.in_flight,
+                spins=config.spins,
             )
             mine.append((spec, [r for source in sources for r in source]))
         specs.append(mine)

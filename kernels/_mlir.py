@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, llvm
+from jax._src.lib.mlir.dialects import arith, llvm, scf
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -25,6 +25,14 @@ def tile_layout(tile: Tile) -> Any:
 
 def int32(value: int) -> Any:
     return arith.constant(ir.IntegerType.get_signless(32), value)
+
+
+def true() -> Any:
+    return arith.constant(ir.IntegerType.get_signless(1), 1)
+
+
+def false() -> Any:
+    return arith.constant(ir.IntegerType.get_signless(1), 0)
 
 
 def as_index(value: Any) -> Any:
@@ -58,6 +66,20 @@ def address(ref: Any, space: int) -> Any:
     if space == 1:
         pointer = llvm.addrspacecast(llvm.PointerType.get(1), pointer)
     return llvm.ptrtoint(ir.IntegerType.get_signless(64 if space == 1 else 32), pointer)
+
+
+def patience(lost: Any, turn: Any, spins: int) -> Any:
+    """Whether to wait on after `turn` turns: these are fewer than `spins`, and as far as is known (it is looked up rarely)
+    nobody has written at the address `lost` that a wait was in vain."""
+    i32 = ir.IntegerType.get_signless(32)
+    rare = arith.cmpi(arith.CmpIPredicate.eq, arith.andi(turn, int32(1023)), int32(1023))
+    asked = scf.IfOp(rare, [i32], has_else=True)
+    with ir.InsertionPoint(asked.then_block):
+        scf.yield_([ptx("ld.relaxed.gpu.global.u32 $0, [$1];", [i32], lost)])
+    with ir.InsertionPoint(asked.else_block):
+        scf.yield_([int32(0)])
+    hope = arith.cmpi(arith.CmpIPredicate.eq, asked.results[0], int32(0))
+    return arith.andi(arith.cmpi(arith.CmpIPredicate.ult, turn, int32(spins)), hope)
 
 
 def elements(tile: Tile, dtype: Any, value: Callable[[Any, Any], Any]) -> Any:

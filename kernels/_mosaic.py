@@ -17,12 +17,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, gpu, memref, scf
+from jax._src.lib.mlir.dialects import arith, gpu, memref, scf, vector
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._mlir import REF, SCALAR, address, as_index, constant, elements, int32, ptx, scalar, tile_layout
+from cavs.kernels._mlir import REF, SCALAR, address, as_index, constant, elements, int32, patience, ptx, scalar, tile_layout
 from cavs.kernels._mosaic_products import product as product
 from cavs.kernels._mosaic_rows import product_rows as product_rows, read_product as read_product
 from cavs.kernels._mosaic_weights import copy_weights as copy_weights
@@ -70,15 +70,7 @@ def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins:
                 seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", [i32], place)
                 short = arith.cmpi(arith.CmpIPredicate.ult, seen, scalar(target))
                 turn = before.arguments[0]
-                rare = arith.cmpi(arith.CmpIPredicate.eq, arith.andi(turn, int32(1023)), int32(1023))
-                asked = scf.IfOp(rare, [i32], has_else=True)
-                with ir.InsertionPoint(asked.then_block):
-                    scf.yield_([ptx("ld.relaxed.gpu.global.u32 $0, [$1];", [i32], base)])
-                with ir.InsertionPoint(asked.else_block):
-                    scf.yield_([int32(0)])
-                hope = arith.cmpi(arith.CmpIPredicate.eq, asked.results[0], int32(0))
-                patient = arith.andi(arith.cmpi(arith.CmpIPredicate.ult, turn, int32(spins)), hope)
-                scf.condition(arith.andi(short, patient), [arith.addi(turn, int32(1))])
+                scf.condition(arith.andi(short, patience(base, turn, spins)), [arith.addi(turn, int32(1))])
             after = loop.after.blocks.append(i32)
             with ir.InsertionPoint.at_block_begin(after):
                 scf.yield_(after.arguments)
@@ -90,20 +82,41 @@ def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins:
     go(counters, slot, target)
 
 
-def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, wide: bool = True) -> Any:
-    """`ref[base + n, column + j]` for each row r of the tile, where n is `index[r]`, or r without an index.
+def number(tile: Tile, index: Any) -> Any:
+    """`index[r]` for each row r of the tile, repeated over its units. Rows past the tile's last repeat it."""
 
-    Rows past the tile's last repeat it; a negative `index[r]` gives zero. Unless `wide`, j is left out.
+    @plgpu.inline_mgpu(
+        arg_types=(REF, SCALAR, SCALAR), return_type=plgpu.ShapeDtypeStruct(tile.shape, jnp.int32, tile_layout(tile))
+    )
+    def go(ctx: Any, index: Any, row: Any, last: Any) -> Any:
+        def value(i: Any, j: Any) -> Any:
+            return memref.load(index, [as_index(arith.minsi(arith.addi(scalar(row), i), scalar(last)))])
+
+        return elements(tile, jnp.int32, value)
+
+    return go(index, tile.row, tile.last)
+
+
+def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, wide: bool = True) -> Any:
+    """`ref[base + n, column + j]` for each row r of the tile, where n is r, or with an `index`, from [`number`][], what
+    that has for r; a negative one gives zero.
+
+    Rows past the tile's last repeat it. Unless `wide`, j is left out.
     """
 
     @plgpu.inline_mgpu(
-        arg_types=(REF, [REF] * (index is not None), SCALAR, SCALAR, SCALAR, SCALAR),
+        arg_types=(REF, [tile_layout(tile)] * (index is not None), SCALAR, SCALAR, SCALAR, SCALAR),
         return_type=plgpu.ShapeDtypeStruct(tile.shape, dtype, tile_layout(tile)),
     )
     def go(ctx: Any, ref: Any, index: Any, base: Any, row: Any, last: Any, column: Any) -> Any:
+        numbers = iter(index[0].registers.flat if index else [])
+
         def value(i: Any, j: Any) -> Any:
             r = arith.minsi(arith.addi(scalar(row), i), scalar(last))
-            n = memref.load(index[0], [as_index(r)]) if index else r
+            if index:
+                n = vector.extract(next(numbers), dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
+            else:
+                n = r
             c = as_index(arith.addi(scalar(column), j) if wide else scalar(column))
             if not index:
                 return memref.load(ref, [as_index(arith.addi(n, scalar(base))), c])
@@ -194,14 +207,14 @@ def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: in
     return go(ref, base, tile.row, tile.last)
 
 
-def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None) -> None:
+def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None, awaited: bool = False) -> None:
     """`ref[base + r, column + j] = value` for the tile's rows up to its last; 0 from the column j = `valid` on.
 
-    float32 values may be stored in bf16.
+    float32 values may be stored in bf16. What is `awaited` goes to L2 at once, where other CTAs look for it.
     """
     if not isinstance(value, (int, float)):
         value = plgpu.layout_cast(value, tile_layout(tile))
-    dtype = ref.dtype
+    dtype, width = ref.dtype, ref.shape[1]
 
     @plgpu.inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, [SCALAR] * (valid is not None)))
     def go(ctx: Any, ref: Any, value: Any, base: Any, row: Any, last: Any, column: Any, valid: Any) -> None:
@@ -216,7 +229,14 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
                     x = arith.truncf(ir.BF16Type.get(), x)
                 if valid:  # what is computed of padding may be anything
                     x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, constant(dtype, 0))
-                memref.store(x, ref, [as_index(arith.addi(r, scalar(base))), as_index(c)])
+                row_of_ref = arith.addi(r, scalar(base))
+                if not awaited:
+                    memref.store(x, ref, [as_index(row_of_ref), as_index(c)])
+                    return
+                i64 = ir.IntegerType.get_signless(64)
+                number = arith.addi(arith.muli(arith.extsi(i64, row_of_ref), arith.constant(i64, width)), arith.extsi(i64, c))
+                place = arith.addi(address(ref, 1), arith.muli(number, arith.constant(i64, 4)))
+                ptx("st.relaxed.gpu.global.f32 [$0], $1;", [], place, x)
 
         value.foreach(put)
 

@@ -8,165 +8,162 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, memref, scf, vector
+from jax._src.lib.mlir.dialects import arith, memref, scf
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._mlir import REF, SCALAR, address, as_index, int32, ptx, scalar
+from cavs.kernels._mlir import REF, SCALAR, address, as_index, false, int32, ptx, scalar
+from cavs.kernels._mosaic_reads import POLLED, Reader, Step
 
 
-def product(spec: Any, refs: Sequence[Any], numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
+def product(
+    specs: Sequence[Any],
+    refs: Sequence[Any],
+    numbers: Any,
+    weights: Any,
+    part: Any,
+    row: Any,
+    last: Any,
+    cta: Any,
+    counters: Any,
+) -> None:
     """All products of a phase for the rows `row` ... `last` (at most `spec.rows`), into `part`.
 
-    `spec` is a `_specs.ProductSpec`; `refs` belong to its sources, `numbers` are from `product_rows`; `weights` is one
-    flat array of packed weights, in shared memory, or in global memory where they stream.
+    `specs` are `_specs.ProductSpec`; `refs` belong to their sources, `numbers` are from `product_rows`; `weights` is one
+    flat array of packed weights, in shared memory, or in global memory where they stream; `counters[0]` is set where a
+    wait is given up.
     """
     layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=1)
 
-    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), layout, REF, REF, SCALAR, SCALAR, SCALAR))
-    def go(ctx: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any) -> None:
-        _Product(spec, refs, numbers, weights, part, row, last, cta).emit()
+    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), layout, REF, REF, SCALAR, SCALAR, SCALAR, REF))
+    def go(ctx: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any, counters: Any) -> None:
+        _Product(specs, refs, numbers, weights, part, row, last, cta, counters).emit()
 
-    go(list(refs), numbers, weights, part, row, last, cta)
+    go(list(refs), numbers, weights, part, row, last, cta, counters)
 
 
-class _Product:
-    """Emits one product; see the module's text. In the names of PTX: lane = 4 * group + thread-in-group."""
+class _Product(Reader):
+    """Emits the products of a phase; see the module's text."""
 
-    def __init__(self, spec: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any):
-        self.spec, self.refs, self.numbers, self.part = spec, refs, numbers, part
-        self.row, self.last = scalar(row), scalar(last)
-        self.f32, self.i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
-        self.i64 = ir.IntegerType.get_signless(64)
-        thread = mu.thread_idx()
-        self.lane = arith.andi(thread, int32(31))
-        self.warp = arith.andi(arith.shrui(thread, int32(5)), int32(3))
-        slot = self.warp if spec.slots == spec.splits else arith.andi(self.warp, int32(spec.slots - 1))
-        self.place = arith.addi(arith.muli(arith.shrui(thread, int32(7)), int32(spec.slots)), slot)  # in `part`
-        self.group, self.quad = arith.shrui(self.lane, int32(2)), arith.andi(self.lane, int32(3))
-        self.resident = spec.resident
-        if self.resident:
+    def __init__(
+        self, specs: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any, counters: Any
+    ):
+        super().__init__(specs, refs, numbers, row, last, counters)
+        self.spec, self.part = specs[0], part
+        if self.spec.resident:
             self.weights = address(weights, 3)
         else:
-            own = arith.muli(arith.extsi(self.i64, scalar(cta)), arith.constant(self.i64, spec.words * 4))
+            own = arith.muli(arith.extsi(self.i64, scalar(cta)), arith.constant(self.i64, self.spec.words * 4))
             self.weights = arith.addi(address(weights, 1), own)
 
     def emit(self) -> None:
         count = arith.addi(arith.subi(self.last, self.row), int32(1))
         groups = self.spec.rows // 8
-        sizes = [n for n in (1, 2, 4, 8) if n < groups] + [groups]
-        active = arith.cmpi(arith.CmpIPredicate.slt, self.warp, int32(self.spec.splits))
-        self.active = contextlib.nullcontext if self.spec.splits == 4 else lambda: mu.when(active)
         mu.warpgroup_barrier()  # the partial sums of the last tile have been read
-        self._choose(sizes, count)
+        self._choose([n for n in (1, 2, 4, 8) if n < groups] + [groups], count)
         mu.warpgroup_barrier()
 
     def _choose(self, sizes: list[int], count: Any) -> None:
         """The smallest number of 8-row groups that holds the rows."""
         if len(sizes) == 1:
-            with self.active():
-                self._rows(sizes[0])
+            self._rows(sizes[0])
             return
         few = arith.cmpi(arith.CmpIPredicate.sle, count, int32(8 * sizes[0]))
         branch = scf.IfOp(few, has_else=True)
         with ir.InsertionPoint(branch.then_block):
-            with self.active():
-                self._rows(sizes[0])
+            self._rows(sizes[0])
             scf.yield_([])
         with ir.InsertionPoint(branch.else_block):
             self._choose(sizes[1:], count)
             scf.yield_([])
 
     def _rows(self, groups: int) -> None:
-        spec = self.spec
+        self.begin(groups)
+        for splits in dict.fromkeys(spec.splits for spec in self.specs):
+            together = [n for n, spec in enumerate(self.specs) if spec.splits == splits]
+            active = arith.cmpi(arith.CmpIPredicate.slt, self.warp, int32(splits))
+            with contextlib.nullcontext() if splits == 4 else mu.when(active):
+                self._stream(together, groups)
+
+    def _stream(self, which: list[int], groups: int) -> None:
+        """Products of some specs, chunk after chunk, for which the rows of several chunks are on their way."""
+        specs, spec = {n: self.specs[n] for n in which}, self.specs[which[0]]
         self.triples: dict[tuple[int, int], list[list[Any]]] = {}  # read in this branch
-        per_warp = spec.chunks // spec.splits
-        places = []
-        for s in range(0, len(spec.sources), spec.joined):
-            for n in range(groups):
-                size = spec.sources[s].size
-                place = self._place(s, n, per_warp)
-                places.append((place, spec.chunk * size // 4, self.i32 if size == 2 else self.f32))
-
-        def fetch(c: int) -> list[list[Any]]:
-            return [
-                [
-                    x
-                    for at in range(0, quarter, 16)
-                    for x in ptx(f"ld.global.cg.v4.b32 {{$0, $1, $2, $3}}, [$4+{4 * c * quarter + at}];", [kind] * 4, place)
-                ]
-                for place, quarter, kind in places
-            ]
-
-        zero = arith.constant(self.f32, 0.0)
-        totals = {
-            (w, m, o, n): [zero] * 4
-            for w, weight in enumerate(spec.weights)
+        places = {n: self.places(n, groups) for n in which}
+        steps = [Step(places[n], c, n) for n in which for c in range(specs[n].chunks // spec.splits)]
+        # Enough reads in flight to cover the way to L2.
+        ends = np.cumsum([step.reads for step in steps])
+        depth = max(1, int((ends <= (min(POLLED, spec.in_flight) if self.awaits else spec.in_flight)).sum()))
+        keys = [
+            (s, w, m, o, n)
+            for s in which
+            for w, weight in enumerate(specs[s].weights)
             for m in range(weight.tiles)
             for o in weight.operands
             for n in range(groups)
-        }
-        # Enough reads in flight to cover the way to L2.
-        depth = min(per_warp, max(1, spec.in_flight // sum(quarter // 16 for _, quarter, _ in places)))
-        queue = [fetch(c) for c in range(depth)]
-        for c in range(per_warp):
-            values = queue.pop(0)
-            for step in range(2):
-                rights = {
-                    (o, n): self._right([values[s * groups + n] for s in operand], step)
-                    for o, operand in enumerate(spec.operands)
-                    for n in range(groups)
-                }
-                for w, weight in enumerate(spec.weights):
-                    for m in range(weight.tiles):
-                        left = self._left(weight, m, c, per_warp, step)
-                        for o in weight.operands:
-                            for n in range(groups):
-                                key = (w, m, o, n)
-                                totals[key] = self._multiply(totals[key], left, rights[o, n])
-            if c + depth < per_warp:
-                queue.append(fetch(c + depth))
+        ]
+
+        def once() -> tuple[list[Any], Any]:
+            """The sums, and whether a number came too late for them."""
+            queue, sent = self.first(steps[:depth]), depth
+            totals = dict.fromkeys(keys, [arith.constant(self.f32, 0.0)] * 4)
+            late = false()
+            for i, step in enumerate(steps):
+                done = ends[i] - step.reads
+                while sent < len(steps) and (not queue or ends[sent] - done <= spec.in_flight):
+                    queue.append(self.read(steps[sent]))
+                    sent += 1
+                values = queue.pop(0)
+                if i >= depth:
+                    late = arith.ori(late, self.unwritten(step.places, values))
+                self._multiply_chunk(step, values, totals, groups)
+            return [x for key in keys for x in totals[key]], late
+
+        if self.awaits and depth < len(steps):
+            found = self.until_there([self.f32] * 4 * len(keys), once)
+        else:
+            found, _ = once()
+        totals = {key: found[4 * i : 4 * i + 4] for i, key in enumerate(keys)}
         if spec.slots == spec.splits:
-            self._leave(totals, False)
+            self._leave(totals, spec, False)
             return
         second = arith.cmpi(arith.CmpIPredicate.uge, self.warp, int32(spec.slots))
         with mu.when(second):
-            self._leave(totals, False)
+            self._leave(totals, spec, False)
         mu.warpgroup_barrier()
         with mu.when(arith.cmpi(arith.CmpIPredicate.ult, self.warp, int32(spec.slots))):
-            self._leave(totals, True)
+            self._leave(totals, spec, True)
 
-    def _leave(self, totals: dict[Any, list[Any]], add: bool) -> None:
+    def _multiply_chunk(self, step: Step, values: list[list[Any]], totals: dict[Any, list[Any]], groups: int) -> None:
+        spec = self.specs[step.spec]
+        for half in range(2):
+            rights = {
+                (o, n): self._right([values[s * groups + n] for s in operand], half)
+                for o, operand in enumerate(spec.operands)
+                for n in range(groups)
+            }
+            for w, weight in enumerate(spec.weights):
+                for m in range(weight.tiles):
+                    left = self._left(spec, weight, m, step.chunk, half)
+                    for o in weight.operands:
+                        for n in range(groups):
+                            key = (step.spec, w, m, o, n)
+                            totals[key] = self._multiply(totals[key], left, rights[o, n])
+
+    def _leave(self, totals: dict[Any, list[Any]], spec: Any, add: bool) -> None:
         """The warp's sums into its slot of `part`; or added to what is there."""
-        for (w, m, o, n), four in totals.items():
-            weight = self.spec.weights[w]
+        slot = self.warp if spec.slots == spec.splits else arith.andi(self.warp, int32(spec.slots - 1))
+        place = arith.addi(arith.muli(arith.shrui(self.thread, int32(7)), int32(spec.slots)), slot)
+        for (s, w, m, o, n), four in totals.items():
+            weight = self.specs[s].weights[w]
             column = weight.columns[weight.operands.index(o)] + 16 * m
             for q, x in enumerate(four[:2] if weight.half and m == weight.tiles - 1 else four):
                 r = arith.addi(arith.muli(self.quad, int32(2)), int32(8 * n + q % 2))
                 col = arith.addi(self.group, int32(column + 8 * (q // 2)))
-                at = [as_index(self.place), as_index(r), as_index(col)]
+                at = [as_index(place), as_index(r), as_index(col)]
                 memref.store(arith.addf(memref.load(self.part, at), x) if add else x, self.part, at)
-
-    def _place(self, s: int, n: int, per_warp: int) -> Any:
-        """Where this thread's numbers of source s begin, for the n-th 8 rows; of joined sources a warp reads one."""
-        spec, found = self.spec, []
-        warps = spec.splits // spec.joined
-        which = arith.divui(self.warp, int32(warps))
-        warp = arith.subi(self.warp, arith.muli(which, int32(warps)))
-        for i in range(s, s + spec.joined):
-            source = spec.sources[i]
-            quarter = spec.chunk * source.size // 4  # of a chunk: a thread's bytes
-            offset = arith.addi(arith.muli(warp, int32(4 * per_warp * quarter)), arith.muli(self.quad, int32(quarter)))
-            number = self.numbers.registers.flat[i * (spec.rows // 8) + n]
-            r = vector.extract(number, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
-            start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, source.width * source.size))
-            start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * source.size))))
-            found.append(arith.addi(address(self.refs[i], 1), start))
-        place = found[0]
-        for i, other in enumerate(found[1:], 1):
-            place = arith.select(arith.cmpi(arith.CmpIPredicate.uge, which, int32(i)), other, place)
-        return place
 
     def _right(self, sources: list[list[Any]], step: int) -> list[Any]:
         """The two registers of the rows' operand for one step of K; sources are summed."""
@@ -204,25 +201,26 @@ class _Product:
         high = [arith.andi(x, int32(-0x2000)) for x in found]
         return high + [near(arith.subf(x, arith.bitcast(self.f32, h))) for x, h in zip(values, high, strict=True)]
 
-    def _left(self, weight: Any, m: int, c: int, per_warp: int, step: int) -> list[Any]:
+    def _left(self, spec: Any, weight: Any, m: int, c: int, step: int) -> list[Any]:
         """The four registers of a tile of 16 weight columns for one step of K; half a tile has columns 0 to 7 alone."""
-        if self.spec.tight:
+        per_warp = spec.chunks // spec.splits
+        if spec.tight:
             triple, which = divmod((2 * c + step) * weight.tiles + m, 3)
             if (weight.offset, triple) not in self.triples:
                 self.triples[weight.offset, triple] = self._triple(weight, triple, per_warp)
             return self.triples[weight.offset, triple][which]
-        steps, half = 2 * self.spec.chunks, weight.half and m == weight.tiles - 1
+        steps, half = 2 * spec.chunks, weight.half and m == weight.tiles - 1
         words = 64 if half else 128
         at = (weight.offset + m * steps * 128 + (2 * c + step) * words) * 4
         mine = arith.addi(arith.muli(self.warp, int32(2 * per_warp * words * 4)), arith.muli(self.lane, int32(words // 8)))
-        text = "ld.shared" if self.resident else "ld.global.nc"
-        place = arith.addi(self.weights, mine if self.resident else arith.extsi(self.i64, mine))
+        text = "ld.shared" if spec.resident else "ld.global.nc"
+        place = arith.addi(self.weights, mine if spec.resident else arith.extsi(self.i64, mine))
         if half:
             two = ptx(f"{text}.v2.b32 {{$0, $1}}, [$2+{at}];", [self.i32] * 2, place)
             four = [two[0], int32(0), two[1], int32(0)]
         else:
             four = ptx(f"{text}.v4.b32 {{$0, $1, $2, $3}}, [$4+{at}];", [self.i32] * 4, place)
-        if self.spec.precision == "fp32":
+        if spec.precision == "fp32":
             return self._tf32([arith.bitcast(self.f32, x) for x in four])
         return list(four)
 

@@ -136,7 +136,17 @@ def cut(
             phase.meet = True
             fresh = set()
         fresh |= {place.tensor for places in phase.stores.values() for place in places}
-    return Level([p for p in phases if p.stores], sources, level, unit, padded, scratch)
+    out = Level([p for p in phases if p.stores], sources, level, unit, padded, scratch)
+    out.flows = _flows(out)
+    return out
+
+
+def _flows(level: Level) -> bool:
+    """Whether products alone read, in float32, what CTAs make for each other."""
+    reductions = [e for p in level.phases for e in p.eqns.values() if e.primitive.name in REDUCTIONS]
+    whole = {s.tensor for e in reductions if isinstance(s := level.sources[e.invars[0]], Rows)}
+    read = {q.eqn.invars[0].aval.dtype for p in level.phases for q in p.products}
+    return read == {np.dtype(np.float32)} and not whole & level.stored()
 
 
 def _assign(

@@ -8,6 +8,9 @@ import numpy as np
 from jax.extend import core as jex
 
 STATIC, ROW, EDGE = 0, 1, 2
+# What the numbers that a launch writes and its products read are before (`Config.dataflow`): the bits of a NaN that no
+# computation makes (GPUs make 0x7FFFFFFF, and its negative).
+UNWRITTEN = np.uint32(0xFFE5A5A5).astype(np.int32)
 
 
 class Unfit(ValueError):
@@ -81,6 +84,7 @@ class SourceSpec:
     width: int
     column: int
     size: int = 4
+    awaited: bool = False  # other CTAs may be about to write it (`Config.dataflow`)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +108,7 @@ class ProductSpec:
     tight: bool
     precision: str
     in_flight: int
+    spins: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +162,7 @@ class Level:
     unit: int  # as it lies in memory: zeros after the valid numbers
     scratch: dict[str, tuple[int, int, Any]]  # tensors for values between phases: name -> (domain, width, dtype)
     halves: dict[str, str] = dataclasses.field(default_factory=dict)  # in bf16, for products -> of which tensor; `_halves`
+    flows: bool = False  # products alone read, in float32, what CTAs make for each other: `Config.dataflow` is possible
 
     def size(self, width: int) -> int:
         """How wide a vector of so many numbers is in memory."""
@@ -171,6 +177,46 @@ class Level:
         for s in [*used, *(s for p in self.phases for s in p.inputs.values())]:
             found |= tensors_of(s)
         return found
+
+    def stored(self) -> set[str]:
+        """Names of the tensors that some phase writes."""
+        return {place.tensor for p in self.phases for places in p.stores.values() for place in places}
+
+    def exchanged(self) -> set[str]:
+        """Names of the tensors that phases write and products read: the CTAs of a group make parts of them for each other."""
+        return self.stored() & {name for p in self.phases for q in p.products for name in q.tensors()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A tensor that a launch writes: (rows, width) of `dtype`, for rows or edges (`domain`) from `base` on.
+
+    Unless `sparse`, rows after the last vertex are filled with zeros; those before `base` never are.
+    """
+
+    rows: int
+    width: int
+    dtype: Any
+    domain: int
+    base: int | None = None
+    sparse: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arrays:
+    """The arrays of a launch, by the names that the `Level` uses.
+
+    `tensors`: (rows, width), read; `constants`: the same for all rows, flat float32 vectors; `integers`: int32 vectors,
+    among them `scalars` (NUM_LEVELS ... and the bases that sources name), `starts` (levels * PARTS + 1: first row of each
+    part at each level), `first` and `count` (a row's edges), `edge_owner`; `updated`: tensors that are read and written;
+    `made`: what the launch writes.
+    """
+
+    tensors: dict[str, Any]
+    constants: dict[str, Any]
+    integers: dict[str, Any]
+    updated: dict[str, Any]
+    made: dict[str, Made]
 
 
 def tensors_of(source: Source) -> set[str]:

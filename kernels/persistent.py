@@ -2,7 +2,8 @@
 
 The grid is `groups` groups of CTAs; a group is one virtual processor of VPPS. Its CTA j owns units j*hb ... of every
 vector and keeps the weights' columns for them in shared memory for the whole launch. Groups take graphs of their own, so
-they never wait for each other; within a group the CTAs meet where a product reads what others stored (see `_phases`).
+they never wait for each other; within a group the CTAs meet where a product reads what others stored (see `_phases`), or
+a product waits for the numbers themselves (`Config.dataflow`: dependencies finer than a level, MegaKernels section 4).
 """
 
 import dataclasses
@@ -17,41 +18,8 @@ from jax import lax
 from cavs.kernels._evaluate import Values
 from cavs.kernels._layout import PARTS, Config, Layout
 from cavs.kernels._pack import pack_weights
-from cavs.kernels._specs import EDGE, ROW, Level, Phase, Rows, SourceSpec, Tile, num_blocks
+from cavs.kernels._specs import EDGE, ROW, UNWRITTEN, Arrays as Arrays, Level, Made as Made, Phase, Tile, num_blocks
 from cavs.kernels._turns import begin_p, end_p
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Arrays:
-    """The arrays of a launch, by the names that the `Level` uses.
-
-    `tensors`: (rows, width), read; `constants`: the same for all rows, flat float32 vectors; `integers`: int32 vectors,
-    among them `scalars` (NUM_LEVELS ... and the bases that sources name), `starts` (levels * PARTS + 1: first row of each
-    part at each level), `first` and `count` (a row's edges), `edge_owner`; `updated`: tensors that are read and written;
-    `made`: what the launch writes.
-    """
-
-    tensors: dict[str, Any]
-    constants: dict[str, Any]
-    integers: dict[str, Any]
-    updated: dict[str, Any]
-    made: dict[str, "Made"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """A tensor that a launch writes: (rows, width) of `dtype`, for rows or edges (`domain`) from `base` on.
-
-    Unless `sparse`, rows after the last vertex are filled with zeros; those before `base` never are.
-    """
-
-    rows: int
-    width: int
-    dtype: Any
-    domain: int
-    base: int | None = None
-    sparse: bool = False
-
 
 # The scalars that every launch has; the bases that sources name follow.
 NUM_LEVELS, NUM_ROWS, NUM_EDGES = 0, 1, 2
@@ -78,16 +46,20 @@ def launch(
     else:
         held_weights = {"packed": pack_weights(layout.packed, given, level.unit, config.hb, config.precision)}
     names = [*arrays.tensors, *held_weights, "constants", "integers"]
-    mutable = [*arrays.updated, "counters"]
-    out_type = [jax.ShapeDtypeStruct((m.rows, m.width), m.dtype) for m in made.values()]
+    held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
+    if config.dataflow:
+        held |= {name: jax.new_ref(unwritten((m.rows, m.width))) for name, m in made.items() if name in level.exchanged()}
+    fresh = {name: m for name, m in made.items() if name not in held}
+    mutable = [*held, "counters"]
+    out_type = [jax.ShapeDtypeStruct((m.rows, m.width), m.dtype) for m in fresh.values()]
 
     def body(*refs: Any) -> None:
         count = len(names) + len(mutable)
         table = dict(zip([*names, *mutable], refs[:count], strict=True))
-        table |= dict(zip(made, refs[count : count + len(made)], strict=True))
+        table |= dict(zip(fresh, refs[count : count + len(fresh)], strict=True))
         table |= {k: table["integers"].at[pl.ds(begin, size)] for k, (begin, size) in places.items()}
         table |= {k: table["constants"].at[:, pl.ds(begin, size)] for k, (begin, size) in constant_places.items()}
-        scratch = list(refs[count + len(made) :])
+        scratch = list(refs[count + len(fresh) :])
         _Kernel(level, config, layout, table, made, scratch, reverse).run()
 
     body.__name__ = "cavs_backward" if reverse else "cavs_forward"
@@ -111,13 +83,17 @@ def launch(
         interpret=getattr(plgpu, "InterpretGPUParams")() if config.interpret else None,  # noqa: B009  (of jax 0.11)
         **shape,
     )
-    held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
     counters = jax.new_ref(begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32)))
     operands = [*arrays.tensors.values(), *held_weights.values(), constants[None], integers]
     out = kernel(*operands, *held.values(), counters)
-    results = dict(zip(made, out, strict=True)) | {name: jax.freeze(ref) for name, ref in held.items()}
+    results = dict(zip(fresh, out, strict=True)) | {name: jax.freeze(ref) for name, ref in held.items()}
     inner = level.scratch.keys() | level.halves.keys()
     return {name: x for name, x in results.items() if name not in inner}, end_p.bind(jax.freeze(counters)[:1])
+
+
+def unwritten(shape: tuple[int, ...]) -> Any:
+    """Numbers that products wait for (`Config.dataflow`)."""
+    return jnp.broadcast_to(lax.bitcast_convert_type(jnp.asarray(UNWRITTEN), jnp.float32), shape)
 
 
 def _joined(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:
@@ -147,11 +123,14 @@ class _Kernel:
         self.part = scratch[0] if scratch else None
         self.weights = scratch[1] if len(scratch) > 1 else table.get("packed")
         self.ctas = level.unit // config.hb
+        self.awaited = level.exchanged() if config.dataflow else set()
+        # Read once: what is read after a store is read again.
+        self.scalars = [table["scalars"][n] for n in range(table["scalars"].shape[0])]
         self.group, self.cta = lax.axis_index("group"), lax.axis_index("cta")
         self.wg = lax.axis_index("wg") if config.warpgroups > 1 else jnp.int32(0)
 
     def scalar(self, which: int | None) -> Any:
-        return jnp.int32(0) if which is None else self.table["scalars"][which]
+        return jnp.int32(0) if which is None else self.scalars[which]
 
     def run(self) -> None:
         config, table = self.config, self.table
@@ -170,21 +149,21 @@ class _Kernel:
             at = i * PARTS + self.group * share
             return table["starts"][at], table["starts"][at + share]
 
+        # What says where to read is read a level before: on its own it takes as long as the maths of a level.
         def one(i: Any, carry: Any) -> Any:
-            met, low, high = carry
-            ahead = bounds(i + 1)  # read before it is needed: a read takes as long as the maths of a level
+            met, numbers, low, high, *following = carry
+            after = bounds(i + 2)
+            ahead = self.first_numbers(*following)
+            lax.cond(high > low, lambda: self.run_level(low, high, met, numbers), lambda: None)
+            return met + jnp.where(high > low, jnp.int32(meetings), jnp.int32(0)), ahead, *following, *after
 
-            lax.cond(high > low, lambda: self.run_level(low, high, met), lambda: None)
-            return met + jnp.where(high > low, jnp.int32(meetings), jnp.int32(0)), *ahead
-
-        lax.fori_loop(jnp.int32(0), levels, one, (jnp.int32(0), *bounds(jnp.int32(0))))
+        first, second = (bounds(jnp.int32(n)) for n in range(2))
+        lax.fori_loop(jnp.int32(0), levels, one, (jnp.int32(0), self.first_numbers(*first), *first, *second))
 
     def clear_padding(self) -> None:
         """Zeros in the rows of outputs that belong to no vertex: large products read them after the launch."""
         step = self.config.rows * self.config.warpgroups * self.config.groups
-        for name, made in self.made.items():
-            if name in self.level.scratch or made.sparse:
-                continue
+        for name, made in self.outputs().items():
             count = self.scalar(NUM_ROWS if made.domain == ROW else NUM_EDGES) + self.scalar(made.base)
 
             def clear(i: Any, _: Any, name: str = name, made: Made = made, count: Any = count) -> Any:
@@ -198,73 +177,89 @@ class _Kernel:
             turns = lax.div(made.rows - count + step - 1, jnp.int32(step))
             lax.fori_loop(jnp.int32(0), turns, clear, jnp.int32(0))
 
+    def outputs(self) -> dict[str, Made]:
+        """What is read after the launch from its first to its last row."""
+        found = {n: m for n, m in self.made.items() if n not in self.level.scratch and not m.sparse}
+        for place in dict.fromkeys(p for phase in self.level.phases for places in phase.stores.values() for p in places):
+            if place.tensor in self.awaited and place.tensor not in self.made:
+                ref = self.table[place.tensor]
+                found[place.tensor] = Made(ref.shape[0], ref.shape[1], ref.dtype, ROW, place.base)
+        return found
+
     def column(self, block: int) -> Any:
         """The first of the CTA's columns in a block of units."""
         return block * self.level.unit + self.cta * self.config.hb
 
-    def run_level(self, low: Any, high: Any, met: Any) -> None:
+    def first_numbers(self, low: Any, high: Any) -> list[Any]:
+        """`numbers` of the first tile of each phase over a level's rows; phases over edges read theirs when they begin."""
+        tile = self.tile(jnp.int32(0), low, jnp.maximum(high - 1, 0))
+        return [self.numbers(n, tile) for n, phase in enumerate(self.level.phases) if phase.domain == ROW]
+
+    def run_level(self, low: Any, high: Any, met: Any, numbers: list[Any]) -> None:
+        ahead = iter(numbers)
         for n, phase in enumerate(self.level.phases):
             begin, end = low, high
             if phase.domain == EDGE:
                 begin = self.table["first"][low]
                 end = self.table["first"][high - 1] + self.table["count"][high - 1]
             self.device.sync()
-            meet = None
-            if phase.meet:
-                meet = met = met + 1
-            tiles = lax.div(end - begin + self.config.rows - 1, jnp.int32(self.config.rows))
-            self.run_phase(n, phase, begin, end - 1, tiles, meet)
+            if phase.meet and not self.config.dataflow:
+                met = met + 1
+                self.device.group_barrier(
+                    self.table["counters"], self.group + 1, met * self.ctas, self.config.clustered, self.config.spins
+                )
+            first = next(ahead) if phase.domain == ROW else self.numbers(n, self.tile(jnp.int32(0), begin, end - 1))
+            self.run_phase(n, phase, begin, end - 1, first)
 
-    def run_phase(self, n: int, phase: Phase, begin: Any, last: Any, tiles: Any, meet: Any) -> None:
-        """Each warpgroup runs every so many-th tile. What a tile reads of its own CTA's units is on its way while the
-        tile before it runs, or while the group meets."""
+    def run_phase(self, n: int, phase: Phase, begin: Any, last: Any, first: Any) -> None:
+        """Each warpgroup runs every so many-th tile; where a tile reads is read while the one before runs."""
 
-        def tile_of(t: Any) -> Tile:
-            row = jnp.minimum(begin + (self.wg + t * self.config.warpgroups) * self.config.rows, last)
-            return Tile((self.config.rows, self.config.hb), row, last)
+        def one(t: Any, numbers: Any) -> Any:
+            ahead = self.numbers(n, self.tile(t + 1, begin, last))
+            self.run_tile(n, phase, self.tile(t, begin, last), *numbers)
+            return ahead
 
-        def ahead(t: Any) -> Any:
-            tile = tile_of(t)
-            numbers = [self.places(sources, tile.row, last) for _, sources in self.layout.specs[n]]
-            return Values(self, phase, tile, self.layout.results[n]).fetch(), numbers
-
-        first = ahead(jnp.int32(0))
-        if meet is not None:
-            self.device.group_barrier(
-                self.table["counters"], self.group + 1, meet * self.ctas, self.config.clustered, self.config.spins
-            )
-
-        def one(t: Any, fetched: Any) -> Any:
-            following = ahead(t + 1)
-            self.run_tile(n, phase, tile_of(t), *fetched)
-            return following
-
+        tiles = lax.div(last - begin + self.config.rows, jnp.int32(self.config.rows))
         mine = lax.div(tiles - self.wg + self.config.warpgroups - 1, jnp.int32(self.config.warpgroups))
         lax.fori_loop(jnp.int32(0), mine, one, first)
 
-    def run_tile(self, n: int, phase: Phase, tile: Tile, fetched: list[Any], places: list[Any]) -> None:
-        values = Values(self, phase, tile, self.layout.results[n], fetched)
-        for (spec, sources), numbers in zip(self.layout.specs[n], places, strict=True):
-            refs = [self.table[s.tensor] for s in sources]
-            found = zip(refs, spec.sources, strict=True)
-            read = tuple(SourceSpec(r.shape[1], s.column, np.dtype(r.dtype).itemsize) for r, s in found)
-            spec = dataclasses.replace(spec, sources=read)
-            self.device.product(spec, refs, numbers, self.weights, self.part, tile.row, tile.last, self.cta)
+    def tile(self, t: Any, begin: Any, last: Any) -> Tile:
+        """This warpgroup's t-th tile of the rows `begin` ... `last`."""
+        row = jnp.minimum(begin + (self.wg + t * self.config.warpgroups) * self.config.rows, last)
+        return Tile((self.config.rows, self.config.hb), row, last)
+
+    def numbers(self, n: int, tile: Tile) -> tuple[Any, dict[str, Any]]:
+        """Where a tile of a phase reads: the rows of its products' sources, and those that each index array names."""
+        sources = [s for _, of_spec in self.layout.specs[n] for s in of_spec]
+        values = Values(self, self.level.phases[n], tile, self.layout.results[n])
+        found = {name: self.device.number(tile, self.table[name]) for name in values.indices()}
+        if not sources:
+            return None, found
+        indices = [self.table[s.index] if s.index else None for s in sources]
+        bases = [self.scalar(s.base) for s in sources]
+        return self.device.product_rows(indices, bases, tile.row, tile.last, self.config.rows), found
+
+    def run_tile(self, n: int, phase: Phase, tile: Tile, rows: Any, found: dict[str, Any]) -> None:
+        values = Values(self, phase, tile, self.layout.results[n], found)
+        values.fetch()
+        if self.layout.specs[n]:
+            refs = [self.table[s.tensor] for _, sources in self.layout.specs[n] for s in sources]
+            left, specs = iter(refs), []
+            for spec, _ in self.layout.specs[n]:
+                known = ((s, next(left)) for s in spec.sources)
+                read = (dataclasses.replace(s, width=r.shape[1], size=np.dtype(r.dtype).itemsize) for s, r in known)
+                specs.append(dataclasses.replace(spec, sources=tuple(read)))
+            where = tile.row, tile.last, self.cta
+            self.device.product(specs, refs, rows, self.weights, self.part, *where, self.table["counters"])
         level = self.level
         valid = None if level.valid == level.unit else level.valid - self.cta * self.config.hb
-        for v, targets in phase.stores.items():
-            arrays = values[v]
-            for place in targets:
-                for b in range(max(1, num_blocks(v.aval, self.level.valid))):
-                    x, base = arrays.flat[b], self.scalar(place.base)
-                    if v.aval.dtype == np.bool_:
-                        x = jnp.where(x, jnp.int32(1), jnp.int32(0))
-                    self.device.store(tile, self.table[place.tensor], x, base, self.column(b), valid)
-
-    def places(self, sources: list[Rows], row: Any, last: Any) -> Any:
-        """The rows of every source that each thread reads in a product."""
-        indices = [self.table[s.index] if s.index else None for s in sources]
-        return self.device.product_rows(indices, [self.scalar(s.base) for s in sources], row, last, self.config.rows)
+        stores = [(v, place) for v, places in phase.stores.items() for place in places]
+        for v, place in sorted(stores, key=lambda store: store[1].tensor not in self.awaited):  # these somebody waits for
+            for b in range(max(1, num_blocks(v.aval, self.level.valid))):
+                x, base = values[v].flat[b], self.scalar(place.base)
+                if v.aval.dtype == np.bool_:
+                    x = jnp.where(x, jnp.int32(1), jnp.int32(0))
+                self.device.store(tile, self.table[place.tensor], x, base, self.column(b), valid, place.tensor in self.awaited)
 
 
 def supported() -> str | None:

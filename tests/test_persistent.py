@@ -183,6 +183,22 @@ def test_other_widths_are_padded() -> None:
         assert (f"vectors of {width} run as {unit}" in said) == (width != unit)
 
 
+def test_where_products_may_wait_for_numbers() -> None:
+    """Where they alone read what CTAs make for each other, in float32: `Config.dataflow`."""
+    for name, precision, flows in (
+        *(("BinaryTreeLSTM", None, True), ("reset before the product", "highest", True), ("ChildSumTreeLSTM", None, True)),
+        *(("layer norm", None, False), ("BinaryTreeLSTM", "BF16_BF16_F32", False)),
+    ):
+        make, graphs = CASES[name]
+        with jax.default_matmul_precision(precision):
+            F, params = make(128)
+            plan = plan_of(F, params, inputs_of(name, graphs, 128))
+            made = _programs.program_of(plan, None, True)
+            assert made.level.flows == flows, name
+            found = _chip.candidates(made.level, _programs.precision_of(made))
+        assert any(config.dataflow for config in found) == flows
+
+
 def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
     if persistent.supported() is None:
         pytest.skip("this machine has the GPU")
@@ -209,6 +225,10 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
     # A layer norm divides by the root of what a product made: that turns a product's error into a larger one.
     assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
+    if precision is None and hidden == 128:  # the same bits whether CTAs meet or wait for numbers
+        with _chip.using(lambda level, forward, config: dataclasses.replace(config, dataflow=False)):
+            met = values(make(hidden)[0], params, graphs, x, "persistent")
+        assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, met)), strict=True))
 
 
 @pytest.mark.gpu
@@ -266,11 +286,13 @@ def test_paired_sums_on_the_card(rows: int) -> None:
 
 
 @pytest.mark.gpu
-def test_a_wait_in_vain_is_reported() -> None:
+@pytest.mark.parametrize("dataflow", [False, True])
+def test_a_wait_in_vain_is_reported(dataflow: bool) -> None:
     """CTAs that wait for ever would hang the card; they give up, and the result is NaN: never a wrong number."""
     F, params = CASES["reset before the product"][0](128)  # a new F: nothing of it is compiled
     x = inputs_of("reset before the product", CHAINS)
     sched = _scripts.with_scripts(cavs.schedule(CHAINS))
-    with _chip.using(lambda level, forward, config: dataclasses.replace(config, hb=8, groups=1, clustered=False, spins=0)):
+    odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow}
+    with _chip.using(lambda level, forward, config: dataclasses.replace(config, **odd)):
         h = np.asarray(cavs.run(F, params, sched, x, engine="persistent"))
     assert np.isnan(h).all()
