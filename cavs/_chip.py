@@ -70,7 +70,7 @@ def cost(level: Level, config: Config, rows: float) -> float:
     """Microseconds that a level of `rows` vertices takes, roughly; fitted to runs on an H200.
 
     A level has a fixed part, mostly the group's meeting, or the way of a number from CTA to CTA; its rows come from L2 at about
-    100 kB a microsecond and CTA, and about twice where CTAs look for numbers until they are there; each tile reads all
+    100 kB a microsecond and CTA, and about three times where CTAs look for numbers until they are there; each tile reads all
     weights from shared memory, at 128 bytes a clock, and computes `rows * hb / 128` numbers a thread; the warpgroups of a CTA
     overlap.
     """
@@ -79,7 +79,7 @@ def cost(level: Level, config: Config, rows: float) -> float:
     width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for specs in layout.specs for spec, _ in specs)
     read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128
-    fixed, again = (0.9, 2.0) if config.dataflow else (1.6, 1.0)
+    fixed, again = (0.9, 3.0) if config.dataflow else (1.6, 1.0)
     return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
