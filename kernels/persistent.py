@@ -3,7 +3,8 @@
 The grid is `groups` groups of CTAs; a group is one virtual processor of VPPS. Its CTA j owns units j*hb ... of every
 vector and keeps the weights' columns for them in shared memory for the whole launch. Groups take graphs of their own, so
 they never wait for each other; within a group the CTAs meet where a product reads what others stored (see `_phases`), or
-a product waits for the numbers themselves (`Config.dataflow`: dependencies finer than a level, MegaKernels section 4).
+a product waits for the numbers themselves (`Config.dataflow`: dependencies finer than a level; MegaKernels, sections 4.2
+and 6).
 """
 
 import dataclasses

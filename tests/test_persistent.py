@@ -232,6 +232,34 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "GRU", "constant states"])
+@pytest.mark.parametrize("dataflow", [False, True])
+def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool) -> None:
+    """A number that is read too early, or a wait that never ends, would show sooner or later."""
+    make, graphs = CASES[name]
+    F, params = make(128)
+    sched = cavs.schedule(graphs)
+    x = jax.tree.map(sched.pad, inputs_of(name, graphs, 128))
+
+    def gradient(params: Any, x: Any) -> list[Any]:
+        def loss(params: Any, x: Any) -> Any:
+            pushes = cavs.run(F, params, sched, x, engine="persistent")
+            return sum((y**2).sum() for y in jax.tree.leaves(pushes))
+
+        return jax.tree.leaves(jax.grad(loss, (0, 1))(params, x))
+
+    def one(before: list[Any], turn: Any) -> tuple[list[Any], Any]:
+        now = gradient(*jax.lax.optimization_barrier((params, x, turn))[:2])
+        return now, jnp.stack([(a != b).any() for a, b in zip(now, before, strict=True)]).any()
+
+    with _chip.using(lambda level, forward, config: dataclasses.replace(config, dataflow=dataflow and level.flows)):
+        first, _ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(1)))(gradient(params, x))
+        _, differ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(5000)))(first)
+    assert np.isfinite(np.concatenate([np.ravel(a) for a in first])).all()
+    assert int(differ[1:].sum()) == 0  # the first is held against what another program made
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["highest", None, "BF16_BF16_F32"])
 @pytest.mark.parametrize("tight", [False, True])
 def test_nan_stays_nan_on_the_card(precision: str | None, tight: bool) -> None:
