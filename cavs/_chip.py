@@ -58,7 +58,7 @@ def candidates(level: Level, precision: str) -> list[Config]:
                 config = Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
                 if layout_of(level, config).shared_memory(config) <= room:
                     found.append(config)
-                    if level.flows and not clustered:
+                    if level.flows and resident and not clustered:
                         found.append(dataclasses.replace(config, dataflow=True))
                     break
     found = [c for c in found if c.resident] or found

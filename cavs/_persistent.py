@@ -79,11 +79,11 @@ def launch(
         sparse = name.startswith(("up", "edge_up"))
         made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
     updated = {f"state{i}": rows_in_memory(s, level, written=True) for i, s in enumerate(states or [])}
-    if config.dataflow:  # leaves are there
-        for name in level.exchanged() & set(updated):
+    if config.dataflow:  # of the states, leaves are there, and what the levels make is not
+        for name in level.exchanged() & updated.keys():
             x = updated[name]
-            inner = jnp.arange(x.shape[0])[:, None] >= state_row
-            updated[name] = jnp.where(inner, persistent.unwritten(x.shape), x)
+            made_here = jnp.arange(x.shape[0])[:, None] >= state_row
+            updated[name] = jnp.where(made_here, persistent.unwritten(x.shape), x)
     for twin, name in level.halves.items():
         if name in made:
             made[twin] = dataclasses.replace(made[name], dtype=jnp.bfloat16, sparse=True)

@@ -49,7 +49,8 @@ def launch(
     names = [*arrays.tensors, *held_weights, "constants", "integers"]
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
     if config.dataflow:
-        held |= {name: jax.new_ref(unwritten((m.rows, m.width))) for name, m in made.items() if name in level.exchanged()}
+        for n, name in enumerate(name for name in made if name in level.exchanged()):
+            held[name] = jax.new_ref(unwritten((made[name].rows, made[name].width), integers[n]))
     fresh = {name: m for name, m in made.items() if name not in held}
     mutable = [*held, "counters"]
     out_type = [jax.ShapeDtypeStruct((m.rows, m.width), m.dtype) for m in fresh.values()]
@@ -92,9 +93,10 @@ def launch(
     return {name: x for name, x in results.items() if name not in inner}, end_p.bind(jax.freeze(counters)[:1])
 
 
-def unwritten(shape: tuple[int, ...]) -> Any:
-    """Numbers that products wait for (`Config.dataflow`)."""
-    return jnp.broadcast_to(lax.bitcast_convert_type(jnp.asarray(UNWRITTEN), jnp.float32), shape)
+def unwritten(shape: tuple[int, ...], count: Any = 0) -> Any:
+    """Numbers that products wait for (`Config.dataflow`). With a `count`, a number that is known at run time and not negative,
+    XLA cannot tell that these are the same as others, of which it would make copies."""
+    return jnp.broadcast_to(lax.bitcast_convert_type(UNWRITTEN + jnp.minimum(count, 0), jnp.float32), shape)
 
 
 def _joined(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:
