@@ -102,25 +102,17 @@ def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
     return total
 
 
-def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: Any, rows: int) -> Any:
+def product_rows(tile: Tile, indices: Sequence[Any], bases: Sequence[Any]) -> Any:
     """The rows of a tile that each source is read at."""
-    at = jnp.minimum(row + jnp.arange(rows), last)
+    at = _numbers(tile)
     return [(at if index is None else index[...][at]) + base for index, base in zip(indices, bases, strict=True)]
 
 
 def product(
-    specs: Sequence[Any],
-    refs: Sequence[Any],
-    numbers: Any,
-    weights: Any,
-    part: Any,
-    row: Any,
-    last: Any,
-    cta: Any,
-    counters: Any,
+    tile: Tile, specs: Sequence[Any], refs: Sequence[Any], numbers: Any, weights: Any, part: Any, cta: Any, counters: Any
 ) -> None:
     """See `_mosaic`. Weights in bf16 are for the device alone."""
-    del row, last, counters
+    del tile, counters
     left = zip(refs, numbers, strict=True)
     for spec in specs:
         _product(spec, [next(left) for _ in spec.sources], weights, part, cta)

@@ -112,9 +112,7 @@ def layout_of(level: Level, config: Config) -> Layout:
                 slots=slots,
                 chunk=chunk,
                 chunks=chunks,
-                sources=tuple(
-                    SourceSpec(0, r.part * level.unit, awaited=r.tensor in awaited) for source in sources for r in source
-                ),
+                sources=tuple(SourceSpec(r.part * level.unit, r.tensor in awaited) for source in sources for r in source),
                 joined=joined,
                 operands=tuple(operands),
                 weights=tuple(weights),

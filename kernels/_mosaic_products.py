@@ -16,20 +16,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._mlir import REF, SCALAR, address, as_index, false, int32, ptx, scalar
 from cavs.kernels._mosaic_reads import POLLED, Reader, Step
+from cavs.kernels._specs import Tile
 
 
 def product(
-    specs: Sequence[Any],
-    refs: Sequence[Any],
-    numbers: Any,
-    weights: Any,
-    part: Any,
-    row: Any,
-    last: Any,
-    cta: Any,
-    counters: Any,
+    tile: Tile, specs: Sequence[Any], refs: Sequence[Any], numbers: Any, weights: Any, part: Any, cta: Any, counters: Any
 ) -> None:
-    """All products of a phase for the rows `row` ... `last` (at most `spec.rows`), into `part`.
+    """All products of a phase for the rows of a tile, into `part`.
 
     `specs` are `_specs.ProductSpec`; `refs` belong to their sources, `numbers` are from `product_rows`; `weights` is one
     flat array of packed weights, in shared memory, or in global memory where they stream; `counters[0]` is set where a
@@ -41,7 +34,7 @@ def product(
     def go(ctx: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any, counters: Any) -> None:
         _Product(specs, refs, numbers, weights, part, row, last, cta, counters).emit()
 
-    go(list(refs), numbers, weights, part, row, last, cta, counters)
+    go(list(refs), numbers, weights, part, tile.row, tile.last, cta, counters)
 
 
 class _Product(Reader):

@@ -91,20 +91,21 @@ class Reader:
         out = []
         for s, n in itertools.product(range(0, len(spec.sources), spec.joined), range(groups)):
             found = []
+            size = 2 if ir.MemRefType(refs[s].type).element_type == ir.BF16Type.get() else 4
+            quarter = spec.chunk * size // 4
             for i, source in enumerate(spec.sources[s : s + spec.joined], s):
-                quarter = spec.chunk * source.size // 4
                 offset = arith.addi(arith.muli(warp, int32(4 * per_warp * quarter)), arith.muli(self.quad, int32(quarter)))
                 number = numbers[i * (spec.rows // 8) + n]
                 r = vector.extract(number, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
-                start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, source.width * source.size))
-                start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * source.size))))
+                width = ir.MemRefType(refs[i].type).shape[1]
+                start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, width * size))
+                start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * size))))
                 found.append(arith.addi(address(refs[i], 1), start))
             start = found[0]
             for i, other in enumerate(found[1:], 1):
                 start = arith.select(arith.cmpi(arith.CmpIPredicate.uge, part, int32(i)), other, start)
-            size, awaited = spec.sources[s].size, any(x.awaited for x in spec.sources[s : s + spec.joined])
-            kind = self.i32 if size == 2 else self.f32
-            out.append(_Place(start, spec.chunk * size // 4, kind, n == groups - 1, awaited))
+            awaited = any(x.awaited for x in spec.sources[s : s + spec.joined])
+            out.append(_Place(start, quarter, self.i32 if size == 2 else self.f32, n == groups - 1, awaited))
         return out
 
     def first(self, steps: list[Step]) -> list[list[list[Any]]]:

@@ -38,9 +38,10 @@ def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
     return go(part)
 
 
-def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: Any, rows: int) -> Any:
+def product_rows(tile: Tile, indices: Sequence[Any], bases: Sequence[Any]) -> Any:
     """For each source and each 8 rows of a tile the row that this thread reads, one a register; see `product`."""
     present = [i for i, x in enumerate(indices) if x is not None]
+    rows = tile.shape[0]
     count = len(indices) * (rows // 8)
     layout = plgpu.Layout.WG_STRIDED((128 * count,), vec_size=1)
 
@@ -62,4 +63,4 @@ def product_rows(indices: Sequence[Any], bases: Sequence[Any], row: Any, last: A
         form = mgpu.WGStridedFragLayout((128 * count,), 1)
         return mgpu.FragmentedArray(_registers=out, _layout=form, _is_signed=True)
 
-    return go([indices[i] for i in present], list(bases), row, last)
+    return go([indices[i] for i in present], list(bases), tile.row, tile.last)

@@ -1,10 +1,10 @@
 """A level's program cut into phases: what a group of CTAs can run without meeting (VPPS section III, Cavs section 3.5).
 
-A program is straight-line equations for ONE vertex (or one of its child edges), at levels STATIC, ROW and EDGE. CTA j of
-a group owns units j*hb ... of every vector, so elementwise maths and sums over children are its own affair. A product (or
-a sum over a vector) reads ALL units of its operand: what it reads must have been stored by every CTA of the group, and
-the group must have met since. So the program is cut into phases: of one domain (rows or edges), and such that a
-product's operand was gathered or stored before the phase.
+A program is straight-line equations for ONE vertex (or one of its child edges), at levels STATIC, ROW and EDGE. CTA j of a
+group owns units j*hb ... of every vector, so elementwise maths and sums over children are its own affair. A product (or a
+sum over a vector) reads ALL units of its operand: what it reads must have been stored by every CTA of the group, and the
+group must have met since (or the product waits for it: `Config.dataflow`). So the program is cut into phases: of one domain
+(rows or edges), and such that a product's operand was gathered or stored before the phase.
 """
 
 import dataclasses

@@ -79,11 +79,9 @@ class WeightSpec:
 
 @dataclasses.dataclass(frozen=True)
 class SourceSpec:
-    """Rows that a product reads: the tensor's width, the column at which its K numbers begin, and bytes of a number."""
+    """Rows that a product reads: the column at which its K numbers begin."""
 
-    width: int
     column: int
-    size: int = 4
     awaited: bool = False  # other CTAs may be about to write it (`Config.dataflow`)
 
 

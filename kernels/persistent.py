@@ -7,7 +7,6 @@ a product waits for the numbers themselves (`Config.dataflow`: dependencies fine
 and 6).
 """
 
-import dataclasses
 import importlib
 from typing import Any
 
@@ -240,20 +239,15 @@ class _Kernel:
             return None, found
         indices = [self.table[s.index] if s.index else None for s in sources]
         bases = [self.scalar(s.base) for s in sources]
-        return self.device.product_rows(indices, bases, tile.row, tile.last, self.config.rows), found
+        return self.device.product_rows(tile, indices, bases), found
 
     def run_tile(self, n: int, phase: Phase, tile: Tile, rows: Any, found: dict[str, Any]) -> None:
         values = Values(self, phase, tile, self.layout.results[n], found)
         values.fetch()
         if self.layout.specs[n]:
+            specs = [spec for spec, _ in self.layout.specs[n]]
             refs = [self.table[s.tensor] for _, sources in self.layout.specs[n] for s in sources]
-            left, specs = iter(refs), []
-            for spec, _ in self.layout.specs[n]:
-                known = ((s, next(left)) for s in spec.sources)
-                read = (dataclasses.replace(s, width=r.shape[1], size=np.dtype(r.dtype).itemsize) for s, r in known)
-                specs.append(dataclasses.replace(spec, sources=tuple(read)))
-            where = tile.row, tile.last, self.cta
-            self.device.product(specs, refs, rows, self.weights, self.part, *where, self.table["counters"])
+            self.device.product(tile, specs, refs, rows, self.weights, self.part, self.cta, self.table["counters"])
         level = self.level
         valid = None if level.valid == level.unit else level.valid - self.cta * self.config.hb
         stores = [(v, place) for v, places in phase.stores.items() for place in places]
