@@ -105,15 +105,6 @@ def mean_rows(shape: Shape | None) -> float:
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
 
 
-WIDE_LEVEL = 256
-
-
-def wide_levels(program: Any, shape: Shape) -> int:
-    """How many of the lowest levels should run as large products around a launch (`_wide`)."""
-    rows = [n for n, _ in shape.wide]
-    return next((i for i, n in enumerate(rows) if n < WIDE_LEVEL), len(rows))
-
-
 def tuning_key(level: Level, forward: bool, precision: str, shape: Shape | None) -> str:
     """Under which a layout is recorded in `kernels/tuned`."""
     weights = {(p.weight, p.axis): p for phase in level.phases for p in phase.products}

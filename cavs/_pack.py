@@ -37,7 +37,8 @@ def pack(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarra
     scripts = None
     if options.scripts:
         widths = graphs._widths if index is None else graphs._widths.of(index)
-        scripts = _scripts.scripted(order, widths)
+        with_parents = order.vertices - order.roots
+        scripts = _scripts.scripted(order.counts, order.inner_count, order.num_edges, with_parents, widths)
         shapes, which = _scripts.with_levels(shapes, which, scripts)
 
     made = _write(graphs, batches, order, tasks, rounds, num_loops, scripts, shapes, which)

@@ -10,14 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._chip import WIDE, configure, too_wide, wide_levels
-from cavs._entrance import memory_of
+from cavs._chip import WIDE, configure, too_wide
 from cavs._programs import EDGE_PAD, PAD, Program, precision_of, program_of
-from cavs._rows import EDGE, ROW, evaluate, is_float
-from cavs._schedule import PARTS, Schedule, Shape
+from cavs._rows import EDGE, evaluate, is_float
+from cavs._schedule import Schedule, Shape
 from cavs._split import Split
-from cavs._tensors import Rows as KindRows, get_rows, window
-from cavs._wide import first_of, forward as wide_forward, reverse as wide_reverse
+from cavs._tensors import Rows as KindRows, get_rows
 from cavs.kernels import persistent
 from cavs.kernels._layout import layout_of
 from cavs.kernels._padding import constant_in_memory, rows_from_memory, rows_in_memory, weight_in_memory
@@ -35,17 +33,15 @@ def launch(
     tensors: dict[str, Any],
     states: list[Any] | None,
     interpret: bool,
-    begun: dict[str, Any] | None = None,
     g_row: Any = None,
 ) -> tuple[dict[str, Any], Any]:
-    """Runs all levels in one direction, but for the wide ones (`_wide`).
+    """Runs all levels in one direction.
 
-    `tensors` are what the sources name, by vertex or edge, (N, ...); `begun` of those to be made, where wide levels come
-    before. Returns the tensors made, (N, ...), by name, the states under `state0` ... where they are given (updated), and the
-    flag of `persistent.launch`. `g_row` as in `reverse`.
+    `tensors` are what the sources name, by vertex or edge, (N, ...). Returns the tensors made, (N, ...), by name, the
+    states under `state0` ... where they are given (updated), and the flag of `persistent.launch`. `g_row` as in `reverse`.
     """
     part, level = program.part, program.level
-    config, wide = configure(program, precision_of(program), interpret, sched.shape), wide_levels(program, sched.shape)
+    config = configure(program, precision_of(program), interpret, sched.shape)
     layout = layout_of(level, config)
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     evaluate(program.static_eqns, env, {})
@@ -59,10 +55,10 @@ def launch(
     last = jnp.maximum(rows.count - 1, 0)
     num_edges = first[last] + num_children[last]
     slots = [k * size for k in range(max(program.arity, 1))]
-    scalars = [jnp.maximum(sched.num_levels - wide, 0), rows.count, num_edges, state_row, rows.pad, rows.edge_pad, *slots]
+    scalars = [sched.num_levels, rows.count, num_edges, state_row, rows.pad, rows.edge_pad, *slots]
     integers = {
         "scalars": jnp.stack([jnp.asarray(x, jnp.int32) for x in scalars]),
-        "starts": sched.part_start[wide * PARTS :],
+        "starts": sched.part_start,
         "first": first,
         "count": num_children,
         "edge_owner": owner,
@@ -82,17 +78,12 @@ def launch(
             n = size + 2 * rows.pad
         sparse = name.startswith(("up", "edge_up"))
         made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
-    given = {f"state{i}": s for i, s in enumerate(states or [])} | (begun or {})
-    updated = {name: rows_in_memory(x, level, written=True) for name, x in given.items()}
-    made = {name: m for name, m in made.items() if name not in updated}
-    if config.dataflow:  # of the states, leaves are there and what wide levels made, and what the launch makes is not
-        first_row, first_edge = first_of(sched, rows, wide)
-        begins = {PAD: rows.pad, EDGE_PAD: rows.edge_pad, None: 0}
+    updated = {f"state{i}": rows_in_memory(s, level, written=True) for i, s in enumerate(states or [])}
+    if config.dataflow:  # of the states, leaves are there, and what the levels make is not
         for name in level.exchanged() & updated.keys():
-            _, lv, base, _ = program.made.get(name, (None, ROW, None, 1))
-            begin = state_row if name.startswith("state") else begins[base]
-            made_here = jnp.arange(updated[name].shape[0])[:, None] >= begin + (first_edge if lv == EDGE else first_row)
-            updated[name] = jnp.where(made_here, persistent.unwritten(updated[name].shape), updated[name])
+            x = updated[name]
+            made_here = jnp.arange(x.shape[0])[:, None] >= state_row
+            updated[name] = jnp.where(made_here, persistent.unwritten(x.shape), x)
     for twin, name in level.halves.items():
         if name in made:
             made[twin] = dataclasses.replace(made[name], dtype=jnp.bfloat16, sparse=True)
@@ -212,12 +203,9 @@ def levels(
             extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
             continue
         made = program_of(plan, name, True, keep=save)
-        begun = None
-        if wide := wide_levels(made, sched.shape):
-            states, begun = wide_forward(part, sched, rows, wide, statics[k], eager[k], states, made.kept)
         crossing = [x for v, x in zip(part.eager_outs, eager[k], strict=True) if v in part.cross]
         tensors = {f"cross{n}": x for n, x in enumerate(crossing)}
-        out, lost = launch(made, rows, sched, statics[k], tensors, states, interpret, begun)
+        out, lost = launch(made, rows, sched, statics[k], tensors, states, interpret)
         states = [out[f"state{i}"] for i in range(len(states))]
         gave_up = gave_up + lost
         kept.append([out[f"kept{n}"] for n in range(len(made.kept))])
@@ -259,41 +247,26 @@ def reverse(
             edge = part.role.level.get(part.extra[i]) == EDGE
             zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
             tensors[f"extra_ct{i}"] = extra_cts[k][i] if extra_cts[k] else zero
-        out, lost = launch(made, rows, sched, saved["statics"][k], tensors, None, interpret, None, g_row)
-
-        def above(
-            tensors: dict[str, Any], begin: Any, n: int, pushed: dict[int, Any] = g, rows: KindRows = rows, made: Program = made
-        ) -> dict[int, Any]:
-            up = parents(sched, rows, made.arity, begin, n)
-            return {
-                i: _cotangent(state, i, pushed, g_row, tensors, up, begin, n, interpret)
-                for i, state in enumerate(saved["states"])
-                if is_float(state)
-            }
-
-        if wide := wide_levels(made, sched.shape):
-            cts = {i: tensors[f"extra_ct{i}"] for i in part.j_extra_cts}
-            out |= wide_reverse(part, sched, rows, wide, memory_of(part, rows, saved, k), out, made.operands, above, cts)
+        out, lost = launch(made, rows, sched, saved["statics"][k], tensors, None, interpret, g_row)
         cuts[k] = {v: out[f"cut{n}"] for n, v in enumerate(part.cuts)}
         operands[k] = {v: out[f"operand{n}"] for n, v in enumerate(made.operands)}
-        g = {i: checked(ct, lost) for i, ct in above(out, 0, sched.shape.pad + sum(sched.shape.leaves)).items()}
+        leaves = sched.shape.pad + sum(sched.shape.leaves)
+        up = parents(sched, rows, made.arity, 0, leaves)
+        above, g = g, {}
+        for i, state in enumerate(saved["states"]):
+            if not is_float(state):
+                continue
+            if g_row is None:
+                total = above[i][:leaves]
+            elif i in above:
+                total = _some_rows(above[i], g_row[:leaves])
+            else:
+                total = jnp.zeros((leaves, *state.shape[1:]), state.dtype)
+            for tensor, index in ((f"up{i}", "parent_slot"), (f"edge_up{i}", "parent")):
+                if tensor in out:
+                    total = total + gathered(out[tensor], up, index, leaves, interpret)
+            g[i] = checked(total, lost)
     return g, cuts, operands
-
-
-def _cotangent(
-    state: Any, i: int, pushed: dict[int, Any], g_row: Any, tensors: dict[str, Any], up: Any, begin: Any, n: int, interpret: bool
-) -> Any:
-    """The cotangent of state i of n vertices from row `begin` of the dynamic tensors: of its pushes, and from its parents."""
-    if g_row is None:
-        total = pushed[i][:n] if isinstance(begin, int) else window(pushed[i], begin, n)
-    elif i in pushed:
-        total = _some_rows(pushed[i], window(g_row, begin, n))
-    else:
-        total = jnp.zeros((n, *state.shape[1:]), state.dtype)
-    for tensor, index in ((f"up{i}", "parent_slot"), (f"edge_up{i}", "parent")):
-        if tensor in tensors:
-            total = total + gathered(tensors[tensor], up, index, n, interpret)
-    return total
 
 
 def gathered(tensor: Any, up: dict[str, Any], index: str, n: int, interpret: bool) -> Any:
@@ -314,8 +287,7 @@ def gathered(tensor: Any, up: dict[str, Any], index: str, n: int, interpret: boo
     at, ends = jnp.arange(edge.shape[0]), first + count
     child = jnp.clip(jnp.searchsorted(ends, at, side="right"), 0, n)
     rows = jnp.where((edge >= 0)[:, None], get_rows(flat, jnp.maximum(edge, 0)), 0)
-    mine = (at >= first[0]) & (at < ends[-1])
-    total = jax.ops.segment_sum(rows, jnp.where(mine, child, n), n)
+    total = jax.ops.segment_sum(rows, jnp.where(at < ends[-1], child, n), n, indices_are_sorted=True)
     return total.reshape(n, *tensor.shape[1:])
 
 

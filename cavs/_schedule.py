@@ -38,7 +38,6 @@ class Shape(NamedTuple):
     # Scripts of the persistent engine (`_scripts`); without any `levels` is 0.
     levels: int = 0  # levels of inner vertices, padded
     forest: bool = True  # no vertex has two parents
-    wide: tuple[tuple[int, int], ...] = ()  # (vertices, edges) of the lowest levels of inner vertices where many, at most
 
     @property
     def pad(self) -> int:

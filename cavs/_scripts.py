@@ -5,19 +5,15 @@ at a level are contiguous, and a group of CTAs takes some parts. The reverse of 
 backward reads what a vertex's parents left for it: no atomics, the same sums in every run.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cavs._facts import Widths, widths_of
-from cavs._order import Order
 from cavs._schedule import PARTS, Schedule, Shape, end_of, length_of
 from cavs._segments import LONG_RUNS
-from cavs._shapes import bucket
 
 FEWEST_LEVELS = 32  # levels are padded to a power of two, this one at least
-# The lowest levels, at most so many and of so many vertices, have their widths in `Shape.wide`: large products may run them.
-WIDE_LEVELS, WIDE_ROWS = 8, 256
 
 
 class Scripted(NamedTuple):
@@ -27,43 +23,27 @@ class Scripted(NamedTuple):
     levels: np.ndarray  # (K,) levels of inner vertices, 0 without scripts
     forest: np.ndarray  # (K,) bool: no vertex has two parents
     widths: Widths  # of all their graphs
-    wide: np.ndarray  # (K, levels, 2) vertices and edges of the lowest levels of inner vertices, 0 from the first narrow one on
 
 
-def scripted(order: Order, widths: Widths) -> Scripted:
-    """Of the batches of `order`; `widths` of their graphs."""
-    batch = (order.inner_count > 0).sum(1) == 1
-    rows = order.counts[:, 1:].sum(2)
-    levels = np.where(batch, (rows > 0).sum(1), 0)  # no level below a vertex is empty
-    end = rows[:, :WIDE_LEVELS].cumsum(1)
-    first = order.inner_start.min(1, keepdims=True)  # of those of one kind, as there are no others
-    wide = np.stack([rows[:, :WIDE_LEVELS], np.diff(order.edges_before[first + end], axis=1, prepend=order.edges_before[first])], 2)
-    wide *= (np.logical_and.accumulate(wide[..., 0] >= WIDE_ROWS, 1) & batch[:, None])[..., None]
-    return Scripted(batch, levels, order.vertices - order.roots == order.num_edges.sum(1), widths, wide)
+def scripted(
+    counts: np.ndarray, inner_count: np.ndarray, num_edges: np.ndarray, with_parents: np.ndarray, widths: Widths
+) -> Scripted:
+    """`counts` (K, levels, kinds) of all vertices; `inner_count`, `num_edges` (K, kinds); `with_parents` (K,) vertices;
+    `widths` of the batches' graphs."""
+    batch = (inner_count > 0).sum(1) == 1
+    deep = counts[:, 1:].any(2)
+    levels = np.where(batch, deep.sum(1), 0)  # no level below a vertex is empty
+    return Scripted(batch, levels, with_parents == num_edges.sum(1), widths)
 
 
 def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple[list[Shape], list[int]]:
     """Shapes of batches with scripts, and which of them each batch has."""
-    index: dict[Any, int] = {}
+    index: dict[tuple[int, int, bool], int] = {}
     out = []
-    for i, n, forest, wide in zip(which, found.levels.tolist(), found.forest.tolist(), found.wide.tolist(), strict=True):
-        n = n and max(FEWEST_LEVELS, 1 << (n - 1).bit_length())
-        out.append(index.setdefault((i, n, forest or not n, _wide_levels(shapes[i], wide)), len(index)))
-    return [shapes[i]._replace(levels=n, forest=forest, wide=wide) for i, n, forest, wide in index], out
-
-
-def _wide_levels(shape: Shape, wide: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    """The sizes of wide levels, rounded up. Together these are no more than all there are: a window begins where the levels
-    before it end."""
-    out, left, edges_left = [], sum(shape.inner), sum(shape.edges)
-    for rows, edges in wide:
-        n = bucket(rows)
-        e = n * shape.arity if shape.arity else bucket(edges)
-        left, edges_left = left - n, edges_left - e
-        if not rows or left < 0 or edges_left < 0:
-            break
-        out.append((n, e))
-    return tuple(out)
+    for key in zip(which, found.levels.tolist(), found.forest.tolist(), strict=True):
+        n = key[1] and max(FEWEST_LEVELS, 1 << (key[1] - 1).bit_length())
+        out.append(index.setdefault((key[0], n, key[2] or not n), len(index)))
+    return [shapes[i]._replace(levels=n, forest=forest) for i, n, forest in index], out
 
 
 def part_starts(found: Scripted, padded: np.ndarray, batches: np.ndarray) -> np.ndarray:
@@ -135,12 +115,7 @@ def with_scripts(sched: Schedule) -> Schedule:
     num_edges = int(here.num_children[before : before + count].sum())
     child = here.edge_child[edges_before : edges_before + num_edges].astype(np.int64)
     forest = len(np.unique(child)) == num_edges
-    wide = np.zeros((1, WIDE_LEVELS, 2), np.int64)
-    owner = np.repeat(np.arange(count), here.num_children[before : before + count])
-    for n, x in enumerate((level, level[owner])):
-        wide[0, :, n] = np.bincount(x, minlength=WIDE_LEVELS + 1)[1 : WIDE_LEVELS + 1]
-    wide *= np.logical_and.accumulate(wide[..., :1] >= WIDE_ROWS, 1)
-    found = Scripted(np.array([True]), level[-1:], np.array([forest]), widths_of(offsets, height), wide)
+    found = Scripted(np.array([True]), level[-1:], np.array([forest]), widths_of(offsets, height))
     (shape,), _ = with_levels([shape], [0], found)
 
     data, end = np.zeros(length_of(shape), np.int32), end_of(sched.shape)

@@ -147,7 +147,7 @@ class _Kernel:
         meetings = sum(p.meet for p in self.level.phases)
 
         def bounds(i: Any) -> tuple[Any, Any]:
-            i = jnp.clip(levels - 1 - i if self.reverse else i, 0, jnp.maximum(levels - 1, 0))
+            i = jnp.clip(levels - 1 - i if self.reverse else i, 0, levels - 1)
             at = i * PARTS + self.group * share
             return table["starts"][at], table["starts"][at + share]
 
