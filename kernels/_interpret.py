@@ -147,7 +147,7 @@ def _loosened(spec: Any, weight: Any, words: Any) -> Any:
     triples = -(-steps * weight.tiles // 3)
     tight = lax.slice(words, (weight.offset,), (weight.offset + spec.splits * triples * 256,))
     a, b = jnp.moveaxis(lax.bitcast_convert_type(tight, jnp.uint32).reshape(spec.splits, triples, 2, 32, 4), 2, 0)
-    three = jnp.stack([a & 0xFFFFE000, b & 0xFFFFE000, a << 19 | (b & 0x1FFF) << 6], 2)
+    three = jnp.stack([a, b, (a << 19) + (b << 6)], 2) & jnp.uint32(0xFFFFE000)
     fragments = three.reshape(spec.splits, -1, 32, 4)[:, : steps * weight.tiles]
     fragments = fragments.reshape(spec.splits * steps, weight.tiles, 32, 4).transpose(1, 0, 2, 3)
     return lax.bitcast_convert_type(fragments, jnp.float32).reshape(-1)

@@ -229,11 +229,8 @@ class _Product(Reader):
             )
             for n in range(2)
         )
-        three = [
-            arith.ori(arith.shli(a, int32(19)), arith.shli(arith.andi(b, int32(0x1FFF)), int32(6)))
-            for a, b in zip(one, two, strict=True)
-        ]
-        return [[arith.andi(x, int32(-0x2000)) for x in one], [arith.andi(x, int32(-0x2000)) for x in two], three]
+        three = [arith.addi(arith.shli(a, int32(19)), arith.shli(b, int32(6))) for a, b in zip(one, two, strict=True)]
+        return [list(one), list(two), three]
 
     def _multiply(self, total: list[Any], left: list[Any], right: list[Any]) -> list[Any]:
         shape, kind = ("m16n8k16", "bf16") if self.spec.precision == "bf16" else ("m16n8k8", "tf32")

@@ -42,8 +42,9 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
     of the tile at k = c * chunk + t * chunk / 4 + s * chunk / 8 and beyond: a permutation of K that lets each lane of the
     other operand read 16 bytes at once.
 
-    A tf32 number has 19 bits. Where a part is `tight`, the 16 words of three fragments in the order in which a warp
-    multiplies them become 8: the third number's bits fill the lower 13 of the first two.
+    A tf32 number has 19 bits, and a product does not look at the other 13. Where a part is `tight`, the 12 words of three
+    fragments in the order in which a warp multiplies them become 8, a and b, with the third number's bits in those 13:
+    it is (a << 19) + (b << 6), of which a product reads what it should.
     """
     ctas = unit // hb
     chunk = 32 if precision == "bf16" else 16
@@ -76,5 +77,5 @@ def _tight(x: Any, part: Packed) -> Any:
     bits = bits.transpose(0, 2, 3, 1, 4, 5).reshape(ctas, part.splits, -1, 32, 4)
     bits = jnp.pad(bits, ((0, 0), (0, 0), (0, -bits.shape[2] % 3), (0, 0), (0, 0)))
     one, two, three = jnp.moveaxis(bits.reshape(ctas, part.splits, -1, 3, 32, 4), 3, 0)
-    both = jnp.stack([one | three >> 19, two | three >> 6 & 0x1FFF], 3)
+    both = jnp.stack([one | (three >> 19) - (two >> 13) & 0x1FFF, two | three >> 6 & 0x1F80], 3)
     return lax.bitcast_convert_type(both, jnp.float32)
