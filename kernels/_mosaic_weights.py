@@ -113,7 +113,8 @@ def _copy_triples(source: _Source, place: Any, threads: int) -> None:
     def write(u: Any, values: list[Any]) -> None:
         one, two, three = ([source.rounded(v) for v in fragment] for fragment in values)
         above = (arith.subi(arith.shrui(z, int32(19)), arith.shrui(y, int32(13))) for y, z in zip(two, three, strict=True))
-        low = [arith.andi(x, int32(0x1FFF)) for x in above], [arith.andi(arith.shrui(z, int32(6)), int32(0x1F80)) for z in three]
+        below = (arith.shrui(z, int32(6)) for z in three)
+        low = [arith.andi(x, int32(0x1FFF)) for x in above], [arith.andi(x, int32(0x1F80)) for x in below]
         lane, triple = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
         at = arith.addi(place, arith.addi(arith.muli(triple, int32(1024)), arith.muli(lane, int32(16))))
         for n, (high, rest) in enumerate(zip((one, two), low, strict=True)):
