@@ -71,12 +71,12 @@ def constant_states(p: Any, v: cavs.Vertex) -> None:
     v.push({"h": h, "score": score})
 
 
-RNG = np.random.default_rng(3)
-
-
 def own(fn: Any, names: str, hidden: int, **kwargs: Any) -> tuple[Any, Any]:
+    """F, and parameters that are the same whatever ran before. With this seed no state that `constant_states` compares is so
+    near to the limit that an error of tf32 (2e-4) changes the answer, which would change a gradient by up to 0.7 %."""
+    rng = np.random.default_rng([11, hidden])
     shapes = {"w": (E, 2 * hidden), "u": (hidden, 2 * hidden), "v": (E, hidden), "q": (hidden, hidden), "scale": (hidden,)}
-    params = {n: (RNG.standard_normal(shapes[n]) / shapes[n][0] ** 0.5).astype(np.float32) for n in names.split()}
+    params = {n: (rng.standard_normal(shapes[n]) / shapes[n][0] ** 0.5).astype(np.float32) for n in names.split()}
     F = cavs.VertexFunction(fn, **kwargs)
     return F, params
 

@@ -18,7 +18,6 @@ from cavs.kernels import persistent
 from cavs.kernels._layout import SHARED_MEMORY, layout_of
 from cavs.kernels._pack import Packed, pack_weights
 from tests.odd_graphs import chain, joined
-from tests.persistent_programs import RNG
 
 
 def plan_of(hidden: int) -> Any:
@@ -57,7 +56,7 @@ def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPat
 def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks: int) -> None:
     """Each lane's registers hold the rows and K that PTX's m16n8k8 (m16n8k16) says, with K permuted as the rows are read."""
     unit, k = 32, 64
-    weight = RNG.standard_normal((k, blocks * unit)).astype(np.float32)
+    weight = np.random.default_rng(3).standard_normal((k, blocks * unit)).astype(np.float32)
     width, chunk = blocks * hb, 32 if precision == "bf16" else 16
     part = Packed(None, 0, k, width, 0, 1, False)
     words = np.asarray(pack_weights([part], [jnp.asarray(weight)], unit, hb, precision))
