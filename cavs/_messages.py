@@ -14,8 +14,6 @@ from typing import IO, Any
 
 import numpy as np
 
-from cavs._blocks import BLOCKS
-
 PIPE_BYTES = 1 << 20  # asked for, so that what crosses a pipe does in few pieces
 PLACE = 1 << 40  # bytes between places in a file, of which only those that were written take memory
 _SMALL = 1 << 16  # bytes that a pipe takes at once
@@ -55,7 +53,7 @@ def receive(pipe: IO[bytes], file: int | None = None) -> Any:
     except pickle.UnpicklingError:  # in the middle of a message
         raise EOFError from None
     size = ends[-1] if at is None else ends[-2] + sizes[-1]
-    memory, done = memoryview(BLOCKS.empty((size,), np.uint8)), 0  # type: ignore[arg-type]
+    memory, done = memoryview(np.empty(size, np.uint8)), 0  # type: ignore[arg-type]
     while done < size:
         left = memory[done:]
         got = pipe.readinto(left) if at is None else os.preadv(file, [left], at + done)  # type: ignore[attr-defined]

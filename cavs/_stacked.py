@@ -6,8 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from cavs._blocks import BLOCKS
-
 
 def stacked(batches: Iterable[Any], count: int) -> Iterator[Any]:
     """Batches of equal shapes, `count` at a time, each array of them with one axis more: (count, ...).
@@ -56,12 +54,8 @@ def _stacked(batches: Iterator[Any], count: int) -> Iterator[Any]:
         mine = waiting.setdefault((treedef, *((x.shape, x.dtype) for x in leaves)), [])
         mine.append(leaves)
         if len(mine) == count:
-            yield treedef.unflatten([_stack(xs) for xs in zip(*mine, strict=True)])
+            yield treedef.unflatten([np.stack(xs) for xs in zip(*mine, strict=True)])
             mine.clear()
     for (treedef, *_), left in waiting.items():
         for leaves in left:
             yield treedef.unflatten([x[None] for x in leaves])
-
-
-def _stack(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
-    return np.stack(arrays, out=BLOCKS.empty((len(arrays), *arrays[0].shape), arrays[0].dtype))
