@@ -37,7 +37,7 @@ class Order(NamedTuple):
     num_edges: np.ndarray  # (K, kinds)
     child: np.ndarray  # (E,) edges by inner vertex: the position of the child
     ragged: Ragged | None
-    graph: np.ndarray  # (V,)
+    graph_end: np.ndarray  # (G,) vertices of each graph and those before it
     roots: np.ndarray  # (K,) vertices without parents
     root: np.ndarray  # (G,) the first of each graph
     rooted: np.ndarray  # (K,) bool: every graph has exactly one root
@@ -128,7 +128,7 @@ def order_of(
         fan_in[whole] = np.maximum.reduceat(facts.fan_in[every], begin)
         roots[whole] = np.add.reduceat(of_graph, begin)
         one_root[whole] = np.add.reduceat(of_graph == 1, begin, dtype=np.int64)
-    graph = np.arange(len(sizes), dtype=np.int32) - spread(graph_start.astype(np.int32), batches)
+    before = spread(vertex_start, batches)
     return Order(
         source=source,
         counts=counts,
@@ -144,9 +144,9 @@ def order_of(
         num_edges=num_edges,
         child=child,
         ragged=ragged,
-        graph=graph.repeat(sizes),
+        graph_end=vertex_offsets[1:] - before,
         roots=roots,
-        root=facts.root[every] + vertex_offsets[:-1] - spread(vertex_start, batches),
+        root=facts.root[every] + vertex_offsets[:-1] - before,
         rooted=one_root == batches,
     )
 

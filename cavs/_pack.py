@@ -82,7 +82,7 @@ def _write(
     out.add(at("leaf_vertex"), leaf_count, order.leaf, leaf_size)
     out.add(at("inner_vertex"), inner_count, order.inner, inner_size)
     out.add(at("row"), vertices, order.position + spread(row, vertices))
-    out.add(at("graph"), vertices, order.graph, at("vertices"), batches)
+    out.add(at("graph_end"), batches, order.graph_end)
     edge_child = order.child + spread(row, num_edges.sum(1))
     out.add(at("edge_child"), num_edges, edge_child, edge_size)
     if order.ragged is not None:

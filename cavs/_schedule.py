@@ -75,7 +75,7 @@ def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
         "leaf_vertex": (sum(shape.leaves),),
         "inner_vertex": (inner,),
         "row": (shape.vertices,),
-        "graph": (shape.vertices,),
+        "graph_end": (shape.graphs,),
         "edge_child": (edges,),
         "first_edge": (inner,),
         "num_children": (inner,),
@@ -128,7 +128,8 @@ class Schedule:
 
     - `num_vertices`, `num_tasks`, `num_rounds`: scalars.
     - `roots`: (G,) row of the one root of each graph in `inputs` and in the pushes.
-    - `graph`: (Vp,) the graph of each vertex; G in padding: `jax.ops.segment_sum(h, sched.graph, num_graphs)` reads out.
+    - `graph_end`: (G,) vertices of each graph and those before it; and, not in the vector, as it follows from that,
+      `graph`: (Vp,) the graph of each vertex; G in padding: `jax.ops.segment_sum(h, sched.graph, num_graphs)` reads out.
     - `row`: (Vp,) row of each vertex in the dynamic tensors; 0, a row of zeros, in padding.
     - `input_id`, `label`, `kind`: (Vp,) those of the graphs, -1 in padding, where `cavs.schedule` was asked for them.
     - `leaf_vertex`, `inner_vertex`: vertices in schedule order, kind after kind; padding repeats a real vertex.
@@ -169,6 +170,15 @@ class Schedule:
         begin, end, dims = layout_of(self.shape)[name]
         return self.data[begin:end].reshape(dims)
 
+    @property
+    def graph(self) -> Any:
+        """(Vp,) the graph of each vertex; G in padding."""
+        vertices, graphs = self.shape.vertices, self.shape.graphs
+        if isinstance(self.data, np.ndarray):
+            return np.arange(graphs + 1, dtype=np.int32).repeat(np.diff(self.graph_end, prepend=0, append=vertices))
+        vertex = jnp.arange(vertices, dtype=jnp.int32)
+        return jnp.searchsorted(self.graph_end, vertex, side="right", method="scan_unrolled").astype(jnp.int32)
+
     def _of_arity(self, name: str) -> Any:
         """What follows from the number of vertices where all have the same number of children."""
         arity, out = self.shape.arity, []
@@ -197,7 +207,8 @@ class Schedule:
     @property
     def vertex_mask(self) -> Any:
         """(Vp,) bool: `True` at vertices, `False` in padding."""
-        return self.graph < self.shape.graphs
+        xp: Any = np if isinstance(self.data, np.ndarray) else jnp
+        return xp.arange(self.shape.vertices) < self.num_vertices
 
     def pad(self, array: Any, fill: Any = 0) -> Any:
         """A host array (V, ...) with one row per vertex, padded with `fill` to (Vp, ...), as `run` under jit wants it.

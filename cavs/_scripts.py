@@ -111,7 +111,7 @@ def with_scripts(sched: Schedule) -> Schedule:
     level = np.repeat(here.task_level[:num_tasks], here.task_size[:num_tasks])
     height = np.zeros(num_vertices, np.int32)
     height[here.inner_vertex[before : before + count]] = level
-    offsets = np.append(0, np.bincount(here.graph[:num_vertices], minlength=shape.graphs).cumsum())
+    offsets = np.append(0, here.graph_end)
     num_edges = int(here.num_children[before : before + count].sum())
     child = here.edge_child[edges_before : edges_before + num_edges].astype(np.int64)
     forest = len(np.unique(child)) == num_edges
