@@ -2,6 +2,7 @@
 
 python -m bench run --suite cavs --quick     times our system and its peers; results under bench/results/
 python -m bench report                       figures, and the tables that the README includes
+python -m bench profile CASE                 what a training step runs on this GPU, kernel after kernel
 python -m bench tune                         layouts of the persistent kernels, measured on this GPU, for kernels/tuned/
 python -m bench peers                        which peers this machine has, and how to install the others
 python -m bench lines                        lines of code a model takes in each system
@@ -51,10 +52,21 @@ def main() -> None:
     tune = commands.add_parser("tune", help="measure the layouts of the persistent kernels on this GPU")
     tune.add_argument("--minutes", type=float, default=30.0)
     tune.add_argument("--precision", help="of products, as jax.default_matmul_precision takes it")
+    profile = commands.add_parser("profile", help="what a training step of ours runs on this GPU, kernel after kernel")
+    profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
+    profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
     commands.add_parser("peers", help="what is installed")
     commands.add_parser("lines", help="lines of code a model")
     args = parser.parse_args()
-    {"run": _run, "report": _report, "tune": _tune, "peers": _peers, "lines": _lines}[args.command](args)
+    chosen = {"run": _run, "report": _report, "tune": _tune, "profile": _profile, "peers": _peers, "lines": _lines}
+    chosen[args.command](args)
+
+
+def _profile(args: argparse.Namespace) -> None:
+    from bench.timeline import profile
+
+    for text in profile(args.cases, args.precision):
+        print(text, flush=True)
 
 
 def _tune(args: argparse.Namespace) -> None:

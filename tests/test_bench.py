@@ -23,6 +23,7 @@ from bench import (
     runner,
     store,
     suites,
+    timeline,
 )
 from bench.remote import Remote
 from bench.runner import Bench
@@ -269,6 +270,30 @@ def test_time_on_a_device_counts_overlaps_once():
     assert found["seconds"] == pytest.approx(23e-9 / 2) and found["span"] == pytest.approx(20e-9)
     assert found["kernels"] == 1.5 and found["heaviest"][0] == ["gemm", pytest.approx(10e-9), 1.0]
     assert device_time.summary([], 2, "test") == {"seconds": None, "why": "test recorded no kernels"}
+
+
+def test_a_step_is_shown_kernel_after_kernel():
+    step = [("cavs_forward_mosaic", 0, 2000), ("gates", 1000, 4000), ("gemm", 5000, 6000)]
+    events = [(name, start + 10_000 * n, end + 10_000 * n) for n in (2, 0, 1) for name, start, end in step]
+    assert timeline.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in step]
+    lines = timeline.text(events, 3).splitlines()
+    assert lines[0].split() == "busy 5.0 us, kernels 6.0 us in all".split()
+    assert [line.split() for line in lines[2:5]] == [
+        ["3.00", "x", "1.00", "gates"],
+        ["2.00", "x", "1.00", "cavs_forward_mosaic"],
+        ["1.00", "x", "1.00", "gemm"],
+    ]
+    assert lines[-1].split() == ["5.0", "6.0", "1.0", "gemm"]
+    assert timeline.a_step(step[1:]) == step[1:] and "no kernels" in timeline.text([], 3)
+
+
+def test_profiles_are_of_whole_stacks():
+    case = cases.parse("tree_lstm/sst/h8/b2")
+    model = ours.Cavs(case.cell, cases.parameters(case), device="gpu", engine="scan")
+    (stack, *_) = timeline._stacks(model, model.load(cases.dataset(case, 1)))
+    assert len(stack.data) == model._stack > 1 and len(model.train([stack])) == model._stack
+    with pytest.raises(SystemExit, match="kernels on a GPU, and JAX runs on 'cpu'"):
+        next(timeline.profile([case.name], "tf32"))
 
 
 def test_time_on_a_device_is_read_from_the_streams_of_gpus():
