@@ -16,7 +16,7 @@ from bench import device_time
 
 Event = tuple[str, float, float]  # a kernel's name, start and end in nanoseconds
 LAUNCH = "cavs_forward"  # a step's first launch, by which steps are told apart
-STACKS, DISTINCT = 4, 8  # dispatches that are profiled, and batches of which they are made
+STACKS = 4  # dispatches that are profiled, each of one batch again and again
 REPEATS = 5  # of all of them by the clock
 MOST = 30  # kernels by name
 WIDTH = 80  # of a name
@@ -34,7 +34,7 @@ def profile(names: list[str], precision: str) -> Iterator[str]:
     for name in names:
         case = cases.parse(name)
         model = ours.Cavs(case.cell, cases.parameters(case), device="gpu")
-        stacks = _stacks(model, model.load(cases.dataset(case, DISTINCT)))
+        stacks = _stacks(model, model.load(cases.dataset(case, STACKS)))
         count = sum(len(s.data) for s in stacks)
         model.train(stacks)
         start = time.perf_counter()
@@ -52,8 +52,8 @@ def _stacks(model: Any, batches: list[Any]) -> list[Any]:
     import cavs
 
     model.compile(batches)
-    full = itertools.chain.from_iterable(itertools.repeat(s, model._stack) for s in model.schedules(batches))
-    return [jax.device_put(stack) for stack in itertools.islice(cavs.stacked(full, model._stack), STACKS)]
+    repeated = itertools.chain.from_iterable(itertools.repeat(s, model._stack) for s in model.schedules(batches))
+    return [jax.device_put(stack) for stack in cavs.stacked(repeated, model._stack)]
 
 
 def text(events: list[Event], steps: int) -> str:
