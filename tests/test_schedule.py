@@ -4,6 +4,7 @@ import dataclasses
 
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import numpy as np
 import pytest
 
@@ -98,3 +99,16 @@ def test_known_shapes_are_taken_again() -> None:
             assert schedule.shape in known
             check(graphs[order[start : start + 16]], schedule)
     assert len(known) == before <= 5
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_the_graph_of_each_vertex_follows_from_where_graphs_end(name: str) -> None:
+    for graphs in (BATCHES[name], BATCHES[name][:0]):
+        sched = cavs.schedule(graphs)
+        want = np.full(sched.shape.vertices, len(graphs))
+        want[: graphs.num_vertices] = np.arange(len(graphs)).repeat(np.diff(graphs.vertex_offsets))
+        traced = jax.jit(lambda data, shape=sched.shape: (lambda s: (s.graph, s.vertex_mask))(cavs.Schedule(data, shape)))
+        for graph, mask in ((sched.graph, sched.vertex_mask), traced(sched.data)):
+            assert graph.dtype == np.int32
+            np.testing.assert_array_equal(graph, want)
+            np.testing.assert_array_equal(mask, want < len(graphs))
