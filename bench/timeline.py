@@ -26,13 +26,20 @@ def profile(names: list[str], precision: str) -> Iterator[str]:
     """Text for each case."""
     import jax
 
-    from bench import cases, ours, remote
+    from bench import cases, ours, remote, systems
 
+    try:
+        known = [cases.parse(name) for name in names]
+    except ValueError as error:
+        raise SystemExit(f"profile: {error}") from None
+    cells = systems.SYSTEMS["cavs_persistent"].cells  # without the applications, whose batches are of other kinds
+    for case in known:
+        if case.cell not in cells:
+            raise SystemExit(f"profile: case {case.name!r} is of cell {case.cell!r}, wanted one of {', '.join(cells)}")
     if jax.default_backend() != "gpu":
         raise SystemExit(f"profile: it shows kernels on a GPU, and JAX runs on {jax.default_backend()!r} here")
     jax.config.update("jax_default_matmul_precision", remote.OF_JAX[precision])
-    for name in names:
-        case = cases.parse(name)
+    for case in known:
         model = ours.Cavs(case.cell, cases.parameters(case), device="gpu")
         stacks = _stacks(model, model.load(cases.dataset(case, STACKS)))
         count = sum(len(s.data) for s in stacks)
@@ -42,7 +49,7 @@ def profile(names: list[str], precision: str) -> Iterator[str]:
             model.train(stacks)
         wall = (time.perf_counter() - start) / count / REPEATS
         events = device_time.of_jax(lambda model=model, stacks=stacks: model.train(stacks))
-        yield f"{name}, {precision}: {1e6 * wall:.1f} us a step by the clock\n{text(events, count)}"
+        yield f"{case.name}, {precision}: {1e6 * wall:.1f} us a step by the clock\n{text(events, count)}"
 
 
 def _stacks(model: Any, batches: list[Any]) -> list[Any]:

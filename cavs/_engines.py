@@ -2,9 +2,13 @@
 
 from typing import Any
 
-from cavs import _persistent
+from cavs._chip import WIDE, configure, too_wide
 from cavs._persistent import INTERPRET as INTERPRET
+from cavs._programs import precision_of, program_of
+from cavs._schedule import Shape
 from cavs.kernels import persistent
+from cavs.kernels._layout import layout_of
+from cavs.kernels._specs import Unfit
 
 ENGINES = ("scan", "persistent")
 
@@ -14,7 +18,7 @@ def choose_engine(engine: str | None, plan: Any, shape: Any, kinds: tuple[str | 
     if engine == "persistent" or engine is None:
         reason = unfit(plan, shape, kinds)
         if engine is None:
-            return "scan" if reason or _persistent.slower(plan, shape, kinds) else "persistent"
+            return "scan" if reason or _slower(plan, shape, kinds) else "persistent"
         if reason:
             raise ValueError(f"run: engine is 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
     return engine
@@ -22,7 +26,7 @@ def choose_engine(engine: str | None, plan: Any, shape: Any, kinds: tuple[str | 
 
 def unfit(plan: Any, shape: Any, kinds: tuple[str | None, ...]) -> str | None:
     """Why engine `persistent` cannot run a plan on schedules of a shape; `None` where it can."""
-    return persistent.supported() or _persistent.unfit(plan, shape, kinds)
+    return persistent.supported() or _unfit(plan, shape, kinds)
 
 
 def explain_engines(plan: Any) -> list[str]:
@@ -30,7 +34,7 @@ def explain_engines(plan: Any) -> list[str]:
     lines = ["Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere."]
     fits = True
     for name in plan.inner:
-        text = _persistent.explain(plan, name)
+        text = _explain(plan, name)
         fits = fits and not text.startswith("no")
         lines.append(f"Engine persistent{'' if name is None else f', kind {name!r}'}: {text}")
     here = persistent.supported()
@@ -38,3 +42,60 @@ def explain_engines(plan: Any) -> list[str]:
     reason = f": the kernels of engine persistent cannot run here; {here}" if here else ""
     lines.append(f"Chosen here: {chosen}{reason}.")
     return lines
+
+
+def _unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+    """Why the engine cannot run a plan on schedules of a shape, in words that follow "but"; `None` where it can."""
+    deep = [name for name, n in zip(kinds, shape.inner, strict=True) if n]
+    if not shape.levels and deep:
+        if len(deep) > 1:
+            return f"vertices of {len(deep)} kinds have children ({', '.join(map(repr, deep))}), and it runs one such kind"
+        return (
+            "no vertex of the batch has children, or its schedule has no scripts for the engine (cavs.schedule makes them "
+            "where JAX runs on a GPU)"
+        )
+    if not plan.function.optimizations.lazy:
+        return "F was made with Optimizations(lazy=False)"
+    try:
+        for name in deep:
+            for forward in (True, False):
+                made = program_of(plan, name, forward, shape.forest)
+                configure(made, precision_of(made), False, shape)
+    except Unfit as e:
+        return f"the recurrent part of F does not fit it: {e}"
+    return None
+
+
+def _slower(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+    """Whether engine scan should be faster, where both can run."""
+    made = [program_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
+    return any(too_wide(configure(p, precision_of(p), False, shape), shape) for p in made)
+
+
+def _explain(plan: Any, name: str | None) -> str:
+    """How a kind's levels run in one launch each way; or "no: ..." and why not."""
+    if not plan.function.optimizations.lazy:
+        return "no: F was made with Optimizations(lazy=False)."
+    try:
+        texts = []
+        for way in ("forward", "backward"):
+            made = program_of(plan, name, way == "forward")
+            level, precision = made.level, precision_of(made)
+            config = configure(made, precision, False)
+            layout = layout_of(level, config)
+            size = layout.words * 4 * (level.unit // config.hb)
+            where = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
+            if config.resident:
+                where = "stay in shared memory" + ", three numbers in two words" * config.tight
+            meetings = f"{sum(p.meet for p in level.phases)} meetings a level"
+            if config.dataflow:
+                meetings = "no meetings, as a product waits for its numbers alone"
+            padded = "" if level.unit == level.valid else f"vectors of {level.valid} run as {level.unit}; "
+            texts.append(
+                f"{way}: {padded}{len(level.phases)} phases and {meetings}; {config.groups} groups of "
+                f"{level.unit // config.hb} CTAs with {config.hb} units each; {size / 1e6:.1f} MB of weights a group, which "
+                f"{where}; products in {precision}"
+            )
+        return "fits. " + "; ".join(texts) + "."
+    except Unfit as e:
+        return f"no: {e}."

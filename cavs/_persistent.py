@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._chip import WIDE, configure, too_wide
+from cavs._chip import configure
 from cavs._programs import EDGE_PAD, PAD, Program, precision_of, program_of
 from cavs._rows import EDGE, evaluate, is_float
-from cavs._schedule import Schedule, Shape
+from cavs._schedule import Schedule
 from cavs._split import Split
 from cavs._tensors import Rows as KindRows, get_rows
 from cavs.kernels import persistent
 from cavs.kernels._layout import layout_of
 from cavs.kernels._padding import constant_in_memory, rows_from_memory, rows_in_memory, weight_in_memory
-from cavs.kernels._specs import Unfit, num_blocks, stored_dtype
+from cavs.kernels._specs import num_blocks, stored_dtype
 from cavs.kernels.rows import COLUMNS, segment_rows
 
 INTERPRET = "persistent-interpret"  # the engine's kernels in Pallas' interpreter: slow, any machine; for tests
@@ -121,63 +121,6 @@ def parents(sched: Schedule, rows: KindRows, arity: int, at: Any, size: int) -> 
     slot = known - get_rows(jnp.asarray(sched.first_edge[_inner_slice(sched, rows)]), jnp.minimum(owner, rows.size - 1))
     out["parent_slot"] = jnp.where((edge < 0) | (slot >= arity), -1, slot * rows.size + owner)
     return out
-
-
-def unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
-    """Why the engine cannot run a plan on schedules of a shape, in words that follow "but"; `None` where it can."""
-    deep = [name for name, n in zip(kinds, shape.inner, strict=True) if n]
-    if not shape.levels and deep:
-        if len(deep) > 1:
-            return f"vertices of {len(deep)} kinds have children ({', '.join(map(repr, deep))}), and it runs one such kind"
-        return (
-            "no vertex of the batch has children, or its schedule has no scripts for the engine (cavs.schedule makes them "
-            "where JAX runs on a GPU)"
-        )
-    if not plan.function.optimizations.lazy:
-        return "F was made with Optimizations(lazy=False)"
-    try:
-        for name in deep:
-            for forward in (True, False):
-                made = program_of(plan, name, forward, shape.forest)
-                configure(made, precision_of(made), False, shape)
-    except Unfit as e:
-        return f"the recurrent part of F does not fit it: {e}"
-    return None
-
-
-def slower(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
-    """Whether engine scan should be faster, where both can run."""
-    made = [program_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
-    return any(too_wide(configure(p, precision_of(p), False, shape), shape) for p in made)
-
-
-def explain(plan: Any, name: str | None) -> str:
-    """How a kind's levels run in one launch each way; or "no: ..." and why not."""
-    if not plan.function.optimizations.lazy:
-        return "no: F was made with Optimizations(lazy=False)."
-    try:
-        texts = []
-        for way in ("forward", "backward"):
-            made = program_of(plan, name, way == "forward")
-            level, precision = made.level, precision_of(made)
-            config = configure(made, precision, False)
-            layout = layout_of(level, config)
-            size = layout.words * 4 * (level.unit // config.hb)
-            where = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
-            if config.resident:
-                where = "stay in shared memory" + ", three numbers in two words" * config.tight
-            meetings = f"{sum(p.meet for p in level.phases)} meetings a level"
-            if config.dataflow:
-                meetings = "no meetings, as a product waits for its numbers alone"
-            padded = "" if level.unit == level.valid else f"vectors of {level.valid} run as {level.unit}; "
-            texts.append(
-                f"{way}: {padded}{len(level.phases)} phases and {meetings}; {config.groups} groups of "
-                f"{level.unit // config.hb} CTAs with {config.hb} units each; {size / 1e6:.1f} MB of weights a group, which "
-                f"{where}; products in {precision}"
-            )
-        return "fits. " + "; ".join(texts) + "."
-    except Unfit as e:
-        return f"no: {e}."
 
 
 def levels(

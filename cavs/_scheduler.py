@@ -114,7 +114,7 @@ def schedules(
     alone = kinds and graphs.kind is not None and graphs.kind_names is None
     most = 1 if alone else BATCHES_AT_ONCE
     if process:  # the first passes are small: training starts while the next ones are made
-        first, limit = VERTICES_AT_ONCE // 64, max(VERTICES_AT_ONCE // 2 // process, VERTICES_AT_ONCE // 4)
+        first, limit = VERTICES_AT_ONCE // 64, VERTICES_AT_ONCE // min(2 * process, 4)
         passes = _passes(graphs, iter(batches), most, first, limit, 2 ** (1 / process))
         return schedules_elsewhere(graphs, passes, options, int(process))
     return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE), options)

@@ -7,13 +7,11 @@ import sys
 from types import SimpleNamespace
 from typing import ClassVar
 
-import jax
 import pytest
 
 from bench import (
     __main__ as command,
     cases,
-    device_time,
     figures,
     lines,
     main_table,
@@ -23,7 +21,6 @@ from bench import (
     runner,
     store,
     suites,
-    timeline,
 )
 from bench.remote import Remote
 from bench.runner import Bench
@@ -262,49 +259,6 @@ def test_the_main_table_names_the_fastest_peer_and_the_bound():
     assert "dgl" not in text and main_table.main_table({"gpu-x": [record | {"suite": "vpps"}]}) == ""
     with_table = main_table.with_main_table("a\n" + "".join(main_table.MARKS) + "z\n", {"gpu-x": [record]})
     assert text in with_table and main_table.with_main_table(with_table, {"gpu-x": [record]}) == with_table
-
-
-def test_time_on_a_device_counts_overlaps_once():
-    events = [("gemm", 0, 10), ("gates", 5, 12), ("MemcpyH2D", 20, 21), ("gemm", 30, 40)]
-    found = device_time.summary(events, 2, "test")
-    assert found["seconds"] == pytest.approx(23e-9 / 2) and found["span"] == pytest.approx(20e-9)
-    assert found["kernels"] == 1.5 and found["heaviest"][0] == ["gemm", pytest.approx(10e-9), 1.0]
-    assert device_time.summary([], 2, "test") == {"seconds": None, "why": "test recorded no kernels"}
-
-
-def test_a_step_is_shown_kernel_after_kernel():
-    step = [("cavs_forward_mosaic", 0, 2000), ("gates", 1000, 4000), ("gemm", 5000, 6000)]
-    events = [(name, start + 10_000 * n, end + 10_000 * n) for n in (2, 0, 1) for name, start, end in step]
-    assert timeline.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in step]
-    lines = timeline.text(events, 3).splitlines()
-    assert lines[0].split() == "busy 5.0 us, kernels 6.0 us in all".split()
-    assert [line.split() for line in lines[2:5]] == [
-        ["3.00", "x", "1.00", "gates"],
-        ["2.00", "x", "1.00", "cavs_forward_mosaic"],
-        ["1.00", "x", "1.00", "gemm"],
-    ]
-    assert lines[-1].split() == ["5.0", "6.0", "1.0", "gemm"]
-    assert timeline.a_step(step[1:]) == step[1:] and "no kernels" in timeline.text([], 3)
-
-
-def test_profiles_are_of_whole_stacks():
-    case = cases.parse("tree_lstm/sst/h8/b2")
-    model = ours.Cavs(case.cell, cases.parameters(case), device="gpu", engine="scan")
-    (stack, *_) = timeline._stacks(model, model.load(cases.dataset(case, 1)))
-    assert len(stack.data) == model._stack > 1 and len(model.train([stack])) == model._stack
-    with pytest.raises(SystemExit, match="kernels on a GPU, and JAX runs on 'cpu'"):
-        next(timeline.profile([case.name], "tf32"))
-
-
-def test_time_on_a_device_is_read_from_the_streams_of_gpus():
-    event = SimpleNamespace(name="gemm", start_ns=3.0, duration_ns=4.0)
-    lines = [SimpleNamespace(name=n, events=[event]) for n in ("Stream #13(Compute)", "XLA Ops")]
-    planes = [SimpleNamespace(name=n, lines=lines) for n in ("/device:GPU:0", "/host:CPU")]
-    assert device_time.gpu_events(SimpleNamespace(planes=planes)) == [("gemm", 3.0, 7.0)]
-
-
-def test_the_profiler_of_jax_is_read_back():
-    assert device_time.measure(lambda: jax.block_until_ready(jax.numpy.ones(3) + 1), 1, True)["seconds"] is None  # no GPU
 
 
 def test_figures_are_drawn(results):

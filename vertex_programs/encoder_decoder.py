@@ -130,10 +130,10 @@ class EncoderDecoder:
 
 def _place(source: cavs.Schedule, pairs: cavs.Schedule, rows: int) -> jax.Array:
     """For each vertex of the pairs its row among the sources; out of range at targets and in padding."""
-    graphs = pairs.shape.graphs
-    sizes, lengths = (jnp.bincount(s.graph, length=graphs + 1)[:graphs] for s in (pairs, source))
-    graph = pairs.graph[:rows]
-    number = jnp.arange(rows) - (jnp.cumsum(sizes) - sizes).at[graph].get(mode="clip")
-    row = (jnp.cumsum(lengths) - lengths).at[graph].get(mode="clip") + number
+    graphs, graph = pairs.shape.graphs, pairs.graph[:rows]
+    ends, source_ends = jnp.asarray(pairs.graph_end), jnp.asarray(source.graph_end)
+    sizes, lengths = jnp.diff(ends, prepend=0), jnp.diff(source_ends, prepend=0)
+    number = jnp.arange(rows) - (ends - sizes).at[graph].get(mode="clip")
+    row = (source_ends - lengths).at[graph].get(mode="clip") + number
     is_source = (graph < graphs) & (number < lengths.at[graph].get(mode="clip"))
     return jnp.where(is_source, row, source.shape.vertices)

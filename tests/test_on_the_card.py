@@ -1,0 +1,129 @@
+"""Engine `persistent` on a GPU: values, bits, waits; every test is marked `gpu`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import _chip, _scripts
+from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, values
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("precision", "tolerance"), [("highest", 1e-5), (None, 2e-3), ("BF16_BF16_F32", 2e-2)])
+@pytest.mark.parametrize("hidden", [128, 150])
+def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tolerance: float) -> None:
+    make, graphs = CASES[name]
+    F, params = make(hidden)
+    x = inputs_of(name, graphs, hidden)
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+    with jax.default_matmul_precision(precision):
+        got, again = (values(F, params, graphs, x, "persistent") for _ in range(2))
+    # A layer norm divides by the root of what a product made: that turns a product's error into a larger one.
+    assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
+    if precision is None and hidden == 128:  # the same bits whether CTAs meet or wait for numbers
+        with _chip.using(lambda level, forward, config: dataclasses.replace(config, dataflow=False)):
+            met = values(make(hidden)[0], params, graphs, x, "persistent")
+        assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, met)), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "GRU", "constant states"])
+@pytest.mark.parametrize("dataflow", [False, True])
+def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool) -> None:
+    """A number that is read too early, or a wait that never ends, would show sooner or later."""
+    make, graphs = CASES[name]
+    F, params = make(128)
+    sched = cavs.schedule(graphs)
+    x = jax.tree.map(sched.pad, inputs_of(name, graphs, 128))
+
+    def gradient(params: Any, x: Any) -> list[Any]:
+        def loss(params: Any, x: Any) -> Any:
+            pushes = cavs.run(F, params, sched, x, engine="persistent")
+            return sum((y**2).sum() for y in jax.tree.leaves(pushes))
+
+        return jax.tree.leaves(jax.grad(loss, (0, 1))(params, x))
+
+    def one(before: list[Any], turn: Any) -> tuple[list[Any], Any]:
+        now = gradient(*jax.lax.optimization_barrier((params, x, turn))[:2])
+        return now, jnp.stack([(a != b).any() for a, b in zip(now, before, strict=True)]).any()
+
+    with _chip.using(lambda level, forward, config: dataclasses.replace(config, dataflow=dataflow and level.flows)):
+        first, _ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(1)))(gradient(params, x))
+        _, differ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(5000)))(first)
+    assert np.isfinite(np.concatenate([np.ravel(a) for a in first])).all()
+    assert int(differ[1:].sum()) == 0  # the first is held against what another program made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", None, "BF16_BF16_F32"])
+@pytest.mark.parametrize("tight", [False, True])
+def test_nan_stays_nan_on_the_card(precision: str | None, tight: bool) -> None:
+    """Also the NaN that GPUs make, all ones, in a weight or in a leaf: whoever descends from it is NaN, as with engine scan."""
+    make, graphs = CASES["TreeFC"]
+    nan = np.array(0x7FFFFFFF, np.int32).view(np.float32)
+    x = np.array(inputs_of("TreeFC", graphs, 128))
+    for place in ("weight", "leaf"):
+        F, params = make(128)
+        mine = dict(params)
+        rows = x.copy()
+        if place == "weight":
+            mine["u"] = np.array(params["u"])
+            mine["u"][5, 7] = nan
+        else:
+            rows[:, 3] = nan
+        found = []
+        for engine in ("scan", "persistent"):
+            with (
+                jax.default_matmul_precision(precision),
+                _chip.using(
+                    lambda level, forward, config: dataclasses.replace(config, hb=16, tight=tight and precision is None)
+                ),
+            ):
+                found.append(np.isnan(np.asarray(cavs.run(F, mine, cavs.schedule(graphs), rows, engine=engine))))
+        assert found[0].any() and (found[1] >= found[0]).all(), place
+
+
+@pytest.mark.gpu
+def test_tight_weights_on_the_card() -> None:
+    """Three tf32 numbers in two words: the same bits as one in each."""
+    make, graphs = CASES["BinaryTreeLSTM"]
+    _, params = make(256)
+    x, found = inputs_of("BinaryTreeLSTM", graphs), []
+    for tight in (False, True):
+        with _chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, hb=16, rows=8, tight=t)):
+            found.append(values(make(256)[0], params, graphs, x, "persistent"))
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, found), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [8, 32])
+def test_paired_sums_on_the_card(rows: int) -> None:
+    """Warps that add their sums two by two."""
+    make, graphs = CASES["BinaryTreeLSTM"]
+    _, params = make(256)
+    x = inputs_of("BinaryTreeLSTM", graphs, 256)
+    with jax.default_matmul_precision("highest"):
+        want = values(make(256)[0], params, graphs, x, "scan")
+    with _chip.using(lambda level, forward, config: dataclasses.replace(config, hb=16, rows=rows, paired=True, tight=False)):
+        assert_near(values(make(256)[0], params, graphs, x, "persistent"), want, 2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dataflow", [False, True])
+def test_a_wait_in_vain_is_reported(dataflow: bool) -> None:
+    """CTAs that wait for ever would hang the card; they give up, and the result is NaN: never a wrong number."""
+    F, params = CASES["reset before the product"][0](128)  # a new F: nothing of it is compiled
+    x = inputs_of("reset before the product", CHAINS)
+    sched = _scripts.with_scripts(cavs.schedule(CHAINS))
+    odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow}
+    with _chip.using(lambda level, forward, config: dataclasses.replace(config, **odd)):
+        h = np.asarray(cavs.run(F, params, sched, x, engine="persistent"))
+    assert np.isnan(h).all()
