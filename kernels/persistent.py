@@ -203,9 +203,13 @@ class _Kernel:
         for what another reads, for where there is but one tile they have nothing else to do."""
         other = lax.rem(self.wg + 1, jnp.int32(self.config.warpgroups))
         tile = self.tile(jnp.int32(0), low, jnp.maximum(high - 1, 0), other)
-        for n, phase in enumerate(self.level.phases):
-            if phase.domain == ROW:
+        phases = [(n, phase) for n, phase in enumerate(self.level.phases) if phase.domain == ROW]
+
+        def ask() -> None:
+            for n, phase in phases:
                 Values(self, phase, tile, self.layout.results[n]).prefetch()
+
+        lax.cond(low + other * self.config.rows < high, ask, lambda: None)
 
     def run_level(self, low: Any, high: Any, met: Any, numbers: list[Any]) -> None:
         ahead = iter(numbers)
