@@ -5,6 +5,7 @@ A vector of b unit vectors is b arrays; so slices, concatenations and reshapes m
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ class Values:
         self._kernel, self._phase, self._tile, self._results = kernel, phase, tile, results
         self._device, self._table, self._unit = kernel.device, kernel.table, kernel.level.valid
         self._known: dict[Any, np.ndarray] = {}
+        self._asked: dict[Any, Callable[[int], Any]] = {}  # inputs that are on their way, by block
         self._found = found or {}  # what index arrays hold at the tile, as far as it was read before
 
     def __getitem__(self, x: Any) -> np.ndarray:
@@ -43,9 +45,19 @@ class Values:
         return self._known[x]
 
     def fetch(self) -> None:
-        """Reads all inputs that the phase's equations and stores need, but for what other CTAs write."""
+        """Begins to read all inputs that the phase's equations and stores need, but for what other CTAs write."""
         for x in self._inputs():
-            self._known[x] = self._read(x)
+            self._ask(x)
+
+    def prefetch(self) -> None:
+        """Brings to L2 what lies in the tile's own rows and was there before the launch."""
+        k, made = self._kernel, self._kernel.level.stored()
+        for x in self._inputs():
+            source = self._source(x)
+            if isinstance(source, Rows) and source.index is None and source.tensor not in made:
+                ref = self._table[source.tensor]
+                for b in range(int(np.prod(self._blocks(x))) if ref.shape[1] > 1 else 1):
+                    self._device.prefetch(self._tile, ref, k.scalar(source.base), k.column(b + source.part))
 
     def indices(self) -> list[str]:
         """Names of the index arrays that say where `fetch` reads."""
@@ -78,48 +90,46 @@ class Values:
         return out
 
     def _read(self, x: Any) -> np.ndarray:
-        """An input, or what an earlier phase stored. Bools lie in memory as int32."""
-        if isinstance(self._source(x), Constant) and x.aval.dtype != np.float32:
-            out = self._read_as(x, np.dtype(np.float32))  # constants travel in one vector
-            return self._each(x, lambda b: out.flat[b] != 0 if x.aval.dtype == np.bool_ else out.flat[b].astype(x.aval.dtype))
+        """An input, or what an earlier phase stored. Bools lie in memory as int32, constants in one vector of float32."""
+        if x not in self._asked:
+            self._ask(x)
+        values = self._each(x, self._asked[x])
         if x.aval.dtype == np.bool_:
-            out = self._read_as(x, np.dtype(np.int32))
-            return self._each(x, lambda b: out.flat[b] != 0)
-        return self._read_as(x, x.aval.dtype)
+            return self._each(x, lambda b: values.flat[b] != 0)
+        if isinstance(self._source(x), Constant) and x.aval.dtype != np.float32:
+            return self._each(x, lambda b: values.flat[b].astype(x.aval.dtype))
+        return values
 
-    def _read_as(self, x: Any, dtype: Any) -> np.ndarray:
-        source, tile, k = self._source(x), self._tile, self._kernel
+    def _ask(self, x: Any) -> None:
+        """Begins to read an input. Nothing is computed with it yet: that would wait until it is there."""
+        source = self._source(x)
+        dtype = np.dtype(np.int32) if x.aval.dtype == np.bool_ else x.aval.dtype
+        asked = [self._parts(source, dtype, b) for b in range(int(np.prod(self._blocks(x))))]
+        self._asked[x] = lambda b: functools.reduce(operator.add, asked[b])
+
+    def _parts(self, source: Source, dtype: Any, b: int) -> list[Any]:
+        """What adds up to a block of an input."""
+        tile, column = self._tile, self._kernel.column(b)
+        if isinstance(source, Rows):
+            return [self._rows(source, dtype, b, source.index)]
         if isinstance(source, Constant):
-            ref = self._table[source.tensor]
-            first = type(tile)(tile.shape, jnp.int32(0), jnp.int32(0))
+            ref, first = self._table[source.tensor], type(tile)(tile.shape, jnp.int32(0), jnp.int32(0))
             wide = ref.shape[1] > 1
-            return self._each(
-                x,
-                lambda b: self._device.load(first, dtype, ref, None, jnp.int32(0), k.column(b) if wide else jnp.int32(0), wide),
-            )
-        if isinstance(source, Sum):
-
-            def total(b: int) -> Any:
-                column, sums = k.column(b), []
-                if source.direct is not None:
-                    ref, found = self._table[source.direct[0]], self._number(source.direct[1])
-                    wide = ref.shape[1] > 1
-                    first = column if wide else jnp.int32(0)
-                    sums.append(self._device.load(tile, dtype, ref, found, jnp.int32(0), first, wide))
-                for name, index in source.parts:
-                    ref = self._table[name]
-                    if source.first is None:
-                        sums.append(self._device.load(tile, dtype, ref, self._number(index), jnp.int32(0), column))
-                    else:
-                        found = self._table[index]
-                        ends = self._table[source.first], self._table[source.count]
-                        sums.append(self._device.segments(tile, dtype, ref, found, *ends, jnp.int32(0), column, False))
-                if not sums:  # a state that is neither pushed nor gathered
-                    return jnp.zeros(tile.shape, dtype)
-                return functools.reduce(operator.add, sums)
-
-            return self._each(x, total)
-        return self._each(x, lambda b: self._rows(source, dtype, b, source.index))
+            column = column if wide else jnp.int32(0)
+            return [self._device.load(first, np.dtype(np.float32), ref, None, jnp.int32(0), column, wide)]
+        found = []
+        if source.direct is not None:
+            ref, number = self._table[source.direct[0]], self._number(source.direct[1])
+            wide = ref.shape[1] > 1
+            found.append(self._device.load(tile, dtype, ref, number, jnp.int32(0), column if wide else jnp.int32(0), wide))
+        for name, index in source.parts:
+            ref = self._table[name]
+            if source.first is None:
+                found.append(self._device.load(tile, dtype, ref, self._number(index), jnp.int32(0), column))
+            else:
+                ends = self._table[source.first], self._table[source.count]
+                found.append(self._device.segments(tile, dtype, ref, self._table[index], *ends, jnp.int32(0), column, False))
+        return found or [jnp.zeros(tile.shape, dtype)]  # a state that is neither pushed nor gathered
 
     def _rows(self, source: Rows, dtype: Any, b: int, index: str | None) -> Any:
         ref = self._table[source.tensor]

@@ -49,6 +49,10 @@ def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, w
     return jnp.where(n[:, None] < 0, 0, got).astype(dtype)
 
 
+def prefetch(tile: Tile, ref: Any, base: Any, column: Any) -> None:
+    """Nothing here."""
+
+
 def segments(
     tile: Tile,
     dtype: Any,

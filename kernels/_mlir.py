@@ -51,7 +51,7 @@ def scalar(array: Any) -> Any:
 
 def ptx(text: str, results: Sequence[Any], *args: Any) -> Any:
     """One volatile PTX statement; the compiler keeps such statements in order."""
-    letter = {"f32": "f", "i32": "r", "i64": "l"}
+    letter = {"f32": "f", "i16": "h", "i32": "r", "i64": "l"}
     codes = [f"={letter[str(t)]}" for t in results] + [letter[str(a.type)] for a in args] + ["~{memory}"]
     kind = ir.Type.parse("!llvm.void") if not results else results[0]
     if len(results) > 1:
@@ -66,6 +66,13 @@ def address(ref: Any, space: int) -> Any:
     if space == 1:
         pointer = llvm.addrspacecast(llvm.PointerType.get(1), pointer)
     return llvm.ptrtoint(ir.IntegerType.get_signless(64 if space == 1 else 32), pointer)
+
+
+def place(ref: Any, width: int, size: int, row: Any, column: Any) -> Any:
+    """The address in global memory of `ref[row, column]`, of a ref that is `width` numbers of `size` bytes wide."""
+    i64 = ir.IntegerType.get_signless(64)
+    at = arith.addi(arith.muli(arith.extsi(i64, row), arith.constant(i64, width)), arith.extsi(i64, column))
+    return arith.addi(address(ref, 1), arith.muli(at, arith.constant(i64, size)))
 
 
 def patience(lost: Any, turn: Any, spins: int) -> Any:

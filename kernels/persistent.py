@@ -156,6 +156,7 @@ class _Kernel:
             met, numbers, low, high, *following = carry
             after = bounds(i + 2)
             ahead = self.first_numbers(*following)
+            self.prefetch(*following)
             lax.cond(high > low, lambda: self.run_level(low, high, met, numbers), lambda: None)
             return met + jnp.where(high > low, jnp.int32(meetings), jnp.int32(0)), ahead, *following, *after
 
@@ -197,6 +198,19 @@ class _Kernel:
         tile = self.tile(jnp.int32(0), low, jnp.maximum(high - 1, 0))
         return [self.numbers(n, tile) for n, phase in enumerate(self.level.phases) if phase.domain == ROW]
 
+    def prefetch(self, low: Any, high: Any) -> None:
+        """Brings near what a level reads that was there before: from memory it takes longer than a level. Each warpgroup asks
+        for what another reads, for where there is but one tile they have nothing else to do."""
+        other = lax.rem(self.wg + 1, jnp.int32(self.config.warpgroups))
+        tile = self.tile(jnp.int32(0), low, jnp.maximum(high - 1, 0), other)
+        phases = [(n, phase) for n, phase in enumerate(self.level.phases) if phase.domain == ROW]
+
+        def ask() -> None:
+            for n, phase in phases:
+                Values(self, phase, tile, self.layout.results[n]).prefetch()
+
+        lax.cond(low + other * self.config.rows < high, ask, lambda: None)
+
     def run_level(self, low: Any, high: Any, met: Any, numbers: list[Any]) -> None:
         ahead = iter(numbers)
         for n, phase in enumerate(self.level.phases):
@@ -225,9 +239,10 @@ class _Kernel:
         mine = lax.div(tiles - self.wg + self.config.warpgroups - 1, jnp.int32(self.config.warpgroups))
         lax.fori_loop(jnp.int32(0), mine, one, first)
 
-    def tile(self, t: Any, begin: Any, last: Any) -> Tile:
-        """This warpgroup's t-th tile of the rows `begin` ... `last`."""
-        row = jnp.minimum(begin + (self.wg + t * self.config.warpgroups) * self.config.rows, last)
+    def tile(self, t: Any, begin: Any, last: Any, wg: Any = None) -> Tile:
+        """A warpgroup's t-th tile of the rows `begin` ... `last`; this one's unless `wg` says another."""
+        wg = self.wg if wg is None else wg
+        row = jnp.minimum(begin + (wg + t * self.config.warpgroups) * self.config.rows, last)
         return Tile((self.config.rows, self.config.hb), row, last)
 
     def numbers(self, n: int, tile: Tile) -> tuple[Any, dict[str, Any]]:

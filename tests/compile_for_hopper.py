@@ -92,5 +92,6 @@ for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
             "registers": int(registers[1]) if registers else 256,
             "spilled": int(spilled[1]) if spilled else -1,
             "products": text.count("mma.sync"),
+            "prefetches": text.count("prefetch.global"),
         }
 print(json.dumps(found))
