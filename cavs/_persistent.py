@@ -79,16 +79,16 @@ def launch(
         sparse = name.startswith(("up", "edge_up"))
         made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
     updated = {f"state{i}": rows_in_memory(s, level, written=True) for i, s in enumerate(states or [])}
-    if config.dataflow:  # of the states, leaves are there, and what the levels make is not
-        for name in level.exchanged() & updated.keys():
-            x = updated[name]
-            made_here = jnp.arange(x.shape[0])[:, None] >= state_row
-            updated[name] = jnp.where(made_here, persistent.unwritten(x.shape), x)
     for twin, name in level.halves.items():
         if name in made:
             made[twin] = dataclasses.replace(made[name], dtype=jnp.bfloat16, sparse=True)
         elif name in updated:
             updated[twin] = updated[name].astype(jnp.bfloat16)
+    if config.dataflow:  # of the states, leaves are there, and what the levels make is not
+        for name in level.exchanged() & updated.keys():
+            x = updated[name]
+            made_here = jnp.arange(x.shape[0])[:, None] >= state_row
+            updated[name] = jnp.where(made_here, persistent.unwritten(x.shape, x.dtype), x)
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     wanted = level.tensors()
     tensors = {name: rows_in_memory(x, level) for name, x in tensors.items() if name in wanted}

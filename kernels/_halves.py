@@ -23,7 +23,6 @@ def add_halves(level: Level) -> None:
     for name in alone:
         del level.scratch[name]
     level.halves |= {twin: name for name, twin in half.items()}
-    level.flows = False
     for phase in level.phases:
         for p in phase.products:
             p.operands = [[tuple(_in_half(r, half) for r in source) for source in operand] for operand in p.operands]

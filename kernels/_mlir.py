@@ -51,7 +51,7 @@ def scalar(array: Any) -> Any:
 
 def ptx(text: str, results: Sequence[Any], *args: Any) -> Any:
     """One volatile PTX statement; the compiler keeps such statements in order."""
-    letter = {"f32": "f", "i16": "h", "i32": "r", "i64": "l"}
+    letter = {"f32": "f", "i32": "r", "i64": "l"}
     codes = [f"={letter[str(t)]}" for t in results] + [letter[str(a.type)] for a in args] + ["~{memory}"]
     kind = ir.Type.parse("!llvm.void") if not results else results[0]
     if len(results) > 1:

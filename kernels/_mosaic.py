@@ -247,7 +247,7 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
     if not isinstance(value, (int, float)):
         value = plgpu.layout_cast(value, tile_layout(tile))
     dtype, width = np.dtype(ref.dtype), ref.shape[1]
-    how = f"{'st.relaxed.gpu' if awaited else 'st'}.global.b{8 * dtype.itemsize}"
+    how = f"{'st.relaxed.gpu' if awaited else 'st'}.global.b32"
 
     @plgpu.inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, [SCALAR] * (valid is not None)))
     def go(ctx: Any, ref: Any, value: Any, base: Any, row: Any, last: Any, column: Any, valid: Any) -> None:
@@ -255,16 +255,19 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
 
         def put(x: Any, at: Any) -> None:
             r, j = arith.addi(scalar(row), arith.index_cast(i32, at[0])), arith.index_cast(i32, at[1])
-            if dtype == jnp.bfloat16:
-                x = arith.truncf(ir.BF16Type.get(), x)
             if valid:  # what is computed of padding may be anything
-                x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, constant(dtype, 0))
-            if dtype == jnp.bfloat16:
-                x = arith.bitcast(ir.IntegerType.get_signless(16), x)
+                zero = arith.constant(x.type, 0.0 if x.type == ir.F32Type.get() else 0)
+                x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, zero)
+            end = scalar(last)
+            if dtype == jnp.bfloat16:  # every second thread stores its own number and the next one's
+                following = ptx("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;", [x.type], x)
+                x = ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], following, x)
+                odd = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(j, int32(1)), int32(0))
+                end = arith.select(odd, int32(-1), end)
             # Not in a branch: there what is stored would be computed, one number after the other.
             text = f"{{.reg .pred p; setp.le.s32 p, $2, $3; @p {how} [$0], $1;}}"
             at = place(ref, width, dtype.itemsize, arith.addi(r, scalar(base)), arith.addi(scalar(column), j))
-            ptx(text, [], at, x, r, scalar(last))
+            ptx(text, [], at, x, r, end)
 
         value.foreach(put)
 

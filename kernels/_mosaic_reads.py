@@ -18,7 +18,7 @@ from jax._src.lib.mlir.dialects import arith, scf, vector
 from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._mlir import address, false, int32, patience, ptx, scalar, true
-from cavs.kernels._specs import UNWRITTEN
+from cavs.kernels._specs import UNWRITTEN, UNWRITTEN_HALF
 
 # Reads, of 16 bytes, that a thread repeats at most while it waits: with more, those who wait hinder those who write.
 POLLED = 12
@@ -137,10 +137,16 @@ class Reader:
 
     def unwritten(self, places: list[_Place], values: list[list[Any]]) -> Any:
         """Whether this thread has read a number that nobody has written."""
-        found = false()
+        found, least = false(), None
         for x in (x for p, numbers in zip(places, values, strict=True) if p.awaited for x in numbers):
-            same = arith.cmpi(arith.CmpIPredicate.eq, arith.bitcast(self.i32, x), int32(int(UNWRITTEN)))
-            found = arith.ori(found, same)
+            if x.type == self.f32:
+                same = arith.cmpi(arith.CmpIPredicate.eq, arith.bitcast(self.i32, x), int32(int(UNWRITTEN)))
+                found = arith.ori(found, same)
+                continue
+            differ = arith.xori(x, int32((int(UNWRITTEN_HALF) * 0x10001) - (1 << 32)))  # of two bf16 numbers in a word
+            least = differ if least is None else ptx("min.u16x2 $0, $1, $2;", [self.i32], least, differ)
+        for half in () if least is None else (arith.andi(least, int32(0xFFFF)), arith.shrui(least, int32(16))):
+            found = arith.ori(found, arith.cmpi(arith.CmpIPredicate.eq, half, int32(0)))
         return found
 
     def until_there(self, kinds: list[Any], attempt: Callable[[], tuple[list[Any], Any]]) -> list[Any]:

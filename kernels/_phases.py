@@ -142,7 +142,7 @@ def cut(
 
 
 def _flows(level: Level) -> bool:
-    """Whether products alone read, in float32, what CTAs make for each other."""
+    """Whether products alone read, in float32 (or what `_halves` makes of it), what CTAs make for each other."""
     reductions = [e for p in level.phases for e in p.eqns.values() if e.primitive.name in REDUCTIONS]
     whole = {s.tensor for e in reductions if isinstance(s := level.sources[e.invars[0]], Rows)}
     read = {q.eqn.invars[0].aval.dtype for p in level.phases for q in p.products}

@@ -9,8 +9,9 @@ from jax.extend import core as jex
 
 STATIC, ROW, EDGE = 0, 1, 2
 # What the numbers that a launch writes and its products read are before (`Config.dataflow`): the bits of a NaN that no
-# computation makes (GPUs make 0x7FFFFFFF, and its negative).
+# computation makes (GPUs make 0x7FFFFFFF, and its negative; in bf16 0x7FFF, and its negative).
 UNWRITTEN = np.uint32(0xFFE5A5A5).astype(np.int32)
+UNWRITTEN_HALF = np.uint16(0xFFE5)
 
 
 class Unfit(ValueError):
@@ -160,7 +161,7 @@ class Level:
     unit: int  # as it lies in memory: zeros after the valid numbers
     scratch: dict[str, tuple[int, int, Any]]  # tensors for values between phases: name -> (domain, width, dtype)
     halves: dict[str, str] = dataclasses.field(default_factory=dict)  # in bf16, for products -> of which tensor; `_halves`
-    flows: bool = False  # products alone read, in float32, what CTAs make for each other: `Config.dataflow` is possible
+    flows: bool = False  # products alone read what CTAs make for each other: `Config.dataflow` is possible
 
     def size(self, width: int) -> int:
         """How wide a vector of so many numbers is in memory."""

@@ -18,7 +18,18 @@ from jax import lax
 from cavs.kernels._evaluate import Values
 from cavs.kernels._layout import PARTS, Config, Layout
 from cavs.kernels._pack import pack_weights
-from cavs.kernels._specs import EDGE, ROW, UNWRITTEN, Arrays as Arrays, Level, Made as Made, Phase, Tile, num_blocks
+from cavs.kernels._specs import (
+    EDGE,
+    ROW,
+    UNWRITTEN,
+    UNWRITTEN_HALF,
+    Arrays as Arrays,
+    Level,
+    Made as Made,
+    Phase,
+    Tile,
+    num_blocks,
+)
 from cavs.kernels._turns import begin_p, end_p
 
 # The scalars that every launch has; the bases that sources name follow.
@@ -49,7 +60,8 @@ def launch(
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
     if config.dataflow:
         for n, name in enumerate(name for name in made if name in level.exchanged()):
-            held[name] = jax.new_ref(unwritten((made[name].rows, made[name].width), integers[n]))
+            m = made[name]
+            held[name] = jax.new_ref(unwritten((m.rows, m.width), m.dtype, integers[n]))
     fresh = {name: m for name, m in made.items() if name not in held}
     mutable = [*held, "counters"]
     out_type = [jax.ShapeDtypeStruct((m.rows, m.width), m.dtype) for m in fresh.values()]
@@ -92,10 +104,11 @@ def launch(
     return {name: x for name, x in results.items() if name not in inner}, end_p.bind(jax.freeze(counters)[:1])
 
 
-def unwritten(shape: tuple[int, ...], count: Any = 0) -> Any:
+def unwritten(shape: tuple[int, ...], dtype: Any, count: Any = 0) -> Any:
     """Numbers that products wait for (`Config.dataflow`). With a `count`, a number that is known at run time and not negative,
     XLA cannot tell that these are the same as others, of which it would make copies."""
-    return jnp.broadcast_to(lax.bitcast_convert_type(UNWRITTEN + jnp.minimum(count, 0), jnp.float32), shape)
+    bits = UNWRITTEN if dtype == jnp.float32 else UNWRITTEN_HALF
+    return jnp.broadcast_to(lax.bitcast_convert_type(bits + jnp.minimum(count, 0).astype(bits.dtype), dtype), shape)
 
 
 def _joined(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:
@@ -184,7 +197,7 @@ class _Kernel:
         """What is read after the launch from its first to its last row."""
         found = {n: m for n, m in self.made.items() if n not in self.level.scratch and not m.sparse}
         for place in dict.fromkeys(p for phase in self.level.phases for places in phase.stores.values() for p in places):
-            if place.tensor in self.awaited and place.tensor not in self.made:
+            if place.tensor in self.awaited - self.level.halves.keys() and place.tensor not in self.made:
                 ref = self.table[place.tensor]
                 found[place.tensor] = Made(ref.shape[0], ref.shape[1], ref.dtype, ROW, place.base)
         return found

@@ -28,16 +28,21 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
     # A layer norm divides by the root of what a product made: that turns a product's error into a larger one.
     assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
-    if precision is None and hidden == 128:  # the same bits whether CTAs meet or wait for numbers
-        with _chip.using(lambda level, forward, config: dataclasses.replace(config, dataflow=False)):
+    if precision != "highest" and hidden == 128:  # the same bits whether CTAs meet or wait for numbers
+        with (
+            jax.default_matmul_precision(precision),
+            _chip.using(
+                lambda level, forward, config: dataclasses.replace(config, dataflow=not config.dataflow and level.flows)
+            ),
+        ):
             met = values(make(hidden)[0], params, graphs, x, "persistent")
         assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, met)), strict=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["BinaryTreeLSTM", "GRU", "constant states"])
-@pytest.mark.parametrize("dataflow", [False, True])
-def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool) -> None:
+@pytest.mark.parametrize(("dataflow", "precision"), [(False, None), (True, None), (True, "BF16_BF16_F32")])
+def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool, precision: str | None) -> None:
     """A number that is read too early, or a wait that never ends, would show sooner or later."""
     make, graphs = CASES[name]
     F, params = make(128)
@@ -55,7 +60,10 @@ def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool) ->
         now = gradient(*jax.lax.optimization_barrier((params, x, turn))[:2])
         return now, jnp.stack([(a != b).any() for a, b in zip(now, before, strict=True)]).any()
 
-    with _chip.using(lambda level, forward, config: dataclasses.replace(config, dataflow=dataflow and level.flows)):
+    with (
+        jax.default_matmul_precision(precision),
+        _chip.using(lambda level, forward, config: dataclasses.replace(config, dataflow=dataflow and level.flows)),
+    ):
         first, _ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(1)))(gradient(params, x))
         _, differ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(5000)))(first)
     assert np.isfinite(np.concatenate([np.ravel(a) for a in first])).all()
