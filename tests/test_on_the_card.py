@@ -29,12 +29,11 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
     assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
     if precision != "highest" and hidden == 128:  # the same bits whether CTAs meet or wait for numbers
-        with (
-            jax.default_matmul_precision(precision),
-            _chip.using(
-                lambda level, forward, config: dataclasses.replace(config, dataflow=not config.dataflow and level.flows)
-            ),
-        ):
+
+        def other(level: Any, forward: bool, config: Any) -> Any:
+            return dataclasses.replace(config, dataflow=level.flows and not config.clustered and not config.dataflow)
+
+        with jax.default_matmul_precision(precision), _chip.using(other):
             met = values(make(hidden)[0], params, graphs, x, "persistent")
         assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, met)), strict=True))
 
