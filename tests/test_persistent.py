@@ -184,7 +184,7 @@ def test_other_widths_are_padded() -> None:
 
 
 def test_where_products_may_wait_for_numbers() -> None:
-    """Where they alone read what CTAs make for each other, in float32: `Config.dataflow`."""
+    """Where they alone read what CTAs make for each other, in float32 or in bf16: `Config.dataflow`."""
     for name, precision, flows in (
         *(("BinaryTreeLSTM", None, True), ("reset before the product", "highest", True), ("ChildSumTreeLSTM", None, True)),
         *(("layer norm", None, False), ("BinaryTreeLSTM", "BF16_BF16_F32", True)),
