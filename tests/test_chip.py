@@ -1,6 +1,7 @@
 """How the persistent kernels lie on the chip: packed weights, scripts, the choice of a layout and of an engine."""
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 
 import cavs
+from bench import tune
+from bench.ours import program
 from cavs import _chip, _engines, _programs, _scripts, vertex_programs as vp
-from cavs.kernels import persistent
-from cavs.kernels._layout import SHARED_MEMORY, layout_of
+from cavs.kernels import _tuned, persistent
+from cavs.kernels._layout import SHARED_MEMORY, Config, layout_of
 from cavs.kernels._pack import Packed, pack_weights
 from tests.odd_graphs import chain, joined
 
@@ -49,6 +52,27 @@ def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPat
         plan = plan_of(hidden)
         assert _engines.choose_engine(None, plan, sched.shape, (None,)) == engine
         assert _engines.choose_engine("persistent", plan, sched.shape, (None,)) == "persistent"
+
+
+def test_every_layout_on_record_is_taken() -> None:
+    """One that is not among the candidates would be passed over without a word."""
+    records, taken = _tuned.records("NVIDIA H200"), set()
+    for (cell, hidden), asked in itertools.product({size[:2]: 0 for size in tune.SIZES}, ("tensorfloat32", "BF16_BF16_F32")):
+        with jax.default_matmul_precision(asked):
+            ready = program(cell, hidden, hidden)
+            params = jax.eval_shape(ready.init, jax.random.key(0))
+            plan = tune._fresh(ready).plan(params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
+            for forward in (True, False):
+                made = _programs.program_of(plan, None, forward)
+                precision = _programs.precision_of(made)
+                key = _chip.tuning_key(made.level, forward, precision, None).rsplit(" ", 1)[0]
+                found = _chip.candidates(made.level, precision)
+                mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
+                for name, record in mine.items():
+                    fields = {field: value for field, value in record.items() if field != "us"}
+                    assert Config(precision=precision, **fields) in found, name
+                taken |= mine.keys()
+    assert taken == records.keys() and taken
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
