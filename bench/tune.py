@@ -22,6 +22,7 @@ from bench import device_time, graphs
 from bench.ours import graphs_of, program
 from cavs import _chip, _programs
 from cavs.kernels import _tuned, persistent
+from cavs.kernels._layout import Config
 
 SIZES = [("tree_lstm", h, b) for h in (512, 1024) for b in (64, 1, 16, 256)]
 SIZES += [("lstm", h, b) for h in (512, 1024) for b in (64, 16, 1)] + [("tree_fc", 512, b) for b in (64, 16, 1)]
@@ -70,7 +71,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
             # Only the launch is timed: XLA need not measure its own products.
             compiled = list(pool.map(lambda step: step.compile({"xla_gpu_autotune_level": 0}), lowered))
         times = [round(_time(step, params, forward), 1) for step in compiled]
-        fields = ("hb", "groups", "clustered", "rows", "warpgroups", "resident", "tight", "in_flight", "paired", "dataflow")
+        fields = [f.name for f in dataclasses.fields(Config) if f.name not in ("precision", "spins", "interpret")]
         records = [{f: getattr(c, f) for f in fields} | {"us": us} for c, us in zip(layouts, times, strict=True)]
         found[key] = sorted(records, key=lambda record: record["us"])
     return found

@@ -37,7 +37,7 @@ _CHOOSERS: list[Any] = []
 # Whether weights are tight, rows of a tile, warpgroups, reads in flight: what was among the fastest somewhere on an H200.
 _WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
 _WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
-_WAYS += [(True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
+_WAYS += [(True, 16, 2, 12), (True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
 _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4, 8), (True, 8, 4, 8)]
 
 
@@ -54,13 +54,18 @@ def candidates(level: Level, precision: str) -> list[Config]:
                 continue
             # Not every part of the chip has 16 multiprocessors for a cluster of 16: two CTAs must fit into one.
             room = SHARED_MEMORY // (2 if clustered else 1)
-            for paired in (False, True):  # where there is room, nothing is to be paired
-                config = Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
-                if layout_of(level, config).shared_memory(config) <= room:
-                    found.append(config)
-                    if level.flows and resident and not clustered:
-                        found.append(dataclasses.replace(config, dataflow=True))
-                    break
+            ways = [
+                Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
+                for paired in (False, True)
+            ]
+            fitting = [c for c in ways if layout_of(level, c).shared_memory(c) <= room][:1]  # with room, nothing is paired
+            if resident and not clustered and ctas % 2 == 0:
+                with contextlib.suppress(Unfit):
+                    divided = [dataclasses.replace(c, split=2) for c in ways]
+                    fitting += [c for c in divided if layout_of(level, c).shared_memory(c) <= room]
+            found += fitting
+            if level.flows and resident and not clustered:
+                found += [dataclasses.replace(c, dataflow=True) for c in fitting]
     found = [c for c in found if c.resident] or found
     loose = {c.hb for c in found if not c.tight}
     return [c for c in found if not c.tight or c.hb not in loose]  # where there is room, there is nothing to decode
@@ -72,13 +77,13 @@ def cost(level: Level, config: Config, rows: float) -> float:
     A level has a fixed part, mostly the group's meeting, or the way of a number from CTA to CTA; its rows come from L2 at about
     100 kB a microsecond and CTA, and about three times where CTAs look for numbers until they are there; each tile reads all
     weights from shared memory, at 128 bytes a clock, and computes `rows * hb / 128` numbers a thread; the warpgroups of a CTA
-    overlap.
+    overlap. Where CTAs divide K, each reads its part of a row, and each tile waits for the others' sums.
     """
     layout = layout_of(level, config)
     mine = rows / config.groups
     width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for specs in layout.specs for spec, _ in specs)
     read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
-    tile = 0.35 + read + 0.24 * config.rows * config.hb / 128
+    tile = 0.35 + read + 0.24 * config.rows * config.hb / 128 + 1.6 * (config.split > 1)
     fixed, again = (0.9, 3.0) if config.dataflow else (1.6, 1.0)
     return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 

@@ -90,11 +90,12 @@ def _explain(plan: Any, name: str | None) -> str:
             meetings = f"{sum(p.meet for p in level.phases)} meetings a level"
             if config.dataflow:
                 meetings = "no meetings, as a product waits for its numbers alone"
+            divided = f" ({config.split} of a cluster divide K of each product, and send each other sums)" * (config.split > 1)
             padded = "" if level.unit == level.valid else f"vectors of {level.valid} run as {level.unit}; "
             texts.append(
                 f"{way}: {padded}{len(level.phases)} phases and {meetings}; {config.groups} groups of "
-                f"{level.unit // config.hb} CTAs with {config.hb} units each; {size / 1e6:.1f} MB of weights a group, which "
-                f"{where}; products in {precision}"
+                f"{level.unit // config.hb} CTAs with {config.hb} units each{divided}; {size / 1e6:.1f} MB of weights a group, "
+                f"which {where}; products in {precision}"
             )
         return "fits. " + "; ".join(texts) + "."
     except Unfit as e:

@@ -148,11 +148,12 @@ class Values:
         name, out = e.primitive.name, e.outvars[0]
         if out in self._results:
             slots, columns = self._results[out]
-            hb = self._kernel.config.hb
+            hb, split = self._kernel.config.hb, self._kernel.config.split
+            own = lax.rem(self._kernel.cta, jnp.int32(split)) * hb if split > 1 else 0
 
             def read(i: int) -> Any:
                 lead, b = divmod(i, max(1, self._blocks(out)[-1]))
-                return self._device.read_product(self._tile, self._kernel.part, slots, columns[lead] + b * hb)
+                return self._device.read_product(self._tile, self._kernel.part, slots, columns[lead] + b * hb * split + own)
 
             self._known[out] = self._each(out, read)
         elif name in ACROSS:

@@ -18,6 +18,15 @@ def sync() -> None:
     """One thread runs after another."""
 
 
+def begin_exchange(ring: Sequence[Any], config: Any) -> None:
+    """One CTA has nobody to exchange sums with."""
+    assert config.split == 1 and not ring
+
+
+def end_exchange(ring: Sequence[Any]) -> None:
+    """Nothing here."""
+
+
 def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins: int) -> None:
     """One CTA is alone."""
     del counters, slot, target, clustered, spins

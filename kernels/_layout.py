@@ -8,6 +8,7 @@ from cavs.kernels._specs import Level, ProductSpec, Rows, SourceSpec, Unfit, Wei
 
 PARTS = 16  # the schedule deals graphs into so many parts; a group takes PARTS / groups of them
 SHARED_MEMORY = 227 * 1024
+EXCHANGE_WORDS = 8  # of shared memory for each warpgroup where `Config.split`, for `_mosaic_exchange`
 _SLACK = 2048  # of shared memory, for barriers and alignment
 
 
@@ -21,7 +22,8 @@ class Config:
     tf32 weights in two words (`_pack`), so that a CTA holds half as many again; `in_flight`: reads of rows, 16 bytes each,
     that a thread has on the way; `paired`: four warps add their sums of a product two by two, so that these take half the
     room; `spins`: after so many reads of a counter in vain a CTA reports and goes on; `dataflow`: groups never meet, and a
-    product waits for the numbers that it reads instead (`Level.flows`): they are `UNWRITTEN` before.
+    product waits for the numbers that it reads instead (`Level.flows`): they are `UNWRITTEN` before; `split`: CTAs of a
+    cluster that divide K of every product, each for the units of all of them, and send each other sums (`_mosaic_exchange`).
     """
 
     hb: int
@@ -37,6 +39,11 @@ class Config:
     spins: int = 1 << 22
     interpret: bool = False
     dataflow: bool = False
+    split: int = 1
+
+    def cluster(self, unit: int) -> int:
+        """CTAs of a thread-block cluster, where vectors have `unit` numbers."""
+        return unit // self.hb if self.clustered else self.split
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +59,7 @@ class Layout:
     @property
     def slots(self) -> int:
         """Sums of a product that a warpgroup leaves, at most."""
-        return max((s.slots for specs in self.specs for s, _ in specs), default=1)
+        return max((s.all_slots for specs in self.specs for s, _ in specs), default=1)
 
     def shared_memory(self, config: Config) -> int:
         """Bytes of shared memory of a CTA."""
@@ -72,8 +79,9 @@ def layout_of(level: Level, config: Config) -> Layout:
             if key not in offsets:
                 k = level.size(p.weight.aval.shape[p.axis])
                 offsets[key] = words
-                splits = _splits(k // chunk, p.joined)
-                packed.append(Packed(p.weight, p.axis, k, p.blocks * config.hb, words, splits, config.tight))
+                splits = _splits(k // chunk, p.joined, config.split)
+                width = p.blocks * config.hb * config.split
+                packed.append(Packed(p.weight, p.axis, k // config.split, width, words, splits, config.tight))
                 words += packed[-1].words(config.precision)
     specs, results, columns = [], [], 0
     awaited = level.exchanged() if config.dataflow else set()
@@ -88,14 +96,14 @@ def layout_of(level: Level, config: Config) -> Layout:
             if k % chunk:
                 raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
             chunks = k // chunk
-            splits = _splits(chunks, joined)
+            splits = _splits(chunks, joined, config.split)
             slots = 2 if config.paired and splits == 4 else splits
             by_weight: dict[Any, list[Any]] = {}
             for p in products:
                 by_weight.setdefault((p.weight, p.axis, joined), []).append(p)
             weights = []
             for key, sharing in by_weight.items():
-                width = sharing[0].blocks * config.hb
+                width = sharing[0].blocks * config.hb * config.split
                 tiles, half = -(-width // 16), width % 16 == 8
                 use = list(
                     dict.fromkeys(operands.index(tuple(sources.index(r) for r in o)) for p in sharing for o in p.operands)
@@ -105,13 +113,13 @@ def layout_of(level: Level, config: Config) -> Layout:
                 weights.append(WeightSpec(tiles, half, tuple(use), firsts, offsets[key]))
                 for p in sharing:
                     found = [use.index(operands.index(tuple(sources.index(r) for r in o))) for o in p.operands]
-                    where[p.eqn.outvars[0]] = (slots, tuple(firsts[i] for i in found))
+                    where[p.eqn.outvars[0]] = (slots + config.split - 1, tuple(firsts[i] for i in found))
             spec = ProductSpec(
                 rows=config.rows,
                 splits=splits,
                 slots=slots,
                 chunk=chunk,
-                chunks=chunks,
+                chunks=chunks // config.split,
                 sources=tuple(SourceSpec(r.part * level.unit, r.tensor in awaited) for source in sources for r in source),
                 joined=joined,
                 operands=tuple(operands),
@@ -122,14 +130,21 @@ def layout_of(level: Level, config: Config) -> Layout:
                 precision=config.precision,
                 in_flight=config.in_flight,
                 spins=config.spins,
+                hb=config.hb,
+                split=config.split,
             )
             mine.append((spec, [r for source in sources for r in source]))
+        if config.split > 1 and len({spec.slots for spec, _ in mine}) > 1:
+            raise Unfit("products of different sizes, whose sums cannot be sent together")
         specs.append(mine)
         results.append(where)
         columns = max(columns, at)
     return Layout(specs, results, packed, words, columns)
 
 
-def _splits(chunks: int, joined: int) -> int:
-    """Among how many warps of a warpgroup so many chunks of K are divided; of `joined` sources each warp reads one."""
-    return next(n for n in (4, 3, 2, 1) if chunks % n == 0 and n % joined == 0)
+def _splits(chunks: int, joined: int, split: int) -> int:
+    """Among how many warps of a warpgroup, in each of `split` CTAs, K is divided; of `joined` sources each warp reads one."""
+    for n in (4, 3, 2, 1):
+        if chunks % (n * split) == 0 and n * split % joined == 0:
+            return n
+    raise Unfit(f"{chunks} parts of {joined} rows cannot be divided among {split} CTAs")

@@ -36,6 +36,7 @@ from cavs.kernels._mlir import (
     scalar,
     tile_layout,
 )
+from cavs.kernels._mosaic_exchange import begin_exchange as begin_exchange, end_exchange as end_exchange
 from cavs.kernels._mosaic_products import product as product
 from cavs.kernels._mosaic_rows import product_rows as product_rows, read_product as read_product
 from cavs.kernels._mosaic_weights import copy_weights as copy_weights

@@ -15,36 +15,60 @@ from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._mlir import REF, SCALAR, address, as_index, false, int32, ptx, scalar
+from cavs.kernels._mosaic_exchange import Exchange
 from cavs.kernels._mosaic_reads import POLLED, Reader, Step
 from cavs.kernels._specs import Tile
 
 
 def product(
-    tile: Tile, specs: Sequence[Any], refs: Sequence[Any], numbers: Any, weights: Any, part: Any, cta: Any, counters: Any
+    tile: Tile,
+    specs: Sequence[Any],
+    refs: Sequence[Any],
+    numbers: Any,
+    weights: Any,
+    part: Any,
+    cta: Any,
+    counters: Any,
+    ring: Any = None,
 ) -> None:
     """All products of a phase for the rows of a tile, into `part`.
 
     `specs` are `_specs.ProductSpec`; `refs` belong to their sources, `numbers` are from `product_rows`; `weights` is one
     flat array of packed weights, in shared memory, or in global memory where they stream; `counters[0]` is set where a
-    wait is given up.
+    wait is given up; `ring` holds the barriers of `_mosaic_exchange`, where CTAs divide K.
     """
     layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=1)
 
-    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), layout, REF, REF, SCALAR, SCALAR, SCALAR, REF))
-    def go(ctx: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any, counters: Any) -> None:
-        _Product(specs, refs, numbers, weights, part, row, last, cta, counters).emit()
+    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), layout, REF, REF, SCALAR, SCALAR, SCALAR, REF, [REF] * (ring is not None)))
+    def go(
+        ctx: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any, counters: Any, ring: Any
+    ) -> None:
+        peer = arith.remui(scalar(cta), int32(specs[0].split))
+        exchange = Exchange(ring[0], part, peer, specs[0]) if ring else None
+        _Product(specs, refs, numbers, weights, part, row, last, cta, peer, counters, exchange).emit()
 
-    go(list(refs), numbers, weights, part, tile.row, tile.last, cta, counters)
+    go(list(refs), numbers, weights, part, tile.row, tile.last, cta, counters, [] if ring is None else [ring])
 
 
 class _Product(Reader):
     """Emits the products of a phase; see the module's text."""
 
     def __init__(
-        self, specs: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any, counters: Any
+        self,
+        specs: Any,
+        refs: Any,
+        numbers: Any,
+        weights: Any,
+        part: Any,
+        row: Any,
+        last: Any,
+        cta: Any,
+        peer: Any,
+        counters: Any,
+        exchange: Exchange | None,
     ):
-        super().__init__(specs, refs, numbers, row, last, counters)
-        self.spec, self.part = specs[0], part
+        super().__init__(specs, refs, numbers, row, last, peer, counters)
+        self.spec, self.part, self.exchange = specs[0], part, exchange
         if self.spec.resident:
             self.weights = address(weights, 3)
         else:
@@ -55,8 +79,12 @@ class _Product(Reader):
         count = arith.addi(arith.subi(self.last, self.row), int32(1))
         groups = self.spec.rows // 8
         mu.warpgroup_barrier()  # the partial sums of the last tile have been read
+        if self.exchange:
+            self.exchange.free()
         self._choose([n for n in (1, 2, 4, 8) if n < groups] + [groups], count)
         mu.warpgroup_barrier()
+        if self.exchange:
+            self.exchange.swap(count)
 
     def _choose(self, sizes: list[int], count: Any) -> None:
         """The smallest number of 8-row groups that holds the rows."""
@@ -148,7 +176,7 @@ class _Product(Reader):
     def _leave(self, totals: dict[Any, list[Any]], spec: Any, add: bool) -> None:
         """The warp's sums into its slot of `part`; or added to what is there."""
         slot = self.warp if spec.slots == spec.splits else arith.andi(self.warp, int32(spec.slots - 1))
-        place = arith.addi(arith.muli(arith.shrui(self.thread, int32(7)), int32(spec.slots)), slot)
+        place = arith.addi(arith.muli(arith.shrui(self.thread, int32(7)), int32(spec.all_slots)), slot)
         for (s, w, m, o, n), four in totals.items():
             weight = self.specs[s].weights[w]
             column = weight.columns[weight.operands.index(o)] + 16 * m

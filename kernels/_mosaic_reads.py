@@ -60,8 +60,8 @@ class Step(NamedTuple):
 class Reader:
     """Emits the reads of a phase's products by one thread. In the names of PTX: lane = 4 * group + thread-in-group."""
 
-    def __init__(self, specs: Any, refs: Any, numbers: Any, row: Any, last: Any, counters: Any):
-        self.specs, self.counters = specs, counters
+    def __init__(self, specs: Any, refs: Any, numbers: Any, row: Any, last: Any, peer: Any, counters: Any):
+        self.specs, self.counters, self.peer = specs, counters, peer
         self.awaits = any(source.awaited for spec in specs for source in spec.sources)
         self.row, self.last = scalar(row), scalar(last)
         self.f32, self.i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
@@ -85,9 +85,10 @@ class Reader:
     def places(self, which: int, groups: int) -> list[_Place]:
         """Where this thread's numbers of each source of a spec begin, for each 8 rows; of joined sources a warp reads one."""
         spec, (refs, numbers) = self.specs[which], self.sources[which]
-        warps, per_warp = spec.splits // spec.joined, spec.chunks // spec.splits
-        part = arith.divui(self.warp, int32(warps))
-        warp = arith.subi(self.warp, arith.muli(part, int32(warps)))
+        warps, per_warp = spec.splits * spec.split // spec.joined, spec.chunks // spec.splits
+        rank = arith.addi(arith.muli(self.peer, int32(spec.splits)), self.warp)
+        part = arith.divui(rank, int32(warps))
+        warp = arith.subi(rank, arith.muli(part, int32(warps)))
         out = []
         for s, n in itertools.product(range(0, len(spec.sources), spec.joined), range(groups)):
             found = []

@@ -18,15 +18,15 @@ from cavs.kernels._mlir import REF, SCALAR, as_index, elements, int32, scalar, t
 from cavs.kernels._specs import Tile
 
 
-def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
-    """The sum of the partial products that a warpgroup's warps left in `part` (slots of all warpgroups, rows, columns)."""
+def read_product(tile: Tile, part: Any, slots: int, column: Any) -> Any:
+    """The sum of the partial products that were left for a warpgroup in `part` (slots of all warpgroups, rows, columns)."""
 
-    @plgpu.inline_mgpu(arg_types=(REF,), return_type=plgpu.ShapeDtypeStruct(tile.shape, jnp.float32, tile_layout(tile)))
-    def go(ctx: Any, part: Any) -> Any:
+    @plgpu.inline_mgpu(arg_types=(REF, SCALAR), return_type=plgpu.ShapeDtypeStruct(tile.shape, jnp.float32, tile_layout(tile)))
+    def go(ctx: Any, part: Any, column: Any) -> Any:
         first = arith.muli(arith.shrui(mu.thread_idx(), int32(7)), int32(slots))
 
         def value(i: Any, j: Any) -> Any:
-            at = [as_index(i), as_index(arith.addi(j, int32(column)))]
+            at = [as_index(i), as_index(arith.addi(j, scalar(column)))]
             total = None
             for w in range(slots):
                 got = memref.load(part, [as_index(arith.addi(first, int32(w))), *at])
@@ -35,7 +35,7 @@ def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
 
         return elements(tile, jnp.float32, value)
 
-    return go(part)
+    return go(part, jnp.int32(column))
 
 
 def product_rows(tile: Tile, indices: Sequence[Any], bases: Sequence[Any]) -> Any:

@@ -21,9 +21,12 @@ def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: An
     @plgpu.inline_mgpu(arg_types=([REF] * len(refs), SCALAR, REF))
     def go(ctx: Any, refs: Any, cta: Any, target: Any) -> None:
         place = address(target, 3)
-        first = arith.muli(scalar(cta), int32(hb))
+        # K is divided among the CTAs of a cluster, each of which has the columns of all of them.
+        split = config.split
+        first = arith.muli(arith.divui(scalar(cta), int32(split)), int32(hb * split))
+        peer = arith.remui(scalar(cta), int32(split))
         for part, ref in zip(parts, refs, strict=True):
-            source = _Source(part, ref, first, unit, hb, config.precision)
+            source = _Source(part, ref, first, arith.muli(peer, int32(part.k)), unit, hb * split, config.precision)
             if part.tight:
                 _copy_triples(source, place, threads)
                 continue
@@ -39,8 +42,9 @@ def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: An
 class _Source:
     """One weight, and the columns of it that the CTA owns."""
 
-    def __init__(self, part: Any, ref: Any, first: Any, unit: int, hb: int, precision: str):
+    def __init__(self, part: Any, ref: Any, first: Any, first_k: Any, unit: int, hb: int, precision: str):
         self.part, self.ref, self.first, self.unit, self.hb, self.precision = part, ref, first, unit, hb, precision
+        self.first_k = first_k
         self.chunk = 32 if precision == "bf16" else 16
         self.steps = 2 * (part.k // self.chunk)  # of K
 
@@ -48,7 +52,7 @@ class _Source:
         """What a lane holds of a tile of 8 * `halves` columns, counted from `column`, for one step of K: words, unrounded."""
         chunk = self.chunk
         group, quad = arith.shrui(lane, int32(2)), arith.andi(lane, int32(3))
-        k = arith.muli(arith.shrui(step, int32(1)), int32(chunk))
+        k = arith.addi(self.first_k, arith.muli(arith.shrui(step, int32(1)), int32(chunk)))
         k = arith.addi(k, arith.muli(quad, int32(chunk // 4)))
         k = arith.addi(k, arith.muli(arith.andi(step, int32(1)), int32(chunk // 8)))
         out = []

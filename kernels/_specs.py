@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
@@ -108,6 +109,13 @@ class ProductSpec:
     precision: str
     in_flight: int
     spins: int
+    hb: int
+    split: int  # CTAs that divide K as well: `chunks` and `slots` are of one of them
+
+    @property
+    def all_slots(self) -> int:
+        """Sums of a product: its own warps', and one of each other CTA that divides K."""
+        return self.slots + self.split - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +224,14 @@ class Arrays:
     integers: dict[str, Any]
     updated: dict[str, Any]
     made: dict[str, Made]
+
+
+def joined(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:
+    """All vectors as one, and (begin, size) of each."""
+    parts = [jnp.asarray(x, dtype).reshape(-1) for x in vectors.values()]
+    ends = np.cumsum([x.shape[0] for x in parts])
+    whole = jnp.concatenate([*parts, jnp.zeros(4, dtype)])
+    return whole, {k: (int(e) - x.shape[0], x.shape[0]) for k, x, e in zip(vectors, parts, ends, strict=True)}
 
 
 def tensors_of(source: Source) -> set[str]:

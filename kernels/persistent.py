@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from cavs.kernels._evaluate import Values
-from cavs.kernels._layout import PARTS, Config, Layout
+from cavs.kernels._layout import EXCHANGE_WORDS, PARTS, Config, Layout
 from cavs.kernels._pack import pack_weights
 from cavs.kernels._specs import (
     EDGE,
@@ -28,6 +28,7 @@ from cavs.kernels._specs import (
     Made as Made,
     Phase,
     Tile,
+    joined,
     num_blocks,
 )
 from cavs.kernels._turns import begin_p, end_p
@@ -46,8 +47,8 @@ def launch(
     ctas = level.unit // config.hb
     rows_padded, edges_padded = (arrays.integers[k].shape[0] for k in ("first", "edge_owner"))
     # One vector of integers: parts of the schedule's own would not be aligned as XLA wants a kernel's operands.
-    integers, places = _joined(arrays.integers, jnp.int32)
-    constants, constant_places = _joined(arrays.constants, jnp.float32)
+    integers, places = joined(arrays.integers, jnp.int32)
+    constants, constant_places = joined(arrays.constants, jnp.float32)
     made = dict(arrays.made)
     for name, (domain, width, dtype) in level.scratch.items():
         made[name] = Made(rows_padded if domain == ROW else edges_padded, width, dtype, domain)
@@ -81,11 +82,13 @@ def launch(
         scratch.append(plgpu.SMEM((config.warpgroups * layout.slots, config.rows, layout.columns + 4), jnp.float32))
         if config.resident:
             scratch.append(plgpu.SMEM((layout.words,), jnp.float32))
-    shape: dict[str, Any]
-    if config.clustered:
-        shape = {"grid": (config.groups,), "grid_names": ("group",), "cluster": (ctas,), "cluster_names": ("cta",)}
-    else:
-        shape = {"grid": (config.groups, ctas), "grid_names": ("group", "cta")}
+        if config.split > 1:
+            scratch.append(plgpu.SMEM((config.warpgroups * EXCHANGE_WORDS,), jnp.int32))
+    cluster = config.cluster(level.unit)
+    grid = {"group": config.groups} | ({"cluster": ctas // cluster} if cluster < ctas else {})
+    shape: dict[str, Any] = {"grid": tuple(grid.values()), "grid_names": tuple(grid)}
+    if cluster > 1:
+        shape |= {"cluster": (cluster,), "cluster_names": ("peer",)}
     if config.warpgroups > 1:
         shape |= {"num_threads": config.warpgroups, "thread_name": "wg"}
     kernel = plgpu.kernel(
@@ -111,14 +114,6 @@ def unwritten(shape: tuple[int, ...], dtype: Any, count: Any = 0) -> Any:
     return jnp.broadcast_to(lax.bitcast_convert_type(bits + jnp.minimum(count, 0).astype(bits.dtype), dtype), shape)
 
 
-def _joined(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:
-    """All vectors as one, and (begin, size) of each."""
-    parts = [jnp.asarray(x, dtype).reshape(-1) for x in vectors.values()]
-    ends = np.cumsum([x.shape[0] for x in parts])
-    whole = jnp.concatenate([*parts, jnp.zeros(4, dtype)])
-    return whole, {k: (int(e) - x.shape[0], x.shape[0]) for k, x, e in zip(vectors, parts, ends, strict=True)}
-
-
 class _Kernel:
     """The body of one launch, traced in Pallas."""
 
@@ -137,11 +132,14 @@ class _Kernel:
         self.device: Any = importlib.import_module("cavs.kernels." + ("_interpret" if config.interpret else "_mosaic"))
         self.part = scratch[0] if scratch else None
         self.weights = scratch[1] if len(scratch) > 1 else table.get("packed")
+        self.ring = scratch[2:]
         self.ctas = level.unit // config.hb
         self.awaited = level.exchanged() if config.dataflow else set()
         # Read once: what is read after a store is read again.
         self.scalars = [table["scalars"][n] for n in range(table["scalars"].shape[0])]
-        self.group, self.cta = lax.axis_index("group"), lax.axis_index("cta")
+        cluster, self.group = config.cluster(level.unit), lax.axis_index("group")
+        self.cta = lax.axis_index("cluster") * cluster if cluster < self.ctas else jnp.int32(0)
+        self.cta += lax.axis_index("peer") if cluster > 1 else 0
         self.wg = lax.axis_index("wg") if config.warpgroups > 1 else jnp.int32(0)
 
     def scalar(self, which: int | None) -> Any:
@@ -154,6 +152,7 @@ class _Kernel:
             unit = self.level.unit
             self.device.copy_weights(self.layout.packed, refs, self.cta, self.weights, unit, config.hb, config)
         self.clear_padding()
+        self.device.begin_exchange(self.ring, config)
         self.device.sync()
         levels = self.scalar(NUM_LEVELS)
         share = PARTS // config.groups
@@ -175,6 +174,7 @@ class _Kernel:
 
         first, second = (bounds(jnp.int32(n)) for n in range(2))
         lax.fori_loop(jnp.int32(0), levels, one, (jnp.int32(0), self.first_numbers(*first), *first, *second))
+        self.device.end_exchange(self.ring)
 
     def clear_padding(self) -> None:
         """Zeros in the rows of outputs that belong to no vertex: large products read them after the launch."""
@@ -275,7 +275,7 @@ class _Kernel:
         if self.layout.specs[n]:
             specs = [spec for spec, _ in self.layout.specs[n]]
             refs = [self.table[s.tensor] for _, sources in self.layout.specs[n] for s in sources]
-            self.device.product(tile, specs, refs, rows, self.weights, self.part, self.cta, self.table["counters"])
+            self.device.product(tile, specs, refs, rows, self.weights, self.part, self.cta, self.table["counters"], *self.ring)
         level = self.level
         valid = None if level.valid == level.unit else level.valid - self.cta * self.config.hb
         stores = [(v, place) for v, places in phase.stores.items() for place in places]

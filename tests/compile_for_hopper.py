@@ -1,10 +1,11 @@
-"""Compiles the persistent kernels of three programs for an H200, on a machine without one; run by `test_chip`.
+"""Compiles the persistent kernels of four programs for an H200, on a machine without one; run by `test_chip`.
 
 Prints one line of JSON: registers, spilled bytes and tensor products of each kernel. Needs jax-cuda13-plugin,
 jax-cuda13-pjrt, nvidia-cuda-nvcc, nvidia-nvvm and nvidia-nvjitlink; no driver.
 """
 
 import ctypes
+import dataclasses
 import glob
 import importlib.util
 import json
@@ -30,7 +31,7 @@ from jax.experimental import topologies  # noqa: E402
 from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh  # noqa: E402
 
 import cavs  # noqa: E402
-from cavs import _scripts, vertex_programs as vp  # noqa: E402
+from cavs import _chip, _scripts, vertex_programs as vp  # noqa: E402
 from cavs.kernels import persistent  # noqa: E402
 
 # What XLA must know of the card (a GpuTargetConfigProto).
@@ -81,6 +82,9 @@ compile_step(vp.BinaryTreeLSTM(512, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 
 compile_step(vp.LSTM(256, 64), cavs.from_lengths([20] * 16), 64)
 with jax.default_matmul_precision("BF16_BF16_F32"):
     compile_step(vp.NaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
+fields = {"hb": 16, "groups": 4, "clustered": False, "rows": 8, "warpgroups": 2, "tight": False, "split": 2}
+with _chip.using(lambda level, forward, config: dataclasses.replace(config, **fields)):
+    compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
 found = {}
 for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
     text = Path(path).read_text()
@@ -93,5 +97,6 @@ for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
             "spilled": int(spilled[1]) if spilled else -1,
             "products": text.count("mma.sync"),
             "prefetches": text.count("prefetch.global"),
+            "exchanges": text.count("st.shared::cluster"),
         }
 print(json.dumps(found))

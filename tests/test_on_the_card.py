@@ -13,6 +13,13 @@ from cavs import _chip, _scripts
 from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, values
 
 
+def divided(level: Any, config: Any, split: int, dataflow: bool) -> Any:
+    """A layout in which so many CTAs of a cluster divide K of every product."""
+    if split > 1:
+        config = dataclasses.replace(config, hb=16, groups=4, clustered=False, rows=8, warpgroups=2, tight=False, paired=False)
+    return dataclasses.replace(config, split=split, dataflow=dataflow and level.flows)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("precision", "tolerance"), [("highest", 1e-5), (None, 2e-3), ("BF16_BF16_F32", 2e-2)])
@@ -40,8 +47,11 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["BinaryTreeLSTM", "GRU", "constant states"])
-@pytest.mark.parametrize(("dataflow", "precision"), [(False, None), (True, None), (True, "BF16_BF16_F32")])
-def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool, precision: str | None) -> None:
+@pytest.mark.parametrize(
+    ("dataflow", "split", "precision"),
+    [(False, 1, None), (True, 1, None), (True, 1, "BF16_BF16_F32"), (False, 2, None), (True, 2, None)],
+)
+def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool, split: int, precision: str | None) -> None:
     """A number that is read too early, or a wait that never ends, would show sooner or later."""
     make, graphs = CASES[name]
     F, params = make(128)
@@ -61,7 +71,7 @@ def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool, pr
 
     with (
         jax.default_matmul_precision(precision),
-        _chip.using(lambda level, forward, config: dataclasses.replace(config, dataflow=dataflow and level.flows)),
+        _chip.using(lambda level, forward, config: divided(level, config, split, dataflow)),
     ):
         first, _ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(1)))(gradient(params, x))
         _, differ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(5000)))(first)
@@ -124,13 +134,46 @@ def test_paired_sums_on_the_card(rows: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dataflow", [False, True])
-def test_a_wait_in_vain_is_reported(dataflow: bool) -> None:
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "TreeFC", "GRU", "layer norm"])
+@pytest.mark.parametrize(
+    ("split", "dataflow", "paired", "precision", "tolerance"),
+    [
+        (2, False, False, "highest", 1e-5),
+        (2, True, True, "highest", 1e-5),
+        (2, False, False, None, 2e-3),
+        (2, True, True, None, 2e-3),
+        (4, True, False, None, 2e-3),
+        (2, False, False, "BF16_BF16_F32", 2e-2),
+        (2, True, True, "BF16_BF16_F32", 2e-2),
+    ],
+)
+def test_divided_products_on_the_card(
+    name: str, split: int, dataflow: bool, paired: bool, precision: str | None, tolerance: float
+) -> None:
+    """CTAs that divide K of every product, and send each other their sums."""
+    make, graphs = CASES[name]
+    _, params = make(256)
+    x = inputs_of(name, graphs, 256)
+    with jax.default_matmul_precision("highest"):
+        want = values(make(256)[0], params, graphs, x, "scan")
+
+    def choose(level: Any, forward: bool, config: Any) -> Any:
+        return dataclasses.replace(divided(level, config, split, dataflow), paired=paired)
+
+    with jax.default_matmul_precision(precision), _chip.using(choose):
+        got, again = (values(make(256)[0], params, graphs, x, "persistent") for _ in range(2))
+    assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dataflow", "split"), [(False, 1), (True, 1), (True, 2)])
+def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
     """CTAs that wait for ever would hang the card; they give up, and the result is NaN: never a wrong number."""
     F, params = CASES["reset before the product"][0](128)  # a new F: nothing of it is compiled
     x = inputs_of("reset before the product", CHAINS)
     sched = _scripts.with_scripts(cavs.schedule(CHAINS))
-    odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow}
+    odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow, "split": split}
     with _chip.using(lambda level, forward, config: dataclasses.replace(config, **odd)):
         h = np.asarray(cavs.run(F, params, sched, x, engine="persistent"))
     assert np.isnan(h).all()
