@@ -1,0 +1,154 @@
+"""Weights in shared memory, as the device's own code puts them there and takes them out: its index arithmetic, run on numbers.
+
+`_mosaic_weights` and `_mosaic_products` emit MLIR; here the few operations that they emit are given Python's numbers instead.
+"""
+
+import itertools
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cavs import _programs, vertex_programs as vp
+
+pytest.importorskip("jax.experimental.pallas.mosaic_gpu", reason="the kernels need a JAX that has Pallas Mosaic GPU")
+if jax.__version_info__ < (0, 11):
+    pytest.skip("the kernels need jax 0.11", allow_module_level=True)
+
+from cavs.kernels import _mosaic_products, _mosaic_weights
+from cavs.kernels._layout import Config, layout_of
+
+WORD = 0xFFFFFFFF
+
+
+def bits(x: Any) -> int:
+    return int(np.float32(x).view(np.uint32)) if isinstance(x, float | np.floating) else int(x)
+
+
+def to_tf32(x: Any) -> int:
+    """To nearest, ties away from zero."""
+    return (bits(x) + 0x1000) & 0xFFFFE000
+
+
+class Memory:
+    """Shared memory, by address; and the instructions that the emitters write in PTX."""
+
+    def __init__(self) -> None:
+        self.words: dict[int, int] = {}
+
+    def ptx(self, text: str, results: Any, *args: Any) -> Any:
+        if text.startswith("cvt.rna.tf32"):
+            return to_tf32(args[0])
+        if text.startswith("cvt.rn.bf16x2"):
+            high, low = (int(np.asarray(jnp.bfloat16(x)).view(np.uint16)) for x in args)
+            return high << 16 | low
+        offset = int(re.findall(r"\[\$\d+\+(\d+)\]", text)[0])
+        if text.startswith("st.shared"):
+            for n, word in enumerate(args[1:]):
+                self.words[args[0] + offset + 4 * n] = bits(word) & WORD
+            return None
+        assert text.startswith("ld.shared")
+        return [self.words[args[0] + offset + 4 * n] for n in range(len(results))]
+
+
+def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    memory = Memory()
+    arith = SimpleNamespace(
+        addi=lambda a, b: a + b,
+        subi=lambda a, b: a - b,
+        muli=lambda a, b: a * b,
+        andi=lambda a, b: a & b,
+        ori=lambda a, b: a | b,
+        shli=lambda a, b: a << b & WORD,
+        shrui=lambda a, b: (a & WORD) >> b,
+        divui=lambda a, b: a // b,
+        remui=lambda a, b: a % b,
+        minui=min,
+        select=lambda p, a, b: a if p else b,
+        cmpf=lambda kind, a, b: np.isnan(a),
+        bitcast=lambda kind, x: bits(x),
+        CmpFPredicate=SimpleNamespace(UNO=None),
+    )
+
+    def spread(total: int, threads: int, most: int, read: Any, write: Any) -> None:
+        for u in range(total):
+            write(u, read(u))
+
+    for module in (_mosaic_weights, _mosaic_products):
+        monkeypatch.setattr(module, "arith", arith)
+        monkeypatch.setattr(module, "int32", int)
+        monkeypatch.setattr(module, "ptx", memory.ptx)
+    monkeypatch.setattr(_mosaic_weights, "as_index", int)
+    monkeypatch.setattr(_mosaic_weights, "memref", SimpleNamespace(load=lambda ref, at: ref[tuple(at)]))
+    kinds = SimpleNamespace(get_signless=lambda n: f"i{n}")
+    monkeypatch.setattr(_mosaic_weights, "ir", SimpleNamespace(IntegerType=kinds))
+    monkeypatch.setattr(_mosaic_weights, "_spread", spread)
+    return memory
+
+
+# Units of a CTA, CTAs that divide K, whether three weights lie in two words, precision of products.
+LAYOUTS = [(8, 1, False, "tf32"), (16, 1, False, "bf16"), (16, 1, False, "fp32"), (16, 1, True, "tf32")]
+LAYOUTS += [(8, 2, False, "tf32"), (16, 2, False, "fp32"), (16, 2, True, "tf32"), (32, 2, True, "tf32")]
+
+
+@pytest.mark.parametrize(("hb", "split", "tight", "precision"), LAYOUTS)
+@pytest.mark.parametrize("forward", [True, False])
+def test_products_find_the_weights_that_were_copied(
+    monkeypatch: pytest.MonkeyPatch, forward: bool, hb: int, split: int, tight: bool, precision: str
+) -> None:
+    """For each CTA, warp, tile, step of K and some lanes: the registers of `mma.sync`'s left operand."""
+    program = vp.BinaryTreeLSTM(128, 16)
+    params = jax.eval_shape(program.init, jax.random.key(0))
+    plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32))
+    level = _programs.program_of(plan, None, forward).level
+    config = Config(hb, 1, False, 8, 1, precision, True, tight, split=split)
+    layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
+    rng, chunk = np.random.default_rng(0), 32 if precision == "bf16" else 16
+    weights = {p.offset: rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed}
+    pairs = [(s, w) for specs in layout.specs for s, _ in specs for w in s.weights]
+    assert len(pairs) >= 2
+    for cta in (0, 3):
+        memory.words.clear()
+        for part in layout.packed:
+            peer, first = cta % split, cta // split * split * hb
+            source = _mosaic_weights._Source(
+                part, weights[part.offset], first, peer * part.k, level.unit, hb * split, precision
+            )
+            if tight:
+                _mosaic_weights._copy_triples(source, 0, 128)
+                continue
+            whole = part.width // 16 * 16
+            _mosaic_weights._copy_tiles(source, 0, part.offset, 0, whole // 16, 2, 128)
+            rest = part.offset + whole * part.words(precision) // part.width
+            _mosaic_weights._copy_tiles(source, 0, rest, whole, part.width // 8 % 2, 1, 128)
+        assert max(memory.words) < 4 * layout.words
+        for spec, weight in pairs:
+            part = next(p for p in layout.packed if p.offset == weight.offset)
+            w = weights[weight.offset] if part.axis == 0 else weights[weight.offset].T
+            per_warp = spec.chunks // spec.splits
+            for warp, lane in itertools.product(range(spec.splits), (6, 29)):
+                product: Any = object.__new__(_mosaic_products._Product)
+                product.spec, product.weights, product.warp, product.lane = spec, 0, warp, lane
+                product.i32, product.f32, product.triples = "i32", "f32", {}
+                product._tf32 = lambda values: values
+                for m, c, step in itertools.product(range(weight.tiles), range(per_warp), range(2)):
+                    got = product._left(spec, weight, m, c, step)
+                    k = ((cta % split * spec.splits + warp) * per_warp + c) * chunk + lane % 4 * chunk // 4 + step * chunk // 8
+                    for n, word in enumerate(got):
+                        pair, half = divmod(n, 2)
+                        column = 16 * m + 8 * half + lane // 4
+                        if column >= part.width:
+                            continue
+                        block, inside = divmod(column, hb * split)
+                        at = block * level.unit + cta // split * split * hb + inside
+                        want = w[k + pair * (chunk // 16) : k + (pair + 1) * (chunk // 16), at]
+                        if precision == "bf16":
+                            assert word == memory.ptx("cvt.rn.bf16x2.f32", None, want[1], want[0])
+                        elif precision == "tf32":
+                            assert (word ^ to_tf32(want[0])) & 0xFFFFE000 == 0
+                        else:
+                            assert word == bits(want[0])
