@@ -1,6 +1,6 @@
-"""Weights in shared memory, as the device's own code puts them there and takes them out: its index arithmetic, run on numbers.
+"""Where the device's own code puts weights, and finds them and the rows they are multiplied with: its arithmetic, on numbers.
 
-`_mosaic_weights` and `_mosaic_products` emit MLIR; here the few operations that they emit are given Python's numbers instead.
+`_mosaic_weights`, `_mosaic_products` and `_mosaic_reads` emit MLIR; here what they emit is given Python's numbers instead.
 """
 
 import itertools
@@ -19,7 +19,7 @@ pytest.importorskip("jax.experimental.pallas.mosaic_gpu", reason="the kernels ne
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
-from cavs.kernels import _mosaic_products, _mosaic_weights
+from cavs.kernels import _mosaic_products, _mosaic_reads, _mosaic_weights
 from cavs.kernels._layout import Config, layout_of
 
 WORD = 0xFFFFFFFF
@@ -69,19 +69,27 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
         remui=lambda a, b: a % b,
         minui=min,
         select=lambda p, a, b: a if p else b,
+        extsi=lambda kind, x: x,
+        constant=lambda kind, x: x,
+        cmpi=lambda kind, a, b: a >= b,
         cmpf=lambda kind, a, b: np.isnan(a),
         bitcast=lambda kind, x: bits(x),
         CmpFPredicate=SimpleNamespace(UNO=None),
+        CmpIPredicate=SimpleNamespace(uge=None),
     )
 
     def spread(total: int, threads: int, most: int, read: Any, write: Any) -> None:
         for u in range(total):
             write(u, read(u))
 
-    for module in (_mosaic_weights, _mosaic_products):
+    for module in (_mosaic_weights, _mosaic_products, _mosaic_reads):
         monkeypatch.setattr(module, "arith", arith)
         monkeypatch.setattr(module, "int32", int)
         monkeypatch.setattr(module, "ptx", memory.ptx)
+    monkeypatch.setattr(_mosaic_reads, "address", lambda ref, space: ref.begin)
+    monkeypatch.setattr(_mosaic_reads, "vector", SimpleNamespace(extract=lambda x, **_: x))
+    types = {"MemRefType": lambda kind: kind, "BF16Type": SimpleNamespace(get=lambda: "bf16")}
+    monkeypatch.setattr(_mosaic_reads, "ir", SimpleNamespace(**types, DenseI64ArrayAttr=SimpleNamespace(get=list)))
     monkeypatch.setattr(_mosaic_weights, "as_index", int)
     monkeypatch.setattr(_mosaic_weights, "memref", SimpleNamespace(load=lambda ref, at: ref[tuple(at)]))
     kinds = SimpleNamespace(get_signless=lambda n: f"i{n}")
@@ -152,3 +160,36 @@ def test_products_find_the_weights_that_were_copied(
                             assert (word ^ to_tf32(want[0])) & 0xFFFFE000 == 0
                         else:
                             assert word == bits(want[0])
+
+
+@pytest.mark.parametrize(
+    "program", [vp.TreeFC(128), vp.BinaryTreeLSTM(128, 128), vp.LSTM(128, 128)], ids=lambda p: type(p).__name__
+)
+@pytest.mark.parametrize(("split", "precision"), [(1, "tf32"), (2, "tf32"), (1, "bf16")])
+def test_products_read_the_rows_of_their_part_of_k(
+    monkeypatch: pytest.MonkeyPatch, program: Any, split: int, precision: str
+) -> None:
+    """Of rows side by side those that a warp reads, and from the number on whose weights it holds; see the test above."""
+    params = jax.eval_shape(program.init, jax.random.key(0))
+    plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((128,), jnp.float32))
+    level = _programs.program_of(plan, None, True).level
+    layout = layout_of(level, Config(16, 1, False, 8, 1, precision, True, split=split))
+    emit_numbers(monkeypatch)
+    size, row, width = 4, 5, 1024
+    specs = [spec for of_phase in layout.specs for spec, _ in of_phase]
+    assert specs
+    for spec, peer, warp, quad in itertools.product(specs, range(split), range(4), range(4)):
+        if warp >= spec.splits:
+            continue
+        kind = SimpleNamespace(element_type="f32", shape=(64, width))
+        refs = [SimpleNamespace(type=kind, begin=1 << 20 + n) for n in range(len(spec.sources))]
+        reader: Any = object.__new__(_mosaic_reads.Reader)
+        reader.specs, reader.sources = [spec], [(refs, [row] * len(refs) * (spec.rows // 8))]
+        reader.warp, reader.quad, reader.peer, reader.f32, reader.i32, reader.i64 = warp, quad, peer, "f32", "i32", "i64"
+        whole = spec.chunk * spec.chunks * split // spec.joined  # of one of the rows that are side by side
+        first = (peer * spec.splits + warp) * (spec.chunks // spec.splits) * spec.chunk
+        for n, place in enumerate(reader.places(0, 1)):
+            source = n * spec.joined + first // whole
+            at = row * width + spec.sources[source].column + first % whole + quad * spec.chunk // 4
+            assert place.start == refs[source].begin + at * size
+            assert place.quarter == spec.chunk * size // 4
