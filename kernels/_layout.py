@@ -147,4 +147,4 @@ def _splits(chunks: int, joined: int, split: int) -> int:
     for n in (4, 3, 2, 1):
         if chunks % (n * split) == 0 and n * split % joined == 0:
             return n
-    raise Unfit(f"{chunks} parts of {joined} rows cannot be divided among {split} CTAs")
+    raise Unfit(f"sums over {chunks} parts, of {joined} rows side by side, cannot be divided among {split} CTAs")

@@ -43,9 +43,7 @@ def product(
     def go(
         ctx: Any, refs: Any, numbers: Any, weights: Any, part: Any, row: Any, last: Any, cta: Any, counters: Any, ring: Any
     ) -> None:
-        peer = arith.remui(scalar(cta), int32(specs[0].split))
-        exchange = Exchange(ring[0], part, peer, specs[0]) if ring else None
-        _Product(specs, refs, numbers, weights, part, row, last, cta, peer, counters, exchange).emit()
+        _Product(specs, refs, numbers, weights, part, row, last, cta, counters, ring).emit()
 
     go(list(refs), numbers, weights, part, tile.row, tile.last, cta, counters, [] if ring is None else [ring])
 
@@ -63,12 +61,13 @@ class _Product(Reader):
         row: Any,
         last: Any,
         cta: Any,
-        peer: Any,
         counters: Any,
-        exchange: Exchange | None,
+        ring: Sequence[Any],
     ):
+        peer = arith.remui(scalar(cta), int32(specs[0].split))
+        self.exchange = Exchange(*ring, part, peer, specs[0]) if ring else None
         super().__init__(specs, refs, numbers, row, last, peer, counters)
-        self.spec, self.part, self.exchange = specs[0], part, exchange
+        self.spec, self.part = specs[0], part
         if self.spec.resident:
             self.weights = address(weights, 3)
         else:

@@ -226,7 +226,7 @@ class Arrays:
     made: dict[str, Made]
 
 
-def joined(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:
+def concatenated(vectors: dict[str, Any], dtype: Any) -> tuple[Any, dict[str, tuple[int, int]]]:
     """All vectors as one, and (begin, size) of each."""
     parts = [jnp.asarray(x, dtype).reshape(-1) for x in vectors.values()]
     ends = np.cumsum([x.shape[0] for x in parts])

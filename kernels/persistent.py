@@ -28,7 +28,7 @@ from cavs.kernels._specs import (
     Made as Made,
     Phase,
     Tile,
-    joined,
+    concatenated,
     num_blocks,
 )
 from cavs.kernels._turns import begin_p, end_p
@@ -47,8 +47,8 @@ def launch(
     ctas = level.unit // config.hb
     rows_padded, edges_padded = (arrays.integers[k].shape[0] for k in ("first", "edge_owner"))
     # One vector of integers: parts of the schedule's own would not be aligned as XLA wants a kernel's operands.
-    integers, places = joined(arrays.integers, jnp.int32)
-    constants, constant_places = joined(arrays.constants, jnp.float32)
+    integers, places = concatenated(arrays.integers, jnp.int32)
+    constants, constant_places = concatenated(arrays.constants, jnp.float32)
     made = dict(arrays.made)
     for name, (domain, width, dtype) in level.scratch.items():
         made[name] = Made(rows_padded if domain == ROW else edges_padded, width, dtype, domain)
@@ -137,9 +137,9 @@ class _Kernel:
         self.awaited = level.exchanged() if config.dataflow else set()
         # Read once: what is read after a store is read again.
         self.scalars = [table["scalars"][n] for n in range(table["scalars"].shape[0])]
-        cluster, self.group = config.cluster(level.unit), lax.axis_index("group")
-        self.cta = lax.axis_index("cluster") * cluster if cluster < self.ctas else jnp.int32(0)
-        self.cta += lax.axis_index("peer") if cluster > 1 else 0
+        cluster = config.cluster(level.unit)
+        self.group, peer = lax.axis_index("group"), lax.axis_index("peer") if cluster > 1 else jnp.int32(0)
+        self.cta = lax.axis_index("cluster") * cluster + peer if cluster < self.ctas else peer
         self.wg = lax.axis_index("wg") if config.warpgroups > 1 else jnp.int32(0)
 
     def scalar(self, which: int | None) -> Any:
