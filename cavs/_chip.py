@@ -37,7 +37,7 @@ _CHOOSERS: list[Any] = []
 # Whether weights are tight, rows of a tile, warpgroups, reads in flight: what was among the fastest somewhere on an H200.
 _WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
 _WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
-_WAYS += [(True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
+_WAYS += [(True, 16, 2, 12), (True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
 _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4, 8), (True, 8, 4, 8)]
 
 
@@ -59,8 +59,7 @@ def candidates(level: Level, precision: str) -> list[Config]:
                 for paired in (False, True)
             ]
             fitting = [c for c in ways if layout_of(level, c).shared_memory(c) <= room][:1]  # with room, nothing is paired
-            # Tight weights and divided K were only timed together (bench/README): values were not compared on a card yet.
-            if resident and not clustered and not tight and ctas % 2 == 0:
+            if resident and not clustered and ctas % 2 == 0:
                 with contextlib.suppress(Unfit):
                     divided = [dataclasses.replace(c, split=2) for c in ways]
                     fitting += [c for c in divided if layout_of(level, c).shared_memory(c) <= room]

@@ -10,6 +10,8 @@ import pytest
 
 import cavs
 from cavs import _chip, _scripts
+from cavs.kernels._layout import SHARED_MEMORY, layout_of
+from tests.odd_graphs import chain, joined, random_binary_tree
 from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, values
 
 
@@ -163,6 +165,43 @@ def test_divided_products_on_the_card(
     with jax.default_matmul_precision(precision), _chip.using(choose):
         got, again = (values(make(256)[0], params, graphs, x, "persistent") for _ in range(2))
     assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hidden", [256, 1024])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("BinaryTreeLSTM", {"rows": 16, "warpgroups": 2, "in_flight": 12, "paired": True}),
+        ("BinaryTreeLSTM", {"rows": 8, "warpgroups": 2, "in_flight": 24, "dataflow": True}),
+        ("LSTM", {"rows": 16, "warpgroups": 3, "in_flight": 12, "paired": True}),
+        ("LSTM", {"rows": 8, "warpgroups": 2, "in_flight": 24, "dataflow": True}),
+        ("TreeFC", {"rows": 16, "warpgroups": 3, "in_flight": 12, "paired": True}),
+    ],
+)
+def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[str, Any], hidden: int) -> None:
+    """The layouts that long rows are measured to want, on levels with several tiles a warpgroup."""
+    rng = np.random.default_rng(3)
+    sizes = [int(n) for n in rng.integers(1, 40, 150)]
+    graphs = joined([chain(n) if name == "LSTM" else random_binary_tree(n, seed=n) for n in sizes])
+    make, _ = CASES[name]
+    _, params = make(hidden)
+    x = inputs_of(name, graphs, hidden)
+
+    def choose(level: Any, forward: bool, config: Any) -> Any:
+        groups = 2 if hidden == 1024 else 8
+        wanted = {"hb": 16, "groups": groups, "clustered": False, "tight": True, "split": 2, "paired": False, "dataflow": False}
+        wide = dataclasses.replace(config, **wanted | layout)
+        fits = layout_of(level, wide).shared_memory(wide) <= SHARED_MEMORY
+        assert fits or forward, "backward they all fit"
+        return wide if fits else config
+
+    with jax.default_matmul_precision("highest"):
+        want = values(make(hidden)[0], params, graphs, x, "scan")
+    with _chip.using(choose):
+        got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
+    assert_near(got, want, 2e-3)
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
 
 
