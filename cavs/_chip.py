@@ -22,9 +22,10 @@ def multiprocessors() -> int:
 
 
 @contextlib.contextmanager
-def using(choose: Callable[[Level, bool, Config], Config]) -> Iterator[None]:
-    """Within it `choose(level, forward, config)` decides on layouts; for `bench tune` and tests."""
-    _CHOOSERS.append(choose)
+def using(choose: Callable[[Level, bool, Config], Config], wide: Any = None) -> Iterator[None]:
+    """Within it `choose(level, forward, config)` decides on layouts, and `wide(level, config)` on what `_widest.widest` returns
+    (without: one launch runs all levels); for `bench tune` and tests."""
+    _CHOOSERS.append((choose, wide or (lambda level, config: (None, 0))))
     try:
         yield
     finally:
@@ -32,6 +33,11 @@ def using(choose: Callable[[Level, bool, Config], Config]) -> Iterator[None]:
 
 
 _CHOOSERS: list[Any] = []
+
+
+def wide_asked() -> Any:
+    """What the innermost `using` says of wide levels; `None` outside."""
+    return _CHOOSERS[-1][1] if _CHOOSERS else None
 
 
 # Whether weights are tight, rows of a tile, warpgroups, reads in flight: what was among the fastest somewhere on an H200.
@@ -136,6 +142,6 @@ def configure(program: Any, precision: str, interpret: bool, shape: Shape | None
 
 
 def _chosen(level: Level, forward: bool, config: Config) -> Config:
-    for choose in _CHOOSERS:
+    for choose, _ in _CHOOSERS:
         config = choose(level, forward, config)
     return config

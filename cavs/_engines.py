@@ -6,6 +6,7 @@ from cavs._chip import WIDE, configure, too_wide
 from cavs._persistent import INTERPRET as INTERPRET
 from cavs._programs import precision_of, program_of
 from cavs._schedule import Shape
+from cavs._widest import possible
 from cavs.kernels import persistent
 from cavs.kernels._layout import layout_of
 from cavs.kernels._specs import Unfit
@@ -97,6 +98,9 @@ def _explain(plan: Any, name: str | None) -> str:
                 f"{level.unit // config.hb} CTAs with {config.hb} units each{divided}; {size / 1e6:.1f} MB of weights a group, "
                 f"which {where}; products in {precision}"
             )
-        return "fits. " + "; ".join(texts) + "."
+        text = "fits. " + "; ".join(texts) + "."
+        if (made.arity > 1 or made.part.gathers_all) and possible(made.level, precision):
+            text += " Levels of thousands of vertices run as tiled products, in a launch of their own, where that is faster."
+        return text
     except Unfit as e:
         return f"no: {e}."

@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._chip import configure
 from cavs._programs import EDGE_PAD, PAD, Program, precision_of, program_of
 from cavs._rows import EDGE, evaluate, is_float
 from cavs._schedule import Schedule
 from cavs._split import Split
 from cavs._tensors import Rows as KindRows, get_rows
+from cavs._widest import layouts, wide_levels
 from cavs.kernels import persistent
-from cavs.kernels._layout import layout_of
 from cavs.kernels._padding import constant_in_memory, rows_from_memory, rows_in_memory, weight_in_memory
 from cavs.kernels._specs import num_blocks, stored_dtype
 from cavs.kernels.rows import COLUMNS, segment_rows
@@ -41,8 +40,7 @@ def launch(
     states under `state0` ... where they are given (updated), and the flag of `persistent.launch`. `g_row` as in `reverse`.
     """
     part, level = program.part, program.level
-    config = configure(program, precision_of(program), interpret, sched.shape)
-    layout = layout_of(level, config)
+    configs, wide_rows = layouts(program, precision_of(program), interpret, sched.shape)
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     evaluate(program.static_eqns, env, {})
     statics_of = {f"static{n}": env[v] for n, v in enumerate(program.statics) if v not in program.weights}
@@ -56,6 +54,8 @@ def launch(
     num_edges = first[last] + num_children[last]
     slots = [k * size for k in range(max(program.arity, 1))]
     scalars = [sched.num_levels, rows.count, num_edges, state_row, rows.pad, rows.edge_pad, *slots]
+    if len(configs) > 1:
+        scalars.append(wide_levels(sched.part_start, wide_rows))
     integers = {
         "scalars": jnp.stack([jnp.asarray(x, jnp.int32) for x in scalars]),
         "starts": sched.part_start,
@@ -84,7 +84,7 @@ def launch(
             made[twin] = dataclasses.replace(made[name], dtype=jnp.bfloat16, sparse=True)
         elif name in updated:
             updated[twin] = updated[name].astype(jnp.bfloat16)
-    if config.dataflow:  # of the states, leaves are there, and what the levels make is not
+    if any(config.dataflow for config in configs):  # of the states, leaves are there, and what the levels make is not
         for name in level.exchanged() & updated.keys():
             x = updated[name]
             made_here = jnp.arange(x.shape[0])[:, None] >= state_row
@@ -93,7 +93,7 @@ def launch(
     wanted = level.tensors()
     tensors = {name: rows_in_memory(x, level) for name, x in tensors.items() if name in wanted}
     arrays = persistent.Arrays(tensors, constants, used, updated, made)
-    out, lost = persistent.launch(level, config, layout, weights, arrays, not program.forward)
+    out, lost = persistent.launches(level, configs, weights, arrays, not program.forward)
     for name, (v, _, _, _) in program.made.items():
         out[name] = rows_from_memory(out[name], level, v.aval)
     for i, s in enumerate(states or []):

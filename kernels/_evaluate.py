@@ -26,8 +26,10 @@ class Values:
         tile: Any,
         results: dict[Any, tuple[int, tuple[int, ...]]],
         found: dict[str, Any] | None = None,
+        part: Any = None,
     ):
         self._kernel, self._phase, self._tile, self._results = kernel, phase, tile, results
+        self._part = kernel.part if part is None else part  # where the products' sums for the tile are
         self._device, self._table, self._unit = kernel.device, kernel.table, kernel.level.valid
         self._known: dict[Any, np.ndarray] = {}
         self._asked: dict[Any, Callable[[int], Any]] = {}  # inputs that are on their way, by block
@@ -153,7 +155,7 @@ class Values:
 
             def read(i: int) -> Any:
                 lead, b = divmod(i, max(1, self._blocks(out)[-1]))
-                return self._device.read_product(self._tile, self._kernel.part, slots, columns[lead] + b * hb * split + own)
+                return self._device.read_product(self._tile, self._part, slots, columns[lead] + b * hb * split + own)
 
             self._known[out] = self._each(out, read)
         elif name in ACROSS:

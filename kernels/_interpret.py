@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from cavs.kernels._pack import pack_weights
+from cavs.kernels._pack import RING_ORDER, pack_weights
 from cavs.kernels._specs import Tile
 
 
@@ -24,6 +25,10 @@ def begin_exchange(ring: Sequence[Any], config: Any) -> None:
 
 
 def end_exchange(ring: Sequence[Any]) -> None:
+    """Nothing here."""
+
+
+def begin_ring(ring: Any, config: Any) -> None:
     """Nothing here."""
 
 
@@ -132,12 +137,7 @@ def product(
 
 
 def _product(spec: Any, read: list[tuple[Any, Any]], weights: Any, part: Any, cta: Any) -> None:
-    k = spec.chunk * spec.chunks
-    parts = [
-        ref[...][mine, source.column : source.column + k // spec.joined].astype(jnp.float32)
-        for (ref, mine), source in zip(read, spec.sources, strict=True)
-    ]
-    sources = [jnp.concatenate(parts[i : i + spec.joined], 1) for i in range(0, len(parts), spec.joined)]
+    k, sources = spec.chunk * spec.chunks, _sources(spec, read)
     words = weights[...] if spec.resident else weights[cta]
     for weight in spec.weights:
         flat, at, w = (_loosened(spec, weight, words), 0, []) if spec.tight else (words, weight.offset, [])
@@ -154,6 +154,16 @@ def _product(spec: Any, read: list[tuple[Any, Any]], weights: Any, part: Any, ct
                 part[n, :, pl.ds(column, w.shape[0])] = z if n == 0 else jnp.zeros_like(z)
 
 
+def _sources(spec: Any, read: list[tuple[Any, Any]]) -> list[Any]:
+    """What the sources of a product hold at the rows of a tile."""
+    k = spec.chunk * spec.chunks
+    parts = [
+        ref[...][mine, source.column : source.column + k // spec.joined].astype(jnp.float32)
+        for (ref, mine), source in zip(read, spec.sources, strict=True)
+    ]
+    return [jnp.concatenate(parts[i : i + spec.joined], 1) for i in range(0, len(parts), spec.joined)]
+
+
 def _loosened(spec: Any, weight: Any, words: Any) -> Any:
     """The words of a tight weight, a number in each."""
     steps = 2 * spec.chunks // spec.splits
@@ -164,3 +174,35 @@ def _loosened(spec: Any, weight: Any, words: Any) -> Any:
     fragments = three.reshape(spec.splits, -1, 32, 4)[:, : steps * weight.tiles]
     fragments = fragments.reshape(spec.splits * steps, weight.tiles, 32, 4).transpose(1, 0, 2, 3)
     return lax.bitcast_convert_type(fragments, jnp.float32).reshape(-1)
+
+
+def wide_product(
+    tile: Tile,
+    specs: Sequence[Any],
+    refs: Sequence[Any],
+    indices: Sequence[Any],
+    bases: Sequence[Any],
+    weights: Any,
+    words: int,
+    part: Any,
+    ring: Any,
+    cta: Any,
+) -> None:
+    """See `_mosaic_wide`."""
+    del words, ring
+    left = zip(refs, product_rows(tile, indices, bases), strict=True)
+    for spec in specs:
+        sources = _sources(spec, [next(left) for _ in spec.sources])
+        widths = [weight.width for weight in spec.weights]
+        size = 32 * spec.chunks * sum(widths)
+        w = lax.slice(weights[cta], (spec.ring,), (spec.ring + size,)).reshape(spec.chunks, -1, 8, 8, 4)
+        w = jnp.stack([jnp.stack([w[:, :, c, n ^ c] for n in range(8)], 2) for c in range(8)], 2)  # pieces in order
+        w = w.reshape(spec.chunks, sum(widths), 32)
+        w = jnp.stack([w[:, :, int(n)] for n in np.argsort(RING_ORDER)], 2)
+        w = w.transpose(1, 0, 2).reshape(sum(widths), -1)
+        for weight, width in zip(spec.weights, widths, strict=True):
+            mine = w[weight.offset : weight.offset + width]
+            for o, column in zip(weight.operands, weight.columns, strict=True):
+                x = sum(sources[s] for s in spec.operands[o])
+                z = lax.dot_general(x, mine, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
+                part[0, :, pl.ds(column, width)] = z

@@ -1,6 +1,7 @@
 """How a launch lies on the chip: groups of CTAs, tiles, and where each product's weights and sums are."""
 
 import dataclasses
+import math
 from typing import Any
 
 from cavs.kernels._pack import Packed
@@ -9,6 +10,8 @@ from cavs.kernels._specs import Level, ProductSpec, Rows, SourceSpec, Unfit, Wei
 PARTS = 16  # the schedule deals graphs into so many parts; a group takes PARTS / groups of them
 SHARED_MEMORY = 227 * 1024
 EXCHANGE_WORDS = 8  # of shared memory for each warpgroup where `Config.split`, for `_mosaic_exchange`
+STAGES = 4  # chunks of weights that a wide product has in shared memory (`_mosaic_wide`)
+RING_WORDS = 4 * STAGES  # of shared memory, for their barriers
 _SLACK = 2048  # of shared memory, for barriers and alignment
 
 
@@ -23,7 +26,8 @@ class Config:
     that a thread has on the way; `paired`: four warps add their sums of a product two by two, so that these take half the
     room; `spins`: after so many reads of a counter in vain a CTA reports and goes on; `dataflow`: groups never meet, and a
     product waits for the numbers that it reads instead (`Level.flows`): they are `UNWRITTEN` before; `split`: CTAs of a
-    cluster that divide K of every product, each for the units of all of them, and send each other sums (`_mosaic_exchange`).
+    cluster that divide K of every product, each for the units of all of them, and send each other sums (`_mosaic_exchange`);
+    `wide`: for the widest levels alone, whose rows `groups` share tile by tile, and whose weights stream (`_mosaic_wide`).
     """
 
     hb: int
@@ -40,6 +44,7 @@ class Config:
     interpret: bool = False
     dataflow: bool = False
     split: int = 1
+    wide: bool = False
 
     def cluster(self, unit: int) -> int:
         """CTAs of a thread-block cluster, where vectors have `unit` numbers."""
@@ -61,15 +66,23 @@ class Layout:
         """Sums of a product that a warpgroup leaves, at most."""
         return max((s.all_slots for specs in self.specs for s, _ in specs), default=1)
 
+    def part(self, config: Config) -> tuple[int, int, int]:
+        """The shape of the products' sums in shared memory; over those of wide products lie the weights of some chunks."""
+        count, width = config.warpgroups * self.slots, self.columns + 4
+        if config.wide:
+            stage = 32 * max(sum(w.width for w in self.packed if w.offset == first.offset) for first in self.packed)
+            count = max(count, -(-STAGES * stage // (config.rows * width)))
+        return count, config.rows, width
+
     def shared_memory(self, config: Config) -> int:
         """Bytes of shared memory of a CTA."""
-        part = config.warpgroups * self.slots * config.rows * (self.columns + 4) * 4 if self.columns else 0
+        part = math.prod(self.part(config)) * 4 if self.columns else 0
         return part + (self.words * 4 if config.resident else 0) + _SLACK
 
 
 def layout_of(level: Level, config: Config) -> Layout:
     """Assigns every product its place."""
-    chunk = 32 if config.precision == "bf16" else 16
+    chunk = 32 if config.precision == "bf16" or config.wide else 16
     packed: list[Packed] = []
     offsets: dict[tuple[Any, int, int], int] = {}
     words = 0
@@ -79,7 +92,7 @@ def layout_of(level: Level, config: Config) -> Layout:
             if key not in offsets:
                 k = level.size(p.weight.aval.shape[p.axis])
                 offsets[key] = words
-                splits = _splits(k // chunk, p.joined, config.split)
+                splits = _splits(k // chunk, p.joined, config)
                 width = p.blocks * config.hb * config.split
                 packed.append(Packed(p.weight, p.axis, k // config.split, width, words, splits, config.tight))
                 words += packed[-1].words(config.precision)
@@ -96,7 +109,7 @@ def layout_of(level: Level, config: Config) -> Layout:
             if k % chunk:
                 raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
             chunks = k // chunk
-            splits = _splits(chunks, joined, config.split)
+            splits = _splits(chunks, joined, config)
             slots = 2 if config.paired and splits == 4 else splits
             by_weight: dict[Any, list[Any]] = {}
             for p in products:
@@ -139,12 +152,37 @@ def layout_of(level: Level, config: Config) -> Layout:
         specs.append(mine)
         results.append(where)
         columns = max(columns, at)
-    return Layout(specs, results, packed, words, columns)
+    found = Layout(specs, results, packed, words, columns)
+    return _streamed(found) if config.wide else found
 
 
-def _splits(chunks: int, joined: int, split: int) -> int:
-    """Among how many warps of a warpgroup, in each of `split` CTAs, K is divided; of `joined` sources each warp reads one."""
-    for n in (4, 3, 2, 1):
-        if chunks % (n * split) == 0 and n * split % joined == 0:
+def _splits(chunks: int, joined: int, config: Config) -> int:
+    """Among how many warps of a warpgroup, in each CTA, K is divided; of `joined` sources each warp reads one."""
+    for n in (1,) if config.wide else (4, 3, 2, 1):
+        if chunks % (n * config.split) == 0 and (config.wide or n * config.split % joined == 0):
             return n
-    raise Unfit(f"sums over {chunks} parts, of {joined} rows side by side, cannot be divided among {split} CTAs")
+    raise Unfit(f"sums over {chunks} parts, of {joined} rows side by side, cannot be divided among {config.split} CTAs")
+
+
+def _streamed(layout: Layout) -> Layout:
+    """The same for wide products: each has its weights in the order in which it multiplies them (`_pack.pack_ring`)."""
+    held = {part.offset: part for part in layout.packed}
+    packed: list[Packed] = []
+    specs, words = [], 0
+    for phase in layout.specs:
+        mine = []
+        if sum(spec.chunks for spec, _ in phase) % (2 * STAGES) or any(
+            spec.chunks % (STAGES * spec.joined) for spec, _ in phase
+        ):
+            raise Unfit("sums of other lengths than a wide product takes")
+        for spec, rows in phase:
+            weights, columns = [], 0
+            for weight in spec.weights:
+                part = held[weight.offset]
+                packed.append(dataclasses.replace(part, offset=words))
+                weights.append(dataclasses.replace(weight, offset=columns))
+                columns += part.width
+            mine.append((dataclasses.replace(spec, weights=tuple(weights), ring=words), rows))
+            words += columns * spec.chunk * spec.chunks
+        specs.append(mine)
+    return dataclasses.replace(layout, specs=specs, packed=packed, words=words)

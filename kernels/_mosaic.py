@@ -40,6 +40,7 @@ from cavs.kernels._mosaic_exchange import begin_exchange as begin_exchange, end_
 from cavs.kernels._mosaic_products import product as product
 from cavs.kernels._mosaic_rows import product_rows as product_rows, read_product as read_product
 from cavs.kernels._mosaic_weights import copy_weights as copy_weights
+from cavs.kernels._mosaic_wide import begin_ring as begin_ring, wide_product as wide_product
 from cavs.kernels._specs import Tile
 
 

@@ -1,11 +1,17 @@
 """Weights in the order in which `mma.sync` reads them, so that a lane takes its four registers with one read."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+# Where each of a chunk's 32 numbers of K lies for a `wgmma` of a wide level: step s multiplies numbers 8 s ... of this, and
+# lane t of the other operand holds the t-th of them and the one 4 after it, so it reads 4 numbers of K at once.
+RING_ORDER = np.array([16 * (s // 2) + 4 * (p % 4) + 2 * (s % 2) + p // 4 for s in range(4) for p in range(8)])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,10 +59,7 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
         w = weight if part.axis == 0 else weight.T
         k, n = w.shape
         w = w.reshape(k, n // unit, ctas, hb).transpose(2, 1, 3, 0).reshape(ctas, part.width, k)
-        if precision == "tf32":  # to nearest; the product would cut the last bits off
-            bits = lax.bitcast_convert_type(w, jnp.uint32)
-            bits = (bits + 0xFFF + ((bits >> 13) & 1)) & jnp.uint32(0xFFFFE000)
-            w = jnp.where(jnp.isnan(w), w, lax.bitcast_convert_type(bits, jnp.float32))  # not carried into the sign
+        w = _rounded(w) if precision == "tf32" else w
         whole = part.width // 16 * 16
         for columns, halves in ((w[:, :whole], 2), (w[:, whole:], 1)):
             if not columns.shape[1]:
@@ -68,6 +71,36 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
                 x = columns.reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2).transpose(0, 1, 4, 6, 3, 5, 7, 2)
             out.append((_tight(x.reshape(ctas, -1, 2 * k // chunk, 32, 4), part) if part.tight else x).reshape(ctas, -1))
     return jnp.concatenate(out, axis=1) if out else jnp.zeros((ctas, 4), jnp.float32)
+
+
+def pack_ring(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb: int, precision: str) -> Any:
+    """(CTAs, words): for each CTA its columns of the weights of every wide product (`_mosaic_wide`), by 32 numbers of K.
+
+    `parts` of one product follow each other and share an `offset`. In a chunk the columns of all its weights lie one after
+    another, each 128 bytes, in `RING_ORDER`; of these the eight pieces of 16 bytes are where a matrix descriptor with a
+    128-byte swizzle wants them: piece n of column c at n ^ (c % 8).
+    """
+    out = []
+    for _, group in itertools.groupby(zip(parts, weights, strict=True), lambda pair: pair[0].offset):
+        columns = []
+        for part, weight in group:
+            w = weight if part.axis == 0 else weight.T
+            k, n = w.shape
+            w = w.reshape(k // 32, 32, n // unit, unit // hb, hb)[:, RING_ORDER]
+            columns.append(w.transpose(3, 0, 2, 4, 1).reshape(unit // hb, k // 32, part.width, 32))
+        w = jnp.concatenate(columns, 2)
+        w = (_rounded(w) if precision == "tf32" else w).reshape(*w.shape[:2], -1, 8, 8, 4)
+        pieces = np.arange(8)
+        w = jnp.stack([w[:, :, :, c][:, :, :, pieces ^ c] for c in range(8)], 3)
+        out.append(w.reshape(unit // hb, -1))
+    return jnp.concatenate(out, axis=1)
+
+
+def _rounded(w: Any) -> Any:
+    """To the nearest tf32 number; the product would cut the last bits off."""
+    bits = lax.bitcast_convert_type(w, jnp.uint32)
+    bits = (bits + 0xFFF + ((bits >> 13) & 1)) & jnp.uint32(0xFFFFE000)
+    return jnp.where(jnp.isnan(w), w, lax.bitcast_convert_type(bits, jnp.float32))  # not carried into the sign
 
 
 def _tight(x: Any, part: Packed) -> Any:

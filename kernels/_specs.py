@@ -76,7 +76,12 @@ class WeightSpec:
     half: bool
     operands: tuple[int, ...]
     columns: tuple[int, ...]  # first column of the partial sums, per operand
-    offset: int  # in words within a CTA's packed weights
+    offset: int  # in words within a CTA's packed weights; of a wide product its first column among those of a chunk
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return 16 * self.tiles - 8 * self.half
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +116,7 @@ class ProductSpec:
     spins: int
     hb: int
     split: int  # CTAs that divide K as well: `chunks` and `slots` are of one of them
+    ring: int = 0  # of a wide product: the word at which its weights begin (`_pack.pack_ring`)
 
     @property
     def all_slots(self) -> int:

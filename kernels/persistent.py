@@ -7,44 +7,43 @@ a product waits for the numbers themselves (`Config.dataflow`: dependencies fine
 and 6).
 """
 
-import importlib
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from cavs.kernels._evaluate import Values
-from cavs.kernels._layout import EXCHANGE_WORDS, PARTS, Config, Layout
-from cavs.kernels._pack import pack_weights
-from cavs.kernels._specs import (
-    EDGE,
-    ROW,
-    UNWRITTEN,
-    UNWRITTEN_HALF,
-    Arrays as Arrays,
-    Level,
-    Made as Made,
-    Phase,
-    Tile,
-    concatenated,
-    num_blocks,
-)
+from cavs.kernels._kernel import Kernel
+from cavs.kernels._layout import EXCHANGE_WORDS, RING_WORDS, Config, layout_of
+from cavs.kernels._pack import pack_ring, pack_weights
+from cavs.kernels._specs import ROW, UNWRITTEN, UNWRITTEN_HALF, Arrays as Arrays, Level, Made as Made, concatenated
 from cavs.kernels._turns import begin_p, end_p
-
-# The scalars that every launch has; the bases that sources name follow.
-NUM_LEVELS, NUM_ROWS, NUM_EDGES = 0, 1, 2
+from cavs.kernels._wide import WideKernel
 
 
-def launch(
-    level: Level, config: Config, layout: Layout, weights: dict[Any, Any], arrays: Arrays, reverse: bool
+def launches(
+    level: Level, configs: list[Config], weights: dict[Any, Any], arrays: Arrays, reverse: bool
 ) -> tuple[dict[str, Any], Any]:
-    """Runs all levels. Returns the tensors written, by name, and (1,) int32, not 0 where a wait was given up."""
+    """Runs all levels, in one launch or two (`_wide`). Returns the tensors written, by name, and (1,) int32, not 0 where a wait
+    was given up."""
+    flows = any(config.dataflow for config in configs)
+    out, lost = _launch(level, configs[0], weights, arrays, reverse, flows, len(configs) > 1)
+    for config in configs[1:]:
+        out, late = _launch(level, config, weights, dataclasses.replace(arrays, updated=out), reverse, flows, True)
+        lost = lost + late
+    inner = level.scratch.keys() | level.halves.keys()
+    return {name: x for name, x in out.items() if name not in inner}, lost
+
+
+def _launch(
+    level: Level, config: Config, weights: dict[Any, Any], arrays: Arrays, reverse: bool, flows: bool, shared: bool
+) -> tuple[dict[str, Any], Any]:
+    """One launch; its levels are all, or where they are `shared` with another those of its `Config.wide`."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import mosaic_gpu as plgpu  # not every JAX that cavs runs on has all of it
 
-    ctas = level.unit // config.hb
+    layout, ctas = layout_of(level, config), level.unit // config.hb
     rows_padded, edges_padded = (arrays.integers[k].shape[0] for k in ("first", "edge_owner"))
     # One vector of integers: parts of the schedule's own would not be aligned as XLA wants a kernel's operands.
     integers, places = concatenated(arrays.integers, jnp.int32)
@@ -53,14 +52,16 @@ def launch(
     for name, (domain, width, dtype) in level.scratch.items():
         made[name] = Made(rows_padded if domain == ROW else edges_padded, width, dtype, domain)
     given = [weights[p.variable] for p in layout.packed]
-    if config.resident:
+    if config.wide:
+        held_weights = {"packed": pack_ring(layout.packed, given, level.unit, config.hb, config.precision)}
+    elif config.resident:
         held_weights = {f"weight{n}": w for n, w in enumerate(given)}
     else:
         held_weights = {"packed": pack_weights(layout.packed, given, level.unit, config.hb, config.precision)}
     names = [*arrays.tensors, *held_weights, "constants", "integers"]
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
-    if config.dataflow:
-        for n, name in enumerate(name for name in made if name in level.exchanged()):
+    if flows:
+        for n, name in enumerate(name for name in made if name in level.exchanged() and name not in held):
             m = made[name]
             held[name] = jax.new_ref(unwritten((m.rows, m.width), m.dtype, integers[n]))
     fresh = {name: m for name, m in made.items() if name not in held}
@@ -74,16 +75,17 @@ def launch(
         table |= {k: table["integers"].at[pl.ds(begin, size)] for k, (begin, size) in places.items()}
         table |= {k: table["constants"].at[:, pl.ds(begin, size)] for k, (begin, size) in constant_places.items()}
         scratch = list(refs[count + len(fresh) :])
-        _Kernel(level, config, layout, table, made, scratch, reverse).run()
+        (WideKernel if config.wide else Kernel)(level, config, layout, table, made, scratch, reverse, shared).run()
 
-    body.__name__ = "cavs_backward" if reverse else "cavs_forward"
+    body.__name__ = ("cavs_backward" if reverse else "cavs_forward") + "_wide" * config.wide
     scratch = []
     if layout.columns:
-        scratch.append(plgpu.SMEM((config.warpgroups * layout.slots, config.rows, layout.columns + 4), jnp.float32))
+        scratch.append(plgpu.SMEM(layout.part(config), jnp.float32))
         if config.resident:
             scratch.append(plgpu.SMEM((layout.words,), jnp.float32))
-        if config.split > 1:
-            scratch.append(plgpu.SMEM((config.warpgroups * EXCHANGE_WORDS,), jnp.int32))
+        words = RING_WORDS if config.wide else config.warpgroups * EXCHANGE_WORDS if config.split > 1 else 0
+        if words:
+            scratch.append(plgpu.SMEM((words,), jnp.int32))
     cluster = config.cluster(level.unit)
     grid = {"group": config.groups} | ({"cluster": ctas // cluster} if cluster < ctas else {})
     shape: dict[str, Any] = {"grid": tuple(grid.values()), "grid_names": tuple(grid)}
@@ -103,8 +105,7 @@ def launch(
     operands = [*arrays.tensors.values(), *held_weights.values(), constants[None], integers]
     out = kernel(*operands, *held.values(), counters)
     results = dict(zip(fresh, out, strict=True)) | {name: jax.freeze(ref) for name, ref in held.items()}
-    inner = level.scratch.keys() | level.halves.keys()
-    return {name: x for name, x in results.items() if name not in inner}, end_p.bind(jax.freeze(counters)[:1])
+    return results, end_p.bind(jax.freeze(counters)[:1])
 
 
 def unwritten(shape: tuple[int, ...], dtype: Any, count: Any = 0) -> Any:
@@ -112,179 +113,6 @@ def unwritten(shape: tuple[int, ...], dtype: Any, count: Any = 0) -> Any:
     XLA cannot tell that these are the same as others, of which it would make copies."""
     bits = UNWRITTEN if dtype == jnp.float32 else UNWRITTEN_HALF
     return jnp.broadcast_to(lax.bitcast_convert_type(bits + jnp.minimum(count, 0).astype(bits.dtype), dtype), shape)
-
-
-class _Kernel:
-    """The body of one launch, traced in Pallas."""
-
-    def __init__(
-        self,
-        level: Level,
-        config: Config,
-        layout: Layout,
-        table: dict[str, Any],
-        made: dict[str, Made],
-        scratch: list[Any],
-        reverse: bool,
-    ):
-        self.level, self.config, self.layout, self.table = level, config, layout, table
-        self.made, self.reverse = made, reverse
-        self.device: Any = importlib.import_module("cavs.kernels." + ("_interpret" if config.interpret else "_mosaic"))
-        self.part = scratch[0] if scratch else None
-        self.weights = scratch[1] if len(scratch) > 1 else table.get("packed")
-        self.ring = scratch[2:]
-        self.ctas = level.unit // config.hb
-        self.awaited = level.exchanged() if config.dataflow else set()
-        # Read once: what is read after a store is read again.
-        self.scalars = [table["scalars"][n] for n in range(table["scalars"].shape[0])]
-        cluster = config.cluster(level.unit)
-        self.group, peer = lax.axis_index("group"), lax.axis_index("peer") if cluster > 1 else jnp.int32(0)
-        self.cta = lax.axis_index("cluster") * cluster + peer if cluster < self.ctas else peer
-        self.wg = lax.axis_index("wg") if config.warpgroups > 1 else jnp.int32(0)
-
-    def scalar(self, which: int | None) -> Any:
-        return jnp.int32(0) if which is None else self.scalars[which]
-
-    def run(self) -> None:
-        config, table = self.config, self.table
-        if self.layout.columns and config.resident:
-            refs = [table[f"weight{n}"] for n in range(len(self.layout.packed))]
-            unit = self.level.unit
-            self.device.copy_weights(self.layout.packed, refs, self.cta, self.weights, unit, config.hb, config)
-        self.clear_padding()
-        self.device.begin_exchange(self.ring, config)
-        self.device.sync()
-        levels = self.scalar(NUM_LEVELS)
-        share = PARTS // config.groups
-        meetings = sum(p.meet for p in self.level.phases)
-
-        def bounds(i: Any) -> tuple[Any, Any]:
-            i = jnp.clip(levels - 1 - i if self.reverse else i, 0, levels - 1)
-            at = i * PARTS + self.group * share
-            return table["starts"][at], table["starts"][at + share]
-
-        # What says where to read is read a level before: on its own it takes as long as the maths of a level.
-        def one(i: Any, carry: Any) -> Any:
-            met, numbers, low, high, *following = carry
-            after = bounds(i + 2)
-            ahead = self.first_numbers(*following)
-            self.prefetch(*following)
-            lax.cond(high > low, lambda: self.run_level(low, high, met, numbers), lambda: None)
-            return met + jnp.where(high > low, jnp.int32(meetings), jnp.int32(0)), ahead, *following, *after
-
-        first, second = (bounds(jnp.int32(n)) for n in range(2))
-        lax.fori_loop(jnp.int32(0), levels, one, (jnp.int32(0), self.first_numbers(*first), *first, *second))
-        self.device.end_exchange(self.ring)
-
-    def clear_padding(self) -> None:
-        """Zeros in the rows of outputs that belong to no vertex: large products read them after the launch."""
-        step = self.config.rows * self.config.warpgroups * self.config.groups
-        for name, made in self.outputs().items():
-            count = self.scalar(NUM_ROWS if made.domain == ROW else NUM_EDGES) + self.scalar(made.base)
-
-            def clear(i: Any, _: Any, name: str = name, made: Made = made, count: Any = count) -> Any:
-                row = count + i * step + (self.group * self.config.warpgroups + self.wg) * self.config.rows
-                tile = Tile((self.config.rows, self.config.hb), row, jnp.int32(made.rows - 1))
-                zeros = jnp.zeros(tile.shape, made.dtype)
-                for b in range(made.width // self.level.unit):
-                    self.device.store(tile, self.table[name], zeros, jnp.int32(0), self.column(b))
-                return _
-
-            turns = lax.div(made.rows - count + step - 1, jnp.int32(step))
-            lax.fori_loop(jnp.int32(0), turns, clear, jnp.int32(0))
-
-    def outputs(self) -> dict[str, Made]:
-        """What is read after the launch from its first to its last row."""
-        found = {n: m for n, m in self.made.items() if n not in self.level.scratch and not m.sparse}
-        for place in dict.fromkeys(p for phase in self.level.phases for places in phase.stores.values() for p in places):
-            if place.tensor in self.awaited - self.level.halves.keys() and place.tensor not in self.made:
-                ref = self.table[place.tensor]
-                found[place.tensor] = Made(ref.shape[0], ref.shape[1], ref.dtype, ROW, place.base)
-        return found
-
-    def column(self, block: int) -> Any:
-        """The first of the CTA's columns in a block of units."""
-        return block * self.level.unit + self.cta * self.config.hb
-
-    def first_numbers(self, low: Any, high: Any) -> list[Any]:
-        """`numbers` of the first tile of each phase over a level's rows; phases over edges read theirs when they begin."""
-        tile = self.tile(jnp.int32(0), low, jnp.maximum(high - 1, 0))
-        return [self.numbers(n, tile) for n, phase in enumerate(self.level.phases) if phase.domain == ROW]
-
-    def prefetch(self, low: Any, high: Any) -> None:
-        """Brings near what a level reads that was there before: from memory it takes longer than a level. Each warpgroup asks
-        for what another reads, for where there is but one tile they have nothing else to do."""
-        other = lax.rem(self.wg + 1, jnp.int32(self.config.warpgroups))
-        tile = self.tile(jnp.int32(0), low, jnp.maximum(high - 1, 0), other)
-        phases = [(n, phase) for n, phase in enumerate(self.level.phases) if phase.domain == ROW]
-
-        def ask() -> None:
-            for n, phase in phases:
-                Values(self, phase, tile, self.layout.results[n]).prefetch()
-
-        lax.cond(low + other * self.config.rows < high, ask, lambda: None)
-
-    def run_level(self, low: Any, high: Any, met: Any, numbers: list[Any]) -> None:
-        ahead = iter(numbers)
-        for n, phase in enumerate(self.level.phases):
-            begin, end = low, high
-            if phase.domain == EDGE:
-                begin = self.table["first"][low]
-                end = self.table["first"][high - 1] + self.table["count"][high - 1]
-            self.device.sync()
-            if phase.meet and not self.config.dataflow:
-                met = met + 1
-                self.device.group_barrier(
-                    self.table["counters"], self.group + 1, met * self.ctas, self.config.clustered, self.config.spins
-                )
-            first = next(ahead) if phase.domain == ROW else self.numbers(n, self.tile(jnp.int32(0), begin, end - 1))
-            self.run_phase(n, phase, begin, end - 1, first)
-
-    def run_phase(self, n: int, phase: Phase, begin: Any, last: Any, first: Any) -> None:
-        """Each warpgroup runs every so many-th tile; where a tile reads is read while the one before runs."""
-
-        def one(t: Any, numbers: Any) -> Any:
-            ahead = self.numbers(n, self.tile(t + 1, begin, last))
-            self.run_tile(n, phase, self.tile(t, begin, last), *numbers)
-            return ahead
-
-        tiles = lax.div(last - begin + self.config.rows, jnp.int32(self.config.rows))
-        mine = lax.div(tiles - self.wg + self.config.warpgroups - 1, jnp.int32(self.config.warpgroups))
-        lax.fori_loop(jnp.int32(0), mine, one, first)
-
-    def tile(self, t: Any, begin: Any, last: Any, wg: Any = None) -> Tile:
-        """A warpgroup's t-th tile of the rows `begin` ... `last`; this one's unless `wg` says another."""
-        wg = self.wg if wg is None else wg
-        row = jnp.minimum(begin + (wg + t * self.config.warpgroups) * self.config.rows, last)
-        return Tile((self.config.rows, self.config.hb), row, last)
-
-    def numbers(self, n: int, tile: Tile) -> tuple[Any, dict[str, Any]]:
-        """Where a tile of a phase reads: the rows of its products' sources, and those that each index array names."""
-        sources = [s for _, of_spec in self.layout.specs[n] for s in of_spec]
-        values = Values(self, self.level.phases[n], tile, self.layout.results[n])
-        found = {name: self.device.number(tile, self.table[name]) for name in values.indices()}
-        if not sources:
-            return None, found
-        indices = [self.table[s.index] if s.index else None for s in sources]
-        bases = [self.scalar(s.base) for s in sources]
-        return self.device.product_rows(tile, indices, bases), found
-
-    def run_tile(self, n: int, phase: Phase, tile: Tile, rows: Any, found: dict[str, Any]) -> None:
-        values = Values(self, phase, tile, self.layout.results[n], found)
-        values.fetch()
-        if self.layout.specs[n]:
-            specs = [spec for spec, _ in self.layout.specs[n]]
-            refs = [self.table[s.tensor] for _, sources in self.layout.specs[n] for s in sources]
-            self.device.product(tile, specs, refs, rows, self.weights, self.part, self.cta, self.table["counters"], *self.ring)
-        level = self.level
-        valid = None if level.valid == level.unit else level.valid - self.cta * self.config.hb
-        stores = [(v, place) for v, places in phase.stores.items() for place in places]
-        for v, place in sorted(stores, key=lambda store: store[1].tensor not in self.awaited):  # these somebody waits for
-            for b in range(max(1, num_blocks(v.aval, self.level.valid))):
-                x, base = values[v].flat[b], self.scalar(place.base)
-                if v.aval.dtype == np.bool_:
-                    x = jnp.where(x, jnp.int32(1), jnp.int32(0))
-                self.device.store(tile, self.table[place.tensor], x, base, self.column(b), valid, place.tensor in self.awaited)
 
 
 def supported() -> str | None:

@@ -1,4 +1,4 @@
-"""Compiles the persistent kernels of four programs for an H200, on a machine without one; run by `test_chip`.
+"""Compiles the persistent kernels of some programs for an H200, on a machine without one; run by `test_chip`.
 
 Prints one line of JSON: registers, spilled bytes and tensor products of each kernel. Needs jax-cuda13-plugin,
 jax-cuda13-pjrt, nvidia-cuda-nvcc, nvidia-nvvm and nvidia-nvjitlink; no driver.
@@ -31,7 +31,7 @@ from jax.experimental import topologies  # noqa: E402
 from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh  # noqa: E402
 
 import cavs  # noqa: E402
-from cavs import _chip, _scripts, vertex_programs as vp  # noqa: E402
+from cavs import _chip, _scripts, _widest, vertex_programs as vp  # noqa: E402
 from cavs.kernels import persistent  # noqa: E402
 
 # What XLA must know of the card (a GpuTargetConfigProto).
@@ -85,17 +85,20 @@ with jax.default_matmul_precision("BF16_BF16_F32"):
 fields = {"hb": 16, "groups": 4, "clustered": False, "rows": 8, "warpgroups": 2, "tight": False, "split": 2}
 with _chip.using(lambda level, forward, config: dataclasses.replace(config, **fields)):
     compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
+with _chip.using(lambda level, forward, config: config, lambda level, narrow: (_widest.fitting(level, 128)[0], 64)):
+    compile_step(vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 512)
 found = {}
 for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
     text = Path(path).read_text()
-    if "mma.sync" in text:
+    if "mma.sync" in text or "wgmma" in text:
         command = [f"{CUDA}/bin/ptxas", "-arch=sm_90a", "-v", path, "-o", os.devnull]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         registers, spilled = (re.search(p, said) for p in (r"Used (\d+) registers", r"(\d+) bytes spill stores"))
         found[f"{Path(path).stem} {n}"] = {
             "registers": int(registers[1]) if registers else 256,
             "spilled": int(spilled[1]) if spilled else -1,
-            "products": text.count("mma.sync"),
+            "products": text.count("mma.sync") + text.count("wgmma.mma_async"),
+            "wide": "wgmma" in text,
             "prefetches": text.count("prefetch.global"),
             "exchanges": text.count("st.shared::cluster"),
         }

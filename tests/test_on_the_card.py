@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _chip, _scripts
+from cavs import _chip, _scripts, _widest
 from cavs.kernels._layout import SHARED_MEMORY, layout_of
-from tests.odd_graphs import chain, joined, random_binary_tree
+from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, values
 
 
@@ -206,6 +206,49 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "hidden", "hb", "dataflow"),
+    [
+        *(
+            (name, 256, 64, True)
+            for name in ("BinaryTreeLSTM", "TreeFC", "NaryTreeLSTM", "ChildSumTreeLSTM", "linear", "DAGNN")
+        ),
+        *((name, 256, 32, False) for name in ("BinaryTreeLSTM", "reset before the product", "layer norm", "constant states")),
+        *(("TreeFC", 512, hb, True) for hb in (256, 128)),
+        *(("BinaryTreeLSTM", 1024, hb, False) for hb in (64, 32)),
+    ],
+)
+def test_wide_levels_on_the_card(name: str, hidden: int, hb: int, dataflow: bool) -> None:
+    """Levels of many vertices as tiled products in a launch of their own: several tiles, one that is full, one of few rows."""
+    make, graphs = CASES[name]
+    sizes = [int(n) for n in np.random.default_rng(3).integers(2, 12, 600)]
+    if name in ("ChildSumTreeLSTM", "DAGNN", "layer norm", "constant states"):
+        graphs = joined([random_dag(n, (1, 2, 3), seed=n) for n in sizes])
+    else:
+        graphs = joined([chain(n) if graphs is CHAINS else random_binary_tree(n, seed=n) for n in sizes])
+    _, params = make(hidden)
+    x, ran = inputs_of(name, graphs, hidden), []
+
+    def wide(level: Any, narrow: Any) -> tuple[Any, int]:
+        found = next(c for units in (hb, hb // 2, hb // 4) for c in _widest.fitting(level, units))
+        ran.append(found)
+        return dataclasses.replace(found, groups=found.groups if hb in (64, 256) else 3), 40  # one tile each, or more
+
+    def choose(level: Any, forward: bool, config: Any) -> Any:
+        return dataclasses.replace(config, dataflow=dataflow and level.flows and not config.clustered)
+
+    with _chip.using(choose, wide):
+        got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
+    assert len(ran) >= 2
+    with _chip.using(choose):  # the same products of rounded numbers, summed in another order
+        assert_near(values(make(hidden)[0], params, graphs, x, "persistent"), got, 5e-4)
+    if name != "layer norm":  # where a step of relu is, an error of tf32 is a large one
+        with jax.default_matmul_precision("highest"):
+            assert_near(got, values(make(hidden)[0], params, graphs, x, "scan"), 2e-3)
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("dataflow", "split"), [(False, 1), (True, 1), (True, 2)])
 def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
     """CTAs that wait for ever would hang the card; they give up, and the result is NaN: never a wrong number."""
@@ -215,4 +258,18 @@ def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
     odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow, "split": split}
     with _chip.using(lambda level, forward, config: dataclasses.replace(config, **odd)):
         h = np.asarray(cavs.run(F, params, sched, x, engine="persistent"))
+    assert np.isnan(h).all()
+
+
+@pytest.mark.gpu
+def test_a_wait_in_vain_of_a_wide_level_is_reported() -> None:
+    F, params = CASES["TreeFC"][0](256)
+    graphs = joined([random_binary_tree(9, seed=n) for n in range(40)])
+    sched = _scripts.with_scripts(cavs.schedule(graphs))
+
+    def wide(level: Any, narrow: Any) -> tuple[Any, int]:
+        return dataclasses.replace(_widest.fitting(level, 64)[0], spins=0), 1
+
+    with _chip.using(lambda level, forward, config: config, wide):
+        h = np.asarray(cavs.run(F, params, sched, inputs_of("TreeFC", graphs, 256), engine="persistent"))
     assert np.isnan(h).all()

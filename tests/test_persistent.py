@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _adjoint, _chip, _persistent, _programs, _scripts
+from cavs import _adjoint, _chip, _persistent, _programs, _scripts, _widest, vertex_programs as vp
 from cavs.kernels import persistent
 from cavs.kernels._fit import REDUCTIONS
 from cavs.kernels._specs import Unfit
@@ -52,6 +52,59 @@ def test_tight_weights_in_the_interpreter() -> None:
     assert_near(found[1], found[0], 1e-6)
     with jax.default_matmul_precision("highest"):
         assert_near(found[1], values(F, params, graphs, x, "scan"), 2e-3)
+
+
+@INTERPRETER
+@pytest.mark.parametrize("name", ["TreeFC", "ChildSumTreeLSTM", "linear"])
+def test_wide_levels_in_the_interpreter(name: str) -> None:
+    """Levels of two vertices and more in a launch of their own, weights in the order of its ring."""
+    make, graphs = CASES[name]
+    F, params = make(256)
+    x = inputs_of(name, graphs, 256)
+
+    def wide(level: Any, narrow: Any) -> tuple[Any, int]:
+        return dataclasses.replace(narrow, rows=64, resident=False, dataflow=False, wide=True), 2
+
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+    with _chip.using(lambda level, forward, config: config, wide):
+        assert_near(values(make(256)[0], params, graphs, x, _persistent.INTERPRET), want, 1e-5)
+
+
+def test_which_levels_are_wide() -> None:
+    """From the leaves' parents on; a level that is wide again above a narrow one is not."""
+    graphs = cavs.from_parents([[4, 4, 5, 5, 6, 6, -1]] * 5 + [[1, 2, -1]] * 3)
+    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    assert sched.widths[1:].tolist() == [13, 8]
+    for rows, want in ((14, 0), (9, 1), (8, 2), (1, 2)):
+        assert int(_widest.wide_levels(sched.part_start, rows)) == want
+    chains = _scripts.with_scripts(cavs.schedule(cavs.from_lengths([3] * 8 + [9] * 2)))
+    assert int(_widest.wide_levels(chains.part_start, 5)) == 2
+
+
+COMPLETE = cavs.from_parents([[-1, *(i // 2 for i in range(126))]] * 256)  # binary trees of 64 leaves
+
+
+@pytest.mark.parametrize(
+    ("program", "graphs", "wide"),
+    [
+        (vp.TreeFC(512), COMPLETE, True),
+        (vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), False),  # too few
+        (vp.TreeFC(48), COMPLETE, False),  # too short a sum
+        (vp.LSTM(512, 8), cavs.from_lengths([2] * 9000), False),  # chains
+    ],
+)
+def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide: bool) -> None:
+    shape = _scripts.with_scripts(cavs.schedule(graphs)).shape
+    with jax.default_matmul_precision("tensorfloat32"):
+        shapes = jax.eval_shape(program.init, jax.random.key(0))
+        inputs = jax.ShapeDtypeStruct((program.hidden if isinstance(program, vp.TreeFC) else 8,), jnp.float32)
+        plan = program.vertex_function().plan(shapes, inputs)
+        for forward in (True, False):
+            made = _programs.program_of(plan, None, forward)
+            found, rows = _widest.layouts(made, "tf32", False, shape)
+            assert [config.wide for config in found] == ([True, False] if forward else [False, True]) if wide else [False]
+            assert (shape.inner[0] / 64 < rows <= shape.inner[0] / 4) if wide else not rows
 
 
 @INTERPRETER
