@@ -212,7 +212,7 @@ class _Wide:
                 nvvm.wgmma_fence_aligned()
                 for step in range(4):
                     for w, o in keys:
-                        at = stage * self.size + 128 * spec.weights[w].offset + 32 * step
+                        at = self._at(stage, spec.weights[w], step)
                         sums[w, o] = self._multiply(sums[w, o], rows[o][step], at, widths[w])
                 nvvm.wgmma_commit_group_sync_aligned()
                 queue.append(self._read(spec, places, arith.addi(chunk, int32(depth))))
@@ -245,6 +245,10 @@ class _Wide:
         near = [arith.bitcast(self.i32, arith.mulf(x, factor)) for x in first]
         upper, lower = near[:8], near[8:]
         return [[upper[2 * s], lower[2 * s], upper[2 * s + 1], lower[2 * s + 1]] for s in range(4)]
+
+    def _at(self, stage: int, weight: Any, step: int) -> int:
+        """The byte of the stages at which a weight's first column begins, for one step of a chunk."""
+        return stage * self.size + 128 * weight.offset + 32 * step
 
     def _multiply(self, total: list[Any], left: list[Any], at: int, width: int) -> list[Any]:
         """Adds 64 rows times `width` columns of 8 numbers of K, which lie at byte `at` of the stages."""
