@@ -1,4 +1,5 @@
-"""Engine `persistent`: the recurrent part of F, forward and backward, each as one launch (`cavs.kernels.persistent`).
+"""Engine `persistent`: the recurrent part of F, forward and backward, each as one launch, or two where levels are very wide
+(`cavs.kernels.persistent`).
 
 What is around it is the same as in engine `scan`: leaves, eager and lazy parts as large products in XLA.
 """
@@ -37,7 +38,7 @@ def launch(
     """Runs all levels in one direction.
 
     `tensors` are what the sources name, by vertex or edge, (N, ...). Returns the tensors made, (N, ...), by name, the
-    states under `state0` ... where they are given (updated), and the flag of `persistent.launch`. `g_row` as in `reverse`.
+    states under `state0` ... where they are given (updated), and the flag of `persistent.launches`. `g_row` as in `reverse`.
     """
     part, level = program.part, program.level
     configs, wide_rows = layouts(program, precision_of(program), interpret, sched.shape)

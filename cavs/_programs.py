@@ -13,7 +13,7 @@ from cavs.kernels._halves import add_halves
 from cavs.kernels._phases import cut
 from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, Unfit
 
-# Of the scalars that a launch reads, after `persistent.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: bases of rows.
+# Of the scalars that a launch reads, after `_kernel.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: bases of rows.
 STATE_ROW, PAD, EDGE_PAD, SLOTS = 3, 4, 5, 6
 
 

@@ -16,7 +16,7 @@ NUM_LEVELS, NUM_ROWS, NUM_EDGES = 0, 1, 2
 
 
 class Kernel:
-    """The body of one launch, traced in Pallas."""
+    """The body of one launch, traced in Pallas; of some levels alone where they are `shared` with another (`_wide`)."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ The grid is `groups` groups of CTAs; a group is one virtual processor of VPPS. I
 vector and keeps the weights' columns for them in shared memory for the whole launch. Groups take graphs of their own, so
 they never wait for each other; within a group the CTAs meet where a product reads what others stored (see `_phases`), or
 a product waits for the numbers themselves (`Config.dataflow`: dependencies finer than a level; MegaKernels, sections 4.2
-and 6).
+and 6). Levels so wide that they are ordinary large products have a launch of their own (`_wide`).
 """
 
 import dataclasses
