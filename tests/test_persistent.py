@@ -100,6 +100,8 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
         shapes = jax.eval_shape(program.init, jax.random.key(0))
         inputs = jax.ShapeDtypeStruct((program.hidden if isinstance(program, vp.TreeFC) else 8,), jnp.float32)
         plan = program.vertex_function().plan(shapes, inputs)
+        some = isinstance(program, vp.TreeFC) and program.hidden == 512
+        assert ("run as tiled products" in plan.function.explain(shapes, inputs)) == some
         for forward in (True, False):
             made = _programs.program_of(plan, None, forward)
             found, rows = _widest.layouts(made, "tf32", False, shape)
