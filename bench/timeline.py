@@ -88,7 +88,9 @@ def text(events: list[Event], steps: int) -> str:
 def a_step(events: list[Event]) -> list[Event]:
     """From the middle one of the launches that begin a step to the one after it; all events, where there are not two."""
     in_order = sorted(events, key=lambda event: event[1])
-    begins = [i for i, event in enumerate(in_order) if event[0].startswith(LAUNCH)]
+    launches = [i for i, event in enumerate(in_order) if event[0].startswith(LAUNCH)]
+    before = ["", *(in_order[i][0] for i in launches)]  # one for wide levels is followed by another of the same step
+    begins = [i for i, name in zip(launches, before, strict=False) if not name.startswith(LAUNCH + "_wide")]
     if len(begins) < 2:
         return in_order
     middle = (len(begins) - 1) // 2

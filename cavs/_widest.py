@@ -107,6 +107,6 @@ def cost(level: Level, config: Config, rows: float) -> float:
 
 
 def wide_levels(part_start: Any, rows: int) -> Any:
-    """How many levels, from the leaves' parents on, have at least so many vertices."""
+    """How many levels, from the leaves' parents on, have at least so many vertices; one at least, so that a launch has some."""
     widths = jnp.diff(jnp.asarray(part_start)[::PARTS])
-    return jnp.argmin(jnp.append(widths >= rows, False)).astype(jnp.int32)
+    return jnp.maximum(jnp.argmin(jnp.append(widths >= rows, False)), 1).astype(jnp.int32)

@@ -28,6 +28,9 @@ def test_a_step_is_shown_kernel_after_kernel():
         ["1.00", "x", "1.00", "gemm"],
     ]
     assert lines[-1].split() == ["5.0", "6.0", "1.0", "gemm"]
+    wide = [("cavs_forward_wide_mosaic", -500, -100), *step]
+    events = [(name, start + 10_000 * n, end + 10_000 * n) for n in (2, 0, 1) for name, start, end in wide]
+    assert timeline.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in wide]
     assert timeline.a_step(step[1:]) == step[1:] and "no kernels" in timeline.text([], 3)
 
 

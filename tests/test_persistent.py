@@ -55,15 +55,15 @@ def test_tight_weights_in_the_interpreter() -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("name", ["TreeFC", "ChildSumTreeLSTM", "linear"])
-def test_wide_levels_in_the_interpreter(name: str) -> None:
-    """Levels of two vertices and more in a launch of their own, weights in the order of its ring."""
+@pytest.mark.parametrize(("name", "rows"), [("TreeFC", 2), ("ChildSumTreeLSTM", 2), ("linear", 1), ("linear", 99)])
+def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
+    """Levels of some vertices, or all, or one in a launch of their own, weights in the order of its ring."""
     make, graphs = CASES[name]
     F, params = make(256)
     x = inputs_of(name, graphs, 256)
 
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
-        return dataclasses.replace(narrow, rows=64, resident=False, dataflow=False, wide=True), 2
+        return dataclasses.replace(narrow, rows=64, resident=False, dataflow=False, wide=True), rows
 
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
@@ -72,11 +72,11 @@ def test_wide_levels_in_the_interpreter(name: str) -> None:
 
 
 def test_which_levels_are_wide() -> None:
-    """From the leaves' parents on; a level that is wide again above a narrow one is not."""
+    """From the leaves' parents on, these at least; a level that is wide again above a narrow one is not."""
     graphs = cavs.from_parents([[4, 4, 5, 5, 6, 6, -1]] * 5 + [[1, 2, -1]] * 3)
     sched = _scripts.with_scripts(cavs.schedule(graphs))
     assert sched.widths[1:].tolist() == [13, 8]
-    for rows, want in ((14, 0), (9, 1), (8, 2), (1, 2)):
+    for rows, want in ((14, 1), (9, 1), (8, 2), (1, 2)):
         assert int(_widest.wide_levels(sched.part_start, rows)) == want
     chains = _scripts.with_scripts(cavs.schedule(cavs.from_lengths([3] * 8 + [9] * 2)))
     assert int(_widest.wide_levels(chains.part_start, 5)) == 2
