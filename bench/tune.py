@@ -2,7 +2,8 @@
 
 For each recurrent part and batch, the layouts that promise most are timed, forward and backward apart, on batches as the
 bench's; the fastest are kept in kernels/tuned/, by device, and `cavs.run` uses them from then on. What is there already is
-not measured again: delete the file for that.
+not measured again: delete the file for that. One launch runs all levels meanwhile; that of wide ones has no record, and is
+laid out by a cost model (`cavs._widest`).
 """
 
 import concurrent.futures
@@ -71,7 +72,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
             # Only the launch is timed: XLA need not measure its own products.
             compiled = list(pool.map(lambda step: step.compile({"xla_gpu_autotune_level": 0}), lowered))
         times = [round(_time(step, params, forward), 1) for step in compiled]
-        fields = [f.name for f in dataclasses.fields(Config) if f.name not in ("precision", "spins", "interpret")]
+        fields = [f.name for f in dataclasses.fields(Config) if f.name not in ("precision", "spins", "interpret", "wide")]
         records = [{f: getattr(c, f) for f in fields} | {"us": us} for c, us in zip(layouts, times, strict=True)]
         found[key] = sorted(records, key=lambda record: record["us"])
     return found

@@ -19,8 +19,8 @@ _GAIN = 0.8  # of the time that it takes else, at most
 
 def layouts(program: Any, precision: str, interpret: bool, shape: Shape) -> tuple[list[Config], int]:
     """The launches of a direction, in order, and from how many vertices on a level is a wide one's."""
-    narrow = _chip.configure(program, precision, interpret, shape)
-    wide, rows = _chip.wide_asked()(program.level, narrow) if _chip.wide_asked() else widest(program.level, narrow, shape)
+    narrow, asked = _chip.configure(program, precision, interpret, shape), _chip.wide_asked()
+    wide, rows = asked(program.level, narrow) if asked else widest(program.level, narrow, shape)
     if wide is None:
         return [narrow], 0
     return ([wide, narrow] if program.forward else [narrow, wide]), rows
@@ -32,11 +32,10 @@ def widest(level: Level, narrow: Config, shape: Shape) -> tuple[Config | None, i
     None where batches of this shape will hardly have such a level: it is at most half of a complete binary tree's vertices with
     children, and mostly less than a quarter; no level of chains is wider than others.
     """
-    total = sum(shape.inner)
-    found = possible(level, narrow.precision)
-    if shape.fan_in < 2 or narrow.interpret or not found:
+    found = possible(level, narrow.precision) if shape.fan_in > 1 and not narrow.interpret else []
+    if not found:
         return None, 0
-    flops = _flops(level)
+    total, flops = sum(shape.inner), _flops(level)
     sizes = [int(total / 2 ** (n / 2)) for n in range(2, 11)]
 
     def time(config: Config) -> float:
@@ -99,8 +98,8 @@ def cost(level: Level, config: Config, rows: float) -> float:
     read = 0
     for spec in _specs(layout_of(level, config)):
         columns = sum(weight.width for weight in spec.weights)
-        read += 128 * spec.chunks * (columns + 64 * config.warpgroups * _sources(spec))
-    tiles = -(-rows // (64 * config.warpgroups))
+        read += 128 * spec.chunks * (columns + config.rows * config.warpgroups * _sources(spec))
+    tiles = -(-rows // (config.rows * config.warpgroups))
     turns = -(-tiles // config.groups)
     busy = tiles / (turns * config.groups)  # where fewer CTAs read, each gets more
     return _FIXED + turns * (read / (_RATE * (1.3 - 0.3 * busy)) + _BLOCK * _moved(level))

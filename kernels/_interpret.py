@@ -147,11 +147,16 @@ def _product(spec: Any, read: list[tuple[Any, Any]], weights: Any, part: Any, ct
             w.append(tile.transpose(5, 2, 0, 3, 1, 4).reshape(halves * 8, k))
             at += halves * 8 * k
         w = jnp.concatenate(w)
-        for o, column in zip(weight.operands, weight.columns, strict=True):
-            x = sum(sources[s] for s in spec.operands[o])
-            z = lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
-            for n in range(spec.slots):
-                part[n, :, pl.ds(column, w.shape[0])] = z if n == 0 else jnp.zeros_like(z)
+        _multiply(spec, weight, sources, w, part)
+
+
+def _multiply(spec: Any, weight: Any, sources: list[Any], w: Any, part: Any) -> None:
+    """A weight's columns (columns, K) times all its operands, into `part`."""
+    for o, column in zip(weight.operands, weight.columns, strict=True):
+        x = sum(sources[s] for s in spec.operands[o])
+        z = lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
+        for n in range(spec.slots):
+            part[n, :, pl.ds(column, w.shape[0])] = z if n == 0 else jnp.zeros_like(z)
 
 
 def _sources(spec: Any, read: list[tuple[Any, Any]]) -> list[Any]:
@@ -183,13 +188,12 @@ def wide_product(
     indices: Sequence[Any],
     bases: Sequence[Any],
     weights: Any,
-    words: int,
     part: Any,
     ring: Any,
     cta: Any,
 ) -> None:
     """See `_mosaic_wide`."""
-    del words, ring
+    del ring
     left = zip(refs, product_rows(tile, indices, bases), strict=True)
     for spec in specs:
         sources = _sources(spec, [next(left) for _ in spec.sources])
@@ -201,8 +205,4 @@ def wide_product(
         w = jnp.stack([w[:, :, int(n)] for n in np.argsort(RING_ORDER)], 2)
         w = w.transpose(1, 0, 2).reshape(sum(widths), -1)
         for weight, width in zip(spec.weights, widths, strict=True):
-            mine = w[weight.offset : weight.offset + width]
-            for o, column in zip(weight.operands, weight.columns, strict=True):
-                x = sum(sources[s] for s in spec.operands[o])
-                z = lax.dot_general(x, mine, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
-                part[0, :, pl.ds(column, width)] = z
+            _multiply(spec, weight, sources, w[weight.offset : weight.offset + width], part)

@@ -32,7 +32,7 @@ class Kernel:
         self.level, self.config, self.layout, self.table = level, config, layout, table
         self.made, self.reverse, self.shared = made, reverse, shared
         self.device: Any = importlib.import_module("cavs.kernels." + ("_interpret" if config.interpret else "_mosaic"))
-        self.part = scratch[0] if scratch else None
+        self.part: Any = scratch[0] if scratch else None
         self.weights = scratch[1] if len(scratch) > 1 else table.get("packed")
         self.ring = scratch[2:]
         self.ctas = level.unit // config.hb

@@ -75,6 +75,18 @@ def place(ref: Any, width: int, size: int, row: Any, column: Any) -> Any:
     return arith.addi(address(ref, 1), arith.muli(at, arith.constant(i64, size)))
 
 
+def await_phase(barrier: Any, which: int, parity: Any, acquire: str = "") -> None:
+    """Waits, for ever if need be, for a phase of that parity at the mbarrier `which` bytes after `barrier` (shared memory)."""
+    i32 = ir.IntegerType.get_signless(32)
+    loop = scf.WhileOp([], [])
+    with ir.InsertionPoint.at_block_begin(loop.before.blocks.append()):
+        text = f"mbarrier.try_wait.parity{acquire}.shared::cta.b64 p, [$1+{which}], $2; selp.b32 $0, 0, 1, p;"
+        early = ptx(f"{{.reg .pred p; {text}}}", [i32], barrier, parity)
+        scf.condition(arith.cmpi(arith.CmpIPredicate.ne, early, int32(0)), [])
+    with ir.InsertionPoint.at_block_begin(loop.after.blocks.append()):
+        scf.yield_([])
+
+
 def patience(lost: Any, turn: Any, spins: int) -> Any:
     """Whether to wait on after `turn` turns: these are fewer than `spins`, and as far as is known (it is looked up rarely)
     nobody has written at the address `lost` that a wait was in vain."""

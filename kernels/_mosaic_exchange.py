@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, gpu, scf
+from jax._src.lib.mlir.dialects import arith, gpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout import EXCHANGE_WORDS
-from cavs.kernels._mlir import REF, address, int32, ptx
+from cavs.kernels._mlir import REF, address, await_phase, int32, ptx
 
 _THERE, _FREE, _TURN = 0, 8, 16  # where a warpgroup's two barriers of 64 bits and the parity of its tile are, in bytes
 
@@ -89,13 +89,7 @@ class Exchange:
 
     def _wait(self, which: int) -> None:
         """Not bounded: the other CTAs run the same tiles, and all waits of theirs for rows are."""
-        loop = scf.WhileOp([], [])
-        with ir.InsertionPoint.at_block_begin(loop.before.blocks.append()):
-            text = f"mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [$1+{which}], $2; selp.b32 $0, 0, 1, p;"
-            early = ptx(f"{{.reg .pred p; {text}}}", [self.i32], self.ring, self.turn)
-            scf.condition(arith.cmpi(arith.CmpIPredicate.ne, early, int32(0)), [])
-        with ir.InsertionPoint.at_block_begin(loop.after.blocks.append()):
-            scf.yield_([])
+        await_phase(self.ring, which, self.turn, ".acquire.cluster")
 
     def swap(self, count: Any) -> None:
         """Sends the others what this warpgroup has left for their units, summed, for `count` rows; and waits for theirs."""

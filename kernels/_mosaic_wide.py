@@ -21,7 +21,7 @@ from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout import STAGES
-from cavs.kernels._mlir import REF, SCALAR, address, as_index, int32, ptx, scalar
+from cavs.kernels._mlir import REF, SCALAR, address, as_index, await_phase, int32, ptx, scalar
 from cavs.kernels._specs import Tile
 
 _AHEAD = 32  # words of rows that a thread has on their way, and a chunk of all sources at least
@@ -51,7 +51,6 @@ def wide_product(
     indices: Sequence[Any],
     bases: Sequence[Any],
     weights: Any,
-    words: int,
     part: Any,
     ring: Any,
     cta: Any,
@@ -59,7 +58,7 @@ def wide_product(
     """All products of a phase for the rows of the tiles of all warpgroups, into `part` (warpgroups, rows, columns).
 
     All warpgroups of the CTA call it together. `refs`, `indices` (None: the tile's own rows) and `bases` belong to the sources
-    of `specs`; `weights` is (CTAs, `words`). `part` lies over the ring of weights.
+    of `specs`; `weights` is (CTAs, words). `part` lies over the ring of weights.
     """
     present = [index for index in indices if index is not None]
     which = [n for n, index in enumerate(indices) if index is not None]
@@ -70,7 +69,7 @@ def wide_product(
     ) -> None:
         found = dict(zip(which, present, strict=True))
         sources = [(ref, found.get(n), base) for n, (ref, base) in enumerate(zip(refs, bases, strict=True))]
-        _Wide(specs, sources, weights, words, part, ring, row, last, cta).emit()
+        _Wide(specs, sources, weights, part, ring, row, last, cta).emit()
 
     go(list(refs), present, list(bases), weights, part, ring, tile.row, tile.last, cta)
 
@@ -78,7 +77,7 @@ def wide_product(
 class _Wide:
     """Emits the products of a phase; see the module's text. In the names of PTX: lane = 4 * group + thread-in-group."""
 
-    def __init__(self, specs: Any, sources: Any, weights: Any, words: int, part: Any, ring: Any, row: Any, last: Any, cta: Any):
+    def __init__(self, specs: Any, sources: Any, weights: Any, part: Any, ring: Any, row: Any, last: Any, cta: Any):
         self.specs, self.part, self.ring = specs, part, address(ring, 3)
         self.f32, self.i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
         self.i64 = ir.IntegerType.get_signless(64)
@@ -94,7 +93,7 @@ class _Wide:
         self.size = 128 * max(self.columns)  # bytes of a stage
         ends = list(itertools.accumulate(spec.chunks for spec in specs))
         self.starts, self.total = [0, *ends[:-1]], ends[-1]
-        own = arith.muli(arith.extsi(self.i64, scalar(cta)), self._long(4 * words))
+        own = arith.muli(arith.extsi(self.i64, scalar(cta)), self._long(4 * ir.MemRefType(weights.type).shape[1]))
         self.weights = arith.addi(address(weights, 1), own)
         self.places: list[list[Any]] = []  # of each source, where the thread reads its two rows
         columns = [source.column for spec in specs for source in spec.sources]
@@ -152,16 +151,6 @@ class _Wide:
             self.ring,
         )
 
-    def _wait(self, which: int, parity: Any) -> None:
-        """Until a barrier's phase is over. Not bounded: copies come, and warpgroups here wait for nothing else."""
-        loop = scf.WhileOp([], [])
-        with ir.InsertionPoint.at_block_begin(loop.before.blocks.append()):
-            text = f"mbarrier.try_wait.parity.shared::cta.b64 p, [$1+{which}], $2; selp.b32 $0, 0, 1, p;"
-            early = ptx(f"{{.reg .pred p; {text}}}", [self.i32], self.ring, parity)
-            scf.condition(arith.cmpi(arith.CmpIPredicate.ne, early, int32(0)), [])
-        with ir.InsertionPoint.at_block_begin(loop.after.blocks.append()):
-            scf.yield_([])
-
     def _parity(self, q: Any) -> Any:
         """Of the turn in which a stage holds chunk `q`; each phase takes an even number of turns."""
         return arith.andi(arith.shrui(q, int32(int(math.log2(STAGES)))), int32(1))
@@ -208,7 +197,7 @@ class _Wide:
                 q = arith.addi(chunk, int32(self.starts[n]))
                 rows = [self._operand(o, queue[0]) for o in spec.operands]
                 queue.pop(0)
-                self._wait(16 * stage, self._parity(q))
+                await_phase(self.ring, 16 * stage, self._parity(q))
                 nvvm.wgmma_fence_aligned()
                 for step in range(4):
                     for w, o in keys:
@@ -227,7 +216,7 @@ class _Wide:
                 )
                 with mu.when(arith.andi(self.leader, more)):
                     free = (stage - _LATE) % STAGES
-                    self._wait(16 * free + 8, self._parity(old))
+                    await_phase(self.ring, 16 * free + 8, self._parity(old))
                     self._fill(again, free)
             scf.yield_([x for key in keys for x in sums[key]] + [x for words_ in queue for x in words_])
         nvvm.wgmma_wait_group_sync_aligned(0)

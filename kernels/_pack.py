@@ -1,4 +1,4 @@
-"""Weights in the order in which `mma.sync` reads them, so that a lane takes its four registers with one read."""
+"""Weights in the order in which `mma.sync` reads them, so that a lane takes its four registers with one read; or `wgmma`."""
 
 import dataclasses
 import itertools

@@ -61,6 +61,7 @@ class WideKernel(Kernel):
         """Every so many-th tile of the CTA's warpgroups together; each evaluates its rows piece by piece."""
         config = self.config
         rows = config.rows * config.warpgroups
+        height = min(config.rows, NUMBERS * 128 // config.hb)
 
         def one(t: Any, _: Any) -> Any:
             row = begin + (self.group + t * config.groups) * rows + self.wg * config.rows
@@ -69,12 +70,9 @@ class WideKernel(Kernel):
             lax.fori_loop(jnp.int32(0), jnp.int32(config.rows // height), lambda p, _: piece(tile, p), jnp.int32(0))
             return _
 
-        height = max(128 // min(128, config.hb), min(config.rows, NUMBERS * 128 // config.hb))
-
         def piece(tile: Tile, p: Any) -> Any:
             small = Tile((height, config.hb), tile.row + p * height, last)
-            part = None if self.part is None else self.part.at[:, pl.ds(p * height, height)]
-            values = Values(self, phase, small, self.layout.results[n], part=part)
+            values = Values(self, phase, small, self.layout.results[n], part=self.part.at[:, pl.ds(p * height, height)])
             values.fetch()
             self.finish(phase, small, values)
             return jnp.int32(0)
@@ -95,7 +93,6 @@ class WideKernel(Kernel):
             [self.table[s.index] if s.index else None for s in sources],
             [self.scalar(s.base) for s in sources],
             self.table["packed"],
-            self.layout.words,
             self.part,
             self.ring,
             self.cta,

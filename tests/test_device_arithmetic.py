@@ -18,15 +18,9 @@ from cavs import _programs, vertex_programs as vp
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
-from cavs.kernels import _mosaic_products, _mosaic_reads, _mosaic_weights, _mosaic_wide
+from cavs.kernels import _mosaic_products, _mosaic_reads, _mosaic_weights
 from cavs.kernels._layout import Config, layout_of
-from cavs.kernels._pack import pack_ring
-
-WORD = 0xFFFFFFFF
-
-
-def bits(x: Any) -> int:
-    return int(np.float32(x).view(np.uint32)) if isinstance(x, float | np.floating) else int(x)
+from tests.device_numbers import ARITHMETIC, WORD, bits
 
 
 def to_tf32(x: Any) -> int:
@@ -57,33 +51,13 @@ class Memory:
 
 def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
     memory = Memory()
-    arith = SimpleNamespace(
-        addi=lambda a, b: a + b,
-        subi=lambda a, b: a - b,
-        muli=lambda a, b: a * b,
-        andi=lambda a, b: a & b,
-        ori=lambda a, b: a | b,
-        shli=lambda a, b: a << b & WORD,
-        shrui=lambda a, b: (a & WORD) >> b,
-        divui=lambda a, b: a // b,
-        remui=lambda a, b: a % b,
-        minui=min,
-        select=lambda p, a, b: a if p else b,
-        extsi=lambda kind, x: x,
-        constant=lambda kind, x: x,
-        cmpi=lambda kind, a, b: a >= b,
-        cmpf=lambda kind, a, b: np.isnan(a),
-        bitcast=lambda kind, x: bits(x),
-        CmpFPredicate=SimpleNamespace(UNO=None),
-        CmpIPredicate=SimpleNamespace(uge=None),
-    )
 
     def spread(total: int, threads: int, most: int, read: Any, write: Any) -> None:
         for u in range(total):
             write(u, read(u))
 
     for module in (_mosaic_weights, _mosaic_products, _mosaic_reads):
-        monkeypatch.setattr(module, "arith", arith)
+        monkeypatch.setattr(module, "arith", ARITHMETIC)
         monkeypatch.setattr(module, "int32", int)
         monkeypatch.setattr(module, "ptx", memory.ptx)
     monkeypatch.setattr(_mosaic_reads, "address", lambda ref, space: ref.begin)
@@ -193,120 +167,3 @@ def test_products_read_the_rows_of_their_part_of_k(
             at = row * width + spec.sources[source].column + first % whole + quad * spec.chunk // 4
             assert place.start == refs[source].begin + at * size
             assert place.quarter == spec.chunk * size // 4
-
-
-REGION = 1 << 28  # bytes between the arrays of the memory below
-
-
-class Threads:
-    """Global memory, some arrays of 32-bit words, and the stages of `_mosaic_wide` in shared memory."""
-
-    def __init__(self, arrays: list[Any]) -> None:
-        self.arrays, self.stages = [np.asarray(a).reshape(-1) for a in arrays], np.zeros(1 << 16, np.float32)
-
-    def words(self, address: int, count: int) -> Any:
-        array, at = divmod(address, REGION)
-        assert at % 16 == 0 or count == 1
-        return self.arrays[array][at // 4 : at // 4 + count]
-
-    def ptx(self, text: str, results: Any, *args: Any) -> Any:
-        offsets = [int(n or 0) for n in re.findall(r"\[\$\d+(?:\+(\d+))?\]", text)]
-        if text.startswith("cp.async.bulk"):
-            _, source, size, _ = args
-            self.stages[offsets[0] // 4 :][: size // 4] = self.words(source, size // 4)
-        elif text.startswith("ld."):
-            got = self.words(args[0] + offsets[0], max(1, len(results))).tolist()
-            return got if len(results) > 1 else got[0]
-        else:
-            assert text.startswith("mbarrier.arrive.expect_tx")
-        return None
-
-    def column(self, at: int) -> Any:
-        """8 numbers of K from byte `at`, as a matrix descriptor with a 128-byte swizzle finds them."""
-        row, inside = divmod(at, 128)
-        pieces = [inside // 16 + n ^ row % 8 for n in range(2)]
-        return np.concatenate([self.stages[32 * row + 4 * n : 32 * row + 4 * n + 4] for n in pieces])
-
-
-@pytest.mark.parametrize("forward", [True, False])
-@pytest.mark.parametrize("program", [vp.TreeFC(256), vp.BinaryTreeLSTM(256, 16)], ids=lambda p: type(p).__name__)
-def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, program: Any, forward: bool) -> None:
-    """Two rows, as their four threads read them, times all columns of a CTA, as the ring brings them: all of K, once."""
-    params = jax.eval_shape(program.init, jax.random.key(0))
-    plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((getattr(program, "inputs", 256),), jnp.float32))
-    level = _programs.program_of(plan, None, forward).level
-    hb, cta, group, row, last, base = 32, 5, 6, 3, 40, 2
-    layout = layout_of(level, Config(hb, 1, False, 64, 2, "tf32", False, wide=True))
-    rng = np.random.default_rng(0)
-    weights = [rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed]
-    ring = pack_ring(layout.packed, weights, level.unit, hb, "fp32")
-    offset_of = {p.offset: [n for n, q in enumerate(layout.packed) if q.offset == p.offset] for p in layout.packed}
-    specs_of_phases = [[spec for spec, _ in phase] for phase in layout.specs if phase]
-    assert specs_of_phases
-    for specs in specs_of_phases:
-        width = max(source.column for spec in specs for source in spec.sources) + max(s.chunk * s.chunks for s in specs)
-        sources = [rng.normal(size=(64, width)).astype(np.float32) for spec in specs for _ in spec.sources]
-        indices = [rng.integers(0, 60, 64) if n % 2 else None for n in range(len(sources))]
-        memory = Threads([ring, *(i if i is not None else np.zeros(4, np.int64) for i in indices), *sources])
-        found: dict[tuple[int, int, int], Any] = {}
-        for quad in range(4):
-            emit_wide_numbers(monkeypatch, memory, thread=16 * 2 * 4 + 32 * 1 + 4 * group + quad)
-            refs = [
-                SimpleNamespace(type=SimpleNamespace(shape=(64, width)), begin=(1 + len(sources) + n) * REGION)
-                for n in range(len(sources))
-            ]
-            places = [SimpleNamespace(begin=(1 + n) * REGION) if i is not None else None for n, i in enumerate(indices)]
-            packed = SimpleNamespace(begin=0)
-            given = [(ref, index, base) for ref, index in zip(refs, places, strict=True)]
-            part = SimpleNamespace(begin=0)
-            wide = _mosaic_wide._Wide(specs, given, packed, layout.words, part, part, row, last, cta)
-            first = 0
-            for n, spec in enumerate(specs):
-                mine = wide.places[first : first + len(spec.sources)]
-                first += len(spec.sources)
-                for chunk in range(spec.chunks):
-                    wide._fill(wide.starts[n] + chunk, chunk % 4)
-                    read = wide._read(spec, mine, chunk)
-                    for w, weight in enumerate(spec.weights):
-                        for o in weight.operands:
-                            sums = found.setdefault((n, w, o), np.zeros((2, weight.width)))
-                            for step, (a, b, c, d) in enumerate(wide._operand(spec.operands[o], read)):
-                                at = wide._at(chunk % 4, weight, step)
-                                for column in range(weight.width):
-                                    k = memory.column(at + 128 * column)
-                                    sums[:, column] += np.array([a, b]) * k[quad] + np.array([c, d]) * k[quad + 4]
-        first = 0
-        for n, spec in enumerate(specs):
-            rows = [min(row + 16 + group + below, last) for below in (0, 8)]
-            x = []
-            for s, source in enumerate(spec.sources):
-                at = [r if indices[first + s] is None else indices[first + s][r] for r in rows]
-                x.append(sources[first + s][np.array(at) + base, source.column :][:, : spec.chunk * spec.chunks // spec.joined])
-            first += len(spec.sources)
-            joined = [np.concatenate(x[i : i + spec.joined], 1) for i in range(0, len(x), spec.joined)]
-            for w, weight in enumerate(spec.weights):
-                part_of = layout.packed[offset_of[spec.ring][w]]
-                whole = weights[offset_of[spec.ring][w]]
-                whole = whole if part_of.axis == 0 else whole.T
-                blocks = whole.reshape(whole.shape[0], -1, level.unit)[:, :, cta * hb : cta * hb + hb]
-                for o in weight.operands:
-                    want = sum(joined[s] for s in spec.operands[o]) @ blocks.reshape(whole.shape[0], -1)
-                    np.testing.assert_allclose(found[n, w, o], want * (1 + np.log(2) * 2**-11), rtol=1e-4, atol=1e-4)
-
-
-def emit_wide_numbers(monkeypatch: pytest.MonkeyPatch, memory: Threads, thread: int) -> None:
-    """What `_mosaic_wide` emits, on numbers, for one thread."""
-    emit_numbers(monkeypatch)
-    arith = SimpleNamespace(**vars(_mosaic_products.arith))
-    arith.minsi, arith.mulf, arith.addf, arith.bitcast = min, lambda a, b: a * b, lambda a, b: a + b, lambda kind, x: x
-    arith.CmpIPredicate = SimpleNamespace(sge="sge", eq="eq")
-    arith.cmpi = lambda kind, a, b: a >= b if kind == "sge" else a == b
-    kinds = {"F32Type": SimpleNamespace(get=lambda: "f32"), "MemRefType": lambda kind: kind}
-    integers = SimpleNamespace(get_signless=lambda n: f"i{n}")
-    monkeypatch.setattr(_mosaic_wide, "arith", arith)
-    monkeypatch.setattr(_mosaic_wide, "int32", int)
-    monkeypatch.setattr(_mosaic_wide, "scalar", int)
-    monkeypatch.setattr(_mosaic_wide, "ptx", memory.ptx)
-    monkeypatch.setattr(_mosaic_wide, "address", lambda ref, space: ref.begin)
-    monkeypatch.setattr(_mosaic_wide, "ir", SimpleNamespace(**kinds, IntegerType=integers))
-    monkeypatch.setattr(_mosaic_wide, "mu", SimpleNamespace(thread_idx=lambda: thread))

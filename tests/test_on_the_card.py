@@ -192,10 +192,10 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
     def choose(level: Any, forward: bool, config: Any) -> Any:
         groups = 2 if hidden == 1024 else 8
         wanted = {"hb": 16, "groups": groups, "clustered": False, "tight": True, "split": 2, "paired": False, "dataflow": False}
-        wide = dataclasses.replace(config, **wanted | layout)
-        fits = layout_of(level, wide).shared_memory(wide) <= SHARED_MEMORY
+        asked = dataclasses.replace(config, **wanted | layout)
+        fits = layout_of(level, asked).shared_memory(asked) <= SHARED_MEMORY
         assert fits or forward, "backward they all fit"
-        return wide if fits else config
+        return asked if fits else config
 
     with jax.default_matmul_precision("highest"):
         want = values(make(hidden)[0], params, graphs, x, "scan")

@@ -105,8 +105,9 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
         for forward in (True, False):
             made = _programs.program_of(plan, None, forward)
             found, rows = _widest.layouts(made, "tf32", False, shape)
-            assert [config.wide for config in found] == ([True, False] if forward else [False, True]) if wide else [False]
-            assert (shape.inner[0] / 64 < rows <= shape.inner[0] / 4) if wide else not rows
+            want = ([True, False] if forward else [False, True]) if wide else [False]
+            assert [config.wide for config in found] == want
+            assert shape.inner[0] / 64 < rows <= shape.inner[0] / 4 if wide else rows == 0
 
 
 @INTERPRETER
