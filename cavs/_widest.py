@@ -36,7 +36,7 @@ def widest(level: Level, narrow: Config, shape: Shape) -> tuple[Config | None, i
     if not found:
         return None, 0
     total, flops = sum(shape.inner), _flops(level)
-    sizes = [int(total / 2 ** (n / 2)) for n in range(2, 11)]
+    sizes = [max(1, int(total / 2 ** (n / 2))) for n in range(2, 11)]
 
     def time(config: Config) -> float:
         return sum(min(cost(level, config, rows), rows * flops / _RESIDENT) for rows in sizes)

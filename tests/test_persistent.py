@@ -13,6 +13,7 @@ from cavs import _adjoint, _chip, _persistent, _programs, _scripts, _widest, ver
 from cavs.kernels import persistent
 from cavs.kernels._fit import REDUCTIONS
 from cavs.kernels._specs import Unfit
+from tests.odd_graphs import joined
 from tests.persistent_programs import CASES, CHAINS, H, assert_near, inputs_of, plan_of, values
 
 INTERPRETER = pytest.mark.skipif(
@@ -90,6 +91,7 @@ COMPLETE = cavs.from_parents([[-1, *(i // 2 for i in range(126))]] * 256)  # bin
     [
         (vp.TreeFC(512), COMPLETE, True),
         (vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), False),  # too few
+        (vp.TreeFC(512), cavs.from_parents([[1, -1]]), False),
         (vp.TreeFC(48), COMPLETE, False),  # too short a sum
         (vp.LSTM(512, 8), cavs.from_lengths([2] * 9000), False),  # chains
     ],
@@ -108,6 +110,23 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
             want = ([True, False] if forward else [False, True]) if wide else [False]
             assert [config.wide for config in found] == want
             assert shape.inner[0] / 64 < rows <= shape.inner[0] / 4 if wide else rows == 0
+
+
+@pytest.mark.parametrize("precision", ["tensorfloat32", "BF16_BF16_F32", "highest"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_batch_has_layouts(name: str, precision: str) -> None:
+    """From one small graph on, as a GPU would be asked for them."""
+    make, graphs = CASES[name]
+    with jax.default_matmul_precision(precision):
+        F, params = make(256)
+        plan = plan_of(F, params, inputs_of(name, graphs, 256))
+        for copies in (1, 5, 700):
+            shape = _scripts.with_scripts(cavs.schedule(joined([graphs] * copies))).shape
+            for forward in (True, False):
+                for kind, part in plan.inner.items():
+                    if part.recurrent_eqns:
+                        made = _programs.program_of(plan, kind, forward)
+                        assert _widest.layouts(made, _programs.precision_of(made), False, shape)[0]
 
 
 @INTERPRETER
