@@ -85,14 +85,12 @@ def pack_ring(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb: in
         columns = []
         for part, weight in group:
             w = weight if part.axis == 0 else weight.T
-            k, n = w.shape
-            w = w.reshape(k // 32, 32, n // unit, unit // hb, hb)[:, RING_ORDER]
-            columns.append(w.transpose(3, 0, 2, 4, 1).reshape(unit // hb, k // 32, part.width, 32))
-        w = jnp.concatenate(columns, 2)
-        w = (_rounded(w) if precision == "tf32" else w).reshape(*w.shape[:2], -1, 8, 8, 4)
-        pieces = np.arange(8)
-        w = jnp.stack([w[:, :, :, c][:, :, :, pieces ^ c] for c in range(8)], 3)
-        out.append(w.reshape(unit // hb, -1))
+            w = _rounded(w) if precision == "tf32" else w
+            shape = (unit // hb, w.shape[0] // 32, part.width, 8, 4)
+            cta, chunk, column, piece, at = (lax.broadcasted_iota(jnp.int32, shape, n) for n in range(5))
+            k = 32 * chunk + jnp.asarray(RING_ORDER)[4 * (piece ^ column % 8) + at]
+            columns.append(w.at[k, column // hb * unit + cta * hb + column % hb].get(mode="promise_in_bounds"))
+        out.append(jnp.concatenate(columns, 2).reshape(unit // hb, -1))
     return jnp.concatenate(out, axis=1)
 
 

@@ -60,12 +60,13 @@ def _launch(
         held_weights = {"packed": pack_weights(layout.packed, given, level.unit, config.hb, config.precision)}
     names = [*arrays.tensors, *held_weights, "constants", "integers"]
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
-    if flows:
+    counters = begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32))
+    if flows:  # filled after the launch before: XLA would fill those of several steps at once, beside a launch, which delays it
         for n, name in enumerate(name for name in made if name in level.exchanged() and name not in held):
             m = made[name]
-            held[name] = jax.new_ref(unwritten((m.rows, m.width), m.dtype, integers[n]))
-    fresh = {name: m for name, m in made.items() if name not in held}
-    mutable = [*held, "counters"]
+            held[name] = jax.new_ref(unwritten((m.rows, m.width), m.dtype, integers[n] + counters[n]))
+    held["counters"] = jax.new_ref(counters)
+    mutable, fresh = list(held), {name: m for name, m in made.items() if name not in held}
     out_type = [jax.ShapeDtypeStruct((m.rows, m.width), m.dtype) for m in fresh.values()]
 
     def body(*refs: Any) -> None:
@@ -101,11 +102,11 @@ def _launch(
         interpret=getattr(plgpu, "InterpretGPUParams")() if config.interpret else None,  # noqa: B009  (of jax 0.11)
         **shape,
     )
-    counters = jax.new_ref(begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32)))
     operands = [*arrays.tensors.values(), *held_weights.values(), constants[None], integers]
-    out = kernel(*operands, *held.values(), counters)
-    results = dict(zip(fresh, out, strict=True)) | {name: jax.freeze(ref) for name, ref in held.items()}
-    return results, end_p.bind(jax.freeze(counters)[:1])
+    out = kernel(*operands, *held.values())
+    left = {name: jax.freeze(ref) for name, ref in held.items()}
+    lost = end_p.bind(left.pop("counters")[:1])
+    return dict(zip(fresh, out, strict=True)) | left, lost
 
 
 def unwritten(shape: tuple[int, ...], dtype: Any, count: Any = 0) -> Any:

@@ -103,7 +103,7 @@ def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, 
     layout = layout_of(level, Config(HB, 1, False, ROWS, 2, "tf32", False, wide=True))
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed]
-    ring = pack_ring(layout.packed, weights, level.unit, HB, "fp32")
+    ring = pack_ring(layout.packed, [jnp.asarray(w) for w in weights], level.unit, HB, "fp32")
     phases = [[spec for spec, _ in phase] for phase in layout.specs if phase]
     assert phases
     for specs in phases:
