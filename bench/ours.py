@@ -6,9 +6,9 @@ prepares the next few thousand vertices at once, words and labels with them), tr
 JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the clock runs until the last step's
 losses are here. On a GPU processes of their own make the schedules (`process=PROCESSES`), and batches of equal shape, each
 with graphs of its own, go there together: one transfer and one dispatch for 16 or 32 training steps (`cavs.stacked`,
-`lax.scan`), in which XLA runs kernels beside each other (`cavs.jit`). A thread stacks and sends them (`cavs.prefetch`), the
-first ones one by one; not so small ones. All of these work within the clock: they make nothing before it starts. On a CPU,
-whose cores the step itself uses, the loop makes schedules between steps. The peers are synchronous by nature.
+`lax.scan`), in which XLA runs kernels beside each other (`cavs.jit`). A thread stacks and sends them, unless they are small
+(`cavs.prefetch`). All of these work within the clock: they make nothing before it starts. On a CPU, whose cores the step itself
+uses, the loop makes schedules between steps. The peers are synchronous by nature.
 """
 
 import concurrent.futures
@@ -113,9 +113,8 @@ class Cavs:
         if self._device == "cpu":
             return self.schedules(batches)
         process = PROCESSES if self._warm else 1  # several, once no shape is new
-        threaded = self._stack == STACK  # small batches: a dispatch takes longer than a step
-        stacks = cavs.stacked(self.schedules(batches, process=process), self._stack, alone=2 * STACK * threaded)
-        return cavs.prefetch(stacks, jax.device_put) if threaded else stacks
+        stacks = cavs.stacked(self.schedules(batches, process=process), self._stack)
+        return cavs.prefetch(stacks, jax.device_put) if self._stack == STACK else stacks
 
     def compile(self, batches: list[Any], lr: float = 0.05) -> None:
         """Beside each other, all that a stream of these batches will run: each shape alone and in stacks."""

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 
-def stacked(batches: Iterable[Any], count: int, *, alone: int = 0) -> Iterator[Any]:
+def stacked(batches: Iterable[Any], count: int) -> Iterator[Any]:
     """Batches of equal shapes, `count` at a time, each array of them with one axis more: (count, ...).
 
     ```python
@@ -27,27 +27,23 @@ def stacked(batches: Iterable[Any], count: int, *, alone: int = 0) -> Iterator[A
 
     Every batch has a structure of its own, as before; what equal batches share is their padded shape, so it pays where
     shapes are few (`shapes` of `cavs.schedules`). A dispatch costs about 0.1 ms of the host's time, and a transfer up to
-    twice as much. Where a step takes longer, let `alone`, `2 * count` say, begin before the first `count` are there.
+    twice as much.
 
-    **Arguments:** `batches`, an iterable of pytrees of NumPy arrays, may be endless; `count`, at least 1; `alone`, at least 0:
-    how many come one by one, (1, ...), before others come together.
+    **Arguments:** `batches`, an iterable of pytrees of NumPy arrays, may be endless; `count`, at least 1.
 
     **Returns:** an iterator. Batches of one shape keep their order; those of different shapes are collected side by side (at
     most `count - 1` of each shape wait), so order among shapes changes. What is left at the end comes one by one, (1, ...).
 
-    **Raises:** `ValueError` at the call for a `count` below 1 or an `alone` below 0; `TypeError` for a batch with leaves that
-    are not NumPy arrays.
+    **Raises:** `ValueError` at the call for a `count` below 1; `TypeError` for a batch with leaves that are not NumPy arrays.
     """
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"stacked: count is {count!r}, wanted an int >= 1: how many batches go together.")
-    if not isinstance(alone, int) or alone < 0:
-        raise ValueError(f"stacked: alone is {alone!r}, wanted an int >= 0: how many batches come one by one at first.")
-    return _stacked(iter(batches), count, alone)
+    return _stacked(iter(batches), count)
 
 
-def _stacked(batches: Iterator[Any], count: int, alone: int) -> Iterator[Any]:
+def _stacked(batches: Iterator[Any], count: int) -> Iterator[Any]:
     waiting: dict[Any, list[list[np.ndarray]]] = {}
-    for number, batch in enumerate(batches):
+    for batch in batches:
         leaves, treedef = jax.tree.flatten(batch)
         for x in leaves:
             if not isinstance(x, np.ndarray):
@@ -55,9 +51,6 @@ def _stacked(batches: Iterator[Any], count: int, alone: int) -> Iterator[Any]:
                     f"stacked: a batch has a leaf of type {type(x).__name__}, wanted NumPy arrays: batches are stacked on the "
                     "host and cross to the device together. Leave jax.device_put away."
                 )
-        if number < alone:
-            yield treedef.unflatten([x[None] for x in leaves])
-            continue
         mine = waiting.setdefault((treedef, *((x.shape, x.dtype) for x in leaves)), [])
         mine.append(leaves)
         if len(mine) == count:

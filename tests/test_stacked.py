@@ -62,14 +62,10 @@ def test_batches_of_a_shape_keep_their_order_and_none_is_lost() -> None:
     endless = cavs.stacked(({"x": np.zeros(2)} for _ in itertools.count()), 4)
     assert next(endless)["x"].shape == (4, 2)
     assert list(cavs.stacked([], 4)) == []
-    few = [[x["n"].tolist() for x in cavs.stacked([{"n": np.array(n)} for n in range(9)], 2, alone=n)] for n in (3, 20)]
-    assert few == [[[0], [1], [2], [3, 4], [5, 6], [7, 8]], [[n] for n in range(9)]]
 
 
 def test_stacked_refuses() -> None:
     with pytest.raises(ValueError, match="stacked: count is 0, wanted an int >= 1"):
         cavs.stacked([], 0)
-    with pytest.raises(ValueError, match="stacked: alone is -1, wanted an int >= 0"):
-        cavs.stacked([], 2, alone=-1)
     with pytest.raises(TypeError, match="stacked: a batch has a leaf of type .*Array.*, wanted NumPy arrays.*device_put"):
         next(cavs.stacked([jnp.zeros(3)], 2))
