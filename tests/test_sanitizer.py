@@ -8,27 +8,40 @@ import sys
 import pytest
 
 CODE = """
+import cavs
+from cavs import _chip, _widest
+from tests.odd_graphs import joined, random_binary_tree
 from tests.persistent_programs import CASES, inputs_of, values
-make, graphs = CASES[{name!r}]
-F, params = make(64)
-values(F, params, graphs, inputs_of({name!r}, graphs, 64), "persistent")
+
+def run(name, hidden, graphs=None):
+    make, few = CASES[name]
+    graphs = few if graphs is None else graphs
+    F, params = make(hidden)
+    values(F, params, graphs, inputs_of(name, graphs, hidden), "persistent")
 """
+RUNS = {
+    "BinaryTreeLSTM": "run('BinaryTreeLSTM', 64)",
+    "ChildSumTreeLSTM": "run('ChildSumTreeLSTM', 64)",
+    "wide levels": """
+with _chip.using(lambda level, forward, config: config, lambda level, config: (_widest.fitting(level, 64)[0], 16)):
+    run("TreeFC", 256, joined([random_binary_tree(9, seed=n) for n in range(40)]))
+""",
+}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer, of the CUDA toolkit")
 @pytest.mark.parametrize(("tool", "summary"), [("memcheck", "ERROR SUMMARY: 0 errors"), ("racecheck", "0 hazards displayed")])
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM"])
+@pytest.mark.parametrize("name", RUNS)
 def test_kernels_are_clean(tool: str, summary: str, name: str) -> None:
     """Ours alone are checked; XLA is kept from timing its own kernels under the tool, and from CUDA graphs. On an H200 the
     tool sometimes crashed while XLA compiled: then nothing is known."""
     flags = "--xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="
     check = ["compute-sanitizer", "--tool", tool, "--kernel-name", "kns=cavs_", "--error-exitcode", "7"]
     env = os.environ | {"XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    code = CODE + RUNS[name]
     try:
-        ran = subprocess.run(
-            [*check, sys.executable, "-c", CODE.format(name=name)], env=env, capture_output=True, text=True, timeout=200
-        )
+        ran = subprocess.run([*check, sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
     except subprocess.TimeoutExpired:
         pytest.skip("compute-sanitizer hung")
     if ran.returncode in (-11, 139):
