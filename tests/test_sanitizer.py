@@ -8,6 +8,8 @@ import sys
 import pytest
 
 CODE = """
+import faulthandler
+faulthandler.dump_traceback_later(190)  # where it hung
 import cavs
 from cavs import _chip, _widest
 from tests.odd_graphs import joined, random_binary_tree
@@ -42,8 +44,8 @@ def test_kernels_are_clean(tool: str, summary: str, name: str) -> None:
     code = CODE + RUNS[name]
     try:
         ran = subprocess.run([*check, sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=200)
-    except subprocess.TimeoutExpired:
-        pytest.skip("compute-sanitizer hung")
+    except subprocess.TimeoutExpired as hung:
+        pytest.skip(f"compute-sanitizer hung: {(hung.stderr or b'')[-2000:].decode(errors='replace')}")
     if ran.returncode in (-11, 139):
         pytest.skip("compute-sanitizer crashed itself")
     assert ran.returncode == 0 and summary in ran.stdout, (ran.stdout + ran.stderr)[-3000:]
