@@ -85,11 +85,14 @@ def launch(
             made[twin] = dataclasses.replace(made[name], dtype=jnp.bfloat16, sparse=True)
         elif name in updated:
             updated[twin] = updated[name].astype(jnp.bfloat16)
-    if any(config.dataflow for config in configs):  # of the states, leaves are there, and what the levels make is not
-        for name in level.exchanged() & updated.keys():
-            x = updated[name]
+    awaited = level.exchanged() if any(config.dataflow for config in configs) else set()
+    there = sched.shape.pad + sum(sched.shape.leaves)
+    for name, x in updated.items():  # leaves are there; a launch writes the rows after them, and those of no vertex
+        if name in awaited:
             made_here = jnp.arange(x.shape[0])[:, None] >= state_row
             updated[name] = jnp.where(made_here, persistent.unwritten(x.shape, x.dtype), x)
+        else:
+            updated[name] = lax.dynamic_update_slice(lax.empty(x.shape, x.dtype), x[:there], (0, 0))
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     wanted = level.tensors()
     tensors = {name: rows_in_memory(x, level) for name, x in tensors.items() if name in wanted}

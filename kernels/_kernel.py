@@ -114,7 +114,7 @@ class Kernel:
         """What is read after the launch from its first to its last row."""
         found = {n: m for n, m in self.made.items() if n not in self.level.scratch and not m.sparse}
         for place in dict.fromkeys(p for phase in self.level.phases for places in phase.stores.values() for p in places):
-            if place.tensor in self.awaited - self.level.halves.keys() and place.tensor not in self.made:
+            if place.tensor not in self.level.halves and place.tensor not in self.made:
                 ref = self.table[place.tensor]
                 found[place.tensor] = Made(ref.shape[0], ref.shape[1], ref.dtype, ROW, place.base)
         return found
