@@ -42,7 +42,7 @@ def stacked(batches: Iterable[Any], count: int) -> Iterator[Any]:
 
 
 def _stacked(batches: Iterator[Any], count: int) -> Iterator[Any]:
-    waiting: dict[Any, list[list[np.ndarray]]] = {}
+    waiting: dict[Any, tuple[list[np.ndarray], int]] = {}  # stacks, and how many batches are in them
     for batch in batches:
         leaves, treedef = jax.tree.flatten(batch)
         for x in leaves:
@@ -51,11 +51,14 @@ def _stacked(batches: Iterator[Any], count: int) -> Iterator[Any]:
                     f"stacked: a batch has a leaf of type {type(x).__name__}, wanted NumPy arrays: batches are stacked on the "
                     "host and cross to the device together. Leave jax.device_put away."
                 )
-        mine = waiting.setdefault((treedef, *((x.shape, x.dtype) for x in leaves)), [])
-        mine.append(leaves)
-        if len(mine) == count:
-            yield treedef.unflatten([np.stack(xs) for xs in zip(*mine, strict=True)])
-            mine.clear()
-    for (treedef, *_), left in waiting.items():
-        for leaves in left:
-            yield treedef.unflatten([x[None] for x in leaves])
+        key = treedef, *((x.shape, x.dtype) for x in leaves)
+        stacks, n = waiting.pop(key, None) or ([np.empty((count, *x.shape), x.dtype) for x in leaves], 0)
+        for stack, x in zip(stacks, leaves, strict=True):  # at once: the next batch may still be on its way
+            stack[n] = x
+        if n + 1 == count:
+            yield treedef.unflatten(stacks)
+        else:
+            waiting[key] = stacks, n + 1
+    for (treedef, *_), (stacks, n) in waiting.items():
+        for i in range(n):
+            yield treedef.unflatten([x[i : i + 1] for x in stacks])
