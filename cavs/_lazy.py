@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cavs._cotangents import mask_rows
 from cavs._entrance import Memory, entrance, fixed, kept_values, slots_together
 from cavs._joint import ParamUse
+from cavs._products import weight_gradient
 from cavs._rows import EDGE, ROW, STATIC, bind, evaluate, is_float, is_var, level_of, matrix_product, needed, reads, value_at
 from cavs._split import Split
 from cavs._tensors import Rows, View, get_rows
@@ -90,9 +90,7 @@ def _transpose(
     axis = matrix_product(use.eqn, [STATIC if a is None else use.level for a in axes])
     if axis is not None:
         a, ct = args[0].reshape(-1, args[0].shape[-1]), cotangents[0].reshape(-1, cotangents[0].shape[-1])
-        pair = (a, ct) if axis == 0 else (ct, a)
-        kwargs = {"precision": use.eqn.params["precision"], "preferred_element_type": args[1].dtype}
-        return [(place[use.eqn.invars[1]], lax.dot_general(*pair, (((0,), (0,)), ((), ())), **kwargs))]
+        return [(place[use.eqn.invars[1]], weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"]))]
 
     def f(values: list[Any]) -> list[Any]:
         full = list(args)

@@ -19,6 +19,7 @@ from jax.extend import core as jex
 from jax.interpreters import ad
 
 from cavs._calls import body_of, opened
+from cavs._products import rows_times_matrix
 
 STATIC, ROW, EDGE = 0, 1, 2
 
@@ -196,7 +197,10 @@ def evaluate(
             outs = bind(eqn, args)
         elif (axis := matrix_product(eqn, lv)) is not None:
             w, axis = (turned[eqn.invars[1]], 0) if turned and axis == 1 and eqn.invars[1] in turned else (args[1], axis)
-            z = _rows_times_matrix(eqn, args[0], w, axis)
+            # As ONE two-dimensional product over all rows: for more axes XLA would transpose the operand first.
+            x, how = args[0], (eqn.params["precision"], eqn.params["preferred_element_type"])
+            z = rows_times_matrix(x.reshape(-1, x.shape[-1]), w, axis, *how)
+            z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
         else:
             axes = [0 if v != STATIC else None for v in lv]
@@ -214,13 +218,6 @@ def matrix_product(eqn: Any, lv: Sequence[int]) -> int | None:
     x, w = eqn.invars
     plain = not lb and tuple(lc) == (len(x.aval.shape) - 1,) and len(w.aval.shape) == 2
     return rc[0] if plain else None
-
-
-def _rows_times_matrix(eqn: Any, x: Any, w: Any, axis: int) -> Any:
-    # As ONE two-dimensional product over all rows: for more axes XLA would transpose the operand first.
-    kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
-    z = jax.lax.dot_general(x.reshape(-1, x.shape[-1]), w, (((1,), (axis,)), ((), ())), **kwargs)
-    return z.reshape(*x.shape[:-1], z.shape[-1])
 
 
 @jax.custom_vjp

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _chip, _scripts, _widest
+from cavs import _chip, _products, _scripts, _widest
 from cavs.kernels._layout import SHARED_MEMORY, layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, values
@@ -45,6 +45,26 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
         with jax.default_matmul_precision(precision), _chip.using(other):
             met = values(make(hidden)[0], params, graphs, x, "persistent")
         assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, met)), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["scan", "persistent"])
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "TreeFC", "LSTM", "linear"])
+def test_products_in_float16_on_the_card(name: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager and lazy products, as where they are large: as near as in tf32, and twice the same bits."""
+    make, graphs = CASES[name]
+    hidden = 96  # of no other test: compiled code is kept
+    F, params = make(hidden)
+    x = inputs_of(name, graphs, hidden)
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+    made = []
+    monkeypatch.setattr(_products, "_faster", lambda *sizes: made.append(sizes) or True)
+    monkeypatch.setattr(_products, "_faster_gradient", lambda *sizes: made.append(sizes) or True)
+    got, again = (values(F, params, graphs, x, engine) for _ in range(2))
+    assert made
+    assert_near(got, want, 2e-3)
+    assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,117 @@
+"""Products in float16 that are as exact as in tf32: errors, ranges, numbers that are not finite; and who gets them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from cavs import _products
+from tests.persistent_programs import CASES, assert_near, inputs_of, values
+
+AXES = [(1, 0), (1, 1), (0, 0)]
+TF32 = 2.0**-10  # of |a| |b|: both operands are rounded to eleven bits
+
+
+def operands(axes: tuple[int, int], scale: tuple[float, float], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Matrices of which 40 numbers are summed, whose rows and columns differ by up to 2^12 in size."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for axis, s in zip(axes, scale, strict=True):
+        x = rng.standard_normal((40, 9)) * np.exp2(rng.integers(-12, 1, 9))
+        found.append((s * (x if axis == 0 else x.T)).astype(np.float32))
+    return found[0], found[1]
+
+
+def exact(a: np.ndarray, b: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
+    return np.tensordot(a.astype(np.float64), b.astype(np.float64), (axes[0], axes[1]))
+
+
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize(
+    "scale", [(1, 1), (1e-6, 30), (1e-30, 1e4), (1e30, 1e-30), (1e25, 1e10), (1e-20, 1e-10), (1e37, 1e-32), (0, 1)]
+)
+def test_errors_are_those_of_tf32(axes: tuple[int, int], scale: tuple[float, float]) -> None:
+    a, b = operands(axes, scale)
+    got = np.asarray(jax.jit(_products.in_float16, static_argnums=2)(a, b, axes), np.float64)
+    bound = TF32 * exact(np.abs(a), np.abs(b), axes) + 1e-37
+    assert (np.abs(got - exact(a, b, axes)) <= bound).all()
+
+
+def test_small_numbers_beside_large_ones() -> None:
+    """Eleven bits from 2^-29 of the largest on, and an error of at most 2^-40 of it below."""
+    one = np.ones((1, 1), np.float32)
+    for power in range(0, -45, -1):
+        x = np.array([[1, 1.2345 * 2.0**power]], np.float32)
+        got = np.asarray(_products.in_float16(one, x, (0, 0)), np.float64)[0, 1]
+        assert abs(got - x[0, 1]) <= (2.0**-11 * x[0, 1] if power >= -29 else 2.0**-39)
+
+
+def test_what_is_not_finite_stays_so_and_spoils_nothing_else() -> None:
+    a, b = operands((0, 0), (1, 1))
+    a[3, 2], b[5, 1] = np.inf, np.nan
+    got = np.asarray(_products.in_float16(a, b, (0, 0)))
+    assert not np.isfinite(got[2]).any() and not np.isfinite(got[:, 1]).any()
+    rest = np.delete(np.delete(got, 2, 0), 1, 1)
+    a[3, 2], b[5, 1] = 0, 0
+    want = np.delete(np.delete(exact(a, b, (0, 0)), 2, 0), 1, 1)
+    assert np.abs(rest - want).max() < 1e-2 and np.isfinite(rest).all()
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Hopper GPU, where float16 is faster at any size; but what is compiled for others, too, is in float16."""
+    monkeypatch.setattr(_products, "_hopper", lambda: True)
+    monkeypatch.setattr(_products, "_faster", lambda *_: True)
+    monkeypatch.setattr(_products, "_faster_gradient", lambda *_: True)
+    monkeypatch.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+
+
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "NaryTreeLSTM", "GRU", "reset before the product", "layer norm", "linear"])
+def test_a_run_in_float16(name: str, hopper: None) -> None:
+    """Values and every gradient, with the precision of tf32."""
+    hidden = 28  # of no other test: compiled code is kept
+    make, graphs = CASES[name]
+    F, params = make(hidden)
+    x = inputs_of(name, graphs, hidden)
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, "scan")
+    got = values(F, params, graphs, x, "scan")
+    assert_near(got, want, 2e-3)
+    same = [(np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True)]
+    assert not all(same)  # it was float16
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "float16"),
+    [
+        (None, jnp.float32, True),
+        ("tensorfloat32", jnp.float32, True),
+        ("highest", jnp.float32, False),
+        ("BF16_BF16_F32", jnp.float32, False),
+        ("TF32_TF32_F32", jnp.float32, False),
+        (None, jnp.bfloat16, False),
+    ],
+)
+def test_who_names_an_algorithm_gets_it(precision: str | None, dtype: Any, float16: bool, hopper: None) -> None:
+    x, w = jnp.ones((8, 4), dtype), jnp.ones((4, 6), dtype)
+    with jax.default_matmul_precision(precision):
+        asked = jax.make_jaxpr(jnp.dot)(x, w).eqns[0].params["precision"]
+    text = str(jax.make_jaxpr(lambda x, w: _products.rows_times_matrix(x, w, 0, asked, dtype))(x, w))
+    assert (":f16[" in text) == float16
+
+
+def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products, and other machines: by `_hopper`, and where a program is compiled for a CPU beside a GPU."""
+    x, w = jnp.ones((20000, 512), jnp.float32), jnp.ones((512, 512), jnp.float32)
+
+    def text(rows: int) -> str:
+        product = jax.jit(lambda x: _products.rows_times_matrix(x, w, 0, None, None))
+        return product.lower(x[:rows]).as_text()
+
+    for on_hopper in (False, True):
+        monkeypatch.setattr(_products, "_hopper", lambda on_hopper=on_hopper: on_hopper)
+        assert ("f16" in text(20000)) == (on_hopper and jax.default_backend() == "gpu")
+        assert "f16" not in text(20)
