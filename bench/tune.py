@@ -61,7 +61,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
     for forward in (True, False):
         plan = _fresh(ready).plan(shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
         made = _programs.program_of(plan, None, forward, sched.shape.forest)
-        asked = _programs.precision_of(made)
+        asked = made.precision
         key = _chip.tuning_key(made.level, forward, asked, sched.shape)
         if key in _tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:
             continue

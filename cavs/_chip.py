@@ -120,7 +120,7 @@ def tuning_key(level: Level, forward: bool, precision: str, shape: Shape | None)
     """Under which a layout is recorded in `kernels/tuned`."""
     weights = {(p.weight, p.axis): p for phase in level.phases for p in phase.products}
     sizes = [(level.size(p.weight.aval.shape[p.axis]), p.blocks * level.unit) for p in weights.values()]
-    return _tuned.key(sizes, forward, precision, mean_rows(shape))
+    return _tuned.key(sizes, forward, "bf16" if precision == "f16" else precision, mean_rows(shape))  # as fast
 
 
 def configure(program: Any, precision: str, interpret: bool, shape: Shape | None = None) -> Config:

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from cavs._products import power_of, two_to
 from cavs._rows import ROW, STATIC, is_var, level_of, levels, open_custom_calls, spread_p, trace
-from cavs.kernels._fit import REDUCTIONS
+from cavs.kernels._fit import REDUCTIONS, is_product
 
 
 def rewritten(eqns: Sequence[Any], level: dict[Any, int]) -> tuple[list[Any], dict[Any, int]]:
@@ -49,6 +50,31 @@ def zeros_at(aval: Any, want: int, level: dict[Any, int], eqns: list[Any]) -> An
     eqns += _traced(lambda: jnp.copy(jnp.zeros(aval.shape, aval.dtype)), [], [made])
     level[made] = want
     return made
+
+
+def with_scaled_weights(eqns: Sequence[Any], level: dict[Any, int]) -> tuple[list[Any], dict[Any, int]]:
+    """Each product with a matrix of row values as one with that times a power of two, which float16 holds; see `_products`."""
+    out: list[Any] = []
+    level, scaled = dict(level), {}
+    for e in eqns:
+        if not is_product(e, level):
+            out.append(e)
+            continue
+        w, z = e.invars[1], e.outvars[0]
+        if w not in scaled:
+            scaled[w] = jex.Var(w.aval), jex.Var(w.aval.update(shape=()))
+            out += _traced(_times_power, [w], scaled[w])
+        product = jex.Var(z.aval)
+        mine = [e.replace(invars=[e.invars[0], scaled[w][0]], outvars=[product])]
+        mine += _traced(lambda x, back: x * back, [product, scaled[w][1]], [z])
+        level |= dict.fromkeys([v for new in mine for v in new.outvars], level[z])
+        out += mine
+    return out, level
+
+
+def _times_power(w: Any) -> tuple[Any, Any]:
+    power = power_of(w)
+    return w * two_to(power), two_to(-power)
 
 
 def _another_way(e: Any, level: dict[Any, int]) -> Callable[..., Any] | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from cavs._chip import WIDE, configure, too_wide
 from cavs._persistent import INTERPRET as INTERPRET
-from cavs._programs import precision_of, program_of
+from cavs._programs import program_of
 from cavs._schedule import Shape
 from cavs._widest import possible
 from cavs.kernels import persistent
@@ -61,7 +61,7 @@ def _unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None
         for name in deep:
             for forward in (True, False):
                 made = program_of(plan, name, forward, shape.forest)
-                configure(made, precision_of(made), False, shape)
+                configure(made, made.precision, False, shape)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
@@ -70,7 +70,7 @@ def _unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None
 def _slower(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
     """Whether engine scan should be faster, where both can run."""
     made = [program_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
-    return any(too_wide(configure(p, precision_of(p), False, shape), shape) for p in made)
+    return any(too_wide(configure(p, p.precision, False, shape), shape) for p in made)
 
 
 def _explain(plan: Any, name: str | None) -> str:
@@ -81,7 +81,7 @@ def _explain(plan: Any, name: str | None) -> str:
         texts = []
         for way in ("forward", "backward"):
             made = program_of(plan, name, way == "forward")
-            level, precision = made.level, precision_of(made)
+            level, precision = made.level, made.precision
             config = configure(made, precision, False)
             layout = layout_of(level, config)
             size = layout.words * 4 * (level.unit // config.hb)

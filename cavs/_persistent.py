@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._programs import EDGE_PAD, PAD, Program, precision_of, program_of
+from cavs._programs import EDGE_PAD, PAD, Program, program_of
 from cavs._rows import EDGE, evaluate, is_float
 from cavs._schedule import Schedule
 from cavs._split import Split
@@ -19,7 +19,7 @@ from cavs._tensors import Rows as KindRows, get_rows
 from cavs._widest import layouts, wide_levels
 from cavs.kernels import persistent
 from cavs.kernels._padding import constant_in_memory, rows_from_memory, rows_in_memory, weight_in_memory
-from cavs.kernels._specs import num_blocks, stored_dtype
+from cavs.kernels._specs import FACTOR, HALVES, num_blocks, stored_dtype
 from cavs.kernels.rows import COLUMNS, segment_rows
 
 INTERPRET = "persistent-interpret"  # the engine's kernels in Pallas' interpreter: slow, any machine; for tests
@@ -41,7 +41,8 @@ def launch(
     states under `state0` ... where they are given (updated), and the flag of `persistent.launches`. `g_row` as in `reverse`.
     """
     part, level = program.part, program.level
-    configs, wide_rows = layouts(program, precision_of(program), interpret, sched.shape)
+    precision = program.precision
+    configs, wide_rows = layouts(program, precision, interpret, sched.shape)
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     evaluate(program.static_eqns, env, {})
     statics_of = {f"static{n}": env[v] for n, v in enumerate(program.statics) if v not in program.weights}
@@ -82,9 +83,9 @@ def launch(
     updated = {f"state{i}": rows_in_memory(s, level, written=True) for i, s in enumerate(states or [])}
     for twin, name in level.halves.items():
         if name in made:
-            made[twin] = dataclasses.replace(made[name], dtype=jnp.bfloat16, sparse=True)
+            made[twin] = dataclasses.replace(made[name], dtype=HALVES[precision], sparse=True)
         elif name in updated:
-            updated[twin] = updated[name].astype(jnp.bfloat16)
+            updated[twin] = (updated[name] * FACTOR[precision]).astype(HALVES[precision])
     awaited = level.exchanged() if any(config.dataflow for config in configs) else set()
     there = sched.shape.pad + sum(sched.shape.leaves)
     for name, x in updated.items():  # leaves are there; a launch writes the rows after them, and those of no vertex

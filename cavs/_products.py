@@ -63,13 +63,13 @@ def _plain(a: Any, b: Any, axes: tuple[int, int], precision: Any, dtype: Any) ->
 
 def in_float16(a: Any, b: Any, axes: tuple[int, int]) -> Any:
     """The same by a product of float16. Numbers that are not finite stay so."""
-    a_power, b_power = _power(a), _power(b)
+    a_power, b_power = power_of(a), power_of(b)
     out = _plain(_scaled(a, a_power), _scaled(b, b_power), axes, None, jnp.float32)
     back = -(a_power + b_power)  # in two steps: 2^back may be no float32 where the result is one
-    return out * _two_to(back >> 1) * _two_to(back - (back >> 1))
+    return out * two_to(back >> 1) * two_to(back - (back >> 1))
 
 
-def _power(x: Any) -> Any:
+def power_of(x: Any) -> Any:
     """The n that brings the largest finite |x| into [2^14, 2^15), as far as 2^n and 2^-n are float32."""
     largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=0)
     exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> BITS) - BIAS
@@ -77,10 +77,10 @@ def _power(x: Any) -> Any:
 
 
 def _scaled(x: Any, power: Any) -> Any:
-    return (x * _two_to(power)).astype(jnp.float16)
+    return (x * two_to(power)).astype(jnp.float16)
 
 
-def _two_to(power: Any) -> Any:
+def two_to(power: Any) -> Any:
     """2^power, from -126 to 126, by its bits: XLA puts it into the loop over what is multiplied."""
     return lax.bitcast_convert_type((power + BIAS) << BITS, jnp.float32)
 

@@ -3,18 +3,22 @@
 The levels of the forward are F's recurrent equations; those of the backward the rest of the joint program (`_split`).
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from cavs._device_equations import at_level, rewritten, zeros_at
+from cavs._bounds import bounds, state_bounds
+from cavs._device_equations import at_level, rewritten, with_scaled_weights, zeros_at
 from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed, reduce_max_p, reduce_sum_p
 from cavs._split import Split
+from cavs.kernels._fit import is_product
 from cavs.kernels._halves import add_halves
 from cavs.kernels._phases import cut
-from cavs.kernels._specs import Constant, Level, Place, Rows, Sum, Unfit
+from cavs.kernels._specs import HALVES, Constant, Level, Place, Rows, Sum, Unfit
 
 # Of the scalars that a launch reads, after `_kernel.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: bases of rows.
 STATE_ROW, PAD, EDGE_PAD, SLOTS = 3, 4, 5, 6
+LARGEST = 128.0  # of what products in float16 may read: times `FACTOR`, half of float16's range, for a sum's parts
 
 
 class Program:
@@ -23,7 +27,9 @@ class Program:
     `pushed`: states whose cotangents the pushes begin; those of the others come from parents alone.
     """
 
-    def __init__(self, part: Split, forward: bool, forest: bool, keep: bool, pushed: frozenset[int]):
+    def __init__(
+        self, part: Split, forward: bool, forest: bool, keep: bool, pushed: frozenset[int], state_bounds: Sequence[float]
+    ):
         self.part, self.forward, self.pushed = part, forward, pushed
         self.kept = part.keep if keep else []
         self.made: dict[str, tuple[Any, int, int | None, int]] = {}  # name -> (variable, level, base, copies of its rows)
@@ -37,6 +43,11 @@ class Program:
             eqns, _ = needed(joint.eqns, outputs, part.available)
         eqns, level = rewritten(eqns, level)
         places = self._places(eqns, level)
+        gathered = {v: state_bounds[i] for v, (_, i) in zip(part.j_slots, part.slots, strict=True)}
+        gathered |= {v: state_bounds[i] for v, i in zip(part.j_child, part.child, strict=True)}
+        self.precision = _precision(eqns, level, bounds(eqns, gathered))
+        if self.precision == "f16":
+            eqns, level = with_scaled_weights(eqns, level)
         moving = [e for e in eqns if level.get(e.outvars[0], STATIC) != STATIC]
         self.static_eqns = [e for e in eqns if level.get(e.outvars[0], STATIC) == STATIC]
         weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
@@ -44,10 +55,10 @@ class Program:
         self.statics = [x for x in read if level.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
         sources = self._sources(forest)
-        bf16 = _precision(moving) == "bf16"
-        self.level: Level = cut(moving, level, sources, places, self._written(), 32 if bf16 else 16)
-        if bf16:
-            add_halves(self.level)
+        half = HALVES.get(self.precision)
+        self.level: Level = cut(moving, level, sources, places, self._written(), 32 if half else 16)
+        if half:
+            add_halves(self.level, half)
 
     def _written(self) -> frozenset[str]:
         if self.forward:
@@ -142,7 +153,7 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
         pushes = plan.push_states
         pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
         try:
-            part.launches[key] = Program(part, *key, pushed)
+            part.launches[key] = Program(part, *key, pushed, state_bounds(plan))
         except Unfit as e:
             part.launches[key] = e
     found = part.launches[key]
@@ -151,13 +162,19 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
     return found
 
 
-def precision_of(program: Program) -> str:
-    """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for."""
-    return _precision(q.eqn for phase in program.level.phases for q in phase.products)
+def _precision(eqns: Sequence[Any], level: dict[Any, int], bound: dict[Any, float]) -> str:
+    """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for.
 
-
-def _precision(eqns: Iterable[Any]) -> str:
-    asked = {str(e.params["precision"]) for e in eqns if e.primitive.name == "dot_general"}
+    What is in tf32 is as exact in "f16" where all that products read is bounded (`_bounds`), so that it is in float16's range;
+    half the bytes come from L2 then, and half as many steps are multiplied.
+    """
+    products = [e for e in eqns if is_product(e, level)]
+    asked = {str(e.params["precision"]) for e in products}
     if any("HIGHEST" in a or "F32_F32_F32" in a for a in asked if "TF32" not in a and "BF16" not in a):
         return "fp32"
-    return "bf16" if any("BF16_BF16" in a for a in asked) else "tf32"
+    if any("BF16_BF16" in a for a in asked):
+        return "bf16"
+    summed = [e.invars[1].aval.shape[e.params["dimension_numbers"][0][1][0]] for e in products]
+    small = all(bound.get(e.invars[0], math.inf) <= LARGEST for e in products)
+    named = any("TF32" in a for a in asked)
+    return "f16" if products and small and not named and all(k % 32 == 0 for k in summed) else "tf32"

@@ -1,25 +1,23 @@
-"""Where products are in bf16, what they read is stored in bf16, too: a row comes from L2 in half the time.
+"""Where products are of numbers of 16 bits, what they read is stored so, too: a row comes from L2 in half the time.
 
-A product would round what it reads to bf16 in any case; of a sum of rows each term is rounded instead.
+A product would round what it reads in any case; of a sum of rows each term is rounded instead.
 """
 
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
-
 from cavs.kernels._fit import ACROSS, REDUCTIONS, is_product
 from cavs.kernels._specs import Level, Place, Rows, is_var, tensors_of
 
 
-def add_halves(level: Level) -> None:
-    """Gives a level its `halves`: of each tensor that it stores and that products read, one in bf16 for the products.
+def add_halves(level: Level, dtype: Any) -> None:
+    """Gives a level its `halves`: of each tensor that it stores and that products read, one of `dtype` for the products.
 
-    Where nothing else reads a scratch tensor, it is stored in bf16 alone.
+    Where nothing else reads a scratch tensor, it is stored in `dtype` alone.
     """
     half = {tensor: tensor + ".half" for tensor in sorted(level.exchanged())}
     alone = half.keys() & level.scratch.keys() - _read_as_values(level)
-    level.scratch |= {half[name]: (*level.scratch[name][:2], jnp.bfloat16) for name in half if name in level.scratch}
+    level.scratch |= {half[name]: (*level.scratch[name][:2], dtype) for name in half if name in level.scratch}
     for name in alone:
         del level.scratch[name]
     level.halves |= {twin: name for name, twin in half.items()}

@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from cavs.kernels._pack import RING_ORDER, pack_weights
-from cavs.kernels._specs import Tile
+from cavs.kernels._specs import FACTOR, Tile, half_of
 
 
 def sync() -> None:
@@ -109,7 +109,13 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
         value = jnp.where(jnp.arange(tile.shape[1]) < valid, value, 0)
     n = tile.row + jnp.arange(tile.shape[0])
     at = jnp.where(n <= tile.last, n + base, ref.shape[0])
-    ref[...] = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value.astype(ref.dtype), mode="drop")
+    value = (value * _factor(ref)).astype(ref.dtype)
+    ref[...] = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value, mode="drop")
+
+
+def _factor(ref: Any) -> Any:
+    """By which the numbers of a tensor are multiplied."""
+    return FACTOR.get(half_of(ref.dtype) or "", 1)
 
 
 def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
@@ -163,7 +169,7 @@ def _sources(spec: Any, read: list[tuple[Any, Any]]) -> list[Any]:
     """What the sources of a product hold at the rows of a tile."""
     k = spec.chunk * spec.chunks
     parts = [
-        ref[...][mine, source.column : source.column + k // spec.joined].astype(jnp.float32)
+        ref[...][mine, source.column : source.column + k // spec.joined].astype(jnp.float32) / _factor(ref)
         for (ref, mine), source in zip(read, spec.sources, strict=True)
     ]
     return [jnp.concatenate(parts[i : i + spec.joined], 1) for i in range(0, len(parts), spec.joined)]

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from cavs.kernels._pack import Packed
-from cavs.kernels._specs import Level, ProductSpec, Rows, SourceSpec, Unfit, WeightSpec
+from cavs.kernels._specs import HALVES, Level, ProductSpec, Rows, SourceSpec, Unfit, WeightSpec
 
 PARTS = 16  # the schedule deals graphs into so many parts; a group takes PARTS / groups of them
 SHARED_MEMORY = 227 * 1024
@@ -21,7 +21,7 @@ class Config:
 
     **Fields:** `hb`: units that a CTA owns; `groups`: of CTAs, each with all weights; `clustered`: whether a group is a
     thread-block cluster; `rows`: of a tile, which one warpgroup runs; `warpgroups` of a CTA; `precision` of products:
-    "fp32" (3xtf32), "tf32" or "bf16"; `resident`: weights in shared memory (else they stream from L2); `tight`: three
+    "fp32" (3xtf32), "tf32", "bf16" or "f16"; `resident`: weights in shared memory (else they stream from L2); `tight`: three
     tf32 weights in two words (`_pack`), so that a CTA holds half as many again; `in_flight`: reads of rows, 16 bytes each,
     that a thread has on the way; `paired`: four warps add their sums of a product two by two, so that these take half the
     room; `spins`: after so many reads of a counter in vain a CTA reports and goes on; `dataflow`: groups never meet, and a
@@ -82,7 +82,7 @@ class Layout:
 
 def layout_of(level: Level, config: Config) -> Layout:
     """Assigns every product its place."""
-    chunk = 32 if config.precision == "bf16" or config.wide else 16
+    chunk = 32 if config.precision in HALVES or config.wide else 16
     packed: list[Packed] = []
     offsets: dict[tuple[Any, int, int], int] = {}
     words = 0

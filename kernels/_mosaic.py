@@ -41,7 +41,7 @@ from cavs.kernels._mosaic_products import product as product
 from cavs.kernels._mosaic_rows import product_rows as product_rows, read_product as read_product
 from cavs.kernels._mosaic_weights import copy_weights as copy_weights
 from cavs.kernels._mosaic_wide import begin_ring as begin_ring, wide_product as wide_product
-from cavs.kernels._specs import Tile
+from cavs.kernels._specs import FACTOR, Tile, half_of
 
 
 def sync() -> None:
@@ -244,11 +244,12 @@ def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: in
 def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None, awaited: bool = False) -> None:
     """`ref[base + r, column + j] = value` for the tile's rows up to its last; 0 from the column j = `valid` on.
 
-    float32 values may be stored in bf16. What is `awaited` goes to L2 at once, where other CTAs look for it.
+    float32 values may be stored in 16 bits. What is `awaited` goes to L2 at once, where other CTAs look for it.
     """
     if not isinstance(value, (int, float)):
         value = plgpu.layout_cast(value, tile_layout(tile))
     dtype, width = np.dtype(ref.dtype), ref.shape[1]
+    kind = half_of(dtype)
     how = f"{'st.relaxed.gpu' if awaited else 'st'}.global.b32"
 
     @plgpu.inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, [SCALAR] * (valid is not None)))
@@ -261,9 +262,10 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
                 zero = arith.constant(x.type, 0.0 if x.type == ir.F32Type.get() else 0)
                 x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, zero)
             end = scalar(last)
-            if dtype == jnp.bfloat16:  # every second thread stores its own number and the next one's
+            if kind:  # every second thread stores its own number and the next one's
+                x = arith.mulf(x, arith.constant(x.type, FACTOR[kind])) if FACTOR[kind] != 1 else x
                 following = ptx("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;", [x.type], x)
-                x = ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], following, x)
+                x = ptx(f"cvt.rn.{kind}x2.f32 $0, $1, $2;", [i32], following, x)
                 odd = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(j, int32(1)), int32(0))
                 end = arith.select(odd, int32(-1), end)
             # Not in a branch: there what is stored would be computed, one number after the other.

@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from cavs.kernels._mlir import REF, SCALAR, address, as_index, false, int32, ptx, scalar
 from cavs.kernels._mosaic_exchange import Exchange
 from cavs.kernels._mosaic_reads import POLLED, Reader, Step
-from cavs.kernels._specs import Tile
+from cavs.kernels._specs import FACTOR, HALVES, Tile
 
 
 def product(
@@ -179,7 +179,8 @@ class _Product(Reader):
         for (s, w, m, o, n), four in totals.items():
             weight = self.specs[s].weights[w]
             column = weight.columns[weight.operands.index(o)] + 16 * m
-            for q, x in enumerate(four[:2] if weight.half and m == weight.tiles - 1 else four):
+            mine = four[:2] if weight.half and m == weight.tiles - 1 else four
+            for q, x in enumerate(self._times(mine, 1 / FACTOR.get(spec.precision, 1))):
                 r = arith.addi(arith.muli(self.quad, int32(2)), int32(8 * n + q % 2))
                 col = arith.addi(self.group, int32(column + 8 * (q // 2)))
                 at = [as_index(place), as_index(r), as_index(col)]
@@ -188,21 +189,29 @@ class _Product(Reader):
     def _right(self, sources: list[list[Any]], step: int) -> list[Any]:
         """The two registers of the rows' operand for one step of K; sources are summed."""
         mine = [x[step * len(x) // 2 : (step + 1) * len(x) // 2] for x in sources]
-        if len(mine) == 1 and mine[0][0].type == self.i32:
-            return mine[0]
+        if len(mine) < 3 and all(x[0].type == self.i32 for x in mine):  # the sum of two is rounded but once, as below
+            add = f"add.rn.{self.spec.precision}x2 $0, $1, $2;"
+            return [two[0] if len(two) == 1 else ptx(add, [self.i32], *two) for two in zip(*mine, strict=True)]
         values, *others = (self._wide(x) for x in mine)
         for more in others:
             values = [arith.addf(a, b) for a, b in zip(values, more, strict=True)]
-        if self.spec.precision == "bf16":
-            return [ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [self.i32], values[q + 1], values[q]) for q in (0, 2)]
+        if (kind := self.spec.precision) in HALVES:
+            values = self._times(values, FACTOR[kind])
+            return [ptx(f"cvt.rn.{kind}x2.f32 $0, $1, $2;", [self.i32], values[q + 1], values[q]) for q in (0, 2)]
         return self._tf32(values)
 
     def _wide(self, numbers: list[Any]) -> list[Any]:
-        """In float32; two in a word are bf16."""
+        """In float32; two in a word are of 16 bits."""
         if numbers[0].type == self.f32:
             return numbers
+        if self.spec.precision == "f16":
+            text = "{.reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b;}"
+            return self._times([x for two in numbers for x in ptx(text, [self.f32] * 2, two)], 1 / FACTOR["f16"])
         both = ((arith.shli(x, int32(16)), arith.andi(x, int32(-0x10000))) for x in numbers)
         return [arith.bitcast(self.f32, x) for two in both for x in two]
+
+    def _times(self, values: Sequence[Any], factor: float) -> list[Any]:
+        return [arith.mulf(x, arith.constant(self.f32, factor)) for x in values] if factor != 1 else list(values)
 
     def _tf32(self, values: list[Any]) -> list[Any]:
         """For tf32; at fp32 also what that leaves (3xtf32: three products of two tf32 parts).
@@ -260,7 +269,8 @@ class _Product(Reader):
         return [list(one), list(two), three]
 
     def _multiply(self, total: list[Any], left: list[Any], right: list[Any]) -> list[Any]:
-        shape, kind = ("m16n8k16", "bf16") if self.spec.precision == "bf16" else ("m16n8k8", "tf32")
+        half = self.spec.precision in HALVES
+        shape, kind = ("m16n8k16", self.spec.precision) if half else ("m16n8k8", "tf32")
         text = (
             f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 "
             "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"

@@ -92,7 +92,7 @@ class Reader:
         out = []
         for s, n in itertools.product(range(0, len(spec.sources), spec.joined), range(groups)):
             found = []
-            size = 2 if ir.MemRefType(refs[s].type).element_type == ir.BF16Type.get() else 4
+            size = 4 if ir.MemRefType(refs[s].type).element_type == self.f32 else 2  # bytes
             quarter = spec.chunk * size // 4
             for i, source in enumerate(spec.sources[s : s + spec.joined], s):
                 offset = arith.addi(arith.muli(warp, int32(4 * per_warp * quarter)), arith.muli(self.quad, int32(quarter)))

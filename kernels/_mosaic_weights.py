@@ -12,6 +12,7 @@ from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._mlir import REF, SCALAR, address, as_index, int32, ptx, scalar
+from cavs.kernels._specs import HALVES
 
 
 def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
@@ -45,7 +46,7 @@ class _Source:
     def __init__(self, part: Any, ref: Any, first: Any, first_k: Any, unit: int, hb: int, precision: str):
         self.part, self.ref, self.first, self.unit, self.hb, self.precision = part, ref, first, unit, hb, precision
         self.first_k = first_k
-        self.chunk = 32 if precision == "bf16" else 16
+        self.chunk = 32 if precision in HALVES else 16
         self.steps = 2 * (part.k // self.chunk)  # of K
 
     def read(self, lane: Any, tile: Any, step: Any, column: int = 0, halves: int = 2) -> list[list[Any]]:
@@ -71,8 +72,8 @@ class _Source:
     def rounded(self, got: list[Any]) -> Any:
         """A word of packed weights."""
         i32 = ir.IntegerType.get_signless(32)
-        if self.precision == "bf16":
-            return ptx("cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], got[1], got[0])
+        if self.precision in HALVES:
+            return ptx(f"cvt.rn.{self.precision}x2.f32 $0, $1, $2;", [i32], got[1], got[0])
         if self.precision == "tf32":
             near = ptx("cvt.rna.tf32.f32 $0, $1;", [i32], got[0])
             lost = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits it may carry into the sign

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from cavs.kernels._specs import HALVES
+
 # Where each of a chunk's 32 numbers of K lies for a `wgmma` of a wide level: step s multiplies numbers 8 s ... of this, and
 # lane t of the other operand holds the t-th of them and the one 4 after it, so it reads 4 numbers of K at once.
 RING_ORDER = np.array([16 * (s // 2) + 4 * (p % 4) + 2 * (s % 2) + p // 4 for s in range(4) for p in range(8)])
@@ -37,7 +39,7 @@ class Packed:
         """Of a CTA, 32 bits each."""
         if self.tight:
             return self.splits * -(-self.fragments() // 3) * 256
-        return self.width * self.k // (2 if precision == "bf16" else 1)
+        return self.width * self.k // (2 if precision in HALVES else 1)
 
 
 def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb: int, precision: str) -> Any:
@@ -53,7 +55,7 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
     it is (a << 19) + (b << 6), of which a product reads what it should.
     """
     ctas = unit // hb
-    chunk = 32 if precision == "bf16" else 16
+    chunk = 32 if precision in HALVES else 16
     out = []
     for part, weight in zip(parts, weights, strict=True):
         w = weight if part.axis == 0 else weight.T
@@ -64,8 +66,8 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
         for columns, halves in ((w[:, :whole], 2), (w[:, whole:], 1)):
             if not columns.shape[1]:
                 continue
-            if precision == "bf16":
-                x = columns.astype(jnp.bfloat16).reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2, 2)
+            if precision in HALVES:
+                x = columns.astype(HALVES[precision]).reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2, 2)
                 x = lax.bitcast_convert_type(x.transpose(0, 1, 4, 6, 3, 5, 7, 2, 8), jnp.float32)
             else:
                 x = columns.reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2).transpose(0, 1, 4, 6, 3, 5, 7, 2)

@@ -10,9 +10,12 @@ from jax.extend import core as jex
 
 STATIC, ROW, EDGE = 0, 1, 2
 # What the numbers that a launch writes and its products read are before (`Config.dataflow`): the bits of a NaN that no
-# computation makes (GPUs make 0x7FFFFFFF, and its negative; in bf16 0x7FFF, and its negative).
+# computation makes (GPUs make 0x7FFFFFFF, and its negative; in 16 bits 0x7FFF, and its negative).
 UNWRITTEN = np.uint32(0xFFE5A5A5).astype(np.int32)
 UNWRITTEN_HALF = np.uint16(0xFFE5)
+# Precisions of products of numbers of 16 bits, and what these are multiplied by: float16 keeps its eleven bits from 2^-14 on.
+HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+FACTOR = {"bf16": 1.0, "f16": 256.0}
 
 
 class Unfit(ValueError):
@@ -174,7 +177,7 @@ class Level:
     valid: int  # numbers in a unit vector
     unit: int  # as it lies in memory: zeros after the valid numbers
     scratch: dict[str, tuple[int, int, Any]]  # tensors for values between phases: name -> (domain, width, dtype)
-    halves: dict[str, str] = dataclasses.field(default_factory=dict)  # in bf16, for products -> of which tensor; `_halves`
+    halves: dict[str, str] = dataclasses.field(default_factory=dict)  # in 16 bits, for products -> of which tensor; `_halves`
     flows: bool = False  # products alone read what CTAs make for each other: `Config.dataflow` is possible
 
     def size(self, width: int) -> int:
@@ -285,6 +288,11 @@ def blocks(aval: Any, unit: int) -> tuple[int, ...]:
 def stored_dtype(aval: Any) -> Any:
     """How a value lies in memory: bools as int32."""
     return np.dtype(np.int32) if aval.dtype == np.bool_ else aval.dtype
+
+
+def half_of(dtype: Any) -> str | None:
+    """The precision of which numbers of a dtype are: see `HALVES`."""
+    return next((name for name, half in HALVES.items() if dtype == half), None)
 
 
 def num_blocks(aval: Any, unit: int) -> int:

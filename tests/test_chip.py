@@ -20,6 +20,7 @@ from cavs import _chip, _engines, _programs, _scripts, vertex_programs as vp
 from cavs.kernels import _tuned, persistent
 from cavs.kernels._layout import SHARED_MEMORY, Config, layout_of
 from cavs.kernels._pack import Packed, pack_weights
+from cavs.kernels._specs import HALVES
 from tests.odd_graphs import chain, joined
 
 
@@ -30,7 +31,7 @@ def plan_of(hidden: int) -> Any:
 
 
 @pytest.mark.parametrize("hidden", [64, 256, 512, 1024, 2048])
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "f16"])
 def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
     for forward in (True, False):
         level = _programs.program_of(plan_of(hidden), None, forward).level
@@ -57,14 +58,16 @@ def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPat
 def test_every_layout_on_record_is_taken() -> None:
     """One that is not among the candidates would be passed over without a word."""
     records, taken = _tuned.records("NVIDIA H200"), set()
-    for (cell, hidden), asked in itertools.product({size[:2]: 0 for size in tune.SIZES}, ("tensorfloat32", "BF16_BF16_F32")):
+    for (cell, hidden), asked in itertools.product(
+        {size[:2]: 0 for size in tune.SIZES}, ("tensorfloat32", "TF32_TF32_F32", "BF16_BF16_F32")
+    ):
         with jax.default_matmul_precision(asked):
             ready = program(cell, hidden, hidden)
             params = jax.eval_shape(ready.init, jax.random.key(0))
             plan = tune._fresh(ready).plan(params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
             for forward in (True, False):
                 made = _programs.program_of(plan, None, forward)
-                precision = _programs.precision_of(made)
+                precision = made.precision
                 key = _chip.tuning_key(made.level, forward, precision, None).rsplit(" ", 1)[0]
                 found = _chip.candidates(made.level, precision)
                 mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
@@ -75,13 +78,13 @@ def test_every_layout_on_record_is_taken() -> None:
     assert taken == records.keys() and taken
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "f16"])
 @pytest.mark.parametrize(("hb", "blocks"), [(8, 3), (16, 1), (8, 2)])
 def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks: int) -> None:
     """Each lane's registers hold the rows and K that PTX's m16n8k8 (m16n8k16) says, with K permuted as the rows are read."""
     unit, k = 32, 64
     weight = np.random.default_rng(3).standard_normal((k, blocks * unit)).astype(np.float32)
-    width, chunk = blocks * hb, 32 if precision == "bf16" else 16
+    width, chunk = blocks * hb, 32 if precision in HALVES else 16
     part = Packed(None, 0, k, width, 0, 1, False)
     words = np.asarray(pack_weights([part], [jnp.asarray(weight)], unit, hb, precision))
     assert words.shape == (unit // hb, part.words(precision))
@@ -97,11 +100,12 @@ def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks
                             c, s = divmod(step, 2)
                             first = c * chunk + lane % 4 * chunk // 4 + s * chunk // 8 + pair * (chunk // 16)
                             want = weight[first : first + chunk // 16, columns[tile + 8 * half + lane // 4]]
-                            if precision == "bf16":
-                                got = words[cta, at : at + 1].view(jnp.bfloat16).astype(np.float32)
+                            if precision in HALVES:
+                                got = words[cta, at : at + 1].view(HALVES[precision]).astype(np.float32)
                             else:
                                 got = words[cta, at : at + 1]
-                            np.testing.assert_allclose(got, want, rtol={"fp32": 0, "tf32": 2**-11, "bf16": 2**-8}[precision])
+                            rtol = {"fp32": 0, "tf32": 2**-11, "f16": 2**-11, "bf16": 2**-8}[precision]
+                            np.testing.assert_allclose(got, want, rtol=rtol, atol=2**-25 * (precision == "f16"))
                             at += 1
 
 

@@ -20,6 +20,7 @@ if jax.__version_info__ < (0, 11):
 
 from cavs.kernels import _mosaic_products, _mosaic_reads, _mosaic_weights
 from cavs.kernels._layout import Config, layout_of
+from cavs.kernels._specs import HALVES
 from tests.device_numbers import ARITHMETIC, WORD, bits
 
 
@@ -37,8 +38,9 @@ class Memory:
     def ptx(self, text: str, results: Any, *args: Any) -> Any:
         if text.startswith("cvt.rna.tf32"):
             return to_tf32(args[0])
-        if text.startswith("cvt.rn.bf16x2"):
-            high, low = (int(np.asarray(jnp.bfloat16(x)).view(np.uint16)) for x in args)
+        if text.startswith(("cvt.rn.bf16x2", "cvt.rn.f16x2")):
+            half = HALVES["bf16" if "bf16" in text else "f16"]
+            high, low = (int(np.asarray(x, np.float32).astype(half).view(np.uint16)) for x in args)
             return high << 16 | low
         offset = int(re.findall(r"\[\$\d+\+(\d+)\]", text)[0])
         if text.startswith("st.shared"):
@@ -62,8 +64,8 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
         monkeypatch.setattr(module, "ptx", memory.ptx)
     monkeypatch.setattr(_mosaic_reads, "address", lambda ref, space: ref.begin)
     monkeypatch.setattr(_mosaic_reads, "vector", SimpleNamespace(extract=lambda x, **_: x))
-    types = {"MemRefType": lambda kind: kind, "BF16Type": SimpleNamespace(get=lambda: "bf16")}
-    monkeypatch.setattr(_mosaic_reads, "ir", SimpleNamespace(**types, DenseI64ArrayAttr=SimpleNamespace(get=list)))
+    types = {"MemRefType": lambda kind: kind, "DenseI64ArrayAttr": SimpleNamespace(get=list)}
+    monkeypatch.setattr(_mosaic_reads, "ir", SimpleNamespace(**types))
     monkeypatch.setattr(_mosaic_weights, "as_index", int)
     monkeypatch.setattr(_mosaic_weights, "memref", SimpleNamespace(load=lambda ref, at: ref[tuple(at)]))
     kinds = SimpleNamespace(get_signless=lambda n: f"i{n}")
@@ -74,6 +76,7 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 # Units of a CTA, CTAs that divide K, whether three weights lie in two words, precision of products.
 LAYOUTS = [(8, 1, False, "tf32"), (16, 1, False, "bf16"), (16, 1, False, "fp32"), (16, 1, True, "tf32")]
+LAYOUTS += [(16, 1, False, "f16"), (8, 1, False, "f16")]
 LAYOUTS += [(8, 2, False, "tf32"), (16, 2, False, "fp32"), (16, 2, True, "tf32"), (32, 2, True, "tf32")]
 
 
@@ -89,7 +92,7 @@ def test_products_find_the_weights_that_were_copied(
     level = _programs.program_of(plan, None, forward).level
     config = Config(hb, 1, False, 8, 1, precision, True, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
-    rng, chunk = np.random.default_rng(0), 32 if precision == "bf16" else 16
+    rng, chunk = np.random.default_rng(0), 32 if precision in HALVES else 16
     weights = {p.offset: rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed}
     pairs = [(s, w) for specs in layout.specs for s, _ in specs for w in s.weights]
     assert len(pairs) >= 2
@@ -128,8 +131,8 @@ def test_products_find_the_weights_that_were_copied(
                         block, inside = divmod(column, hb * split)
                         at = block * level.unit + cta // split * split * hb + inside
                         want = w[k + pair * (chunk // 16) : k + (pair + 1) * (chunk // 16), at]
-                        if precision == "bf16":
-                            assert word == memory.ptx("cvt.rn.bf16x2.f32", None, want[1], want[0])
+                        if precision in HALVES:
+                            assert word == memory.ptx(f"cvt.rn.{precision}x2.f32", None, want[1], want[0])
                         elif precision == "tf32":
                             assert (word ^ to_tf32(want[0])) & 0xFFFFE000 == 0
                         else:
@@ -139,9 +142,12 @@ def test_products_find_the_weights_that_were_copied(
 @pytest.mark.parametrize(
     "program", [vp.TreeFC(128), vp.BinaryTreeLSTM(128, 128), vp.LSTM(128, 128)], ids=lambda p: type(p).__name__
 )
-@pytest.mark.parametrize(("split", "precision"), [(1, "tf32"), (2, "tf32"), (1, "bf16")])
+@pytest.mark.parametrize(
+    ("split", "precision", "dtype"),
+    [(1, "tf32", "f32"), (2, "tf32", "f32"), (1, "bf16", "f32"), (1, "bf16", "bf16"), (1, "f16", "f16"), (2, "f16", "f16")],
+)
 def test_products_read_the_rows_of_their_part_of_k(
-    monkeypatch: pytest.MonkeyPatch, program: Any, split: int, precision: str
+    monkeypatch: pytest.MonkeyPatch, program: Any, split: int, precision: str, dtype: str
 ) -> None:
     """Of rows side by side those that a warp reads, and from the number on whose weights it holds; see the test above."""
     params = jax.eval_shape(program.init, jax.random.key(0))
@@ -149,13 +155,13 @@ def test_products_read_the_rows_of_their_part_of_k(
     level = _programs.program_of(plan, None, True).level
     layout = layout_of(level, Config(16, 1, False, 8, 1, precision, True, split=split))
     emit_numbers(monkeypatch)
-    size, row, width = 4, 5, 1024
+    size, row, width = 4 if dtype == "f32" else 2, 5, 1024
     specs = [spec for of_phase in layout.specs for spec, _ in of_phase]
     assert specs
     for spec, peer, warp, quad in itertools.product(specs, range(split), range(4), range(4)):
         if warp >= spec.splits:
             continue
-        kind = SimpleNamespace(element_type="f32", shape=(64, width))
+        kind = SimpleNamespace(element_type=dtype, shape=(64, width))
         refs = [SimpleNamespace(type=kind, begin=1 << 20 + n) for n in range(len(spec.sources))]
         reader: Any = object.__new__(_mosaic_reads.Reader)
         reader.specs, reader.sources = [spec], [(refs, [row] * len(refs) * (spec.rows // 8))]
@@ -167,3 +173,4 @@ def test_products_read_the_rows_of_their_part_of_k(
             at = row * width + spec.sources[source].column + first % whole + quad * spec.chunk // 4
             assert place.start == refs[source].begin + at * size
             assert place.quarter == spec.chunk * size // 4
+            assert place.kind == ("f32" if dtype == "f32" else "i32")

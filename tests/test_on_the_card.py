@@ -14,6 +14,8 @@ from cavs.kernels._layout import SHARED_MEMORY, layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, values
 
+TF32 = "TF32_TF32_F32"  # named, so that no product is in float16 instead
+
 
 def divided(level: Any, config: Any, split: int, dataflow: bool) -> Any:
     """A layout in which so many CTAs of a cluster divide K of every product."""
@@ -137,7 +139,10 @@ def test_tight_weights_on_the_card() -> None:
     _, params = make(256)
     x, found = inputs_of("BinaryTreeLSTM", graphs), []
     for tight in (False, True):
-        with _chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, hb=16, rows=8, tight=t)):
+        with (
+            jax.default_matmul_precision(TF32),
+            _chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, hb=16, rows=8, tight=t)),
+        ):
             found.append(values(make(256)[0], params, graphs, x, "persistent"))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, found), strict=True))
 
@@ -219,7 +224,7 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
 
     with jax.default_matmul_precision("highest"):
         want = values(make(hidden)[0], params, graphs, x, "scan")
-    with _chip.using(choose):
+    with jax.default_matmul_precision(TF32), _chip.using(choose):
         got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
     assert_near(got, want, 2e-3)
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
@@ -257,10 +262,13 @@ def test_wide_levels_on_the_card(name: str, hidden: int, hb: int, dataflow: bool
     def choose(level: Any, forward: bool, config: Any) -> Any:
         return dataclasses.replace(config, dataflow=dataflow and level.flows and not config.clustered)
 
-    with _chip.using(choose, wide):
+    with jax.default_matmul_precision(TF32), _chip.using(choose, wide):
         got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
     assert len(ran) >= 2
-    with _chip.using(choose):  # the same products of rounded numbers, summed in another order
+    with (
+        jax.default_matmul_precision(TF32),
+        _chip.using(choose),
+    ):  # the same products of rounded numbers, summed in another order
         assert_near(values(make(hidden)[0], params, graphs, x, "persistent"), got, 5e-4)
     if name != "layer norm":  # where a step of relu is, an error of tf32 is a large one
         with jax.default_matmul_precision("highest"):

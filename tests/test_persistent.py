@@ -12,7 +12,7 @@ import cavs
 from cavs import _adjoint, _chip, _persistent, _programs, _scripts, _widest, vertex_programs as vp
 from cavs.kernels import persistent
 from cavs.kernels._fit import REDUCTIONS
-from cavs.kernels._specs import Unfit
+from cavs.kernels._specs import HALVES, Unfit
 from tests.odd_graphs import joined
 from tests.persistent_programs import CASES, CHAINS, H, assert_near, inputs_of, plan_of, values
 
@@ -136,29 +136,37 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
                 for kind, part in plan.inner.items():
                     if part.recurrent_eqns:
                         made = _programs.program_of(plan, kind, forward)
-                        assert _widest.layouts(made, _programs.precision_of(made), False, shape)[0]
+                        assert _widest.layouts(made, made.precision, False, shape)[0]
 
 
 @INTERPRETER
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM", "TreeFC", "reset before the product"])
-def test_products_in_bf16_read_bf16(name: str) -> None:
-    """What they read is stored in bf16, too, and only there where nothing else reads it; sums and maths stay in float32."""
+@pytest.mark.parametrize(
+    ("name", "asked", "precision", "tolerance"),
+    [
+        *((name, "BF16_BF16_F32", "bf16", 2e-2) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "TreeFC", "layer norm")),
+        ("reset before the product", "BF16_BF16_F32", "bf16", 2e-2),
+        *((name, None, "f16", 2e-3) for name in ("BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "unread state")),
+    ],
+)
+def test_products_of_16_bits_read_16_bits(name: str, asked: str | None, precision: str, tolerance: float) -> None:
+    """What they read is stored so, too, and only there where nothing else reads it; sums and maths stay in float32."""
     make, graphs = CASES[name]
     F, params = make(32)
     x = inputs_of(name, graphs, 32)
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
-    with jax.default_matmul_precision("BF16_BF16_F32"):
+    with jax.default_matmul_precision(asked):
         F, _ = make(32)
         got = values(F, params, graphs, x, _persistent.INTERPRET)
         plan = plan_of(F, params, x)
-        levels = [_programs.program_of(plan, None, forward).level for forward in (True, False)]
-    assert_near(got, want, 2e-2)
-    for level in levels:
+        programs = [_programs.program_of(plan, None, forward) for forward in (True, False)]
+    assert_near(got, want, tolerance)
+    assert [p.precision for p in programs] == [precision, "bf16" if precision == "bf16" else "tf32"]  # cotangents have no bound
+    for level in [p.level for p in programs if p.precision == precision]:
         read = {name for phase in level.phases for p in phase.products for name in p.tensors()}
         stored = {place.tensor for phase in level.phases for places in phase.stores.values() for place in places}
         assert read & stored and read & stored <= level.halves.keys()
-        assert all(level.scratch[twin][2] == jnp.bfloat16 for twin in level.halves if twin in level.scratch)
+        assert all(level.scratch[twin][2] == HALVES[precision] for twin in level.halves if twin in level.scratch)
 
 
 @INTERPRETER
@@ -280,7 +288,7 @@ def test_where_products_may_wait_for_numbers() -> None:
             plan = plan_of(F, params, inputs_of(name, graphs, 128))
             made = _programs.program_of(plan, None, True)
             assert made.level.flows == flows, name
-            found = _chip.candidates(made.level, _programs.precision_of(made))
+            found = _chip.candidates(made.level, made.precision)
         assert any(config.dataflow for config in found) == flows
 
 
