@@ -12,6 +12,7 @@ from cavs.kernels._layout import layout_of
 from cavs.kernels._specs import Unfit
 
 ENGINES = ("scan", "persistent")
+PRODUCTS = {"f16": "float16 (what they read is bounded, and has as many bits as in tf32)"}
 
 
 def choose_engine(engine: str | None, plan: Any, shape: Any, kinds: tuple[str | None, ...]) -> str:
@@ -96,7 +97,7 @@ def _explain(plan: Any, name: str | None) -> str:
             texts.append(
                 f"{way}: {padded}{len(level.phases)} phases and {meetings}; {config.groups} groups of "
                 f"{level.unit // config.hb} CTAs with {config.hb} units each{divided}; {size / 1e6:.1f} MB of weights a group, "
-                f"which {where}; products in {precision}"
+                f"which {where}; products in {PRODUCTS.get(precision, precision)}"
             )
         text = "fits. " + "; ".join(texts) + "."
         if (made.arity > 1 or made.part.gathers_all) and possible(made.level, precision):

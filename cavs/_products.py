@@ -28,9 +28,9 @@ def rows_times_matrix(x: Any, w: Any, axis: int, precision: Any, dtype: Any) -> 
 def weight_gradient(x: Any, ct: Any, w: Any, axis: int, precision: Any) -> Any:
     """The cotangent of W from that of `rows_times_matrix(x, w, axis, ...)`."""
     rows, k = x.shape
-    float16 = _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1])
-    product = _product if float16 else functools.partial(_plain, dtype=w.dtype)
-    return product(*((x, ct) if axis == 0 else (ct, x)), (0, 0), precision)
+    if _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1]):
+        return _product(*_in_order(x, ct, axis), (0, 0), precision)
+    return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -44,10 +44,14 @@ def _forward(x: Any, w: Any, axis: int, precision: Any) -> tuple[Any, Any]:
 
 def _backward(axis: int, precision: Any, saved: Any, ct: Any) -> tuple[Any, Any]:
     x, w = saved  # XLA converts each once, though here it is done where it is read
-    return _product(ct, w, (1, 1 - axis), precision), weight_gradient(x, ct, w, axis, precision)
+    return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
 
 
 _rows_times_matrix.defvjp(_forward, _backward)
+
+
+def _in_order(x: Any, ct: Any, axis: int) -> tuple[Any, Any]:
+    return (x, ct) if axis == 0 else (ct, x)
 
 
 def _product(a: Any, b: Any, axes: tuple[int, int], precision: Any) -> Any:
@@ -64,7 +68,7 @@ def _plain(a: Any, b: Any, axes: tuple[int, int], precision: Any, dtype: Any) ->
 def in_float16(a: Any, b: Any, axes: tuple[int, int]) -> Any:
     """The same by a product of float16. Numbers that are not finite stay so."""
     a_power, b_power = power_of(a), power_of(b)
-    out = _plain(_scaled(a, a_power), _scaled(b, b_power), axes, None, jnp.float32)
+    out = _plain(_scaled(a, a_power), _scaled(b, b_power), axes, lax.Precision.DEFAULT, jnp.float32)
     back = -(a_power + b_power)  # in two steps: 2^back may be no float32 where the result is one
     return out * two_to(back >> 1) * two_to(back - (back >> 1))
 

@@ -1,0 +1,59 @@
+"""Bounds hold whatever F is given; and who has them."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from cavs import _bounds, _programs
+from cavs._rows import bind, is_var
+from tests.persistent_programs import CASES, inputs_of, plan_of
+
+BOUNDED = {"BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "ElmanRNN", "unread state"}  # all that their products read
+
+
+def planned(name: str, hidden: int) -> Any:
+    make, graphs = CASES[name]
+    F, params = make(hidden)
+    return plan_of(F, params, inputs_of(name, graphs, hidden))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("name", CASES)
+def test_bounds_hold(name: str, scale: float) -> None:
+    """For every value of F, of parameters, inputs and gathered states of any size."""
+    plan, rng = planned(name, 16), np.random.default_rng(1)
+    for role in [*plan.leaf.values(), *(part.role for part in plan.inner.values())]:
+        eqns = role.program.eqns
+        known = {v: 2.0 for slot in role.slots for v in slot if v.aval.dtype == np.float32}
+        found = _bounds.bounds(eqns, known)
+        env = dict(role.program.consts)
+
+        def value(v: Any, env: dict[Any, Any] = env, known: dict[Any, float] = known) -> Any:
+            if v not in env:
+                x = rng.uniform(-2, 2, v.aval.shape) * (1 if v in known else scale)
+                env[v] = jax.numpy.asarray(x, v.aval.dtype)
+            return env[v]
+
+        for e in eqns:
+            try:
+                outs = bind(e, [value(x) if is_var(x) else x.val for x in e.invars])
+            except NotImplementedError:  # what children's values are spread or reduced by: these may be anything
+                continue
+            env |= dict(zip(e.outvars, outs, strict=True))
+            for v, x in zip(e.outvars, outs, strict=True):
+                if v in found:
+                    assert (np.abs(np.asarray(x, np.float64)) <= found[v] * (1 + 1e-6)).all(), e
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_of_what_is_bounded_are_in_float16(name: str) -> None:
+    plan = planned(name, 32)
+    for kind in plan.inner:
+        assert _programs.program_of(plan, kind, True).precision == ("f16" if name in BOUNDED else "tf32")
+        assert _programs.program_of(plan, kind, False).precision == "tf32"
+    for asked, precision in (("highest", "fp32"), ("TF32_TF32_F32", "tf32"), ("BF16_BF16_F32", "bf16")):
+        with jax.default_matmul_precision(asked):
+            plan = planned(name, 32)
+            assert all(_programs.program_of(plan, kind, True).precision == precision for kind in plan.inner)
