@@ -20,7 +20,7 @@ CLOCK = (
 # What the precision of a run means, in every record's environment.
 MEANING = {
     "fp32": "float32",
-    "tf32": "float32 with TF32 products",
+    "tf32": "float32 with TF32 products; ours may be of scaled float16 instead, which has as many bits",
     "bf16": "bf16 products: JAX systems keep float32 and sum in float32 (BF16_BF16_F32), PyTorch's are bf16 throughout",
 }
 

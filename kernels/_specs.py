@@ -13,9 +13,8 @@ STATIC, ROW, EDGE = 0, 1, 2
 # computation makes (GPUs make 0x7FFFFFFF, and its negative; in 16 bits 0x7FFF, and its negative).
 UNWRITTEN = np.uint32(0xFFE5A5A5).astype(np.int32)
 UNWRITTEN_HALF = np.uint16(0xFFE5)
-# Precisions of products of numbers of 16 bits, and what these are multiplied by: float16 keeps its eleven bits from 2^-14 on.
-HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}
-FACTOR = {"bf16": 1.0, "f16": 256.0}
+HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}  # precisions of products of numbers of 16 bits
+FACTOR = {"bf16": 1.0, "f16": 256.0}  # what these are multiplied by: float16 keeps its eleven bits from 2^-14 on
 
 
 class Unfit(ValueError):
