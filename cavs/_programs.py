@@ -24,12 +24,11 @@ LARGEST = 128.0  # of what products in float16 may read: times `FACTOR`, half of
 class Program:
     """One direction of the recurrent part of an inner role as a `Level`, and what its launch is given and gives.
 
-    `pushed`: states whose cotangents the pushes begin; those of the others come from parents alone.
+    `pushed`: states whose cotangents the pushes begin; those of the others come from parents alone. `largest`: bounds of the
+    states, see `_bounds.state_bounds`.
     """
 
-    def __init__(
-        self, part: Split, forward: bool, forest: bool, keep: bool, pushed: frozenset[int], state_bounds: Sequence[float]
-    ):
+    def __init__(self, part: Split, forward: bool, forest: bool, keep: bool, pushed: frozenset[int], largest: list[float]):
         self.part, self.forward, self.pushed = part, forward, pushed
         self.kept = part.keep if keep else []
         self.made: dict[str, tuple[Any, int, int | None, int]] = {}  # name -> (variable, level, base, copies of its rows)
@@ -43,8 +42,8 @@ class Program:
             eqns, _ = needed(joint.eqns, outputs, part.available)
         eqns, level = rewritten(eqns, level)
         places = self._places(eqns, level)
-        gathered = {v: state_bounds[i] for v, (_, i) in zip(part.j_slots, part.slots, strict=True)}
-        gathered |= {v: state_bounds[i] for v, i in zip(part.j_child, part.child, strict=True)}
+        gathered = {v: largest[i] for v, (_, i) in zip(part.j_slots, part.slots, strict=True)}
+        gathered |= {v: largest[i] for v, i in zip(part.j_child, part.child, strict=True)}
         self.precision = _precision(eqns, level, bounds(eqns, gathered))
         if self.precision == "f16":
             eqns, level = with_scaled_weights(eqns, level)
