@@ -18,14 +18,8 @@ _THE_SAME = {
 def bounds(eqns: Sequence[Any], known: dict[Any, float]) -> dict[Any, float]:
     """The bound of each variable that has one; `known` are those of the inputs."""
     found = {v: b for v, b in known.items() if b < math.inf}
-
-    def bound(x: Any) -> float:
-        if is_var(x):
-            return found.get(x, math.inf)
-        return float(np.max(np.abs(x.val), initial=0)) if np.issubdtype(x.aval.dtype, np.number) else math.inf
-
     for e in eqns:
-        of = [bound(x) for x in e.invars]
+        of = [bound(x, found) for x in e.invars]
         b = math.inf
         if e.primitive.name in _ONE:
             b = 1.0
@@ -42,11 +36,18 @@ def bounds(eqns: Sequence[Any], known: dict[Any, float]) -> dict[Any, float]:
     return found
 
 
+def bound(x: Any, found: dict[Any, float]) -> float:
+    """Of a variable or literal, from what `bounds` has found; infinite where there is none."""
+    if is_var(x):
+        return found.get(x, math.inf)
+    return float(np.max(np.abs(x.val), initial=0)) if np.issubdtype(x.aval.dtype, np.number) else math.inf
+
+
 def state_bounds(plan: Any) -> list[float]:
-    """Of each leaf of the state, at vertices of any kind; infinite where there is none."""
+    """Of each leaf of the state, at vertices of any kind."""
     roles = [*plan.leaf.values(), *(part.role for part in plan.inner.values())]
     found = [bounds(role.program.eqns, {}) for role in roles]
     return [
-        max((b.get(x, math.inf) if is_var(x) else float(np.max(np.abs(x.val)))) for b, x in zip(found, states, strict=True))
+        max(bound(x, b) for b, x in zip(found, states, strict=True))
         for states in zip(*(role.states for role in roles), strict=True)
     ]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cavs._products import large_product
 from cavs._rows import ROW, STATIC, evaluate, is_var, level_of, needed, reads, value_at
 from cavs._split import Split
 from cavs._tensors import Rows, get_rows
@@ -16,7 +17,7 @@ def leaf_function(role: Any, size: int, stored: bool) -> Any:
             | dict(zip(role.params, params, strict=True))
             | dict(zip(role.inputs, pulled, strict=True))
         )
-        evaluate(role.program.eqns, env, role.level, stored=stored)
+        evaluate(role.program.eqns, env, role.level, stored=stored, product=large_product)
         states, pushes = ([value_at(x, ROW, size, env, role.level) for x in outs] for outs in (role.states, role.pushes))
         return states, pushes
 
@@ -54,7 +55,7 @@ def eager_function(part: Split, num_children: Any) -> Any:
         env = dict(part.role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env |= dict(zip(part.role.inputs, pulled, strict=True))
         env[part.role.num_children] = num_children
-        evaluate(part.eager_eqns, env, part.role.level)
+        evaluate(part.eager_eqns, env, part.role.level, product=large_product)
         return [env[v] for v in part.eager_outs]
 
     return eager
@@ -83,7 +84,8 @@ def lazy_function(part: Split, rows: Rows) -> Any:
         env |= dict(zip(part.eager_outs, eager, strict=True))
         env |= {v: x for v, x in zip(role.states, own, strict=True) if is_var(v) and v not in env}
         env |= dict(zip(part.extra, extras, strict=True))
-        evaluate(part.lazy_eqns, env, role.level, rows.inner_edges(rows.edge_owner), rows.size, real=rows.count)
+        owner = rows.inner_edges(rows.edge_owner)
+        evaluate(part.lazy_eqns, env, role.level, owner, rows.size, real=rows.count, product=large_product)
         return [value_at(x, ROW, rows.size, env, role.level) for x in role.pushes]
 
     return lazy

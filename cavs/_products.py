@@ -19,14 +19,19 @@ LARGEST = 14  # the exponent of the largest number; float16's go from -14 to 15
 
 def rows_times_matrix(x: Any, w: Any, axis: int, precision: Any, dtype: Any) -> Any:
     """x (rows, K) times W, whose `axis` of K entries is summed over; `precision` and `dtype` as in `lax.dot_general`."""
-    rows, k = x.shape
-    if _tf32(precision, x.dtype, w.dtype, dtype) and _faster(rows, k, w.shape[1 - axis]):
-        return _rows_times_matrix(x, w, axis, precision)
     return _plain(x, w, (1, axis), precision, dtype)
 
 
+def large_product(x: Any, w: Any, axis: int, precision: Any, dtype: Any) -> Any:
+    """`rows_times_matrix` of all rows of a batch, which is done once in a pass and differentiated: perhaps in float16."""
+    rows, k = x.shape
+    if _tf32(precision, x.dtype, w.dtype, dtype) and _faster(rows, k, w.shape[1 - axis]):
+        return _large_product(x, w, axis, precision)
+    return rows_times_matrix(x, w, axis, precision, dtype)
+
+
 def weight_gradient(x: Any, ct: Any, w: Any, axis: int, precision: Any) -> Any:
-    """The cotangent of W from that of `rows_times_matrix(x, w, axis, ...)`."""
+    """The cotangent of W from that of `rows_times_matrix(x, w, axis, ...)`: perhaps in float16."""
     rows, k = x.shape
     if _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1]):
         return _product(*_in_order(x, ct, axis), (0, 0), precision)
@@ -34,7 +39,7 @@ def weight_gradient(x: Any, ct: Any, w: Any, axis: int, precision: Any) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _rows_times_matrix(x: Any, w: Any, axis: int, precision: Any) -> Any:
+def _large_product(x: Any, w: Any, axis: int, precision: Any) -> Any:
     return _product(x, w, (1, axis), precision)
 
 
@@ -47,7 +52,7 @@ def _backward(axis: int, precision: Any, saved: Any, ct: Any) -> tuple[Any, Any]
     return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
 
 
-_rows_times_matrix.defvjp(_forward, _backward)
+_large_product.defvjp(_forward, _backward)
 
 
 def _in_order(x: Any, ct: Any, axis: int) -> tuple[Any, Any]:
@@ -89,11 +94,15 @@ def two_to(power: Any) -> Any:
     return lax.bitcast_convert_type((power + BIAS) << BITS, jnp.float32)
 
 
-def _tf32(precision: Any, *dtypes: Any) -> bool:
-    """Whether JAX computes such a product in tf32 here. Where the user names an algorithm, it is computed by that."""
+def of_tf32_bits(precision: Any) -> bool:
+    """Whether a product of float32 is asked to be as exact as tf32, and no more. Where an algorithm is named, that is done."""
     asked = precision if isinstance(precision, tuple) else (precision,)
-    named = any(p not in (None, lax.Precision.DEFAULT, lax.Precision.HIGH) for p in asked)
-    return not named and all(d in (None, jnp.float32) for d in dtypes) and _hopper()
+    return all(p in (None, lax.Precision.DEFAULT, lax.Precision.HIGH) for p in asked)
+
+
+def _tf32(precision: Any, *dtypes: Any) -> bool:
+    """Whether JAX computes such a product in tf32 here, and may as well in float16."""
+    return of_tf32_bits(precision) and all(d in (None, jnp.float32) for d in dtypes) and _hopper()
 
 
 def _hopper() -> bool:

@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from cavs._bounds import bounds, state_bounds
+from cavs._bounds import bound, bounds, state_bounds
+from cavs._chip import candidates
 from cavs._device_equations import at_level, rewritten, with_scaled_weights, zeros_at
+from cavs._products import of_tf32_bits
 from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed, reduce_max_p, reduce_sum_p
 from cavs._split import Split
 from cavs.kernels._fit import is_product
@@ -152,7 +154,10 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
         pushes = plan.push_states
         pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
         try:
-            part.launches[key] = Program(part, *key, pushed, state_bounds(plan))
+            made = Program(part, *key, pushed, state_bounds(plan))
+            if made.precision == "f16" and not _measured(made):
+                made = Program(part, *key, pushed, [math.inf] * len(plan.state_avals))
+            part.launches[key] = made
         except Unfit as e:
             part.launches[key] = e
     found = part.launches[key]
@@ -161,7 +166,13 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
     return found
 
 
-def _precision(eqns: Sequence[Any], level: dict[Any, int], bound: dict[Any, float]) -> str:
+def _measured(program: Program) -> bool:
+    """Whether such products in float16 have run on a GPU: of at most two rows' sum, with weights that stay on chip."""
+    sums = [operand for phase in program.level.phases for p in phase.products for operand in p.operands]
+    return all(len(rows) <= 2 for rows in sums) and any(c.resident for c in candidates(program.level, program.precision))
+
+
+def _precision(eqns: Sequence[Any], level: dict[Any, int], found: dict[Any, float]) -> str:
     """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for.
 
     What is in tf32 is as exact in "f16" where all that products read is bounded (`_bounds`), so that it is in float16's range;
@@ -174,6 +185,5 @@ def _precision(eqns: Sequence[Any], level: dict[Any, int], bound: dict[Any, floa
     if any("BF16_BF16" in a for a in asked):
         return "bf16"
     summed = [e.invars[1].aval.shape[e.params["dimension_numbers"][0][1][0]] for e in products]
-    small = all(bound.get(e.invars[0], math.inf) <= LARGEST for e in products)
-    named = any("TF32" in a for a in asked)
-    return "f16" if products and small and not named and all(k % 32 == 0 for k in summed) else "tf32"
+    small = all(bound(e.invars[0], found) <= LARGEST and of_tf32_bits(e.params["precision"]) for e in products)
+    return "f16" if products and small and all(k % 32 == 0 for k in summed) else "tf32"

@@ -165,6 +165,7 @@ def evaluate(
     real: Any = None,
     fusion: bool = True,
     stored: bool = False,
+    product: Callable[..., Any] = rows_times_matrix,
 ) -> None:
     """Runs `eqns` for all rows at once, adding their values to `env`.
 
@@ -172,7 +173,7 @@ def evaluate(
     the row of each edge's owner; `num_rows` or more where the edge is none of ours. `turned` holds transposes of weights,
     see `turned_weights`. `real` is the number of rows that are no padding, where padding is: a padding row repeats row 0,
     but has no edges, so it takes row 0's reductions. Without `fusion` the compiler is kept from fusing equations; with
-    `stored` the cotangents of products are stored, see `_stored_cotangent`.
+    `stored` the cotangents of products are stored, see `_stored_cotangent`. `product` is that of row values and a matrix.
     """
 
     def read(x: Any) -> Any:
@@ -199,7 +200,7 @@ def evaluate(
             w, axis = (turned[eqn.invars[1]], 0) if turned and axis == 1 and eqn.invars[1] in turned else (args[1], axis)
             # As ONE two-dimensional product over all rows: for more axes XLA would transpose the operand first.
             x, how = args[0], (eqn.params["precision"], eqn.params["preferred_element_type"])
-            z = rows_times_matrix(x.reshape(-1, x.shape[-1]), w, axis, *how)
+            z = product(x.reshape(-1, x.shape[-1]), w, axis, *how)
             z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
         else:

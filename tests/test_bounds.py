@@ -3,10 +3,12 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cavs import _bounds, _programs
+import cavs
+from cavs import _bounds, _programs, vertex_programs as vp
 from cavs._rows import bind, is_var
 from tests.persistent_programs import CASES, inputs_of, plan_of
 
@@ -57,3 +59,24 @@ def test_products_of_what_is_bounded_are_in_float16(name: str) -> None:
         with jax.default_matmul_precision(asked):
             plan = planned(name, 32)
             assert all(_programs.program_of(plan, kind, True).precision == precision for kind in plan.inner)
+
+
+def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
+    """Sums of more than two rows, and weights that stream from L2."""
+
+    def summed(p: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh((v.gather(0) + v.gather(1) + v.gather(2)) @ p["u"] + v.pull() @ p["w"])
+        v.scatter(h)
+        v.push(h)
+
+    def shapes(tree: Any) -> Any:
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), tree)
+
+    F = cavs.VertexFunction(summed, state=(64,), arity=3)
+    plans = [F.plan(shapes({"u": np.zeros((64, 64)), "w": np.zeros((3, 64))}), jax.ShapeDtypeStruct((3,), jnp.float32))]
+    large = vp.LSTM(2048, 16)
+    params = shapes(jax.eval_shape(large.init, jax.random.key(0)))
+    plans.append(large.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32)))
+    for plan in plans:
+        assert _bounds.state_bounds(plan)[-1] == 1
+        assert _programs.program_of(plan, None, True).precision == "tf32"

@@ -265,10 +265,7 @@ def test_wide_levels_on_the_card(name: str, hidden: int, hb: int, dataflow: bool
     with jax.default_matmul_precision(TF32), _chip.using(choose, wide):
         got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
     assert len(ran) >= 2
-    with (
-        jax.default_matmul_precision(TF32),
-        _chip.using(choose),
-    ):  # the same products of rounded numbers, summed in another order
+    with jax.default_matmul_precision(TF32), _chip.using(choose):  # the same products, summed in another order
         assert_near(values(make(hidden)[0], params, graphs, x, "persistent"), got, 5e-4)
     if name != "layer norm":  # where a step of relu is, an error of tf32 is a large one
         with jax.default_matmul_precision("highest"):

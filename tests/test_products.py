@@ -99,7 +99,7 @@ def test_who_names_an_algorithm_gets_it(precision: str | None, dtype: Any, float
     x, w = jnp.ones((8, 4), dtype), jnp.ones((4, 6), dtype)
     with jax.default_matmul_precision(precision):
         asked = jax.make_jaxpr(jnp.dot)(x, w).eqns[0].params["precision"]
-    text = str(jax.make_jaxpr(lambda x, w: _products.rows_times_matrix(x, w, 0, asked, dtype))(x, w))
+    text = str(jax.make_jaxpr(lambda x, w: _products.large_product(x, w, 0, asked, dtype))(x, w))
     assert (":f16[" in text) == float16
 
 
@@ -108,7 +108,7 @@ def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = jnp.ones((20000, 512), jnp.float32), jnp.ones((512, 512), jnp.float32)
 
     def text(rows: int) -> str:
-        product = jax.jit(lambda x: _products.rows_times_matrix(x, w, 0, None, None))
+        product = jax.jit(lambda x: _products.large_product(x, w, 0, None, None))
         return product.lower(x[:rows]).as_text()
 
     for on_hopper in (False, True):
