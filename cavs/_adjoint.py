@@ -74,14 +74,13 @@ def backward(
             mine = [rows_of_push(ct, rows.vertex, rows.count) for ct in cts]
             ct_static, own, slots, child, eager_cts[k], extra_cts[k] = saved["lazy"][k](mine)
             static_cts[k] = floats(ct_static)
-            real = jnp.arange(rows.size) < rows.count
+            real = rows.real
             for i, ct in enumerate(own):
                 add_rows(g, i, jnp.where(real, rows.row, 0), ct)
             for (j, i), ct in zip(part.slots, slots, strict=True):
                 add_rows(g, i, jnp.where(real, rows.inner(rows.kids)[:, j], 0), ct)
             for i, ct in zip(part.child, child, strict=True):
-                owned = rows.inner_edges(rows.edge_owner) < rows.count
-                add_rows(g, i, jnp.where(owned, rows.inner_edges(rows.edge_child), 0), ct)
+                add_rows(g, i, jnp.where(rows.real_edges, rows.inner_edges(rows.edge_child), 0), ct)
 
     # The levels, and the eager part.
     ct_inputs = no_rows(saved["inputs"])
@@ -91,6 +90,13 @@ def backward(
     else:
         interpret = engine == INTERPRET
         g, static_cts, ct_inputs = _reverse_launch(plan, sched, kinds, parts, all_rows, saved, g_row, *so_far, interpret)
+
+    # A kind without vertices in this batch adds nothing, whatever F makes of its rows (`_tensors`).
+    counts = [rows.count for rows in all_rows]
+    static_cts = [
+        {i: jnp.where(n > 0, ct, jnp.zeros_like(ct)) for i, ct in own.items()}
+        for n, own in zip(counts, static_cts, strict=True)
+    ]
 
     # Static parts and leaves.
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)
@@ -109,6 +115,7 @@ def backward(
         else:
             pushed = [zero_cotangent(jax.ShapeDtypeStruct((size, *a.shape), a.dtype)) for a in plan.push_avals]
         ct, ct_pulled = saved["leaf"][k]((mine, pushed))
+        ct = [x if x.dtype == jax.dtypes.float0 else jnp.where(count > 0, x, jnp.zeros_like(x)) for x in ct]
         ct_params = _sum(ct_params, ct)
         if engine == "scan" and inside:  # inner vertices have theirs: leaves, which may be few, are put between them
             ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)

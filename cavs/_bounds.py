@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cavs._rows import is_var, reduce_max_p, spread_p
+from cavs._children import reduce_max_p, spread_p
+from cavs._rows import is_var
 
 _ONE = {"tanh", "logistic", "sin", "cos", "erf", "sign"}
 _THE_SAME = {

@@ -13,3 +13,12 @@ def opened(jaxpr: Any) -> tuple[Any, Any]:
 def body_of(eqn: Any) -> tuple[Any, Any]:
     """The jaxpr that an equation calls, one of `CALLS` or a `checkpoint`, and its constants."""
     return opened(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")))
+
+
+def scan_parts(params: dict[str, Any], operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """A scan's constants, initial carry and xs."""
+    if "ft_in" in params:  # jax 0.11
+        consts, init, xs = (list(part) for part in params["ft_in"].update(operands).unpack())
+        return consts, init, xs
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    return operands[:first], operands[first:last], operands[last:]

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
+from cavs._children import spread, spread_p
 from cavs._products import power_of, two_to
-from cavs._rows import ROW, STATIC, is_var, level_of, levels, open_custom_calls, spread_p, trace
+from cavs._rows import ROW, STATIC, is_var, level_of, levels, open_custom_calls, trace
 from cavs.kernels._fit import REDUCTIONS, is_product
 
 
@@ -39,7 +40,7 @@ def at_level(x: Any, want: int, level: dict[Any, int], eqns: list[Any]) -> Any:
         return x
     assert have < want, "a vertex has no one value of what its edges have each"
     made = jex.Var(x.aval)
-    eqns += _traced(spread_p.bind if have == ROW else jnp.copy, [x], [made])
+    eqns += _traced(spread if have == ROW else jnp.copy, [x], [made])
     level[made] = want
     return made
 

@@ -1,9 +1,7 @@
 """`find_nan`: the vertex, the equation and the line that first made a NaN, forward or in the gradient."""
 
 import dataclasses
-import linecache
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,12 +13,11 @@ from cavs._calls import CALLS, body_of
 from cavs._debug import padded_rows, probed
 from cavs._graphs import Graphs
 from cavs._interpret import at_vertex, children_of, kind_of, place_of
+from cavs._lines import source_line
 from cavs._rows import bind
 from cavs._run import run
 from cavs._scheduler import schedule
 from cavs._vertex import VertexFunction, as_arrays
-
-_CAVS, _JAX = Path(__file__).parent, Path(jax.__file__).parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +213,7 @@ class _Search:
         outer, eqn, operands = found
         transposed = ", in the transpose of" if "transpose" in str(outer.source_info.name_stack) else ", in"
         listed = " and ".join(map(_range, operands))
-        return f"{eqn.primitive.name} of {listed}{transposed}", _line(outer)
+        return f"{eqn.primitive.name} of {listed}{transposed}", source_line(outer)
 
     def _trace_back(self, jaxpr: Any, consts: Any, args: list[Any], number: int) -> tuple[Any, Any, list[Any]] | None:
         """(equation, the one within it that is to blame, its operands): back from an output through all that hold one."""
@@ -276,15 +273,3 @@ def _range(x: Any) -> str:
     x = np.asarray(x)
     name = f"{x.dtype}{list(x.shape)}"
     return f"{name} {x.min():.3g} to {x.max():.3g}" if x.size and x.dtype != bool else name
-
-
-def _line(eqn: Any) -> str | None:
-    """The innermost line outside JAX and outside this library's core."""
-    traceback = eqn.source_info.traceback
-    for frame in traceback.frames if traceback else ():
-        path = Path(frame.file_name)
-        core = _CAVS in path.parents and "vertex_programs" not in path.parts
-        if not core and _JAX not in path.parents and not frame.file_name.startswith("<frozen"):
-            text = linecache.getline(frame.file_name, frame.line_num).strip()
-            return f"{frame.file_name}, line {frame.line_num}, in {frame.function_name}{': ' + text if text else ''}"
-    return None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._graphs import Graphs
-from cavs._vertex import Vertex, VertexFunction, as_arrays
+from cavs._vertex import Vertex, VertexFunction, as_arrays, from_stored, stored_aval
 
 
 class _PlainVertex(Vertex):
@@ -17,9 +17,10 @@ class _PlainVertex(Vertex):
 
     def __init__(self, function: VertexFunction, avals: list[Any], inputs: Any, children: list[Any]):
         tree = function.state_tree
-        zero = tree.unflatten([jnp.zeros(a.shape, a.dtype) for a in avals])
+        stored = [jnp.zeros(a.shape, a.dtype) for a in map(stored_aval, avals)]
+        zero = tree.unflatten(map(from_stored, stored, function.key_impls))
         slots = [children[k] if k < len(children) else zero for k in range(function.arity)]
-        super().__init__(function, avals, inputs, slots, np.int32(len(children)), zero, not children)
+        super().__init__(function, avals, inputs, slots, np.int32(len(children)), stored, not children)
         self._children = children
 
     def has_child(self, k: int) -> Any:
@@ -33,7 +34,7 @@ class _PlainVertex(Vertex):
         if reduce == "softmax":
             scores = jax.nn.softmax(_stack([self._score_and_value(o)[0] for o in outs]))
             return jax.tree.map(lambda *xs: jnp.tensordot(scores, _stack(xs), 1), *[o[1] for o in outs])
-        how = {"sum": lambda x, axis: x.sum(axis, x.dtype), "mean": jnp.mean, "max": jnp.max}
+        how = {"sum": lambda x, axis: x.sum(axis, jnp.int32 if x.dtype == bool else x.dtype), "mean": jnp.mean, "max": jnp.max}
         if reduce not in how:
             return super().gather_all(fn, reduce)
         return jax.tree.map(lambda *xs: how[reduce](_stack(xs), axis=0), *outs)
@@ -62,7 +63,8 @@ def loop(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any, call: Call
         )
     if not graphs.num_vertices:
         plan = F.plan(*jax.eval_shape(lambda: (params, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), inputs))))
-        return plan.push_tree.unflatten([jnp.zeros((0, *a.shape), a.dtype) for a in plan.push_avals])
+        pushes = [jnp.zeros((0, *a.shape), a.dtype) for a in plan.push_avals]
+        return plan.push_tree.unflatten(map(from_stored, pushes, plan.push_impls))
     states: list[Any] = [None] * graphs.num_vertices
     pushed: list[Any] = [None] * graphs.num_vertices
     for r in np.argsort(graphs.height, kind="stable"):

@@ -20,7 +20,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.extend import core as jex
 
-from cavs._calls import CALLS, body_of, opened
+from cavs._calls import CALLS, body_of, opened, scan_parts
 from cavs._rows import bind
 from cavs.kernels._turns import begin_p, end_p
 
@@ -119,7 +119,7 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
         turns = [lambda flag, *args, b=b: _run(*opened(b), args, flag) for b in params["branches"]]
         return lax.switch(operands[0], turns, flag, *operands[1:])
     if name == "scan":
-        consts, init, xs = _parts(params, operands)
+        consts, init, xs = scan_parts(params, operands)
 
         def one(carry: Any, x: Any) -> Any:
             outs, flag = _run(*body_of(eqn), [*consts, *carry[1], *x], carry[0])
@@ -146,15 +146,6 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
 def _scope(name: Any) -> Any:
     """What a profile shows an equation under."""
     return jax.named_scope(str(name)) if str(name) else contextlib.nullcontext()
-
-
-def _parts(params: Any, operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """A scan's constants, initial carry and xs."""
-    if "ft_in" in params:  # jax 0.11
-        consts, init, xs = (list(part) for part in params["ft_in"].update(operands).unpack())
-        return consts, init, xs
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    return operands[:first], operands[first:last], operands[last:]
 
 
 def _launches(eqn: Any) -> bool:

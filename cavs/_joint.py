@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core as jex
 
 from cavs._minimum_cut import minimum_cut
 from cavs._rows import (
@@ -52,12 +53,35 @@ def joint_of(
     extra: list[Any],
 ) -> dict[str, Any]:
     """The fields of `_split.Split` from `joint` on; `eqns` are the recurrent ones, the others as there."""
+    try:
+        return _joint_of(role, eqns, statics, cross, slots, child, extra, differentiable=True)
+    except ValueError:
+        if not any(map(has_loop, eqns)):
+            raise
+        return _joint_of(role, eqns, statics, cross, slots, child, extra, differentiable=False)
+
+
+def has_loop(eqn: Any) -> bool:
+    """Whether an equation is, or holds, a loop with a dynamic number of turns, which JAX does not differentiate in reverse."""
+    return eqn.primitive.name == "while" or any(has_loop(e) for body in jex.jaxprs_in_params(eqn.params) for e in body.eqns)
+
+
+def _joint_of(
+    role: Any,
+    eqns: Sequence[Any],
+    statics: list[Any],
+    cross: list[Any],
+    slots: list[tuple[int, int]],
+    child: list[int],
+    extra: list[Any],
+    differentiable: bool,
+) -> dict[str, Any]:
     from_params = depends(role.program.eqns, set(role.params))
     uses = []  # (equation, positions of differentiable static operands)
     for e in eqns:
         static = [i for i, x in enumerate(e.invars) if is_var(x) and level_of(x, role.level) == STATIC]
         positions = tuple(i for i in static if e.invars[i] in from_params and is_float(e.invars[i]))
-        if positions and any(is_float(v) for v in e.outvars):
+        if differentiable and positions and any(is_float(v) for v in e.outvars):
             uses.append((e, positions))
     number = {id(e): n for n, (e, _) in enumerate(uses)}
     state_cts = [i for i, x in enumerate(role.states) if is_float(x)]
@@ -82,8 +106,12 @@ def joint_of(
             return ([s[i] for i in state_cts], [m[i] for i in extra_cts]), (s, m, operands)
 
         deltas = [[jnp.zeros(v.aval.shape, v.aval.dtype) for v in e.outvars if is_float(v)] for e, _ in uses]
-        _, vjp, (s, m, operands) = jax.vjp(forward, x, k, c, deltas, has_aux=True)
-        ct_x, ct_k, ct_c, cuts = vjp((gs, gm))
+        if differentiable:
+            _, vjp, (s, m, operands) = jax.vjp(forward, x, k, c, deltas, has_aux=True)
+            ct_x, ct_k, ct_c, cuts = vjp((gs, gm))
+        else:
+            _, (s, m, operands) = forward(x, k, c, deltas)
+            ct_x, ct_k, ct_c, cuts = ([None] * n for n in (len(cross), len(slot_vars), len(child_vars), 0))
         operands = [
             [None if level_of(b, role.level) == STATIC else a for a, b in zip(args, e.invars, strict=True)]
             for args, (e, _) in zip(operands, uses, strict=True)
@@ -140,6 +168,7 @@ def joint_of(
         "ct_slots": present(ct_k),
         "ct_child": present(ct_c),
         "uses": param_uses,
+        "differentiable": differentiable,
     }
 
 

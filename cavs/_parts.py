@@ -3,9 +3,9 @@
 from typing import Any
 
 from cavs._products import large_product
-from cavs._rows import ROW, STATIC, evaluate, is_var, level_of, needed, reads, value_at
+from cavs._rows import EDGE, ROW, STATIC, evaluate, is_var, level_of, needed, reads, value_at
 from cavs._split import Split
-from cavs._tensors import Rows, get_rows
+from cavs._tensors import Rows, get_rows, repeated
 
 
 def leaf_function(role: Any, size: int, stored: bool) -> Any:
@@ -83,7 +83,8 @@ def lazy_function(part: Split, rows: Rows) -> Any:
         env |= {role.child[i]: x for i, x in zip(part.child, child, strict=True)}
         env |= dict(zip(part.eager_outs, eager, strict=True))
         env |= {v: x for v, x in zip(role.states, own, strict=True) if is_var(v) and v not in env}
-        env |= dict(zip(part.extra, extras, strict=True))
+        real = {EDGE: rows.real_edges, ROW: rows.real}
+        env |= {v: repeated(x, real[lv]) for v, lv, x in zip(part.extra, part.extra_level, extras, strict=True)}
         owner = rows.inner_edges(rows.edge_owner)
         evaluate(part.lazy_eqns, env, role.level, owner, rows.size, real=rows.count, product=large_product)
         return [value_at(x, ROW, rows.size, env, role.level) for x in role.pushes]

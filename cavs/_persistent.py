@@ -245,5 +245,7 @@ def _some_rows(x: Any, number: Any) -> Any:
 
 
 def checked(x: Any, lost: Any) -> Any:
-    """NaN everywhere where a wait was given up: a wrong result never looks like a right one."""
+    """NaN (the least of integers) everywhere if a wait was given up: a wrong result never looks like a right one."""
+    if not is_float(x):
+        return x if x.dtype == bool else jnp.where(lost[0] == 0, x, jnp.iinfo(x.dtype).min)
     return jnp.where(lost[0] == 0, x, jnp.asarray(jnp.nan, x.dtype))

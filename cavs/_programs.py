@@ -11,7 +11,8 @@ from cavs._bounds import bound, bounds, state_bounds
 from cavs._chip import candidates
 from cavs._device_equations import at_level, rewritten, with_scaled_weights, zeros_at
 from cavs._products import of_tf32_bits
-from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed, reduce_max_p, reduce_sum_p
+from cavs._children import REDUCTIONS
+from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed
 from cavs._split import Split
 from cavs.kernels._fit import is_product
 from cavs.kernels._halves import add_halves
@@ -138,7 +139,7 @@ class Program:
 
 def _summed_operands(part: Split) -> list[Any]:
     """What parameter gradients read of the forward that is a sum over children: made in the kernel, in a fixed order."""
-    sums = [v for e in part.joint.eqns if e.primitive in (reduce_sum_p, reduce_max_p) for v in e.outvars]
+    sums = [v for e in part.joint.eqns if e.primitive in REDUCTIONS for v in e.outvars]
     wanted = [v for u in part.uses for v in u.operands.values() if is_var(v) and v not in part.available]
     return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.eqns, set(sums))]
 

@@ -7,27 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._rows import (
-    EDGE,
-    ROW,
-    STATIC,
-    Program,
-    bind,
-    is_float,
-    is_var,
-    level_of,
-    levels,
-    reduce_max_p,
-    reduce_sum_p,
-    spread_p,
-    trace,
-)
+from cavs._children import TO_EDGES, TO_ROWS, enter_p, reduce_sum_p, spread, spread_p
+from cavs._rows import EDGE, ROW, STATIC, Program, bind, is_float, is_var, level_of, levels, trace
 
 # f(0) = 0, whatever the parameters of the equation.
 _ZERO_UNARY = {
     "neg", "reshape", "broadcast_in_dim", "transpose", "reduce_sum", "slice", "squeeze", "convert_element_type", "copy",
     "tanh", "sin", "abs", "sign", "rev", "stop_gradient", "cumsum", "real", "reduce_precision", "split",
-    spread_p.name, reduce_sum_p.name,
+    spread_p.name, reduce_sum_p.name, enter_p.name,
 }  # fmt: skip
 
 
@@ -93,10 +80,11 @@ def make_levels_explicit(program: Program, known: dict[Any, int], num_states: in
     children as it is becomes a ROW value by an addition of zero (made of the integer `some_row`), so that its gradient is
     summed over the vertices like any other's.
     """
+    program = _without_static_spreads(program, known)
     level = levels(program.eqns, known)
 
     def body(env: dict[Any, Any]) -> list[Any]:
-        spread: dict[int, Any] = {}
+        on_edge: dict[int, Any] = {}
 
         def read(x: Any) -> Any:
             return env[x] if is_var(x) else x.val
@@ -110,13 +98,13 @@ def make_levels_explicit(program: Program, known: dict[Any, int], num_states: in
             here = level_of(x, level)
             if here == EDGE or (here == STATIC and not reduced):
                 return read(x)
-            if id(x) not in spread:
-                spread[id(x)] = spread_p.bind(read(x) if here == ROW else row(x))
-            return spread[id(x)]
+            if id(x) not in on_edge:
+                on_edge[id(x)] = spread(read(x) if here == ROW else row(x))
+            return on_edge[id(x)]
 
         for eqn in program.eqns:
-            reduced = eqn.primitive in (reduce_sum_p, reduce_max_p)
-            edge = eqn.primitive is not spread_p and (reduced or any(level.get(v) == EDGE for v in eqn.outvars))
+            reduced = eqn.primitive in TO_ROWS
+            edge = eqn.primitive not in TO_EDGES and (reduced or any(level.get(v) == EDGE for v in eqn.outvars))
             args = [on_edges(x, reduced) if edge else read(x) for x in eqn.invars]
             env.update(zip(eqn.outvars, bind(eqn, args), strict=True))
         outs = [read(x) for x in program.outs]
@@ -126,6 +114,19 @@ def make_levels_explicit(program: Program, known: dict[Any, int], num_states: in
         return outs
 
     return retrace(program, body)
+
+
+def _without_static_spreads(program: Program, known: dict[Any, int]) -> Program:
+    """The program in which parameters are read as they are where F spread them, so that a product with one stays a product."""
+    level, same, eqns = dict(known), {}, []
+    for eqn in program.eqns:
+        eqn = eqn.replace(invars=[same.get(x, x) if is_var(x) else x for x in eqn.invars])
+        if eqn.primitive is spread_p and level_of(eqn.invars[0], level) == STATIC:
+            same[eqn.outvars[0]] = eqn.invars[0]
+        else:
+            eqns.append(eqn)
+            level = levels([eqn], level)
+    return program._replace(eqns=tuple(eqns), outs=tuple(same.get(x, x) if is_var(x) else x for x in program.outs))
 
 
 def _product(eqn: Any, level: dict[Any, int]) -> tuple[Any, Any, int, int] | None:
@@ -159,19 +160,20 @@ def fuse_products(program: Program, known: dict[Any, int]) -> tuple[Program, lis
 def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) -> Program:
     level = levels(program.eqns, known)
     groups: dict[Any, list[tuple[Any, Any]]] = {}
-    made_by = {v: eqn for eqn in program.eqns for v in eqn.outvars}
-    weight_id = _weight_ids(program)
+    weight_id, depth = _weight_ids(program), _product_depths(program, level)
     for eqn in program.eqns:
         p = _product(eqn, level)
         if p is not None:
             a, b, axis, _ = p
             rest = (axis, level.get(a), str(eqn.params["precision"]), str(eqn.params["preferred_element_type"]))
             dtypes = (a.aval.dtype, b.aval.dtype)
-            key = (("x", a) if side == "operand" else ("w", weight_id.get(b, b)), rest, dtypes, a.aval.shape)
+            # Only products of equal depth: of these none waits for another, however many groups there are.
+            same = ("x", a) if side == "operand" else ("w", weight_id.get(b, b), depth[eqn.outvars[0]])
+            key = (same, rest, dtypes, a.aval.shape)
             groups.setdefault(key, []).append((eqn, p))
     member: dict[int, list[tuple[Any, Any]]] = {}
     for group in groups.values():
-        if len(group) > 1 and not (side == "weight" and _chained(group, made_by)):
+        if len(group) > 1:
             for eqn, _ in group:
                 member[id(eqn)] = group
             a, b = group[0][1][:2]
@@ -253,19 +255,13 @@ def _weight_ids(program: Program) -> dict[Any, Any]:
     return ids
 
 
-def _chained(group: list[tuple[Any, Any]], made_by: dict[Any, Any]) -> bool:
-    """Whether a product of the group feeds the operand of another."""
-    outs = {v for eqn, _ in group for v in eqn.outvars}
-    seen: set[Any] = set()
-    stack = [p[0] for _, p in group]
-    while stack:
-        x = stack.pop()
-        if x in outs:
-            return True
-        if x not in seen and x in made_by:
-            seen.add(x)
-            stack += [y for y in made_by[x].invars if is_var(y)]
-    return False
+def _product_depths(program: Program, level: dict[Any, int]) -> dict[Any, int]:
+    """How many products lead to each variable, one after another."""
+    depth: dict[Any, int] = {}
+    for eqn in program.eqns:
+        before = max((depth.get(x, 0) for x in eqn.invars if is_var(x)), default=0)
+        depth |= dict.fromkeys(eqn.outvars, before + (_product(eqn, level) is not None))
+    return depth
 
 
 def _run_group(group: list[tuple[Any, Any]], side: str, adds: Sequence[Any], env: dict[Any, Any]) -> None:

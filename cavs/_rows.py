@@ -6,8 +6,7 @@ A vertex function is traced for a single vertex. Its values live at one of three
 - ROW: one value per vertex;
 - EDGE: one value per child edge of a vertex (inside `gather_all`).
 
-`spread` takes a ROW value to the vertex's edges and `reduce_sum` / `reduce_max` come back. Sum and spread are each
-other's transpose, as gather and scatter are (Cavs 3.4).
+The primitives of `_children` move between the last two.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,19 +18,14 @@ from jax.extend import core as jex
 from jax.interpreters import ad
 
 from cavs._calls import body_of, opened
+from cavs._children import REDUCTIONS, TO_EDGES, TO_ROWS, reduce_sum_p, spread_p, stack_p, stack_rows, unstack_p, unstack_rows
+from cavs._inline import inlined, unrolled
 from cavs._products import rows_times_matrix
 
 STATIC, ROW, EDGE = 0, 1, 2
 
-spread_p = jex.Primitive("spread")
-reduce_sum_p = jex.Primitive("reduce_children_sum")
-reduce_max_p = jex.Primitive("reduce_children_max")
 tap_p = jex.Primitive("tap")
-for _p in (spread_p, reduce_sum_p, reduce_max_p):
-    _p.def_abstract_eval(lambda x: x)
 tap_p.def_abstract_eval(lambda x, delta: x)
-ad.deflinear2(spread_p, lambda ct, x: [reduce_sum_p.bind(ct)])
-ad.deflinear2(reduce_sum_p, lambda ct, x: [spread_p.bind(ct)])
 
 
 def _tap_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
@@ -41,8 +35,6 @@ def _tap_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 ad.primitive_jvps[tap_p] = _tap_jvp
-# A constant: who uses a maximum writes its derivative with sums, or it cancels (`Vertex.gather_all`).
-ad.defjvp(reduce_max_p, None)
 
 
 class Program(NamedTuple):
@@ -57,35 +49,15 @@ class Program(NamedTuple):
 def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, Any, Any]:
     """`fn` traced to a `Program` with inner calls inlined; also the trees of its flat inputs and outputs."""
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    jaxpr, values = opened(closed)
+    jaxpr, values = opened(unrolled(closed))
     eqns: list[Any] = []
-    outs = _inline(jaxpr, {}, eqns)
+    outs = inlined(jaxpr, {}, eqns)
     consts = dict(zip(jaxpr.constvars, values, strict=True))
     return (
         Program(tuple(jaxpr.invars), tuple(eqns), tuple(outs), consts),
         jax.tree.structure(args),
         jax.tree.structure(out_shape),
     )
-
-
-def _inline(jaxpr: Any, rename: dict[Any, Any], out: list[Any]) -> list[Any]:
-    """Appends the equations of `jaxpr` to `out` with plain calls opened up; returns its outputs, renamed."""
-
-    def get(x: Any) -> Any:
-        return x if isinstance(x, jex.Literal) else rename.get(x, x)
-
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name not in ("jit", "pjit"):
-            fresh = [jex.Var(v.aval) for v in eqn.outvars]  # a body inlined twice must not define a variable twice
-            out.append(eqn.replace(invars=[get(x) for x in eqn.invars], outvars=fresh))
-            rename.update(zip(eqn.outvars, fresh, strict=True))
-            continue
-        body, consts = body_of(eqn)
-        local = dict(zip(body.invars, [get(x) for x in eqn.invars], strict=True))
-        for var, value in zip(body.constvars, consts, strict=True):
-            local[var] = jex.Literal(value, var.aval)
-        rename.update(zip(eqn.outvars, _inline(body, local, out), strict=True))
-    return [get(x) for x in jaxpr.outvars]
 
 
 def open_custom_calls(eqns: Sequence[Any], level: dict[Any, int]) -> tuple[list[Any], dict[Any, int]]:
@@ -104,7 +76,7 @@ def open_custom_calls(eqns: Sequence[Any], level: dict[Any, int]) -> tuple[list[
         for var, value in zip(jaxpr.constvars, consts, strict=True):
             local[var] = jex.Literal(value, var.aval)
         inside: list[Any] = []
-        results = dict(zip(_inline(jaxpr, local, inside), eqn.outvars, strict=True))
+        results = dict(zip(inlined(jaxpr, local, inside), eqn.outvars, strict=True))
         for e in open_custom_calls(inside, {})[0]:
             invars = [results.get(x, x) if is_var(x) else x for x in e.invars]
             out.append(e.replace(invars=invars, outvars=[results.get(v, v) for v in e.outvars]))
@@ -145,9 +117,9 @@ def levels(program_eqns: Sequence[Any], known: dict[Any, int]) -> dict[Any, int]
     """The level of every variable, from those of the inputs (`known`; absent means STATIC)."""
     level = dict(known)
     for eqn in program_eqns:
-        if eqn.primitive is spread_p:
+        if eqn.primitive in TO_EDGES:
             lv = EDGE
-        elif eqn.primitive in (reduce_sum_p, reduce_max_p):
+        elif eqn.primitive in TO_ROWS:
             lv = ROW
         else:
             lv = max((level_of(x, level) for x in eqn.invars), default=STATIC)
@@ -170,14 +142,20 @@ def evaluate(
     """Runs `eqns` for all rows at once, adding their values to `env`.
 
     ROW values carry a leading axis of vertices, EDGE values one of edges, STATIC values none. `segments` (edges,) is
-    the row of each edge's owner; `num_rows` or more where the edge is none of ours. `turned` holds transposes of weights,
-    see `turned_weights`. `real` is the number of rows that are no padding, where padding is: a padding row repeats row 0,
-    but has no edges, so it takes row 0's reductions. Without `fusion` the compiler is kept from fusing equations; with
-    `stored` the cotangents of products are stored, see `_stored_cotangent`. `product` is that of row values and a matrix.
+    the row of each edge's owner; another number than 0 .. `num_rows` - 1 if the edge is padding or another view's. `turned`
+    holds transposes of weights, see `turned_weights`. `real` is the number of rows that are no padding, if some are; see
+    `_tensors` for what padding holds. Without `fusion` the compiler is kept from fusing equations; with `stored` the
+    cotangents of products are stored, see `_stored_cotangent`. `product` is that of row values and a matrix.
     """
 
     def read(x: Any) -> Any:
         return env[x] if is_var(x) else x.val
+
+    def of_row_0(x: Any) -> Any:
+        """`x` with row 0's value in padding rows: they have no edges of their own."""
+        if real is None or not x.shape[0]:
+            return x
+        return jnp.where((jnp.arange(x.shape[0]) < real).reshape(-1, *(1,) * (x.ndim - 1)), x, x[:1])
 
     for eqn in eqns:
         args = [read(x) for x in eqn.invars]
@@ -186,14 +164,16 @@ def evaluate(
             if lv[0] == STATIC:
                 outs = [jnp.broadcast_to(args[0], (len(segments), *jnp.shape(args[0])))]
             else:
-                outs = [args[0].at[segments].get(mode="clip")]
-        elif eqn.primitive in (reduce_sum_p, reduce_max_p):
+                outs = [args[0].at[jnp.where(segments < args[0].shape[0], segments, 0)].get(mode="clip")]
+        elif eqn.primitive in REDUCTIONS:
             reduce = jax.ops.segment_sum if eqn.primitive is reduce_sum_p else jax.ops.segment_max
             x = take(args[0], EDGE, lv[0], len(segments))
-            out = reduce(x, segments, num_rows, indices_are_sorted=True, mode="drop")
-            if real is not None:
-                out = jnp.where((jnp.arange(out.shape[0]) < real).reshape(-1, *(1,) * (out.ndim - 1)), out, out[:1])
-            outs = [out]
+            outs = [of_row_0(reduce(x, segments, num_rows, indices_are_sorted=True, mode="drop"))]
+        elif eqn.primitive is stack_p:
+            x = take(args[0], EDGE, lv[0], len(segments))
+            outs = [of_row_0(stack_rows(x, segments, num_rows, eqn.params["size"]))]
+        elif eqn.primitive is unstack_p:
+            outs = [unstack_rows(take(args[0], ROW, lv[0], num_rows), segments, num_rows)]
         elif max(lv, default=STATIC) == STATIC:
             outs = bind(eqn, args)
         elif (axis := matrix_product(eqn, lv)) is not None:

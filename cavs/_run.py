@@ -1,5 +1,8 @@
 """`run`: evaluates F at every vertex of a batch, with a VJP of our own (`_forward`, `_adjoint`)."""
 
+import contextlib
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,10 +13,11 @@ from jax.core import Tracer
 from cavs._adjoint import backward
 from cavs._engines import ENGINES, INTERPRET, choose_engine
 from cavs._forward import forward
+from cavs._persistent import checked
 from cavs._rows import pad_rows
 from cavs._schedule import Schedule, Shape
 from cavs._trace import Plan
-from cavs._vertex import VertexFunction, as_arrays
+from cavs._vertex import VertexFunction, as_arrays, from_stored
 
 
 def run(
@@ -61,15 +65,18 @@ def run(
     exact = int(sched.host().num_vertices) if sched.is_concrete else None
     inputs, length = _padded(inputs, sched, exact)
     kinds = kind_names(F, sched)
-    plan = F.plan(jax.tree.map(_aval, params), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs))
-    _check_arity(F, plan, sched)
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+    plan = F.plan(jax.tree.map(_aval, params), row, sched.shape.most_children)
+    too_many = _check_arity(F, plan, sched)
     at = None if at is None else _checked_rows(at, exact)
     if engine is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
         engine = "scan"  # under jax.vmap, whose tracers JAX shows by name alone
     outs = _compiled(plan, sched.shape, kinds, engine)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), at)
+    if too_many is not None:
+        outs = [checked(x, too_many) for x in outs]
     if at is None and length != sched.shape.vertices:
         outs = [x[:length] for x in outs]
-    return plan.push_tree.unflatten(outs)
+    return plan.push_tree.unflatten(map(from_stored, outs, plan.push_impls))
 
 
 def _padded(inputs: Any, sched: Schedule, exact: int | None) -> tuple[Any, int]:
@@ -116,17 +123,56 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     return sched.shape.kinds
 
 
-def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> None:
-    """Refuses graphs of which F would not see some children. Under jit what is known is the power of two above their number."""
+def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> Any:
+    """Refuses graphs of which F would not see some children; `None` if there are none.
+
+    Of a traced schedule only the power of two above their number is known. Where that leaves it open, the number is checked
+    when the compiled code runs: the error then comes from there, and (1,) int32 is returned, not 0 if there is one.
+    """
     if not F.arity or any(part.gathers_all for part in plan.inner.values()):
-        return
-    most = int(sched.host().num_children.max(initial=0)) if sched.is_concrete else None
-    if sched.shape.fan_in > 1 << (F.arity - 1).bit_length() or (most is not None and most > F.arity):
-        has = f"{most} children" if most else f"more than {F.arity} children"
-        raise ValueError(
-            f"run: a vertex has {has}, but F only sees {F.arity}: arity is {F.arity} and it does not call gather_all. "
-            f"Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
-        )
+        return None
+    if sched.is_concrete:
+        most = int(sched.host().num_children.max(initial=0))
+        if most > F.arity:
+            raise ValueError(_too_many(F.arity, most))
+    elif sched.shape.fan_in > 1 << (F.arity - 1).bit_length():
+        raise ValueError(_too_many(F.arity, None))
+    elif sched.shape.fan_in > F.arity and sched.shape.arity != F.arity:
+        most = sched.num_children.max(initial=0)
+        jax.debug.callback(functools.partial(_refuse, F.arity), most)
+        return (most > F.arity).astype(jnp.int32).reshape(1)
+    return None
+
+
+def _refuse(arity: int, most: Any) -> None:
+    if int(most) > arity:
+        raise ValueError(_too_many(arity, int(most)))
+
+
+def _too_many(arity: int, most: int | None) -> str:
+    has = f"{most} children" if most else f"more than {arity} children"
+    return (
+        f"run: a vertex has {has}, but F only sees {arity}: arity is {arity} and it does not call gather_all. "
+        f"Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
+    )
+
+
+MSG_LOOP = (
+    "run: F has a loop whose number of turns depends on values{where}, and JAX differentiates such loops forward alone. For "
+    "gradients write it with a fixed number of turns: jax.lax.scan, or fori_loop with Python ints as bounds and "
+    "jnp.where(i < n, new, old) inside."
+)
+
+
+@contextlib.contextmanager
+def _loops_are_refused(plan: Plan) -> Iterator[None]:
+    """A loop in F that has no reverse derivative, as an error that names its line."""
+    try:
+        yield
+    except ValueError as e:
+        if "Reverse-mode differentiation does not work" not in str(e):
+            raise
+        raise TypeError(MSG_LOOP.format(where=plan.loop)) from e
 
 
 def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: str | None) -> Any:
@@ -140,12 +186,16 @@ def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: st
             return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=False)[0]
 
         def fwd(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
-            outs, saved = forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=True)
+            if any(not part.differentiable for part in plan.inner.values()):
+                raise TypeError(MSG_LOOP.format(where=plan.loop))
+            with _loops_are_refused(plan):
+                outs, saved = forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=True)
             return outs, (saved, data, at)
 
         def bwd(residuals: Any, cts: list[Any]) -> Any:
             saved, data, at = residuals
-            ct_params, ct_inputs = backward(plan, Schedule(data, shape), kinds, engine, saved, at, cts)
+            with _loops_are_refused(plan):
+                ct_params, ct_inputs = backward(plan, Schedule(data, shape), kinds, engine, saved, at, cts)
             return ct_params, None, ct_inputs, None
 
         sweep.defvjp(fwd, bwd)

@@ -13,7 +13,7 @@ from jax import lax
 
 from cavs._cotangents import filled, floats, made, mask_rows, merged, put_rows, zero_cotangent
 from cavs._entrance import Memory, barred, entrance, fixed, kept_values, memory_of
-from cavs._lazy import lazy_gradients
+from cavs._lazy import Mine, Some, lazy_gradients
 from cavs._parts import eager_function, pull
 from cavs._rows import EDGE, ROW, evaluate, is_var, needed, reads, turned_weights, value_at
 from cavs._schedule import Schedule
@@ -112,7 +112,8 @@ def reverse(
         totals = list(totals)
         for kind, own in zip(found, cuts, strict=True):
             k = kind.number
-            now, ct_pulled, vertex = _after_window(kind, sched, saved, own, bases[k], (start[k], start_edge[k]), options.lazy)
+            own_rows = _own_rows(kind, sched, w, bases[k])
+            now, ct_pulled, vertex = _after_window(kind, sched, saved, own, bases[k], own_rows, options.lazy)
             ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, kind.rows.count - base[k], add=True)
             totals[k] = merged(totals[k], now)
         return tasks, g, totals, ct_inputs
@@ -211,9 +212,25 @@ def _task(
     cuts, totals = list(cuts), list(totals)
     cuts[kind.number] = new
     if not options.lazy:
-        now = lazy_gradients(part, rows, view, memory, values, (mine, mine_edges))
+        own_rows = Mine(Some(mine, width - 1), Some(mine_edges, edges - 1))  # the window's last row is the task's
+        now = lazy_gradients(part, rows, view, memory, values, own_rows)
         totals[kind.number] = merged(totals[kind.number], now)
     return g, cuts, totals
+
+
+def _own_rows(kind: _Kind, sched: Schedule, w: Any, base: tuple[Any, Any]) -> Mine:
+    """A window's own rows and edges: it may reach back over those of the window before, and on over those of the next."""
+    k, rows, shape = kind.number, kind.rows, sched.shape
+    last = w + 1 >= sched.num_windows
+    ends = rows.count, rows.real_edges.sum()
+    own = []
+    for starts, end, size, begin in zip(
+        (sched.window_start, sched.window_edge), ends, (shape.window_rows[k], shape.window_edges[k]), base, strict=True
+    ):
+        first = starts[w, k] - begin
+        after = jnp.where(last, end, starts[jnp.minimum(w + 1, starts.shape[0] - 1), k]) - begin
+        own.append(Some((jnp.arange(size) >= first) & (jnp.arange(size) < after), jnp.clip(first, 0, size - 1)))
+    return Mine(*own)
 
 
 def _after_window(
@@ -222,18 +239,17 @@ def _after_window(
     saved: dict[str, Any],
     cuts: dict[Any, Any],
     base: tuple[Any, Any],
-    first: tuple[Any, Any],
+    own_rows: Mine,
     lazy: bool,
 ) -> tuple[dict[int, Any], list[Any], Any]:
     """The lazy batch of one window of several: cotangents of static values, of pulled rows, and the rows' vertices."""
     k, part, rows, shape = kind.number, kind.part, kind.rows, sched.shape
     size, edges = shape.window_rows[k], shape.window_edges[k]
-    # A last window reaches back over rows of the one before: not its own.
-    mine = {ROW: jnp.arange(size) >= first[0] - base[0], EDGE: jnp.arange(edges) >= first[1] - base[1]}
+    mine = {ROW: own_rows.rows.which, EDGE: own_rows.edges.which}
     part_of = {ROW: slice(rows.pad, rows.pad + size), EDGE: slice(rows.edge_pad, rows.edge_pad + edges)}
     inside = {v: mask_rows(x[part_of[kind.level[v]]], mine[kind.level[v]]) for v, x in cuts.items()}
     view = View(rows.pad + base[0], size, rows.edge_pad + base[1], edges)
-    totals = lazy_gradients(part, rows, view, kind.memory, inside) if lazy else {}
+    totals = lazy_gradients(part, rows, view, kind.memory, inside, own_rows) if lazy else {}
     vertex = window(rows.vertex, base[0], size)
     fn = eager_function(part, window(rows.inner(rows.num_children), base[0], size))
     values, vjp = jax.vjp(fn, saved["statics"][k], pull(part, saved["inputs"], vertex))

@@ -55,6 +55,12 @@ class Shape(NamedTuple):
         return tuple(min(n, self.windows[2]) for n in self.edges)
 
     @property
+    def most_children(self) -> int:
+        """Children that a vertex of such a batch has at most: as many as there is room for in a task of few vertices."""
+        a_row = {edges // width for width, edges in self.classes}
+        return min(a_row) if len(a_row) == 1 else self.classes[-1][1]
+
+    @property
     def rows(self) -> int:
         """Rows of the dynamic tensors that hold scattered states."""
         return 2 * self.pad + sum(self.leaves) + sum(self.inner)

@@ -12,7 +12,8 @@ import dataclasses
 from typing import Any
 
 from cavs._joint import ParamUse as ParamUse, joint_of
-from cavs._rows import ROW, STATIC, Program, is_var, level_of, needed, reads, reduce_max_p, reduce_sum_p, spread_p
+from cavs._children import ALL
+from cavs._rows import ROW, STATIC, Program, is_var, level_of, needed, reads
 
 _VIEWS = {"split", "squeeze", "reshape", "slice"}
 
@@ -49,6 +50,7 @@ class Split:
     ct_slots: dict[int, Any]
     ct_child: dict[int, Any]
     uses: list[ParamUse]
+    differentiable: bool  # false: a recurrent loop has no reverse derivative, and the fields from `joint` on are forward alone
     launches: dict[Any, Any] = dataclasses.field(default_factory=dict)  # made by engine `persistent`, by kind of graph
 
     @property
@@ -65,7 +67,7 @@ class Split:
     @property
     def gathers_all(self) -> bool:
         """Whether F calls `gather_all`, be it for what is no child's."""
-        return any(e.primitive in (spread_p, reduce_sum_p, reduce_max_p) for e in self.role.program.eqns)
+        return any(e.primitive in ALL for e in self.role.program.eqns)
 
     @property
     def extra_level(self) -> list[int]:

@@ -4,15 +4,34 @@ A task's window in the FORWARD begins at the task's first row and may run past i
 overwritten by the tasks that own those rows, as they come later. A window in the BACKWARD ends at the task's last row
 and may begin before its first one, for the same reason. So no row is ever masked or copied; every tensor has `pad` rows
 of slack at both ends.
+
+**Padding.** F may be anything: 1/x, log, a maximum. So no equation of F ever runs on made-up values in a batch over all rows,
+where 0 * NaN would reach a sum. The rules, for a kind with `size` rows (and `edges` edges) of which `count` are vertices:
+
+1. Rows from `count` on repeat row 0, and edges beyond the last repeat edge 0: same vertex, same children, same owner. The
+   scheduler writes the index arrays so (`_pack`), and `repeated` does the same with what the levels stored. F computes there
+   what it computes at a real vertex, and nobody reads it.
+2. Cotangents of these rows and edges are zero, so that they add zero times a finite number to the sums.
+3. A batch may have no vertex of a kind whose rows it has (`count` is 0). Then the kind's sums are replaced by zeros
+   (`_adjoint`).
+4. Within a level, a window's rows beyond its task hold garbage. It is written only to rows that a later task overwrites, to
+   slack, or to row 0 of the cotangents, none of which is read.
+5. Row 0 of the states is zeros: what a vertex gathers from a child that it does not have.
 """
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from cavs._schedule import Schedule
+
+
+def repeated(x: Any, real: Any) -> Any:
+    """`x` with its first row in the rows where `real` (rows,) is false."""
+    return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 1)), x, x[:1]) if x.shape[0] else x
 
 
 class Zeros:
@@ -28,6 +47,9 @@ class Zeros:
     def __call__(self, shape: tuple[int, ...], dtype: Any) -> Any:
         self._next += 1
         zero = jnp.minimum(self._data[self._next % self._data.shape[0]], 0)
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            stored = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
+            return jax.random.wrap_key_data(self(stored.shape, stored.dtype), impl=dtype._impl.name)
         return jnp.broadcast_to(zero.astype(dtype), shape)
 
 
@@ -46,6 +68,16 @@ class Rows(NamedTuple):
     kids: Any  # (pad + size + pad, arity): row of child k in the state tensors, 0 (zeros) where there is none
     edge_child: Any  # (edge_pad + edges + edge_pad,): the same per edge
     edge_owner: Any  # (edge_pad + edges + edge_pad,): inner row that owns the edge; `size` or more where none does
+
+    @property
+    def real(self) -> Any:
+        """(size,) which rows are vertices."""
+        return jnp.arange(self.size) < self.count
+
+    @property
+    def real_edges(self) -> Any:
+        """(edges,) which edges are no padding."""
+        return self.inner_edges(self.edge_owner) < self.count
 
     def inner(self, padded: Any) -> Any:
         """The rows of a padded tensor without its slack."""
@@ -108,6 +140,7 @@ def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
         if shape.arity and edges:
             kids = jnp.pad(edge_child, (0, max(0, size * shape.arity - edges)))[: size * shape.arity]
             kids = kids.reshape(size, shape.arity)[:, :arity]
+            kids = repeated(kids, np.arange(size) < sched.inner_count[k])  # `edge_child` repeats an edge, not a row
         elif edges:
             first, slots = sched.first_edge[at : at + size], np.arange(arity, dtype=np.int32)
             kids = edge_child.at[first[:, None] + slots].get(mode="clip")
@@ -150,7 +183,7 @@ def window(x: Any, start: Any, size: int) -> Any:
 
 def write(x: Any, value: Any, start: Any) -> Any:
     """`x` with rows from `start` replaced by `value`."""
-    return lax.dynamic_update_slice_in_dim(x, value.astype(x.dtype), start, 0)
+    return lax.dynamic_update_slice_in_dim(x, value if value.dtype == x.dtype else value.astype(x.dtype), start, 0)
 
 
 def get_rows(x: Any, index: Any) -> Any:

@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
-from cavs._rows import reduce_max_p, reduce_sum_p, spread_p
+from cavs._children import enter_p, reduce_max, reduce_sum, spread, stack_p
 
 REDUCERS = ("sum", "mean", "max", "softmax")
 
@@ -82,7 +83,9 @@ class VertexFunction:
                 )
         if not self._specs:
             raise ValueError('VertexFunction: state is empty; wanted at least one shape, such as {"h": (512,)}.')
+        self.key_impls = [key_impl(s) if isinstance(s, jax.ShapeDtypeStruct) else None for s in self._specs]
         self._plans: dict[Any, Any] = {}
+        self._nested = False  # whether F calls gather_all within gather_all, as far as is known
 
     def state_avals(self, params: Any, inputs: Any) -> list[jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the state's leaves; bare shapes get the dtype of the floating parameters (or inputs)."""
@@ -92,16 +95,24 @@ class VertexFunction:
         dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
         return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
 
-    def plan(self, params: Any, inputs: Any) -> Any:
-        """F traced, differentiated and split for these shapes (of one vertex's row for `inputs`); cached."""
+    def plan(self, params: Any, inputs: Any, most: int = 4) -> Any:
+        """F traced, differentiated and split for these shapes (of one vertex's row for `inputs`); cached. No vertex has more
+        than `most` children, which only an F that calls `gather_all` within `gather_all` asks for."""
         from cavs._trace import make_plan
 
         leaves, tree = jax.tree.flatten((params, inputs))
         context = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
         key = (tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves), context)
-        if key not in self._plans:
-            self._plans[key] = make_plan(self, params, inputs)
-        return self._plans[key]
+        if not self._nested and (key, None) not in self._plans:
+            try:
+                self._plans[key, None] = make_plan(self, params, inputs, None)
+            except NestedGatherAll:
+                self._nested = True
+        if not self._nested:
+            return self._plans[key, None]
+        if (key, most) not in self._plans:
+            self._plans[key, most] = make_plan(self, params, inputs, most)
+        return self._plans[key, most]
 
     def explain(self, params: Any = None, inputs: Any = None) -> str:
         """How F was split and what it costs: eager, recurrent and lazy equations, fused products, what is kept per
@@ -165,11 +176,13 @@ class Vertex:
         inputs: Any,
         slots: list[Any],
         num_children: Any,
-        child: Any,
+        child: list[Any],
         leaf: bool,
+        most: int | None = None,
     ):
         self._function, self._state_avals, self._inputs = function, state_avals, inputs
         self._slots, self._num_children, self._child, self._leaf = slots, num_children, child, leaf
+        self._most, self._calls, self._inside = most, 0, False  # children at most; calls of gather_all; whether in one
         self.scattered: list[Any] | None = None
         self.pushed: dict[str | None, Any] = {}
 
@@ -188,8 +201,9 @@ class Vertex:
         """State of child k, in the order the file gave; zeros where there is none."""
         arity = self._function.arity
         if not isinstance(k, int) or not 0 <= k < arity:
+            wanted = f"an int from 0 to {arity - 1}" if arity else "no call of gather"
             raise ValueError(
-                f"gather: k is {k!r}, wanted an int from 0 to {arity - 1}: arity is {arity}. "
+                f"gather: k is {k!r}, wanted {wanted}: arity is {arity}. "
                 f"Write VertexFunction(..., arity={k + 1 if isinstance(k, int) and k >= 0 else '...'}), or gather_all "
                 "for any number of children."
             )
@@ -217,36 +231,101 @@ class Vertex:
 
         `reduce`: `"sum"`, `"mean"`, `"max"`, or `"softmax"`, for which `fn` returns `(score, value)` and the result is
         the sum of the values weighted by the softmax of the scores over the children. `fn` may use params and values
-        of this vertex from outside it.
+        of this vertex from outside it. Booleans are summed as int32; the mean of integers is a float.
+
+        `fn` may call `gather_all` again, for sums over pairs of children or attention among them. The inner call is padded
+        to the largest number of children that the batch's schedule has room for.
         """
         if reduce not in REDUCERS:
             raise ValueError(f"gather_all: reduce is {reduce!r}, wanted one of {', '.join(map(repr, REDUCERS))}.")
         if self._leaf:
-            out = jax.eval_shape(fn, self._child)
-            out = self._score_and_value(out)[1] if reduce == "softmax" else out
+            out = jax.eval_shape(lambda child: self._over(child, fn, reduce, 1), self._child)
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
-        out = fn(self._child)
+        if self._inside:
+            return self._over(self._child, fn, reduce, self._room())
+        call = self._calls = self._calls + 1
+        self._inside = True
+        try:
+            out = self._spreading(fn, call)
+        finally:
+            self._inside = False
         if reduce == "softmax":
             score, value = self._score_and_value(out)
-            top = reduce_max_p.bind(jnp.asarray(score))
-            weight = jnp.exp(score - spread_p.bind(top))
-            total = reduce_sum_p.bind(weight)
-            return jax.tree.map(lambda x: reduce_sum_p.bind(weight * x) / total, value)
+            top = reduce_max(jax.lax.stop_gradient(score), call)
+            weight = jnp.exp(score - spread(top, call))
+            total = reduce_sum(weight, call)
+            return jax.tree.map(lambda x: reduce_sum(weight * x, call) / total, value)
+        return jax.tree.map(lambda x: self._reduced(jnp.asarray(x), reduce, call), out)
+
+    def _spreading(self, fn: Callable[[Any], Any], call: int) -> Any:
+        """`fn` of a child's state.
+
+        What is the vertex's own is the same for every child, which `_rewrite.make_levels_explicit` sees later. It must be
+        seen now where F itself differentiates: there the sum over the children belongs to the derivative.
+        """
+        trace = self._child[0]._trace  # of F
+
+        def differentiated(x: Any) -> bool:
+            x = getattr(x, "val", x) if type(x).__name__ == "BatchTracer" else x
+            return differentiated(x) if type(x).__name__ == "BatchTracer" else isinstance(x, Tracer) and x._trace is not trace
+
+        child = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._child]
+        closed, out = jax.make_jaxpr(lambda leaves: fn(self._state(leaves)), return_shape=True)(child)
+        consts = [spread(x, call) if differentiated(x) else x for x in closed.consts]
+        leaves = jax.core.eval_jaxpr(closed.jaxpr, consts, *(enter_p.bind(x, call=call) for x in self._child))
+        return jax.tree.unflatten(jax.tree.structure(out), leaves)
+
+    def _reduced(self, x: Any, reduce: str, call: int) -> Any:
+        """A child's value, reduced over the children."""
+        counted = x.astype(jnp.int32) if x.dtype == bool else x
         if reduce == "max":
-            return jax.tree.map(_reduce_max, out)
-        total = jax.tree.map(lambda x: reduce_sum_p.bind(jnp.asarray(x)), out)
-        if reduce == "mean":
-            return jax.tree.map(lambda x: x / self._num_children.astype(x.dtype), total)
-        return total
+            return reduce_max(counted, call).astype(x.dtype)
+        total = reduce_sum(counted, call)
+        return _mean(total, self._num_children) if reduce == "mean" else total
+
+    def _over(self, child: list[Any], fn: Callable[[Any], Any], reduce: str, size: int) -> Any:
+        """`gather_all` over the children side by side, padded to `size` of them."""
+        out = jax.vmap(fn)(self._state([stack_p.bind(x, size=size) for x in child]))
+        there = jnp.arange(size) < self._num_children
+
+        def only(x: Any, rest: Any) -> Any:
+            x = jnp.asarray(x)
+            return jnp.where(there.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.asarray(rest, x.dtype))
+
+        def reduced(x: Any) -> Any:
+            x = jnp.asarray(x)
+            if reduce == "max":
+                least = False if x.dtype == bool else -jnp.inf if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min
+                return only(x, least).max(0)
+            x = x.astype(jnp.int32) if x.dtype == bool else x
+            total = only(x, 0).sum(0, x.dtype)
+            return _mean(total, self._num_children) if reduce == "mean" else total
+
+        if reduce != "softmax":
+            return jax.tree.map(reduced, out)
+        score, value = self._score_and_value(out, (size,))
+        weight = jax.nn.softmax(only(score, -jnp.inf))
+        return jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), value)
+
+    def _room(self) -> int:
+        """Children that a vertex of the batch has at most, as far as is known."""
+        if self._most is None:
+            raise NestedGatherAll
+        return self._most
+
+    def _state(self, leaves: list[Any]) -> Any:
+        """The state of a child from the arrays that are stored of it."""
+        return self._function.state_tree.unflatten(map(from_stored, leaves, self._function.key_impls))
 
     @staticmethod
-    def _score_and_value(out: Any) -> tuple[Any, Any]:
-        if not isinstance(out, tuple) or len(out) != 2 or not hasattr(out[0], "shape") or out[0].shape != ():
+    def _score_and_value(out: Any, shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
+        if not isinstance(out, tuple) or len(out) != 2 or jnp.shape(out[0]) != shape:
+            got = jax.tree.map(lambda x: jnp.shape(x)[len(shape) :], out)
             raise ValueError(
-                "gather_all: with reduce='softmax' fn must return (score, value), score a scalar; got "
-                f"{jax.tree.map(lambda x: jnp.shape(x), out)}."
+                f"gather_all: with reduce='softmax' fn must return (score, value), score a scalar; got shapes {got}. For several "
+                "scores of one child, such as those of attention heads, write jax.vmap around gather_all."
             )
-        return out
+        return jnp.asarray(out[0]), out[1]
 
     def scatter(self, state: Any) -> None:
         """Sends `state` to the parents. Exactly once per vertex function; structure and shapes as `state=` declares."""
@@ -274,11 +353,35 @@ class Vertex:
         self.pushed[name] = jax.tree.map(jnp.asarray, value)
 
 
-def _reduce_max(x: Any) -> Any:
-    # The gradient goes to the largest children in equal parts, as that of jnp.max does.
-    x = jnp.asarray(x)
-    top = reduce_max_p.bind(x)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return top
-    hit = (x == spread_p.bind(top)).astype(x.dtype)
-    return reduce_sum_p.bind(x * hit) / reduce_sum_p.bind(hit)
+class NestedGatherAll(Exception):
+    """F calls `gather_all` within `gather_all`; to be traced for a known largest number of children."""
+
+
+def _mean(total: Any, count: Any) -> Any:
+    dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), total.dtype)).dtype  # of integers a float
+    return total.astype(dtype) / count.astype(dtype)
+
+
+def to_stored(x: Any) -> Any:
+    """A value as it is stored: keys of `jax.random` as their integers."""
+    return jax.random.key_data(x) if is_key(x) else x
+
+
+def from_stored(x: Any, impl: Any) -> Any:
+    """The other way; `impl` is that of keys, `None` for other values."""
+    return x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array or shape holds keys of `jax.random`."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def key_impl(x: Any) -> str | None:
+    """The name of the generator of keys, `None` for other values."""
+    return x.dtype._impl.name if is_key(x) else None  # `jax.random.key_impl` takes arrays alone
+
+
+def stored_aval(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of `to_stored(x)`."""
+    return jax.eval_shape(to_stored, jax.ShapeDtypeStruct(x.shape, x.dtype))
