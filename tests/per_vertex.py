@@ -1,9 +1,10 @@
-"""The reference for random vertex functions: a handle `v` and a loop over vertices in plain JAX, which knows nothing of `cavs`."""
+"""The reference for random vertex functions: `v` and a loop over vertices in plain JAX, which knows nothing of `cavs`."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Graph = list[list[int]]  # the children of each vertex
 
@@ -52,47 +53,104 @@ def _reduced(outs: list[Any], how: str) -> Any:
     return jax.tree.map(lambda *xs: reduce(jnp.stack(xs), axis=0), *outs)
 
 
-def per_vertex(
-    functions: dict[Any, Any], params: Any, graphs: list[Graph], kinds: list[Any], inputs: Any, zero: Any
-) -> tuple[list[Any], list[Any]]:
-    """States and pushes of all vertices, graph after graph; `kinds` and the rows of `inputs` are in that order.
+class PerVertex:
+    """A net as a loop over vertices, and the loop back. Each vertex is compiled for its kind and number of children, and
+    its own derivative is `jax.vjp`.
 
-    A vertex's function is compiled once for a kind and a number of children.
+    `functions` by kind; `graphs`; `kinds` of all vertices, graph after graph; `zero`: the state of no child.
     """
 
-    def step(kind: Any, params: Any, mine: Any, children: list[Any]) -> Any:
-        v = PlainVertex(mine, children, zero)
-        functions[kind](params, v)
+    def __init__(self, functions: dict[Any, Any], graphs: list[Graph], kinds: list[Any], zero: Any):
+        self.functions, self.zero, self.kinds = functions, zero, kinds
+        self.children: list[list[int]] = []
+        for graph in graphs:
+            base = len(self.children)
+            self.children += [[base + child for child in children] for children in graph]
+        self.order = _children_first(self.children)
+        self.forward = jax.jit(self._step, static_argnums=0)
+        self.backward = jax.jit(self._step_back, static_argnums=0)
+
+        @jax.custom_vjp
+        def net(params: Any, inputs: Any) -> Any:
+            return self._run(params, inputs)[0]
+
+        net.defvjp(self._run, self._run_back)
+        self.net = net
+
+    def __call__(self, params: Any, inputs: Any) -> Any:
+        """What all vertices push, leaves (V, ...), of inputs with rows (V, ...). Differentiable in reverse."""
+        return self.net(params, inputs)
+
+    def _step(self, kind: Any, params: Any, mine: Any, children: list[Any]) -> Any:
+        v = PlainVertex(mine, children, self.zero)
+        self.functions[kind](params, v)
         return v.state, v.pushed[None] if None in v.pushed else v.pushed
 
-    compiled = jax.jit(step, static_argnums=0)
-    states: list[Any] = []
-    pushes: list[Any] = []
-    for graph in graphs:
-        base, done = len(states), {}
-        states += [None] * len(graph)
-        pushes += [None] * len(graph)
+    def _step_back(self, kind: Any, params: Any, mine: Any, children: list[Any], ct: Any) -> Any:
+        return jax.vjp(lambda *args: self._step(kind, *args), params, mine, children)[1](ct)
 
-        def visit(vertex: int, graph: Graph = graph, base: int = base, done: dict[int, Any] = done) -> Any:
-            if vertex not in done:
-                children = [visit(child) for child in graph[vertex]]
-                row = base + vertex
-                mine = jax.tree.map(lambda x: x[row], inputs)
-                done[vertex], pushes[row] = compiled(kinds[row], params, mine, children)
-                states[row] = done[vertex]
-            return done[vertex]
+    def _run(self, params: Any, inputs: Any) -> Any:
+        rows, states, pushes = _rows(inputs, len(self.order)), [None] * len(self.order), [None] * len(self.order)
+        for r in self.order:
+            kids = [states[c] for c in self.children[r]]
+            states[r], pushes[r] = self.forward(self.kinds[r], params, rows[r], kids)
+        if pushes:
+            return jax.tree.map(lambda *xs: _stack(xs), *pushes), (params, rows, states, pushes)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+        shapes = jax.eval_shape(lambda p, x: self._step(next(iter(self.functions)), p, x, []), params, one)[1]
+        return jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), shapes), (params, inputs, [], [])
 
-        for vertex in range(len(graph)):
-            visit(vertex)
-    return states, pushes
+    def _run_back(self, saved: Any, cts: Any) -> Any:
+        params, rows, states, pushes = saved
+        if not pushes:
+            return jax.tree.map(_zero, (params, rows))
+        ct_rows = _rows(cts, len(rows))
+        ct_states: list[Any] = [jax.tree.map(_zero, s) for s in states]
+        ct_params, ct_inputs = jax.tree.map(_zero, params), [None] * len(rows)
+        for r in reversed(self.order):
+            kids = [states[c] for c in self.children[r]]
+            p, ct_inputs[r], ct_kids = self.backward(self.kinds[r], params, rows[r], kids, (ct_states[r], ct_rows[r]))
+            ct_params = jax.tree.map(_plus, ct_params, p)
+            for c, ct in zip(self.children[r], ct_kids, strict=True):
+                ct_states[c] = jax.tree.map(_plus, ct_states[c], ct)
+        return ct_params, jax.tree.map(lambda *xs: _stack(xs), *ct_inputs)
 
 
-def stacked(functions: dict[Any, Any], params: Any, graphs: list[Graph], kinds: list[Any], inputs: Any, zero: Any) -> Any:
-    """The pushes of `per_vertex`, leaves (V, ...)."""
-    pushes = per_vertex(functions, params, graphs, kinds, inputs, zero)[1]
-    if pushes:
-        return jax.tree.map(lambda *xs: jnp.stack(xs), *pushes)
-    one = jax.tree.map(lambda x: jnp.zeros((1, *x.shape[1:]), x.dtype), inputs)
-    first = next(iter(functions))
-    shapes = jax.eval_shape(lambda: per_vertex(functions, params, [[[]]], [first], one, zero)[1][0])
-    return jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), shapes)
+def _children_first(children: list[list[int]]) -> list[int]:
+    order: dict[int, None] = {}
+
+    def visit(r: int) -> None:
+        if r not in order:
+            for c in children[r]:
+                visit(c)
+            order[r] = None
+
+    for r in range(len(children)):
+        visit(r)
+    return list(order)
+
+
+def _rows(tree: Any, count: int) -> list[Any]:
+    """A tree for each row; NumPy's rows, which compile nothing."""
+    tree = jax.tree.map(lambda x: x if _is_key(x) else np.asarray(x), tree)
+    return [jax.tree.map(lambda x, r=r: _row(x, r), tree) for r in range(count)]
+
+
+def _row(x: Any, r: int) -> Any:
+    return np.zeros(x.shape[1:], x.dtype) if x.dtype == jax.dtypes.float0 else x[r]
+
+
+def _stack(xs: Any) -> Any:
+    return jnp.stack(xs) if _is_key(xs[0]) else np.stack([np.asarray(x) for x in xs])
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return a if b.dtype == jax.dtypes.float0 else np.asarray(a) + np.asarray(b)
+
+
+def _zero(x: Any) -> Any:
+    return np.zeros(x.shape, x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jax.dtypes.float0)
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)

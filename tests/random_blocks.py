@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests import random_statements as plain
+from tests import random_integers as integers, random_statements as plain
 from tests.random_maker import Maker, NoFit
 from tests.random_programs import Block, Var
 
@@ -10,7 +10,8 @@ DEEPEST = 3
 
 
 def some(g: Maker, least: int, most: int) -> None:
-    """That many random statements, or fewer."""
+    """That many random statements, or fewer; fewer within functions in functions."""
+    most = max(least, most - max(g.depth - 1, 0))
     for _ in range(int(g.rng.integers(least, most + 1))):
         statement(g)
 
@@ -229,11 +230,13 @@ def condition(g: Maker) -> Var:
 
 
 def transformed(g: Maker) -> Var:
-    """`jax.jit`, `jax.checkpoint`, `jax.grad`, `jax.vjp`, `jax.jvp`, `jax.custom_jvp` of a function that closes over things."""
+    """`jax.jit`, `jax.checkpoint`, `jax.grad`, `jax.jvp` of a function that closes over things."""
     if g.depth > 1:
         raise NoFit
     x = g.pick(where=lambda v: v.size > 0)
-    how = g.choose(["jit", "checkpoint", "grad", "grad", "value_and_grad", "jvp"]) if not g.simple else g.choose(["jit", "grad"])
+    how = (
+        g.choose(["jit", "checkpoint", "grad", "grad", "value_and_grad", "jvp"]) if not g.simple else g.choose(["jit", "grad"])
+    )
     y = g.fresh("y", x.shape, "f", x.lo, x.hi, x.gathered)
     with g.inside([y]) as block:
         some(g, 1, 3)
@@ -251,16 +254,41 @@ def transformed(g: Maker) -> Var:
 
 
 STATEMENTS: list[tuple[Callable[[Maker], Var], float]] = [
-    (plain.unary, 5), (plain.binary, 5), (plain.positive, 1.5), (plain.divided, 0.7), (plain.vector, 2), (plain.scalar, 1.5),
-    (plain.product, 7), (plain.between_rows, 1.5), (plain.shaped, 2), (plain.integer, 3), (plain.random_bits, 1),
-    (plain.constant, 0.7), (gather, 3), (gather_all, 4), (pairs, 0.8), (leaf_branch, 1), (heads, 1), (loop, 1), (condition, 1),
+    (plain.unary, 5),
+    (plain.binary, 5),
+    (plain.positive, 1.5),
+    (plain.divided, 0.7),
+    (plain.vector, 2),
+    (plain.scalar, 1.5),
+    (plain.product, 7),
+    (plain.between_rows, 1.5),
+    (plain.shaped, 2),
+    (integers.integer, 4),
+    (integers.random_bits, 2),
+    (plain.constant, 0.7),
+    (gather, 3),
+    (gather_all, 4),
+    (pairs, 1.2),
+    (leaf_branch, 1),
+    (heads, 1.2),
+    (loop, 1),
+    (condition, 1),
     (transformed, 1.5),
-]  # fmt: skip
+]
 SIMPLE: list[tuple[Callable[[Maker], Var], float]] = [
-    (plain.unary, 5), (plain.binary, 5), (plain.positive, 1.5), (plain.divided, 0.7), (plain.scalar, 1),
-    (plain.product, 6), (plain.simple_integer, 1.5), (plain.constant, 0.5), (gather, 3), (gather_all, 3), (leaf_branch, 1),
+    (plain.unary, 5),
+    (plain.binary, 5),
+    (plain.positive, 1.5),
+    (plain.divided, 0.7),
+    (plain.scalar, 1),
+    (plain.product, 6),
+    (integers.simple_integer, 1.5),
+    (plain.constant, 0.5),
+    (gather, 3),
+    (gather_all, 3),
+    (leaf_branch, 1),
     (transformed, 0.3),
-]  # fmt: skip
+]
 
 
 def statement(g: Maker) -> Var | None:

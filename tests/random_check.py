@@ -1,12 +1,8 @@
 """Runs a random case with `cavs` and with the per-vertex reference, and compares values and gradients."""
 
 import contextlib
-import dataclasses
-import linecache
 import types
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,28 +11,13 @@ import numpy as np
 
 import cavs
 from cavs import _scripts
-from tests.per_vertex import Graph, stacked
+from tests.per_vertex import Graph, PerVertex
 from tests.random_cases import Case, Options, functions
+from tests.random_compare import Outcome, differences, judged, named, tolerance, unsteady
 from tests.random_programs import Program
 
 INTERPRET = "persistent-interpret"
 TOP = (4, 3)  # widths of the second net: what it pulls is mixed to 4, its state has 3
-
-
-@dataclasses.dataclass
-class Outcome:
-    """How a case went: "ok", "refused" (a documented error), "wrong" (numbers), "error" or "ill" (no number is to be had).
-
-    `what` names it, the same for failures of the same cause as far as can be told; `text` has more.
-    """
-
-    status: str
-    what: str = ""
-    text: str = ""
-
-    @property
-    def failed(self) -> bool:
-        return self.status in ("wrong", "error")
 
 
 def check(case: Case, fns: dict[Any, Any] | None = None, setting: Any = contextlib.nullcontext) -> Outcome:
@@ -59,6 +40,8 @@ def _check(case: Case, fns: dict[Any, Any], setting: Any) -> Outcome:
     try:
         with setting():
             got = batched(case, fns)
+    except NotForThisEngine as error:
+        return Outcome("refused", str(error))
     except Exception as error:
         return judged(error)
     found = differences(case, got, want)
@@ -200,11 +183,13 @@ def reference(case: Case, fns: dict[Any, Any], moved: float = 0.0) -> Any:
     leaves = {name: jnp.zeros(shape, dtype_of(kind, dtype)) for name, (shape, kind) in spec.states.items()}
     zero = next(iter(leaves.values())) if spec.bare_state else leaves
 
+    nets = [
+        PerVertex(fns, case.graphs, case.kinds, zero),
+        PerVertex({None: top_net}, case.graphs, [None] * count, jnp.zeros(TOP[1], dtype)),
+    ]
+
     def layer(number: int, params: Any, x: Any, at: Any) -> Any:
-        if number:
-            out = stacked({None: top_net}, params, case.graphs, [None] * count, x, jnp.zeros(TOP[1], dtype))
-        else:
-            out = stacked(fns, params, case.graphs, case.kinds, x["x"] if spec.bare_input else x, zero)
+        out = nets[number](params, x["x"] if spec.bare_input and not number else x)
         return out if at is None else jax.tree.map(lambda y: y[at], out)
 
     rows = count if at is None else len(at)
@@ -239,7 +224,8 @@ def batched(case: Case, fns: dict[Any, Any]) -> Any:
     spec, how = case.program, case.options
     dtype = jnp.float32 if how.float32 else jnp.float64
     leaves: Any = {
-        name: shape if kind == "f" else jax.ShapeDtypeStruct(shape, dtype_of(kind, dtype)) for name, (shape, kind) in spec.states.items()
+        name: shape if kind == "f" and not how.float32 else jax.ShapeDtypeStruct(shape, dtype_of(kind, dtype))
+        for name, (shape, kind) in spec.states.items()
     }
     state = next(iter(leaves.values())) if spec.bare_state else leaves
     optimizations = cavs.Optimizations(**how.optimizations)
@@ -249,6 +235,8 @@ def batched(case: Case, fns: dict[Any, Any]) -> Any:
     sched = cavs.schedule(build(case), **how.schedule)
     if how.engine == INTERPRET:
         sched = _scripts.with_scripts(sched)
+        if not sched.shape.levels:
+            raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")
     at, count = rows_wanted(case), sum(map(len, case.graphs))
     rows, padded = count if at is None else len(at), sched.shape.vertices
     params, x = cast(parameters(case), dtype), cast(inputs(case), dtype)
@@ -267,6 +255,7 @@ def batched(case: Case, fns: dict[Any, Any]) -> Any:
         return (jax.checkpoint(whole) if how.checkpoint else whole)(p, y)
 
     if not how.jit:
+
         def closed(p: Any, y: Any) -> Any:
             return net(p, y, sched)
 
@@ -284,6 +273,10 @@ def batched(case: Case, fns: dict[Any, Any]) -> Any:
     return (gp, jax.tree.map(lambda y: y[(slice(None),) * axis + (slice(0, count),)], gx)), cut
 
 
+class NotForThisEngine(Exception):
+    """The engine in the interpreter is not asked whether it can run a schedule."""
+
+
 class PaddingError(Exception):
     """What padding rows hold, or their gradients, are not zeros."""
 
@@ -292,71 +285,3 @@ def _padded(x: Any, rows: int) -> Any:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
         return x.at[jnp.arange(rows)].get(mode="clip") if len(x) else jax.random.split(jax.random.key(0), rows)
     return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
-
-
-# --- comparison
-def named(result: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and arrays of ((gradients of parameters, of inputs), pushes); keys as their integers."""
-    (gp, gx), pushes = result
-    for prefix, tree in (("push", pushes), ("gradient of p", gp), ("gradient of input", gx)):
-        for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
-            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-                x = jax.random.key_data(x)
-            yield prefix + jax.tree_util.keystr(path), np.asarray(x)
-
-
-def tolerance(case: Case) -> float:
-    """Relative to the largest number of a leaf, and of 1."""
-    if case.options.float32:
-        return 1e-4 if case.options.precision == "highest" else 2e-2
-    return max(1e-10, 100 * case.program.coarse)
-
-
-def differences(case: Case, got: Any, want: Any) -> list[str]:
-    """A line for each leaf that differs, of the kind first."""
-    out = []
-    pairs = list(zip(named(got), named(want), strict=True))
-    for (name, a), (other, b) in pairs:
-        kind = name.split("[")[0]
-        if name != other or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
-            out.append(f"{kind} of another type: {name} {a.shape} {a.dtype}, and the reference {other} {b.shape} {b.dtype}")
-        elif a.size and a.dtype.kind != "f" and a.dtype.name != "bfloat16":
-            if (a != b).any():
-                out.append(f"{kind} of integers differs: {name} {_first(a != b, a, b)}")
-        elif a.size and not np.isfinite(a).all():
-            out.append(f"{kind} is not finite: {name} {_first(~np.isfinite(a), a, b)}")
-        elif a.size:
-            error, scale = np.abs(a.astype(np.float64) - b), max(1.0, np.abs(b).max())
-            if error.max() > tolerance(case) * scale:
-                out.append(f"{kind} differs: {name} by {error.max():.3g} of {scale:.3g}, {_first(error == error.max(), a, b)}")
-    return out
-
-
-def _first(where: np.ndarray, a: np.ndarray, b: np.ndarray) -> str:
-    index = tuple(int(i) for i in np.argwhere(where)[0])
-    return f"at {index}: {a[index]} and the reference {b[index]}"
-
-
-def unsteady(want: Any, moved: Any, limit: float) -> bool:
-    """Whether two results of the reference differ by more than a limit."""
-    for (_, a), (_, b) in zip(named(want), named(moved), strict=True):
-        if a.size and (a.dtype.kind != "f" and (a != b).any() or a.dtype.kind == "f" and np.abs(a - b).max() > limit * max(1, np.abs(a).max())):
-            return True
-    return False
-
-
-def judged(error: Exception) -> Outcome:
-    """Whether an exception is one that `cavs` documents: raised on purpose, in its own files, with a type for users."""
-    frames, tb = [], error.__traceback__
-    while tb is not None:
-        frames.append((tb.tb_frame.f_code.co_filename, tb.tb_lineno))
-        tb = tb.tb_next
-    ours = str(Path(cavs.__file__).parent.parent.resolve())
-    own = [f for f in frames if str(Path(f[0]).resolve()).startswith((f"{ours}/cavs", f"{ours}/kernels"))]
-    where = "; ".join(f"{Path(f).name}:{line}" for f, line in own[-3:])
-    message = str(error).strip().splitlines()[0][:300] if str(error).strip() else ""
-    raised = frames and own and frames[-1] == own[-1] and linecache.getline(*frames[-1]).strip().startswith("raise")
-    if raised and isinstance(error, (TypeError, ValueError, NotImplementedError)):
-        return Outcome("refused", message, f"{type(error).__name__} at {where}")
-    place = Path(own[-1][0]).name + " " + linecache.getline(*own[-1]).strip()[:60] if own else "outside cavs"
-    return Outcome("error", f"{type(error).__name__} in {place}", f"{message}\n{where}")

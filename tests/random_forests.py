@@ -46,8 +46,9 @@ def tree(rng: Rng, arity: int, size: int) -> Graph:
 def dag(rng: Rng, arity: int, size: int) -> Graph:
     """Children are drawn with repetition: shared ones, and some that occur twice below one parent."""
     graph: Graph = []
+    counts = (0, *rng.integers(1, min(arity, 5) + 1, 2))  # few, as the reference compiles anew for each
     for i in range(size):
-        count = int(rng.integers(0, min(arity, 5) + 1)) if i else 0
+        count = int(rng.choice(counts))
         graph.append([int(k) for k in rng.integers(0, i, count)] if i else [])
     return graph
 

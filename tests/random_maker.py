@@ -143,7 +143,9 @@ class Maker:
             self.body, self.depth, self.no_leaf = body, self.depth - 1, leaf
             del self.scope[size:]
 
-    def fresh(self, prefix: str, shape: Shape, kind: str = "f", lo: float = -1.0, hi: float = 1.0, gathered: bool = False) -> Var:
+    def fresh(
+        self, prefix: str, shape: Shape, kind: str = "f", lo: float = -1.0, hi: float = 1.0, gathered: bool = False
+    ) -> Var:
         """A variable that a block has as a parameter."""
         self.count += 1
         return Var(f"{prefix}{self.count}", shape, kind, lo, hi, gathered)

@@ -56,8 +56,18 @@ VECTOR: list[tuple[str, Callable[[Var], tuple[float, float]]]] = [
     ("jax.lax.associative_scan(jnp.add, {0}) / 3", lambda v: (-6, 6)),
     ("jnp.convolve({0}.reshape(-1), np.array([0.5, -0.25, 0.1]).astype(D), mode='same').reshape({0}.shape)", lambda v: (-3, 3)),
 ]
-SCALAR = ["{0}.sum()", "{0}.mean()", "{0}.max()", "{0}.min()", "jax.nn.logsumexp({0})", "jnp.prod({0})", "({0} * {0}).sum()",
-          "{0}.var()", "jnp.linalg.norm({0} + 3)", "jnp.median({0})"]  # fmt: skip
+SCALAR = [
+    "{0}.sum()",
+    "{0}.mean()",
+    "{0}.max()",
+    "{0}.min()",
+    "jax.nn.logsumexp({0})",
+    "jnp.prod({0})",
+    "({0} * {0}).sum()",
+    "{0}.var()",
+    "jnp.linalg.norm({0} + 3)",
+    "jnp.median({0})",
+]
 SIMPLE_SCALAR = ["{0}.sum()", "{0}.mean()", "{0}.max()", "{0}.min()", "jax.nn.logsumexp({0})", "({0} * {0}).sum()"]
 
 
@@ -122,8 +132,13 @@ def product(g: Maker) -> Var:
     b = 2 * max(abs(x.lo), abs(x.hi))
     if len(x.shape) == 2:
         r = x.shape[0]
-        forms = [(f"{{0}} @ {g.param((n, m))}", (r, m)), (f"{g.param((m, r))} @ {{0}}", (m, n)), (f"{{0}} @ {g.param((n,))}", (r,)),
-                 (f"jnp.einsum('ij,jk->ki', {{0}}, {g.param((n, m))})", (m, r)), (f"{{0}}.T @ {g.param((r, m))}", (n, m))]  # fmt: skip
+        forms = [
+            (f"{{0}} @ {g.param((n, m))}", (r, m)),
+            (f"{g.param((m, r))} @ {{0}}", (m, n)),
+            (f"{{0}} @ {g.param((n,))}", (r,)),
+            (f"jnp.einsum('ij,jk->ki', {{0}}, {g.param((n, m))})", (m, r)),
+            (f"{{0}}.T @ {g.param((r, m))}", (n, m)),
+        ]
     else:
         forms = [
             (f"{{0}} @ {g.param((n, m))}", (m,)),
@@ -131,11 +146,11 @@ def product(g: Maker) -> Var:
             (f"{{0}} @ {g.param((m, n))}.T", (m,)),
             (f"{{0}} @ {g.param((n, m))} + {g.param((m,))}", (m,)),
             (f"jnp.tanh({{0}} @ {g.param((n, m))}) @ {g.param((m, m))}", (m,)),
-            (f"{g.param((m, n))} @ {{0}}", (m,)),
-            (f"{g.param((n, m))}.T @ {{0}}", (m,)),
         ]
         if not g.simple:
             forms += [
+                (f"{g.param((m, n))} @ {{0}}", (m,)),
+                (f"{g.param((n, m))}.T @ {{0}}", (m,)),
                 (f"jnp.einsum('j,kj->k', {{0}}, {g.param((m, n))})", (m,)),
                 (f"jnp.dot({{0}}, {g.param((n, m))} * {g.param((m,))})", (m,)),
                 (f"({{0}} @ {g.param((n, 2 * m))})[{m}:]", (m,)),
@@ -181,83 +196,37 @@ def shaped(g: Maker) -> Var:
         return g.emit((n,), f"jnp.broadcast_to({{0}}, ({n},))", [x], x.lo, x.hi)
     if len(x.shape) == 2:
         r, c = x.shape
-        text, shape = g.choose([("{0}.T", (c, r)), ("{0}[0]", (c,)), ("{0}[:, -1]", (r,)), ("{0}.sum(0) / 4", (c,)),
-                                ("{0}.mean(1)", (r,)), ("{0}.max(0)", (c,)), ("{0}.reshape(-1)[:2]", (min(2, x.size),)),
-                                ("jnp.diagonal({0})", (min(r, c),))])  # fmt: skip
+        text, shape = g.choose(
+            [
+                ("{0}.T", (c, r)),
+                ("{0}[0]", (c,)),
+                ("{0}[:, -1]", (r,)),
+                ("{0}.sum(0) / 4", (c,)),
+                ("{0}.mean(1)", (r,)),
+                ("{0}.max(0)", (c,)),
+                ("{0}.reshape(-1)[:2]", (min(2, x.size),)),
+                ("jnp.diagonal({0})", (min(r, c),)),
+            ]
+        )
         return g.emit(shape, text, [x], min(x.lo, 0) * 2, max(x.hi, 0) * 2)
     k, y = x.shape[0], g.want(x.shape)
-    text, shape = g.choose([
-        ("jnp.stack([{0}, {1}])", (2, k)), ("jnp.concatenate([{0}, {1}])[1::2]", (k,)), ("jnp.split(jnp.concatenate([{0}, {1}]), 2)[1]", (k,)),
-        ("jnp.concatenate([{0}[1:], {1}[:1]])", (k,)), ("jnp.pad({0}[:1], (0, %d))" % (k - 1), (k,)), ("{0}[-1]", ()),
-        ("jnp.stack([{0}, {1}], 1)", (k, 2)), ("jnp.concatenate([{1}[:1], {0}])", (k + 1,)), ("jnp.where(np.arange(%d) %% 2 == 0, {0}, {1})" % k, (k,)),
-        ("jnp.tile({0}, 2)[%d:]" % k, (k,)), ("jnp.repeat({0}, 2)[:%d]" % k, (k,)), ("jax.lax.dynamic_slice({0}, (0,), (1,))", (1,)),
-    ])  # fmt: skip
+    text, shape = g.choose(
+        [
+            ("jnp.stack([{0}, {1}])", (2, k)),
+            ("jnp.concatenate([{0}, {1}])[1::2]", (k,)),
+            ("jnp.split(jnp.concatenate([{0}, {1}]), 2)[1]", (k,)),
+            ("jnp.concatenate([{0}[1:], {1}[:1]])", (k,)),
+            (f"jnp.pad({{0}}[:1], (0, {k - 1}))", (k,)),
+            ("{0}[-1]", ()),
+            ("jnp.stack([{0}, {1}], 1)", (k, 2)),
+            ("jnp.concatenate([{1}[:1], {0}])", (k + 1,)),
+            (f"jnp.where(np.arange({k}) % 2 == 0, {{0}}, {{1}})", (k,)),
+            (f"jnp.tile({{0}}, 2)[{k}:]", (k,)),
+            (f"jnp.repeat({{0}}, 2)[:{k}]", (k,)),
+            ("jax.lax.dynamic_slice({0}, (0,), (1,))", (1,)),
+        ]
+    )
     return g.emit(shape, text, [x, y], min(x.lo, y.lo, 0), max(x.hi, y.hi, 0))
-
-
-def integer(g: Maker) -> Var:
-    how = g.choose(["arith", "compare", "float", "table", "argmax", "count", "has", "bool", "where", "hot", "power"])
-    if how == "count":
-        return g.emit((), "v.num_children()", [], 0 if not g.no_leaf else 1, 20, "i")
-    if how == "has":
-        return g.emit((), f"v.has_child({g.choose(range(4))})", [], kind="b")
-    if how == "argmax":
-        x = g.pick(shape=1, where=lambda v: v.size > 0)
-        return g.emit((), "jnp.argmax({0}).astype(jnp.int32)", [x], 0, x.size - 1, "i")
-    if how in ("bool", "where"):
-        b = g.pick("b")
-        if how == "bool":
-            other = g.want(b.shape, "b")
-            return g.emit(b.shape, g.choose(["{0} & {1}", "{0} | ~{1}", "{0} ^ {1}", "~({0} & {1})"]), [b, other], kind="b")
-        x, y = g.want(b.shape), g.want(b.shape)
-        return g.emit(b.shape, "jnp.where({0}, {1}, {2})", [b, x, y], min(x.lo, y.lo), max(x.hi, y.hi))
-    i = g.pick("i")
-    if how == "compare":
-        return g.emit(i.shape, g.choose(["{0} > 1", "{0} % 2 == 0", "({0} & 1) == 1", "{0} == 0"]), [i], kind="b")
-    if how == "float":
-        return g.emit(i.shape, "0.1 * {0}.astype(D)", [i], 0.1 * i.lo, 0.1 * i.hi)
-    if how == "table":
-        n = g.choose(g.widths)
-        if i.shape:
-            raise NoFit
-        return g.emit((n,), f"{g.param((4, n))}[{{0}} % 4]", [i], -1.5, 1.5)
-    if how == "hot":
-        n = g.choose(g.widths)
-        if i.shape:
-            raise NoFit
-        return g.emit((n,), f"jax.nn.one_hot({{0}} % {n}, {n}, dtype=D)", [i], 0, 1)
-    if how == "power":
-        x = g.pick(shape=i.shape)
-        return g.emit(x.shape, "jnp.sin({0} * {1})", [x, i], -1, 1)
-    j = g.want(i.shape, "i")
-    return g.emit(i.shape, g.choose(["({0} + {1}) % 5", "({0} * {1}) % 7", "jnp.maximum({0}, {1})", "({0} ^ {1}) & 3",
-                                     "jnp.where({0} > {1}, {0}, 1)", "({0} << 1) % 5"]), [i, j], 0, max(7, i.hi, j.hi), "i")  # fmt: skip
-
-
-def simple_integer(g: Maker) -> Var:
-    how = g.choose(["compare", "where", "count", "has"])
-    if how == "count":
-        return g.emit((), "0.1 * v.num_children().astype(D)", [], 0, 2)
-    if how == "has":
-        return g.emit((), f"v.has_child({g.choose(range(2))})", [], kind="b")
-    if how == "compare":
-        x = g.pick(where=lambda v: v.size > 0)
-        return g.emit(x.shape, "{0} > 0.07", [x], kind="b")
-    b = g.pick("b")
-    x, y = g.want(b.shape), g.want(b.shape)
-    return g.emit(b.shape, "jnp.where({0}, {1}, {2})", [b, x, y], min(x.lo, y.lo), max(x.hi, y.hi))
-
-
-def random_bits(g: Maker) -> Var:
-    k = g.pick("k")
-    n = g.choose(g.widths)
-    if g.chance(0.5):
-        return g.emit((n,), f"jax.random.normal({{0}}, ({n},), jnp.float32).astype(D)", [k], -3, 3)
-    if g.chance(0.5):
-        i = g.want((), "i")
-        return g.emit((), "jax.random.fold_in({0}, {1})", [k, i], kind="k")
-    x = g.want((n,))
-    return g.emit((n,), "jnp.where(jax.random.bits({0}, %s.shape) %% 3 > 0, %s, 0)" % ("{1}", "{1}"), [k, x], min(x.lo, 0), max(x.hi, 0))
 
 
 def constant(g: Maker) -> Var:
