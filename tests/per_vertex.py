@@ -1,0 +1,156 @@
+"""The reference for random vertex functions: `v` and a loop over vertices in plain JAX, which knows nothing of `cavs`."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Graph = list[list[int]]  # the children of each vertex
+
+
+class PlainVertex:
+    """`v` of one vertex: its children are a Python list of states."""
+
+    def __init__(self, inputs: Any, children: list[Any], zero: Any):
+        self.inputs, self.children, self.zero = inputs, children, zero
+        self.pushed: dict[str | None, Any] = {}
+
+    def pull(self, name: str | None = None) -> Any:
+        return self.inputs if name is None else self.inputs[name]
+
+    def gather(self, k: int) -> Any:
+        return self.children[k] if k < len(self.children) else self.zero
+
+    def has_child(self, k: int) -> Any:
+        return jnp.asarray(k < len(self.children))
+
+    def num_children(self) -> Any:
+        return jnp.int32(len(self.children))
+
+    def is_leaf(self) -> bool:
+        return not self.children
+
+    def gather_all(self, fn: Any = lambda state: state, reduce: str = "sum") -> Any:
+        """`fn` of each child, stacked and reduced; zeros if there is no child."""
+        if not self.children:
+            shapes = jax.eval_shape(lambda: _reduced([fn(self.zero)], reduce))
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        return _reduced([fn(child) for child in self.children], reduce)
+
+    def scatter(self, state: Any) -> None:
+        self.state = state
+
+    def push(self, value: Any, name: str | None = None) -> None:
+        self.pushed[name] = value
+
+
+def _reduced(outs: list[Any], how: str) -> Any:
+    if how == "softmax":
+        weights = jax.nn.softmax(jnp.stack([score for score, _ in outs]))
+        return jax.tree.map(lambda *xs: jnp.tensordot(weights, jnp.stack(xs), 1), *[value for _, value in outs])
+    reduce = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max}[how]
+    return jax.tree.map(lambda *xs: reduce(jnp.stack(xs), axis=0), *outs)
+
+
+class PerVertex:
+    """A net as a loop over vertices, and the loop back. Each vertex is compiled for its kind and number of children, and
+    its own derivative is `jax.vjp`.
+
+    `functions` by kind; `graphs`; `kinds` of all vertices, graph after graph; `zero`: the state of no child.
+    """
+
+    def __init__(self, functions: dict[Any, Any], graphs: list[Graph], kinds: list[Any], zero: Any):
+        self.functions, self.zero, self.kinds = functions, zero, kinds
+        self.children: list[list[int]] = []
+        for graph in graphs:
+            base = len(self.children)
+            self.children += [[base + child for child in children] for children in graph]
+        self.order = _children_first(self.children)
+        self.forward = jax.jit(self._step, static_argnums=0)
+        self.backward = jax.jit(self._step_back, static_argnums=0)
+
+        @jax.custom_vjp
+        def net(params: Any, inputs: Any) -> Any:
+            return self._run(params, inputs)[0]
+
+        net.defvjp(self._run, self._run_back)
+        self.net = net
+
+    def __call__(self, params: Any, inputs: Any) -> Any:
+        """What all vertices push, leaves (V, ...), of inputs with rows (V, ...). Differentiable in reverse."""
+        return self.net(params, inputs)
+
+    def _step(self, kind: Any, params: Any, mine: Any, children: list[Any]) -> Any:
+        v = PlainVertex(mine, children, self.zero)
+        self.functions[kind](params, v)
+        return v.state, v.pushed[None] if None in v.pushed else v.pushed
+
+    def _step_back(self, kind: Any, params: Any, mine: Any, children: list[Any], ct: Any) -> Any:
+        return jax.vjp(lambda *args: self._step(kind, *args), params, mine, children)[1](ct)
+
+    def _run(self, params: Any, inputs: Any) -> Any:
+        rows, states, pushes = _rows(inputs, len(self.order)), [None] * len(self.order), [None] * len(self.order)
+        for r in self.order:
+            kids = [states[c] for c in self.children[r]]
+            states[r], pushes[r] = self.forward(self.kinds[r], params, rows[r], kids)
+        if pushes:
+            return jax.tree.map(lambda *xs: _stack(xs), *pushes), (params, rows, states, pushes)
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+        shapes = jax.eval_shape(lambda p, x: self._step(next(iter(self.functions)), p, x, []), params, one)[1]
+        return jax.tree.map(lambda x: jnp.zeros((0, *x.shape), x.dtype), shapes), (params, inputs, [], [])
+
+    def _run_back(self, saved: Any, cts: Any) -> Any:
+        params, rows, states, pushes = saved
+        if not pushes:
+            return jax.tree.map(_zero, (params, rows))
+        ct_rows = _rows(cts, len(rows))
+        ct_states: list[Any] = [jax.tree.map(_zero, s) for s in states]
+        ct_params, ct_inputs = jax.tree.map(_zero, params), [None] * len(rows)
+        for r in reversed(self.order):
+            kids = [states[c] for c in self.children[r]]
+            p, ct_inputs[r], ct_kids = self.backward(self.kinds[r], params, rows[r], kids, (ct_states[r], ct_rows[r]))
+            ct_params = jax.tree.map(_plus, ct_params, p)
+            for c, ct in zip(self.children[r], ct_kids, strict=True):
+                ct_states[c] = jax.tree.map(_plus, ct_states[c], ct)
+        return ct_params, jax.tree.map(lambda *xs: _stack(xs), *ct_inputs)
+
+
+def _children_first(children: list[list[int]]) -> list[int]:
+    order: dict[int, None] = {}
+
+    def visit(r: int) -> None:
+        if r not in order:
+            for c in children[r]:
+                visit(c)
+            order[r] = None
+
+    for r in range(len(children)):
+        visit(r)
+    return list(order)
+
+
+def _rows(tree: Any, count: int) -> list[Any]:
+    """A tree for each row; NumPy's rows, which compile nothing."""
+    tree = jax.tree.map(lambda x: x if _is_key(x) else np.asarray(x), tree)
+    return [jax.tree.map(lambda x, r=r: _row(x, r), tree) for r in range(count)]
+
+
+def _row(x: Any, r: int) -> Any:
+    return np.zeros(x.shape[1:], x.dtype) if x.dtype == jax.dtypes.float0 else x[r]
+
+
+def _stack(xs: Any) -> Any:
+    return jnp.stack(xs) if _is_key(xs[0]) else np.stack([np.asarray(x) for x in xs])
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return a if b.dtype == jax.dtypes.float0 else np.asarray(a) + np.asarray(b)
+
+
+def _zero(x: Any) -> Any:
+    return np.zeros(x.shape, x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else jax.dtypes.float0)
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)

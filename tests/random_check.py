@@ -1,0 +1,287 @@
+"""Runs a random case with `cavs` and with the per-vertex reference, and compares values and gradients."""
+
+import contextlib
+import types
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cavs
+from cavs import _scripts
+from tests.per_vertex import Graph, PerVertex
+from tests.random_cases import Case, Options, functions
+from tests.random_compare import Outcome, differences, judged, named, tolerance, unsteady
+from tests.random_programs import Program
+
+INTERPRET = "persistent-interpret"
+TOP = (4, 3)  # widths of the second net: what it pulls is mixed to 4, its state has 3
+
+
+def check(case: Case, fns: dict[Any, Any] | None = None, setting: Any = contextlib.nullcontext) -> Outcome:
+    """Runs a case both ways. `fns`: its functions, if not made from the program; `setting`: a context around `cavs`."""
+    before = jax.config.jax_traceback_filtering  # type: ignore[attr-defined]
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        return _check(case, fns or functions(case.program, "float32" if case.options.float32 else "float64"), setting)
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
+def _check(case: Case, fns: dict[Any, Any], setting: Any) -> Outcome:
+    try:
+        want = reference(case, fns)
+    except Exception as error:  # a program that JAX itself refuses is none
+        return Outcome("ill", f"the reference fails: {type(error).__name__}", str(error)[:500])
+    if not all(np.isfinite(x).all() for _, x in named(want)):
+        return Outcome("ill", "the reference is not finite")
+    try:
+        with setting():
+            got = batched(case, fns)
+    except NotForThisEngine as error:
+        return Outcome("refused", str(error))
+    except Exception as error:
+        return judged(error)
+    found = differences(case, got, want)
+    if found:
+        moved = reference(case, fns, moved=(1e-5 if case.options.float32 else 1e-9))
+        eps = 1e2 * tolerance(case) if case.program.coarse or case.options.float32 else 1e-5
+        if unsteady(want, moved, eps):
+            return Outcome("ill", "the reference itself is ill-conditioned")
+        return Outcome("wrong", found[0].split(":")[0], "\n".join(found[:6]))
+    return Outcome("ok")
+
+
+def rerun(fns: dict[Any, Any], spec: dict[str, Any], graphs: Any, kinds: Any, options: dict[str, Any], seed: int) -> Outcome:
+    """The case of a printed script again."""
+    jax.config.update("jax_enable_x64", True)
+    return check(Case(seed, Program({kind: None for kind in fns}, **spec), graphs, kinds, Options(**options)), fns)  # type: ignore[misc]
+
+
+# --- numbers
+def parameters(case: Case) -> dict[str, Any]:
+    """{"f": F's parameters, "top": those of the second net}, in float64."""
+
+    def draw(name: str, shape: Any, lo: float, hi: float) -> np.ndarray:
+        return np.random.default_rng([case.seed, zlib.crc32(name.encode())]).uniform(lo, hi, shape)
+
+    top = {"w": draw("w", TOP, -0.5, 0.5), "u": draw("u", (TOP[1], TOP[1]), -0.5, 0.5)}
+    return {"f": {name: draw(name, *spec) for name, spec in case.program.params.items()}, "top": top}
+
+
+def inputs(case: Case) -> dict[str, Any]:
+    """One row per vertex, floats in float64."""
+    count, out = sum(map(len, case.graphs)), {}
+    for name, (shape, kind, lo, hi) in case.program.inputs.items():
+        rng = np.random.default_rng([case.seed, zlib.crc32(name.encode()), 1])
+        if kind == "k":
+            out[name] = jax.random.split(jax.random.key(case.seed % 1000), count)
+        elif kind == "b":
+            out[name] = rng.random((count, *shape)) < 0.5
+        elif kind == "i":
+            out[name] = rng.integers(lo, hi + 1, (count, *shape)).astype(np.int32)
+        else:
+            out[name] = rng.uniform(lo, hi, (count, *shape))
+    return out
+
+
+def rows_wanted(case: Case) -> np.ndarray | None:
+    """`at`: some vertices, one of them perhaps twice."""
+    count = sum(map(len, case.graphs))
+    rng = np.random.default_rng([case.seed, 3])
+    return rng.integers(0, max(count, 1), (count + 1) // 2).astype(np.int32) if case.options.at else None
+
+
+def dtype_of(name: str, plain: Any) -> Any:
+    """The dtype of a state that is given as "f", "i", "b" or by its name."""
+    return {"f": plain, "i": jnp.int32, "b": jnp.bool_}.get(name) or jnp.dtype(name)
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """Floats of a tree as another dtype."""
+    return jax.tree.map(
+        lambda x: jnp.asarray(x, dtype) if isinstance(x, np.ndarray) and x.dtype == np.float64 else jnp.asarray(x), tree
+    )
+
+
+def is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+# --- the loss, the same for both
+def loss_and_pushes(pushes: Any, rows: int) -> tuple[Any, Any]:
+    """Every float push with random weights of its own in the first `rows` rows."""
+    total: Any = 0.0
+    for i, x in enumerate(jax.tree.leaves(pushes)):
+        if is_float(x):
+            weights = np.random.default_rng(i).standard_normal((rows, *x.shape[1:]))
+            weights = np.concatenate([weights, np.zeros((x.shape[0] - rows, *x.shape[1:]))])
+            total = total + (x * weights.astype(x.dtype)).sum()
+    return total, pushes
+
+
+def top_net(p: Any, v: Any) -> None:
+    """The second of two nets: pulls what the first pushes."""
+    h = jnp.tanh(v.gather_all(lambda s: s @ p["u"]) + v.pull() @ p["w"])
+    v.scatter(h)
+    v.push(h)
+
+
+def two_nets(layer: Any, case: Case, params: Any, x: Any, at: Any) -> Any:
+    """What F pushes; with `nets` also what a second net makes of it. `layer(number of the net, params, inputs, at)`."""
+    if not case.options.nets:
+        return layer(0, params["f"], x, at)
+    pushes = layer(0, params["f"], x, None)
+    floats = [y.reshape(y.shape[0], -1) for y in jax.tree.leaves(pushes) if is_float(y) and y.size]
+    dtype = jax.tree.leaves(params)[0].dtype
+    rows = jax.tree.leaves(pushes)[0].shape[0]
+    joined = jnp.concatenate([*floats, jnp.zeros((rows, TOP[0]))], 1).astype(dtype)
+    pulled = jnp.stack([joined[:, i :: TOP[0]].sum(1) for i in range(TOP[0])], 1)
+    upper = layer(1, params["top"], jnp.sin(pulled), at)
+    return {"f": pushes if at is None else jax.tree.map(lambda y: y[at], pushes), "top": upper}
+
+
+def gradient(net: Any, params: Any, x: dict[str, Any], rows: int, vmap: bool, jit: bool, *data: Any) -> Any:
+    """(gradients of parameters, of float inputs), pushes. `net(params, inputs, *data)`; `data` is not closed over."""
+    floats = {name: y for name, y in x.items() if is_float(y)}
+    rest = {name: y for name, y in x.items() if name not in floats}
+
+    def one(params: Any, floats: Any, rest: Any, *data: Any) -> Any:
+        return jax.grad(lambda p, y: loss_and_pushes(net(p, y | rest, *data), rows), (0, 1), has_aux=True)(params, floats)
+
+    if vmap:
+        plain = one
+
+        def one(params: Any, floats: Any, rest: Any, *data: Any) -> Any:
+            both = jax.tree.map(lambda y: jnp.stack([y, 0.9 * y]), params)
+            return jax.vmap(lambda p: plain(p, floats, rest, *data))(both)
+
+    return (jax.jit(one) if jit else one)(params, floats, rest, *data)
+
+
+# --- the two ways
+def regloballed(fns: dict[Any, Any], dtype: Any) -> dict[Any, Any]:
+    """The functions with another D."""
+    return {k: types.FunctionType(f.__code__, f.__globals__ | {"D": dtype}, f.__name__) for k, f in fns.items()}
+
+
+def reference(case: Case, fns: dict[Any, Any], moved: float = 0.0) -> Any:
+    """By the loop over vertices in float64; `moved`: from parameters and inputs that are off by so much."""
+    fns, dtype = regloballed(fns, jnp.float64), jnp.float64
+    params, x = parameters(case), inputs(case)
+    if case.options.float32:  # the numbers that float32 has
+        params, x = (jax.tree.map(lambda y: y.astype(np.float32).astype(np.float64) if _wide(y) else y, t) for t in (params, x))
+    if moved:
+        move = np.random.default_rng(5)
+        params, x = (
+            jax.tree.map(lambda y: y * (1 + moved * move.uniform(-1, 1, y.shape)) if _wide(y) else y, t) for t in (params, x)
+        )
+    at, count = rows_wanted(case), sum(map(len, case.graphs))
+    spec = case.program
+    leaves = {name: jnp.zeros(shape, dtype_of(kind, dtype)) for name, (shape, kind) in spec.states.items()}
+    zero = next(iter(leaves.values())) if spec.bare_state else leaves
+
+    nets = [
+        PerVertex(fns, case.graphs, case.kinds, zero),
+        PerVertex({None: top_net}, case.graphs, [None] * count, jnp.zeros(TOP[1], dtype)),
+    ]
+
+    def layer(number: int, params: Any, x: Any, at: Any) -> Any:
+        out = nets[number](params, x["x"] if spec.bare_input and not number else x)
+        return out if at is None else jax.tree.map(lambda y: y[at], out)
+
+    rows = count if at is None else len(at)
+    params, x = cast(params, dtype), cast(x, dtype)
+
+    def net(p: Any, y: Any) -> Any:
+        return two_nets(layer, case, p, y, at)
+
+    if not case.options.vmap:
+        return gradient(net, params, x, rows, False, False)
+    both = [gradient(net, jax.tree.map(lambda y, s=s: y * s, params), x, rows, False, False) for s in (1.0, 0.9)]
+    return jax.tree.map(lambda *ys: jnp.stack(ys), *both)
+
+
+def _wide(y: Any) -> bool:
+    return isinstance(y, np.ndarray) and y.dtype == np.float64
+
+
+def build(case: Case) -> cavs.Graphs:
+    """The case's graphs."""
+    rows: list[Graph] = [row for graph in case.graphs for row in graph]  # type: ignore[misc]
+    flat = [child for row in rows for child in row]
+    fields: dict[str, Any] = {}
+    names = list(case.program.bodies)
+    if None not in names:
+        fields = {"kind": [names.index(k) for k in case.kinds], "kind_names": [str(k) for k in names]}
+    return cavs.Graphs.build([len(graph) for graph in case.graphs], [len(row) for row in rows], flat, **fields)
+
+
+def batched(case: Case, fns: dict[Any, Any]) -> Any:
+    """By `cavs.run`, as the options say; the gradients and pushes of real vertices."""
+    spec, how = case.program, case.options
+    dtype = jnp.float32 if how.float32 else jnp.float64
+    leaves: Any = {
+        name: shape if kind == "f" and not how.float32 else jax.ShapeDtypeStruct(shape, dtype_of(kind, dtype))
+        for name, (shape, kind) in spec.states.items()
+    }
+    state = next(iter(leaves.values())) if spec.bare_state else leaves
+    optimizations = cavs.Optimizations(**how.optimizations)
+    fn = fns[None] if None in fns else fns
+    F = cavs.VertexFunction(fn, state=state, arity=spec.arity, optimizations=optimizations)
+    top = cavs.VertexFunction(top_net if None in fns else {k: top_net for k in fns}, state=(TOP[1],))
+    sched = cavs.schedule(build(case), **how.schedule)
+    if how.engine == INTERPRET:
+        sched = _scripts.with_scripts(sched)
+        if not sched.shape.levels:
+            raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")
+    at, count = rows_wanted(case), sum(map(len, case.graphs))
+    rows, padded = count if at is None else len(at), sched.shape.vertices
+    params, x = cast(parameters(case), dtype), cast(inputs(case), dtype)
+    if how.jit:
+        x = {name: _padded(y, padded) for name, y in x.items()}
+
+    def net(p: Any, y: Any, sched: Any) -> Any:
+        def layer(number: int, p: Any, y: Any, at: Any) -> Any:
+            if number:
+                return cavs.run(top, p, sched, y, at=at, engine="scan" if how.engine == INTERPRET else how.engine)
+            return cavs.run(F, p, sched, y["x"] if spec.bare_input else (y or None), at=at, engine=how.engine)
+
+        def whole(p: Any, y: Any) -> Any:
+            return two_nets(layer, case, p, y, at)
+
+        return (jax.checkpoint(whole) if how.checkpoint else whole)(p, y)
+
+    if not how.jit:
+
+        def closed(p: Any, y: Any) -> Any:
+            return net(p, y, sched)
+
+        data: tuple[Any, ...] = ()
+    else:
+        closed, data = net, (sched,)
+    with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision):
+        (gp, gx), pushes = gradient(closed, params, x, rows, how.vmap, how.jit, *data)
+    axis = int(how.vmap)
+    beyond = [y[(slice(None),) * axis + (slice(rows, None),)] for y in jax.tree.leaves(pushes)] if how.jit or at is None else []
+    beyond += [y[(slice(None),) * axis + (slice(count, None),)] for y in jax.tree.leaves(gx)]
+    if any((np.asarray(y) != 0).any() for y in beyond if not jax.dtypes.issubdtype(y.dtype, jax.dtypes.extended)):
+        raise PaddingError("padding rows are not zeros")
+    cut = jax.tree.map(lambda y: y[(slice(None),) * axis + (slice(0, rows),)], pushes)
+    return (gp, jax.tree.map(lambda y: y[(slice(None),) * axis + (slice(0, count),)], gx)), cut
+
+
+class NotForThisEngine(Exception):
+    """The engine in the interpreter is not asked whether it can run a schedule."""
+
+
+class PaddingError(Exception):
+    """What padding rows hold, or their gradients, are not zeros."""
+
+
+def _padded(x: Any, rows: int) -> Any:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return x.at[jnp.arange(rows)].get(mode="clip") if len(x) else jax.random.split(jax.random.key(0), rows)
+    return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)))

@@ -1,0 +1,90 @@
+"""Random statements about integers, truth values and random keys."""
+
+from tests.random_maker import Maker, NoFit
+from tests.random_programs import Var
+
+
+def integer(g: Maker) -> Var:
+    how = g.choose(["arith", "compare", "float", "table", "argmax", "count", "has", "bool", "where", "hot", "power"])
+    if how == "count":
+        if g.chance(0.6):
+            return g.emit((), "0.1 * v.num_children().astype(D)", [], 0, 2)
+        return g.emit((), "v.num_children()", [], 0 if not g.no_leaf else 1, 20, "i")
+    if how == "has":
+        k = g.choose(range(4))
+        if g.chance(0.6):
+            x, y = g.pick(), g.pick(shape=())
+            return g.emit(x.shape, f"jnp.where(v.has_child({k}), {{0}}, {{1}})", [x, y], min(x.lo, y.lo), max(x.hi, y.hi))
+        return g.emit((), f"v.has_child({k})", [], kind="b")
+    if how == "argmax":
+        x = g.pick(shape=1, where=lambda v: v.size > 0)
+        return g.emit((), "jnp.argmax({0}).astype(jnp.int32)", [x], 0, x.size - 1, "i")
+    if how in ("bool", "where"):
+        b = g.pick("b")
+        if how == "bool":
+            other = g.want(b.shape, "b")
+            return g.emit(b.shape, g.choose(["{0} & {1}", "{0} | ~{1}", "{0} ^ {1}", "~({0} & {1})"]), [b, other], kind="b")
+        x, y = g.want(b.shape), g.want(b.shape)
+        return g.emit(b.shape, "jnp.where({0}, {1}, {2})", [b, x, y], min(x.lo, y.lo), max(x.hi, y.hi))
+    i = g.pick("i")
+    if how == "compare":
+        return g.emit(i.shape, g.choose(["{0} > 1", "{0} % 2 == 0", "({0} & 1) == 1", "{0} == 0"]), [i], kind="b")
+    if how == "float":
+        return g.emit(i.shape, "0.1 * {0}.astype(D)", [i], 0.1 * i.lo, 0.1 * i.hi)
+    if how == "table":
+        n = g.choose(g.widths)
+        if i.shape:
+            raise NoFit
+        return g.emit((n,), f"{g.param((4, n))}[{{0}} % 4]", [i], -1.5, 1.5)
+    if how == "hot":
+        n = g.choose(g.widths)
+        if i.shape:
+            raise NoFit
+        return g.emit((n,), f"jax.nn.one_hot({{0}} % {n}, {n}, dtype=D)", [i], 0, 1)
+    if how == "power":
+        x = g.pick(shape=i.shape)
+        return g.emit(x.shape, "jnp.sin({0} * {1})", [x, i], -1, 1)
+    j = g.want(i.shape, "i")
+    return g.emit(
+        i.shape,
+        g.choose(
+            [
+                "({0} + {1}) % 5",
+                "({0} * {1}) % 7",
+                "jnp.maximum({0}, {1})",
+                "({0} ^ {1}) & 3",
+                "jnp.where({0} > {1}, {0}, 1)",
+                "({0} << 1) % 5",
+            ]
+        ),
+        [i, j],
+        0,
+        max(7, i.hi, j.hi),
+        "i",
+    )
+
+
+def simple_integer(g: Maker) -> Var:
+    how = g.choose(["compare", "where", "count", "has"])
+    if how == "count":
+        return g.emit((), "0.1 * v.num_children().astype(D)", [], 0, 2)
+    if how == "has":
+        return g.emit((), f"v.has_child({g.choose(range(2))})", [], kind="b")
+    if how == "compare":
+        x = g.pick(where=lambda v: v.size > 0)
+        return g.emit(x.shape, "{0} > 0.07", [x], kind="b")
+    b = g.pick("b")
+    x, y = g.want(b.shape), g.want(b.shape)
+    return g.emit(b.shape, "jnp.where({0}, {1}, {2})", [b, x, y], min(x.lo, y.lo), max(x.hi, y.hi))
+
+
+def random_bits(g: Maker) -> Var:
+    k = g.pick("k")
+    n = g.choose(g.widths)
+    if g.chance(0.5):
+        return g.emit((n,), f"jax.random.normal({{0}}, ({n},), jnp.float32).astype(D)", [k], -3, 3)
+    if g.chance(0.5):
+        i = g.want((), "i")
+        return g.emit((), "jax.random.fold_in({0}, {1})", [k, i], kind="k")
+    x = g.want((n,))
+    return g.emit((n,), "jnp.where(jax.random.bits({0}, {1}.shape) % 3 > 0, {1}, 0)", [k, x], min(x.lo, 0), max(x.hi, 0))
