@@ -91,6 +91,8 @@ def inlined(jaxpr: Any, rename: dict[Any, Any], out: list[Any]) -> list[Any]:
         return x if isinstance(x, jex.Literal) else rename.get(x, x)
 
     for eqn in jaxpr.eqns:
+        if not eqn.outvars and not eqn.effects:
+            continue  # JAX leaves a condition behind of which nothing is read
         if eqn.primitive.name not in _PLAIN:
             fresh = [jex.Var(v.aval) for v in eqn.outvars]  # a body inlined twice must not define a variable twice
             out.append(eqn.replace(invars=[get(x) for x in eqn.invars], outvars=fresh))

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cavs._bounds import bound, bounds, state_bounds
+from cavs._children import REDUCTIONS
 from cavs._chip import candidates
 from cavs._device_equations import at_level, rewritten, with_scaled_weights, zeros_at
 from cavs._products import of_tf32_bits
-from cavs._children import REDUCTIONS
 from cavs._rows import EDGE, ROW, STATIC, depends, is_var, level_of, needed
 from cavs._split import Split
 from cavs.kernels._fit import is_product

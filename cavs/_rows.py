@@ -235,11 +235,11 @@ def value_at(x: Any, want: int, rows: int, env: dict[Any, Any], level: dict[Any,
     return take(value_of(x, env), want, level_of(x, level), rows)
 
 
-def pad_rows(x: Any, rows: int) -> Any:
-    """`x` with zeros after its last row, up to `rows`; keys of `jax.random` stay keys."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-        return jax.random.wrap_key_data(pad_rows(jax.random.key_data(x), rows), impl=jax.random.key_impl(x))
-    return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
+def pad_rows(x: Any, rows: int, before: int = 0) -> Any:
+    """`x` as the rows from `before` on of `rows`, zeros around them; keys of `jax.random` stay keys."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(pad_rows(jax.random.key_data(x), rows, before), impl=jax.random.key_impl(x))
+    return jnp.pad(x, ((before, rows - before - x.shape[0]), *((0, 0),) * (x.ndim - 1)))
 
 
 def needed(eqns: Sequence[Any], outs: Sequence[Any], available: set[Any]) -> tuple[list[Any], list[Any]]:

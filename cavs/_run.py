@@ -1,6 +1,7 @@
 """`run`: evaluates F at every vertex of a batch, with a VJP of our own (`_forward`, `_adjoint`)."""
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from jax.core import Tracer
 
 from cavs._adjoint import backward
 from cavs._engines import ENGINES, INTERPRET, choose_engine
+from cavs._facts import SMALL_FAN_IN
 from cavs._forward import forward
 from cavs._persistent import checked
 from cavs._rows import pad_rows
@@ -126,7 +128,7 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
 def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> Any:
     """Refuses graphs of which F would not see some children; `None` if there are none.
 
-    Of a traced schedule only the power of two above their number is known. Where that leaves it open, the number is checked
+    Of a traced schedule no more is known than that a vertex has more than four. For an F that sees more the number is checked
     when the compiled code runs: the error then comes from there, and (1,) int32 is returned, not 0 if there is one.
     """
     if not F.arity or any(part.gathers_all for part in plan.inner.values()):
@@ -135,13 +137,27 @@ def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> Any:
         most = int(sched.host().num_children.max(initial=0))
         if most > F.arity:
             raise ValueError(_too_many(F.arity, most))
-    elif sched.shape.fan_in > 1 << (F.arity - 1).bit_length():
+    elif sched.shape.fan_in > F.arity and F.arity <= SMALL_FAN_IN:
         raise ValueError(_too_many(F.arity, None))
-    elif sched.shape.fan_in > F.arity and sched.shape.arity != F.arity:
+    elif sched.shape.fan_in > SMALL_FAN_IN:
         most = sched.num_children.max(initial=0)
-        jax.debug.callback(functools.partial(_refuse, F.arity), most)
+        if not _WITHOUT_CALLBACKS.get():
+            jax.debug.callback(functools.partial(_refuse, F.arity), most)
         return (most > F.arity).astype(jnp.int32).reshape(1)
     return None
+
+
+_WITHOUT_CALLBACKS = contextvars.ContextVar("without_callbacks", default=False)
+
+
+@contextlib.contextmanager
+def without_callbacks() -> Iterator[None]:
+    """What is compiled for another machine cannot call back: within this, a vertex with too many children gives NaN alone."""
+    before = _WITHOUT_CALLBACKS.set(True)
+    try:
+        yield
+    finally:
+        _WITHOUT_CALLBACKS.reset(before)
 
 
 def _refuse(arity: int, most: Any) -> None:

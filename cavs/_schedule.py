@@ -31,7 +31,7 @@ class Shape(NamedTuple):
     classes: tuple[tuple[int, int], ...]  # (vertices, edges) of a task, widest first
     kinds: tuple[str, ...]  # names of the kinds; ("",) where there is one
     rooted: bool  # every graph has exactly one root
-    fan_in: int  # the largest number of children, rounded up to a power of two; 8 stands for more than 4
+    fan_in: int  # the largest number of children; 8 stands for more than 4
     arity: int  # children of every inner vertex of the data set, at most 4; 0 where they differ
     windows: tuple[int, int, int]  # windows of the backward's lazy batching; inner rows and edges of each, at most
     fields: tuple[str, ...] = ()  # of the graphs, that come along

@@ -8,7 +8,7 @@ import numpy as np
 
 from cavs._facts import SMALL_FAN_IN
 from cavs._schedule import Shape
-from cavs._tasks import Classes, Tasks, cut_windows, power_of_two, task_classes
+from cavs._tasks import Classes, Tasks, cut_windows, task_classes
 
 _LADDER = np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)])
 # Large sizes in multiples of 32: on GPUs XLA splits the sums of weight gradients eightfold, and pads copies where it cannot.
@@ -122,7 +122,7 @@ def shapes_of(
             classes=classes,
             kinds=names,
             rooted=alike.rooted[group],
-            fan_in=min(power_of_two(alike.fan_in[group]), 2 * SMALL_FAN_IN),
+            fan_in=alike.fan_in[group] if alike.fan_in[group] <= SMALL_FAN_IN else 2 * SMALL_FAN_IN,
             arity=arity,
             windows=windows,
             fields=options.fields,

@@ -11,8 +11,8 @@ The transposed program is split the same way (`_joint`).
 import dataclasses
 from typing import Any
 
-from cavs._joint import ParamUse as ParamUse, joint_of
 from cavs._children import ALL
+from cavs._joint import ParamUse as ParamUse, joint_of
 from cavs._rows import ROW, STATIC, Program, is_var, level_of, needed, reads
 
 _VIEWS = {"split", "squeeze", "reshape", "slice"}

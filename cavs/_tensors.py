@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from cavs._rows import pad_rows
 from cavs._schedule import Schedule
 
 
@@ -89,11 +90,11 @@ class Rows(NamedTuple):
 
     def padded(self, x: Any) -> Any:
         """(size, ...) with zeros of slack at both ends."""
-        return jnp.pad(x, ((self.pad, self.pad), *((0, 0),) * (x.ndim - 1)))
+        return pad_rows(x, self.size + 2 * self.pad, self.pad)
 
     def padded_edges(self, x: Any) -> Any:
         """(edges, ...) with zeros of slack at both ends."""
-        return jnp.pad(x, ((self.edge_pad, self.edge_pad), *((0, 0),) * (x.ndim - 1)))
+        return pad_rows(x, self.edges + 2 * self.edge_pad, self.edge_pad)
 
     def tensor(self, zeros: Zeros, aval: Any, edge: bool = False) -> Any:
         """A dynamic tensor of zeros for values like `aval` at these rows (or their edges)."""

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from cavs._children import MSG_ESCAPED, checked_calls, enter_p
+from cavs._joint import has_loop
 from cavs._lines import line_of, line_of_error
 from cavs._rewrite import fold_zeros, fuse_products, make_levels_explicit
-from cavs._joint import has_loop
 from cavs._rows import EDGE, ROW, Program, is_var, levels, trace
 from cavs._split import Split, split
 from cavs._vertex import Vertex, VertexFunction, from_stored, key_impl, stored_aval, to_stored
@@ -117,13 +117,17 @@ def make_plan(function: VertexFunction, params: Any, inputs: Any, most: int | No
     for which, (other, other_avals) in rest:
         if other != tree or [(a.shape, a.dtype) for a in other_avals] != [(a.shape, a.dtype) for a in avals]:
             raise ValueError(
-                f"push: {_role_name(*which)} pushes {other} of {[a.str_short() for a in other_avals]}, but "
-                f"{_role_name(*first)} pushes {tree} of {[a.str_short() for a in avals]}. All vertices must push the same "
+                f"push: {_role_name(*which)} pushes {other} of {_short(other_avals)}, but "
+                f"{_role_name(*first)} pushes {tree} of {_short(avals)}. All vertices must push the same "
                 "structure, shapes and dtypes."
             )
     state_avals = [stored_aval(a) for a in function.state_avals(params, inputs)]
     push_avals = [stored_aval(a) for a in avals]
     return Plan(function, state_avals, push_avals, tree, [key_impl(a) for a in avals], leaf, inner)
+
+
+def _short(avals: list[Any]) -> str:
+    return ", ".join(f"{a.dtype}{list(a.shape)}" for a in avals)
 
 
 def _role_name(kind: str | None, leaf: bool) -> str:
@@ -152,7 +156,7 @@ def _trace_role(
             raise
         if v.scattered is None:
             raise ValueError(
-                f"F scatters nothing at {who}; write v.scatter(state) exactly once, also where no parent reads it{_defined(fn)}."
+                f"F scatters nothing at {who}; write v.scatter(state) exactly once, also if no parent reads it{_defined(fn)}."
             )
         if not v.pushed:
             raise ValueError(f"F pushes nothing at {who}, so run would return nothing; write v.push(value){_defined(fn)}.")
@@ -166,7 +170,7 @@ def _trace_role(
         program, _, _ = trace(one_vertex, *args)
     except jax.errors.UnexpectedTracerError as e:
         raise TypeError(MSG_ESCAPED.format(where=_defined(fn))) from e
-    effects = {e.primitive.name: e for e in reversed(program.eqns) if e.effects or not e.outvars}
+    effects = {e.primitive.name: e for e in reversed(program.eqns) if e.effects}
     if effects:
         raise TypeError(MSG_SIDE_EFFECTS.format(", ".join(reversed(effects)), line_of([*effects.values()][-1])))
     for value in program.consts.values():
@@ -230,5 +234,5 @@ def _without_marks(program: Program) -> Program:
 
 
 def _defined(fn: Any) -> str:
-    code = getattr(fn, "__code__", None) or getattr(getattr(type(fn), "__call__", None), "__code__", None)
+    code = getattr(fn if hasattr(fn, "__code__") else type(fn).__call__, "__code__", None)
     return f" (F is defined in {code.co_filename}, line {code.co_firstlineno})" if code else ""

@@ -295,7 +295,9 @@ class Vertex:
         def reduced(x: Any) -> Any:
             x = jnp.asarray(x)
             if reduce == "max":
-                least = False if x.dtype == bool else -jnp.inf if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min
+                least = (
+                    False if x.dtype == bool else -jnp.inf if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min
+                )
                 return only(x, least).max(0)
             x = x.astype(jnp.int32) if x.dtype == bool else x
             total = only(x, 0).sum(0, x.dtype)
@@ -322,8 +324,8 @@ class Vertex:
         if not isinstance(out, tuple) or len(out) != 2 or jnp.shape(out[0]) != shape:
             got = jax.tree.map(lambda x: jnp.shape(x)[len(shape) :], out)
             raise ValueError(
-                f"gather_all: with reduce='softmax' fn must return (score, value), score a scalar; got shapes {got}. For several "
-                "scores of one child, such as those of attention heads, write jax.vmap around gather_all."
+                f"gather_all: with reduce='softmax' fn must return (score, value), score a scalar; got shapes {got}. For "
+                "several scores of one child, such as those of attention heads, write jax.vmap around gather_all."
             )
         return jnp.asarray(out[0]), out[1]
 
@@ -360,6 +362,13 @@ class NestedGatherAll(Exception):
 def _mean(total: Any, count: Any) -> Any:
     dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), total.dtype)).dtype  # of integers a float
     return total.astype(dtype) / count.astype(dtype)
+
+
+def least_of(dtype: Any) -> Any:
+    """What is below all numbers of a dtype."""
+    if dtype == bool:
+        return False
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 
 
 def to_stored(x: Any) -> Any:

@@ -1,6 +1,7 @@
 """Twins of `_mosaic`'s device operations in plain Pallas, for interpret mode: one CTA, any machine, no GPU.
 
-They read the packed weights as the device does, so that the packing is tested too.
+They read the packed weights as the device does, so that the packing is tested too. An access outside a buffer, which ends a
+program on a GPU or worse, shows: such a read gives NaN (the least of integers), and such a write fills the buffer with it.
 """
 
 from collections.abc import Sequence
@@ -52,14 +53,20 @@ def _columns(tile: Tile, column: Any) -> Any:
 
 def number(tile: Tile, index: Any) -> Any:
     """See `_mosaic`."""
-    return jnp.broadcast_to(index[...][_numbers(tile)][:, None], tile.shape)
+    return jnp.broadcast_to(_at(index, _numbers(tile))[:, None], tile.shape)
+
+
+def _at(ref: Any, *index: Any) -> Any:
+    """Numbers of a buffer by their places."""
+    index = tuple(jnp.where(i < 0, n, i) for i, n in zip(index, ref.shape, strict=False))  # a negative one is outside, too
+    return ref[...].at[index].get(mode="fill")
 
 
 def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, wide: bool = True) -> Any:
     """See `_mosaic`."""
     n = _numbers(tile) if index is None else index[:, 0]
     columns = _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
-    got = ref[...][(jnp.maximum(n, 0) + base)[:, None], columns[None]]
+    got = _at(ref, (jnp.maximum(n, 0) + base)[:, None], columns[None])
     return jnp.where(n[:, None] < 0, 0, got).astype(dtype)
 
 
@@ -81,14 +88,14 @@ def segments(
     offset: Any = None,
 ) -> Any:
     """See `_mosaic`."""
-    values, columns = ref[...], _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
-    begin, size = first[...][_numbers(tile) + base], count[...][_numbers(tile) + base]
+    columns = _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
+    begin, size = _at(first, _numbers(tile) + base), _at(count, _numbers(tile) + base)
     start = jnp.full(tile.shape, -jnp.inf if largest else 0.0, dtype)
 
     def one(k: Any, total: Any) -> Any:
         e = begin + jnp.minimum(k, jnp.maximum(size - 1, 0))
-        n = e if index is None else index[...][e]
-        got = values[(jnp.maximum(n, 0) + (0 if offset is None else offset))[:, None], columns[None]]
+        n = e if index is None else _at(index, e)
+        got = _at(ref, (jnp.maximum(n, 0) + (0 if offset is None else offset))[:, None], columns[None])
         got = jnp.where(((n < 0) | (k >= size))[:, None], start, got)
         return jnp.maximum(total, got) if largest else total + got
 
@@ -98,7 +105,7 @@ def segments(
 def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: int, operation: str) -> Any:
     """See `_mosaic`."""
     reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}[operation]
-    rows = ref[...][_numbers(tile) + base].reshape(tile.shape[0], -1, unit)[:, :, :valid]
+    rows = _at(ref, _numbers(tile) + base).reshape(tile.shape[0], -1, unit)[:, :, :valid]
     return jnp.broadcast_to(reduce(rows, axis=(1, 2))[:, None], tile.shape).astype(dtype)
 
 
@@ -110,7 +117,12 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
     n = tile.row + jnp.arange(tile.shape[0])
     at = jnp.where(n <= tile.last, n + base, ref.shape[0])
     value = (value * _factor(ref)).astype(ref.dtype)
-    ref[...] = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value, mode="drop")
+    stored = ref[...].at[at[:, None], _columns(tile, column)[None]].set(value, mode="drop")
+    outside = ((n <= tile.last) & ((n + base < 0) | (n + base >= ref.shape[0]))).any() | (column + tile.shape[1] > ref.shape[1])
+    ref[...] = jnp.where(outside, jnp.asarray(_POISON[jnp.issubdtype(ref.dtype, jnp.floating)], ref.dtype), stored)
+
+
+_POISON = {True: np.nan, False: np.iinfo(np.int32).min}
 
 
 def _factor(ref: Any) -> Any:
@@ -129,7 +141,7 @@ def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
 def product_rows(tile: Tile, indices: Sequence[Any], bases: Sequence[Any]) -> Any:
     """The rows of a tile that each source is read at."""
     at = _numbers(tile)
-    return [(at if index is None else index[...][at]) + base for index, base in zip(indices, bases, strict=True)]
+    return [(at if index is None else _at(index, at)) + base for index, base in zip(indices, bases, strict=True)]
 
 
 def product(
@@ -169,7 +181,7 @@ def _sources(spec: Any, read: list[tuple[Any, Any]]) -> list[Any]:
     """What the sources of a product hold at the rows of a tile."""
     k = spec.chunk * spec.chunks
     parts = [
-        ref[...][mine, source.column : source.column + k // spec.joined].astype(jnp.float32) / _factor(ref)
+        _at(ref, mine[:, None], source.column + jnp.arange(k // spec.joined)[None]).astype(jnp.float32) / _factor(ref)
         for (ref, mine), source in zip(read, spec.sources, strict=True)
     ]
     return [jnp.concatenate(parts[i : i + spec.joined], 1) for i in range(0, len(parts), spec.joined)]

@@ -71,15 +71,17 @@ def cut(
         return _raw_sum(x, producer, sources, lambda width: width // unit * padded % multiple == 0)
 
     made = _assign(eqns, level, sources, readable)
-    count = max(made.values(), default=0) + 1
-    domains = [next((level[v] for v, n in made.items() if n == i), ROW) for i in range(count)]
+    domains = [next(level[v] for v, n in made.items() if n == i) for i in range(max(made.values(), default=-1) + 1)]
+    # An input may be stored as it is where no phase has its domain.
+    domains += [d for d in (ROW, EDGE) if d not in domains and any(level[v] == d for v in outputs)]
+    count = len(domains)
     phases = [Phase(domain, {}, [], {}) for domain in domains]
 
     def home(v: Any) -> int:
         """The phase in which a value is at hand first."""
         if v in made:
             return made[v]
-        return next((i for i, d in enumerate(domains) if d == level[v]), 0)
+        return domains.index(level[v])
 
     for v, names in outputs.items():
         phases[home(v)].stores.setdefault(v, []).extend(names)
@@ -137,8 +139,20 @@ def cut(
             fresh = set()
         fresh |= {place.tensor for places in phase.stores.values() for place in places}
     out = Level([p for p in phases if p.stores], sources, level, unit, padded, scratch)
+    for phase in out.phases:
+        _check_domain(phase, out)
     out.flows = _flows(out)
     return out
+
+
+def _check_domain(phase: Phase, level: Level) -> None:
+    """All that a phase makes, stores and reads by its own row is of its domain: else it would read and write other rows, or
+    none. Between rows and edges lead the equations `ACROSS` alone, each by an index of the schedule."""
+    wrong = [v for v in (*phase.eqns, *phase.stores) if level.level[v] != phase.domain]
+    for e in phase.eqns.values():
+        if e.primitive.name not in ACROSS:
+            wrong += [x for x in e.invars if is_var(x) and level.level.get(x, STATIC) not in (STATIC, phase.domain)]
+    assert not wrong, f"a phase over {'rows' if phase.domain == ROW else 'edges'} has values of another domain: {wrong}"
 
 
 def _flows(level: Level) -> bool:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import export as jax_export
 
 from cavs._interop.names import named_leaves
+from cavs._run import without_callbacks
 from cavs._schedule import Schedule, Shape, layout_of
 
 FORMAT = 1
@@ -119,7 +120,8 @@ def export_forward(
         shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
         flat = functools.partial(_flat, forward, sched.shape, trees, [list(tree) for tree in arguments])
         data = jax.ShapeDtypeStruct(sched.data.shape, sched.data.dtype)
-        found[sched.shape] = jax_export.export(jax.jit(flat), platforms=platforms)(shaped[0], data, shaped[1])
+        with without_callbacks():
+            found[sched.shape] = jax_export.export(jax.jit(flat), platforms=platforms)(shaped[0], data, shaped[1])
     return Exported(tuple(found), tuple(found.values()))
 
 

@@ -1,0 +1,77 @@
+"""Lowers random vertex functions by engine persistent for a Hopper GPU, on a machine without one; also by hand:
+`python -m tests.lower_for_hopper --count 100`."""
+
+import argparse
+import sys
+import traceback
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+import cavs
+from cavs import _scripts
+from cavs._run import without_callbacks
+from cavs.kernels import persistent
+from tests.random_cases import functions, random_case, script
+from tests.random_check import build, cast, dtype_of, inputs, parameters
+
+DEVICE = {"device_kind": "NVIDIA H200", "num_cores": 132, "platform": "gpu"}
+
+
+def lowered(seed: int) -> str:
+    """What becomes of the case of a seed: "lowered", or why engine persistent does not take it. Other errors are raised."""
+    case = random_case(seed, None, float32=True)
+    spec, fns = case.program, functions(case.program, "float32")
+    state: Any = {n: jax.ShapeDtypeStruct(shape, dtype_of(kind, jnp.float32)) for n, (shape, kind) in spec.states.items()}
+    state = next(iter(state.values())) if spec.bare_state else state
+    F = cavs.VertexFunction(fns[None] if None in fns else fns, state=state, arity=spec.arity)
+    sched = _scripts.with_scripts(cavs.schedule(build(case)))
+    if not sched.shape.levels:
+        return "no scripts"
+    params, x = cast(parameters(case)["f"], jnp.float32), cast(inputs(case), jnp.float32)
+    floats = {n: y for n, y in x.items() if jnp.issubdtype(y.dtype, jnp.floating)}
+
+    def loss(p: Any, floats: Any, data: Any) -> Any:
+        rows = x | floats
+        pushes = cavs.run(
+            F, p, cavs.Schedule(data, sched.shape), rows["x"] if spec.bare_input else (rows or None), engine="persistent"
+        )
+        return sum((y.sum() for y in jax.tree.leaves(pushes) if jnp.issubdtype(y.dtype, jnp.floating)), jnp.zeros(()))
+
+    x = {n: y.at[jnp.arange(sched.shape.vertices)].get(mode="clip") for n, y in x.items()}
+    floats = {n: x[n] for n in floats}
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, floats, jnp.asarray(sched.data)))
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))), without_callbacks():
+        try:
+            jax.jit(jax.grad(loss, (0, 1))).trace(*shapes).lower(lowering_platforms=("cuda",))
+        except ValueError as error:
+            if "engine is 'persistent', but" not in str(error):
+                raise
+            return "refused"
+    return "lowered"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=40)
+    args = parser.parse_args()
+    persistent.supported = lambda: None
+    counts: Counter[str] = Counter()
+    for seed in range(args.first_seed, args.first_seed + args.count):
+        try:
+            counts[lowered(seed)] += 1
+        except Exception:
+            counts["failed"] += 1
+            print(f"seed {seed}\n{traceback.format_exc()}\n{script(random_case(seed, None, float32=True))}", flush=True)
+        if seed % 10 == 9:
+            jax.clear_caches()
+    print(dict(counts))
+    return 1 if counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
