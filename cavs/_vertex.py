@@ -366,7 +366,7 @@ def _mean(total: Any, count: Any) -> Any:
 
 def least_of(dtype: Any) -> Any:
     """What is below all numbers of a dtype."""
-    if dtype == bool:
+    if jnp.issubdtype(dtype, bool):
         return False
     return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 

@@ -11,6 +11,8 @@ import numpy as np
 
 import cavs
 from cavs import _scripts
+from cavs._engines import choose_engine
+from cavs._run import kind_names
 from tests.per_vertex import Graph, PerVertex
 from tests.random_cases import Case, Options, functions
 from tests.random_compare import Outcome, differences, judged, named, tolerance, unsteady
@@ -37,9 +39,10 @@ def _check(case: Case, fns: dict[Any, Any], setting: Any) -> Outcome:
         return Outcome("ill", f"the reference fails: {type(error).__name__}", str(error)[:500])
     if not all(np.isfinite(x).all() for _, x in named(want)):
         return Outcome("ill", "the reference is not finite")
+    used: list[str] = []
     try:
         with setting():
-            got = batched(case, fns)
+            got = batched(case, fns, used)
     except NotForThisEngine as error:
         return Outcome("refused", str(error))
     except Exception as error:
@@ -50,8 +53,8 @@ def _check(case: Case, fns: dict[Any, Any], setting: Any) -> Outcome:
         eps = 1e2 * tolerance(case) if case.program.coarse or case.options.float32 else 1e-5
         if unsteady(want, moved, eps):
             return Outcome("ill", "the reference itself is ill-conditioned")
-        return Outcome("wrong", found[0].split(":")[0], "\n".join(found[:6]))
-    return Outcome("ok")
+        return Outcome("wrong", found[0].split(":")[0], "\n".join(found[:6]), *used[:1])
+    return Outcome("ok", "", "", *used[:1])
 
 
 def rerun(fns: dict[Any, Any], spec: dict[str, Any], graphs: Any, kinds: Any, options: dict[str, Any], seed: int) -> Outcome:
@@ -219,8 +222,8 @@ def build(case: Case) -> cavs.Graphs:
     return cavs.Graphs.build([len(graph) for graph in case.graphs], [len(row) for row in rows], flat, **fields)
 
 
-def batched(case: Case, fns: dict[Any, Any]) -> Any:
-    """By `cavs.run`, as the options say; the gradients and pushes of real vertices."""
+def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> Any:
+    """By `cavs.run`, as the options say; the gradients and pushes of real vertices. Adds the engine to `used`."""
     spec, how = case.program, case.options
     dtype = jnp.float32 if how.float32 else jnp.float64
     leaves: Any = {
@@ -264,6 +267,8 @@ def batched(case: Case, fns: dict[Any, Any]) -> Any:
         closed, data = net, (sched,)
     with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision):
         (gp, gx), pushes = gradient(closed, params, x, rows, how.vmap, how.jit, *data)
+    for plan in F._plans.values() if used is not None else ():
+        used.append("scan" if how.vmap else choose_engine(how.engine, plan, sched.shape, kind_names(F, sched)))
     axis = int(how.vmap)
     beyond = [y[(slice(None),) * axis + (slice(rows, None),)] for y in jax.tree.leaves(pushes)] if how.jit or at is None else []
     beyond += [y[(slice(None),) * axis + (slice(count, None),)] for y in jax.tree.leaves(gx)]

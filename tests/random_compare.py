@@ -23,6 +23,7 @@ class Outcome:
     status: str
     what: str = ""
     text: str = ""
+    engine: str = ""  # that ran, as far as it came to that
 
     @property
     def failed(self) -> bool:

@@ -61,8 +61,8 @@ def main() -> int:
             print(script(case))
         outcome = guarded(case)
         done += 1
-        counts[outcome.status] += 1
-        line: dict[str, Any] = {"seed": seed, "status": outcome.status, "what": outcome.what, "text": outcome.text}
+        counts[f"{outcome.status} {outcome.engine}".strip()] += 1
+        line: dict[str, Any] = {"seed": seed, "status": outcome.status, "engine": outcome.engine, "what": outcome.what, "text": outcome.text}
         line["seconds"] = round(time.time() - begin, 2)
         if args.out:
             with open(args.out, "a") as file:

@@ -88,8 +88,8 @@ def test_wrong_gathers_and_reductions_are_found(monkeypatch: pytest.MonkeyPatch)
 def test_wrong_gradients_are_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     right = random_check.batched
 
-    def wrong(case: Case, fns: dict[Any, Any]) -> Any:
-        (gp, gx), pushes = right(case, fns)
+    def wrong(case: Case, fns: dict[Any, Any], used: list[str]) -> Any:
+        (gp, gx), pushes = right(case, fns, used)
         return (gp, {name: x * (1 + 1e-6 * ("tanh" in source(case.program))) for name, x in gx.items()}), pushes
 
     monkeypatch.setattr(random_check, "batched", wrong)
