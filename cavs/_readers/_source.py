@@ -2,13 +2,13 @@
 
 import gzip
 import os
-import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from cavs._files import write_whole
 from cavs._graphs import Graphs
 
 Path = str | os.PathLike[str]
@@ -76,18 +76,10 @@ def line_at(data: bytes, position: int) -> int:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all (another name, then a rename), compressed where its name ends in `.gz`."""
+    """Writes a file whole or not at all (`write_whole`), compressed where its name ends in `.gz`."""
     if os.fspath(path).lower().endswith(".gz"):
         data = gzip.compress(data, mtime=0)
-    temporary = f"{os.fspath(path)}.{uuid.uuid4().hex}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    write_whole(path, data)
 
 
 def build_acyclic(
