@@ -72,7 +72,7 @@ def save(folder: Path, name: str, tree: Any, about: dict[str, Any], step: int, k
     if keep and now.exists():
         _keep(now, before)
         with contextlib.suppress(TrainError):
-            stay.add(read_json(folder, before.stem).get("arrays"))
+            stay.add(str(read_json(folder, before.stem).get("arrays")))
     write_json(now, {**about, "arrays": file.name, "arrays_sha256": hashlib.sha256(data).hexdigest()})
     for old in folder.glob(f"{name}-*.npz"):
         if old.name not in stay:

@@ -1,6 +1,7 @@
 """`Config`: everything that decides a training run, as one value that a checkpoint can hold."""
 
 import dataclasses
+import typing
 from typing import Any
 
 # Each has a file, `task_NAME.py`; see `task.py`.
@@ -91,7 +92,7 @@ class Config:
 
         **Raises:** `TrainError` that names a field of another type or out of range.
         """
-        fields = {field.name: field.type for field in dataclasses.fields(Config)}
+        fields = typing.get_type_hints(Config)
         if not isinstance(value, dict) or value.keys() != fields.keys():
             raise TrainError(f"config has not the fields {', '.join(fields)}.")
         for name, kind in fields.items():
