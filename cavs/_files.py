@@ -1,10 +1,12 @@
 """Files that are there whole or not at all, and on the disk once the call returns."""
 
 import contextlib
+import errno
 import os
 import stat
 import uuid
 from collections.abc import Iterator
+from typing import IO
 
 
 @contextlib.contextmanager
@@ -34,12 +36,19 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a regular file. **Raises:** `OSError` for others: a pipe could have us wait for ever."""
-    # Opened without waiting and then looked at: a name may be given to something else in between.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(None, "is no regular file", os.fspath(path))
+    """All bytes of a regular file. **Raises:** `OSError` as `open_regular`."""
+    with open_regular(path) as file:
         return file.read()
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """A regular file, to read. **Raises:** `OSError`, for a pipe or device too: they could have us wait for ever."""
+    # Opened without waiting and then looked at: a name may be given to something else in between.
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+    return file
 
 
 def _sync_folder(folder: str) -> None:
