@@ -108,8 +108,7 @@ class Graphs:
                 f"children: graph {g} has a cycle through or below vertex {v}; wanted a directed acyclic graph "
                 "(a vertex may not depend on itself)."
             )
-        fields = {"kind": kind, "label": label, "input_id": input_id}
-        fields |= {"vocab": vocab, "kind_names": kind_names, "label_names": label_names}
+        fields = dict(kind=kind, label=label, input_id=input_id, vocab=vocab, kind_names=kind_names, label_names=label_names)
         return Graphs._of(vertex_offsets, child_offsets, kids, height, fields)
 
     @staticmethod

@@ -1,6 +1,7 @@
 """Opening what a reader reads (plain or `.gz`, strict UTF-8), and saying where it is wrong."""
 
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -12,6 +13,11 @@ from cavs._files import write_whole
 from cavs._graphs import Graphs
 
 Path = str | os.PathLike[str]
+
+# A file in .gz may decompress to so many times its size, and small ones to so many bytes: real texts shrink to a third or a
+# tenth, and a few megabytes of zeros, a thousand times as long, must not take all memory.
+RATIO = 100
+ROOM = 1 << 28
 
 # What separates tokens. `str.split()` and `\s` would also split at U+00A0 and its kin, which words may hold.
 ASCII_SPACE = " \t\n\r\v\f"
@@ -43,15 +49,21 @@ def bare_suffix(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All bytes of a file, decompressed where its name ends in `.gz`."""
+    """All bytes of a file, decompressed where its name ends in `.gz`, within limits."""
     with open(path, "rb") as file:
         data = file.read()
     if not os.fspath(path).lower().endswith(".gz"):
         return data
+    most = max(ROOM, RATIO * len(data))
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            out = file.read(most + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise format_error(path, None, error, "a whole gzip file, as the name ends in .gz") from error
+    if len(out) > most:
+        wanted = f"at most {most} bytes when decompressed, {RATIO} times its size; if you trust it, decompress it yourself"
+        raise format_error(path, None, f"{len(data)} bytes of gzip that decompress to more", wanted)
+    return out
 
 
 def read_utf8(path: Path) -> bytes:
