@@ -349,6 +349,8 @@ def test_control_characters_reach_neither_terminal_nor_cells(tmp_path, monkeypat
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [line[4] for line in lines] == ["a\\tb", "\\x1b[2J\\ud800"] * 3
     assert {line[2] for line in lines} <= {"x\\ny", "\\u202ez"}
+    assert cli.main(["inspect", "t.jsonl"]) == 0
+    assert "x\\ny (3), \\u202ez (3)" in capsys.readouterr().out
 
 
 # ---- files that cannot be written ----
@@ -429,3 +431,19 @@ def test_jax_arrays_come_back_as_they_were(tmp_path):
     assert about["run"] == "r"
     for one, other in zip(jax.tree.leaves(tree), jax.tree.leaves(got), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_save_while_one_reads_is_read_in_its_place(tmp_path, monkeypatch):
+    tree = {"a": jax.numpy.arange(3.0)}
+    checkpoint.save(tmp_path, "best", tree, {"run": "r"}, 1)
+    read, saves = checkpoint.read_whole, [2]
+
+    def read_late(path):
+        if str(path).endswith(".npz") and saves:
+            checkpoint.save(tmp_path, "best", {"a": tree["a"] + 1}, {"run": "r"}, saves.pop())
+        return read(path)
+
+    monkeypatch.setattr(checkpoint, "read_whole", read_late)
+    got, about = checkpoint.load(tmp_path, "best", jax.eval_shape(lambda: tree), "r")
+    assert about["arrays"] == "best-00000002.npz"
+    np.testing.assert_array_equal(got["a"], [1, 2, 3])

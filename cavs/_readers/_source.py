@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,16 @@ ROOM = 1 << 28
 
 # What separates tokens. `str.split()` and `\s` would also split at U+00A0 and its kin, which words may hold.
 ASCII_SPACE = " \t\n\r\v\f"
+
+
+# Tabs and ends of lines would make other cells of a table's, control characters move a terminal's cursor, others turn its
+# text round, and halves of surrogate pairs are no UTF-8.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A label or word of anybody's file for a terminal or a table: control characters as Python writes them, `\\x1b`."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class FormatError(ValueError):

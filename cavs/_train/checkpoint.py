@@ -133,6 +133,8 @@ def load(folder: Path, name: str, like: Any, run: str | None = None) -> tuple[An
     try:
         data = read_whole(path)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and read_json(folder, name, run) != about:
+            return load(folder, name, like, run)  # a run that goes on has saved meanwhile
         raise DamagedError(f"{path} cannot be read ({error.strerror}); wanted the arrays that {name}.json names.") from error
     if hashlib.sha256(data).hexdigest() != about.get("arrays_sha256"):
         raise DamagedError(f"{path} is damaged: it is not the file that {name}.json was written with.")

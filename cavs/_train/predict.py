@@ -1,7 +1,6 @@
 """Labelling new graphs with a checkpoint, which is all that is needed: no training data, no script."""
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from cavs._readers._source import printable
 from cavs._train import checkpoint
 from cavs._train.config import Config, SaveError, TrainError
 from cavs._train.model import weight_shapes
@@ -34,7 +34,7 @@ def predict(folder: str, path: str, out: str | None = None, vertices: bool = Fal
     count = 0
     with _open(out) as file:
         for line in lines:
-            print(*map(_cell, line), sep="\t", file=file)
+            print(*map(printable, map(str, line)), sep="\t", file=file)
             count += 1
         file.flush()
     return count
@@ -62,16 +62,6 @@ def load_model(folder: Path) -> tuple[dict[str, Any], Any, Any]:
             where = jax.tree_util.keystr(place)
             raise TrainError(f"{folder}/{saved['arrays']} holds NaN or infinity at {where}, wanted finite weights to predict.")
     return about, model, weights
-
-
-# Labels and words come from files of anybody's: tabs and ends of lines would make other cells of them, control characters
-# move a terminal's cursor, others turn its text round, and halves of surrogate pairs are no UTF-8.
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def _cell(value: Any) -> str:
-    """As text, with control characters as Python writes them: `\\t`, `\\x1b`."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), str(value))
 
 
 @contextlib.contextmanager
