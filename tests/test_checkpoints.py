@@ -21,7 +21,9 @@ from cavs._train.loop import Trainer
 from cavs._train.predict import load_model
 
 pytestmark = pytest.mark.usefixtures("compiled")
-TREE = "(3 (1 (2 not) (1 bad)) (2 .))"
+# Trees with words and labels that no terminal should be shown as they are.
+TREE = {"children": [[], [], [0, 1]], "inputs": ["a\tb", "\x1b[2J\ud800", None], "labels": ["x\ny", "\u202ez", "x\ny"]}
+LEAF = {"children": [[]], "inputs": ["c"], "labels": ["w"]}
 SMALL = ["--hidden", "4", "--batch", "2"]
 
 
@@ -29,8 +31,8 @@ SMALL = ["--hidden", "4", "--batch", "2"]
 def trained(tmp_path_factory, compiled) -> Path:
     """The folder of a run of two epochs, beside its data."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "t.txt").write_text("\n".join([TREE, "(1 bad)"] * 4))
-    assert cli.main(["train", str(folder / "t.txt"), *SMALL, "--epochs", "2", "--out", str(folder / "run")]) == 0
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, [TREE, LEAF] * 4)))
+    assert cli.main(["train", str(folder / "t.jsonl"), *SMALL, "--epochs", "2", "--out", str(folder / "run")]) == 0
     return folder / "run"
 
 
@@ -39,7 +41,7 @@ def run(trained, tmp_path, monkeypatch) -> Path:
     """A copy of it, in the working directory."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained, tmp_path / "run")
-    shutil.copy(trained.parent / "t.txt", tmp_path)
+    shutil.copy(trained.parent / "t.jsonl", tmp_path)
     return Path("run")
 
 
@@ -68,7 +70,7 @@ def test_one_process_trains_in_a_folder(run, tmp_path, capsys):
         assert code == 2 and f"run: process {os.getpid()} on " in error and "wait for its end" in error
         (tmp_path / "empty").mkdir()
     with folders.locked(tmp_path / "empty"):
-        code, error = told(capsys, "train", "t.txt", *SMALL, "--out", "empty")
+        code, error = told(capsys, "train", "t.jsonl", *SMALL, "--out", "empty")
         assert code == 2 and "trains in it now; wait for its end, or pass another folder: --out DIR" in error
     assert before == {path.name: path.read_bytes() for path in run.glob("*.json")}
     assert [path.name for path in (tmp_path / "empty").iterdir()] == [".lock"]
@@ -78,7 +80,7 @@ def test_one_process_trains_in_a_folder(run, tmp_path, capsys):
 
 def test_runs_that_start_together_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = Config(train="t.txt")
+    config = Config(train="t.jsonl")
     with folders.new(config, None) as one, folders.new(config, None) as other:
         assert {one.name, other.name} == {"t", "t-2"}
     monkeypatch.setattr(Path, "exists", lambda path: False)  # as both looked before either made its folder
@@ -95,7 +97,7 @@ def test_every_file_names_its_run_and_files_of_another_are_refused(run, capsys):
     names = {json.loads(path.read_text())["run"] for path in run.glob("*.json")}
     assert len(names) == 1
     rewritten(run / "model.json", run="another")
-    for words in (["predict", "run", "t.txt"], ["train", "--resume", "run"]):
+    for words in (["predict", "run", "t.jsonl"], ["train", "--resume", "run"]):
         code, error = told(capsys, *words)
         assert code == 2 and "is of another run than run/model.json" in error
 
@@ -121,11 +123,11 @@ def test_a_run_killed_before_its_first_epoch_is_restarted_or_gone_on_with(run, m
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *a: (dies(), replace(*a)))
         with pytest.raises(Killed):
-            cli.main(["train", "t.txt", *SMALL, "--epochs", "2", "--out", "new"])
+            cli.main(["train", "t.jsonl", *SMALL, "--epochs", "2", "--out", "new"])
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "fit", dies_at_once)
         with pytest.raises(Killed):
-            cli.main(["train", "t.txt", *SMALL, "--epochs", "2", "--out", "new"])  # restarted, and killed once more
+            cli.main(["train", "t.jsonl", *SMALL, "--epochs", "2", "--out", "new"])  # restarted, and killed once more
     assert cli.main(["train", "--resume", "new"]) == 0
     assert arrays_of("new").keys() == arrays_of("run").keys()
     for name, array in arrays_of("run").items():
@@ -253,7 +255,7 @@ def test_types_and_ranges_of_a_configuration_are_checked(run, field, capsys):
     config = json.loads((run / "model.json").read_text())["config"]
     for value, message in CONFIGS[field]:
         rewritten(run / "model.json", config=config | {field: value})
-        for words in (["predict", "run", "t.txt"], ["train", "--resume", "run", "--patience", "9"]):
+        for words in (["predict", "run", "t.jsonl"], ["train", "--resume", "run", "--patience", "9"]):
             code, error = told(capsys, *words)
             assert code == 2 and message in error
 
@@ -287,14 +289,14 @@ def test_a_file_of_a_few_bytes_asks_for_no_large_model(run, field, capsys):
     for value, message in MODELS[field]:
         new = model[field] | value if isinstance(value, dict) else value
         rewritten(run / "model.json", model=model | {field: new})
-        code, error = told(capsys, "predict", "run", "t.txt")
+        code, error = told(capsys, "predict", "run", "t.jsonl")
         assert code == 2 and message in error and "run/model.json" in error
 
 
 @pytest.mark.parametrize("name", ["config", "words", "labels", "model", "files", "run", "task"])
 def test_facts_of_another_type_are_refused(run, name, capsys):
     rewritten(run / "model.json", **{name: [3]})
-    for words in (["predict", "run", "t.txt"], ["train", "--resume", "run"]):
+    for words in (["predict", "run", "t.jsonl"], ["train", "--resume", "run"]):
         code, error = told(capsys, *words)
         assert code == 2 and f"run/model.json: {name} " in error
 
@@ -327,7 +329,7 @@ def test_a_pipe_is_no_checkpoint(run, name, capsys):
     path = run / (json.loads((run / "best.json").read_text())["arrays"] if name == "arrays" else name)
     path.unlink()
     os.mkfifo(path)
-    code, error = told(capsys, "predict", "run", "t.txt")
+    code, error = told(capsys, "predict", "run", "t.jsonl")
     assert code == 2 and f"{path} cannot be read (is no regular file)" in error
 
 
@@ -335,22 +337,18 @@ def test_weights_that_are_nan_predict_nothing(run, capsys):
     about, _, weights = load_model(run)
     weights.params["w"] = weights.params["w"].at[0, 0].set(np.nan)
     checkpoint.save(run, "best", weights, {"run": about["run"]}, 7)
-    code, error = told(capsys, "predict", "run", "t.txt")
+    code, error = told(capsys, "predict", "run", "t.jsonl")
     assert code == 2 and "run/best-00000007.npz holds NaN or infinity at .params['w'], wanted finite weights" in error
 
 
-def test_control_characters_reach_neither_terminal_nor_cells(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    graph = {"children": [[], [0]], "inputs": ["a\tb", "\x1b[2J\ud800"], "labels": ["x\ny", "\u202ez"]}
-    Path("t.jsonl").write_text(f"{json.dumps(graph)}\n" * 3)
-    assert cli.main(["train", "t.jsonl", *SMALL, "--epochs", "1", "--out", "run"]) == 0
+def test_control_characters_reach_neither_terminal_nor_cells(run, capsys):
     capsys.readouterr()
     assert cli.main(["predict", "run", "t.jsonl", "--vertices"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [line[4] for line in lines] == ["a\\tb", "\\x1b[2J\\ud800"] * 3
-    assert {line[2] for line in lines} <= {"x\\ny", "\\u202ez"}
+    assert [line[4] for line in lines] == ["a\\tb", "\\x1b[2J\\ud800", "", "c"] * 4
+    assert {line[2] for line in lines} <= {"x\\ny", "\\u202ez", "w"}
     assert cli.main(["inspect", "t.jsonl"]) == 0
-    assert "x\\ny (3), \\u202ez (3)" in capsys.readouterr().out
+    assert "x\\ny (8), \\u202ez (4)" in capsys.readouterr().out
 
 
 # ---- files that cannot be written ----
@@ -371,7 +369,7 @@ def test_a_full_disk_is_told_with_the_file_and_how_to_go_on(run, monkeypatch, ca
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_whole", full)
-        code, error = told(capsys, "train", "t.txt", *SMALL, "--epochs", "1", "--out", "new")
+        code, error = told(capsys, "train", "t.jsonl", *SMALL, "--epochs", "1", "--out", "new")
     assert code == 1 and f"{seen[-1]} cannot be written (No space left on device)" in error
     if when:
         assert cli.main(["train", "--resume", "new"]) == 0
@@ -388,17 +386,17 @@ def test_a_folder_that_is_gone_or_a_file_is_told(run, monkeypatch, capsys):
         return fit(trainer, *rest)
 
     monkeypatch.setattr(Trainer, "fit", goes)
-    code, error = told(capsys, "train", "t.txt", *SMALL, "--epochs", "1", "--out", "new")
+    code, error = told(capsys, "train", "t.jsonl", *SMALL, "--epochs", "1", "--out", "new")
     assert (
         code == 1 and "cannot be written (No such file or directory)" in error and "nothing is saved; to start again" in error
     )
-    code, error = told(capsys, "train", "t.txt", *SMALL, "--out", "t.txt")
-    assert code == 1 and "--out: the folder t.txt cannot be made (File exists)" in error
-    code, error = told(capsys, "train", "t.txt", *SMALL, "--out", "t.txt/new")
+    code, error = told(capsys, "train", "t.jsonl", *SMALL, "--out", "t.jsonl")
+    assert code == 1 and "--out: the folder t.jsonl cannot be made (File exists)" in error
+    code, error = told(capsys, "train", "t.jsonl", *SMALL, "--out", "t.jsonl/new")
     assert code == 1 and "cannot be made (Not a directory)" in error
-    code, error = told(capsys, "predict", "run", "t.txt", "--out", "run")
+    code, error = told(capsys, "predict", "run", "t.jsonl", "--out", "run")
     assert code == 1 and "--out: run cannot be written (Is a directory)" in error
-    code, error = told(capsys, "predict", "t.txt", "t.txt")
+    code, error = told(capsys, "predict", "t.jsonl", "t.jsonl")
     assert code == 2
     Path("d.txt").mkdir()
     code, error = told(capsys, "inspect", "d.txt")
@@ -407,7 +405,7 @@ def test_a_folder_that_is_gone_or_a_file_is_told(run, monkeypatch, capsys):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no /dev/full")
 def test_predictions_that_cannot_be_written_are_told(run, capsys):
-    code, error = told(capsys, "predict", "run", "t.txt", "--out", "/dev/full")
+    code, error = told(capsys, "predict", "run", "t.jsonl", "--out", "/dev/full")
     assert code == 1 and "--out: /dev/full cannot be written (No space left on device)" in error
 
 

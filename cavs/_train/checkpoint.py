@@ -56,7 +56,7 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes facts with the checksum that `read_json` looks for."""
     value = {"format": FORMAT, **value}
     text = json.dumps(value | {"sha256": _checksum(value)}, ensure_ascii=False, indent=1, allow_nan=True)
-    write(path, text.encode("utf-8", "surrogatepass"))  # JSON may hold half a surrogate pair, and so may words
+    write(path, text.encode("utf-8", "backslashreplace"))  # words may hold half a surrogate pair: in JSON that is `\ud800`
 
 
 def save(folder: Path, name: str, tree: Any, about: dict[str, Any], step: int, keep: bool = False) -> None:
@@ -87,7 +87,7 @@ def read_json(folder: Path, name: str, run: str | None = None) -> dict[str, Any]
     """
     path = folder / f"{name}.json"
     try:
-        about = json.loads(read_whole(path).decode("utf-8", "surrogatepass"))
+        about = json.loads(read_whole(path))
     except FileNotFoundError:
         raise TrainError(
             f"{folder} holds no {path.name}; wanted the folder of a run, as `cavs train --out DIR` writes it."
