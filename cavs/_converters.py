@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cavs._graphs import Graphs
-from cavs._integers import integers
+from cavs._heights import offsets
+from cavs._integers import check_total, integers
 from cavs._readers._flat import children_of_parents, ids_and_names, value_type
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ def from_lengths(lengths: Sequence[int] | np.ndarray, *, input_id: Any = None, l
     if (lengths < 1).any():
         g = int(np.argmax(lengths < 1))
         raise ValueError(f"from_lengths: lengths[{g}] is {lengths[g]}, wanted at least 1: a graph has a vertex.")
+    check_total("from_lengths: lengths", lengths)
     starts = np.cumsum(lengths) - lengths
     num_children = np.ones(lengths.sum(), np.int64)
     num_children[starts] = 0
-    position = np.arange(len(num_children)) - np.repeat(starts, lengths)
+    # Also the height of each vertex: it need not be found.
+    position = (np.arange(len(num_children)) - np.repeat(starts, lengths)).astype(np.int32)
     fields = _fields("from_lengths", lengths, fields | {"input_id": input_id, "label": label})
-    return Graphs.build(lengths, num_children, position[num_children > 0] - 1, **fields)
+    return Graphs._of(offsets(lengths), offsets(num_children), position[num_children > 0] - 1, position, fields)
 
 
 def from_parents(
@@ -99,6 +102,7 @@ def from_edges(
     if (sizes < 1).any():
         g = int(np.argmax(sizes < 1))
         raise ValueError(f"from_edges: graph {g} has {sizes[g]} vertices, wanted at least 1.")
+    check_total("from_edges: num_vertices", sizes)
     starts = np.cumsum(sizes) - sizes
     if single or isinstance(edges, np.ndarray):
         flat = _pairs("from_edges: edges", edges)

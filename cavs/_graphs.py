@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs._facts import Facts, Widths, arity_of, facts_of, widths_of
 from cavs._heights import heights, offsets
-from cavs._integers import integers
+from cavs._integers import check_total, integers
 from cavs._segments import ranges
 
 
@@ -71,7 +71,7 @@ class Graphs:
         the graph, vertex after vertex; `kind`, `label`, `input_id` (V,) integers or `None`; names as tuples of str.
 
         **Raises:** `ValueError` that names graph and vertex for an empty graph, a child out of range, a self-loop or a
-        longer cycle, arrays of unlike length, or an id outside its names.
+        longer cycle, arrays of unlike length, an id outside its names, or 2^31 vertices or edges.
         """
         n = integers("num_vertices", num_vertices, np.int64)
         counts = integers("num_children", num_children, np.int64)
@@ -79,20 +79,23 @@ class Graphs:
         if (n < 1).any():
             g = int(np.flatnonzero(n < 1)[0])
             raise ValueError(f"num_vertices[{g}] is {n[g]}: graph {g} is empty. Every graph needs at least one vertex.")
-        vertex_offsets, child_offsets = offsets(n), offsets(counts)
+        check_total("num_vertices", n)
+        vertex_offsets = offsets(n)
         num_rows = int(vertex_offsets[-1])
         if len(counts) != num_rows or (counts < 0).any():
             raise ValueError(
                 f"num_children has {len(counts)} entries (least {counts.min(initial=0)}), "
                 f"wanted {num_rows} entries >= 0: one per vertex, the sum of num_vertices."
             )
+        check_total("num_children", counts)
+        child_offsets = offsets(counts)
         if len(kids) != child_offsets[-1]:
             raise ValueError(f"children has {len(kids)} entries, wanted {child_offsets[-1]}: the sum of num_children.")
         owner = np.repeat(np.arange(num_rows), counts)
         graph = np.repeat(np.arange(len(n)), n)
         bad = np.flatnonzero((kids < 0) | (kids >= n[graph[owner]]))
         if len(bad):
-            g, v = _where(vertex_offsets, graph, owner[bad[0]])
+            g, v = _where(vertex_offsets, owner[bad[0]])
             raise ValueError(
                 f"children: vertex {v} of graph {g} has child {kids[bad[0]]}, wanted a vertex number within the graph, "
                 f"0 to {n[g] - 1}."
@@ -100,29 +103,34 @@ class Graphs:
         rows = kids + vertex_offsets[graph[owner]]
         height = heights(owner, rows, counts)
         if (height < 0).any():
-            g, v = _where(vertex_offsets, graph, int(np.flatnonzero(height < 0)[0]))
+            g, v = _where(vertex_offsets, int(np.flatnonzero(height < 0)[0]))
             raise ValueError(
                 f"children: graph {g} has a cycle through or below vertex {v}; wanted a directed acyclic graph "
                 "(a vertex may not depend on itself)."
             )
+        fields = dict(kind=kind, label=label, input_id=input_id, vocab=vocab, kind_names=kind_names, label_names=label_names)
+        return Graphs._of(vertex_offsets, child_offsets, kids, height, fields)
+
+    @staticmethod
+    def _of(
+        vertex_offsets: np.ndarray, child_offsets: np.ndarray, children: np.ndarray, height: np.ndarray, fields: dict[str, Any]
+    ) -> "Graphs":
+        """Graphs of arrays that are known to be right, with the optional arguments of `build`, which are checked."""
         optional: dict[str, Any] = {}
-        for name, value, its_names, names in (
-            ("kind", kind, "kind_names", kind_names),
-            ("label", label, "label_names", label_names),
-            ("input_id", input_id, "vocab", vocab),
-        ):
+        for name, its_names in (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab")):
+            value, names = fields.get(name), fields.get(its_names)
             names = None if names is None else tuple(names)
             if value is not None:
                 value = integers(name, value, np.int32)
-                if len(value) != num_rows:
-                    raise ValueError(f"{name} has {len(value)} entries, wanted {num_rows}: one per vertex.")
+                if len(value) != len(height):
+                    raise ValueError(f"{name} has {len(value)} entries, wanted {len(height)}: one per vertex.")
                 low, high = 0 if name == "kind" else -1, np.iinfo(np.int32).max if names is None else len(names) - 1
                 bad = np.flatnonzero((value < low) | (value > high))
                 if len(bad):
-                    g, v = _where(vertex_offsets, graph, bad[0])
+                    g, v = _where(vertex_offsets, bad[0])
                     raise ValueError(f"{name} of vertex {v} of graph {g} is {value[bad[0]]}, wanted {low} to {high}.")
             optional |= {name: value, its_names: names}
-        return Graphs(vertex_offsets, child_offsets, kids, height, **optional)
+        return Graphs(vertex_offsets, child_offsets, children, height, **optional)
 
     def __len__(self) -> int:
         """The number of graphs, G."""
@@ -291,6 +299,7 @@ class Graphs:
         return f"Graphs({', '.join(parts + extra)})"
 
 
-def _where(vertex_offsets: np.ndarray, graph: np.ndarray, row: Any) -> tuple[int, int]:
+def _where(vertex_offsets: np.ndarray, row: Any) -> tuple[int, int]:
     """(graph, vertex within it) of a flat row, for messages."""
-    return int(graph[row]), int(row - vertex_offsets[graph[row]])
+    graph = int(np.searchsorted(vertex_offsets, row, side="right")) - 1
+    return graph, int(row - vertex_offsets[graph])

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from cavs._graphs import Graphs
 from cavs._readers import read
+from cavs._readers._source import printable
 from cavs._schedule import Shape
 from cavs._scheduler import schedule
 
@@ -136,7 +137,7 @@ def _form(graphs: Graphs) -> str:
 def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:
     values, counts = np.unique(ids[ids >= 0], return_counts=True)
     order = np.argsort(-counts, kind="stable")[:8]
-    shown = ", ".join(f"{names[values[i]] if names is not None else values[i]} ({counts[i]:,})" for i in order)
+    shown = ", ".join(f"{printable(names[values[i]]) if names is not None else values[i]} ({counts[i]:,})" for i in order)
     more = f", and {len(values) - len(order):,} more" if len(values) > len(order) else ""
     none = f"; {(ids < 0).sum():,} vertices without" if (ids < 0).any() else ""
     return f"{len(values):,}: {shown}{more}{none}"

@@ -7,13 +7,17 @@ was slower: pages cost more than copies.) Elsewhere, and where they are small, a
 """
 
 import contextlib
+import io
 import itertools
 import os
 import pickle
+import select
 from typing import IO, Any
 
 import numpy as np
 
+# Seconds in which a process must read or write something, if we wait for it: far longer than any pass takes.
+PATIENCE = 600.0
 PIPE_BYTES = 1 << 20  # asked for, so that what crosses a pipe does in few pieces
 PLACE = 1 << 40  # bytes between places in a file, of which only those that were written take memory
 _SMALL = 1 << 16  # bytes that a pipe takes at once
@@ -68,3 +72,40 @@ def widen(pipe: IO[bytes]) -> None:
         import fcntl  # not on Windows
 
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
+class Line(io.RawIOBase):
+    """One end of a pipe, at which nobody waits longer than `PATIENCE`."""
+
+    def __init__(self, descriptor: int, direction: str):
+        self._descriptor, self._reads = descriptor, direction == "r"
+        os.set_blocking(descriptor, False)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def readable(self) -> bool:
+        return self._reads
+
+    def writable(self) -> bool:
+        return not self._reads
+
+    def readinto(self, buffer: Any) -> int:
+        return self._patiently(os.readv, [buffer])
+
+    def write(self, data: Any) -> int:
+        return self._patiently(os.write, data)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._descriptor)
+
+    def _patiently(self, call: Any, data: Any) -> int:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                return call(self._descriptor, data)
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLIN if self._reads else select.POLLOUT)
+            if not poll.poll(1000 * PATIENCE):
+                raise TimeoutError

@@ -1,5 +1,6 @@
 """`prefetch`: the next batches are scheduled and sent to the device while this one runs (VPPS's asynchrony)."""
 
+import os
 import queue
 import sys
 import threading
@@ -33,7 +34,8 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
     prepared items may wait (their memory is held).
 
     **Raises:** what `items` or `prepare` raised, at the place of that item and after all items before it; `TypeError` or
-    `ValueError` at the call for a `prepare` or `depth` that is none.
+    `ValueError` at the call for a `prepare` or `depth` that is none; `RuntimeError` in a process forked from the one that
+    began.
     """
     if not callable(prepare):
         raise TypeError(f"prefetch: prepare is a {type(prepare).__name__}, wanted a function of one item.")
@@ -42,7 +44,18 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
     return _consume(iter(items), prepare, depth)
 
 
+def refuse_inherited(what: str, made_in: int) -> None:
+    """**Raises:** `RuntimeError` where the process `made_in` began an iterator and a fork of it goes on: threads and other
+    processes answer the first alone."""
+    if os.getpid() != made_in:
+        raise RuntimeError(
+            f"{what}: process {made_in} began this iterator, and process {os.getpid()}, forked from it, goes on with it; "
+            f"wanted an iterator of its own. Call cavs.{what} after the fork."
+        )
+
+
 def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
+    made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     # Taken by the thread before it starts on an item, given back when the consumer takes one: never more than `depth`
     # items in hand or waiting, and nobody polls.
@@ -62,9 +75,10 @@ def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) ->
                 raise value
             room.release()
             yield value
+            refuse_inherited("prefetch", made_in)
             del value  # not held while waiting for the next one
     finally:
-        if not ending():
+        if not ending() and os.getpid() == made_in:  # a fork has no such thread, and its locks may be held for ever
             stop.set()
             room.release()
             if thread.ident != this_thread():  # the garbage collector may close us from any thread

@@ -6,10 +6,12 @@ A process runs this module: it imports this package and nothing of the caller's,
 
 import collections
 import contextlib
+import io
 import itertools
 import os
 import pickle
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -21,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from cavs import _messages
 from cavs._graphs import Graphs
 from cavs._host_memory import keep_host_memory
 from cavs._later import LaterGraphs, Pass
-from cavs._messages import PIPE_BYTES, file_in_memory, receive, send, widen
+from cavs._messages import PIPE_BYTES, Line, file_in_memory, receive, send, widen
 from cavs._pack import Options, pack
+from cavs._prefetch import refuse_inherited
 from cavs._schedule import Schedule, Shape
 
 UNDER_WAY = 3  # passes of one process: one that is read, one that is made, one that waits
@@ -36,6 +40,7 @@ def schedules_elsewhere(
     graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options, processes: int
 ) -> Iterator[tuple[Graphs, Schedule]]:
     """`(batch, schedule)` for each batch of each pass (a list of index arrays), made by processes that run ahead, in turn."""
+    made_in = os.getpid()
     idle = _idle.setdefault(graphs, [])
     remotes = [idle.pop() if idle else _Remote(graphs) for _ in range(processes)]
     turns = itertools.cycle(remotes)
@@ -66,6 +71,7 @@ def schedules_elsewhere(
             of_pass, begin = Pass(graphs, index, counts, arrays), 0
             for number, (end, i) in enumerate(zip(ends, which, strict=True)):
                 yield LaterGraphs(of_pass, number), Schedule(data[begin:end], shapes[i])
+                refuse_inherited("schedules", made_in)
                 begin = end
     finally:
         idle += [remote for remote in remotes if remote.alive]
@@ -91,12 +97,19 @@ class _Remote:
             pass_fds=[f for f in (file, self._file) if f is not None],
         )
         assert self._process.stdin and self._process.stdout
+        if hasattr(select, "poll"):  # not on Windows
+            reads, writes = (Line(os.dup(p.fileno()), d) for p, d in ((self._process.stdout, "r"), (self._process.stdin, "w")))
+            self._process.stdin.close()
+            self._process.stdout.close()
+            self._process.stdin = io.BufferedWriter(writes, PIPE_BYTES)
+            self._process.stdout = io.BufferedReader(reads, PIPE_BYTES)
         self._in, self._out = self._process.stdin, self._process.stdout
         self._under_way = 0
         widen(self._in)
         widen(self._out)
         self.alive = True
         self.close = weakref.finalize(self, _end, self._process, self._file)  # also when the interpreter ends
+        _all.add(self)
         try:
             self._put({name: getattr(graphs, name) for name in (*_ARRAYS, "kind_names")}, file)
         finally:
@@ -108,7 +121,7 @@ class _Remote:
             with contextlib.suppress(Exception):
                 self.receive()
             if not self.alive:
-                raise self._died()
+                raise self._told(EOFError())
         self._put(options)
 
     def send(self, picked: tuple[np.ndarray, np.ndarray]) -> None:
@@ -121,9 +134,7 @@ class _Remote:
             answer = receive(self._out, self._file)
         except BaseException as e:  # interrupted in the middle of an answer, too: what follows would make no sense
             self._lost()
-            if isinstance(e, EOFError):
-                raise self._died() from None
-            raise
+            raise self._told(e) from None
         if isinstance(answer, _Failure):
             raise answer.raised()
         return answer
@@ -133,28 +144,53 @@ class _Remote:
             send(self._in, message, file)
         except BaseException as e:
             self._lost()
-            if isinstance(e, BrokenPipeError):
-                raise self._died() from None
-            raise
+            raise self._told(e) from None
 
     def _lost(self) -> None:
         self.alive = False
         self.close()
 
-    def _died(self) -> RuntimeError:
-        status = self._process.poll()
-        return RuntimeError(f"schedules: the process that makes schedules ended with status {status}; see its output above.")
+    def _told(self, error: BaseException) -> BaseException:
+        """What to raise for what befell the line."""
+        if isinstance(error, TimeoutError):
+            return RuntimeError(
+                f"schedules: the process that makes schedules has not answered for {_messages.PATIENCE:g} s (is it stopped?), "
+                "and was ended; call cavs.schedules again."
+            )
+        if isinstance(error, (EOFError, BrokenPipeError)):
+            ended = f"ended with status {self._process.poll()}; see its output above."
+            return RuntimeError(f"schedules: the process that makes schedules {ended}")
+        return error
+
+    def leave(self) -> None:
+        """In a process that was forked from ours: the line and its other end are not its own."""
+        self.alive = False
+        self.close.detach()
+        _close(self._process)
+        if self._file is not None:
+            os.close(self._file)
 
 
 # Processes that nobody uses now; they end with their graphs.
 _idle: "weakref.WeakKeyDictionary[Graphs, list[_Remote]]" = weakref.WeakKeyDictionary()
+_all: "weakref.WeakSet[_Remote]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # Two processes on one line would read each other's answers.
+    for remote in list(_all):
+        if remote.alive:
+            remote.leave()
+    _all.clear()
+    _idle.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _end(process: "subprocess.Popen[bytes]", file: int | None) -> None:
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            assert pipe is not None
-            pipe.close()
+    _close(process)
     if file is not None:
         os.close(file)
     try:
@@ -162,6 +198,12 @@ def _end(process: "subprocess.Popen[bytes]", file: int | None) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _close(process: "subprocess.Popen[bytes]") -> None:
+    pipes: tuple[Any, ...] = (process.stdin, process.stdout)
+    for pipe in pipes:
+        pipe.raw.close()  # without what is in the buffer: part of a message, which nobody takes or another process sends
 
 
 class _Failure:

@@ -98,7 +98,8 @@ def schedules(
 
     **Raises:** as `cavs.schedule`, at the call; `TypeError` or `ValueError` for a `process` that is none, or several
     with a list of `shapes`; `IndexError` for a batch that selects graphs which there are not; with `process`, what failed
-    there, with its traceback as a note, and `RuntimeError` where a process ended.
+    there, with its traceback as a note, and `RuntimeError` where a process ended or has not answered for ten minutes, and in a
+    process forked from the one that began to iterate (call `cavs.schedules` there).
     """
     options = _checked("schedules", graphs, policy, kinds, exact, window, shapes, fields)
     if not isinstance(process, int):

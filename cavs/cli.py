@@ -65,7 +65,8 @@ did not have are read as unknown, or letter by letter. The folder is all that is
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code: 0, 2 for a mistake in the arguments or files, 130 after Ctrl-C."""
+    """Runs the command; returns the exit code: 0, 1 where a file cannot be read or written, 2 for a mistake in the arguments
+    or files, 130 after Ctrl-C."""
     parser = _parser()
     given = vars(parser.parse_args(arguments))
     command = given.pop("command")
@@ -76,13 +77,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return {"train": _train, "predict": _predict, "inspect": _inspect}[command](given)
     except (TrainError, FormatError) as error:
         print(f"cavs {command}: {error}", file=sys.stderr)
-        return 2
+        return error.code if isinstance(error, TrainError) else 2
     except FileNotFoundError as error:
         print(f"cavs {command}: there is no file {error.filename}.", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `cavs predict ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        which = "a file" if error.filename is None else error.filename
+        print(f"cavs {command}: {which} cannot be read or written ({error.strerror or error}).", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"cavs {command}: interrupted", file=sys.stderr)
         return 130

@@ -42,7 +42,7 @@ def test_training_beats_the_majority(run):
 
 def test_a_run_leaves_arrays_json_and_a_picture(run):
     suffixes = sorted(path.suffix for path in run.iterdir())
-    assert suffixes == [".json"] * 4 + [".npz"] * 2 + [".png"]
+    assert suffixes == [""] + [".json"] * 5 + [".npz"] * 3 + [".png"]  # of `last` two generations; `.lock` has no suffix
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     for path in run.glob("*.npz"):
         with np.load(path, allow_pickle=False) as arrays:
@@ -112,8 +112,8 @@ def test_ctrl_c_saves_and_going_on_ends_where_a_straight_run_does(tmp_path, comp
         assert process.returncode == 0, error
     arrays = []
     for name in ("stopped", "straight"):
-        (path,) = (tmp_path / name).glob("last-*.npz")
-        with np.load(path) as file:
+        about = json.loads((tmp_path / name / "last.json").read_text())
+        with np.load(tmp_path / name / about["arrays"]) as file:
             arrays.append({key: file[key] for key in file.files})
     assert arrays[0].keys() == arrays[1].keys()
     for key in arrays[0]:

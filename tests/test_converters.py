@@ -86,6 +86,11 @@ def nx(edges=(), cls=networkx.DiGraph, nodes=({},), **attributes):
 
 WRONG = [
     (lambda: cavs.from_lengths([2, 0]), r"from_lengths: lengths\[1\] is 0, wanted at least 1"),
+    (lambda: cavs.from_lengths([2**62] * 5), r"from_lengths: lengths\[0\] is 4611686018427387904, wanted less than 2\*\*31"),
+    (lambda: cavs.from_lengths([2**30] * 2), "from_lengths: lengths add up to 2147483648"),
+    (lambda: cavs.from_edges([1, 2**63 - 1, 2**63 - 1, 1], [[]] * 4), r"from_edges: num_vertices\[1\] is 9223372036854775807"),
+    (lambda: cavs.from_edges(2**31, []), r"from_edges: num_vertices\[0\] is 2147483648, wanted less than 2\*\*31"),
+    (lambda: cavs.from_edge_index(np.zeros((2, 0), int), ptr=[0, 2**63 - 1]), "wanted less than"),
     (lambda: cavs.from_lengths(5), "from_lengths: lengths has dtype int64 and shape ()"),
     (lambda: cavs.from_lengths([1.5]), "from_lengths: lengths has dtype float64"),
     (lambda: cavs.from_lengths([2, 1], label=[[1], [1, 2]]), r"got label\[0\] of length 1, wanted 2: one per vertex"),

@@ -4,12 +4,14 @@ import copy
 import dataclasses
 import pickle
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 import cavs
+from cavs import _heights
 from tests.odd_graphs import children_of, from_children
 from tests.random_graphs import assert_same, build, forests, graphs
 
@@ -18,15 +20,36 @@ def height_by_recursion(rows, v):
     return max((1 + height_by_recursion(rows, child) for child in rows[v]), default=0)
 
 
+@pytest.mark.parametrize("round_", [0, 10**9])  # all levels by NumPy; all but the leaves vertex by vertex
 @settings(deadline=None)
-@given(forests())
-def test_height_is_the_longest_path_to_a_leaf(forest):
-    graphs = build(forest)
+@given(forest=forests())
+def test_height_is_the_longest_path_to_a_leaf(round_, forest):
+    with mock.patch.object(_heights, "ROUND", round_):
+        graphs = build(forest)
     assert graphs.height.tolist() == [height_by_recursion(rows, v) for rows in forest for v in range(len(rows))]
     assert len(graphs) == len(forest) and graphs.num_vertices == sum(map(len, forest))
     assert graphs.num_edges == sum(len(row) for rows in forest for row in rows)
     assert graphs.max_fan_in == max((len(row) for rows in forest for row in rows), default=0)
     assert [children_of(graphs, g) for g in range(len(forest))] == forest
+
+
+@pytest.mark.parametrize("round_", [0, 10**9])
+def test_a_cycle_is_found_in_either_way(round_):
+    with mock.patch.object(_heights, "ROUND", round_), pytest.raises(ValueError, match="a cycle through or below vertex 2"):
+        build([[[], [0], [1, 3], [2], [3]]])
+
+
+def test_deep_graphs_take_no_rounds_of_numpy(monkeypatch):
+    """Else a tree of a million levels takes a minute."""
+    rounds = []
+    real = _heights.offsets
+    monkeypatch.setattr(_heights, "offsets", lambda counts: (rounds.append(1), real(counts))[1])
+    parents = np.append(np.arange(1, 20_000), -1)
+    graphs = cavs.from_parents([parents])
+    assert graphs.height.tolist() == list(range(20_000)) and graphs.reversed().height.tolist() == list(range(19_999, -1, -1))
+    assert len(rounds) <= 2 * (1 + 40_000 / _heights.ROUND)
+    found = len(rounds)
+    assert cavs.from_lengths([20_000]).height.tolist() == list(range(20_000)) and len(rounds) == found
 
 
 @settings(deadline=None)
@@ -120,6 +143,18 @@ def test_reversed_twice_sorts_the_children(graphs):
         ([1], [1], [-1], {}, "vertex 0 of graph 0 has child -1"),
         ([1, 1], [0, 1], [0], {}, "graph 1 has a cycle through or below vertex 0"),
         ([1, 3], [0, 1, 1, 1], [1, 2, 1], {}, "graph 1 has a cycle"),
+        # Sums that overflow int64, or rows that overflow int32: memory of others' was written.
+        (
+            [1, 2**63 - 1, 2**63 - 1, 1, 1],
+            [0] * 3,
+            [],
+            {},
+            r"num_vertices\[1\] is 9223372036854775807, wanted less than 2\*\*31",
+        ),
+        ([2**31], [0], [], {}, r"num_vertices\[0\] is 2147483648, wanted less than 2\*\*31 in all"),
+        ([2**30] * 2, [0], [], {}, "num_vertices add up to 2147483648, wanted less than"),
+        ([5], [1, 2**63 - 1, 2**63 - 1, 1, 1], [0], {}, r"num_children\[1\] is 9223372036854775807, wanted less than"),
+        ([2], [2**30] * 2, [0], {}, "num_children add up to 2147483648"),
         ([2], [0], [], {}, "num_children has 1 entries .* wanted 2"),
         ([2], [0, -1], [], {}, r"num_children has 2 entries \(least -1\)"),
         ([2], [0, 1], [], {}, "children has 0 entries, wanted 1"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._readers import FormatError
+from cavs._readers import FormatError, _source, npz
 from tests.sample_files import SST, write
 
 
@@ -173,3 +173,22 @@ def test_damaged_files_are_refused(tmp_path, suffix):
         (tmp_path / "b.npz").write_bytes(data)
         with pytest.raises(FormatError, match="expected a whole .npz file"):
             cavs.read(tmp_path / "b.npz")
+
+
+def test_files_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
+    for module in (_source, npz):
+        monkeypatch.setattr(module, "ROOM", 1 << 12)
+        monkeypatch.setattr(module, "RATIO", 10)
+    text = "(2 w)\n" * 2_000
+    assert len(cavs.read(write(tmp_path, "a.txt", text))) == 2_000
+    path = write(tmp_path, "a.txt.gz", text)
+    assert path.stat().st_size < len(text) / 100
+    with pytest.raises(
+        FormatError, match="a.txt.gz: read '.* bytes of gzip that decompress to more', expected at most 4096 bytes"
+    ):
+        cavs.read(path)
+    monkeypatch.setattr(_source, "ROOM", len(text))
+    assert len(cavs.read(path)) == 2_000  # exactly as much as it may
+    np.savez_compressed(tmp_path / "a.npz", children=np.zeros(10**6, int))
+    with pytest.raises(FormatError, match="a.npz: read a file with an error .* bytes that decompress to 8000128"):
+        cavs.read(tmp_path / "a.npz")

@@ -35,6 +35,11 @@ def test_the_good_one_runs() -> None:
     assert call(good).shape == (3, H)
 
 
+def test_a_program_has_sizes() -> None:
+    with pytest.raises(ValueError, match="a matrix of weights has neither rows nor columns; wanted sizes"):
+        vp.ChildSumTreeLSTM(0, 0).init(jax.random.key(0))
+
+
 # ---- VertexFunction ----
 
 

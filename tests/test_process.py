@@ -5,11 +5,13 @@ import dataclasses
 import gc
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
 import time
 import traceback
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +133,86 @@ def test_errors_reach_the_caller_of_a_process() -> None:
     with pytest.raises(ValueError, match="write shapes=tuple"):
         cavs.schedules(graphs, [], shapes=[], process=2)
     assert len(list(cavs.schedules(graphs, [[0]], shapes=[], process=1))) == 1
+
+
+def in_a_fork(work) -> object:
+    """What `work` returns in a fork of this process, or the text of what it raises."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX's, as it has threads; the fork uses NumPy alone
+        child = os.fork()
+    if not child:
+        try:
+            try:
+                answer = work()
+            except BaseException as error:
+                answer = repr(error)
+            with os.fdopen(writing, "wb") as pipe:
+                pickle.dump(answer, pipe)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        assert select.select([reading], [], [], 60)[0], "the fork does not answer"
+        with os.fdopen(reading, "rb") as pipe:
+            return pickle.load(pipe)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def sizes(found) -> list[int]:
+    return [sched.num_vertices for _, sched in found]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_fork_has_schedules_of_its_own_and_takes_none_of_ours() -> None:
+    graphs = joined([chain(n) for n in range(1, 101)])
+    here, there = [[i] for i in range(100)], [[i] for i in reversed(range(100))]
+    assert sizes(cavs.schedules(graphs, here, process=True)) == [*range(1, 101)]
+    (remote,) = elsewhere(graphs)
+    ours = cavs.schedules(graphs, here, process=True)
+    next(ours)
+
+    def work() -> object:
+        # Else the process would live as long as the fork does, which holds an end of its pipe.
+        assert not elsewhere(graphs) and not remote.alive and remote._in.closed and remote._out.closed
+        return sizes(cavs.schedules(graphs, there, process=True)), [r._process.terminate() for r in elsewhere(graphs)]
+
+    assert in_a_fork(work) == ([*range(100, 0, -1)], [None])
+    message = in_a_fork(lambda: next(ours))
+    assert f"schedules: process {os.getpid()} began this iterator" in str(message)
+    assert "Call cavs.schedules after the fork" in str(message)
+    assert sizes(ours) == [*range(2, 101)]  # untouched
+    assert elsewhere(graphs) == [remote] and remote.alive
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_fork_does_not_wait_for_our_thread() -> None:
+    ours = cavs.prefetch(range(9), lambda x: x)
+    next(ours)
+    assert f"prefetch: process {os.getpid()} began this iterator" in str(in_a_fork(lambda: next(ours)))
+    assert in_a_fork(ours.close) is None
+    assert list(ours) == [*range(1, 9)]
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="the system cannot wait for a pipe")
+def test_a_process_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = joined([chain(5)])
+    monkeypatch.setattr(_messages, "PATIENCE", 0.2)
+    for size in (1, 1 << 20):  # while we read; while we write more than a pipe takes
+        with monkeypatch.context() as patch:
+            patch.setattr(_messages, "PATIENCE", 60)  # it has to start
+            assert len(list(cavs.schedules(graphs, [[0]], process=True))) == 1
+        (remote,) = elsewhere(graphs)
+        wait = remote._process.wait
+        # It would have five seconds to end by itself.
+        monkeypatch.setattr(remote._process, "wait", lambda _=None, wait=wait, kill=remote._process.kill: (kill(), wait()))
+        remote._process.send_signal(signal.SIGSTOP)
+        message = "has not answered for 0.2 s .is it stopped.., and was ended; call cavs.schedules again"
+        with pytest.raises(RuntimeError, match=message):
+            next(cavs.schedules(graphs, [np.zeros(size, int)], process=True))
+        assert not remote.alive and remote._process.poll() is not None and not elsewhere(graphs)
 
 
 SCRIPT = """

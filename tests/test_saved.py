@@ -1,18 +1,29 @@
 """What outlives a process: weights as safetensors, and compiled forwards that run without their source."""
 
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import os
+import random
 import re
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs._interop import exported as _exported
 from tests.programs import E, H
 from tests.truth import assert_close
 
@@ -58,6 +69,34 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         cavs.save_params(path, {"key": jax.random.key(0)})
     with pytest.raises(ValueError, match="two leaves of the name 'a.b'"):
         cavs.save_params(path, {"a.b": 1, "a": {"b": 2}})
+
+
+def test_weights_of_nested_names_are_not_dropped(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    path = tmp_path / "w"
+    for names in (("a", "a.b"), ("a.b", "a.b.c.d"), ("x.0", "x.0.y")):
+        params = {name: jnp.full(2, float(i)) for i, name in enumerate(names)}
+        cavs.save_params(path, params)
+        with pytest.raises(ValueError, match=f"load_params: {path} has arrays '.*' and '.*', of which one would lie inside"):
+            cavs.load_params(path)
+        assert_close(cavs.load_params(path, like=params), params, 0)
+
+
+def test_a_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    path = tmp_path / "w"
+    cavs.save_params(path, {"a": np.arange(9.0)})
+    data = path.read_bytes()
+    for broken in (b"", data[:5], data[:-1], b"\xff" * 40, data.replace(b"F64", b"X64"), data.replace(b"[9]", b"[8]")):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=f"load_params: {path} is no whole safetensors file"):
+            cavs.load_params(path)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        cavs.load_params(tmp_path / "nowhere")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(OSError, match="is no regular file.*pipe"):
+            cavs.load_params(tmp_path / "pipe")
 
 
 # ---- compiled forwards ----
@@ -132,3 +171,88 @@ def test_exports_that_are_none() -> None:
         cavs.export_forward(lambda p, s, x: x, {}, [schedule])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="data is no exported forward"):
         cavs.load_forward(b"something else")
+
+
+def a_forward(call: str | None = None) -> cavs.Exported:
+    """One small program; with `call` it calls a function of that name outside itself."""
+    schedule = cavs.schedule(cavs.from_lengths([4, 1, 2]))
+
+    def forward(params: Any, sched: cavs.Schedule, x: Any) -> Any:
+        kept = params if call is None else jax.ffi.ffi_call(call, jax.ShapeDtypeStruct((2, 2), jnp.float32))(params)
+        return jnp.linalg.inv(kept).sum() + sched.num_vertices + x.sum()
+
+    flat = functools.partial(_exported._flat, forward, schedule.shape, (jax.tree.structure(0.0),) * 2, [[""], [""]])
+    arguments = {"": jnp.eye(2)}, jnp.asarray(schedule.data), {"": jnp.ones(3)}
+    checks = [] if call is None else [jax.export.DisabledSafetyCheck.custom_call(call)]
+    program = jax.export.export(jax.jit(flat), disabled_checks=checks)(*arguments)
+    return cavs.Exported((schedule.shape,), (program,))
+
+
+def test_a_file_of_code_that_is_damaged_is_refused() -> None:
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
+    with jax.enable_x64(False):
+        data = a_forward().to_bytes()
+    assert len(cavs.load_forward(data).shapes) == 1  # linear algebra is what a forward may call
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, 8 * len(data), 300):
+        broken = bytearray(data)
+        broken[place // 8] ^= 1 << place % 8
+        with pytest.raises(ValueError, match="^load_forward: "):
+            cavs.load_forward(bytes(broken))
+    for broken in (b"", data[:10], data[:60], data[:-1], data + b"x"):
+        with pytest.raises(ValueError, match="data is damaged|is no exported forward"):
+            cavs.load_forward(broken)
+    with pytest.raises(ValueError, match="format is '1', wanted 2: another version of cavs wrote it"):
+        cavs.load_forward(data.replace(b"cavs forward 2", b"cavs forward 1", 1))
+
+
+def repacked(data: bytes, change: Callable[[dict[str, bytes], random.Random], None], seed: int = 0) -> bytes:
+    """An exported forward with other files in it, and the checksum of these: what somebody means to be loaded."""
+    head = len(b"cavs forward 2\n")
+    with zipfile.ZipFile(io.BytesIO(data[head + 32 :])) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    change(files, random.Random(seed))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return data[:head] + hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue()
+
+
+def test_a_file_of_code_that_was_made_wrong_raises_one_type() -> None:
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
+    with jax.enable_x64(False):
+        data = a_forward().to_bytes()
+
+    def other_shape(files: dict[str, bytes], rng: random.Random) -> None:
+        about = json.loads(files["about.json"])
+        shape = cavs.schedule(cavs.from_lengths([90])).shape
+        files["about.json"] = json.dumps({"shapes": [shape], "layout": _exported._layout([shape])}).encode()
+        assert about["shapes"] != [shape]
+
+    changes: list[Callable[[dict[str, bytes], random.Random], None]] = [
+        other_shape,
+        lambda files, _: files.pop("0.jax") and None,
+        lambda files, _: files.pop("about.json") and None,
+        lambda files, _: files.update({"about.json": b"[]"}),
+        lambda files, _: files.update({"about.json": b'{"shapes": [[1]], "layout": ""}'}),
+        lambda files, _: files.update({"about.json": b"[" * 10**5}),
+        *[lambda files, _, n=n: files.update({"0.jax": files["0.jax"][:n]}) for n in (0, 3, 9)],
+    ]
+    assert len(cavs.load_forward(repacked(data, lambda files, _: None)).shapes) == 1
+    for change in changes:
+        with pytest.raises(ValueError, match="^load_forward: data is no forward that can be loaded"):
+            cavs.load_forward(repacked(data, change))
+
+
+def test_code_that_calls_what_no_forward_needs_is_refused() -> None:
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
+    with jax.enable_x64(False):
+        exported = a_forward("xla_ffi_python_cpu_callback")
+        data = exported.to_bytes()
+    with pytest.raises(ValueError, match="safety checks are switched off in it: .*custom_call"):
+        cavs.load_forward(data)
+    quiet = dataclasses.replace(exported.programs[0], disabled_safety_checks=())
+    data = dataclasses.replace(exported, programs=(quiet,)).to_bytes()
+    with pytest.raises(ValueError, match="it calls xla_ffi_python_cpu_callback, which no forward needs"):
+        cavs.load_forward(data)

@@ -134,6 +134,13 @@ def test_a_broken_line_of_vectors_is_named(tmp_path):
         read_vectors(str(path), ["bad"])
 
 
+def test_a_line_of_vectors_without_an_end_is_refused(tmp_path):
+    path = tmp_path / "glove.txt.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 22)))
+    with pytest.raises(TrainError, match="line 1: over 1048576 bytes, wanted a word"):
+        read_vectors(str(path), ["bad"])
+
+
 def test_a_text_becomes_chains_that_predict_the_next_word(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("a b\n\n  b c c \n")

@@ -10,5 +10,7 @@ def glorot(key: jax.Array, rows: int, columns: int, dtype: Any, gates: int = 1) 
 
     Glorot and Bengio, 2010, equation 16, for each gate by itself: the fused matrix is no wider a layer than its gates.
     """
+    if not rows + columns:
+        raise ValueError("init: a matrix of weights has neither rows nor columns; wanted sizes (hidden, ...) of at least 1.")
     limit = (6 / (rows + columns)) ** 0.5
     return jax.random.uniform(key, (rows, gates * columns), dtype, -limit, limit)

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,9 +16,16 @@ from jax import export as jax_export
 
 from cavs._interop.names import named_leaves
 from cavs._run import without_callbacks
-from cavs._schedule import Schedule, Shape, layout_of
+from cavs._schedule import Schedule, Shape, layout_of, length_of
 
-FORMAT = 1
+# A file is these words, the SHA-256 of the rest, and the rest: a zip of `about.json` and of `N.jax`, what `jax.export` writes.
+_MAGIC, _FORMAT = b"cavs forward ", 2
+# What compiled code may call outside itself: jax's own linear algebra and random numbers, and kernels of engine
+# "persistent". No callbacks into Python, which a file has no business with.
+_CALLS = re.compile(
+    r"(lapack|cusolver|cublas|cusparse|hipsolver|hipblas|cu|hip)_\w+|Sharding|SPMD\w+Shape|annotate_device_placement|AllocateBuffer"
+    r"|ApproxTopK|stablehlo\.dynamic_\w+|shape_assertion|mosaic_gpu_v2|Eigh|Qr|LuDecomposition|ProductOfElementaryHouseholderReflectors"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +74,11 @@ class Exported:
         """
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as file:
-            file.writestr("about.json", json.dumps({"format": FORMAT, "shapes": self.shapes, "layout": _layout(self.shapes)}))
+            file.writestr("about.json", json.dumps({"shapes": self.shapes, "layout": _layout(self.shapes)}))
             for i, program in enumerate(self.programs):
                 file.writestr(f"{i}.jax", bytes(program.serialize()))
-        return buffer.getvalue()
+        data = buffer.getvalue()
+        return _MAGIC + b"%d\n" % _FORMAT + hashlib.sha256(data).digest() + data
 
 
 def export_forward(
@@ -135,22 +144,56 @@ def _flat(forward: Any, shape: Shape, trees: Any, names: Any, params: dict[str, 
 def load_forward(data: bytes) -> Exported:
     """What `export_forward` made, from its bytes.
 
-    **Raises:** `ValueError` for bytes that are no such file, or one of a version of cavs that lays schedules out otherwise;
+    **Load only files that you trust, as you would run only programs that you trust.** They hold code, and calling what is
+    loaded runs it. A checksum finds files that were damaged, and none that somebody made to do harm: such a file may do in
+    this process whatever the process may do. Keep the checksum of a file that travels, and compare it before you load.
+
+    **Raises:** `ValueError` for bytes that are no such file, are damaged, switch off safety checks of `jax.export` or call
+    what no forward needs, such as Python callbacks; or for one of a version of cavs that lays schedules out otherwise;
     `ImportError` where flatbuffers is not installed.
     """
+    head, _, _ = bytes(data[:64]).partition(b"\n")
+    if not head.startswith(_MAGIC):
+        raise ValueError("load_forward: data is no exported forward; wanted the bytes of Exported.to_bytes().")
+    if head != _MAGIC + b"%d" % _FORMAT:
+        got = head.removeprefix(_MAGIC).decode("ascii", "replace")
+        raise ValueError(f"load_forward: format is {got!r}, wanted {_FORMAT}: another version of cavs wrote it.")
+    begin = len(head) + 1 + hashlib.sha256().digest_size
+    if hashlib.sha256(data[begin:]).digest() != data[len(head) + 1 : begin]:
+        raise ValueError("load_forward: data is damaged: it has not the checksum that it was written with. Copy it again.")
     try:
-        file = zipfile.ZipFile(io.BytesIO(data))
-        about = json.loads(file.read("about.json"))
-    except (zipfile.BadZipFile, KeyError) as error:
+        with zipfile.ZipFile(io.BytesIO(data[begin:])) as file:
+            about = json.loads(file.read("about.json"))
+            shapes = tuple(Shape(*_tuples(s)) for s in about["shapes"])
+            same = _layout(shapes) == about["layout"]
+            programs = tuple(_program(file.read(f"{i}.jax"), shape) for i, shape in enumerate(shapes)) if same else ()
+    except ImportError:
+        raise
+    except Exception as error:
+        # zipfile, json, flatbuffers and jax.export raise a dozen types between them; all mean this.
         raise ValueError(
-            f"load_forward: data is no exported forward ({error}); wanted the bytes of Exported.to_bytes()."
+            f"load_forward: data is no forward that can be loaded ({error}); wanted the bytes of Exported.to_bytes(), "
+            "made with a version of JAX that this one reads."
         ) from error
-    if about.get("format") != FORMAT:
-        raise ValueError(f"load_forward: format is {about.get('format')!r}, wanted {FORMAT}: another version of cavs wrote it.")
-    shapes = tuple(Shape(*_tuples(s)) for s in about["shapes"] if len(s) == len(Shape._fields))
-    if _layout(shapes) != about["layout"]:
+    if not same:
         raise ValueError("load_forward: another version of cavs wrote it, with other schedules. Export it again with this one.")
-    return Exported(shapes, tuple(jax_export.deserialize(bytearray(file.read(f"{i}.jax"))) for i in range(len(shapes))))
+    return Exported(shapes, programs)
+
+
+def _program(data: bytes, shape: Shape) -> Any:
+    """One compiled forward, for schedules of a shape. **Raises:** many types of exceptions where it is none."""
+    program = jax_export.deserialize(bytearray(data))
+    if program.disabled_safety_checks:
+        raise ValueError(f"safety checks are switched off in it: {program.disabled_safety_checks}")
+    text = program.mlir_module()
+    calls = re.findall(r'custom_call @"?([^\s"(]+)|call_target_name = "([^"]*)"', text)
+    wrong = sorted({one or other for one, other in calls if not _CALLS.fullmatch(one or other)})
+    if wrong or len(re.findall(r"\bstablehlo\.custom_call\b", text)) > len(calls):
+        raise ValueError(f"it calls {', '.join(wrong) or 'what has no name'}, which no forward needs")
+    (params, vector, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+    if not (isinstance(params, dict) and isinstance(inputs, dict) and vector.shape == (length_of(shape),)):
+        raise ValueError("its arguments are not parameters, a schedule of its shape, and inputs")
+    return program
 
 
 def _layout(shapes: Sequence[Shape]) -> str:

@@ -1,12 +1,12 @@
 """Weights as safetensors files: arrays by name, no code, no pickle; other systems read them, too."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from cavs._files import open_regular, replacing
 from cavs._interop.names import named_leaves
 
 
@@ -28,13 +28,8 @@ def save_params(path: str | os.PathLike[str], params: Any, metadata: dict[str, s
             hint = "Save jax.random.key_data(key)" if key else "Of an Equinox module save equinox.filter(module, is_array)"
             raise TypeError(f"save_params: params has a {type(x).__name__} at {name!r}, wanted arrays alone. {hint}.")
         arrays[name] = array
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        save_file(arrays, str(temporary), metadata)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary:
+        save_file(arrays, temporary, metadata)
 
 
 def load_params(path: str | os.PathLike[str], like: Any = None) -> Any:
@@ -44,10 +39,16 @@ def load_params(path: str | os.PathLike[str], like: Any = None) -> Any:
     module, `jax.eval_shape` of such. `None`: dicts by the parts of the names between dots; where these parts are 0, 1, ...
     a list.
 
-    **Raises:** `ValueError` that names the first array that the file and `like` do not have alike; `ImportError` where
-    safetensors is not installed; what safetensors raises for a file that is damaged or none.
+    **Raises:** `ValueError` that names the file, for one that is damaged or no safetensors file; for the first array that the
+    file and `like` do not have alike; without `like`, for two arrays of which one would lie inside the other ("a" and "a.b").
+    `OSError` for a file that is not there or no file; `ImportError` where safetensors is not installed.
     """
-    arrays = _safetensors("load_params").load_file(str(path))
+    load_file = _safetensors("load_params").load_file
+    open_regular(path).close()
+    try:
+        arrays = load_file(os.fspath(path))
+    except Exception as error:  # safetensors' own, and what NumPy and JAX make of wrong headers
+        raise ValueError(f"load_params: {os.fspath(path)} is no whole safetensors file ({error}).") from error
     if like is not None:
         wanted = named_leaves(like, "load_params: like")
         for name in [*wanted, *sorted(arrays)]:
@@ -63,6 +64,14 @@ def load_params(path: str | os.PathLike[str], like: Any = None) -> Any:
         level = root
         for part in parents:
             level = level.setdefault(part, {})
+            if not isinstance(level, dict):
+                break
+        if not isinstance(level, dict) or last in level:
+            inner = next(other for other in arrays if other.startswith(f"{name}.") or name.startswith(f"{other}."))
+            raise ValueError(
+                f"load_params: {os.fspath(path)} has arrays {name!r} and {inner!r}, of which one would lie inside the other; "
+                "wanted names that nest, or pass like=, a pytree of the structure that was saved."
+            )
         level[last] = array
     return _with_lists(root)
 

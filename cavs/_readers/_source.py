@@ -1,20 +1,37 @@
 """Opening what a reader reads (plain or `.gz`, strict UTF-8), and saying where it is wrong."""
 
 import gzip
+import io
 import os
-import uuid
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from cavs._files import write_whole
 from cavs._graphs import Graphs
 
 Path = str | os.PathLike[str]
 
+# A file in .gz may decompress to so many times its size, and small ones to so many bytes: real texts shrink to a third or a
+# tenth, and a few megabytes of zeros, a thousand times as long, must not take all memory.
+RATIO = 100
+ROOM = 1 << 28
+
 # What separates tokens. `str.split()` and `\s` would also split at U+00A0 and its kin, which words may hold.
 ASCII_SPACE = " \t\n\r\v\f"
+
+
+# Tabs and ends of lines would make other cells of a table's, control characters move a terminal's cursor, others turn its
+# text round, and halves of surrogate pairs are no UTF-8.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """A label or word of anybody's file for a terminal or a table: control characters as Python writes them, `\\x1b`."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class FormatError(ValueError):
@@ -43,15 +60,21 @@ def bare_suffix(path: Path) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All bytes of a file, decompressed where its name ends in `.gz`."""
+    """All bytes of a file, decompressed where its name ends in `.gz`, within limits."""
     with open(path, "rb") as file:
         data = file.read()
     if not os.fspath(path).lower().endswith(".gz"):
         return data
+    most = max(ROOM, RATIO * len(data))
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            out = file.read(most + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise format_error(path, None, error, "a whole gzip file, as the name ends in .gz") from error
+    if len(out) > most:
+        wanted = f"at most {most} bytes when decompressed, {RATIO} times its size; if you trust it, decompress it yourself"
+        raise format_error(path, None, f"{len(data)} bytes of gzip that decompress to more", wanted)
+    return out
 
 
 def read_utf8(path: Path) -> bytes:
@@ -76,18 +99,10 @@ def line_at(data: bytes, position: int) -> int:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all (another name, then a rename), compressed where its name ends in `.gz`."""
+    """Writes a file whole or not at all (`write_whole`), compressed where its name ends in `.gz`."""
     if os.fspath(path).lower().endswith(".gz"):
         data = gzip.compress(data, mtime=0)
-    temporary = f"{os.fspath(path)}.{uuid.uuid4().hex}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    write_whole(path, data)
 
 
 def build_acyclic(

@@ -1,12 +1,13 @@
 """`Graphs` as a NumPy `.npz` file: the exact arrays and names, and the fastest to read again."""
 
 import io
+import zipfile
 from typing import Any
 
 import numpy as np
 
 from cavs._graphs import Graphs
-from cavs._readers._source import Path, format_error, read_bytes, write_bytes
+from cavs._readers._source import RATIO, ROOM, Path, format_error, read_bytes, write_bytes
 
 _VERSION = 1
 _IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))
@@ -59,6 +60,10 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
 def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = None) -> Graphs:
     """The graphs of a `.npz` file's content; `path` is for messages. A `stamp` that differs is a `FormatError`."""
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > max(ROOM, RATIO * len(data)):
+            raise ValueError(f"{len(data)} bytes that decompress to {size}")
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:

@@ -7,6 +7,7 @@ from itertools import compress
 
 import numpy as np
 
+from cavs._files import read_whole
 from cavs._graphs import Graphs
 from cavs._readers._flat import children_of_parents, number_names
 from cavs._readers._source import FormatError, Path, format_error, line_at, read_utf8, write_bytes
@@ -40,8 +41,7 @@ def read_trees(path: Path, *, cache: bool = False) -> Graphs:
     stamp = (stat.st_size, stat.st_mtime_ns)
     cached = f"{os.fspath(path)}.npz"
     try:
-        with open(cached, "rb") as file:
-            return graphs_from_bytes(cached, file.read(), stamp)
+        return graphs_from_bytes(cached, read_whole(cached), stamp)
     except (OSError, FormatError):
         pass
     graphs = _parse(path, read_utf8(path))

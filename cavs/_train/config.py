@@ -1,6 +1,7 @@
 """`Config`: everything that decides a training run, as one value that a checkpoint can hold."""
 
 import dataclasses
+import typing
 from typing import Any
 
 # Each has a file, `task_NAME.py`; see `task.py`.
@@ -8,10 +9,22 @@ TASKS = ("classify", "lm", "nmt", "tag")
 ALIASES = {"dag": "classify", "sentiment": "classify"}
 OPTIMIZERS = ("adam", "adagrad", "sgd")
 LOSSES = ("root", "all")
+# Far beyond what anybody trains: a file that asks for more is refused before it takes all memory.
+LARGEST = 2**31 - 1
+MOST = dict.fromkeys(("hidden", "embedding_size", "batch", "epochs", "min_count", "char_size"), LARGEST)
+MOST |= {"layers": 1000, "arity": 1000}  # a matrix each
 
 
 class TrainError(ValueError):
-    """A mistake in what was asked for: the command line prints its text and no traceback."""
+    """A mistake in what was asked for: the command line prints its text and no traceback, and exits with `code`."""
+
+    code = 2
+
+
+class SaveError(TrainError):
+    """What was asked for is right, but a file cannot be written."""
+
+    code = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +63,10 @@ class Config:
 
     def check(self) -> None:
         """**Raises:** `TrainError` that names the flag of a value out of range."""
-        for name in ("hidden", "embedding_size", "layers", "batch", "epochs", "min_count", "char_size"):
-            value = getattr(self, name)
+        for name, most in MOST.items():
+            value = getattr(self, name, None)
             _want(name, value, value is None or value >= 1, "an integer of at least 1")
+            _want(name, value, value is None or value <= most, f"an integer of at most {most}")
         for name in ("patience", "vocab_size", "weight_decay", "clip", "seed"):
             _want(name, getattr(self, name), getattr(self, name) >= 0, "a number of at least 0")
         _want("lr", self.lr, self.lr > 0, "a number above 0")
@@ -69,6 +83,24 @@ class Config:
     def replace(self, given: dict[str, Any]) -> "Config":
         """The same but for what was given, checked."""
         config = dataclasses.replace(self, **given)
+        config.check()
+        return config
+
+    @staticmethod
+    def from_json(value: Any) -> "Config":
+        """What `as_json` made, checked.
+
+        **Raises:** `TrainError` that names a field of another type or out of range.
+        """
+        fields = typing.get_type_hints(Config)
+        if not isinstance(value, dict) or value.keys() != fields.keys():
+            raise TrainError(f"config has not the fields {', '.join(fields)}.")
+        for name, kind in fields.items():
+            got = value[name]
+            # A whole number of JSON may stand for a float; a bool is no number.
+            right = isinstance(got, kind) or isinstance(got, int) and isinstance(0.0, kind)
+            _want(name, got, right and not isinstance(got, bool), f"a value of type {getattr(kind, '__name__', kind)}")
+        config = Config(**value)
         config.check()
         return config
 

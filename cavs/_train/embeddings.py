@@ -10,6 +10,9 @@ import numpy as np
 
 from cavs._train.config import TrainError
 
+# Bytes of a line; a file in .gz could hold one that takes all memory.
+LONGEST = 1 << 20
+
 
 class Vectors(NamedTuple):
     """The vectors of a file for the words asked for: `found` (N,) bool, `rows` (N, size) with zeros where not found."""
@@ -36,7 +39,9 @@ def read_vectors(path: str, words: Iterable[str]) -> Vectors:
     rows: np.ndarray | None = None
     try:
         with gzip.open(path, "rb") if os.fspath(path).lower().endswith(".gz") else open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
+                if len(line) == LONGEST:
+                    raise TrainError(f"{path}, line {number}: over {LONGEST} bytes, wanted a word and then its numbers.")
                 word, _, rest = line.partition(b" ")
                 name = word.decode("utf-8", "replace")
                 at = exact.get(name)

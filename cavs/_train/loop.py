@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import math
 import time
+import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,16 +54,44 @@ class Progress:
     seconds: float = 0.0
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
+    @staticmethod
+    def from_json(value: Any, count: int, steps: int) -> "Progress":
+        """What was saved beside a state after `count` steps, of an epoch of `steps`.
+
+        **Raises:** `TrainError` where it cannot be that.
+        """
+        try:
+            progress = Progress(**value)
+            records = [progress.sums, *(record[part] for record in progress.history for part in ("train", "dev"))]
+            numbers = [progress.seconds, *(x for record in records for x in record.values())]
+            right = (
+                all(type(x) is int for x in (progress.epoch, progress.step))
+                and 0 <= progress.step <= steps
+                and progress.epoch * steps + progress.step == count
+                and [record["epoch"] for record in progress.history] == [*range(1, progress.epoch + 1)]
+                and all(isinstance(x, (int, float)) for x in (*numbers, *(r["seconds"] for r in progress.history)))
+            )
+        except (TypeError, KeyError, AttributeError):
+            right = False
+        if not right:
+            raise checkpoint.DamagedError(f"the progress is not that of a run after {count} steps, {steps} an epoch.")
+        return progress
+
     def best(self, config: Config) -> dict[str, Any] | None:
         """The record of the best epoch so far, the earliest of equals."""
         return max(self.history, key=lambda record: find(config.task).score(record["dev"], config), default=None)
 
 
 class Trainer:
-    """A run: the model, its data and its folder. `fit` trains until done or stopped."""
+    """A run: the model, its data and its folder. `fit` trains until done or stopped.
 
-    def __init__(self, config: Config, data: Data, model: Model, folder: Path):
+    `run` names the run in every file that it writes; `notes` are what `resume` has to say.
+    """
+
+    def __init__(self, config: Config, data: Data, model: Model, folder: Path, run: str | None = None):
         self.config, self.data, self.model, self.folder = config, data, model, folder
+        self.run = run or uuid.uuid4().hex
+        self.notes: list[str] = []
         self.task = find(config.task)
         self._preparers: dict[int, Any] = {}
         self.step, self.evaluation = make_step(model, config), make_evaluate(model)
@@ -84,7 +113,7 @@ class Trainer:
             progress.epoch, progress.step, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
             best = progress.best(config) is record
             if best:
-                about = {"epoch": record["epoch"], "dev": record["dev"]}
+                about = {"run": self.run, "epoch": record["epoch"], "dev": record["dev"]}
                 checkpoint.save(self.folder, "best", state.weights, about, int(state.count))
             watcher.epoch(record, best)
             self.save(state, progress)
@@ -163,13 +192,34 @@ class Trainer:
         return sums
 
     def save(self, state: State, progress: Progress) -> None:
-        """Saves what `resume` needs."""
-        checkpoint.save(self.folder, "last", state, {"progress": dataclasses.asdict(progress)}, int(state.count))
+        """Saves what `resume` needs; what was saved before is kept too."""
+        about = {"run": self.run, "versions": checkpoint.versions(), "progress": dataclasses.asdict(progress)}
+        checkpoint.save(self.folder, "last", state, about, int(state.count), keep=True)
 
     def resume(self, like: State) -> tuple[State, Progress]:
-        """The state and progress last saved."""
-        state, about = checkpoint.load(self.folder, "last", like)
-        return State(*state), Progress(**about["progress"])
+        """The state and progress last saved; where these are damaged, those saved before them."""
+        try:
+            state, progress, about = self._saved("last", like)
+        except checkpoint.DamagedError as error:
+            try:
+                state, progress, about = self._saved(f"last{checkpoint.BEFORE}", like)
+            except TrainError:
+                raise error from None
+            self.notes.append(f"{error} Going on with what was saved before it, last{checkpoint.BEFORE}.json.")
+            # Saved again, so that the next save does not keep the damaged one.
+            checkpoint.save(self.folder, "last", state, about, int(state.count))
+        saved, here = about.get("versions"), checkpoint.versions()
+        if saved != here:
+            self.notes.append(f"saved with {_shown(saved)}, gone on with by {_shown(here)}: bits may differ.")
+        return state, progress
+
+    def _saved(self, name: str, like: State) -> tuple[State, Progress, dict[str, Any]]:
+        state, about = checkpoint.load(self.folder, name, like, self.run)
+        state = State(*state)
+        try:
+            return state, Progress.from_json(about.get("progress"), int(state.count), self.steps), about
+        except checkpoint.DamagedError as error:
+            raise checkpoint.DamagedError(f"{self.folder}/{name}.json: {error}") from None
 
     @property
     def compilations(self) -> tuple[int, int]:
@@ -192,3 +242,7 @@ class _Flying(collections.deque[Sums]):
 
 def _sent(batch: Any) -> Together:
     return jax.device_put(together(batch))
+
+
+def _shown(versions: Any) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items()) if isinstance(versions, dict) else "others"

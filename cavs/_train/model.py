@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from cavs import vertex_programs
 from cavs._train.batches import Batch
-from cavs._train.config import Config
+from cavs._train.config import LARGEST, MOST, Config, TrainError
 from cavs._train.embeddings import Vectors
 from cavs._train.programs import PROGRAMS, Sizes, run_program
 from cavs._train.softmax import softmax_loss
@@ -123,8 +123,16 @@ def model_as_json(model: Any) -> dict[str, Any]:
 def model_from_json(kind: Any, about: dict[str, Any], **fields: Any) -> Any:
     """The model of a class `kind` that `model_as_json` told of, with `fields` that it did not."""
     about = dict(about)
-    program = getattr(vertex_programs, about.pop("program"))(**about.pop("program_fields"))
-    return kind(program, **about, **fields)
+    name, its = about.pop("program"), about.pop("program_fields")
+    program = getattr(vertex_programs, name, None)
+    if not (isinstance(program, type) and dataclasses.is_dataclass(program)):
+        raise TrainError(f"program is {name!r}, wanted a vertex program of cavs.")
+    for field, value in (*its.items(), *about.items()):
+        # `unknown` is a row, the others are sizes; from a file of a few bytes that asks for millions of layers nothing is made.
+        least, most = 0 if field == "unknown" else 1, MOST.get(field, LARGEST)
+        if type(value) is int and not least <= value <= most:
+            raise TrainError(f"{field} is {value}, wanted {least} to {most}.")
+    return kind(program(**its), **about, **fields)
 
 
 def init_table(key: Any, num_words: int, size: int, vectors: Vectors | None) -> Any:

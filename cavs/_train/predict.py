@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+import jax
+import numpy as np
+
+from cavs._readers._source import printable
 from cavs._train import checkpoint
-from cavs._train.config import TrainError
+from cavs._train.config import Config, SaveError, TrainError
 from cavs._train.model import weight_shapes
 from cavs._train.task import find
 
@@ -27,11 +31,12 @@ def predict(folder: str, path: str, out: str | None = None, vertices: bool = Fal
     if not Path(path).is_file():
         raise TrainError(f"there is no file {path}.")
     lines = find(about["task"]).predict(about, model, weights, path, vertices)
+    count = 0
     with _open(out) as file:
-        count = 0
         for line in lines:
-            print(*line, sep="\t", file=file)
+            print(*map(printable, map(str, line)), sep="\t", file=file)
             count += 1
+        file.flush()
     return count
 
 
@@ -39,10 +44,24 @@ def load_model(folder: Path) -> tuple[dict[str, Any], Any, Any]:
     """What a checkpoint tells, its model and weights: of the best epoch, or before the first one's end the last saved."""
     if folder.is_file():
         folder = folder.parent
-    about = checkpoint.read_json(folder, "model")
-    model = find(about["task"]).restore(about)
+    about = checkpoint.read_model(folder)
+    task = find(about["task"])
+    try:
+        Config.from_json(about["config"])
+        model = task.restore(about)
+        shapes = weight_shapes(model)
+        words, labels = len(about["words"]), len(about["labels"] or about["words"])
+        if (words, labels) != (model.num_words, getattr(model, "num_labels", labels)):
+            raise ValueError(f"{words} words and {labels} labels are not as many as it has")
+    except Exception as error:  # sizes that do not fit each other fail anywhere in a program
+        raise TrainError(f"{folder}/model.json tells of no model that can be made ({error}); wanted another copy.") from error
     name = "best" if (folder / "best.json").exists() else "last"
-    return about, model, checkpoint.load(folder, name, weight_shapes(model))[0]
+    weights, saved = checkpoint.load(folder, name, shapes, about["run"])
+    for place, array in jax.tree_util.tree_leaves_with_path(weights):
+        if not np.isfinite(array).all():
+            where = jax.tree_util.keystr(place)
+            raise TrainError(f"{folder}/{saved['arrays']} holds NaN or infinity at {where}, wanted finite weights to predict.")
+    return about, model, weights
 
 
 @contextlib.contextmanager
@@ -51,8 +70,7 @@ def _open(out: str | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     try:
-        file = open(out, "w", encoding="utf-8")
+        with open(out, "w", encoding="utf-8") as file:
+            yield file
     except OSError as error:
-        raise TrainError(f"--out: {out} cannot be written ({error.strerror}).") from error
-    with file:
-        yield file
+        raise SaveError(f"--out: {out} cannot be written ({error.strerror}).") from error

@@ -1,5 +1,6 @@
 """What a run shows: a progress bar, a line an epoch, the curve as a picture; and numbers in words, for the tasks."""
 
+import io
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeRemainingColumn
 
 from cavs._graphs import Graphs
+from cavs._train import checkpoint
 from cavs._train.data import Data
 
 if TYPE_CHECKING:
@@ -106,4 +108,6 @@ def plot(path: Path, history: list[dict[str, Any]], task: "Task") -> None:
         ax.set(xlabel="epoch", ylabel=panel.label, yscale="log" if panel.log else "linear")
         ax.legend(frameon=False)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    checkpoint.write(path, picture.getvalue())

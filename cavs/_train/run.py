@@ -1,5 +1,6 @@
 """A whole training run: data, model, folder, loop, and what is said at its end."""
 
+import contextlib
 import os
 import shlex
 import time
@@ -11,8 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 
 import cavs
-from cavs._train import checkpoint, report
-from cavs._train.config import Config, TrainError, flag
+from cavs._train import checkpoint, folder as folders, report
+from cavs._train.config import Config, SaveError, TrainError, flag
 from cavs._train.data import Data
 from cavs._train.loop import Progress, Trainer
 from cavs._train.model import weight_shapes
@@ -40,8 +41,22 @@ def train(given: dict[str, Any], out: str | None = None, resume: str | None = No
             raise TrainError(f"there is no file {path}.")
     config, data = task.read(config)
     model = task.model(config, data)
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(folders.new(config, out))
+        else:
+            stack.enter_context(folders.locked(folder))
+        try:
+            return _train(console, config, data, model, folder, resume is not None, started)
+        except (SaveError, OSError) as error:
+            saved = (folder / "model.json").exists() and (folder / "last.json").exists()
+            how = f"cavs train --resume {shlex.quote(str(folder))}" if saved else "the same command"
+            what = "what was saved before stands; to go on with it" if saved else "nothing is saved; to start again"
+            raise SaveError(f"{_told(error)} Training stopped; {what}, once this is mended: {how}") from error
+
+
+def _train(console: Console, config: Config, data: Data, model: Any, folder: Path, resumed: bool, started: float) -> int:
     about = {
-        "format": checkpoint.FORMAT,
         "cavs": cavs.__version__,
         "task": config.task,
         "config": config.as_json(),
@@ -51,13 +66,17 @@ def train(given: dict[str, Any], out: str | None = None, resume: str | None = No
         "files": data.files,
         **({"facts": data.facts} if data.facts else {}),
     }
+    task = find(config.task)
     state, progress = init_state(model, config, data.vectors), Progress()
-    trainer = Trainer(config, data, model, folder)
-    if resume is not None:
-        _check_same(folder, about)
+    if resumed:
+        trainer = Trainer(config, data, model, folder, _check_same(folder, about))
         state, progress = trainer.resume(state)
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_json(folder / "model.json", about)
+    else:
+        trainer = Trainer(config, data, model, folder)
+        # Before anything is trained, and `model.json`, by which a folder holds a run, last: whenever the run is killed, it
+        # can be gone on with, or started again.
+        trainer.save(state, progress)
+    checkpoint.write_json(folder / "model.json", {"run": trainer.run, **about})
     _introduce(console, config, data, folder, progress, trainer)
 
     with Stop() as stop, report.Screen(console, task, config.epochs) as screen:
@@ -69,53 +88,39 @@ def train(given: dict[str, Any], out: str | None = None, resume: str | None = No
     return 0
 
 
-def _prepare(given: dict[str, Any], out: str | None, resume: str | None) -> tuple[Config, Path]:
+def _prepare(given: dict[str, Any], out: str | None, resume: str | None) -> tuple[Config, Path | None]:
+    """What to train and, where a run is gone on with, its folder."""
     if resume is None:
+        if out is not None:
+            folders.refuse_another_run(Path(out))
         files = {name: os.path.abspath(given[name]) for name in ("train", "dev", "test", "embeddings") if given.get(name)}
-        config = configure(given | files)
-        if out is None:
-            return config, _free_folder(config)
-        folder = Path(out)
-        if (folder / "model.json").exists():
-            raise TrainError(f"--out: {folder} holds a run already; wanted another folder, or, to go on, --resume {folder}.")
-        return config, folder
-    folder = latest(out) if resume == "" else Path(resume)
+        return configure(given | files), None
+    folder = folders.latest(out) if resume == "" else Path(resume)
     wrong = [name for name in given if name not in RESUMABLE and name != "task"]
     if wrong:
         raise TrainError(
             f"--resume goes on with the settings of {folder}; only {' and '.join(map(flag, RESUMABLE))} may be given, "
             f"not {', '.join('FILE' if name == 'train' else flag(name) for name in wrong)}."
         )
-    saved = checkpoint.read_json(folder, "model")["config"]
-    return Config(**saved).replace({name: given[name] for name in RESUMABLE if name in given}), folder
+    saved = checkpoint.read_model(folder)["config"]
+    return Config.from_json(saved).replace({name: given[name] for name in RESUMABLE if name in given}), folder
 
 
-def latest(out: str | None) -> Path:
-    """The folder `out`, else the one under `runs/` that was trained last.
-
-    **Raises:** `TrainError` where there is none.
-    """
-    if out is not None:
-        return Path(out)
-    found = sorted(Path("runs").glob("*/last.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise TrainError("--resume: there is no run under runs/; wanted a folder: --resume DIR.")
-    return found[-1].parent
-
-
-def _free_folder(config: Config) -> Path:
-    stem = "reviews" if config.train is None else Path(config.train).name.split(".")[0]
-    names = [stem, *(f"{stem}-{i}" for i in range(2, 10000))]
-    return next(folder for name in names if not (folder := Path("runs") / name).exists())
-
-
-def _check_same(folder: Path, about: dict[str, Any]) -> None:
-    saved = checkpoint.read_json(folder, "model")
+def _check_same(folder: Path, about: dict[str, Any]) -> str:
+    """The run that a folder holds, if it was of the same files and model."""
+    saved = checkpoint.read_model(folder)
     changed = [path for path, print_ in about["files"].items() if saved["files"].get(path, print_) != print_]
     if changed:
         raise TrainError(f"{changed[0]} has changed since {folder} was trained on it; --resume wants the same file.")
     if saved["model"] != about["model"] or saved["words"] != list(about["words"]):
         raise TrainError(f"{folder} was trained by cavs {saved.get('cavs')}, this is {about['cavs']}; --resume wants the same.")
+    return saved["run"]
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'} cannot be written or read ({error.strerror or error})."
+    return str(error)
 
 
 def _introduce(console: Console, config: Config, data: Data, folder: Path, progress: Progress, trainer: Trainer) -> None:
@@ -140,6 +145,8 @@ def _introduce(console: Console, config: Config, data: Data, folder: Path, progr
         console.print(
             f"going on with {folder} at epoch {progress.epoch + 1}, step {progress.step} of {trainer.steps}", highlight=False
         )
+    for note in trainer.notes:
+        console.print(escape(note), highlight=False, soft_wrap=True)
 
 
 def _say_stopped(console: Console, folder: Path, progress: Progress, trainer: Trainer) -> None:
@@ -158,9 +165,11 @@ def _finish(
     assert best is not None
     results = {"while training": best["train"], "held-out": best["dev"]}
     if data.test is not None:
-        weights, _ = checkpoint.load(trainer.folder, "best", state.weights)
+        weights, _ = checkpoint.load(trainer.folder, "best", state.weights, trainer.run)
         results["test"] = trainer.evaluate(weights, data.test)
-        checkpoint.write_json(trainer.folder / "test.json", {"epoch": best["epoch"], "test": results["test"]})
+        checkpoint.write_json(
+            trainer.folder / "test.json", {"run": trainer.run, "epoch": best["epoch"], "test": results["test"]}
+        )
     task = trainer.task
     report.plot(trainer.folder / "curve.png", progress.history, task)
     console.print(task.results(data, results))
