@@ -64,14 +64,16 @@ class Case:
 
 
 def random_case(seed: int, engine: str | None = None, float32: bool = False, precision: str = "highest") -> Case:
-    """The case of a seed. `engine`: but for "scan", four in five keep to what may fit engine persistent."""
+    """The case of a seed. `engine`: but for "scan", most keep to what may fit engine persistent."""
     rng = np.random.default_rng(seed)
-    simple = bool(engine != "scan" and rng.random() < 0.8)
+    simple = bool(engine != "scan" and rng.random() < 0.93)
     program = random_program(rng, simple)
-    most_children = program.arity or 20
+    most_children = program.arity or 3
     if "v.gather_all(" in source(program):
         most_children = 20
     forest = random_forest(rng, most_children, 24)
+    while simple and rng.random() < 0.9 and not any(children for graph in forest for children in graph):
+        forest = random_forest(rng, most_children, 24)
     count = sum(map(len, forest))
     names = list(program.bodies)
     kinds: list[Any] = [names[int(i)] for i in rng.integers(0, len(names), count)]
@@ -112,7 +114,7 @@ def random_program(rng: np.random.Generator, simple: bool) -> Program:
         p = None if weights is None else np.array(weights) / sum(weights)
         return options[int(rng.choice(len(options), p=p))]
 
-    n, m = (pick([16, 48, 10, 24, 150, 5], [5, 1, 2, 1, 0.3, 0.2]), 3) if simple else pick([(3, 4), (5, 2), (4, 3), (2, 5)])
+    n, m = (pick([16, 48, 10, 24, 150, 5], [5, 1, 2, 1, 0.3, 0.1]), 3) if simple else pick([(3, 4), (5, 2), (4, 3), (2, 5)])
     widths = [n] if simple else [n, m]
     inputs: dict[str, Any] = {"x": ((n,), "f", -2.0, 2.0)}
     more = {"y": ((n,), "f", 0.4, 2.0), "z": ((), "f", -1.0, 1.0), "b": ((), "b", -1, 1)}
@@ -140,7 +142,7 @@ def random_program(rng: np.random.Generator, simple: bool) -> Program:
     bare_state = len(states) == 1 and rng.random() < 0.6
     params: dict[str, Any] = {}
     bodies: dict[str | None, Block] = {}
-    kinds = [None] if rng.random() < 0.85 else ["a", "b"]
+    kinds = [None] if rng.random() < (0.97 if simple else 0.85) else ["a", "b"]
     types: list[Any] = []
     templates: list[str] = []
     coarse = 1e-7 if any(s[1] == "float32" for s in states.values()) else 0.0

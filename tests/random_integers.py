@@ -82,6 +82,7 @@ def random_bits(g: Maker) -> Var:
     k = g.pick("k")
     n = g.choose(g.widths)
     if g.chance(0.5):
+        g.coarse = max(g.coarse, 1e-7)
         return g.emit((n,), f"jax.random.normal({{0}}, ({n},), jnp.float32).astype(D)", [k], -3, 3)
     if g.chance(0.5):
         i = g.want((), "i")

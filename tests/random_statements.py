@@ -93,7 +93,7 @@ def divided(g: Maker) -> Var:
 def vector(g: Maker) -> Var:
     x = g.pick(shape=1 if g.chance(0.7) else 2, where=lambda v: v.size > 1)
     template, bounds = g.choose(VECTOR)
-    if len(x.shape) == 2 and ("argsort" in template or "cumlog" in template):
+    if len(x.shape) == 2 and ("argsort" in template or "cumlog" in template) or "convolve" in template and x.size < 3:
         raise NoFit
     return g.emit(x.shape, template, [x], *bounds(x))
 
