@@ -143,7 +143,9 @@ def _reverse_launch(
     g, cuts, operands = persistent_reverse(plan, sched, kinds, parts, all_rows, saved, g, g_row, extra_cts, interpret)
     static_cts = list(static_cts)
     for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
-        if sched.shape.inner[k] and cuts[k]:
+        if not sched.shape.inner[k]:
+            continue
+        if cuts[k]:
             view, memory = View(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
             now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
             static_cts[k] = merged(static_cts[k], now)

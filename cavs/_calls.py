@@ -2,7 +2,7 @@
 
 from typing import Any
 
-CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
+CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 
 
 def opened(jaxpr: Any) -> tuple[Any, Any]:
@@ -12,7 +12,7 @@ def opened(jaxpr: Any) -> tuple[Any, Any]:
 
 def body_of(eqn: Any) -> tuple[Any, Any]:
     """The jaxpr that an equation calls, one of `CALLS` or a `checkpoint`, and its constants."""
-    return opened(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")))
+    return opened(next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params))
 
 
 def scan_parts(params: dict[str, Any], operands: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:

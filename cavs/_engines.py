@@ -17,6 +17,8 @@ PRODUCTS = {"f16": "float16 (what they read is bounded, and has as many bits as 
 
 def choose_engine(engine: str | None, plan: Any, shape: Any, kinds: tuple[str | None, ...]) -> str:
     """The engine to run. Raises `ValueError` where the one asked for cannot."""
+    if engine == INTERPRET and (reason := _without_program(plan, shape, kinds)):
+        raise ValueError(f"run: engine is {INTERPRET!r}, but {reason}.")
     if engine == "persistent" or engine is None:
         reason = unfit(plan, shape, kinds)
         if engine is None:
@@ -48,6 +50,20 @@ def explain_engines(plan: Any) -> list[str]:
 
 def _unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     """Why the engine cannot run a plan on schedules of a shape, in words that follow "but"; `None` where it can."""
+    if reason := _without_program(plan, shape, kinds):
+        return reason
+    try:
+        for name, n in zip(kinds, shape.inner, strict=True):
+            for forward in (True, False) if n else ():
+                made = program_of(plan, name, forward, shape.forest)
+                configure(made, made.precision, False, shape)
+    except Unfit as e:
+        return f"the recurrent part of F does not fit it: {e}"
+    return None
+
+
+def _without_program(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+    """The same, but for whether a layout fits the chip."""
     deep = [name for name, n in zip(kinds, shape.inner, strict=True) if n]
     if not shape.levels and deep:
         if len(deep) > 1:
@@ -58,11 +74,12 @@ def _unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None
         )
     if not plan.function.optimizations.lazy:
         return "F was made with Optimizations(lazy=False)"
+    if not all(plan.inner[name].differentiable for name in deep):
+        return "F has a loop with a dynamic number of turns"
     try:
         for name in deep:
             for forward in (True, False):
-                made = program_of(plan, name, forward, shape.forest)
-                configure(made, made.precision, False, shape)
+                program_of(plan, name, forward, shape.forest)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None

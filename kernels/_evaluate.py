@@ -182,7 +182,9 @@ class Values:
         if name == "spread":
             if isinstance(source, Constant):
                 return self._read(x)
-            return self._each(out, lambda b: self._rows(source, dtype, b, "edge_owner"))
+            asked = np.dtype(np.int32) if dtype == np.bool_ else dtype  # as bools lie in memory
+            values = self._each(out, lambda b: self._rows(source, asked, b, "edge_owner"))
+            return self._each(out, lambda b: values.flat[b] != 0) if dtype == np.bool_ else values
         ref = self._table[source.tensor]
         wide = ref.shape[1] > 1
         index = None if source.index is None else self._table[source.index]

@@ -210,6 +210,8 @@ class Kernel:
         for v, place in sorted(stores, key=lambda store: store[1].tensor not in self.awaited):  # these somebody waits for
             for b in range(max(1, num_blocks(v.aval, self.level.valid))):
                 x, base = values[v].flat[b], self.scalar(place.base)
+                if np.shape(x) != tile.shape:  # a constant
+                    x = jnp.full(tile.shape, x, v.aval.dtype)
                 if v.aval.dtype == np.bool_:
                     x = jnp.where(x, jnp.int32(1), jnp.int32(0))
                 self.device.store(tile, self.table[place.tensor], x, base, self.column(b), valid, place.tensor in self.awaited)

@@ -26,14 +26,33 @@ def launches(
     level: Level, configs: list[Config], weights: dict[Any, Any], arrays: Arrays, reverse: bool
 ) -> tuple[dict[str, Any], Any]:
     """Runs all levels, in one launch or two (`_wide`). Returns the tensors written, by name, and (1,) int32, not 0 where a wait
-    was given up."""
-    flows = any(config.dataflow for config in configs)
-    out, lost = _launch(level, configs[0], weights, arrays, reverse, flows, len(configs) > 1)
-    for config in configs[1:]:
-        out, late = _launch(level, config, weights, dataclasses.replace(arrays, updated=out), reverse, flows, True)
-        lost = lost + late
-    inner = level.scratch.keys() | level.halves.keys()
-    return {name: x for name, x in out.items() if name not in inner}, lost
+    was given up. Under `jax.vmap` the launches run one after another."""
+    flows, variables = any(config.dataflow for config in configs), list(weights)
+
+    # One equation for JAX: what `jax.checkpoint` runs again it cuts to what is read, and a kernel that writes to references
+    # has no outputs that anybody reads.
+    @jax.custom_batching.sequential_vmap
+    def run(values: list[Any], given: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], Any]:
+        weights, mine = dict(zip(variables, values, strict=True)), dataclasses.replace(arrays, **given)
+        out, lost = _launch(level, configs[0], weights, mine, reverse, flows, len(configs) > 1)
+        for config in configs[1:]:
+            out, late = _launch(level, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
+            lost = lost + late
+        inner = level.scratch.keys() | level.halves.keys()
+        return {name: x for name, x in out.items() if name not in inner}, lost
+
+    given = {name: getattr(arrays, name) for name in ("tensors", "constants", "integers", "updated")}
+    return run(*_not_differentiated(([weights[v] for v in variables], given)))
+
+
+@jax.custom_jvp
+def _not_differentiated(x: Any) -> Any:
+    return x
+
+
+@_not_differentiated.defjvp
+def _no_derivative(*_: Any) -> Any:
+    raise TypeError('run: engine "persistent" has no second derivative. Write cavs.run(..., engine="scan").')
 
 
 def _launch(

@@ -26,6 +26,7 @@ import jax  # noqa: E402
 import cavs  # noqa: E402
 from tests.random_cases import random_case, script  # noqa: E402
 from tests.random_check import Outcome, check  # noqa: E402
+from tests.random_poison import check_poison
 from tests.random_shrink import shrunk  # noqa: E402
 
 # What `cavs` documents that it refuses, of all that JAX can do in F.
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--engine", default="scan", help="scan, persistent-interpret, persistent, or auto: what cavs chooses")
     parser.add_argument("--float32", action="store_true")
     parser.add_argument("--precision", default="highest", choices=["highest", "tf32"])
+    parser.add_argument("--poison", action="store_true", help="run it with filled memory, too (GPU: xla_gpu_deterministic_ops)")
     parser.add_argument("--out", help="a file of results, JSON lines")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--shrink-seconds", type=float, default=120, help="for each distinct failure")
@@ -60,9 +62,18 @@ def main() -> int:
         if args.seed is not None:
             print(script(case))
         outcome = guarded(case)
+        if args.poison and outcome.status == "ok":
+            poison = guarded(case, check_poison)
+            outcome = outcome if poison.status == "ok" else poison
         done += 1
         counts[f"{outcome.status} {outcome.engine}".strip()] += 1
-        line: dict[str, Any] = {"seed": seed, "status": outcome.status, "engine": outcome.engine, "what": outcome.what, "text": outcome.text}
+        line: dict[str, Any] = {
+            "seed": seed,
+            "status": outcome.status,
+            "engine": outcome.engine,
+            "what": outcome.what,
+            "text": outcome.text,
+        }
         line["seconds"] = round(time.time() - begin, 2)
         if args.out:
             with open(args.out, "a") as file:
@@ -89,10 +100,10 @@ def allowed(outcome: Outcome) -> bool:
     return any(text in outcome.what for text in REFUSALS)
 
 
-def guarded(case: Any) -> Outcome:
+def guarded(case: Any, way: Any = check) -> Outcome:
     """`check`, in which an error of the generator's own is one, too."""
     try:
-        return check(case)
+        return way(case)
     except Exception as error:
         return Outcome("error", f"of the generator: {type(error).__name__}", traceback.format_exc()[-1500:])
 

@@ -1,0 +1,56 @@
+"""Memory that nobody has written to, filled with NaN or with huge numbers: no bit of a result may depend on it."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs.kernels import persistent
+from cavs.kernels._specs import ROW, Made
+from tests.random_cases import Case, functions
+from tests.random_check import batched
+from tests.random_compare import Outcome, named
+
+FILLS = {"NaN": np.nan, "huge numbers": 3e38}
+_LAUNCH = persistent._launch
+
+
+@contextlib.contextmanager
+def poisoned(value: float) -> Iterator[None]:
+    """Within it all buffers that are not initialised hold `value`, integers their largest number."""
+
+    def filled(shape: Any, dtype: Any) -> Any:
+        whole = jnp.issubdtype(dtype, jnp.integer)
+        return jnp.full(shape, jnp.iinfo(dtype).max if whole else value, dtype)
+
+    def launch(level: Any, config: Any, weights: Any, arrays: Any, reverse: bool, flows: bool, shared: bool) -> Any:
+        count = {domain: arrays.integers[k].shape[0] for domain, k in ((ROW, "first"), (ROW + 1, "edge_owner"))}
+        made = arrays.made | {n: Made(count[domain], width, d, domain) for n, (domain, width, d) in level.scratch.items()}
+        waited = level.exchanged() if flows else set()  # these are initialised: with `UNWRITTEN`
+        fresh = {n: filled((m.rows, m.width), m.dtype) for n, m in made.items() if n not in waited}
+        arrays = dataclasses.replace(arrays, updated=fresh | arrays.updated)
+        return _LAUNCH(level, config, weights, arrays, reverse, flows, shared)
+
+    with mock.patch.object(jax.lax, "empty", filled), mock.patch.object(persistent, "_launch", launch):
+        yield
+
+
+def check_poison(case: Case) -> Outcome:
+    """Whether a case gives the same bits whatever uninitialised memory holds."""
+
+    def bits(fill: float | None) -> list[tuple[str, bytes]]:
+        fns = functions(case.program, "float32" if case.options.float32 else "float64")
+        with poisoned(fill) if fill is not None else contextlib.nullcontext():
+            return [(name, x.tobytes()) for name, x in named(batched(case, fns))]
+
+    plain = bits(None)
+    for name, fill in FILLS.items():
+        for (what, a), (_, b) in zip(plain, bits(fill), strict=True):
+            if a != b:
+                return Outcome("wrong", f"{name} in uninitialised memory changes results", what)
+    return Outcome("ok")
