@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from cavs._engines import INTERPRET
 from cavs._parts import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
-from cavs._persistent import checked, levels as persistent_levels
+from cavs._persistent import levels as persistent_levels
 from cavs._scan import levels as scan_levels
 from cavs._schedule import Schedule
 from cavs._tensors import Zeros, get_rows, leaf_vertices, rows_of_kinds, write
 from cavs._trace import Plan
+from cavs.kernels.persistent import checked
 
 
 def forward(

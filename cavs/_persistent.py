@@ -213,7 +213,7 @@ def reverse(
             for tensor, index in ((f"up{i}", "parent_slot"), (f"edge_up{i}", "parent")):
                 if tensor in out:
                     total = total + gathered(out[tensor], up, index, leaves, interpret)
-            g[i] = checked(total, lost)
+            g[i] = persistent.checked(total, lost)
     return g, cuts, operands
 
 
@@ -242,10 +242,3 @@ def gathered(tensor: Any, up: dict[str, Any], index: str, n: int, interpret: boo
 def _some_rows(x: Any, number: Any) -> Any:
     """Rows of `x` by number, zeros where that is negative."""
     return jnp.where((number >= 0).reshape(-1, *(1,) * (x.ndim - 1)), get_rows(x, jnp.maximum(number, 0)), 0)
-
-
-def checked(x: Any, lost: Any) -> Any:
-    """NaN (the least of integers) everywhere if a wait was given up: a wrong result never looks like a right one."""
-    if not is_float(x):
-        return x if x.dtype == bool else jnp.where(lost[0] == 0, x, jnp.iinfo(x.dtype).min)
-    return jnp.where(lost[0] == 0, x, jnp.asarray(jnp.nan, x.dtype))

@@ -15,11 +15,11 @@ from cavs._adjoint import backward
 from cavs._engines import ENGINES, INTERPRET, choose_engine
 from cavs._facts import SMALL_FAN_IN
 from cavs._forward import forward
-from cavs._persistent import checked
 from cavs._rows import pad_rows
 from cavs._schedule import Schedule, Shape
 from cavs._trace import Plan
 from cavs._vertex import VertexFunction, as_arrays, from_stored
+from cavs.kernels.persistent import checked
 
 
 def run(

@@ -31,7 +31,7 @@ def launches(
 
     # One equation for JAX: what `jax.checkpoint` runs again it cuts to what is read, and a kernel that writes to references
     # has no outputs that anybody reads.
-    @jax.custom_batching.sequential_vmap
+    @jax.custom_batching.custom_vmap
     def run(values: list[Any], given: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         weights, mine = dict(zip(variables, values, strict=True)), dataclasses.replace(arrays, **given)
         out, lost = _launch(level, configs[0], weights, mine, reverse, flows, len(configs) > 1)
@@ -40,6 +40,23 @@ def launches(
             lost = lost + late
         inner = level.scratch.keys() | level.halves.keys()
         return {name: x for name, x in out.items() if name not in inner}, lost
+
+    @run.def_vmap
+    def one_by_one(size: int, batched: Any, *args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        which = jax.tree.leaves(batched)
+
+        def one(mine: list[Any]) -> Any:
+            left = iter(mine)
+            values, given = tree.unflatten([next(left) if b else x for x, b in zip(leaves, which, strict=True)])
+            # Neither operands nor results as they are: XLA hands a kernel its part of a loop's stack of operands or results,
+            # also one that writes to its operands; then results are missing, and operands overwritten.
+            zero = jnp.minimum(given["integers"]["scalars"][:1], 0)
+            out, lost = run(values, given | {"updated": {name: checked(x, zero) for name, x in given["updated"].items()}})
+            return {name: checked(x, lost) for name, x in out.items()}, lost
+
+        out = lax.map(one, [x for x, b in zip(leaves, which, strict=True) if b])
+        return out, jax.tree.map(lambda _: True, out)
 
     given = {name: getattr(arrays, name) for name in ("tensors", "constants", "integers", "updated")}
     return run(*_not_differentiated(([weights[v] for v in variables], given)))
@@ -126,6 +143,13 @@ def _launch(
     left = {name: jax.freeze(ref) for name, ref in held.items()}
     lost = end_p.bind(left.pop("counters")[:1])
     return dict(zip(fresh, out, strict=True)) | left, lost
+
+
+def checked(x: Any, lost: Any) -> Any:
+    """NaN (the least of integers) everywhere if a wait was given up: a wrong result never looks like a right one."""
+    if x.dtype == bool:
+        return x
+    return jnp.where(lost[0] == 0, x, jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min)
 
 
 def unwritten(shape: tuple[int, ...], dtype: Any, count: Any = 0) -> Any:

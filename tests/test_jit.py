@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import cavs
 from cavs import _persistent, _scripts
+from cavs.kernels import persistent
 from cavs.kernels._turns import begin_p, end_p
 from tests.persistent_programs import CASES, CHAINS, inputs_of
 
@@ -140,7 +141,7 @@ def test_what_it_refuses() -> None:
     with pytest.raises(TypeError, match="jit: fun is a int, wanted a function. Write cavs.jit"):
         cavs.jit(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match='"persistent" has no second derivative. Write cavs.run.*engine="scan"'):
-        jax.grad(lambda x: begin_p.bind(x))(1.0)
+        jax.grad(persistent._not_differentiated)(1.0)
     with pytest.raises(ValueError, match="only be passed to top-level"):
         jax.grad(cavs.jit(jnp.sin))(1.0)
     mesh = Mesh(np.array(jax.devices()[:1]), "d")
