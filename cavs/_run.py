@@ -46,8 +46,9 @@ def run(
       pulls nothing. (V, ...), or, as under `jax.jit`, padded to (Vp, ...), Vp = `sched.shape.vertices`, by `sched.pad`.
     - `at`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
     - `engine`: `"scan"`, XLA loops on any device; `"persistent"`, one kernel launch for all levels (NVIDIA Hopper, JAX
-      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. The
-      persistent engine goes neither through `jax.vmap` nor through a second derivative: there write `"scan"`.
+      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. Under
+      `jax.vmap` the persistent engine launches once for each element, and it has no second derivative: for many elements, and
+      for that, write `"scan"`.
 
     **Returns:** the pushed pytree with leaves (V, ...) for inputs of V rows, (Vp, ...) for padded ones; (M, ...) with
     `at`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.

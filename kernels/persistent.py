@@ -46,16 +46,16 @@ def launches(
         leaves, tree = jax.tree.flatten(args)
         which = jax.tree.leaves(batched)
 
-        def one(mine: list[Any]) -> Any:
-            left = iter(mine)
-            values, given = tree.unflatten([next(left) if b else x for x, b in zip(leaves, which, strict=True)])
-            # Neither operands nor results as they are: XLA hands a kernel its part of a loop's stack of operands or results,
-            # also one that writes to its operands; then results are missing, and operands overwritten.
+        def one(i: int) -> Any:
+            values, given = tree.unflatten([x[i] if b else x for x, b in zip(leaves, which, strict=True)])
+            # Neither operands nor results as they are: XLA may hand a kernel its part of a stack of operands or results, also
+            # one that writes to its operands; then results are missing, and operands overwritten.
             zero = jnp.minimum(given["integers"]["scalars"][:1], 0)
             out, lost = run(values, given | {"updated": {name: checked(x, zero) for name, x in given["updated"].items()}})
             return {name: checked(x, lost) for name, x in out.items()}, lost
 
-        out = lax.map(one, [x for x, b in zip(leaves, which, strict=True) if b])
+        # Written out: in a loop XLA (of JAX 0.11.2) lost results of some launches.
+        out = jax.tree.map(lambda *xs: jnp.stack(xs), *map(one, range(size)))
         return out, jax.tree.map(lambda _: True, out)
 
     given = {name: getattr(arrays, name) for name in ("tensors", "constants", "integers", "updated")}
