@@ -19,6 +19,7 @@ from cavs._rows import pad_rows
 from cavs._schedule import Schedule, Shape
 from cavs._trace import Plan
 from cavs._vertex import VertexFunction, as_arrays, from_stored
+from cavs._vmap import Sweep, batched_by, differentiable
 from cavs.kernels.persistent import checked
 
 
@@ -47,8 +48,7 @@ def run(
     - `at`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
     - `engine`: `"scan"`, XLA loops on any device; `"persistent"`, one kernel launch for all levels (NVIDIA Hopper, JAX
       0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. Under
-      `jax.vmap` the persistent engine launches once for each element, and it has no second derivative: for many elements, and
-      for that, write `"scan"`.
+      `jax.vmap` engine scan runs in any case. The persistent engine has no second derivative: there write `"scan"`.
 
     **Returns:** the pushed pytree with leaves (V, ...) for inputs of V rows, (Vp, ...) for padded ones; (M, ...) with
     `at`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.
@@ -197,24 +197,25 @@ def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: st
     key = (shape, kinds, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
         engine = choose_engine(asked, plan, shape, kinds)
-
-        @jax.custom_vjp
-        def sweep(params: list[Any], data: Any, inputs: list[Any], at: Any) -> list[Any]:
-            return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=False)[0]
-
-        def fwd(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
-            if any(not part.differentiable for part in plan.inner.values()):
-                raise TypeError(MSG_LOOP.format(where=plan.loop))
-            with _loops_are_refused(plan):
-                outs, saved = forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=True)
-            return outs, (saved, data, at)
-
-        def bwd(residuals: Any, cts: list[Any]) -> Any:
-            saved, data, at = residuals
-            with _loops_are_refused(plan):
-                ct_params, ct_inputs = backward(plan, Schedule(data, shape), kinds, engine, saved, at, cts)
-            return ct_params, None, ct_inputs, None
-
-        sweep.defvjp(fwd, bwd)
-        plan.sweeps[key] = jax.jit(sweep)
+        sweep = _sweep(plan, shape, kinds, engine)
+        if engine != "scan":
+            sweep = batched_by(sweep, differentiable(_sweep(plan, shape, kinds, "scan")))
+        plan.sweeps[key] = jax.jit(differentiable(sweep))
     return plan.sweeps[key]
+
+
+def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: str) -> Sweep:
+    def primal(params: list[Any], data: Any, inputs: list[Any], at: Any) -> list[Any]:
+        return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=False)[0]
+
+    def forward_saving(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
+        if any(not part.differentiable for part in plan.inner.values()):
+            raise TypeError(MSG_LOOP.format(where=plan.loop))
+        with _loops_are_refused(plan):
+            return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=True)
+
+    def reverse(saved: Any, data: Any, at: Any, cts: list[Any]) -> Any:
+        with _loops_are_refused(plan):
+            return backward(plan, Schedule(data, shape), kinds, engine, saved, at, cts)
+
+    return Sweep(primal, forward_saving, reverse)

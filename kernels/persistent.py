@@ -26,11 +26,11 @@ def launches(
     level: Level, configs: list[Config], weights: dict[Any, Any], arrays: Arrays, reverse: bool
 ) -> tuple[dict[str, Any], Any]:
     """Runs all levels, in one launch or two (`_wide`). Returns the tensors written, by name, and (1,) int32, not 0 where a wait
-    was given up. Under `jax.vmap` the launches run one after another."""
+    was given up. They take one batch: see `cavs._vmap`."""
     flows, variables = any(config.dataflow for config in configs), list(weights)
 
-    # One equation for JAX: what `jax.checkpoint` runs again it cuts to what is read, and a kernel that writes to references
-    # has no outputs that anybody reads.
+    # One equation for JAX, which has no batches: what `jax.checkpoint` runs again it cuts to what is read, and a kernel that
+    # writes to references has no outputs that anybody reads.
     @jax.custom_batching.custom_vmap
     def run(values: list[Any], given: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], Any]:
         weights, mine = dict(zip(variables, values, strict=True)), dataclasses.replace(arrays, **given)
@@ -42,21 +42,8 @@ def launches(
         return {name: x for name, x in out.items() if name not in inner}, lost
 
     @run.def_vmap
-    def one_by_one(size: int, batched: Any, *args: Any) -> Any:
-        leaves, tree = jax.tree.flatten(args)
-        which = jax.tree.leaves(batched)
-
-        def one(i: int) -> Any:
-            values, given = tree.unflatten([x[i] if b else x for x, b in zip(leaves, which, strict=True)])
-            # Neither operands nor results as they are: XLA may hand a kernel its part of a stack of operands or results, also
-            # one that writes to its operands; then results are missing, and operands overwritten.
-            zero = jnp.minimum(given["integers"]["scalars"][:1], 0)
-            out, lost = run(values, given | {"updated": {name: checked(x, zero) for name, x in given["updated"].items()}})
-            return {name: checked(x, lost) for name, x in out.items()}, lost
-
-        # Written out: in a loop XLA (of JAX 0.11.2) lost results of some launches.
-        out = jax.tree.map(lambda *xs: jnp.stack(xs), *map(one, range(size)))
-        return out, jax.tree.map(lambda _: True, out)
+    def batches(*_: Any) -> Any:
+        raise NotImplementedError("launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._vmap`).")
 
     given = {name: getattr(arrays, name) for name in ("tensors", "constants", "integers", "updated")}
     return run(*_not_differentiated(([weights[v] for v in variables], given)))
