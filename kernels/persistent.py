@@ -28,12 +28,16 @@ def launches(
     """Runs all levels, in one launch or two (`_wide`). Returns the tensors written, by name, and (1,) int32, not 0 where a wait
     was given up. They take one batch: see `cavs._vmap`."""
     flows, variables = any(config.dataflow for config in configs), list(weights)
+    named = {name: getattr(arrays, name) for name in ("tensors", "constants", "integers", "updated")}
 
     # One equation for JAX, which has no batches: what `jax.checkpoint` runs again it cuts to what is read, and a kernel that
     # writes to references has no outputs that anybody reads.
     @jax.custom_batching.custom_vmap
-    def run(values: list[Any], given: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], Any]:
-        weights, mine = dict(zip(variables, values, strict=True)), dataclasses.replace(arrays, **given)
+    def run(values: list[Any], given: list[list[Any]]) -> tuple[dict[str, Any], Any]:
+        weights = dict(zip(variables, values, strict=True))
+        mine = dataclasses.replace(
+            arrays, **{k: dict(zip(named[k], x, strict=True)) for k, x in zip(named, given, strict=True)}
+        )
         out, lost = _launch(level, configs[0], weights, mine, reverse, flows, len(configs) > 1)
         for config in configs[1:]:
             out, late = _launch(level, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
@@ -45,7 +49,7 @@ def launches(
     def batches(*_: Any) -> Any:
         raise NotImplementedError("launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._vmap`).")
 
-    given = {name: getattr(arrays, name) for name in ("tensors", "constants", "integers", "updated")}
+    given = [list(x.values()) for x in named.values()]  # lists, as JAX would sort dicts: their order is that in memory
     return run(*_not_differentiated(([weights[v] for v in variables], given)))
 
 
