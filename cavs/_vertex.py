@@ -251,7 +251,7 @@ class Vertex:
             self._inside = False
         if reduce == "softmax":
             score, value = self._score_and_value(out)
-            top = reduce_max(jax.lax.stop_gradient(score), call)
+            top = jax.lax.stop_gradient(reduce_max(score, call))
             weight = jnp.exp(score - spread(top, call))
             total = reduce_sum(weight, call)
             return jax.tree.map(lambda x: reduce_sum(weight * x, call) / total, value)
