@@ -61,6 +61,7 @@ class Role:
     states: tuple[Any, ...]  # outs
     pushes: tuple[Any, ...]
     notes: tuple[str, ...]
+    loop: str  # the line of F's first loop with a dynamic number of turns, as the end of a sentence; empty if there is none
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,8 +80,7 @@ class Plan:
     @property
     def loop(self) -> str:
         """The line of F's first loop with a dynamic number of turns, as the end of a sentence."""
-        eqns = [e for role in self.roles for e in role.program.eqns]
-        return next((line_of(e) for e in eqns if has_loop(e)), "")
+        return next((role.loop for role in self.roles if role.loop), "")
 
     @property
     def roles(self) -> list[Role]:
@@ -180,6 +180,7 @@ def _trace_role(
                 "close over constants. Pass the value through params or inputs."
             )
     checked_calls(program.eqns, program.outs)
+    loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
     program = _without_marks(program)
 
     counts = [len(jax.tree.leaves(params)), len(jax.tree.leaves(inputs)), len(state_avals) * function.arity, len(state_avals)]
@@ -216,6 +217,7 @@ def _trace_role(
         states=program.outs[:size],
         pushes=program.outs[size:],
         notes=tuple(notes),
+        loop=loop,
     )
     return role, (pushed["tree"], pushed["avals"])
 

@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
 from cavs import _adjoint, _chip, _persistent, _programs, _scripts, _widest, vertex_programs as vp
 from cavs.kernels import persistent
 from cavs.kernels._fit import REDUCTIONS
 from cavs.kernels._specs import HALVES, Unfit
-from tests.odd_graphs import joined
-from tests.persistent_programs import CASES, CHAINS, H, assert_near, inputs_of, plan_of, values
+from tests.lower_for_hopper import DEVICE
+from tests.odd_graphs import from_children, joined, star
+from tests.persistent_programs import CASES, CHAINS, E, H, assert_near, inputs_of, plan_of, values
 
 INTERPRETER = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
@@ -298,3 +300,52 @@ def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
     with pytest.raises(ValueError, match="engine is 'persistent', but they need.*Write engine='scan'"):
         cavs.run(F, params, sched, inputs_of("LSTM", graphs), engine="persistent")
     assert "persistent" in F.explain()
+
+
+def constant_scatter(p: Any, v: cavs.Vertex) -> None:
+    """Scatters constants, and reads children for the push: a backward launch whose only equations are of edges."""
+    mixed = v.gather_all(lambda s: (jnp.max(s["b"]), (s["a"] - v.pull()) * 0.5), reduce="softmax")
+    v.scatter({"a": jnp.full((H,), 0.25, jnp.float32), "b": p["w"][0]})
+    v.push(jnp.tanh(mixed @ p["w"]))
+
+
+@INTERPRETER
+def test_what_is_of_vertices_is_not_stored_by_edge() -> None:
+    """There are more edges than vertices: rows behind the tensor would be written."""
+    graphs = joined([star(9), from_children([[], [0, 0]])])
+    F = cavs.VertexFunction(constant_scatter, state={"a": jax.ShapeDtypeStruct((H,), jnp.float32), "b": (H,)})
+    rng = np.random.default_rng(0)
+    params, x = {"w": rng.standard_normal((H, H), np.float32)}, rng.standard_normal((graphs.num_vertices, H), np.float32)
+    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    run = lambda engine: jax.grad(lambda p, x: cavs.run(F, p, sched, x, engine=engine).sum(), (0, 1))(params, x)  # noqa: E731
+    assert_near(run(_persistent.INTERPRET), run("scan"), 1e-5)
+
+
+@INTERPRETER
+def test_vmap_after_jit_and_grad_runs_engine_scan() -> None:
+    make, graphs = CASES["BinaryTreeLSTM"]
+    F, params = make(H)
+    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    x = sched.pad(inputs_of("BinaryTreeLSTM", graphs, H))
+    both = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
+
+    def run(engine: str) -> Any:
+        value = jax.jit(lambda p, x: (cavs.run(F, p, sched, x, engine=engine) ** 2).sum())
+        return jax.vmap(jax.jit(jax.value_and_grad(value, (0, 1))), (0, None))(both, x)
+
+    with jax.default_matmul_precision("highest"):
+        assert_near(run(_persistent.INTERPRET), run("scan"), 1e-5)
+
+
+@INTERPRETER
+def test_checkpoint_runs_the_forward_launch_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX cuts what it runs again to what is read: the kernel must not be lost."""
+    monkeypatch.setattr(persistent, "supported", lambda: None)
+    F, sched = vp.LSTM(H, E).vertex_function(), _scripts.with_scripts(cavs.schedule(CHAINS))
+    shapes = jax.eval_shape(vp.LSTM(H, E).init, jax.random.key(0))
+    run = jax.checkpoint(lambda p, x: cavs.run(F, p, sched, x, engine="persistent"))
+    x = jax.ShapeDtypeStruct((sched.shape.vertices, E), jnp.float32)
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))):
+        traced = jax.jit(jax.grad(lambda p, x: run(p, x).sum())).trace(shapes, x)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call @mosaic") == 2

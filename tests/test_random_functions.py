@@ -6,9 +6,12 @@ Longer: `python -m tests.random_functions --seconds 3600`.
 import jax
 import pytest
 
+from cavs.kernels import persistent
+from tests.lower_for_hopper import lowered
 from tests.random_cases import Case, random_case, script
 from tests.random_check import INTERPRET, check
 from tests.random_functions import allowed
+from tests.random_poison import check_poison
 
 INTERPRETER = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
@@ -32,6 +35,19 @@ def test_engine_scan_is_the_loop_over_vertices(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_engine_persistent_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, INTERPRET, float32=True))
+
+
+@INTERPRETER
+@pytest.mark.parametrize("seed", range(4))
+def test_kernels_lower_for_hopper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persistent, "supported", lambda: None)
+    assert lowered(seed) in ("lowered", "refused", "no scripts")
+
+
+@INTERPRETER
+def test_no_bit_depends_on_memory_that_nobody_has_written() -> None:
+    case = next(c for c in (random_case(seed, INTERPRET, float32=True) for seed in range(99)) if check(c).engine == INTERPRET)
+    assert check_poison(case).status == "ok"
 
 
 @pytest.mark.gpu
