@@ -28,7 +28,7 @@ for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
     exec(compile("\n" * line + block, "README.md", "exec"), names)
 examples = "\n\n".join(re.findall(r"```pycon\n(.*?)```", text, re.DOTALL))
 tests = doctest.DocTestParser().get_doctest(examples, names, "README.md", None, 0)
-failed, tried = doctest.DocTestRunner().run(tests)
+failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(tests)
 print("examples:", tried, "failed:", failed)
 """
 
