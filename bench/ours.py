@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs import _engines, _run
+from cavs._engines import choose
+from cavs._run import run as _run
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STACK, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many where a batch has at most so few graphs
@@ -142,7 +143,7 @@ class Cavs:
         avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._p)
         plan = self._F.plan(avals, jax.ShapeDtypeStruct(self._embed.shape[1:], self._embed.dtype))
         shapes = {sched.shape: _run.kind_names(self._F, sched) for sched in self.schedules(batches)}
-        return sorted({_engines.choose_engine(self._engine, plan, shape, kinds) for shape, kinds in shapes.items()})
+        return sorted({choose.choose_engine(self._engine, plan, shape, kinds) for shape, kinds in shapes.items()})
 
     def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
         """Training steps one after another; the losses before each update."""

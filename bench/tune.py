@@ -3,7 +3,7 @@
 For each recurrent part and batch, the layouts that promise most are timed, forward and backward apart, on batches as the
 bench's; the fastest are kept in kernels/tuned/, by device, and `cavs.run` uses them from then on. What is there already is
 not measured again: delete the file for that. One launch runs all levels meanwhile; that of wide ones has no record, and is
-laid out by a cost model (`cavs._widest`).
+laid out by a cost model (`cavs._engines.widest`).
 """
 
 import concurrent.futures
@@ -21,9 +21,10 @@ import numpy as np
 import cavs
 from bench import device_time, graphs
 from bench.ours import graphs_of, program
-from cavs import _chip, _programs
-from cavs.kernels import _tuned, persistent
-from cavs.kernels._layout import Config
+from cavs._engines import chip, lower
+from cavs.kernels import persistent
+from cavs.kernels._layout import tuned
+from cavs.kernels._layout.layout import Config
 
 SIZES = [("tree_lstm", h, b) for h in (512, 1024) for b in (64, 1, 16, 256)]
 SIZES += [("lstm", h, b) for h in (512, 1024) for b in (64, 16, 1)] + [("tree_fc", 512, b) for b in (64, 16, 1)]
@@ -44,7 +45,7 @@ def tune(minutes: float, precision: str | None) -> Iterator[str]:
             return
         with jax.default_matmul_precision(precision):
             found = _tune_one(cell, hidden, batch, end)
-        _tuned.save(device, {key: records[0] for key, records in found.items()})
+        tuned.save(device, {key: records[0] for key, records in found.items()})
         for key, records in found.items():
             yield f"{key}:\n" + "\n".join(f"    {record}" for record in records)
 
@@ -60,12 +61,12 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
     found: dict[str, list[dict[str, Any]]] = {}
     for forward in (True, False):
         plan = _fresh(ready).plan(shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
-        made = _programs.program_of(plan, None, forward, sched.shape.forest)
+        made = lower.program_of(plan, None, forward, sched.shape.forest)
         asked = made.precision
-        key = _chip.tuning_key(made.level, forward, asked, sched.shape)
-        if key in _tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:
+        key = chip.tuning_key(made.level, forward, asked, sched.shape)
+        if key in tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:
             continue
-        layouts = sorted(_chip.candidates(made.level, asked), key=lambda c: _chip.mean_cost(made.level, c, sched.shape))
+        layouts = sorted(chip.candidates(made.level, asked), key=lambda c: chip.mean_cost(made.level, c, sched.shape))
         layouts = layouts[:PROMISING]
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # before anything is timed
@@ -99,7 +100,7 @@ def _lowered(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool
             return jax.tree.map(lambda p: p + 0 * value, params), None
         return jax.tree.map(lambda p, g: p - 1e-6 * g, params, jax.grad(loss)(params)), None
 
-    with _chip.using(choose):
+    with chip.using(choose):
         return jax.jit(lambda params: jax.lax.scan(one, params, length=REPEATS)[0]).lower(params)
 
 

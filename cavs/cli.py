@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(given: dict[str, Any]) -> int:
-    from cavs._host_memory import keep_host_memory
+    from cavs._feed.host_memory import keep_host_memory
     from cavs._train import keep_compiled, train
 
     keep_host_memory()
@@ -112,7 +112,7 @@ def _predict(given: dict[str, Any]) -> int:
 
 
 def _inspect(given: dict[str, Any]) -> int:
-    from cavs._inspect import inspect
+    from cavs._debug.inspect import inspect
     from cavs._train import TrainError
 
     try:

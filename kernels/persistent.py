@@ -2,9 +2,9 @@
 
 The grid is `groups` groups of CTAs; a group is one virtual processor of VPPS. Its CTA j owns units j*hb ... of every
 vector and keeps the weights' columns for them in shared memory for the whole launch. Groups take graphs of their own, so
-they never wait for each other; within a group the CTAs meet where a product reads what others stored (see `_phases`), or
-a product waits for the numbers themselves (`Config.dataflow`: dependencies finer than a level; MegaKernels, sections 4.2
-and 6). Levels so wide that they are ordinary large products have a launch of their own (`_wide`).
+they never wait for each other; within a group the CTAs meet where a product reads what others stored (see `_program.phases`),
+or a product waits for the numbers themselves (`Config.dataflow`: dependencies finer than a level; MegaKernels, sections 4.2
+and 6). Levels so wide that they are ordinary large products have a launch of their own (`_body.wide`).
 """
 
 import dataclasses
@@ -14,19 +14,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs.kernels._kernel import Kernel
-from cavs.kernels._layout import EXCHANGE_WORDS, RING_WORDS, Config, layout_of
-from cavs.kernels._pack import pack_ring, pack_weights
-from cavs.kernels._specs import ROW, UNWRITTEN, UNWRITTEN_HALF, Arrays as Arrays, Level, Made as Made, concatenated
-from cavs.kernels._turns import begin_p, end_p
-from cavs.kernels._wide import WideKernel
+from cavs.kernels._body.kernel import Kernel
+from cavs.kernels._body.wide import WideKernel
+from cavs.kernels._layout.layout import EXCHANGE_WORDS, RING_WORDS, Config, layout_of
+from cavs.kernels._layout.pack import pack_ring, pack_weights
+from cavs.kernels._program.specs import ROW, UNWRITTEN, UNWRITTEN_HALF, Arrays as Arrays, Level, Made as Made, concatenated
+from cavs.kernels.turns import begin_p, end_p
 
 
 def launches(
     level: Level, configs: list[Config], weights: dict[Any, Any], arrays: Arrays, reverse: bool
 ) -> tuple[dict[str, Any], Any]:
-    """Runs all levels, in one launch or two (`_wide`). Returns the tensors written, by name, and (1,) int32, not 0 where a wait
-    was given up. They take one batch: see `cavs._vmap`."""
+    """Runs all levels, in one launch or two (`_body.wide`). Returns the tensors written, by name, and (1,) int32, not 0 where a
+    wait was given up. They take one batch: see `cavs._run.vmap`."""
     flows, variables = any(config.dataflow for config in configs), list(weights)
     named = {name: getattr(arrays, name) for name in ("tensors", "constants", "integers", "updated")}
 
@@ -47,7 +47,7 @@ def launches(
 
     @run.def_vmap
     def batches(*_: Any) -> Any:
-        raise NotImplementedError("launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._vmap`).")
+        raise NotImplementedError("launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._run.vmap`).")
 
     given = [list(x.values()) for x in named.values()]  # lists, as JAX would sort dicts: their order is that in memory
     return run(*_not_differentiated(([weights[v] for v in variables], given)))

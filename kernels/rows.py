@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs.kernels._specs import Tile
+from cavs.kernels._program.specs import Tile
 
 _ROWS, COLUMNS, _CTAS = 8, 16, 264
 
@@ -18,7 +18,7 @@ def segment_rows(tensor: Any, index: Any, first: Any, count: Any) -> Any:
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    from cavs.kernels import _mosaic
+    from cavs.kernels._mosaic import mosaic
 
     n, width = first.shape[0], tensor.shape[1]
     blocks = width // COLUMNS
@@ -29,8 +29,8 @@ def segment_rows(tensor: Any, index: Any, first: Any, count: Any) -> Any:
             t = lax.axis_index("cta") + i * _CTAS
             tile = Tile((_ROWS, COLUMNS), lax.div(t, jnp.int32(blocks)) * _ROWS, jnp.int32(n - 1))
             column = lax.rem(t, jnp.int32(blocks)) * COLUMNS
-            total = _mosaic.segments(tile, jnp.float32, tensor, index, first, count, jnp.int32(0), column, False)
-            _mosaic.store(tile, out, total, jnp.int32(0), column)
+            total = mosaic.segments(tile, jnp.float32, tensor, index, first, count, jnp.int32(0), column, False)
+            mosaic.store(tile, out, total, jnp.int32(0), column)
             return _
 
         mine = lax.div(tiles - lax.axis_index("cta") + _CTAS - 1, jnp.int32(_CTAS))

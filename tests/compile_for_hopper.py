@@ -31,7 +31,9 @@ from jax.experimental import topologies  # noqa: E402
 from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionSpec, use_abstract_mesh  # noqa: E402
 
 import cavs  # noqa: E402
-from cavs import _chip, _scripts, _widest, vertex_programs as vp  # noqa: E402
+from cavs import vertex_programs as vp  # noqa: E402
+from cavs._engines import chip, widest  # noqa: E402
+from cavs._schedule import group_rows  # noqa: E402
 from cavs.kernels import persistent  # noqa: E402
 
 # What XLA must know of the card (a GpuTargetConfigProto).
@@ -52,7 +54,7 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 patch: 0 } device_de
 def compile_step(program: vp.LSTM | vp.BinaryTreeLSTM | vp.NaryTreeLSTM, graphs: cavs.Graphs, width: int) -> None:
     """A forward and a backward pass."""
     persistent.supported = lambda: None
-    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    sched = group_rows.with_scripts(cavs.schedule(graphs))
     F = program.vertex_function()
 
     def gradient(params: object, data: object, x: jax.Array) -> object:
@@ -83,9 +85,9 @@ compile_step(vp.LSTM(256, 64), cavs.from_lengths([20] * 16), 64)
 with jax.default_matmul_precision("BF16_BF16_F32"):
     compile_step(vp.NaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
 fields = {"hb": 16, "groups": 4, "clustered": False, "rows": 8, "warpgroups": 2, "tight": False, "split": 2}
-with _chip.using(lambda level, forward, config: dataclasses.replace(config, **fields)):
+with chip.using(lambda level, forward, config: dataclasses.replace(config, **fields)):
     compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
-with _chip.using(lambda level, forward, config: config, lambda level, narrow: (_widest.fitting(level, 128)[0], 64)):
+with chip.using(lambda level, forward, config: config, lambda level, narrow: (widest.fitting(level, 128)[0], 64)):
     compile_step(vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 512)
 found = {}
 for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cavs._graphs import Graphs
+from cavs._graphs.graphs import Graphs
 from cavs._readers import load_npz, read, save_npz, write_edges
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs import _scripts, vertex_programs as vp
+from cavs import vertex_programs as vp
+from cavs._schedule import group_rows
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
 
 H, E = 16, 3
@@ -132,7 +133,7 @@ def plan_of(F: Any, params: Any, x: Any) -> Any:
 
 def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str) -> tuple[Any, Any]:
     """Pushes, and the gradients of a fixed combination of them."""
-    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    sched = group_rows.with_scripts(cavs.schedule(graphs))
 
     def loss(params: Any, x: Any) -> Any:
         pushes = cavs.run(F, params, sched, x, engine=engine)

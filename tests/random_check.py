@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs import _scripts
-from cavs._engines import choose_engine
-from cavs._run import kind_names
+from cavs._engines.choose import choose_engine
+from cavs._run.run import kind_names
+from cavs._schedule import group_rows
 from tests.per_vertex import Graph, PerVertex
 from tests.random_cases import Case, Options, functions
 from tests.random_compare import Outcome, differences, judged, named, tolerance, unsteady
@@ -237,7 +237,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     top = cavs.VertexFunction(top_net if None in fns else {k: top_net for k in fns}, state=(TOP[1],))
     sched = cavs.schedule(build(case), **how.schedule)
     if how.engine == INTERPRET:
-        sched = _scripts.with_scripts(sched)
+        sched = group_rows.with_scripts(sched)
         if not sched.shape.levels:
             raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")
     at, count = rows_wanted(case), sum(map(len, case.graphs))

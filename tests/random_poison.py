@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs.kernels import persistent
-from cavs.kernels._specs import ROW, Made
+from cavs.kernels._program.specs import ROW, Made
 from tests.random_cases import Case, functions
 from tests.random_check import batched
 from tests.random_compare import Outcome, named

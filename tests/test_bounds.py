@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _bounds, _programs, vertex_programs as vp
-from cavs._rows import bind, is_var
+from cavs import vertex_programs as vp
+from cavs._engines import bounds, lower
+from cavs._function.equations import bind, is_var
 from tests.persistent_programs import CASES, inputs_of, plan_of
 
 BOUNDED = {"BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "ElmanRNN", "unread state"}  # all that their products read
@@ -29,7 +30,7 @@ def test_bounds_hold(name: str, scale: float) -> None:
     for role in [*plan.leaf.values(), *(part.role for part in plan.inner.values())]:
         eqns = role.program.eqns
         known = {v: 2.0 for slot in role.slots for v in slot if v.aval.dtype == np.float32}
-        found = _bounds.bounds(eqns, known)
+        found = bounds.bounds(eqns, known)
         env = dict(role.program.consts)
 
         def value(v: Any, env: dict[Any, Any] = env, known: dict[Any, float] = known) -> Any:
@@ -53,12 +54,12 @@ def test_bounds_hold(name: str, scale: float) -> None:
 def test_products_of_what_is_bounded_are_in_float16(name: str) -> None:
     plan = planned(name, 32)
     for kind in plan.inner:
-        assert _programs.program_of(plan, kind, True).precision == ("f16" if name in BOUNDED else "tf32")
-        assert _programs.program_of(plan, kind, False).precision == "tf32"
+        assert lower.program_of(plan, kind, True).precision == ("f16" if name in BOUNDED else "tf32")
+        assert lower.program_of(plan, kind, False).precision == "tf32"
     for asked, precision in (("highest", "fp32"), ("TF32_TF32_F32", "tf32"), ("BF16_BF16_F32", "bf16")):
         with jax.default_matmul_precision(asked):
             plan = planned(name, 32)
-            assert all(_programs.program_of(plan, kind, True).precision == precision for kind in plan.inner)
+            assert all(lower.program_of(plan, kind, True).precision == precision for kind in plan.inner)
 
 
 def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
@@ -78,5 +79,5 @@ def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
     params = shapes(jax.eval_shape(large.init, jax.random.key(0)))
     plans.append(large.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32)))
     for plan in plans:
-        assert _bounds.state_bounds(plan)[-1] == 1
-        assert _programs.program_of(plan, None, True).precision == "tf32"
+        assert bounds.state_bounds(plan)[-1] == 1
+        assert lower.program_of(plan, None, True).precision == "tf32"

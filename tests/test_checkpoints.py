@@ -14,7 +14,8 @@ import jax
 import numpy as np
 import pytest
 
-from cavs import _files, cli
+from cavs import cli
+from cavs._readers import files
 from cavs._train import checkpoint, folder as folders
 from cavs._train.config import Config, TrainError
 from cavs._train.loop import Trainer
@@ -159,9 +160,9 @@ def test_a_written_file_is_synced_and_so_is_its_name(tmp_path, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", spy)
-    _files.write_whole(tmp_path / "a", b"1")
+    files.write_whole(tmp_path / "a", b"1")
     assert synced == [False, True] and (tmp_path / "a").read_bytes() == b"1"
-    with pytest.raises(RuntimeError), _files.replacing(tmp_path / "a") as temporary:
+    with pytest.raises(RuntimeError), files.replacing(tmp_path / "a") as temporary:
         Path(temporary).write_bytes(b"2")
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"1"
@@ -365,7 +366,7 @@ def test_a_full_disk_is_told_with_the_file_and_how_to_go_on(run, monkeypatch, ca
             seen.append(path)
             if len(seen) > after:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{path}.tmp")
-        _files.write_whole(path, data)
+        files.write_whole(path, data)
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_whole", full)

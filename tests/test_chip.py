@@ -16,11 +16,14 @@ import pytest
 import cavs
 from bench import tune
 from bench.ours import program
-from cavs import _chip, _engines, _programs, _scripts, vertex_programs as vp
-from cavs.kernels import _tuned, persistent
-from cavs.kernels._layout import SHARED_MEMORY, Config, layout_of
-from cavs.kernels._pack import Packed, pack_weights
-from cavs.kernels._specs import HALVES
+from cavs import vertex_programs as vp
+from cavs._engines import chip, choose, lower
+from cavs._schedule import group_rows
+from cavs.kernels import persistent
+from cavs.kernels._layout import tuned
+from cavs.kernels._layout.layout import SHARED_MEMORY, Config, layout_of
+from cavs.kernels._layout.pack import Packed, pack_weights
+from cavs.kernels._program.specs import HALVES
 from tests.odd_graphs import chain, joined
 
 
@@ -34,12 +37,12 @@ def plan_of(hidden: int) -> Any:
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "f16"])
 def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
     for forward in (True, False):
-        level = _programs.program_of(plan_of(hidden), None, forward).level
-        found = _chip.candidates(level, precision)
+        level = lower.program_of(plan_of(hidden), None, forward).level
+        found = chip.candidates(level, precision)
         assert found
         for config in found:
             ctas = hidden // config.hb
-            assert config.groups * ctas <= _chip.multiprocessors()  # all at once: they wait for each other
+            assert config.groups * ctas <= chip.multiprocessors()  # all at once: they wait for each other
             assert layout_of(level, config).shared_memory(config) <= SHARED_MEMORY
             assert not config.tight or (config.resident and precision == "tf32")
         assert found[0].resident == (hidden < 2048)
@@ -48,16 +51,16 @@ def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
 def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resident weights: one launch for everything. Weights that stream: only where levels are narrow."""
     monkeypatch.setattr(persistent, "supported", lambda: None)
-    wide, narrow = (_scripts.with_scripts(cavs.schedule(joined([chain(2)] * n))) for n in (20_000, 40))
+    wide, narrow = (group_rows.with_scripts(cavs.schedule(joined([chain(2)] * n))) for n in (20_000, 40))
     for hidden, sched, engine in ((2048, wide, "scan"), (2048, narrow, "persistent"), (512, wide, "persistent")):
         plan = plan_of(hidden)
-        assert _engines.choose_engine(None, plan, sched.shape, (None,)) == engine
-        assert _engines.choose_engine("persistent", plan, sched.shape, (None,)) == "persistent"
+        assert choose.choose_engine(None, plan, sched.shape, (None,)) == engine
+        assert choose.choose_engine("persistent", plan, sched.shape, (None,)) == "persistent"
 
 
 def test_every_layout_on_record_is_taken() -> None:
     """One that is not among the candidates would be passed over without a word."""
-    records, taken = _tuned.records("NVIDIA H200"), set()
+    records, taken = tuned.records("NVIDIA H200"), set()
     for (cell, hidden), asked in itertools.product(
         {size[:2]: 0 for size in tune.SIZES}, ("tensorfloat32", "TF32_TF32_F32", "BF16_BF16_F32")
     ):
@@ -66,10 +69,10 @@ def test_every_layout_on_record_is_taken() -> None:
             params = jax.eval_shape(ready.init, jax.random.key(0))
             plan = tune._fresh(ready).plan(params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
             for forward in (True, False):
-                made = _programs.program_of(plan, None, forward)
+                made = lower.program_of(plan, None, forward)
                 precision = made.precision
-                key = _chip.tuning_key(made.level, forward, precision, None).rsplit(" ", 1)[0]
-                found = _chip.candidates(made.level, precision)
+                key = chip.tuning_key(made.level, forward, precision, None).rsplit(" ", 1)[0]
+                found = chip.candidates(made.level, precision)
                 mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
                 for name, record in mine.items():
                     fields = {field: value for field, value in record.items() if field != "us"}

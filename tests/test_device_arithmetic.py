@@ -1,6 +1,6 @@
 """Where the device's own code puts weights, and finds them and the rows they are multiplied with: its arithmetic, on numbers.
 
-`_mosaic_weights`, `_mosaic_products` and `_mosaic_reads` emit MLIR; here what they emit is given Python's numbers instead.
+`_mosaic.weights`, `_mosaic.products` and `_mosaic.reads` emit MLIR; here what they emit is given Python's numbers instead.
 """
 
 import itertools
@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cavs import _programs, vertex_programs as vp
+from cavs import vertex_programs as vp
+from cavs._engines import lower
 
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
-from cavs.kernels import _mosaic_products, _mosaic_reads, _mosaic_weights
-from cavs.kernels._layout import Config, layout_of
-from cavs.kernels._specs import HALVES
+from cavs.kernels._layout.layout import Config, layout_of
+from cavs.kernels._mosaic import products, reads, weights as _mosaic_weights
+from cavs.kernels._program.specs import HALVES
 from tests.device_numbers import ARITHMETIC, WORD, bits
 
 
@@ -58,14 +59,14 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
         for u in range(total):
             write(u, read(u))
 
-    for module in (_mosaic_weights, _mosaic_products, _mosaic_reads):
+    for module in (_mosaic_weights, products, reads):
         monkeypatch.setattr(module, "arith", ARITHMETIC)
         monkeypatch.setattr(module, "int32", int)
         monkeypatch.setattr(module, "ptx", memory.ptx)
-    monkeypatch.setattr(_mosaic_reads, "address", lambda ref, space: ref.begin)
-    monkeypatch.setattr(_mosaic_reads, "vector", SimpleNamespace(extract=lambda x, **_: x))
+    monkeypatch.setattr(reads, "address", lambda ref, space: ref.begin)
+    monkeypatch.setattr(reads, "vector", SimpleNamespace(extract=lambda x, **_: x))
     types = {"MemRefType": lambda kind: kind, "DenseI64ArrayAttr": SimpleNamespace(get=list)}
-    monkeypatch.setattr(_mosaic_reads, "ir", SimpleNamespace(**types))
+    monkeypatch.setattr(reads, "ir", SimpleNamespace(**types))
     monkeypatch.setattr(_mosaic_weights, "as_index", int)
     monkeypatch.setattr(_mosaic_weights, "memref", SimpleNamespace(load=lambda ref, at: ref[tuple(at)]))
     kinds = SimpleNamespace(get_signless=lambda n: f"i{n}")
@@ -89,7 +90,7 @@ def test_products_find_the_weights_that_were_copied(
     program = vp.BinaryTreeLSTM(128, 16)
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32))
-    level = _programs.program_of(plan, None, forward).level
+    level = lower.program_of(plan, None, forward).level
     config = Config(hb, 1, False, 8, 1, precision, True, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
     rng, chunk = np.random.default_rng(0), 32 if precision in HALVES else 16
@@ -116,7 +117,7 @@ def test_products_find_the_weights_that_were_copied(
             w = weights[weight.offset] if part.axis == 0 else weights[weight.offset].T
             per_warp = spec.chunks // spec.splits
             for warp, lane in itertools.product(range(spec.splits), (6, 29)):
-                product: Any = object.__new__(_mosaic_products._Product)
+                product: Any = object.__new__(products._Product)
                 product.spec, product.weights, product.warp, product.lane = spec, 0, warp, lane
                 product.i32, product.f32, product.triples = "i32", "f32", {}
                 product._tf32 = lambda values: values
@@ -152,7 +153,7 @@ def test_products_read_the_rows_of_their_part_of_k(
     """Of rows side by side those that a warp reads, and from the number on whose weights it holds; see the test above."""
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((128,), jnp.float32))
-    level = _programs.program_of(plan, None, True).level
+    level = lower.program_of(plan, None, True).level
     layout = layout_of(level, Config(16, 1, False, 8, 1, precision, True, split=split))
     emit_numbers(monkeypatch)
     size, row, width = 4 if dtype == "f32" else 2, 5, 1024
@@ -163,7 +164,7 @@ def test_products_read_the_rows_of_their_part_of_k(
             continue
         kind = SimpleNamespace(element_type=dtype, shape=(64, width))
         refs = [SimpleNamespace(type=kind, begin=1 << 20 + n) for n in range(len(spec.sources))]
-        reader: Any = object.__new__(_mosaic_reads.Reader)
+        reader: Any = object.__new__(reads.Reader)
         reader.specs, reader.sources = [spec], [(refs, [row] * len(refs) * (spec.rows // 8))]
         reader.warp, reader.quad, reader.peer, reader.f32, reader.i32, reader.i64 = warp, quad, peer, "f32", "i32", "i64"
         whole = spec.chunk * spec.chunks * split // spec.joined  # of one of the rows that are side by side

@@ -12,9 +12,10 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import cavs
-from cavs import _persistent, _scripts
+from cavs._engines import persistent as _persistent
+from cavs._schedule import group_rows
 from cavs.kernels import persistent
-from cavs.kernels._turns import begin_p, end_p
+from cavs.kernels.turns import begin_p, end_p
 from tests.persistent_programs import CASES, CHAINS, inputs_of
 
 NEVER = np.iinfo(np.int32).min
@@ -105,7 +106,7 @@ def test_values_and_gradients() -> None:
     make, graphs = CASES["ElmanRNN"]
     F, params = make()
     x = inputs_of("ElmanRNN", graphs)
-    both = [_scripts.with_scripts(cavs.schedule(g)) for g in (CHAINS, CHAINS.reversed())]
+    both = [group_rows.with_scripts(cavs.schedule(g)) for g in (CHAINS, CHAINS.reversed())]
 
     def loss(params: Any) -> Any:
         return sum((cavs.run(F, params, sched, x, engine=_persistent.INTERPRET) ** 2).sum() for sched in both)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._readers import FormatError, _source, npz
+from cavs._readers import FormatError, npz, source
 from tests.sample_files import SST, write
 
 
@@ -176,7 +176,7 @@ def test_damaged_files_are_refused(tmp_path, suffix):
 
 
 def test_files_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
-    for module in (_source, npz):
+    for module in (source, npz):
         monkeypatch.setattr(module, "ROOM", 1 << 12)
         monkeypatch.setattr(module, "RATIO", 10)
     text = "(2 w)\n" * 2_000
@@ -187,7 +187,7 @@ def test_files_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
         FormatError, match="a.txt.gz: read '.* bytes of gzip that decompress to more', expected at most 4096 bytes"
     ):
         cavs.read(path)
-    monkeypatch.setattr(_source, "ROOM", len(text))
+    monkeypatch.setattr(source, "ROOM", len(text))
     assert len(cavs.read(path)) == 2_000  # exactly as much as it may
     np.savez_compressed(tmp_path / "a.npz", children=np.zeros(10**6, int))
     with pytest.raises(FormatError, match="a.npz: read a file with an error .* bytes that decompress to 8000128"):

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _chip, _products, _scripts, _widest
-from cavs.kernels._layout import SHARED_MEMORY, layout_of
+from cavs._engines import chip, widest
+from cavs._function import products
+from cavs._schedule import group_rows
+from cavs.kernels._layout.layout import SHARED_MEMORY, layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, values
 
@@ -44,7 +46,7 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
         def other(level: Any, forward: bool, config: Any) -> Any:
             return dataclasses.replace(config, dataflow=level.flows and not config.clustered and not config.dataflow)
 
-        with jax.default_matmul_precision(precision), _chip.using(other):
+        with jax.default_matmul_precision(precision), chip.using(other):
             met = values(make(hidden)[0], params, graphs, x, "persistent")
         assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, met)), strict=True))
 
@@ -61,8 +63,8 @@ def test_products_in_float16_on_the_card(name: str, engine: str, monkeypatch: py
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
     made = []
-    monkeypatch.setattr(_products, "_faster", lambda *sizes: made.append(sizes) or True)
-    monkeypatch.setattr(_products, "_faster_gradient", lambda *sizes: made.append(sizes) or True)
+    monkeypatch.setattr(products, "_faster", lambda *sizes: made.append(sizes) or True)
+    monkeypatch.setattr(products, "_faster_gradient", lambda *sizes: made.append(sizes) or True)
     got, again = (values(F, params, graphs, x, engine) for _ in range(2))
     assert made
     assert_near(got, want, 2e-3)
@@ -95,7 +97,7 @@ def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool, sp
 
     with (
         jax.default_matmul_precision(precision),
-        _chip.using(lambda level, forward, config: divided(level, config, split, dataflow)),
+        chip.using(lambda level, forward, config: divided(level, config, split, dataflow)),
     ):
         first, _ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(1)))(gradient(params, x))
         _, differ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(5000)))(first)
@@ -124,7 +126,7 @@ def test_nan_stays_nan_on_the_card(precision: str | None, tight: bool) -> None:
         for engine in ("scan", "persistent"):
             with (
                 jax.default_matmul_precision(precision),
-                _chip.using(
+                chip.using(
                     lambda level, forward, config: dataclasses.replace(config, hb=16, tight=tight and precision is None)
                 ),
             ):
@@ -141,7 +143,7 @@ def test_tight_weights_on_the_card() -> None:
     for tight in (False, True):
         with (
             jax.default_matmul_precision(TF32),
-            _chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, hb=16, rows=8, tight=t)),
+            chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, hb=16, rows=8, tight=t)),
         ):
             found.append(values(make(256)[0], params, graphs, x, "persistent"))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, found), strict=True))
@@ -156,7 +158,7 @@ def test_paired_sums_on_the_card(rows: int) -> None:
     x = inputs_of("BinaryTreeLSTM", graphs, 256)
     with jax.default_matmul_precision("highest"):
         want = values(make(256)[0], params, graphs, x, "scan")
-    with _chip.using(lambda level, forward, config: dataclasses.replace(config, hb=16, rows=rows, paired=True, tight=False)):
+    with chip.using(lambda level, forward, config: dataclasses.replace(config, hb=16, rows=rows, paired=True, tight=False)):
         assert_near(values(make(256)[0], params, graphs, x, "persistent"), want, 2e-3)
 
 
@@ -187,7 +189,7 @@ def test_divided_products_on_the_card(
     def choose(level: Any, forward: bool, config: Any) -> Any:
         return dataclasses.replace(divided(level, config, split, dataflow), paired=paired)
 
-    with jax.default_matmul_precision(precision), _chip.using(choose):
+    with jax.default_matmul_precision(precision), chip.using(choose):
         got, again = (values(make(256)[0], params, graphs, x, "persistent") for _ in range(2))
     assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
@@ -224,7 +226,7 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
 
     with jax.default_matmul_precision("highest"):
         want = values(make(hidden)[0], params, graphs, x, "scan")
-    with jax.default_matmul_precision(TF32), _chip.using(choose):
+    with jax.default_matmul_precision(TF32), chip.using(choose):
         got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
     assert_near(got, want, 2e-3)
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
@@ -255,17 +257,17 @@ def test_wide_levels_on_the_card(name: str, hidden: int, hb: int, dataflow: bool
     x, ran = inputs_of(name, graphs, hidden), []
 
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
-        found = next(c for units in (hb, hb // 2, hb // 4) for c in _widest.fitting(level, units))
+        found = next(c for units in (hb, hb // 2, hb // 4) for c in widest.fitting(level, units))
         ran.append(found)
         return dataclasses.replace(found, groups=found.groups if hb in (64, 256) else 3), 40  # one tile each, or more
 
     def choose(level: Any, forward: bool, config: Any) -> Any:
         return dataclasses.replace(config, dataflow=dataflow and level.flows and not config.clustered)
 
-    with jax.default_matmul_precision(TF32), _chip.using(choose, wide):
+    with jax.default_matmul_precision(TF32), chip.using(choose, wide):
         got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
     assert len(ran) >= 2
-    with jax.default_matmul_precision(TF32), _chip.using(choose):  # the same products, summed in another order
+    with jax.default_matmul_precision(TF32), chip.using(choose):  # the same products, summed in another order
         assert_near(values(make(hidden)[0], params, graphs, x, "persistent"), got, 5e-4)
     if name != "layer norm":  # where a step of relu is, an error of tf32 is a large one
         with jax.default_matmul_precision("highest"):
@@ -279,9 +281,9 @@ def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
     """CTAs that wait for ever would hang the card; they give up, and the result is NaN: never a wrong number."""
     F, params = CASES["reset before the product"][0](128)  # a new F: nothing of it is compiled
     x = inputs_of("reset before the product", CHAINS)
-    sched = _scripts.with_scripts(cavs.schedule(CHAINS))
+    sched = group_rows.with_scripts(cavs.schedule(CHAINS))
     odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow, "split": split}
-    with _chip.using(lambda level, forward, config: dataclasses.replace(config, **odd)):
+    with chip.using(lambda level, forward, config: dataclasses.replace(config, **odd)):
         h = np.asarray(cavs.run(F, params, sched, x, engine="persistent"))
     assert np.isnan(h).all()
 
@@ -290,11 +292,11 @@ def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
 def test_a_wait_in_vain_of_a_wide_level_is_reported() -> None:
     F, params = CASES["TreeFC"][0](256)
     graphs = joined([random_binary_tree(9, seed=n) for n in range(40)])
-    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    sched = group_rows.with_scripts(cavs.schedule(graphs))
 
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
-        return dataclasses.replace(_widest.fitting(level, 64)[0], spins=0), 1
+        return dataclasses.replace(widest.fitting(level, 64)[0], spins=0), 1
 
-    with _chip.using(lambda level, forward, config: config, wide):
+    with chip.using(lambda level, forward, config: config, wide):
         h = np.asarray(cavs.run(F, params, sched, inputs_of("TreeFC", graphs, 256), engine="persistent"))
     assert np.isnan(h).all()

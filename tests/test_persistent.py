@@ -10,10 +10,13 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
-from cavs import _adjoint, _chip, _persistent, _programs, _scripts, _widest, vertex_programs as vp
+from cavs import vertex_programs as vp
+from cavs._engines import chip, lower, persistent as _persistent, widest
+from cavs._run import adjoint
+from cavs._schedule import group_rows
 from cavs.kernels import persistent
-from cavs.kernels._fit import REDUCTIONS
-from cavs.kernels._specs import HALVES, Unfit
+from cavs.kernels._program.fit import REDUCTIONS
+from cavs.kernels._program.specs import HALVES, Unfit
 from tests.lower_for_hopper import DEVICE
 from tests.odd_graphs import from_children, joined, star
 from tests.persistent_programs import CASES, CHAINS, E, H, assert_near, inputs_of, plan_of, values
@@ -60,7 +63,7 @@ def test_tight_weights_in_the_interpreter() -> None:
     x = inputs_of("BinaryTreeLSTM", graphs)
     found = []
     for tight in (False, True):
-        with _chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, precision="tf32", tight=t)):
+        with chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, precision="tf32", tight=t)):
             found.append(values(make(48)[0], params, graphs, x, _persistent.INTERPRET))
     assert_near(found[1], found[0], 1e-6)
     with jax.default_matmul_precision("highest"):
@@ -80,19 +83,19 @@ def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
 
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
-    with _chip.using(lambda level, forward, config: config, wide):
+    with chip.using(lambda level, forward, config: config, wide):
         assert_near(values(make(256)[0], params, graphs, x, _persistent.INTERPRET), want, 1e-5)
 
 
 def test_which_levels_are_wide() -> None:
     """From the leaves' parents on, these at least; a level that is wide again above a narrow one is not."""
     graphs = cavs.from_parents([[4, 4, 5, 5, 6, 6, -1]] * 5 + [[1, 2, -1]] * 3)
-    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    sched = group_rows.with_scripts(cavs.schedule(graphs))
     assert sched.widths[1:].tolist() == [13, 8]
     for rows, want in ((14, 1), (9, 1), (8, 2), (1, 2)):
-        assert int(_widest.wide_levels(sched.part_start, rows)) == want
-    chains = _scripts.with_scripts(cavs.schedule(cavs.from_lengths([3] * 8 + [9] * 2)))
-    assert int(_widest.wide_levels(chains.part_start, 5)) == 2
+        assert int(widest.wide_levels(sched.part_start, rows)) == want
+    chains = group_rows.with_scripts(cavs.schedule(cavs.from_lengths([3] * 8 + [9] * 2)))
+    assert int(widest.wide_levels(chains.part_start, 5)) == 2
 
 
 COMPLETE = cavs.from_parents([[-1, *(i // 2 for i in range(126))]] * 256)  # binary trees of 64 leaves
@@ -109,7 +112,7 @@ COMPLETE = cavs.from_parents([[-1, *(i // 2 for i in range(126))]] * 256)  # bin
     ],
 )
 def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide: bool) -> None:
-    shape = _scripts.with_scripts(cavs.schedule(graphs)).shape
+    shape = group_rows.with_scripts(cavs.schedule(graphs)).shape
     with jax.default_matmul_precision("tensorfloat32"):
         shapes = jax.eval_shape(program.init, jax.random.key(0))
         inputs = jax.ShapeDtypeStruct((program.hidden if isinstance(program, vp.TreeFC) else 8,), jnp.float32)
@@ -117,8 +120,8 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
         some = isinstance(program, vp.TreeFC) and program.hidden == 512
         assert ("run as tiled products" in plan.function.explain(shapes, inputs)) == some
         for forward in (True, False):
-            made = _programs.program_of(plan, None, forward)
-            found, rows = _widest.layouts(made, "tf32", False, shape)
+            made = lower.program_of(plan, None, forward)
+            found, rows = widest.layouts(made, "tf32", False, shape)
             want = ([True, False] if forward else [False, True]) if wide else [False]
             assert [config.wide for config in found] == want
             assert shape.inner[0] / 64 < rows <= shape.inner[0] / 4 if wide else rows == 0
@@ -133,12 +136,12 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
         F, params = make(256)
         plan = plan_of(F, params, inputs_of(name, graphs, 256))
         for copies in (1, 5, 700):
-            shape = _scripts.with_scripts(cavs.schedule(joined([graphs] * copies))).shape
+            shape = group_rows.with_scripts(cavs.schedule(joined([graphs] * copies))).shape
             for forward in (True, False):
                 for kind, part in plan.inner.items():
                     if part.recurrent_eqns:
-                        made = _programs.program_of(plan, kind, forward)
-                        assert _widest.layouts(made, made.precision, False, shape)[0]
+                        made = lower.program_of(plan, kind, forward)
+                        assert widest.layouts(made, made.precision, False, shape)[0]
 
 
 @INTERPRETER
@@ -158,7 +161,7 @@ def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
         want = values(F, params, graphs, x, "scan")
     with jax.default_matmul_precision("BF16_BF16_F32" if precision == "bf16" else None):
         got, plan = values(F, params, graphs, x, _persistent.INTERPRET), plan_of(F, params, x)
-        programs = [_programs.program_of(plan, None, forward) for forward in (True, False)]
+        programs = [lower.program_of(plan, None, forward) for forward in (True, False)]
     assert_near(got, want, 2e-2 if precision == "bf16" else 2e-3)
     assert [p.precision for p in programs] == [precision, "bf16" if precision == "bf16" else "tf32"]  # cotangents have no bound
     for level in [p.level for p in programs if p.precision == precision]:
@@ -173,10 +176,10 @@ def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
 @pytest.mark.parametrize("at", [None, [3, 0, 3, 7]])
 def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of large batches are not spread over tensors of zeros; a vertex may be asked for twice."""
-    monkeypatch.setattr(_adjoint, "FEW_BYTES", -1)
+    monkeypatch.setattr(adjoint, "FEW_BYTES", -1)
     make, graphs = CASES[name]
     F, params = make(H + 16)
-    x, sched = inputs_of(name, graphs), _scripts.with_scripts(cavs.schedule(graphs))
+    x, sched = inputs_of(name, graphs), group_rows.with_scripts(cavs.schedule(graphs))
     rows = None if at is None else np.array(at)
 
     def grads(engine: str) -> Any:
@@ -195,9 +198,9 @@ def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.
 def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
     make, graphs = CASES["BinaryTreeLSTM"]
     F, params = make()
-    x, sched = inputs_of("BinaryTreeLSTM", graphs), _scripts.with_scripts(cavs.schedule(graphs))
+    x, sched = inputs_of("BinaryTreeLSTM", graphs), group_rows.with_scripts(cavs.schedule(graphs))
     plan = plan_of(F, params, x)
-    kept, alone = (_programs.program_of(plan, None, True, keep=keep).made for keep in (True, False))
+    kept, alone = (lower.program_of(plan, None, True, keep=keep).made for keep in (True, False))
     assert {n.rstrip("0123456789") for n in kept} - {n.rstrip("0123456789") for n in alone} == {"kept"}
     with jax.default_matmul_precision("highest"):
         assert_near(*(cavs.run(F, params, sched, x, engine=engine) for engine in (_persistent.INTERPRET, "scan")), 1e-5)
@@ -209,7 +212,7 @@ def test_every_program_is_cut_into_phases(name: str) -> None:
     make, graphs = CASES[name]
     F, params = make()
     plan = plan_of(F, params, inputs_of(name, graphs))
-    for program in (_programs.program_of(plan, None, forward) for forward in (True, False)):
+    for program in (lower.program_of(plan, None, forward) for forward in (True, False)):
         assert 1 <= sum(p.meet for p in program.level.phases) <= 4
         stored: set[str] = set(program._written())
         phases, met = program.level.phases, set()
@@ -231,7 +234,7 @@ def refused(fn: Any, width: int = H, **kwargs: Any) -> str:
     params = {"u": jnp.zeros((width, width), jnp.float32)}
     plan = plan_of(F, params, np.zeros((1, width), np.float32))
     with pytest.raises(Unfit) as error:
-        _programs.program_of(plan, None, True)
+        lower.program_of(plan, None, True)
     return str(error.value)
 
 
@@ -267,10 +270,10 @@ def test_other_widths_are_padded() -> None:
             F, params = CASES["LSTM"][0](width)
             plan = plan_of(F, params, inputs_of("LSTM", CHAINS))
             for forward in (True, False):
-                level = _programs.program_of(plan, None, forward).level
+                level = lower.program_of(plan, None, forward).level
                 assert level.valid == width
                 assert level.unit == unit or (level.unit == width and not forward)  # it sums over four gates
-                assert _chip.candidates(level, "bf16" if precision else "tf32")
+                assert chip.candidates(level, "bf16" if precision else "tf32")
             said = plan.function.explain()
         assert (f"vectors of {width} run as {unit}" in said) == (width != unit)
 
@@ -285,9 +288,9 @@ def test_where_products_may_wait_for_numbers() -> None:
         with jax.default_matmul_precision(precision):
             F, params = make(128)
             plan = plan_of(F, params, inputs_of(name, graphs, 128))
-            made = _programs.program_of(plan, None, True)
+            made = lower.program_of(plan, None, True)
             assert made.level.flows == flows, name
-            found = _chip.candidates(made.level, made.precision)
+            found = chip.candidates(made.level, made.precision)
         assert any(config.dataflow for config in found) == flows
 
 
@@ -316,7 +319,7 @@ def test_what_is_of_vertices_is_not_stored_by_edge() -> None:
     F = cavs.VertexFunction(constant_scatter, state={"a": jax.ShapeDtypeStruct((H,), jnp.float32), "b": (H,)})
     rng = np.random.default_rng(0)
     params, x = {"w": rng.standard_normal((H, H), np.float32)}, rng.standard_normal((graphs.num_vertices, H), np.float32)
-    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    sched = group_rows.with_scripts(cavs.schedule(graphs))
     run = lambda engine: jax.grad(lambda p, x: cavs.run(F, p, sched, x, engine=engine).sum(), (0, 1))(params, x)  # noqa: E731
     assert_near(run(_persistent.INTERPRET), run("scan"), 1e-5)
 
@@ -325,7 +328,7 @@ def test_what_is_of_vertices_is_not_stored_by_edge() -> None:
 def test_vmap_after_jit_and_grad_runs_engine_scan() -> None:
     make, graphs = CASES["BinaryTreeLSTM"]
     F, params = make(H)
-    sched = _scripts.with_scripts(cavs.schedule(graphs))
+    sched = group_rows.with_scripts(cavs.schedule(graphs))
     x = sched.pad(inputs_of("BinaryTreeLSTM", graphs, H))
     both = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
 
@@ -341,7 +344,7 @@ def test_vmap_after_jit_and_grad_runs_engine_scan() -> None:
 def test_checkpoint_runs_the_forward_launch_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX cuts what it runs again to what is read: the kernel must not be lost."""
     monkeypatch.setattr(persistent, "supported", lambda: None)
-    F, sched = vp.LSTM(H, E).vertex_function(), _scripts.with_scripts(cavs.schedule(CHAINS))
+    F, sched = vp.LSTM(H, E).vertex_function(), group_rows.with_scripts(cavs.schedule(CHAINS))
     shapes = jax.eval_shape(vp.LSTM(H, E).init, jax.random.key(0))
     run = jax.checkpoint(lambda p, x: cavs.run(F, p, sched, x, engine="persistent"))
     x = jax.ShapeDtypeStruct((sched.shape.vertices, E), jnp.float32)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from cavs._converters import from_edges, from_lengths, from_parents
-from cavs._graphs import Graphs
-from cavs._inspect import inspect
-from cavs._plot import layout, plot_schedule, task_table
+from cavs._debug.inspect import inspect
+from cavs._graphs.converters import from_edges, from_lengths, from_parents
+from cavs._graphs.graphs import Graphs
 from cavs._readers import read_trees, write_edges
-from cavs._scheduler import schedule
+from cavs._schedule.plot import layout, plot_schedule, task_table
+from cavs._schedule.scheduler import schedule
 
 PNG = b"\x89PNG\r\n\x1a\n"
 DIAMONDS = from_edges(7, [(1, 0), (2, 0), (3, 1), (3, 2), (4, 3), (5, 3), (6, 4), (6, 5), (6, 0)])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._prefetch import prefetch
+from cavs._feed.prefetch import prefetch
 
 
 def threads() -> list[threading.Thread]:

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _messages, _process, _scheduler
-from cavs._later import LaterGraphs
+from cavs._feed import messages, process as _process
+from cavs._graphs.deferred import LaterGraphs
+from cavs._schedule import scheduler
 from tests.odd_graphs import BATCHES, chain, joined, random_binary_tree
 
 
@@ -58,7 +59,7 @@ def test_a_process_makes_the_same_schedules(name: str) -> None:
 def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not files:  # as where memory has no files
         monkeypatch.setattr(_process, "file_in_memory", lambda: None)
-    monkeypatch.setattr(_scheduler, "VERTICES_AT_ONCE", 1 << 13)  # more passes
+    monkeypatch.setattr(scheduler, "VERTICES_AT_ONCE", 1 << 13)  # more passes
     rng = np.random.default_rng(0)
     graphs = joined([random_binary_tree(n, seed=n) for n in (1, 40, 7, 90, 2)])
     ids = [rng.integers(0, 9, graphs.num_vertices, np.int32) for _ in range(2)]
@@ -74,7 +75,7 @@ def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, m
             for one, other in zip(here, there, strict=True):
                 assert_same(one, other)
     assert len(elsewhere(graphs)) == 3
-    assert sum(sched.data.nbytes for _, sched in here) > 20 * _messages._SMALL
+    assert sum(sched.data.nbytes for _, sched in here) > 20 * messages._SMALL
 
 
 def test_graphs_are_selected_when_they_are_looked_at() -> None:
@@ -199,10 +200,10 @@ def test_a_fork_does_not_wait_for_our_thread() -> None:
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="the system cannot wait for a pipe")
 def test_a_process_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = joined([chain(5)])
-    monkeypatch.setattr(_messages, "PATIENCE", 0.2)
+    monkeypatch.setattr(messages, "PATIENCE", 0.2)
     for size in (1, 1 << 20):  # while we read; while we write more than a pipe takes
         with monkeypatch.context() as patch:
-            patch.setattr(_messages, "PATIENCE", 60)  # it has to start
+            patch.setattr(messages, "PATIENCE", 60)  # it has to start
             assert len(list(cavs.schedules(graphs, [[0]], process=True))) == 1
         (remote,) = elsewhere(graphs)
         wait = remote._process.wait

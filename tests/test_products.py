@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cavs import _products
+from cavs._function import products
 from tests.persistent_programs import CASES, assert_near, inputs_of, values
 
 AXES = [(1, 0), (1, 1), (0, 0)]
@@ -35,7 +35,7 @@ def exact(a: np.ndarray, b: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
 )
 def test_errors_are_those_of_tf32(axes: tuple[int, int], scale: tuple[float, float]) -> None:
     a, b = operands(axes, scale)
-    got = np.asarray(jax.jit(_products.in_float16, static_argnums=2)(a, b, axes), np.float64)
+    got = np.asarray(jax.jit(products.in_float16, static_argnums=2)(a, b, axes), np.float64)
     bound = TF32 * exact(np.abs(a), np.abs(b), axes) + 1e-37
     assert (np.abs(got - exact(a, b, axes)) <= bound).all()
 
@@ -45,14 +45,14 @@ def test_small_numbers_beside_large_ones() -> None:
     one = np.ones((1, 1), np.float32)
     for power in range(0, -45, -1):
         x = np.array([[1, 1.2345 * 2.0**power]], np.float32)
-        got = np.asarray(_products.in_float16(one, x, (0, 0)), np.float64)[0, 1]
+        got = np.asarray(products.in_float16(one, x, (0, 0)), np.float64)[0, 1]
         assert abs(got - x[0, 1]) <= (2.0**-11 * x[0, 1] if power >= -29 else 2.0**-39)
 
 
 def test_what_is_not_finite_stays_so_and_spoils_nothing_else() -> None:
     a, b = operands((0, 0), (1, 1))
     a[3, 2], b[5, 1] = np.inf, np.nan
-    got = np.asarray(_products.in_float16(a, b, (0, 0)))
+    got = np.asarray(products.in_float16(a, b, (0, 0)))
     assert not np.isfinite(got[2]).any() and not np.isfinite(got[:, 1]).any()
     rest = np.delete(np.delete(got, 2, 0), 1, 1)
     a[3, 2], b[5, 1] = 0, 0
@@ -63,9 +63,9 @@ def test_what_is_not_finite_stays_so_and_spoils_nothing_else() -> None:
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Hopper GPU, where float16 is faster at any size; but what is compiled for others, too, is in float16."""
-    monkeypatch.setattr(_products, "_hopper", lambda: True)
-    monkeypatch.setattr(_products, "_faster", lambda *_: True)
-    monkeypatch.setattr(_products, "_faster_gradient", lambda *_: True)
+    monkeypatch.setattr(products, "_hopper", lambda: True)
+    monkeypatch.setattr(products, "_faster", lambda *_: True)
+    monkeypatch.setattr(products, "_faster_gradient", lambda *_: True)
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
 
 
@@ -99,7 +99,7 @@ def test_who_names_an_algorithm_gets_it(precision: str | None, dtype: Any, float
     x, w = jnp.ones((8, 4), dtype), jnp.ones((4, 6), dtype)
     with jax.default_matmul_precision(precision):
         asked = jax.make_jaxpr(jnp.dot)(x, w).eqns[0].params["precision"]
-    text = str(jax.make_jaxpr(lambda x, w: _products.large_product(x, w, 0, asked, dtype))(x, w))
+    text = str(jax.make_jaxpr(lambda x, w: products.large_product(x, w, 0, asked, dtype))(x, w))
     assert (":f16[" in text) == float16
 
 
@@ -108,10 +108,10 @@ def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = jnp.ones((20000, 512), jnp.float32), jnp.ones((512, 512), jnp.float32)
 
     def text(rows: int) -> str:
-        product = jax.jit(lambda x: _products.large_product(x, w, 0, None, None))
+        product = jax.jit(lambda x: products.large_product(x, w, 0, None, None))
         return product.lower(x[:rows]).as_text()
 
     for on_hopper in (False, True):
-        monkeypatch.setattr(_products, "_hopper", lambda on_hopper=on_hopper: on_hopper)
+        monkeypatch.setattr(products, "_hopper", lambda on_hopper=on_hopper: on_hopper)
         assert ("f16" in text(20000)) == (on_hopper and jax.default_backend() == "gpu")
         assert "f16" not in text(20)

@@ -11,7 +11,7 @@ CODE = """
 import faulthandler
 faulthandler.dump_traceback_later(190)  # where it hung
 import cavs
-from cavs import _chip, _widest
+from cavs._engines import chip as _chip, widest as _widest
 from tests.odd_graphs import joined, random_binary_tree
 from tests.persistent_programs import CASES, inputs_of, values
 

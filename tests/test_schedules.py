@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs import _tasks
-from cavs._later import consecutive
-from cavs._pack import Options, pack
-from cavs._schedule import layout_of
+from cavs._graphs.deferred import consecutive
+from cavs._schedule import tasks
+from cavs._schedule.pack import Options, pack
+from cavs._schedule.schedule import layout_of
 from tests.odd_graphs import BATCHES, GRAPHS, WIDE, chain, from_children, joined, random_binary_tree, star, with_kinds
 from tests.schedule_checks import assert_same, check, dags
 
@@ -103,7 +103,7 @@ def test_tasks_of_mixed_fan_in_are_the_same_found_at_once_and_one_by_one(seed: i
         graphs.append(from_children([[]] * 20 + [sorted(set(kids.tolist())) for kids in inner]))
     some, found = joined(graphs), []
     for few in (0, 24, 1 << 40):
-        monkeypatch.setattr(_tasks, "FEW_RUNS", few)
+        monkeypatch.setattr(tasks, "FEW_RUNS", few)
         found.append(pack(some, np.array([1] * 20 + [20]), Options("batching", True, False, 32768, None)))
     for at_once, mixed, one_by_one in zip(*found, strict=True):
         assert_same(at_once, one_by_one)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._pack import Options, pack
-from cavs._scripts import with_scripts
+from cavs._schedule.group_rows import with_scripts
+from cavs._schedule.pack import Options, pack
 from tests.odd_graphs import BATCHES, WIDE, chain, joined
 from tests.persistent_programs import CHAINS, DAG, TREES
 from tests.schedule_checks import assert_same

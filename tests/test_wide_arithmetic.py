@@ -1,4 +1,4 @@
-"""What a wide product multiplies, by the device's own arithmetic on numbers (`_mosaic_wide`, `pack_ring`); no GPU."""
+"""What a wide product multiplies, by the device's own arithmetic on numbers (`_mosaic.wide`, `pack_ring`); no GPU."""
 
 import re
 from types import SimpleNamespace
@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cavs import _programs, vertex_programs as vp
+from cavs import vertex_programs as vp
+from cavs._engines import lower
 
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
-from cavs.kernels import _mosaic_wide
-from cavs.kernels._layout import STAGES, Config, layout_of
-from cavs.kernels._pack import pack_ring
+from cavs.kernels._layout.layout import STAGES, Config, layout_of
+from cavs.kernels._layout.pack import pack_ring
+from cavs.kernels._mosaic import wide as _mosaic_wide
 from tests.device_numbers import ARITHMETIC
 
 REGION = 1 << 28  # bytes between the arrays of the memory below
@@ -54,7 +55,7 @@ class Memory:
 
 
 def emit_numbers(monkeypatch: pytest.MonkeyPatch, memory: Memory, thread: int) -> None:
-    """What `_mosaic_wide` emits, on numbers, for one thread."""
+    """What `_mosaic.wide` emits, on numbers, for one thread."""
     arith = SimpleNamespace(**vars(ARITHMETIC))
     arith.minsi, arith.mulf, arith.addf, arith.bitcast = min, lambda a, b: a * b, lambda a, b: a + b, lambda kind, x: x
     arith.CmpIPredicate = SimpleNamespace(sge="sge", eq="eq")
@@ -99,7 +100,7 @@ def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, 
     """Two rows, as their four threads read them, times all columns of a CTA, as the ring brings them: all of K, once."""
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((getattr(program, "inputs", 256),), jnp.float32))
-    level = _programs.program_of(plan, None, forward).level
+    level = lower.program_of(plan, None, forward).level
     layout = layout_of(level, Config(HB, 1, False, ROWS, 2, "tf32", False, wide=True))
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed]

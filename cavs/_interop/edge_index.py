@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from cavs._converters import from_edges
-from cavs._graphs import Graphs
+from cavs._graphs.converters import from_edges
+from cavs._graphs.graphs import Graphs
 
 
 def from_edge_index(

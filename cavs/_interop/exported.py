@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import export as jax_export
 
 from cavs._interop.names import named_leaves
-from cavs._run import without_callbacks
-from cavs._schedule import Schedule, Shape, layout_of, length_of
+from cavs._run.run import without_callbacks
+from cavs._schedule.schedule import Schedule, Shape, layout_of, length_of
 
 # A file is these words, the SHA-256 of the rest, and the rest: a zip of `about.json` and of `N.jax`, what `jax.export` writes.
 _MAGIC, _FORMAT = b"cavs forward ", 2

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from cavs._files import open_regular, replacing
 from cavs._interop.names import named_leaves
+from cavs._readers.files import open_regular, replacing
 
 
 def save_params(path: str | os.PathLike[str], params: Any, metadata: dict[str, str] | None = None) -> None:

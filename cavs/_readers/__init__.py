@@ -2,12 +2,12 @@
 
 import os
 
-from cavs._graphs import Graphs
-from cavs._readers._source import FormatError as FormatError, Path, bare_suffix
+from cavs._graphs.graphs import Graphs
 from cavs._readers.conllu import read_conllu as read_conllu
 from cavs._readers.edges import read_edges as read_edges, write_edges as write_edges
 from cavs._readers.netlist import read_netlist as read_netlist
 from cavs._readers.npz import load_npz as load_npz, save_npz as save_npz
+from cavs._readers.source import FormatError as FormatError, Path, bare_suffix
 from cavs._readers.trees import read_trees as read_trees
 
 _BY_SUFFIX = {

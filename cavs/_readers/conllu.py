@@ -4,9 +4,9 @@ import re
 
 import numpy as np
 
-from cavs._graphs import Graphs
-from cavs._readers._flat import children_of_parents, number_names
-from cavs._readers._source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines
+from cavs._graphs.flat import children_of_parents, number_names
+from cavs._graphs.graphs import Graphs
+from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines
 
 _LABEL_COLUMNS = {"upos": 3, "xpos": 4, "deprel": 7}
 _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")

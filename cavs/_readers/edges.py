@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cavs._graphs import Graphs
-from cavs._readers._flat import INT32_MAX, ids_and_names, value_type
-from cavs._readers._source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines, write_bytes
+from cavs._graphs.flat import INT32_MAX, ids_and_names, value_type
+from cavs._graphs.graphs import Graphs
+from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines, write_bytes
 
 _KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds")
 _FIELDS = {"inputs": ("input_id", "vocab"), "labels": ("label", "label_names"), "kinds": ("kind", "kind_names")}

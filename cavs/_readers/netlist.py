@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cavs._graphs import Graphs
-from cavs._readers._source import ASCII_SPACE, FormatError, Path, bare_suffix, build_acyclic, format_error, read_lines
+from cavs._graphs.graphs import Graphs
+from cavs._readers.source import ASCII_SPACE, FormatError, Path, bare_suffix, build_acyclic, format_error, read_lines
 
 # Always all of them and in this order, so that the kinds of all `.bench` files agree.
 _BENCH_KINDS = ("INPUT", "AND", "NAND", "OR", "NOR", "XOR", "XNOR", "NOT", "BUF")

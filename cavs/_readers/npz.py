@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cavs._graphs import Graphs
-from cavs._readers._source import RATIO, ROOM, Path, format_error, read_bytes, write_bytes
+from cavs._graphs.graphs import Graphs
+from cavs._readers.source import RATIO, ROOM, Path, format_error, read_bytes, write_bytes
 
 _VERSION = 1
 _IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))

@@ -7,11 +7,11 @@ from itertools import compress
 
 import numpy as np
 
-from cavs._files import read_whole
-from cavs._graphs import Graphs
-from cavs._readers._flat import children_of_parents, number_names
-from cavs._readers._source import FormatError, Path, format_error, line_at, read_utf8, write_bytes
+from cavs._graphs.flat import children_of_parents, number_names
+from cavs._graphs.graphs import Graphs
+from cavs._readers.files import read_whole
 from cavs._readers.npz import graphs_from_bytes, graphs_to_bytes
+from cavs._readers.source import FormatError, Path, format_error, line_at, read_utf8, write_bytes
 
 
 def read_trees(path: Path, *, cache: bool = False) -> Graphs:

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from cavs._graphs import Graphs
-from cavs._schedule import Schedule, Shape
-from cavs._scheduler import bucket, schedules
+from cavs._graphs.graphs import Graphs
+from cavs._schedule.schedule import Schedule, Shape
+from cavs._schedule.scheduler import bucket, schedules
 from cavs._train.data import root_rows
 
 

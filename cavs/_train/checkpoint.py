@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cavs._files import read_whole, write_whole
+from cavs._readers.files import read_whole, write_whole
 from cavs._train.config import SaveError, TrainError
 
 FORMAT = 2

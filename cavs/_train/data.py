@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cavs._graphs import Graphs
+from cavs._graphs.graphs import Graphs
 from cavs._train import embeddings
 from cavs._train.config import Config, TrainError
 

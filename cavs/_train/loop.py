@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from cavs._prefetch import prefetch
-from cavs._together import Together, together
+from cavs._feed.prefetch import prefetch
+from cavs._feed.together import Together, together
 from cavs._train import checkpoint
 from cavs._train.batches import Prepare, epoch_batches, strata
 from cavs._train.config import Config, TrainError

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavs._converters import from_lengths
-from cavs._graphs import Graphs
+from cavs._graphs.converters import from_lengths
+from cavs._graphs.flat import number_names
+from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError
-from cavs._readers._flat import number_names
-from cavs._readers._source import read_lines
-from cavs._schedule import Schedule
-from cavs._scheduler import schedules
+from cavs._readers.source import read_lines
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.scheduler import schedules
 from cavs._train.batches import Prepare, distinct, labels_of, shapes_of, with_stand_ins
 from cavs._train.config import TrainError
 from cavs._train.data import UNKNOWN

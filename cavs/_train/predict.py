@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
-from cavs._readers._source import printable
+from cavs._readers.source import printable
 from cavs._train import checkpoint
 from cavs._train.config import Config, SaveError, TrainError
 from cavs._train.model import weight_shapes

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from cavs import vertex_programs
-from cavs._graphs import Graphs
-from cavs._run import run
+from cavs._function.vertex import VertexFunction
+from cavs._graphs.graphs import Graphs
+from cavs._run.run import run
 from cavs._train.config import Config, TrainError
-from cavs._vertex import VertexFunction
 
 
 @dataclasses.dataclass(frozen=True)

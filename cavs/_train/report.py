@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeRemainingColumn
 
-from cavs._graphs import Graphs
+from cavs._graphs.graphs import Graphs
 from cavs._train import checkpoint
 from cavs._train.data import Data
 

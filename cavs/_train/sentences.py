@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavs._converters import from_lengths
-from cavs._graphs import Graphs
-from cavs._schedule import Schedule
-from cavs._scheduler import schedules
+from cavs._graphs.converters import from_lengths
+from cavs._graphs.graphs import Graphs
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.scheduler import schedules
 from cavs._train.batches import Prepare, distinct, labels_of, shapes_of, with_stand_ins
 from cavs._train.data import UNKNOWN, with_labels
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._jit import jit
-from cavs._together import Together
+from cavs._feed.together import Together
+from cavs._run.jit import jit
 from cavs._train import optimiser
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors

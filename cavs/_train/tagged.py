@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cavs._converters import from_lengths
-from cavs._graphs import Graphs
+from cavs._graphs.converters import from_lengths
+from cavs._graphs.flat import number_names
+from cavs._graphs.graphs import Graphs
 from cavs._readers import read_conllu
-from cavs._readers._flat import number_names
-from cavs._readers._source import ASCII_SPACE, bare_suffix, format_error, read_lines
+from cavs._readers.source import ASCII_SPACE, bare_suffix, format_error, read_lines
 from cavs._train.config import TrainError
 
 CONLLU_COLUMNS = ("upos", "xpos", "deprel")

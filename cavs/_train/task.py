@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from rich.table import Table
 
-from cavs._graphs import Graphs
+from cavs._graphs.graphs import Graphs
 from cavs._train import batches
 from cavs._train.batches import Prepare
 from cavs._train.config import ALIASES, TASKS, Config, TrainError, flag

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from cavs._graphs import Graphs
+from cavs._graphs.graphs import Graphs
 from cavs._train import data, programs, text
 from cavs._train.batches import Batch, in_order
 from cavs._train.config import Config

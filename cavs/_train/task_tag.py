@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from rich.table import Table
 
-from cavs._graphs import Graphs
+from cavs._graphs.graphs import Graphs
 from cavs._train import data, programs, sentences
 from cavs._train.batches import Prepare, in_order, in_order_grid
 from cavs._train.chunks import Chunks, f1

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 
-from cavs._converters import from_lengths
-from cavs._graphs import Graphs
+from cavs._graphs.converters import from_lengths
+from cavs._graphs.flat import number_names
+from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError
-from cavs._readers._flat import number_names
-from cavs._readers._source import read_lines
+from cavs._readers.source import read_lines
 from cavs._train.config import TrainError
 
 BEGIN, END = MARKS = ("<s>", "</s>")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs._graphs import Graphs
+from cavs._graphs.graphs import Graphs
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
 from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, vectors_of

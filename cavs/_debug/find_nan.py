@@ -1,0 +1,275 @@
+"""`find_nan`: the vertex, the equation and the line that first made a NaN, forward or in the gradient."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex
+
+from cavs._debug.compare import padded_rows, probed
+from cavs._debug.interpret import at_vertex, children_of, kind_of, place_of
+from cavs._function.calls import CALLS, body_of
+from cavs._function.equations import bind
+from cavs._function.lines import source_line
+from cavs._function.vertex import VertexFunction, as_arrays
+from cavs._graphs.graphs import Graphs
+from cavs._run.run import run
+from cavs._schedule.scheduler import schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class NanReport:
+    """Where a NaN came from, as `cavs.find_nan` found it.
+
+    **Fields:** `where`: "params", "inputs" (it was there before F ran), "forward", "loss" (the user's loss made it) or
+    "gradient"; `symbol`: what holds it: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...; `row`, `graph`, `vertex`,
+    `level`: flat row, graph, vertex within it, height; `None` for params; `equation`: the equation that made it from values
+    without, with its operands' ranges, and `source`, the line of the program that it is of; `None` where F is not to blame.
+    """
+
+    where: str
+    symbol: str
+    row: int | None = None
+    graph: int | None = None
+    vertex: int | None = None
+    level: int | None = None
+    equation: str | None = None
+    source: str | None = None
+
+    def __str__(self) -> str:
+        at = "" if self.row is None else f" at vertex {self.vertex} of graph {self.graph} (row {self.row}, level {self.level})"
+        lines = [f"{self.where}: {self.symbol} is the first NaN{at}", *filter(None, (self.equation, self.source))]
+        return "\n  ".join(lines)
+
+
+def find_nan(
+    F: VertexFunction,
+    params: Any,
+    graphs: Graphs,
+    inputs: Any = None,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    infinities: bool = False,
+) -> NanReport | None:
+    """Finds the first NaN of a run or of its gradient, and what made it; `None` where there is none.
+
+    ```python
+    print(cavs.find_nan(F, params, graphs, x))
+    # gradient: gradient of params['w'] is the first NaN at vertex 2 of graph 0 (row 2, level 1)
+    #   mul of float64[5] 0 to 0 and float64[5] 0.31 to inf, in the transpose of
+    #   program.py, line 12, in cell: h = jnp.where(z > 0, jnp.sqrt(z), 0)
+    ```
+
+    The batch runs once; then F runs at the vertex in question, equation by equation.
+
+    **Arguments:**
+
+    - `F`, `params`, `graphs`, `inputs`: as for `cavs.interpret`.
+    - `loss`: a function of the pushes, (V, ...) each, to a scalar, whose gradient is looked through; `None`: the sum of all
+      float pushes.
+    - `infinities`: whether infinite values count, too.
+
+    **Raises:** what `run` raises.
+    """
+    params, inputs = as_arrays(params, "find_nan: params"), as_arrays(inputs, "find_nan: inputs")
+    search = _Search(F, params, graphs, inputs, infinities)
+    for where, tree in (("params", params), ("inputs", inputs)):
+        for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            if search.bad(x):
+                rows = np.flatnonzero(search.bad_rows(x)) if where == "inputs" else [None]
+                return search.report(where, where + jax.tree_util.keystr(path), rows[0])
+    if not graphs.num_vertices:
+        return None
+
+    probe, deltas = probed(F, params, inputs, graphs.num_vertices)
+    sched, both = schedule(graphs), {"inputs": inputs, "delta": deltas}
+
+    def batched(p: Any, x: Any) -> Any:
+        return jax.tree.map(lambda y: y[: graphs.num_vertices], run(probe, p, sched, padded_rows(x, sched)))
+
+    pushes, vjp = jax.vjp(batched, params, both)
+    found = search.forward(pushes)
+    if found is not None:
+        return found
+    cotangents = jax.grad(loss or _sum, allow_int=True)(pushes["push"])
+    for path, ct in jax.tree_util.tree_flatten_with_path(cotangents)[0]:
+        if search.bad(ct):
+            row = int(np.argmax(search.bad_rows(ct)))
+            return search.report("loss", f"gradient of push{jax.tree_util.keystr(path)}", row)
+    zeros = jax.tree.map(_zero, pushes["state"])
+    ct_params, ct_inputs = vjp({"state": zeros, "push": cotangents})
+    return search.backward(pushes["state"], cotangents, ct_params, ct_inputs)
+
+
+class _Search:
+    """What is looked for, and in what."""
+
+    def __init__(self, F: VertexFunction, params: Any, graphs: Graphs, inputs: Any, infinities: bool):
+        self.F, self.params, self.graphs, self.inputs, self.infinities = F, params, graphs, inputs, infinities
+        self._vjps: dict[Any, Any] = {}
+
+    def bad(self, x: Any) -> bool:
+        """Whether an array holds what is looked for."""
+        return bool(self.bad_rows(x[None]).any())
+
+    def bad_rows(self, x: Any) -> np.ndarray:
+        """(rows,) whether each row of an array does."""
+        if x.dtype == jax.dtypes.float0 or not jnp.issubdtype(x.dtype, jnp.inexact):
+            return np.zeros(x.shape[0], bool)
+        x = np.asarray(x)
+        bad = ~np.isfinite(x) if self.infinities else np.isnan(x)
+        return bad.reshape(len(x), -1).any(1)
+
+    def report(self, where: str, symbol: str, row: Any = None, equation: Any = None, source: Any = None) -> NanReport:
+        if row is None:
+            return NanReport(where, symbol, equation=equation, source=source)
+        graph, vertex = place_of(self.graphs, row)
+        return NanReport(where, symbol, int(row), graph, vertex, int(self.graphs.height[row]), equation, source)
+
+    def forward(self, pushes: Any) -> NanReport | None:
+        """The first vertex, by level, that scatters or pushes one; its children do not scatter any."""
+        named = [("state", pushes["state"]), ("push", pushes["push"])]
+        rows = np.zeros(self.graphs.num_vertices, bool)
+        for _, tree in named:
+            for x in jax.tree.leaves(tree):
+                rows |= self.bad_rows(x)
+        if not rows.any():
+            return None
+        first = np.flatnonzero(rows)
+        row = int(first[np.argmin(self.graphs.height[first])])
+        symbol, number = self.first_leaf([(name, jax.tree.map(lambda x: x[row], tree)) for name, tree in named])
+        equation, source = self.culprit(self.at(row), (self.params, *self.around(row, pushes["state"])), number)
+        return self.report("forward", symbol, row, equation, source)
+
+    def backward(self, states: Any, push_cts: Any, ct_params: Any, ct_inputs: Any) -> NanReport | None:
+        """The first vertex, from the roots down, whose own cotangents are without one and whose results' are not."""
+        push_cts = jax.tree.map(_number, push_cts)
+        state_cts: list[Any] = [jnp.zeros_like(x) for x in jax.tree.leaves(states)]
+        for i, ct in ct_inputs["delta"].items():
+            state_cts[int(i)] = ct
+        if not any(self.bad(ct) for ct in jax.tree.leaves((ct_params, ct_inputs))):
+            return None
+        tainted = np.zeros(self.graphs.num_vertices, bool)
+        for ct in (*state_cts, *jax.tree.leaves(push_cts)):
+            tainted |= self.bad_rows(ct)
+        names = ("params", "inputs", "child states")
+        state_tree = jax.tree.structure(states)
+        for row in np.argsort(-self.graphs.height, kind="stable"):
+            if tainted[row]:
+                continue
+            cts = (state_tree.unflatten([ct[row] for ct in state_cts]), jax.tree.map(lambda x, r=row: x[r], push_cts))
+            args = (self.params, *self.around(row, states))
+            out = self.vjp(row)(args, cts)
+            if not any(self.bad(x) for x in jax.tree.leaves(out)):
+                continue
+            symbol, number = self.first_leaf([(f"gradient of {n}", x) for n, x in zip(names, out, strict=True)])
+            return self.report("gradient", symbol, row, *self.culprit(self.transposed(row), (args, cts), number))
+        return self.report("gradient", "a sum of gradients over vertices, each without one,")
+
+    def at(self, row: int) -> Callable[..., Any]:
+        """F at a vertex as a function of params, its row of the inputs, and its children's states."""
+        return lambda params, inputs, children: at_vertex(self.F, self.graphs, row, params, inputs, children)
+
+    def around(self, row: int, states: Any) -> tuple[Any, list[Any]]:
+        """The vertex's row of the inputs, and its children's states."""
+        children = [jax.tree.map(lambda x, c=c: x[c], states) for c in children_of(self.graphs, row)]
+        return jax.tree.map(lambda x: x[row], self.inputs), children
+
+    def transposed(self, row: int) -> Callable[..., Any]:
+        """(arguments, cotangents) of F at a vertex -> cotangents of the arguments."""
+
+        def transpose(args: Any, cts: Any) -> Any:
+            return jax.vjp(self.at(row), *args)[1](jax.tree.map(_cotangent, cts))
+
+        return transpose
+
+    def vjp(self, row: int) -> Callable[..., Any]:
+        """`transposed`, compiled: once for a kind and a number of children."""
+        key = (kind_of(self.F, self.graphs, row), len(children_of(self.graphs, row)))
+        if key not in self._vjps:
+            transpose = self.transposed(row)
+            self._vjps[key] = jax.jit(lambda args, cts: jax.tree.map(_number, transpose(args, cts)))
+        return self._vjps[key]
+
+    def first_leaf(self, trees: list[tuple[str, Any]]) -> tuple[str, int]:
+        """Name and number, among all leaves, of the first that holds one."""
+        number = 0
+        for name, tree in trees:
+            for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+                if self.bad(x):
+                    return name + jax.tree_util.keystr(path), number
+                number += 1
+        raise AssertionError("no leaf holds one")
+
+    def culprit(self, fn: Callable[..., Any], args: Any, number: int) -> tuple[str | None, str | None]:
+        """The equation of `fn` that first made what its `number`-th output holds, and its line in the program."""
+        closed = jax.make_jaxpr(fn)(*args)
+        found = self._trace_back(closed.jaxpr, closed.consts, jax.tree.leaves(args), number)
+        if found is None:
+            return "(the loop over vertices does not make it; see cavs.compare)", None
+        outer, eqn, operands = found
+        transposed = ", in the transpose of" if "transpose" in str(outer.source_info.name_stack) else ", in"
+        listed = " and ".join(map(_range, operands))
+        return f"{eqn.primitive.name} of {listed}{transposed}", source_line(outer)
+
+    def _trace_back(self, jaxpr: Any, consts: Any, args: list[Any], number: int) -> tuple[Any, Any, list[Any]] | None:
+        """(equation, the one within it that is to blame, its operands): back from an output through all that hold one."""
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+        made: dict[Any, Any] = {}
+
+        def read(x: Any) -> Any:
+            return x.val if isinstance(x, jex.Literal) else env[x]
+
+        for eqn in jaxpr.eqns:
+            env.update(zip(eqn.outvars, bind(eqn, [read(x) for x in eqn.invars]), strict=True))
+            made |= dict.fromkeys(eqn.outvars, eqn)
+        at = jaxpr.outvars[number]
+        if isinstance(at, jex.Literal) or not self.bad(env[at]):
+            return None
+        while at in made:
+            eqn = made[at]
+            carriers = [x for x in eqn.invars if not isinstance(x, jex.Literal) and self._carries(eqn, x, env, at)]
+            if not carriers:
+                operands = [read(x) for x in eqn.invars]
+                deeper = None
+                if eqn.primitive.name in (*CALLS, "checkpoint", "remat2"):
+                    deeper = self._trace_back(*body_of(eqn), operands, list(eqn.outvars).index(at))
+                # The line is that of the outer equation: functions of JAX are traced once, where they were called first.
+                return (eqn, *deeper[1:]) if deeper else (eqn, eqn, operands)
+            at = carriers[0]
+        return None
+
+    def _carries(self, eqn: Any, x: Any, env: dict[Any, Any], out: Any) -> bool:
+        if not self.bad(env[x]):
+            return False
+        if eqn.primitive.name != "select_n" or isinstance(eqn.invars[0], jex.Literal):
+            return True
+        # A branch that was not taken is not to blame.
+        taken = [jnp.full(jnp.shape(env[out]), x is y) for y in eqn.invars[1:]]
+        return self.bad(jnp.where(jax.lax.select_n(env[eqn.invars[0]], *taken), env[x], 0))
+
+
+def _sum(pushes: Any) -> Any:
+    return sum((jnp.real(x).sum() for x in jax.tree.leaves(pushes) if jnp.issubdtype(x.dtype, jnp.inexact)), jnp.zeros(()))
+
+
+def _zero(x: Any) -> Any:
+    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _number(ct: Any) -> Any:
+    # float0, the dtype of cotangents of integers, is none that functions take as arguments.
+    return jnp.zeros(ct.shape, bool) if ct.dtype == jax.dtypes.float0 else ct
+
+
+def _cotangent(ct: Any) -> Any:
+    return ct if jnp.issubdtype(ct.dtype, jnp.inexact) else np.zeros(ct.shape, jax.dtypes.float0)
+
+
+def _range(x: Any) -> str:
+    x = np.asarray(x)
+    name = f"{x.dtype}{list(x.shape)}"
+    return f"{name} {x.min():.3g} to {x.max():.3g}" if x.size and x.dtype != bool else name

@@ -1,0 +1,150 @@
+"""`cavs inspect FILE`: what is in a file of graphs, and what the scheduler makes of a batch of it."""
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cavs._graphs.graphs import Graphs
+from cavs._readers import read
+from cavs._readers.source import printable
+from cavs._schedule.schedule import Shape
+from cavs._schedule.scheduler import schedule
+
+BAR = 44  # characters of the longest bar
+MAX_BARS = 24  # more levels than this are shown as ranges
+MAX_SHAPES = 256  # batches that are scheduled to count what a training run would compile
+
+
+def inspect(path: str | os.PathLike[str], batch: int = 64, out: str | os.PathLike[str] | None = None) -> None:
+    """Prints a table of the graphs in `path`, the schedule of its first `batch` graphs, and how many shapes all batches have.
+
+    Writes the schedule's picture to `out` where given: PNG, PDF or SVG, by its suffix.
+
+    **Raises:** `ValueError` for a batch under 1 or a file without graphs; `OSError`, `FormatError` as the reader does.
+    """
+    if batch < 1:
+        raise ValueError(f"inspect: batch is {batch}, wanted at least 1: the number of graphs to schedule together.")
+    graphs = read(path)
+    if not len(graphs):
+        raise ValueError(f"inspect: {os.fspath(path)} holds no graphs; wanted at least one.")
+    console = Console(highlight=False)
+    first = graphs[:batch]
+    sched = schedule(first)
+    console.print(_facts_table(os.path.basename(os.fspath(path)), graphs_facts(graphs)))
+    console.print(_levels_table(sched))
+    console.print(_facts_table("Schedule", schedule_facts(graphs, sched, batch)))
+    if out is not None:
+        sched.plot(os.fspath(out), first)
+        console.print(f"The picture of this schedule is {os.fspath(out)}", soft_wrap=True)
+
+
+def graphs_facts(graphs: Graphs) -> Iterator[tuple[str, str]]:
+    """(name, value) of what a user wants to know of a file."""
+    sizes = np.diff(graphs.vertex_offsets)
+    fan_in = np.diff(graphs.child_offsets)
+    levels = np.maximum.reduceat(graphs.height, graphs.vertex_offsets[:-1]) + 1
+    yield "graphs", f"{len(graphs):,}"
+    yield "vertices", f"{graphs.num_vertices:,}   a graph: {_spread(sizes)}"
+    yield "edges", f"{graphs.num_edges:,}"
+    yield "levels", f"a graph: {_spread(levels)}"
+    inner = fan_in[fan_in > 0]
+    leaves = len(fan_in) - len(inner)
+    yield "leaves", f"{leaves:,}, {100 * leaves / len(fan_in):.0f} % of the vertices"
+    if len(inner):
+        yield "children", f"an inner vertex: {_spread(inner)}"
+    yield "form", _form(graphs)
+    for name, ids, names in (("kinds", graphs.kind, graphs.kind_names), ("labels", graphs.label, graphs.label_names)):
+        if ids is not None:
+            yield name, _histogram(ids, names)
+    if graphs.input_id is not None:
+        reading = graphs.input_id >= 0
+        words = f", {len(graphs.vocab):,} words in the vocabulary" if graphs.vocab is not None else ""
+        yield "inputs", f"on {reading.sum():,} vertices, {len(np.unique(graphs.input_id[reading])):,} different{words}"
+
+
+def schedule_facts(graphs: Graphs, sched: Any, batch: int) -> Iterator[tuple[str, str]]:
+    """(name, value) of the schedule of the first batch, and of the shapes of all batches."""
+    shape, vertices, levels = sched.shape, int(sched.num_vertices), len(sched.widths)
+    batched = f"{shape.graphs:,} graph{'' if shape.graphs == 1 else 's'}, {vertices:,} vertices in {levels:,} levels"
+    yield "batch", f"{batched}: {vertices / levels:,.1f} run together"
+    classes = ", ".join(f"{w}" for w, _ in shape.classes)
+    yield "tasks", f"{int(sched.num_tasks):,} above the leaves, {classes} vertices wide"
+    yield "padding", f"{100 * sched.waste:.0f} % of the rows that run"
+    yield "bucket", _shape(shape)
+    starts = range(0, len(graphs), batch)
+    seen = {schedule(graphs[start : start + batch]).shape for start in starts[:MAX_SHAPES]}
+    which = f"{len(starts):,}" if len(starts) <= MAX_SHAPES else f"first {MAX_SHAPES} of {len(starts):,}"
+    yield "shapes", f"{len(seen):,} in the file's {which} batches: as many as a run over them compiles"
+
+
+def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> Table:
+    table = Table(title=escape(title), title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in facts:
+        # A file's names are text, never rich's markup.
+        table.add_row(name, escape(value))
+    return table
+
+
+def _levels_table(sched: Any) -> Table:
+    widths = np.asarray(sched.widths)
+    table = Table(
+        title="Vertices a level", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
+    )
+    table.add_column(justify="right", style="dim")
+    table.add_column(justify="right")
+    table.add_column(style="cyan", no_wrap=True)
+    edges = np.unique(np.linspace(0, len(widths), min(len(widths), MAX_BARS) + 1).round().astype(int))
+    means = [widths[a:b].mean() for a, b in pairwise(edges)]
+    for (a, b), mean in zip(pairwise(edges.tolist()), means, strict=True):
+        level = f"{a}" if b == a + 1 else f"{a}-{b - 1}"
+        number = f"{mean:,.0f}" if b == a + 1 else f"{mean:,.1f}"
+        table.add_row(level, number, _bar(mean / max(means)))
+    return table
+
+
+def _bar(share: float) -> str:
+    """Eighths of a character, so that narrow levels differ too."""
+    eighths = max(1, round(share * BAR * 8))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _spread(counts: np.ndarray) -> str:
+    if counts.min() == counts.max():
+        return f"{counts[0]:,}"
+    return f"{counts.min():,} to {counts.max():,}, {counts.mean():,.1f} on average"
+
+
+def _form(graphs: Graphs) -> str:
+    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.child_offsets[graphs.vertex_offsets]))
+    parents = np.bincount(graphs.children + base, minlength=graphs.num_vertices)
+    roots = np.add.reduceat((parents == 0).astype(int), graphs.vertex_offsets[:-1])
+    most, fan_in = parents.max(initial=0), graphs.max_fan_in
+    if most > 1:
+        name = f"directed acyclic graphs, a vertex has up to {most:,} parents"
+    else:
+        name = "sequences" if fan_in <= 1 and (roots == 1).all() else "trees" if (roots == 1).all() else "forests"
+    return name if (roots == 1).all() else f"{name}; roots a graph: {_spread(roots)}"
+
+
+def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:
+    values, counts = np.unique(ids[ids >= 0], return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:8]
+    shown = ", ".join(f"{printable(names[values[i]]) if names is not None else values[i]} ({counts[i]:,})" for i in order)
+    more = f", and {len(values) - len(order):,} more" if len(values) > len(order) else ""
+    none = f"; {(ids < 0).sum():,} vertices without" if (ids < 0).any() else ""
+    return f"{len(values):,}: {shown}{more}{none}"
+
+
+def _shape(shape: Shape) -> str:
+    parts = (
+        f"{sum(shape.leaves):,} leaves, {sum(shape.inner):,} inner vertices, {sum(shape.edges):,} edges, {shape.tasks:,} tasks"
+    )
+    return parts + (f", {len(shape.kinds)} kinds" if len(shape.kinds) > 1 else "")

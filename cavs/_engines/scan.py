@@ -1,0 +1,99 @@
+"""Engine `scan`, forward: the levels as loops over tasks, on any device; dynamic tensors are updated in place."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._function.equations import EDGE, ROW, evaluate, needed, reads, turned_weights, value_at
+from cavs._function.split import Split
+from cavs._schedule.schedule import Schedule
+from cavs._stages.entrance import barred, crossing, entrance, fixed
+from cavs._stages.tensors import Rows, View, Zeros, write
+
+
+class _Kind(NamedTuple):
+    """What the tasks of a kind read, besides states."""
+
+    part: Split
+    rows: Rows
+    fixed: dict[Any, Any]
+    crossing: list[Any]
+    turned: dict[Any, Any]
+    eqns: list[Any]
+    wanted: set[Any]
+    stored: list[Any]  # joint variables: what is kept for the backward, then what the lazy part reads
+    level: list[int]  # of each
+
+
+def levels(
+    plan: Any,
+    sched: Schedule,
+    kinds: tuple[str | None, ...],
+    all_rows: list[Rows],
+    zeros: Zeros,
+    states: list[Any],
+    statics: list[list[Any]],
+    eager: list[list[Any]],
+    save: bool,
+) -> tuple[list[Any], list[list[Any]], list[list[Any]], None]:
+    """The forward's levels: states; per kind what the backward keeps and the lazy part reads; no flag (`persistent`)."""
+    of = zip(kinds, all_rows, statics, eager, strict=True)
+    found = [_kind(plan.inner[name], rows, own, eager_rows, save) for name, rows, own, eager_rows in of]
+    tensors = [[k.rows.tensor(zeros, v.aval, lv == EDGE) for v, lv in zip(k.stored, k.level, strict=True)] for k in found]
+
+    def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
+        states, tensors = carry
+        kind, first = found[k], sched.task_start[t]
+        part, rows, level = kind.part, kind.rows, kind.part.joint_level
+        view = View(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
+        env = kind.fixed | barred(entrance(part, rows, view, states, kind.crossing, kind.wanted))
+        segments = view.of_edges(rows.edge_owner) - first if part.gathers_all else None
+        evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=plan.function.optimizations.fusion)
+        own = [value_at(x, ROW, width, env, level) for x in part.j_states]
+        states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
+        mine = []
+        for b, v, lv in zip(tensors[k], kind.stored, kind.level, strict=True):
+            n, at = (edges, view.edge_start) if lv == EDGE else (width, view.start)
+            mine.append(write(b, value_at(v, lv, n, env, level), at))
+        return states, [mine if j == k else x for j, x in enumerate(tensors)]
+
+    ends, num_classes = sched.round_end, len(sched.shape.classes)
+
+    def one_round(r: Any, carry: Any) -> Any:
+        for k in range(len(found)):
+            for c, (width, edges) in enumerate(sched.shape.classes if sched.shape.inner[k] else ()):
+                end = ends[r, k * num_classes + c]
+                carry = lax.while_loop(
+                    lambda tc, end=end: tc[0] < end,
+                    lambda tc, k=k, w=width, e=edges: (tc[0] + 1, task(k, w, e, tc[0], tc[1])),
+                    carry,
+                )
+        return carry
+
+    _, (states, tensors) = lax.fori_loop(0, sched.num_rounds, one_round, (jnp.int32(0), (states, tensors)))
+    kept, extras = [], []
+    for k, x in zip(found, tensors, strict=True):
+        split = len(k.stored) - len(k.part.extra)
+        kept.append(x[:split])
+        inner = zip(k.level[split:], x[split:], strict=True)
+        extras.append([k.rows.inner_edges(b) if lv == EDGE else k.rows.inner(b) for lv, b in inner])
+    return states, kept, extras, None
+
+
+def _kind(part: Split, rows: Rows, statics: list[Any], eager: list[Any], save: bool) -> _Kind:
+    env = fixed(part, statics)
+    keep = part.keep if save else []
+    targets = [*part.j_states, *part.j_extra, *keep]
+    eqns, _ = needed(part.joint.eqns, targets, set())
+    return _Kind(
+        part=part,
+        rows=rows,
+        fixed=env,
+        crossing=crossing(part, rows, eager),
+        turned=turned_weights(part.joint.eqns, part.joint_level, env),
+        eqns=eqns,
+        wanted=reads(eqns, targets),
+        stored=[*keep, *part.j_extra],
+        level=[*(EDGE if part.joint_level[v] == EDGE else ROW for v in keep), *part.extra_level],
+    )

@@ -1,0 +1,1 @@
+"""Batches on their way to the device: schedules made in other processes, and transfers made ahead or together."""

@@ -1,0 +1,1 @@
+"""Graphs as flat arrays: made, checked and converted, with what scheduling must know of each."""

@@ -1,0 +1,87 @@
+"""`VertexFunction.explain`: the split of F, in words and numbers."""
+
+from typing import Any
+
+import numpy as np
+
+from cavs._engines.choose import explain_engines
+from cavs._function.equations import EDGE, STATIC, is_var
+from cavs._function.split import Split
+
+
+def explain(function: Any, plan: Any) -> str:
+    """The text of `F.explain()`."""
+    lines = []
+    for kind, part in plan.inner.items():
+        name = "" if kind is None else f" of kind {kind!r}"
+        lines.append(f"Vertices with children{name}:")
+        lines += _inner(part)
+        role = plan.leaf[kind]
+        flops = sum(_flops(e) for e in role.program.eqns if role.level.get(e.outvars[0], STATIC) != STATIC)
+        lines.append(
+            f"Leaves{name}: {len(role.program.eqns)} equations, none waits for another vertex: one batch for all leaves."
+        )
+        lines.append(f"  FLOPs a leaf (products, forward): {_number(flops)}")
+    pushes = plan.push_states
+    lines.append("Pushes:")
+    if pushes is not None:
+        lines.append("  scattered states: read from their dynamic tensors; nothing is computed for them.")
+    else:
+        lines.append("  computed in one batch after the levels.")
+    o = function.optimizations
+    off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
+    lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
+    lines += explain_engines(plan)
+    return "\n".join(lines)
+
+
+def _inner(part: Split) -> list[str]:
+    role, level = part.role, part.role.level
+    fused = [f"  fused: {note}" for note in role.notes]
+    keep = sum(_bytes(v) for v in part.keep if part.joint_level.get(v) != EDGE)
+    keep_edge = sum(_bytes(v) for v in part.keep if part.joint_level.get(v) == EDGE)
+    states = sum(_bytes(v) for v in role.states)
+    cuts = sum(_bytes(v) for v in part.cuts)
+    parts = [
+        ("static", part.static_eqns, "from parameters alone, once"),
+        ("eager", part.eager_eqns, "no gather before it: one batch before the levels"),
+        ("recurrent", part.recurrent_eqns, "between gather and scatter: what the levels run"),
+        ("lazy", part.lazy_eqns, "after a gather, before no scatter: one batch after the levels"),
+    ]
+    lines = []
+    for name, eqns, why in parts:
+        flops = sum(_flops(e) for e in eqns if level.get(e.outvars[0], STATIC) != STATIC)
+        lines.append(f"  {name:<9} {len(eqns):>3} equations, {_number(flops):>7} FLOPs in products a vertex ({why})")
+    lines += fused
+    gathers = [f"{len({k for k, _ in part.slots})} children by number"] if part.slots else []
+    gathers += ["all children by gather_all"] if part.child else []
+    pulls = sum(v in role.inputs for v in part.eager_outs)
+    lines.append(f"  gathers {' and '.join(gathers) or 'nothing'}; pulls {pulls} values as they are")
+    lines.append(
+        f"  kept a vertex: {states} B of state, {keep} B for the backward"
+        + (f", {keep_edge} B an edge" if keep_edge else "")
+        + f" (minimum cut, {len(part.keep)} values); {cuts} B of cut cotangents while the backward runs"
+    )
+    lines.append(
+        f"  lazy parameter gradients: {len(part.uses)} equations read parameters, each transposed once for all vertices"
+    )
+    return lines
+
+
+def _bytes(v: Any) -> int:
+    return int(np.prod(v.aval.shape, dtype=np.int64)) * getattr(v.aval.dtype, "itemsize", 4) if is_var(v) else 0
+
+
+def _flops(eqn: Any) -> int:
+    if eqn.primitive.name != "dot_general":
+        return 0
+    (lc, _), _ = eqn.params["dimension_numbers"]
+    contracted = int(np.prod([eqn.invars[0].aval.shape[i] for i in lc], dtype=np.int64))
+    return 2 * contracted * int(np.prod(eqn.outvars[0].aval.shape, dtype=np.int64))
+
+
+def _number(n: int) -> str:
+    for unit, size in (("M", 10**6), ("k", 10**3)):
+        if n >= size:
+            return f"{n / size:.1f} {unit}"
+    return str(n)

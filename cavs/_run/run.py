@@ -1,0 +1,221 @@
+"""`run`: evaluates F at every vertex of a batch, with a VJP of our own (`_run.forward`, `_run.adjoint`)."""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from cavs._engines.choose import ENGINES, INTERPRET, choose_engine
+from cavs._function.equations import pad_rows
+from cavs._function.trace import Plan
+from cavs._function.vertex import VertexFunction, as_arrays, from_stored
+from cavs._graphs.facts import SMALL_FAN_IN
+from cavs._run.adjoint import backward
+from cavs._run.forward import forward
+from cavs._run.vmap import Sweep, batched_by, differentiable
+from cavs._schedule.schedule import Schedule, Shape
+from cavs.kernels import checked
+
+
+def run(
+    F: VertexFunction,
+    params: Any,
+    sched: Schedule,
+    inputs: Any = None,
+    *,
+    at: Any = None,
+    engine: str | None = None,
+) -> Any:
+    """Evaluates F at every vertex of a scheduled batch; returns what the vertices pushed.
+
+    A pure function of `params` and `inputs`: composes with `jax.jit`, `jax.grad`, `jax.vmap` over params,
+    `jax.checkpoint`. Forward-mode derivatives of the gradient work (Hessian-vector products by `jax.jvp` of `jax.grad`);
+    `jax.jvp` of `run` itself and reverse over reverse are refused by JAX.
+
+    **Arguments:**
+
+    - `F`: the vertex function.
+    - `params`: any pytree of arrays.
+    - `sched`: from `cavs.schedule`.
+    - `inputs`: pytree of arrays with one row per vertex, in the graphs' own order, which `v.pull()` reads; `None` where F
+      pulls nothing. (V, ...), or, as under `jax.jit`, padded to (Vp, ...), Vp = `sched.shape.vertices`, by `sched.pad`.
+    - `at`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
+    - `engine`: `"scan"`, XLA loops on any device; `"persistent"`, one kernel launch for all levels (NVIDIA Hopper, JAX
+      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. Under
+      `jax.vmap` engine scan runs in any case. The persistent engine has no second derivative: there write `"scan"`.
+
+    **Returns:** the pushed pytree with leaves (V, ...) for inputs of V rows, (Vp, ...) for padded ones; (M, ...) with
+    `at`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.
+
+    **Raises:** `TypeError`, `ValueError` for arguments that do not fit each other, and for misuse inside F (when traced).
+    """
+    if not isinstance(F, VertexFunction):
+        raise TypeError(
+            f"run: F is a {type(F).__name__}, wanted a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), or "
+            "program.vertex_function() for a ready vertex program."
+        )
+    if not isinstance(sched, Schedule):
+        raise TypeError(f"run: sched is a {type(sched).__name__}, wanted a cavs.Schedule. Write cavs.schedule(graphs).")
+    if engine not in (None, *ENGINES, INTERPRET):
+        raise ValueError(f"run: engine is {engine!r}, wanted None or one of {', '.join(map(repr, ENGINES))}.")
+    params, inputs = as_arrays(params, "run: params"), as_arrays(inputs, "run: inputs")
+    exact = int(sched.host().num_vertices) if sched.is_concrete else None
+    inputs, length = _padded(inputs, sched, exact)
+    kinds = kind_names(F, sched)
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
+    plan = F.plan(jax.tree.map(_aval, params), row, sched.shape.most_children)
+    too_many = _check_arity(F, plan, sched)
+    at = None if at is None else _checked_rows(at, exact)
+    if engine is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
+        engine = "scan"  # under jax.vmap, whose tracers JAX shows by name alone
+    outs = _compiled(plan, sched.shape, kinds, engine)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), at)
+    if too_many is not None:
+        outs = [checked(x, too_many) for x in outs]
+    if at is None and length != sched.shape.vertices:
+        outs = [x[:length] for x in outs]
+    return plan.push_tree.unflatten(map(from_stored, outs, plan.push_impls))
+
+
+def _padded(inputs: Any, sched: Schedule, exact: int | None) -> tuple[Any, int]:
+    """`inputs` with (Vp, ...) rows, and how many they had; V, where it is known, and Vp without inputs."""
+    padded = sched.shape.vertices
+    shapes = [x.shape for x in jax.tree.leaves(inputs)]
+    lengths = {shape[0] if shape else None for shape in shapes}
+    if not lengths <= {padded, exact} or len(lengths) > 1 or None in lengths:
+        wanted = f"{padded} (padded)" if exact is None else f"{exact} (one row per vertex) or {padded} (padded)"
+        raise ValueError(
+            f"run: inputs has leaves of shapes {shapes}; wanted a first axis of {wanted}. Under jax.jit write sched.pad(rows) "
+            "on the host before the call."
+        )
+    length = shapes[0][0] if shapes else padded if exact is None else exact
+    return jax.tree.map(lambda x: pad_rows(x, padded), inputs) if length != padded else inputs, length
+
+
+def _checked_rows(at: Any, exact: int | None) -> Any:
+    """`at` as an array; its values are checked where they and the number of vertices are known."""
+    at = jnp.asarray(at)
+    if at.ndim != 1 or not jnp.issubdtype(at.dtype, jnp.integer):
+        raise ValueError(f"run: at has shape {at.shape} and dtype {at.dtype}, wanted a 1-d array of vertex rows.")
+    if exact is not None and not isinstance(at, Tracer) and at.size:
+        low, high = int(np.asarray(at).min()), int(np.asarray(at).max())
+        if low < 0 or high >= exact:
+            raise ValueError(f"run: at has rows {low} to {high}, wanted 0 to {exact - 1}, as in sched.roots.")
+    return at
+
+
+def _aval(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
+    """For each kind of the schedule, the name of the function that runs it."""
+    if None in F.fns:
+        return (None,) * len(sched.shape.kinds)
+    missing = [k for k in sched.shape.kinds if k not in F.fns]
+    if missing:
+        raise ValueError(
+            f"run: the graphs have vertices of kind {missing[0]!r} (kinds {list(sched.shape.kinds)}), but F has functions for "
+            f"{sorted(F.fns)}. Write VertexFunction({{{missing[0]!r}: fn, ...}}), or graphs with kinds of these names."
+        )
+    return sched.shape.kinds
+
+
+def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> Any:
+    """Refuses graphs of which F would not see some children; `None` if there are none.
+
+    Of a traced schedule no more is known than that a vertex has more than four. For an F that sees more the number is checked
+    when the compiled code runs: the error then comes from there, and (1,) int32 is returned, not 0 if there is one.
+    """
+    if not F.arity or any(part.gathers_all for part in plan.inner.values()):
+        return None
+    if sched.is_concrete:
+        most = int(sched.host().num_children.max(initial=0))
+        if most > F.arity:
+            raise ValueError(_too_many(F.arity, most))
+    elif sched.shape.fan_in > F.arity and F.arity <= SMALL_FAN_IN:
+        raise ValueError(_too_many(F.arity, None))
+    elif sched.shape.fan_in > SMALL_FAN_IN:
+        most = sched.num_children.max(initial=0)
+        if not _WITHOUT_CALLBACKS.get():
+            jax.debug.callback(functools.partial(_refuse, F.arity), most)
+        return (most > F.arity).astype(jnp.int32).reshape(1)
+    return None
+
+
+_WITHOUT_CALLBACKS = contextvars.ContextVar("without_callbacks", default=False)
+
+
+@contextlib.contextmanager
+def without_callbacks() -> Iterator[None]:
+    """What is compiled for another machine cannot call back: within this, a vertex with too many children gives NaN alone."""
+    before = _WITHOUT_CALLBACKS.set(True)
+    try:
+        yield
+    finally:
+        _WITHOUT_CALLBACKS.reset(before)
+
+
+def _refuse(arity: int, most: Any) -> None:
+    if int(most) > arity:
+        raise ValueError(_too_many(arity, int(most)))
+
+
+def _too_many(arity: int, most: int | None) -> str:
+    has = f"{most} children" if most else f"more than {arity} children"
+    return (
+        f"run: a vertex has {has}, but F only sees {arity}: arity is {arity} and it does not call gather_all. "
+        f"Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
+    )
+
+
+MSG_LOOP = (
+    "run: F has a loop whose number of turns depends on values{where}, and JAX differentiates such loops forward alone. For "
+    "gradients write it with a fixed number of turns: jax.lax.scan, or fori_loop with Python ints as bounds and "
+    "jnp.where(i < n, new, old) inside."
+)
+
+
+@contextlib.contextmanager
+def _loops_are_refused(plan: Plan) -> Iterator[None]:
+    """A loop in F that has no reverse derivative, as an error that names its line."""
+    try:
+        yield
+    except ValueError as e:
+        if "Reverse-mode differentiation does not work" not in str(e):
+            raise
+        raise TypeError(MSG_LOOP.format(where=plan.loop)) from e
+
+
+def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: str | None) -> Any:
+    """The jitted forward of one plan over schedules of one shape, with its VJP, by the engine asked for; cached on the plan."""
+    key = (shape, kinds, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    if key not in plan.sweeps:
+        engine = choose_engine(asked, plan, shape, kinds)
+        sweep = _sweep(plan, shape, kinds, engine)
+        if engine != "scan":
+            sweep = batched_by(sweep, differentiable(_sweep(plan, shape, kinds, "scan")))
+        plan.sweeps[key] = jax.jit(differentiable(sweep))
+    return plan.sweeps[key]
+
+
+def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: str) -> Sweep:
+    def primal(params: list[Any], data: Any, inputs: list[Any], at: Any) -> list[Any]:
+        return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=False)[0]
+
+    def forward_saving(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
+        if any(not part.differentiable for part in plan.inner.values()):
+            raise TypeError(MSG_LOOP.format(where=plan.loop))
+        with _loops_are_refused(plan):
+            return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=True)
+
+    def reverse(saved: Any, data: Any, at: Any, cts: list[Any]) -> Any:
+        with _loops_are_refused(plan):
+            return backward(plan, Schedule(data, shape), kinds, engine, saved, at, cts)
+
+    return Sweep(primal, forward_saving, reverse)

@@ -1,0 +1,131 @@
+"""Engine `persistent` under `jax.vmap`: engine `scan` takes its place, for a launch takes one batch.
+
+Whether a function is batched is not known when `run` is traced: `jax.vmap` may come after `jax.jit` and `jax.grad`. So both
+passes of a sweep say what they are when batched. The backward then runs the forward again, as the batched forward leaves
+nothing for it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._function.equations import is_float
+from cavs._function.vertex import from_stored, key_impl, stored_aval
+
+
+class Sweep(NamedTuple):
+    """The passes of one plan over schedules of one shape, by one engine; all arguments and results are flat.
+
+    **Fields:** `primal(params, data, inputs, at) -> pushes`; `forward`, of the same arguments, `-> (pushes, saved)`;
+    `backward(saved, data, at, cotangents of pushes) -> (cotangents of params, of inputs)`.
+    """
+
+    primal: Callable[..., Any]
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+
+def differentiable(sweep: Sweep) -> Callable[..., Any]:
+    """`sweep.primal` with the derivative that the other two make."""
+
+    @jax.custom_vjp
+    def run(params: list[Any], data: Any, inputs: list[Any], at: Any) -> list[Any]:
+        return sweep.primal(params, data, inputs, at)
+
+    def forward(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
+        outs, saved = sweep.forward(params, data, inputs, at)
+        return outs, (saved, data, at)
+
+    def backward(residuals: Any, cts: list[Any]) -> Any:
+        ct_params, ct_inputs = sweep.backward(*residuals, cts)
+        return ct_params, None, ct_inputs, None
+
+    run.defvjp(forward, backward)
+    return run
+
+
+def batched_by(sweep: Sweep, other: Callable[..., Any]) -> Sweep:
+    """`sweep`, whose passes are those of `other`, a `differentiable` sweep, when they are batched."""
+    primal = _with_rule(sweep.primal, other)
+
+    def forward(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
+        tree: list[Any] = []
+
+        def leaves_of(*args: Any) -> tuple[Any, list[Any]]:
+            outs, saved = sweep.forward(*args)
+            leaves, found = jax.tree.flatten(saved)
+            tree[:] = [found]
+            return outs, leaves
+
+        def rule(size: int, which: Any, *args: Any) -> Any:
+            shapes = jax.eval_shape(leaves_of, *jax.tree.map(_element, args, which))[1]
+            outs = jax.vmap(other, in_axes=_axes(which), axis_size=size)(*args)
+            saved = [from_stored(jnp.zeros(a.shape, a.dtype), key_impl(x)) for x in shapes for a in (stored_aval(x),)]
+            return (outs, saved), (jax.tree.map(lambda _: True, outs), [False] * len(saved))
+
+        outs, leaves = _batching(leaves_of, rule)(params, data, inputs, at)
+        return outs, (jax.tree.unflatten(tree[0], leaves), params, inputs)
+
+    def backward(residuals: Any, data: Any, at: Any, cts: list[Any]) -> Any:
+        saved, params, inputs = residuals
+        leaves, tree = jax.tree.flatten(saved)
+        which = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
+
+        def all_cts(some: list[Any], like: Callable[[int], Any]) -> list[Any]:
+            given = dict(zip(which, some, strict=True))
+            return [given[i] if i in given else np.zeros(like(i), jax.dtypes.float0) for i in range(len(cts))]
+
+        def floats(found: Any) -> Any:
+            return [
+                [ct for ct, x in zip(own, of, strict=True) if is_float(x)]
+                for own, of in zip(found, (params, inputs), strict=True)
+            ]
+
+        def one(leaves: list[Any], params: list[Any], data: Any, inputs: list[Any], at: Any, some: list[Any]) -> Any:
+            del params, inputs  # in what was saved
+            saved = jax.tree.unflatten(tree, leaves)
+            return floats(sweep.backward(saved, data, at, all_cts(some, lambda i: cts[i].shape)))
+
+        def again(params: list[Any], data: Any, inputs: list[Any], at: Any, some: list[Any]) -> Any:
+            outs, pull = jax.vjp(lambda p, x: other(p, data, x, at), params, inputs)
+            return floats(pull(all_cts(some, lambda i: outs[i].shape)))
+
+        def rule(size: int, which: Any, *args: Any) -> Any:
+            found = jax.vmap(again, in_axes=_axes(which[1:]), axis_size=size)(*args[1:])
+            return found, jax.tree.map(lambda _: True, found)
+
+        found = _batching(one, rule)(leaves, params, data, inputs, at, [cts[i] for i in which])
+        out = []
+        for own, of in zip(found, (params, inputs), strict=True):
+            left = iter(own)
+            out.append([next(left) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0) for x in of])
+        return tuple(out)
+
+    return Sweep(primal, forward, backward)
+
+
+def _with_rule(fn: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    def rule(size: int, which: Any, *args: Any) -> Any:
+        outs = jax.vmap(other, in_axes=_axes(which), axis_size=size)(*args)
+        return outs, jax.tree.map(lambda _: True, outs)
+
+    return _batching(fn, rule)
+
+
+def _batching(fn: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` with a rule for `jax.vmap`: `rule(size, which arguments are batched, *args) -> (results, which of them are)`."""
+    with_rule = jax.custom_batching.custom_vmap(fn)
+    with_rule.def_vmap(lambda size, which, *args: rule(size, tuple(which), *args))
+    return with_rule
+
+
+def _axes(which: Any) -> Any:
+    """As `jax.vmap` takes it."""
+    return jax.tree.map(lambda batched: 0 if batched else None, which)
+
+
+def _element(x: Any, batched: bool) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape[1:] if batched else x.shape, x.dtype)

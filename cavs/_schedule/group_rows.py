@@ -1,0 +1,131 @@
+"""Scripts for the persistent engine (VPPS section III-C): which rows each virtual processor runs at each level.
+
+Graphs are dealt into `PARTS` parts of about equal work, in order; a level's rows lie graph after graph, so a part's rows
+at a level are contiguous, and a group of CTAs takes some parts. The reverse of the child edges comes along, so that the
+backward reads what a vertex's parents left for it: no atomics, the same sums in every run.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cavs._graphs.facts import Widths, widths_of
+from cavs._graphs.segments import LONG_RUNS
+from cavs._schedule.schedule import PARTS, Schedule, Shape, end_of, length_of
+
+FEWEST_LEVELS = 32  # levels are padded to a power of two, this one at least
+
+
+class Scripted(NamedTuple):
+    """Which batches of a pass have scripts (those in which exactly one kind has children), and how large."""
+
+    batch: np.ndarray  # (K,) bool
+    levels: np.ndarray  # (K,) levels of inner vertices, 0 without scripts
+    forest: np.ndarray  # (K,) bool: no vertex has two parents
+    widths: Widths  # of all their graphs
+
+
+def scripted(
+    counts: np.ndarray, inner_count: np.ndarray, num_edges: np.ndarray, with_parents: np.ndarray, widths: Widths
+) -> Scripted:
+    """`counts` (K, levels, kinds) of all vertices; `inner_count`, `num_edges` (K, kinds); `with_parents` (K,) vertices;
+    `widths` of the batches' graphs."""
+    batch = (inner_count > 0).sum(1) == 1
+    deep = counts[:, 1:].any(2)
+    levels = np.where(batch, deep.sum(1), 0)  # no level below a vertex is empty
+    return Scripted(batch, levels, with_parents == num_edges.sum(1), widths)
+
+
+def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple[list[Shape], list[int]]:
+    """Shapes of batches with scripts, and which of them each batch has."""
+    index: dict[tuple[int, int, bool], int] = {}
+    out = []
+    for key in zip(which, found.levels.tolist(), found.forest.tolist(), strict=True):
+        n = key[1] and max(FEWEST_LEVELS, 1 << (key[1] - 1).bit_length())
+        out.append(index.setdefault((key[0], n, key[2] or not n), len(index)))
+    return [shapes[i]._replace(levels=n, forest=forest) for i, n, forest in index], out
+
+
+def part_starts(found: Scripted, padded: np.ndarray, batches: np.ndarray) -> np.ndarray:
+    """`part_start` of all batches with scripts, one after another; `padded` (K,) levels, `batches` (K,) graphs of each."""
+    levels, begin, count = found.widths
+    # Parts: by inner vertices of the graphs before a graph, and half of its own.
+    work = (np.add.reduceat(count, begin) - count[begin]) * found.batch.repeat(batches)
+    upto = np.zeros(len(work) + 1, np.int64)
+    work.cumsum(out=upto[1:])
+    before = upto[batches.cumsum() - batches]
+    num_inner = np.maximum(upto[batches.cumsum()] - before, 1)
+    done = np.maximum(upto[1:] - before.repeat(batches) - work // 2 - 1, 0)
+    part = np.minimum(done * PARTS // num_inner.repeat(batches), PARTS - 1)
+    size = (padded * PARTS + 1) * found.batch
+    slot = (size.cumsum() - size).repeat(batches)
+    # Level 1 counts from slot 1 on; leaves, and batches without scripts, count in slot 0 of their batch, which is emptied.
+    key = np.arange(0, PARTS * len(count), PARTS)
+    key += (slot + part + 1 - PARTS - PARTS * begin).repeat(levels)
+    key[begin] = slot
+    if not found.batch.all():
+        mine = found.batch.repeat(batches).repeat(levels)
+        key, count = key[mine], count[mine]
+    out = np.bincount(key, count, minlength=int(size.sum())).astype(np.int64)
+    out[(size.cumsum() - size)[found.batch]] = 0
+    out = out.cumsum()
+    return out - before.repeat(size)
+
+
+def parents_of_forests(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) -> np.ndarray:
+    """`parent_edge` of batches of forests: `rows` (K,), `num_edges` (K,) and `child` (E,) rows, batch after batch."""
+    out = np.full(int(rows.sum()), -1, np.int32)
+    if len(child) < LONG_RUNS * len(rows):
+        first = num_edges.cumsum() - num_edges
+        out[child + (rows.cumsum() - rows).repeat(num_edges)] = np.arange(len(child)) - first.repeat(num_edges)
+        return out
+    number, row, edge = np.arange(num_edges.max(), dtype=np.int32), 0, 0
+    for n, edges in zip(rows.tolist(), num_edges.tolist(), strict=True):
+        out[row : row + n][child[edge : edge + edges]] = number[:edges]
+        row, edge = row + n, edge + edges
+    return out
+
+
+def parents_of_dags(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`parent_edge`, `parent_first` and `parent_count` where vertices have several parents; arguments as above."""
+    key = child + (rows.cumsum() - rows).repeat(num_edges)
+    first = num_edges.cumsum() - num_edges
+    count = np.bincount(key, minlength=int(rows.sum()))
+    return (
+        np.argsort(key, kind="stable") - first.repeat(num_edges),
+        count.cumsum() - count - first.repeat(rows),
+        count,
+    )
+
+
+def with_scripts(sched: Schedule) -> Schedule:
+    """A concrete schedule with its scripts appended, as `pack` makes them for many: for schedules made without."""
+    shape, here = sched.shape, sched.host()
+    kinds = [k for k, n in enumerate(here.inner_count.tolist()) if n]
+    if shape.levels or len(kinds) != 1:
+        return sched
+    (kind,) = kinds
+    edges_before = sum(shape.edges[:kind])
+    num_tasks, num_vertices = int(here.num_tasks), int(here.num_vertices)
+    before, count = sum(shape.inner[:kind]), int(here.inner_count[kind])
+    level = np.repeat(here.task_level[:num_tasks], here.task_size[:num_tasks])
+    height = np.zeros(num_vertices, np.int32)
+    height[here.inner_vertex[before : before + count]] = level
+    offsets = np.append(0, here.graph_end)
+    num_edges = int(here.num_children[before : before + count].sum())
+    child = here.edge_child[edges_before : edges_before + num_edges].astype(np.int64)
+    forest = len(np.unique(child)) == num_edges
+    found = Scripted(np.array([True]), level[-1:], np.array([forest]), widths_of(offsets, height))
+    (shape,), _ = with_levels([shape], [0], found)
+
+    data, end = np.zeros(length_of(shape), np.int32), end_of(sched.shape)
+    data[:end] = here.data[:end]
+    out = Schedule(data, shape)
+    out.num_levels[...] = level[-1]
+    out.part_start[:] = part_starts(found, np.array([shape.levels]), np.array([shape.graphs]))
+    rows, edges = np.array([shape.rows]), np.array([num_edges])
+    if forest:
+        out.parent_edge[:] = parents_of_forests(rows, edges, child)
+    else:
+        out.parent_edge[:num_edges], out.parent_first[:], out.parent_count[:] = parents_of_dags(rows, edges, child)
+    return out

@@ -1,0 +1,271 @@
+"""Levels cut into tasks of a few fixed widths, tasks into loops and windows: all that decides padding and compiled code."""
+
+import bisect
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from cavs._graphs.facts import SMALL_FAN_IN
+from cavs._schedule.order import Order
+
+Classes: TypeAlias = tuple[tuple[int, int], ...]  # (vertices, edges) that tasks are padded to, widest first
+
+# A task costs about as much as this many rows more than it holds (loop, slices, reading the weights): measured on CPU,
+# Tree-LSTM, hidden 64 (about 6 rows) to 256 (about 12 rows). It decides between one wide and several narrow tasks.
+TASK_OVERHEAD_ROWS = 8
+# No task is narrower. XLA turns a gather of ONE row into a slice, fuses it into whatever reads it, and then has to copy
+# the whole tensor in every iteration of the loop, because the tensor is written there too (seen with JAX 0.10.2 on CPU).
+SMALLEST_TASK = 2
+# Inner vertices whose parameter gradients make one lazy product. 4 to 8 thousand saturate it, but each window costs a pass
+# over its tensors besides (Tree-FC, 16,320 vertices, hidden 256: 91 ms a step in four windows, 65 ms in one).
+LAZY_WINDOW = 32768
+# Children of one vertex above which it becomes a task of its own.
+LARGE_FAN_IN = 64
+# Levels of all batches whose next tasks NumPy finds at once, above which that is faster than Python task after task.
+FEW_RUNS = 24
+
+
+def power_of_two(n: int) -> int:
+    """The power of two at or above `n`."""
+    return 1 << max(0, int(n) - 1).bit_length()
+
+
+@functools.lru_cache(maxsize=4096)
+def task_classes(num_inner: int, fan_in: int, policy: str, edges_a_row: int = 0) -> Classes:
+    """The (vertices, edges) that tasks are padded to, widest first: a ladder of ratio 2 to 4. `edges_a_row`: children of a
+    vertex on average, as a power of two; where they are many, as in attention over a sentence, tasks get room for them.
+
+    Equal for all batches of a bucket unless the largest fan-in crosses a power of two.
+    """
+    fan = power_of_two(fan_in)
+    room = min(fan, max(SMALL_FAN_IN, edges_a_row if num_inner > 64 else 0))
+    if policy == "serial":
+        return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
+    top = 4 if num_inner <= 64 else 64 if num_inner <= 512 else 128 if num_inner <= 8192 else 1024
+    widths = (1024, 256, 64, 16, 4, SMALLEST_TASK) if top == 1024 else (128, 64, 16, 4, SMALLEST_TASK)
+    ladder = [w for w in widths if w <= top]
+    classes = [(w, w * room) for w in ladder]
+    if fan > room:
+        # One vertex of 16 children, then of 64, fits the narrowest tasks; the same classes for all fan-ins up to that.
+        classes[-1:] = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
+    if fan > max(4 * room, LARGE_FAN_IN):
+        classes.append((SMALLEST_TASK, 2 * fan))
+    return tuple(classes)
+
+
+@functools.lru_cache(maxsize=32)
+def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
+    """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, the last one padded; and how
+    many these are in all."""
+    top = widths[0]
+    best = np.full(top + 1, np.inf)
+    counts = np.zeros((top + 1, len(widths)), np.int64)
+    best[0] = 0
+    for n in range(1, top + 1):
+        for i, w in enumerate(widths):
+            cost = w + TASK_OVERHEAD_ROWS + best[max(n - w, 0)]
+            if cost < best[n]:
+                best[n] = cost
+                counts[n] = counts[max(n - w, 0)]
+                counts[n, i] += 1
+    return np.concatenate([counts, counts.sum(1, keepdims=True)], 1)
+
+
+class Tasks(NamedTuple):
+    """The tasks of K batches, batch after batch; `row` counts from a batch's first inner row, the others within the kind."""
+
+    batch: np.ndarray
+    cls: np.ndarray  # kind * number of classes + class
+    row: np.ndarray
+    start: np.ndarray
+    size: np.ndarray
+    edge: np.ndarray
+    edges: np.ndarray
+    level: np.ndarray
+    count: np.ndarray  # (K,) tasks of each batch
+    first: np.ndarray  # (K,) its first one
+
+
+def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_classes: np.ndarray, serial: bool) -> Tasks:
+    """The levels of K batches cut into tasks; `class_of` (K,) which of `classes` those of a batch are of, and how many these
+    are, `num_classes` (K,)."""
+    counts, edges_before = order.counts[:, 1:], order.edges_before
+    num_children = None if order.ragged is None else order.ragged.num_children
+    num_batches, levels, num_kinds = counts.shape
+    by_row = counts.reshape(num_batches, -1)  # (level, kind): the order of the rows
+    run = by_row.ravel().nonzero()[0]
+    run_batch, run_kind = run // max(levels * num_kinds, 1), run % num_kinds
+    run_size = by_row.ravel()[run]
+    run_row = (by_row.cumsum(1) - by_row).ravel()[run]
+    run_start = (counts.cumsum(1) - counts).ravel()[run]
+    run_first = order.inner_start[run_batch, run_kind]
+    if len(classes) == 1:
+        of, cls, offset, size = _pieces(run_size, run_first + run_start, num_children, classes[0], serial)
+    else:
+        cut = []
+        of_run, at = class_of[run_batch], run_first + run_start
+        for i, some in enumerate(classes):
+            mine = np.flatnonzero(of_run == i)
+            pieces = _pieces(run_size[mine], at[mine], num_children, some, serial)
+            cut.append((mine[pieces[0]], *pieces[1:]))
+        of, cls, offset, size = (np.concatenate(x) for x in zip(*cut, strict=True))
+        by_run = np.argsort(of, kind="stable")
+        of, cls, offset, size = of[by_run], cls[by_run], offset[by_run], size[by_run]
+    batch, start = run_batch[of], run_start[of] + offset
+    at = run_first[of] + start
+    edge = edges_before[at]
+    count = np.bincount(batch, minlength=num_batches)
+    return Tasks(
+        batch,
+        cls + run_kind[of] * num_classes[batch],
+        run_row[of] + offset,
+        start,
+        size,
+        edge - edges_before[run_first[of]],
+        edges_before[at + size] - edge,
+        run[of] // num_kinds % max(levels, 1) + 1,
+        count,
+        count.cumsum() - count,
+    )
+
+
+def _pieces(
+    run_size: np.ndarray,
+    run_at: np.ndarray,
+    num_children: np.ndarray | None,
+    classes: Classes,
+    serial: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(run, class, offset in the run, vertices) of each task."""
+    if len({edges // width for width, edges in classes}) > 1:
+        assert num_children is not None, "at most SMALL_FAN_IN children"
+        return _pieces_by_edges(run_size, run_at, num_children, classes)
+    # A task of any vertices has room for their edges.
+    widths = (1,) if serial else tuple(w for w, _ in classes)
+    whole, rest = np.divmod(run_size, widths[0])
+    pieces = _decomposition(widths)[rest]
+    per_run = pieces[:, -1] + whole
+    pieces = pieces[:, :-1]
+    pieces[:, 0] += whole
+    cls = (np.arange(pieces.size) % len(widths)).repeat(pieces.ravel())
+    run = np.arange(len(run_size)).repeat(per_run)
+    width = np.array(widths)[cls]
+    before = width.cumsum() - width
+    offset = before - before[per_run.cumsum() - per_run].repeat(per_run) if len(run) else before
+    return run, cls, offset, np.minimum(width, run_size[run] - offset)
+
+
+def _pieces_by_edges(
+    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: Classes
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The same where a task must fit both a class's vertices and its edges, of mixed fan-in: the one that costs least a vertex.
+
+    The next task of every run at once, while runs are many; the rest of few, long runs in Python, once per task.
+    """
+    ends = num_children.cumsum()
+    ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN]
+    special = len(classes) - 1  # the class of one vertex with very many children, where there is one
+    run, offset = np.arange(len(run_size)), np.zeros(len(run_size), np.int64)
+    found = []
+    while len(run) > FEW_RUNS:
+        here, end = run_at[run] + offset, run_at[run] + run_size[run]
+        done = ends[here] - num_children[here]
+        best, cls, taken = np.full(len(run), np.inf), np.full(len(run), special), np.ones(len(run), np.int64)
+        for i, w, e in ladder:
+            take = np.minimum(ends.searchsorted(done + e, side="right"), np.minimum(here + w, end)) - here
+            score = _cost(w, e) / np.maximum(take, 1e-9)
+            better = (take > 0) & (score < best)
+            best[better], cls[better], taken[better] = score[better], i, take[better]
+        large = num_children[here] > LARGE_FAN_IN
+        cls[large], taken[large] = special, 1
+        found.append((run, cls, offset, taken))
+        more = offset + taken < run_size[run]
+        run, offset = run[more], (offset + taken)[more]
+    found.append(_pieces_one_by_one(run, offset, run_size, run_at, num_children, ends, ladder, special))
+    of, cls, offset, size = (np.concatenate(x) for x in zip(*found, strict=True))
+    by_run = np.argsort(of, kind="stable")
+    return of[by_run], cls[by_run], offset[by_run], size[by_run]
+
+
+def _cost(width: int, edges: int) -> float:
+    return width + edges / SMALL_FAN_IN + TASK_OVERHEAD_ROWS
+
+
+def _pieces_one_by_one(
+    runs: np.ndarray,
+    offsets: np.ndarray,
+    run_size: np.ndarray,
+    run_at: np.ndarray,
+    num_children: np.ndarray,
+    ends: np.ndarray,
+    ladder: list[tuple[int, int, int]],
+    special: int,
+) -> tuple[np.ndarray, ...]:
+    """What is left of `runs` from `offsets` on."""
+    groups, cls, starts, sizes = [], [], [], []
+    ends_list, many = (ends.tolist(), (num_children > LARGE_FAN_IN).tolist()) if len(runs) else ([], [])
+    for g, offset in zip(runs.tolist(), offsets.tolist(), strict=True):
+        total, at = int(run_size[g]), int(run_at[g])
+        while offset < total:
+            here = at + offset
+            if many[here]:
+                i, take = special, 1
+            else:
+                done = ends_list[here - 1] if here else 0
+                best: tuple[float, int, int] | None = None
+                for i, w, e in ladder:
+                    take = bisect.bisect_right(ends_list, done + e, here, at + min(offset + w, total)) - here
+                    score = _cost(w, e) / max(take, 1e-9)
+                    if take and (best is None or score < best[0]):
+                        best = (score, i, take)
+                assert best is not None, "a vertex that fits no class"
+                _, i, take = best
+            groups.append(g)
+            cls.append(i)
+            starts.append(offset)
+            sizes.append(take)
+            offset += take
+    return tuple(np.array(x, np.int64) for x in (groups, cls, starts, sizes))
+
+
+def cut_windows(
+    size: np.ndarray,
+    edges_of: np.ndarray,
+    inner: Sequence[int],
+    edges: Sequence[int],
+    classes: Classes,
+    window: int,
+) -> tuple[tuple[int, int, int], np.ndarray]:
+    """(windows, rows, edges) of the backward's lazy batching of one batch, and the window of each of its tasks."""
+    rows = window
+    width, wide = max(w for w, _ in classes), max(e for _, e in classes)
+    room = max(rows * max(-(-e // max(n, 1)) for e, n in zip(edges, inner, strict=True)), 2 * wide)
+    change = np.zeros(len(size), bool)
+    for sizes, limit in ((size, rows - width), (edges_of, room - wide)):
+        before = sizes.cumsum() - sizes
+        change[1:] |= np.diff(before // limit) > 0
+    of = change.cumsum()
+    return (power_of_two(int(of[-1]) + 1), rows, room), of
+
+
+class Rounds(NamedTuple):
+    """Tasks as rounds of loops over ascending classes, each within one window."""
+
+    number: np.ndarray  # of each task: its round, counted through all batches
+    count: np.ndarray  # (K,) rounds of each batch
+    ends: np.ndarray  # each loop's last task + 1, within the batch; loop after loop, round after round, batch after batch
+
+
+def cut_rounds(tasks: Tasks, window_of: np.ndarray, num_loops: np.ndarray) -> Rounds:
+    """The rounds of K batches; `window_of` each task's window, `num_loops` (K,) how many loops a round of the batch has."""
+    new = np.zeros(len(tasks.cls), bool)
+    new[1:] = (tasks.cls[1:] < tasks.cls[:-1]) | (window_of[1:] > window_of[:-1])
+    new[tasks.first[tasks.count > 0]] = True
+    number, batch = new.cumsum() - 1, tasks.batch[new]
+    loops = num_loops[batch]
+    first = loops.cumsum() - loops
+    per_loop = np.bincount(first[number] + tasks.cls, minlength=int(loops.sum()))
+    ends = per_loop.cumsum() - tasks.first[batch].repeat(loops)
+    return Rounds(number, np.bincount(batch, minlength=len(num_loops)), ends)

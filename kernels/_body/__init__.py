@@ -1,0 +1,1 @@
+"""The body of a launch, traced in Pallas, and the device operations of interpret mode."""

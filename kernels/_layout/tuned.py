@@ -1,0 +1,39 @@
+"""Layouts on the chip that were measured to be fastest, per device, as data in `tuned/` (VPPS III-A: profile-guided).
+
+`python -m bench tune` writes them; without a record a cost model chooses.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "tuned"
+
+
+def file_of(device: str) -> Path:
+    """Where the records of a device lie: by its name as JAX gives it, such as "NVIDIA H200"."""
+    return FOLDER / f"{device.lower().replace(' ', '-')}.json"
+
+
+def key(products: list[tuple[int, int]], forward: bool, precision: str, rows: float) -> str:
+    """What a layout depends on: the products as (K, columns), the direction, the precision, and vertices a level."""
+    sizes = "+".join(f"{k}x{n}" for k, n in sorted(products))
+    return f"{sizes} {'forward' if forward else 'backward'} {precision} {1 << max(0, round(rows).bit_length() - 1)}"
+
+
+@functools.cache
+def records(device: str) -> dict[str, dict[str, Any]]:
+    """The records of a device: key -> {"hb", "groups", ..., "us"}, fields of `Config`, and the microseconds measured."""
+    path = file_of(device)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def save(device: str, found: dict[str, dict[str, Any]]) -> Path:
+    """Adds records to those of a device."""
+    path = file_of(device)
+    path.parent.mkdir(exist_ok=True)
+    merged = dict(sorted((records(device) | found).items()))
+    path.write_text(json.dumps(merged, indent=1) + "\n")
+    records.cache_clear()
+    return path

@@ -1,0 +1,144 @@
+"""Weights into shared memory, in the order in which `mma.sync` reads them; see `_layout.pack`, which packs the same words."""
+
+# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import arith, memref, scf
+from jax.experimental.mosaic.gpu import utils as mu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, int32, ptx, scalar
+from cavs.kernels._program.specs import HALVES
+
+
+def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
+    """The CTA's columns of every weight (`_layout.pack.Packed`)."""
+    threads = 128 * config.warpgroups
+
+    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), SCALAR, REF))
+    def go(ctx: Any, refs: Any, cta: Any, target: Any) -> None:
+        place = address(target, 3)
+        # K is divided among the CTAs of a cluster, each of which has the columns of all of them.
+        split = config.split
+        first = arith.muli(arith.divui(scalar(cta), int32(split)), int32(hb * split))
+        peer = arith.remui(scalar(cta), int32(split))
+        for part, ref in zip(parts, refs, strict=True):
+            source = _Source(part, ref, first, arith.muli(peer, int32(part.k)), unit, hb * split, config.precision)
+            if part.tight:
+                _copy_triples(source, place, threads)
+                continue
+            whole = part.width // 16 * 16
+            _copy_tiles(source, place, part.offset, 0, whole // 16, 2, threads)
+            if part.width > whole:
+                offset = part.offset + whole * part.words(config.precision) // part.width
+                _copy_tiles(source, place, offset, whole, 1, 1, threads)
+
+    go(list(refs), cta, target)
+
+
+class _Source:
+    """One weight, and the columns of it that the CTA owns."""
+
+    def __init__(self, part: Any, ref: Any, first: Any, first_k: Any, unit: int, hb: int, precision: str):
+        self.part, self.ref, self.first, self.unit, self.hb, self.precision = part, ref, first, unit, hb, precision
+        self.first_k = first_k
+        self.chunk = 32 if precision in HALVES else 16
+        self.steps = 2 * (part.k // self.chunk)  # of K
+
+    def read(self, lane: Any, tile: Any, step: Any, column: int = 0, halves: int = 2) -> list[list[Any]]:
+        """What a lane holds of a tile of 8 * `halves` columns, counted from `column`, for one step of K: words, unrounded."""
+        chunk = self.chunk
+        group, quad = arith.shrui(lane, int32(2)), arith.andi(lane, int32(3))
+        k = arith.addi(self.first_k, arith.muli(arith.shrui(step, int32(1)), int32(chunk)))
+        k = arith.addi(k, arith.muli(quad, int32(chunk // 4)))
+        k = arith.addi(k, arith.muli(arith.andi(step, int32(1)), int32(chunk // 8)))
+        out = []
+        for pair in range(2):
+            for half in range(halves):
+                c = arith.addi(arith.addi(arith.muli(tile, int32(8 * halves)), group), int32(column + 8 * half))
+                block, inside = arith.divui(c, int32(self.hb)), arith.remui(c, int32(self.hb))
+                c = as_index(arith.addi(arith.addi(arith.muli(block, int32(self.unit)), self.first), inside))
+                got = []
+                for e in range(chunk // 16):
+                    at = as_index(arith.addi(k, int32(pair * (chunk // 16) + e)))
+                    got.append(memref.load(self.ref, [at, c] if self.part.axis == 0 else [c, at]))
+                out.append(got)
+        return out
+
+    def rounded(self, got: list[Any]) -> Any:
+        """A word of packed weights."""
+        i32 = ir.IntegerType.get_signless(32)
+        if self.precision in HALVES:
+            return ptx(f"cvt.rn.{self.precision}x2.f32 $0, $1, $2;", [i32], got[1], got[0])
+        if self.precision == "tf32":
+            near = ptx("cvt.rna.tf32.f32 $0, $1;", [i32], got[0])
+            lost = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits it may carry into the sign
+            return arith.select(lost, int32(0x7FC00000), near)
+        return arith.bitcast(i32, got[0])
+
+
+def _copy_tiles(source: _Source, place: Any, offset: int, column: int, tiles: int, halves: int, threads: int) -> None:
+    """`tiles` tiles of 8 * `halves` columns from `column`; each thread makes what one lane reads for one step of K."""
+    steps = source.steps
+
+    def read(u: Any) -> list[Any]:
+        lane, step = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
+        m, s = arith.divui(step, int32(steps)), arith.remui(step, int32(steps))
+        return source.read(lane, m, s, column, halves)
+
+    def write(u: Any, values: list[Any]) -> None:
+        size = 2 * halves
+        at = arith.addi(place, arith.muli(u, int32(4 * size)))
+        args = ", ".join(f"${i + 1}" for i in range(size))
+        ptx(f"st.shared.v{size}.b32 [$0+{offset * 4}], {{{args}}};", [], at, *[source.rounded(v) for v in values])
+
+    _spread(tiles * steps * 32, threads, 8, read, write)
+
+
+def _copy_triples(source: _Source, place: Any, threads: int) -> None:
+    """Three fragments in the words of two; each thread makes what one lane reads of a triple."""
+    part, tiles = source.part, source.part.width // 16
+    count, steps = part.fragments(), source.steps // part.splits
+    triples = -(-count // 3)
+
+    def read(u: Any) -> list[Any]:
+        lane, rest = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
+        warp, triple = arith.divui(rest, int32(triples)), arith.remui(rest, int32(triples))
+        out = []
+        for n in range(3):
+            i = arith.minui(arith.addi(arith.muli(triple, int32(3)), int32(n)), int32(count - 1))
+            step, m = arith.divui(i, int32(tiles)), arith.remui(i, int32(tiles))
+            out.append(source.read(lane, m, arith.addi(arith.muli(warp, int32(steps)), step)))
+        return out
+
+    def write(u: Any, values: list[Any]) -> None:
+        one, two, three = ([source.rounded(v) for v in fragment] for fragment in values)
+        above = (arith.subi(arith.shrui(z, int32(19)), arith.shrui(y, int32(13))) for y, z in zip(two, three, strict=True))
+        below = (arith.shrui(z, int32(6)) for z in three)
+        low = [arith.andi(x, int32(0x1FFF)) for x in above], [arith.andi(x, int32(0x1F80)) for x in below]
+        lane, triple = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
+        at = arith.addi(place, arith.addi(arith.muli(triple, int32(1024)), arith.muli(lane, int32(16))))
+        for n, (high, rest) in enumerate(zip((one, two), low, strict=True)):
+            words = [arith.ori(x, y) for x, y in zip(high, rest, strict=True)]
+            ptx(f"st.shared.v4.b32 [$0+{part.offset * 4 + n * 512}], {{$1, $2, $3, $4}};", [], at, *words)
+
+    _spread(part.splits * triples * 32, threads, 2, read, write)
+
+
+def _spread(total: int, threads: int, most: int, read: Callable[[Any], Any], write: Callable[[Any, Any], None]) -> None:
+    """The CTA's threads run over `total` pieces of work, each over several at once: their reads are on the way together."""
+    if not total:
+        return
+    i32 = ir.IntegerType.get_signless(32)
+    unroll = next(n for n in (8, 4, 2, 1) if n <= most and (total % (threads * n) == 0 or n == 1))
+    loop = scf.ForOp(as_index(mu.thread_idx()), as_index(int32(total)), as_index(int32(threads * unroll)))
+    with ir.InsertionPoint(loop.body):
+        start = arith.index_cast(i32, loop.induction_variable)
+        units = [arith.addi(start, int32(threads * n)) for n in range(unroll)]
+        for u, values in zip(units, [read(u) for u in units], strict=True):
+            write(u, values)
+        scf.yield_([])
