@@ -65,7 +65,7 @@ def _reduce_max_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: in
     (x,), (t,) = primals, tangents
     top = reduce_max(x, call)
     if type(t) is ad.Zero:
-        return top, ad.Zero.from_primal_value(top)
+        return top, ad.Zero.from_primal_value(top)  # type: ignore
     hit = x == spread(top, call)
     # Selected, not multiplied: the others may be infinite.
     total = reduce_sum(jnp.where(hit, t, jnp.zeros_like(t)), call)

@@ -142,7 +142,7 @@ def evaluate(
     env: dict[Any, Any],
     level: dict[Any, int],
     segments: Any = None,
-    num_rows: int | None = None,
+    num_rows: int = 0,
     turned: dict[Any, Any] | None = None,
     real: Any = None,
     fusion: bool = True,

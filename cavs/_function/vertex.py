@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
+from jax.core import Tracer, eval_jaxpr
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
 
@@ -272,7 +272,7 @@ class Vertex:
         child = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._child]
         closed, out = jax.make_jaxpr(lambda leaves: fn(self._state(leaves)), return_shape=True)(child)
         consts = [spread(x, call) if differentiated(x) else x for x in closed.consts]
-        leaves = jax.core.eval_jaxpr(closed.jaxpr, consts, *(enter_p.bind(x, call=call) for x in self._child))
+        leaves = eval_jaxpr(closed.jaxpr, consts, *(enter_p.bind(x, call=call) for x in self._child))
         return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
     def _reduced(self, x: Any, reduce: str, call: int) -> Any:
