@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._function.vertex import Vertex, VertexFunction, as_arrays, from_stored, stored_aval
+from cavs._function.gather_all import score_and_value
+from cavs._function.stored import from_stored, stored_aval
+from cavs._function.vertex import Vertex, VertexFunction, as_arrays
 from cavs._graphs.graphs import Graphs
 
 
@@ -32,7 +34,7 @@ class _PlainVertex(Vertex):
             return super().gather_all(fn, reduce)
         outs = [fn(child) for child in self._children]
         if reduce == "softmax":
-            scores = jax.nn.softmax(_stack([self._score_and_value(o)[0] for o in outs]))
+            scores = jax.nn.softmax(_stack([score_and_value(o)[0] for o in outs]))
             return jax.tree.map(lambda *xs: jnp.tensordot(scores, _stack(xs), 1), *[o[1] for o in outs])
         how = {"sum": lambda x, axis: x.sum(axis, jnp.int32 if x.dtype == bool else x.dtype), "mean": jnp.mean, "max": jnp.max}
         if reduce not in how:

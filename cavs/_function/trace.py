@@ -12,8 +12,9 @@ from cavs._function.equations import EDGE, ROW, Program, is_var, levels, trace
 from cavs._function.lines import line_of, line_of_error
 from cavs._function.rewrite import fold_zeros, fuse_products, make_levels_explicit
 from cavs._function.split import Split, split
+from cavs._function.stored import from_stored, key_impl, stored_aval, to_stored
 from cavs._function.transpose import has_loop
-from cavs._function.vertex import Vertex, VertexFunction, from_stored, key_impl, stored_aval, to_stored
+from cavs._function.vertex import Vertex, VertexFunction
 
 # What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
 _REFUSED = [

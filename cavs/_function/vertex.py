@@ -6,11 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer, eval_jaxpr
 
-from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
-
-REDUCERS = ("sum", "mean", "max", "softmax")
+from cavs._function.gather_all import REDUCERS, NestedGatherAll, over_children, over_padded
+from cavs._function.stored import from_stored, key_impl
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,96 +236,22 @@ class Vertex:
         """
         if reduce not in REDUCERS:
             raise ValueError(f"gather_all: reduce is {reduce!r}, wanted one of {', '.join(map(repr, REDUCERS))}.")
+
+        def of_child(stored: list[Any]) -> Any:
+            return fn(self._function.state_tree.unflatten(map(from_stored, stored, self._function.key_impls)))
+
         if self._leaf:
-            out = jax.eval_shape(lambda child: self._over(child, fn, reduce, 1), self._child)
+            out = jax.eval_shape(lambda child: over_padded(of_child, reduce, child, self._num_children, 1), self._child)
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
         if self._inside:
-            return self._over(self._child, fn, reduce, self._room())
-        call = self._calls = self._calls + 1
-        self._inside = True
+            if self._most is None:
+                raise NestedGatherAll
+            return over_padded(of_child, reduce, self._child, self._num_children, self._most)
+        self._calls, self._inside = self._calls + 1, True
         try:
-            out = self._spreading(fn, call)
+            return over_children(of_child, reduce, self._child, self._num_children, self._calls)
         finally:
             self._inside = False
-        if reduce == "softmax":
-            score, value = self._score_and_value(out)
-            top = jax.lax.stop_gradient(reduce_max(score, call))
-            weight = jnp.exp(score - spread(top, call))
-            total = reduce_sum(weight, call)
-            return jax.tree.map(lambda x: reduce_sum(weight * x, call) / total, value)
-        return jax.tree.map(lambda x: self._reduced(jnp.asarray(x), reduce, call), out)
-
-    def _spreading(self, fn: Callable[[Any], Any], call: int) -> Any:
-        """`fn` of a child's state.
-
-        What is the vertex's own is the same for every child, which `rewrite.make_levels_explicit` sees later. It must be
-        seen now where F itself differentiates: there the sum over the children belongs to the derivative.
-        """
-        trace = self._child[0]._trace  # of F
-
-        def differentiated(x: Any) -> bool:
-            x = getattr(x, "val", x) if type(x).__name__ == "BatchTracer" else x
-            return differentiated(x) if type(x).__name__ == "BatchTracer" else isinstance(x, Tracer) and x._trace is not trace
-
-        child = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self._child]
-        closed, out = jax.make_jaxpr(lambda leaves: fn(self._state(leaves)), return_shape=True)(child)
-        consts = [spread(x, call) if differentiated(x) else x for x in closed.consts]
-        leaves = eval_jaxpr(closed.jaxpr, consts, *(enter_p.bind(x, call=call) for x in self._child))
-        return jax.tree.unflatten(jax.tree.structure(out), leaves)
-
-    def _reduced(self, x: Any, reduce: str, call: int) -> Any:
-        """A child's value, reduced over the children."""
-        counted = x.astype(jnp.int32) if x.dtype == bool else x
-        if reduce == "max":
-            return reduce_max(counted, call).astype(x.dtype)
-        total = reduce_sum(counted, call)
-        return _mean(total, self._num_children) if reduce == "mean" else total
-
-    def _over(self, child: list[Any], fn: Callable[[Any], Any], reduce: str, size: int) -> Any:
-        """`gather_all` over the children side by side, padded to `size` of them."""
-        out = jax.vmap(fn)(self._state([stack_p.bind(x, size=size) for x in child]))
-        there = jnp.arange(size) < self._num_children
-
-        def only(x: Any, rest: Any) -> Any:
-            x = jnp.asarray(x)
-            return jnp.where(there.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.asarray(rest, x.dtype))
-
-        def reduced(x: Any) -> Any:
-            x = jnp.asarray(x)
-            if reduce == "max":
-                least = (
-                    False if x.dtype == bool else -jnp.inf if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min
-                )
-                return only(x, least).max(0)
-            x = x.astype(jnp.int32) if x.dtype == bool else x
-            total = only(x, 0).sum(0, x.dtype)
-            return _mean(total, self._num_children) if reduce == "mean" else total
-
-        if reduce != "softmax":
-            return jax.tree.map(reduced, out)
-        score, value = self._score_and_value(out, (size,))
-        weight = jax.nn.softmax(only(score, -jnp.inf))
-        return jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), value)
-
-    def _room(self) -> int:
-        """Children that a vertex of the batch has at most, as far as is known."""
-        if self._most is None:
-            raise NestedGatherAll
-        return self._most
-
-    def _state(self, leaves: list[Any]) -> Any:
-        """The state of a child from the arrays that are stored of it."""
-        return self._function.state_tree.unflatten(map(from_stored, leaves, self._function.key_impls))
-
-    @staticmethod
-    def _score_and_value(out: Any, shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
-        if not isinstance(out, tuple) or len(out) != 2 or jnp.shape(out[0]) != shape:
-            got = jax.tree.map(lambda x: jnp.shape(x)[len(shape) :], out)
-            raise ValueError(
-                f"gather_all: with reduce='softmax' fn must return (score, value), score a scalar; got shapes {got}. For "
-                "several scores of one child, such as those of attention heads, write jax.vmap around gather_all."
-            )
-        return jnp.asarray(out[0]), out[1]
 
     def scatter(self, state: Any) -> None:
         """Sends `state` to the parents. Exactly once per vertex function; structure and shapes as `state=` declares."""
@@ -353,44 +277,3 @@ class Vertex:
         if self.pushed and (name is None) != (None in self.pushed):
             raise ValueError("push: named and unnamed pushes are mixed; name all of them: v.push(x, 'name').")
         self.pushed[name] = jax.tree.map(jnp.asarray, value)
-
-
-class NestedGatherAll(Exception):
-    """F calls `gather_all` within `gather_all`; to be traced for a known largest number of children."""
-
-
-def _mean(total: Any, count: Any) -> Any:
-    dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), total.dtype)).dtype  # of integers a float
-    return total.astype(dtype) / count.astype(dtype)
-
-
-def least_of(dtype: Any) -> Any:
-    """What is below all numbers of a dtype."""
-    if jnp.issubdtype(dtype, bool):
-        return False
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
-
-
-def to_stored(x: Any) -> Any:
-    """A value as it is stored: keys of `jax.random` as their integers."""
-    return jax.random.key_data(x) if is_key(x) else x
-
-
-def from_stored(x: Any, impl: Any) -> Any:
-    """The other way; `impl` is that of keys, `None` for other values."""
-    return x if impl is None else jax.random.wrap_key_data(x, impl=impl)
-
-
-def is_key(x: Any) -> bool:
-    """Whether an array or shape holds keys of `jax.random`."""
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def key_impl(x: Any) -> str | None:
-    """The name of the generator of keys, `None` for other values."""
-    return x.dtype._impl.name if is_key(x) else None  # `jax.random.key_impl` takes arrays alone
-
-
-def stored_aval(x: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of `to_stored(x)`."""
-    return jax.eval_shape(to_stored, jax.ShapeDtypeStruct(x.shape, x.dtype))

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._function.vertex import REDUCERS, Vertex, VertexFunction
+from cavs._function.gather_all import REDUCERS
+from cavs._function.vertex import Vertex, VertexFunction
 
 
 def from_cell(cell: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any, *, reduce: str | None = None) -> VertexFunction:

@@ -13,8 +13,9 @@ from jax.core import Tracer
 
 from cavs._engines.choose import ENGINES, INTERPRET, choose_engine
 from cavs._function.equations import pad_rows
+from cavs._function.stored import from_stored
 from cavs._function.trace import Plan
-from cavs._function.vertex import VertexFunction, as_arrays, from_stored
+from cavs._function.vertex import VertexFunction, as_arrays
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._function.equations import is_float
-from cavs._function.vertex import from_stored, key_impl, stored_aval
+from cavs._function.stored import from_stored, key_impl, stored_aval
 
 
 class Sweep(NamedTuple):
