@@ -26,13 +26,13 @@ def assert_equal(case: Case) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", range(12))
 def test_engine_scan_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "scan"))
 
 
 @INTERPRETER
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_engine_persistent_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, INTERPRET, float32=True))
 
@@ -46,8 +46,7 @@ def test_kernels_lower_for_hopper(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @INTERPRETER
 def test_no_bit_depends_on_memory_that_nobody_has_written() -> None:
-    case = next(c for c in (random_case(seed, INTERPRET, float32=True) for seed in range(99)) if check(c).engine == INTERPRET)
-    assert check_poison(case).status == "ok"
+    assert check_poison(random_case(3, INTERPRET, float32=True)).status == "ok"
 
 
 @pytest.mark.gpu
