@@ -1,14 +1,14 @@
 """Our system under the peers' contract: schedule, then one jitted training step.
 
 Graphs are read once (`load`), as a user's are from a file: that is where a vertex's height is computed, outside the clock,
-and `reading` says how long it took. Inside the clock, every step: selecting the batch, its schedule (`cavs.schedules`, which
-prepares the next few thousand vertices at once, words and labels with them), transfer (one vector), forward, backward, SGD.
+and `reading` says how long it took. Inside the clock, every step: selecting the batch, its schedule (`cavs.data.schedules`,
+which prepares the next few thousand vertices at once, words and labels with them), transfer (one vector), a training step.
 JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the clock runs until the last step's
-losses are here. On a GPU processes of their own make the schedules (`process=PROCESSES`), and batches of equal shape, each
-with graphs of its own, go there together: one transfer and one dispatch for 16 or 32 training steps (`cavs.stacked`,
-`lax.scan`), in which XLA runs kernels beside each other (`cavs.jit`). A thread stacks and sends them, unless they are small
-(`cavs.prefetch`). All of these work within the clock: they make nothing before it starts. On a CPU, whose cores the step itself
-uses, the loop makes schedules between steps. The peers are synchronous by nature.
+losses are here. On a GPU processes of their own make the schedules (`workers=WORKERS`), and batches of equal shape, each
+with graphs of its own, go there together: one transfer and one dispatch for 16 or 32 training steps (`cavs.data.stacked`,
+`lax.scan`), in which XLA runs kernels beside each other (`cavs.concurrent_jit`). A thread stacks and sends them,
+unless they are small (`cavs.data.prefetch`). All of these work within the clock: they make nothing before it starts. On a
+CPU, whose cores the step itself uses, the loop makes schedules between steps. The peers are synchronous by nature.
 """
 
 import concurrent.futures
@@ -28,7 +28,7 @@ from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STACK, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many where a batch has at most so few graphs
 UNROLL = 4  # of them in one CUDA graph
-PROCESSES = max(1, min(8, (os.cpu_count() or 1) // 2))  # that make schedules there
+WORKERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # that make schedules there
 NO_WORD = 1 << 30  # out of every vocabulary: reads the last row and is never written
 
 
@@ -102,20 +102,20 @@ class Cavs:
         order, self._stack = np.arange(len(graphs)), stack_of(sizes)
         return [(graphs, i) for i in np.split(order, np.cumsum(sizes)[:-1])]
 
-    def schedules(self, batches: list[Any], process: int = False) -> Iterator[Any]:
+    def schedules(self, batches: list[Any], workers: int = 0) -> Iterator[Any]:
         """All that the host does for these batches, one after another: schedules, with which words and labels come along."""
         indices, with_ids = (i for _, i in batches), ("input_id", "label")
-        shapes = tuple(self._shapes) if process > 1 else self._shapes
-        options: Any = {"policy": self._policy, "shapes": shapes, "fields": with_ids, "process": process}
-        return (sched for _, sched in cavs.schedules(batches[0][0], indices, **options))
+        shapes = tuple(self._shapes) if workers > 1 else self._shapes
+        options: Any = {"policy": self._policy, "shapes": shapes, "fields": with_ids, "workers": workers}
+        return (sched for _, sched in cavs.data.schedules(batches[0][0], indices, **options))
 
     def ahead(self, batches: list[Any]) -> Iterator[Any]:
         """The same as a training loop on this device should have it."""
         if self._device == "cpu":
             return self.schedules(batches)
-        process = PROCESSES if self._warm else 1  # several, once no shape is new
-        stacks = cavs.stacked(self.schedules(batches, process=process), self._stack)
-        return cavs.prefetch(stacks, jax.device_put) if self._stack == STACK else stacks
+        workers = WORKERS if self._warm else 1  # several, once no shape is new
+        stacks = cavs.data.stacked(self.schedules(batches, workers=workers), self._stack)
+        return cavs.data.prefetch(stacks, jax.device_put) if self._stack == STACK else stacks
 
     def compile(self, batches: list[Any], lr: float = 0.05) -> None:
         """Beside each other, all that a stream of these batches will run: each shape alone and in stacks."""
@@ -132,7 +132,7 @@ class Cavs:
     def warm(self, batches: list[Any]) -> None:
         """Runs each shape in stacks once, and starts what makes them."""
         if self._device != "cpu":
-            self.train(cavs.stacked((b for b in self.schedules(batches) for _ in range(self._stack)), self._stack))
+            self.train(cavs.data.stacked((b for b in self.schedules(batches) for _ in range(self._stack)), self._stack))
             self._warm = True
             self.run(batches)
 
@@ -168,7 +168,7 @@ class Cavs:
         return self._step._cache_size()
 
 
-def make_step(loss: Any, parts_of: Any = cavs.Together.apart, stacked: bool = False) -> Any:
+def make_step(loss: Any, parts_of: Any = cavs.data.Packed.apart, stacked: bool = False) -> Any:
     """One jitted training step over a batch of which the second of `parts_of` is words: SGD of all parameters, and of the rows
     of the table that were read. `loss(params, rows, parts)`; the words may be an array or a tree of them, so are the rows. For
     `stacked` batches one step after another, and their losses."""
@@ -191,7 +191,7 @@ def make_step(loss: Any, parts_of: Any = cavs.Together.apart, stacked: bool = Fa
         state, values = jax.lax.scan(one, (params, embed), batches, unroll=UNROLL)
         return *state, values
 
-    return cavs.jit(steps if stacked else step, donate_argnums=(0, 1))
+    return cavs.concurrent_jit(steps if stacked else step, donate_argnums=(0, 1))
 
 
 def _parts(sched: cavs.Schedule) -> tuple[Any, ...]:
@@ -204,7 +204,7 @@ def _loss(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
 
     def loss(params: Any, x: Any, parts: tuple[Any, ...]) -> Any:
         sched, _, labels = parts
-        h = cavs.run(F, params, sched, x, at=None if everywhere else sched.roots, engine=engine)
+        h = cavs.run(F, params, sched, x, select=None if everywhere else sched.roots, engine=engine)
         log_p = jax.nn.log_softmax(h @ params["out_w"] + params["out_b"])
         labels = labels if everywhere else labels[sched.roots]
         of_label = jnp.take_along_axis(log_p, labels[:, None], 1, mode="clip")[:, 0]

@@ -141,22 +141,22 @@ class CavsApplication(Cavs):
             # Few shapes, taken up from the largest: those of several kinds of graphs multiply.
             vertices = [np.diff(graphs.vertex_offsets)[i].sum() for i in numbers]
             largest = [numbers[k] for k in np.argsort(vertices)[::-1]]
-            for _ in cavs.schedules(graphs, largest, shapes=shapes, fields=_fields(graphs)):
+            for _ in cavs.data.schedules(graphs, largest, shapes=shapes, fields=_fields(graphs)):
                 pass
         self.reading = (time.perf_counter() - start) / len(batches)
         return [(samples, i) for i in indices]
 
-    def schedules(self, batches: list[Any], process: int = False) -> Iterator[cavs.Together]:
+    def schedules(self, batches: list[Any], workers: int = 0) -> Iterator[cavs.data.Packed]:
         """All that the host does for these batches, one after another: schedules, words, letters, labels."""
         of = batches[0][0].streams([i for _, i in batches])
-        process = process if len(of) == 1 else False
-        known = [tuple(s) if process > 1 else s for s in self._shapes]
+        workers = workers if len(of) == 1 else 0
+        known = [tuple(s) if workers > 1 else s for s in self._shapes]
         found = []
         for (graphs, numbers), shapes in zip(of, known, strict=False):
-            found.append(cavs.schedules(graphs, numbers, shapes=shapes, fields=_fields(graphs), process=process))
+            found.append(cavs.data.schedules(graphs, numbers, shapes=shapes, fields=_fields(graphs), workers=workers))
         if len(found) == 1:
             return (sched for _, sched in found[0])
-        return (cavs.together([sched for _, sched in parts]) for parts in zip(*found, strict=True))
+        return (cavs.data.pack([sched for _, sched in parts]) for parts in zip(*found, strict=True))
 
 
 def _fields(graphs: cavs.Graphs) -> list[str]:
@@ -166,7 +166,7 @@ def _fields(graphs: cavs.Graphs) -> list[str]:
 
 def _parts(batch: Any) -> tuple[Any, ...]:
     """The schedules of a batch, and the words of each kind of graphs that reads them."""
-    scheds = tuple(batch.apart()) if isinstance(batch, cavs.Together) else (batch,)
+    scheds = tuple(batch.unpack()) if isinstance(batch, cavs.data.Packed) else (batch,)
     return scheds, tuple(jnp.where(s.input_id < 0, NO_WORD, s.input_id) for s in _readers(scheds))
 
 
@@ -229,5 +229,5 @@ def _logits(ready: Any, params: Any, rows: Any, scheds: Any, everywhere: bool, e
         h = ready.run(params, source, pairs, x, y)
     else:
         F = ready.vertex_function()
-        h = cavs.run(F, params, scheds[0], rows[0], at=None if everywhere else scheds[0].roots, engine=engine)
+        h = cavs.run(F, params, scheds[0], rows[0], select=None if everywhere else scheds[0].roots, engine=engine)
     return h @ params["out_w"] + params["out_b"]

@@ -60,7 +60,7 @@ def _stacks(model: Any, batches: list[Any]) -> list[Any]:
 
     model.compile(batches)
     repeated = itertools.chain.from_iterable(itertools.repeat(s, model._stack) for s in model.schedules(batches))
-    return [jax.device_put(stack) for stack in cavs.stacked(repeated, model._stack)]
+    return [jax.device_put(stack) for stack in cavs.data.stacked(repeated, model._stack)]
 
 
 def text(events: list[Event], steps: int) -> str:

@@ -92,7 +92,7 @@ def _lowered(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool
         return dataclasses.replace(config, precision=other.precision) if way == forward else other
 
     def loss(params: Any) -> Any:
-        return cavs.run(F, params, sched, x, at=sched.roots if sched.shape.rooted else None, engine="persistent").sum()
+        return cavs.run(F, params, sched, x, select=sched.roots if sched.shape.rooted else None, engine="persistent").sum()
 
     def one(params: Any, _: Any) -> Any:
         if forward:

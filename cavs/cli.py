@@ -11,7 +11,7 @@ _FORMATS = """files of graphs, by the end of the name, each also with .gz:
   .conllu                dependency trees; the label of a word is its part of speech
   .jsonl                 any graphs: {"children": [[], [], [0, 1]], "inputs": ["a", "b", null], "labels": [0, 1, 1]}
   .bench .blif           netlists; gates by kind, label 1 at outputs
-  .npz                   what cavs.save_npz wrote
+  .npz                   what cavs.io.save_npz wrote
 """
 
 _TAGGED = """files of tagged sentences (--task tag), known by name or content, each also with .gz:

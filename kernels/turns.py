@@ -1,7 +1,7 @@
 """Launches in turn: the CTAs of a launch wait for each other, so no two launches may share a GPU, each with half of its CTAs.
 
-XLA runs the kernels of a program one after another unless it is told otherwise; `cavs.jit` tells it, and orders the launches
-by these two marks, which are the identity everywhere else.
+XLA runs the kernels of a program one after another unless it is told otherwise; `cavs.concurrent_jit` tells it, and orders the
+launches by these two marks, which are the identity everywhere else.
 """
 
 from jax.extend import core as jex

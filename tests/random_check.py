@@ -249,8 +249,8 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     def net(p: Any, y: Any, sched: Any) -> Any:
         def layer(number: int, p: Any, y: Any, at: Any) -> Any:
             if number:
-                return cavs.run(top, p, sched, y, at=at, engine="scan" if how.engine == INTERPRET else how.engine)
-            return cavs.run(F, p, sched, y["x"] if spec.bare_input else (y or None), at=at, engine=how.engine)
+                return cavs.run(top, p, sched, y, select=at, engine="scan" if how.engine == INTERPRET else how.engine)
+            return cavs.run(F, p, sched, y["x"] if spec.bare_input else (y or None), select=at, engine=how.engine)
 
         def whole(p: Any, y: Any) -> Any:
             return two_nets(layer, case, p, y, at)

@@ -49,7 +49,7 @@ def test_equinox_cells() -> None:
     cell = eqx.nn.LSTMCell(E, H, dtype=jnp.float64, key=jax.random.key(0))
     start = (jnp.zeros(H), jnp.zeros(H))
     step = lambda cell, carry, x: 2 * (cell(x, carry),)  # noqa: E731
-    check(cavs.from_cell(step, start), cell, step, start)
+    check(cavs.interop.from_cell(step, start), cell, step, start)
 
 
 def test_equinox_modules_with_functions_among_their_leaves() -> None:
@@ -73,9 +73,9 @@ def test_nnx_cells() -> None:
     start = cell.initialize_carry((E,), nnx.Rngs(0))
     # The module itself as params; and its state.
     step = lambda cell, carry, x: cell(carry, x)  # noqa: E731
-    check(cavs.from_cell(step, start), cell, step, start)
+    check(cavs.interop.from_cell(step, start), cell, step, start)
     graph, state = nnx.split(cell)
-    function = cavs.from_cell(lambda state, carry, x: nnx.merge(graph, state)(carry, x), start)
+    function = cavs.interop.from_cell(lambda state, carry, x: nnx.merge(graph, state)(carry, x), start)
     got = cavs.run(function, state, SCHED, X[:7])
     assert_close(got, recurrence(lambda carry, x: cell(carry, x), start, X[:7]), 1e-12)
 
@@ -85,7 +85,7 @@ def test_linen_cells() -> None:
     cell = linen.GRUCell(H, dtype=jnp.float64, param_dtype=jnp.float64)
     start = cell.initialize_carry(jax.random.key(0), (E,))
     params = cell.init(jax.random.key(1), start, jnp.asarray(X[0]))
-    check(cavs.from_cell(cell.apply, start), params, cell.apply, start)
+    check(cavs.interop.from_cell(cell.apply, start), params, cell.apply, start)
 
 
 def plain(params: Any, carry: Any, x: Any) -> Any:
@@ -99,13 +99,13 @@ PLAIN = {"u": 0.3 * np.random.default_rng(1).standard_normal((H, H)), "w": np.ra
 
 def test_plain_cells_start_from_their_carry() -> None:
     start = {"h": jnp.linspace(-1, 1, H), "n": jnp.float64(2)}
-    check(cavs.from_cell(plain, start), PLAIN, plain, start)
+    check(cavs.interop.from_cell(plain, start), PLAIN, plain, start)
 
 
 def test_cells_over_dags() -> None:
     start = {"h": jax.ShapeDtypeStruct((H,), jnp.float64), "n": jax.ShapeDtypeStruct((), jnp.float64)}
     graphs = GRAPHS["shared children"]
-    function, x = cavs.from_cell(plain, start, reduce="mean"), X[: graphs.num_vertices]
+    function, x = cavs.interop.from_cell(plain, start, reduce="mean"), X[: graphs.num_vertices]
     got = cavs.run(function, PLAIN, cavs.schedule(graphs), x)
     assert_close(got, cavs.interpret(function, PLAIN, graphs, x), 1e-12)
 
@@ -113,14 +113,14 @@ def test_cells_over_dags() -> None:
 def test_cells_that_are_none() -> None:
     start = jnp.zeros(H)
     with pytest.raises(TypeError, match="cell is a int, wanted a function cell"):
-        cavs.from_cell(3, start)  # type: ignore[arg-type]
+        cavs.interop.from_cell(3, start)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="reduce is 'softmax', wanted 'sum', 'mean', 'max', or None for sequences"):
-        cavs.from_cell(plain, start, reduce="softmax")
+        cavs.interop.from_cell(plain, start, reduce="softmax")
     with pytest.raises(TypeError, match=f"carry has a leaf {H}; wanted arrays"):
-        cavs.from_cell(plain, H)
+        cavs.interop.from_cell(plain, H)
     with pytest.raises(ValueError, match="carry is empty"):
-        cavs.from_cell(plain, ())
-    function = cavs.from_cell(lambda cell, carry, x: carry, start)
+        cavs.interop.from_cell(plain, ())
+    function = cavs.interop.from_cell(lambda cell, carry, x: carry, start)
     with pytest.raises(TypeError, match="wanted \\(carry, y\\). For a cell that returns the carry alone, as Equinox"):
         cavs.run(function, PLAIN, SCHED, X[:7])
 
@@ -129,14 +129,14 @@ def test_a_chain_of_optax_trains_any_params() -> None:
     optax = pytest.importorskip("optax", reason="optax is not installed")
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
     cell = nnx.GRUCell(E, H, dtype=jnp.float64, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
-    function = cavs.from_cell(lambda cell, carry, x: cell(carry, x), cell.initialize_carry((E,), nnx.Rngs(0)))
+    function = cavs.interop.from_cell(lambda cell, carry, x: cell(carry, x), cell.initialize_carry((E,), nnx.Rngs(0)))
     schedule, x = SCHED, SCHED.pad(X[:7])
     chain_ = optax.chain(optax.clip_by_global_norm(1.0), optax.add_decayed_weights(1e-4), optax.adam(0.05))
     optimiser = optax.apply_if_finite(chain_, 3)
 
     @jax.jit
     def step(cell: Any, state: Any) -> Any:
-        value, grads = jax.value_and_grad(lambda c: (cavs.run(function, c, schedule, x, at=schedule.roots) - 1).var())(cell)
+        value, grads = jax.value_and_grad(lambda c: (cavs.run(function, c, schedule, x, select=schedule.roots) - 1).var())(cell)
         updates, state = optimiser.update(grads, state, cell)
         return optax.apply_updates(cell, updates), state, value
 

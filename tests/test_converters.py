@@ -48,13 +48,13 @@ def test_networkx_arrows_lead_from_child_to_parent():
     graph.add_node("a", kind="leaf", input="x", label=np.int64(1))
     graph.add_node("b", kind="leaf", input="y")
     graph.add_edges_from([("b", "root"), ("a", "root")])
-    graphs = cavs.from_networkx(graph)
+    graphs = cavs.interop.from_networkx(graph)
     assert children_of(graphs, 0) == [[2, 1], [], []]  # as added
     assert graphs.label.tolist() == [4, 1, -1] and graphs.label_names is None
     assert graphs.kind_names == ("inner", "leaf") and graphs.vocab == ("x", "y") and graphs.input_id.tolist() == [-1, 0, 1]
     graph.edges["b", "root"]["order"], graph.edges["a", "root"]["order"] = 2, 0.5
-    assert children_of(cavs.from_networkx([graph, graph]), 1) == [[1, 2], [], []]
-    other = cavs.from_networkx(graph, kind="none", label="kind", input="none")
+    assert children_of(cavs.interop.from_networkx([graph, graph]), 1) == [[1, 2], [], []]
+    other = cavs.interop.from_networkx(graph, kind="none", label="kind", input="none")
     assert other.kind is None and other.input_id is None and other.label_names == ("inner", "leaf")
 
 
@@ -63,14 +63,14 @@ def test_edge_arrays_of_pyg_and_dgl() -> None:
     edge_index = np.array([[2, 1, 3, 4, 3], [0, 0, 4, 5, 5]])
     want = cavs.from_edges([3, 3], [[(0, 2), (0, 1)], [(1, 0), (2, 1), (2, 0)]])
     for graphs in (
-        cavs.from_edge_index(edge_index, num_nodes=[3, 3]),
-        cavs.from_edge_index(edge_index, ptr=np.array([0, 3, 6])),
-        cavs.from_edge_index(edge_index, batch=[0, 0, 0, 1, 1, 1]),
-        cavs.from_edge_index((edge_index[0], edge_index[1]), num_nodes=np.array([3, 3])),
+        cavs.interop.from_edge_index(edge_index, num_nodes=[3, 3]),
+        cavs.interop.from_edge_index(edge_index, ptr=np.array([0, 3, 6])),
+        cavs.interop.from_edge_index(edge_index, batch=[0, 0, 0, 1, 1, 1]),
+        cavs.interop.from_edge_index((edge_index[0], edge_index[1]), num_nodes=np.array([3, 3])),
     ):
         for field in ("vertex_offsets", "child_offsets", "children", "height"):
             np.testing.assert_array_equal(getattr(graphs, field), getattr(want, field))
-    one = cavs.from_edge_index(np.zeros((2, 0), int), num_nodes=4, label=[0, 1, 2, 3])
+    one = cavs.interop.from_edge_index(np.zeros((2, 0), int), num_nodes=4, label=[0, 1, 2, 3])
     assert one.num_vertices == 4 and len(one) == 1 and one.label is not None
 
 
@@ -90,7 +90,7 @@ WRONG = [
     (lambda: cavs.from_lengths([2**30] * 2), "from_lengths: lengths add up to 2147483648"),
     (lambda: cavs.from_edges([1, 2**63 - 1, 2**63 - 1, 1], [[]] * 4), r"from_edges: num_vertices\[1\] is 9223372036854775807"),
     (lambda: cavs.from_edges(2**31, []), r"from_edges: num_vertices\[0\] is 2147483648, wanted less than 2\*\*31"),
-    (lambda: cavs.from_edge_index(np.zeros((2, 0), int), ptr=[0, 2**63 - 1]), "wanted less than"),
+    (lambda: cavs.interop.from_edge_index(np.zeros((2, 0), int), ptr=[0, 2**63 - 1]), "wanted less than"),
     (lambda: cavs.from_lengths(5), "from_lengths: lengths has dtype int64 and shape ()"),
     (lambda: cavs.from_lengths([1.5]), "from_lengths: lengths has dtype float64"),
     (lambda: cavs.from_lengths([2, 1], label=[[1], [1, 2]]), r"got label\[0\] of length 1, wanted 2: one per vertex"),
@@ -112,15 +112,18 @@ WRONG = [
     (lambda: cavs.from_edges([2, 2], [[(0, 1)], [(0, 1), (3, 0)]]), r"edges\[1\]\[1\] is \(3, 0\), wanted vertices of graph 1"),
     (lambda: cavs.from_edges([2, 2], np.array([(0, 1), (1, 2)])), r"edges\[1\] is \(1, 2\), from graph 0 to graph 1"),
     (lambda: cavs.from_edges([1, 2], [[], [(0, 1), (1, 0)]]), "graph 1 has a cycle"),
-    (lambda: cavs.from_networkx(nx(cls=networkx.Graph)), "graph 0 is a Graph, wanted a networkx DiGraph"),
-    (lambda: cavs.from_networkx([nx(), 3]), "graph 1 is a int, wanted a networkx DiGraph"),
-    (lambda: cavs.from_networkx(nx(nodes=())), "graph 0 is empty"),
-    (lambda: cavs.from_networkx(nx([(0, 0)])), "graph 0 has a cycle"),
-    (lambda: cavs.from_networkx(nx(nodes=({"kind": 1}, {}))), "kind='kind': got int and null, wanted on every node"),
-    (lambda: cavs.from_networkx(nx(nodes=({"label": 1}, {"label": "a"}))), "label='label': got int and str, wanted all int"),
-    (lambda: cavs.from_networkx(nx(nodes=({"label": -1},))), "got the integer -1"),
-    (lambda: cavs.from_networkx(nx([(0, 1)], order="first")), "have an attribute 'order'; wanted numbers"),
-    (lambda: cavs.from_networkx(nx([(0, 2, {"order": 1}), (1, 2)])), "into node 2 of graph 0 1 of 2 have .* 'order'"),
+    (lambda: cavs.interop.from_networkx(nx(cls=networkx.Graph)), "graph 0 is a Graph, wanted a networkx DiGraph"),
+    (lambda: cavs.interop.from_networkx([nx(), 3]), "graph 1 is a int, wanted a networkx DiGraph"),
+    (lambda: cavs.interop.from_networkx(nx(nodes=())), "graph 0 is empty"),
+    (lambda: cavs.interop.from_networkx(nx([(0, 0)])), "graph 0 has a cycle"),
+    (lambda: cavs.interop.from_networkx(nx(nodes=({"kind": 1}, {}))), "kind='kind': got int and null, wanted on every node"),
+    (
+        lambda: cavs.interop.from_networkx(nx(nodes=({"label": 1}, {"label": "a"}))),
+        "label='label': got int and str, wanted all int",
+    ),
+    (lambda: cavs.interop.from_networkx(nx(nodes=({"label": -1},))), "got the integer -1"),
+    (lambda: cavs.interop.from_networkx(nx([(0, 1)], order="first")), "have an attribute 'order'; wanted numbers"),
+    (lambda: cavs.interop.from_networkx(nx([(0, 2, {"order": 1}), (1, 2)])), "into node 2 of graph 0 1 of 2 have .* 'order'"),
 ]
 
 
@@ -137,7 +140,7 @@ def test_an_unknown_field_is_refused():
 
 def test_networkx_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
-    for convert in (cavs.from_networkx, cavs.to_networkx):
+    for convert in (cavs.interop.from_networkx, cavs.interop.to_networkx):
         with pytest.raises(ImportError, match="pip install networkx"):
             convert([])
 
@@ -158,4 +161,4 @@ def test_networkx_is_asked_for_by_name(monkeypatch):
 )
 def test_edge_arrays_that_are_none(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=re.escape(match)):
-        cavs.from_edge_index(**{"edge_index": np.array([[0], [1]])} | arguments)
+        cavs.interop.from_edge_index(**{"edge_index": np.array([[0], [1]])} | arguments)

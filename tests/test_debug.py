@@ -74,7 +74,7 @@ def test_leaves_that_are_no_arrays_are_named() -> None:
 
 def test_a_program_agrees_with_its_loop() -> None:
     program = vp.ChildSumTreeLSTM(H, E)
-    report = cavs.compare(
+    report = cavs.debug.compare(
         program.vertex_function(), program.init(jax.random.key(0)), GRAPHS_, X.astype(np.float32), gradients=False
     )
     assert report.first is None and str(report).startswith("run and the loop agree: states and pushes of 9 vertices, largest")
@@ -90,13 +90,13 @@ def test_the_first_difference_is_named() -> None:
     F = made(fn, state={"h": (H,), "n": jax.ShapeDtypeStruct((), jnp.int32)})
     flag = np.zeros(N)
     flag[[ROW, 6, 8]] = 0.25
-    report = cavs.compare(F, PARAMS, GRAPHS_, {"x": X, "flag": flag}, gradients=False)
+    report = cavs.debug.compare(F, PARAMS, GRAPHS_, {"x": X, "flag": flag}, gradients=False)
     first = report.first
     assert first is not None and first.symbol == "state['h']" and abs(first.error - 0.25) < 1e-9
     assert (first.row, first.graph, first.vertex, first.level) == (ROW, 1, 2, 1) and first.vertices == 4
     assert [d.symbol for d in report.differences] == ["state['h']", "push['h']", "push['sum']"]
     assert "first: state['h'] at vertex 2 of graph 1 (row 4, level 1): run has " in str(report) and "(entry [3])" in str(report)
-    assert cavs.compare(F, PARAMS, GRAPHS_, {"x": X, "flag": flag}, gradients=False, tolerance=10.0).first is None
+    assert cavs.debug.compare(F, PARAMS, GRAPHS_, {"x": X, "flag": flag}, gradients=False, tolerance=10.0).first is None
 
 
 def test_gradients_that_differ_are_named_from_the_roots_down() -> None:
@@ -108,7 +108,7 @@ def test_gradients_that_differ_are_named_from_the_roots_down() -> None:
         v.scatter(h)
         v.push(h)
 
-    report = cavs.compare(made(fn), PARAMS, GRAPHS_, {"x": X, "flag": np.arange(N) == 6})
+    report = cavs.debug.compare(made(fn), PARAMS, GRAPHS_, {"x": X, "flag": np.arange(N) == 6})
     of_params = ["gradient of params['u']", "gradient of params['w']"]
     # Row 6 passes nothing on: its own gradient is right, that of its children 4 and 5 is not.
     assert [d.symbol for d in report.differences] == ["gradient of inputs['x']", "gradient of state", *of_params]
@@ -124,8 +124,8 @@ def test_differences_in_kinds_and_no_inputs_and_no_graphs() -> None:
     F = cavs.VertexFunction({"a": fn, "b": fn}, state=(H,))
     graphs = with_kinds(GRAPHS_, ("a", "b"))
     serial = cavs.schedule(graphs, policy="serial")
-    assert cavs.compare(F, PARAMS, graphs, engine="scan", sched=serial, gradients=False).first is None
-    assert cavs.compare(F, PARAMS, graphs[:0]).first is None and cavs.find_nan(F, PARAMS, graphs[:0]) is None
+    assert cavs.debug.compare(F, PARAMS, graphs, engine="scan", sched=serial, gradients=False).first is None
+    assert cavs.debug.compare(F, PARAMS, graphs[:0]).first is None and cavs.debug.find_nan(F, PARAMS, graphs[:0]) is None
 
 
 # ---- find_nan ----
@@ -149,14 +149,14 @@ def test_nan_forward() -> None:
     size[[ROW, 8]] = 0
     inputs = {"x": X, "size": size, "key": jax.random.split(jax.random.key(0), N)}
     F = made(fn, state=state)
-    report = cavs.find_nan(F, PARAMS, GRAPHS_, inputs)
+    report = cavs.debug.find_nan(F, PARAMS, GRAPHS_, inputs)
     assert report is not None and (report.where, report.symbol) == ("forward", "state['h']")
     assert (report.row, report.graph, report.vertex, report.level) == (ROW, 1, 2, 1)
     assert report.equation is not None and report.equation.startswith("sub of float64[5]") and "inf" in report.equation
     assert line_of(report) == "h = jax.nn.softplus(z) - jnp.exp(z)  # inf - inf" and "fn: h = " in str(report)
-    report = cavs.find_nan(F, PARAMS, GRAPHS_, inputs, infinities=True)
+    report = cavs.debug.find_nan(F, PARAMS, GRAPHS_, inputs, infinities=True)
     assert report is not None and line_of(report) == 'z = z / v.pull("size")'
-    assert cavs.find_nan(F, PARAMS, GRAPHS_, inputs | {"size": np.ones(N)}) is None
+    assert cavs.debug.find_nan(F, PARAMS, GRAPHS_, inputs | {"size": np.ones(N)}) is None
 
 
 def test_nan_in_the_gradient() -> None:
@@ -168,7 +168,7 @@ def test_nan_in_the_gradient() -> None:
 
     size = np.ones(N)
     size[ROW] = 0
-    report = cavs.find_nan(made(fn), PARAMS, GRAPHS_, {"x": X, "size": size})
+    report = cavs.debug.find_nan(made(fn), PARAMS, GRAPHS_, {"x": X, "size": size})
     assert report is not None and report.where == "gradient" and (report.row, report.level) == (ROW, 1)
     assert report.equation is not None and "in the transpose of" in report.equation and "inf" in report.equation
     assert line_of(report).startswith("norm = jnp.sqrt(")
@@ -185,7 +185,7 @@ def test_nan_in_the_gradient_over_any_number_of_children_and_integers() -> None:
 
     F = made(fn, state={"h": (H,), "n": jax.ShapeDtypeStruct((), jnp.int32)}, arity=0)
     params = PARAMS | {"w": PARAMS["w"] - 2}
-    report = cavs.find_nan(F, params, GRAPHS_, X)
+    report = cavs.debug.find_nan(F, params, GRAPHS_, X)
     assert report is not None and report.where == "gradient"
     assert line_of(report).startswith("h = jnp.where(z > 0, jnp.sqrt(z), 0)")
 
@@ -194,13 +194,13 @@ def test_nan_outside_of_f() -> None:
     program, chains, x = vp.ElmanRNN(H, E, jnp.float64), joined([chain(2), chain(3)]), X[:5].copy()
     params, F = program.init(jax.random.key(0)), program.vertex_function()
     x[4, 1] = np.nan
-    report = cavs.find_nan(F, params, chains, x)
+    report = cavs.debug.find_nan(F, params, chains, x)
     assert str(report) == "inputs: inputs is the first NaN at vertex 2 of graph 1 (row 4, level 2)"
-    report = cavs.find_nan(F, params | {"b": params["b"].at[0].set(np.nan)}, chains, X[:5])
+    report = cavs.debug.find_nan(F, params | {"b": params["b"].at[0].set(np.nan)}, chains, X[:5])
     assert str(report) == "params: params['b'] is the first NaN"
-    report = cavs.find_nan(F, params, chains, X[:5], loss=lambda h: jnp.log(h[3] * 0).sum())
+    report = cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: jnp.log(h[3] * 0).sum())
     assert report is not None and (report.where, report.symbol, report.row) == ("loss", "gradient of push", 3)
-    assert cavs.find_nan(F, params, chains, X[:5], loss=lambda h: (h**2).sum()) is None
+    assert cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: (h**2).sum()) is None
     # In a ready program it names the program's line.
-    report = cavs.find_nan(F, params | {"w": params["w"].at[0].set(np.inf)}, chains, X[:5] * 0)
+    report = cavs.debug.find_nan(F, params | {"w": params["w"].at[0].set(np.inf)}, chains, X[:5] * 0)
     assert report is not None and report.source is not None and "elman_rnn.py" in report.source

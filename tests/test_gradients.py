@@ -56,7 +56,7 @@ def test_gradients_of_chosen_vertices(name: str) -> None:
         return (pick(params, inputs) ** 2).sum()
 
     def chosen(params: Any, inputs: Any) -> Any:
-        return cavs.run(program.function, params, sched(batch), inputs, at=at)
+        return cavs.run(program.function, params, sched(batch), inputs, select=at)
 
     def indexed(params: Any, inputs: Any) -> Any:
         return cavs.run(program.function, params, sched(batch), inputs)[at]

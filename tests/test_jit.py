@@ -1,4 +1,4 @@
-"""`cavs.jit`: as `jax.jit`, with launches of engine `persistent` in turn wherever they are."""
+"""`cavs.concurrent_jit`: as `jax.jit`, with launches of engine `persistent` in turn wherever they are."""
 
 import re
 from collections.abc import Callable
@@ -75,7 +75,7 @@ custom.defvjp(lambda x: (custom(x), None), lambda _, ct: (ct,))
 @pytest.mark.parametrize("place", PLACES)
 def test_launches_are_in_turn(place: str) -> None:
     fun, want = PLACES[place]
-    got = cavs.jit(fun)(jnp.int32(0))
+    got = cavs.concurrent_jit(fun)(jnp.int32(0))
     jax.tree.map(np.testing.assert_array_equal, got, want, is_leaf=lambda x: isinstance(x, list))
     marks = re.findall("cavs_(?:begin|end)", str(jax.make_jaxpr(fun)(jnp.int32(0))))
     assert bool(marks) == (place != "none")
@@ -84,7 +84,7 @@ def test_launches_are_in_turn(place: str) -> None:
 def test_it_is_jit() -> None:
     """Static and keyword arguments, trees, donation, options, and what is compiled once is not again."""
 
-    @cavs.jit(static_argnames=("how",), donate_argnums=0)
+    @cavs.concurrent_jit(static_argnames=("how",), donate_argnums=0)
     def step(state: Any, *, by: Any = 2.0, how: Any = None) -> Any:
         return {k: x * by if how == "times" else x + by for k, x in state.items()}, None, 3
 
@@ -95,9 +95,9 @@ def test_it_is_jit() -> None:
     assert step._cache_size() == 2
     assert step({"a": jnp.ones(2), "b": jnp.ones(())}, how="times")[0]["a"][0] == 2
     assert step._cache_size() == 2
-    named = cavs.jit(lambda x: jax.named_scope("mine")(jnp.sin)(x))
+    named = cavs.concurrent_jit(lambda x: jax.named_scope("mine")(jnp.sin)(x))
     assert "mine/sin" in named.lower(0.0).as_text(debug_info=True)
-    assert cavs.jit(jnp.sin, compiler_options={"xla_gpu_autotune_level": 0})(0.0) == 0
+    assert cavs.concurrent_jit(jnp.sin, compiler_options={"xla_gpu_autotune_level": 0})(0.0) == 0
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' GPU interpreter needs jax 0.11")
@@ -111,7 +111,7 @@ def test_values_and_gradients() -> None:
     def loss(params: Any) -> Any:
         return sum((cavs.run(F, params, sched, x, engine=_persistent.INTERPRET) ** 2).sum() for sched in both)
 
-    want, got = (jit(jax.value_and_grad(loss))(params) for jit in (jax.jit, cavs.jit))
+    want, got = (jit(jax.value_and_grad(loss))(params) for jit in (jax.jit, cavs.concurrent_jit))
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
@@ -133,19 +133,19 @@ def test_independent_launches_on_the_card() -> None:
 
         return jax.lax.scan(one, params, length=100)[1]
 
-    want, got = (np.asarray(jit(train)(params)) for jit in (jax.jit, cavs.jit))
+    want, got = (np.asarray(jit(train)(params)) for jit in (jax.jit, cavs.concurrent_jit))
     assert np.isfinite(got).all()
     np.testing.assert_allclose(got, want, rtol=1e-3)
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(TypeError, match="jit: fun is a int, wanted a function. Write cavs.jit"):
-        cavs.jit(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="jit: fun is a int, wanted a function. Write cavs.concurrent_jit"):
+        cavs.concurrent_jit(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match='"persistent" has no second derivative. Write cavs.run.*engine="scan"'):
         jax.grad(persistent._not_differentiated)(1.0)
     with pytest.raises(ValueError, match="only be passed to top-level"):
-        jax.grad(cavs.jit(jnp.sin))(1.0)
+        jax.grad(cavs.concurrent_jit(jnp.sin))(1.0)
     mesh = Mesh(np.array(jax.devices()[:1]), "d")
     spread = jax.shard_map(launch, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
     with pytest.raises(NotImplementedError, match="inside `shard_map`.*Write jax.jit for this function"):
-        cavs.jit(spread)(jnp.int32(0))
+        cavs.concurrent_jit(spread)(jnp.int32(0))

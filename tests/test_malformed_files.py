@@ -144,25 +144,25 @@ def test_a_netlist_has_a_vertex(tmp_path, name):
         ({"input_id": np.array([0, 0, 9])}, "input_id of vertex 0 of graph 1 is 9"),
         ({"vocab.lengths": np.array([1, -1, 2])}, "vocab.lengths do not add up"),
         ({"vocab.bytes": np.array([65, 255], np.uint8)}, "can't decode byte 0xff"),
-        ({"cavs_version": np.int64(99)}, "version 1 of what cavs.save_npz writes"),
+        ({"cavs_version": np.int64(99)}, "version 1 of what cavs.io.save_npz writes"),
         ({"cavs_version": None}, "no cavs_version"),
     ],
 )
 def test_npz_is_not_trusted(tmp_path, change, message):
     path = tmp_path / "a.npz"
-    cavs.save_npz(cavs.Graphs.build([2, 1], [0, 1, 0], [0], input_id=[0, 1, 1], vocab=["a", "b"]), path)
+    cavs.io.save_npz(cavs.Graphs.build([2, 1], [0, 1, 0], [0], input_id=[0, 1, 1], vocab=["a", "b"]), path)
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files} | change
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
     with pytest.raises(FormatError, match=message) as caught:
-        cavs.load_npz(path)
+        cavs.io.load_npz(path)
     assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".npz"])
 def test_damaged_files_are_refused(tmp_path, suffix):
     write(tmp_path, "a.txt", SST)
-    cavs.save_npz(cavs.read(tmp_path / "a.txt"), tmp_path / "a.npz")
+    cavs.io.save_npz(cavs.read(tmp_path / "a.txt"), tmp_path / "a.npz")
     whole = gzip.compress((tmp_path / f"a{suffix}").read_bytes())
     for data in (b"", whole[:-9], whole[:20], whole[:30] + bytes(8) + whole[38:], b"(2 w)", whole + b"more"):
         if data:  # an empty file is an empty gzip file

@@ -286,11 +286,11 @@ def test_more_children_than_f_sees(traced: bool) -> None:
 def test_rows_that_are_no_vertices(row: int) -> None:
     F, params, sched = cavs.VertexFunction(good, state=(H,), arity=2), {"u": np.eye(H)}, cavs.schedule(TREE)
     with pytest.raises(ValueError, match="at has rows.*wanted 0 to 2"):
-        cavs.run(F, params, sched, ONES, at=np.array([0, row]))
+        cavs.run(F, params, sched, ONES, select=np.array([0, row]))
 
 
 def test_a_schedule_that_a_jitted_function_closes_over() -> None:
     F, sched = cavs.VertexFunction(good, state=(H,), arity=2), cavs.schedule(TREE)
     for on_device in (sched, jax.device_put(sched)):
-        run = jax.jit(lambda p, s=on_device: cavs.run(F, p, s, ONES, at=s.roots))
+        run = jax.jit(lambda p, s=on_device: cavs.run(F, p, s, ONES, select=s.roots))
         assert run({"u": np.eye(H)}).shape == (1, H)

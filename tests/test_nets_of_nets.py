@@ -20,7 +20,7 @@ def test_layers_pull_what_layers_push() -> None:
     for i, layer in enumerate(params):
         want = cavs.interpret(program.layer(i).vertex_function(), layer, graphs, want)
     assert_close(got, want, 1e-12)
-    ends = program.run(params, sched("chains"), batch_inputs("LSTM", "chains"), at=sched("chains").roots)
+    ends = program.run(params, sched("chains"), batch_inputs("LSTM", "chains"), select=sched("chains").roots)
     assert_close(ends, want[sched("chains").roots], 1e-12)
 
 
@@ -39,7 +39,7 @@ def test_up_and_down_is_two_interpreted_nets() -> None:
     got, got_gradients = with_gradients(jax.jit(lambda p, x: program.run(p, *scheds, x)), params, x)
     assert_close(got, want, 1e-12)
     assert_close(got_gradients, want_gradients, 1e-10)
-    assert_close(program.run(params, *scheds, x, at=np.array([10, 0])), want[np.array([10, 0])], 1e-12)
+    assert_close(program.run(params, *scheds, x, select=np.array([10, 0])), want[np.array([10, 0])], 1e-12)
 
 
 def test_layers_and_directions_of_dagnn() -> None:

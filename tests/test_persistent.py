@@ -184,7 +184,7 @@ def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.
 
     def grads(engine: str) -> Any:
         def loss(params: Any, x: Any) -> Any:
-            h = cavs.run(F, params, sched, x, at=rows, engine=engine)
+            h = cavs.run(F, params, sched, x, select=rows, engine=engine)
             return (h * np.random.default_rng(1).standard_normal(h.shape).astype(np.float32)).sum()
 
         return jax.grad(loss, (0, 1))(params, x)

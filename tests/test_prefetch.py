@@ -1,4 +1,4 @@
-"""`cavs.prefetch`: order, depth, exceptions, and a thread that ends with its consumer; `cavs.together`: one transfer."""
+"""`cavs.data.prefetch`: order, depth, exceptions, and a thread that ends with its consumer; `cavs.data.pack`: one transfer."""
 
 import contextlib
 import gc
@@ -176,32 +176,32 @@ def test_prepare_is_checked_at_the_call():
         prefetch([1], 3)  # type: ignore[arg-type]
 
 
-def test_together_is_one_vector_that_comes_apart():
+def test_pack_is_one_vector_that_comes_apart():
     sched = cavs.schedule(cavs.from_lengths([3, 1, 2]))
     tree = (
         sched,
         {"x": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2], "n": np.uint32([2**32 - 1])},
         np.zeros((0, 2), np.int32),
     )
-    for batch in (cavs.together(tree), jax.device_put(cavs.together(tree))):
+    for batch in (cavs.data.pack(tree), jax.device_put(cavs.data.pack(tree))):
         assert len(jax.tree.leaves(batch)) == 1
-        for apart in (batch.apart(), jax.jit(lambda batch: batch.apart())(batch)):
+        for apart in (batch.unpack(), jax.jit(lambda batch: batch.unpack())(batch)):
             assert jax.tree.structure(apart) == jax.tree.structure(tree)
             for got, wanted in zip(jax.tree.leaves(apart), jax.tree.leaves(tree), strict=True):
                 assert got.dtype == wanted.dtype
                 np.testing.assert_array_equal(got, wanted)
 
 
-def test_together_compiles_once_for_equal_shapes():
-    step = jax.jit(lambda batch: batch.apart()[0].num_vertices + batch.apart()[1].sum())
+def test_pack_compiles_once_for_equal_shapes():
+    step = jax.jit(lambda batch: batch.unpack()[0].num_vertices + batch.unpack()[1].sum())
     for n in (3, 4):
         graphs = cavs.from_lengths([n])
         sched = cavs.schedule(graphs)
-        assert step(cavs.together((sched, sched.pad(np.ones(n, np.int32))))) == 2 * n
+        assert step(cavs.data.pack((sched, sched.pad(np.ones(n, np.int32))))) == 2 * n
     assert step._cache_size() == 1
 
 
 @pytest.mark.parametrize("leaf", [np.zeros(2), np.zeros(2, bool), 3.0, jax.numpy.ones(2), np.zeros(2, np.int64)], ids=repr)
-def test_together_refuses_other_leaves(leaf):
-    with pytest.raises(TypeError, match="together: a leaf is a .*; wanted NumPy arrays of int32, uint32 or float32"):
-        cavs.together((np.zeros(2, np.int32), leaf))
+def test_pack_refuses_other_leaves(leaf):
+    with pytest.raises(TypeError, match="pack: a leaf is a .*; wanted NumPy arrays of int32, uint32 or float32"):
+        cavs.data.pack((np.zeros(2, np.int32), leaf))

@@ -42,14 +42,14 @@ def test_a_process_makes_the_same_schedules(name: str) -> None:
     known: list = []
     known_there: list = []
     graphs = dataclasses.replace(graphs, label=np.arange(graphs.num_vertices, dtype=np.int32))
-    here = cavs.schedules(graphs, order, shapes=known, fields=("label",))
-    there = cavs.schedules(graphs, order, shapes=known_there, fields=("label",), process=True)
+    here = cavs.data.schedules(graphs, order, shapes=known, fields=("label",))
+    there = cavs.data.schedules(graphs, order, shapes=known_there, fields=("label",), workers=1)
     for one, other in zip(here, there, strict=True):
         assert_same(one, other)
     assert known == known_there
     (remote,) = elsewhere(graphs)
-    next(cavs.schedules(graphs, order, process=True))  # and no more
-    for found in cavs.schedules(graphs, [[0]], process=True, exact=True):
+    next(cavs.data.schedules(graphs, order, workers=1))  # and no more
+    for found in cavs.data.schedules(graphs, [[0]], workers=1, exact=True):
         assert_same(found, (graphs[:1], cavs.schedule(graphs[:1], exact=True)))
     assert elsewhere(graphs) == [remote]  # the same process served all three
 
@@ -66,12 +66,12 @@ def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, m
     graphs = dataclasses.replace(graphs, input_id=ids[0], label=ids[1], vocab=tuple("abcdefghi"))
     order = [rng.integers(0, len(graphs), n) for n in rng.integers(0, 50, 200)]
     shapes: list = []
-    for _ in cavs.schedules(graphs, order[::2], shapes=shapes, fields=fields):
+    for _ in cavs.data.schedules(graphs, order[::2], shapes=shapes, fields=fields):
         pass
     for known in (tuple(shapes), None):
-        here = list(cavs.schedules(graphs, order, shapes=known, fields=fields))
-        for process in (2, 3, 1):
-            there = list(cavs.schedules(graphs, order, shapes=known, fields=fields, process=process))  # all are kept
+        here = list(cavs.data.schedules(graphs, order, shapes=known, fields=fields))
+        for workers in (2, 3, 1):
+            there = list(cavs.data.schedules(graphs, order, shapes=known, fields=fields, workers=workers))  # all are kept
             for one, other in zip(here, there, strict=True):
                 assert_same(one, other)
     assert len(elsewhere(graphs)) == 3
@@ -81,13 +81,13 @@ def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, m
 def test_graphs_are_selected_when_they_are_looked_at() -> None:
     graphs = dataclasses.replace(joined([chain(5), chain(7)]), label=np.arange(12, dtype=np.int32))
     looks = (len, repr, vars, copy.copy, copy.deepcopy, pickle.dumps, dataclasses.asdict, lambda g: g[0], lambda g: g.label)
-    found = [batch for batch, _ in cavs.schedules(graphs, [[1]] * len(looks), fields=("label",), process=True)]
+    found = [batch for batch, _ in cavs.data.schedules(graphs, [[1]] * len(looks), fields=("label",), workers=1)]
     for look, batch in zip(looks, found, strict=True):
         assert type(batch) is LaterGraphs and isinstance(batch, cavs.Graphs)
         look(batch)
         assert type(batch) is cavs.Graphs and vars(batch).keys() - {"_selected"} == vars(graphs).keys()
         assert batch.label is not None and batch.label.tolist() == [5, 6, 7, 8, 9, 10, 11]
-    untouched = [batch for batch, _ in cavs.schedules(graphs, [[1]] * 2, fields=("label",), process=True)]
+    untouched = [batch for batch, _ in cavs.data.schedules(graphs, [[1]] * 2, fields=("label",), workers=1)]
     assert type(dataclasses.replace(untouched[0], label=None)) is cavs.Graphs
     assert type(pickle.loads(pickle.dumps(untouched[1]))) is cavs.Graphs
 
@@ -95,7 +95,7 @@ def test_graphs_are_selected_when_they_are_looked_at() -> None:
 def test_processes_end_with_their_graphs() -> None:
     graphs = joined([chain(5)])
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-    assert len(list(cavs.schedules(graphs, [[0]] * 5, process=2))) == 5
+    assert len(list(cavs.data.schedules(graphs, [[0]] * 5, workers=2))) == 5
     processes = [remote._process for remote in elsewhere(graphs)]
     assert len(processes) == 2
     del graphs
@@ -106,15 +106,15 @@ def test_processes_end_with_their_graphs() -> None:
 
 def test_errors_reach_the_caller_of_a_process() -> None:
     graphs = dataclasses.replace(joined([chain(5)] * 4), vocab=("a",))
-    found = cavs.schedules(graphs, [[0], [1], [99]], process=True)
+    found = cavs.data.schedules(graphs, [[0], [1], [99]], workers=1)
     assert next(found)[1].num_vertices and next(found)[1].num_vertices
     with pytest.raises(IndexError, match="99"):  # after the batches before it
         next(found)
     broken = dataclasses.replace(graphs, height=np.zeros(0, np.int32))
     with pytest.raises(IndexError, match="empty axes") as caught:
-        next(cavs.schedules(broken, [[0]], process=True))
+        next(cavs.data.schedules(broken, [[0]], workers=1))
     assert "order_of" in "".join(traceback.format_exception(caught.value))  # where it happened
-    found = cavs.schedules(graphs, [[0]] * 9000, process=2)
+    found = cavs.data.schedules(graphs, [[0]] * 9000, workers=2)
     next(found)
     remotes = [r for r in gc.get_objects() if type(r) is _process._Remote and r._under_way]
     assert len(remotes) == 2
@@ -122,18 +122,18 @@ def test_errors_reach_the_caller_of_a_process() -> None:
     with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
         list(found)
     assert elsewhere(graphs) == [remotes[0]]
-    assert len(list(cavs.schedules(graphs, [[0]] * 9, process=2))) == 9  # by it and a new one
-    next(found := cavs.schedules(graphs, [[0]] * 9000, process=True))
+    assert len(list(cavs.data.schedules(graphs, [[0]] * 9, workers=2))) == 9  # by it and a new one
+    next(found := cavs.data.schedules(graphs, [[0]] * 9000, workers=1))
     found.close()  # type: ignore[attr-defined]
     elsewhere(graphs)[-1]._process.kill()
     with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
-        next(cavs.schedules(graphs, [[0]], process=True))
-    for process, error in (("yes", TypeError), (2.0, TypeError), (0, ValueError), (-1, ValueError)):
-        with pytest.raises(error, match=f"process is {process!r}, wanted True, False or an int >= 1"):
-            cavs.schedules(graphs, [], process=process)  # type: ignore[arg-type]
+        next(cavs.data.schedules(graphs, [[0]], workers=1))
+    for workers, error in (("yes", TypeError), (2.0, TypeError), (True, TypeError), (-1, ValueError)):
+        with pytest.raises(error, match=f"workers is {workers!r}; expected an int >= 0"):
+            cavs.data.schedules(graphs, [], workers=workers)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="write shapes=tuple"):
-        cavs.schedules(graphs, [], shapes=[], process=2)
-    assert len(list(cavs.schedules(graphs, [[0]], shapes=[], process=1))) == 1
+        cavs.data.schedules(graphs, [], shapes=[], workers=2)
+    assert len(list(cavs.data.schedules(graphs, [[0]], shapes=[], workers=1))) == 1
 
 
 def in_a_fork(work) -> object:
@@ -170,27 +170,27 @@ def sizes(found) -> list[int]:
 def test_a_fork_has_schedules_of_its_own_and_takes_none_of_ours() -> None:
     graphs = joined([chain(n) for n in range(1, 101)])
     here, there = [[i] for i in range(100)], [[i] for i in reversed(range(100))]
-    assert sizes(cavs.schedules(graphs, here, process=True)) == [*range(1, 101)]
+    assert sizes(cavs.data.schedules(graphs, here, workers=1)) == [*range(1, 101)]
     (remote,) = elsewhere(graphs)
-    ours = cavs.schedules(graphs, here, process=True)
+    ours = cavs.data.schedules(graphs, here, workers=1)
     next(ours)
 
     def work() -> object:
         # Else the process would live as long as the fork does, which holds an end of its pipe.
         assert not elsewhere(graphs) and not remote.alive and remote._in.closed and remote._out.closed
-        return sizes(cavs.schedules(graphs, there, process=True)), [r._process.terminate() for r in elsewhere(graphs)]
+        return sizes(cavs.data.schedules(graphs, there, workers=1)), [r._process.terminate() for r in elsewhere(graphs)]
 
     assert in_a_fork(work) == ([*range(100, 0, -1)], [None])
     message = in_a_fork(lambda: next(ours))
     assert f"schedules: process {os.getpid()} began this iterator" in str(message)
-    assert "Call cavs.schedules after the fork" in str(message)
+    assert "Call cavs.data.schedules after the fork" in str(message)
     assert sizes(ours) == [*range(2, 101)]  # untouched
     assert elsewhere(graphs) == [remote] and remote.alive
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_fork_does_not_wait_for_our_thread() -> None:
-    ours = cavs.prefetch(range(9), lambda x: x)
+    ours = cavs.data.prefetch(range(9), lambda x: x)
     next(ours)
     assert f"prefetch: process {os.getpid()} began this iterator" in str(in_a_fork(lambda: next(ours)))
     assert in_a_fork(ours.close) is None
@@ -204,29 +204,29 @@ def test_a_process_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     for size in (1, 1 << 20):  # while we read; while we write more than a pipe takes
         with monkeypatch.context() as patch:
             patch.setattr(messages, "PATIENCE", 60)  # it has to start
-            assert len(list(cavs.schedules(graphs, [[0]], process=True))) == 1
+            assert len(list(cavs.data.schedules(graphs, [[0]], workers=1))) == 1
         (remote,) = elsewhere(graphs)
         wait = remote._process.wait
         # It would have five seconds to end by itself.
         monkeypatch.setattr(remote._process, "wait", lambda _=None, wait=wait, kill=remote._process.kill: (kill(), wait()))
         remote._process.send_signal(signal.SIGSTOP)
-        message = "has not answered for 0.2 s .is it stopped.., and was ended; call cavs.schedules again"
+        message = "has not answered for 0.2 s .is it stopped.., and was ended; call cavs.data.schedules again"
         with pytest.raises(RuntimeError, match=message):
-            next(cavs.schedules(graphs, [np.zeros(size, int)], process=True))
+            next(cavs.data.schedules(graphs, [np.zeros(size, int)], workers=1))
         assert not remote.alive and remote._process.poll() is not None and not elsewhere(graphs)
 
 
 SCRIPT = """
 import sys, cavs
 graphs = cavs.from_lengths([5, 6, 7])
-found = cavs.schedules(graphs, ([i % 3] for i in range(10**9)), process=True)
+found = cavs.data.schedules(graphs, ([i % 3] for i in range(10**9)), workers=1)
 print(int(next(found)[1].num_vertices), flush=True)
 if sys.argv[1] == "endless":
     for _ in found: pass
 if sys.argv[1] == "prefetch":
-    for _ in cavs.prefetch(found, lambda x: x): pass
+    for _ in cavs.data.prefetch(found, lambda x: x): pass
 if sys.argv[1] == "prefetch, leaves":
-    next(ahead := cavs.prefetch(found, lambda x: x))
+    next(ahead := cavs.data.prefetch(found, lambda x: x))
 """  # no `if __name__ == "__main__"`; leaves with schedules under way
 
 

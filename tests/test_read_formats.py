@@ -19,7 +19,7 @@ from tests.sample_files import BENCH, BLIF, CONLLU, names, write
 )
 def test_conllu_children_are_in_word_order(tmp_path, label, expected):
     for text in (CONLLU, CONLLU.replace("\n", "\r\n"), CONLLU.removesuffix("\n"), "\n\n" + CONLLU + "\n \n"):
-        graphs = cavs.read_conllu(write(tmp_path, "a.conllu", text), label=label)
+        graphs = cavs.io.read_conllu(write(tmp_path, "a.conllu", text), label=label)
         assert children_of(graphs, 0) == [[], [0, 4], [], [], [2, 3]]
         assert children_of(graphs, 1) == [[], []]  # two roots
         assert names(graphs.input_id, graphs.vocab) == ["They", "buy", "de", "le", "pain", "_", "buy"]
@@ -28,7 +28,7 @@ def test_conllu_children_are_in_word_order(tmp_path, label, expected):
 
 def test_conllu_names_an_unknown_column(tmp_path):
     with pytest.raises(ValueError, match="label='pos', wanted one of 'upos', 'xpos', 'deprel'"):
-        cavs.read_conllu(tmp_path / "none", label="pos")
+        cavs.io.read_conllu(tmp_path / "none", label="pos")
 
 
 # ---- JSON lines ----
@@ -42,7 +42,7 @@ def test_edges_as_children_or_as_pairs(tmp_path):
         '{"num_vertices": 3, "edges": [[0, 2], [1, 2], [0, 1], [0, 2]], "inputs": [null, null, "bad"], "labels": [null, 0, 0], '
         '"kinds": ["root", "inner", "leaf"]}'
     )
-    graphs = cavs.read_edges(write(tmp_path, "a.jsonl", text))
+    graphs = cavs.io.read_edges(write(tmp_path, "a.jsonl", text))
     assert children_of(graphs, 0) == [[], [], [1, 0]]
     assert children_of(graphs, 1) == [[2, 1, 2], [2], []]
     assert names(graphs.input_id, graphs.vocab) == ["not", "bad", None, None, None, "bad"]
@@ -51,7 +51,7 @@ def test_edges_as_children_or_as_pairs(tmp_path):
 
 
 def test_edges_without_a_single_label_have_none(tmp_path):
-    graphs = cavs.read_edges(write(tmp_path, "a.jsonl", '{"children": [[]], "labels": [null], "inputs": [7]}'))
+    graphs = cavs.io.read_edges(write(tmp_path, "a.jsonl", '{"children": [[]], "labels": [null], "inputs": [7]}'))
     assert graphs.label.tolist() == [-1] and graphs.input_id.tolist() == [7] and graphs.vocab is None
 
 
@@ -59,7 +59,7 @@ def test_edges_without_a_single_label_have_none(tmp_path):
 
 
 def test_bench_gates_keep_their_fan_in_order(tmp_path):
-    graphs = cavs.read_netlist(write(tmp_path, "c.bench", BENCH))
+    graphs = cavs.io.read_netlist(write(tmp_path, "c.bench", BENCH))
     assert children_of(graphs) == [[], [], [], [4, 1], [0, 2, 0], [4]]
     assert graphs.kind_names == ("INPUT", "AND", "NAND", "OR", "NOR", "XOR", "XNOR", "NOT", "BUF")
     assert names(graphs.kind, graphs.kind_names) == ["INPUT", "INPUT", "INPUT", "NAND", "AND", "BUF"]
@@ -67,7 +67,7 @@ def test_bench_gates_keep_their_fan_in_order(tmp_path):
 
 
 def test_blif_kinds_are_covers(tmp_path):
-    graphs = cavs.read_netlist(write(tmp_path, "c.blif", BLIF))
+    graphs = cavs.io.read_netlist(write(tmp_path, "c.blif", BLIF))
     assert children_of(graphs) == [[], [], [], [4, 2], [0, 1], [0, 2], [], [0], [1, 0]]
     assert names(graphs.kind, graphs.kind_names) == [
         *["INPUT"] * 3,
@@ -78,12 +78,12 @@ def test_blif_kinds_are_covers(tmp_path):
 
 def test_several_netlists_share_their_kinds(tmp_path):
     paths = [write(tmp_path, name, text) for name, text in (("a.blif", BLIF), ("b.bench.gz", BENCH), ("c.blif.gz", BLIF))]
-    graphs = cavs.read_netlist(paths)
+    graphs = cavs.io.read_netlist(paths)
     assert len(graphs) == 3
     assert graphs[0].kind.tolist() == graphs[2].kind.tolist()
-    assert children_of(graphs, 1) == children_of(cavs.read_netlist(paths[1]))
+    assert children_of(graphs, 1) == children_of(cavs.io.read_netlist(paths[1]))
     with pytest.raises(ValueError, match=r"read_netlist: .*a\.v ends in '\.v', wanted \.bench or \.blif"):
-        cavs.read_netlist([paths[0], tmp_path / "a.v"])
+        cavs.io.read_netlist([paths[0], tmp_path / "a.v"])
 
 
 # ---- .npz ----
@@ -101,11 +101,11 @@ def test_npz_keeps_every_field(tmp_path):
         kind_names=["a", "unused"],
     )
     for name in ("a.npz", "a.npz.gz", "no_suffix"):
-        cavs.save_npz(graphs, tmp_path / name)
-        again = cavs.load_npz(tmp_path / name)
+        cavs.io.save_npz(graphs, tmp_path / name)
+        again = cavs.io.load_npz(tmp_path / name)
         for field in ("vertex_offsets", "child_offsets", "children", "height", "kind", "label", "input_id"):
             assert getattr(again, field).tolist() == getattr(graphs, field).tolist(), field
             assert getattr(again, field).dtype == getattr(graphs, field).dtype
         assert (again.vocab, again.kind_names, again.label_names) == (graphs.vocab, graphs.kind_names, None)
-    cavs.save_npz(graphs[1:], tmp_path / "slice.npz")
-    assert cavs.load_npz(tmp_path / "slice.npz").label.tolist() == [5]
+    cavs.io.save_npz(graphs[1:], tmp_path / "slice.npz")
+    assert cavs.io.load_npz(tmp_path / "slice.npz").label.tolist() == [5]

@@ -101,7 +101,7 @@ def test_a_cache_that_cannot_be_used_is_written_anew(tmp_path, damage, monkeypat
         cached = tmp_path / "a.txt.npz"
         cached.write_bytes(cached.read_bytes()[:-100] if damage is None else damage)
     assert cavs.read_trees(path, cache=True).num_vertices == 10
-    assert cavs.load_npz(tmp_path / "a.txt.npz").num_vertices == 10
+    assert cavs.io.load_npz(tmp_path / "a.txt.npz").num_vertices == 10
 
 
 def test_a_cache_that_cannot_be_written_warns(tmp_path):

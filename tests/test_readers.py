@@ -20,7 +20,7 @@ def test_read_goes_by_suffix_with_and_without_gz(tmp_path, suffix):
     ):
         again = cavs.read(str(write(tmp_path, name, text)))
         assert again.children.tolist() == plain.children.tolist() and again.num_vertices == plain.num_vertices > 1
-    cavs.save_npz(plain, tmp_path / "a.npz.gz")
+    cavs.io.save_npz(plain, tmp_path / "a.npz.gz")
     assert cavs.read(tmp_path / "a.npz.gz").children.tolist() == plain.children.tolist()
 
 
@@ -35,11 +35,11 @@ def test_unicode_space_stays_inside_a_word(tmp_path, space):
     word = f"8{space}1\\/2"
     assert cavs.read_trees(write(tmp_path, "a.txt", f"(2 (2 {word}) (3 x))")).vocab == (word, "x")
     line = f"1\t{word}\t_\tX\t_\t_\t0\troot\t_\t_\n"
-    assert cavs.read_conllu(write(tmp_path, "a.conllu", line)).vocab == (word,)
+    assert cavs.io.read_conllu(write(tmp_path, "a.conllu", line)).vocab == (word,)
     blif = f".inputs {word}\n.outputs y\n.names {word} y\n1 1\n"
-    assert cavs.read_netlist(write(tmp_path, "a.blif", blif)).num_edges == 1
+    assert cavs.io.read_netlist(write(tmp_path, "a.blif", blif)).num_edges == 1
     bench = f"INPUT({word})\ny = NOT({word})\n"
-    assert cavs.read_netlist(write(tmp_path, "a.bench", bench)).num_edges == 1
+    assert cavs.io.read_netlist(write(tmp_path, "a.bench", bench)).num_edges == 1
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.conllu", "a.jsonl"])
@@ -48,7 +48,7 @@ def test_a_file_without_graphs_gives_none(tmp_path, name, text):
     graphs = cavs.read(write(tmp_path, name, text))
     assert len(graphs) == graphs.num_vertices == graphs.num_edges == 0
     write_edges(graphs, tmp_path / "b.jsonl")
-    cavs.save_npz(graphs, tmp_path / "b.npz")
+    cavs.io.save_npz(graphs, tmp_path / "b.npz")
     assert len(cavs.read(tmp_path / "b.jsonl")) == len(cavs.read(tmp_path / "b.npz")) == 0
 
 

@@ -27,8 +27,8 @@ def assert_same_by_name(a, b):
 @given(graphs())
 def test_npz_round_trip_is_exact(tmp_path_factory, graphs):
     path = tmp_path_factory.getbasetemp() / "round.npz"
-    cavs.save_npz(graphs, path)
-    assert_same(cavs.load_npz(path), graphs)
+    cavs.io.save_npz(graphs, path)
+    assert_same(cavs.io.load_npz(path), graphs)
 
 
 @settings(deadline=None)
@@ -36,21 +36,21 @@ def test_npz_round_trip_is_exact(tmp_path_factory, graphs):
 def test_edges_round_trip(tmp_path_factory, graphs):
     path = tmp_path_factory.getbasetemp() / "round.jsonl"
     write_edges(graphs, path)
-    once = cavs.read_edges(path)
+    once = cavs.io.read_edges(path)
     assert_same_by_name(once, graphs)
     write_edges(once, path)
-    assert_same(cavs.read_edges(path), once)
+    assert_same(cavs.io.read_edges(path), once)
 
 
 @settings(deadline=None)
 @given(graphs())
 def test_networkx_round_trip(graphs):
-    out = cavs.to_networkx(graphs)
+    out = cavs.interop.to_networkx(graphs)
     assert all(networkx.is_directed_acyclic_graph(graph) for graph in out)
     assert [sorted(graph.in_degree(v) for v in graph) for graph in out] == [
         sorted(map(len, children_of(graphs, g))) for g in range(len(graphs))
     ]
-    assert_same_by_name(cavs.from_networkx(out), graphs)
+    assert_same_by_name(cavs.interop.from_networkx(out), graphs)
 
 
 @settings(deadline=None)

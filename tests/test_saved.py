@@ -33,13 +33,13 @@ def test_weights_as_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     params = {"layers": vp.MultiLayerLSTM(H, E).init(jax.random.key(0)), "half": {"w": jnp.ones(3, jnp.bfloat16)}}
     params["n"] = jnp.int32(7)
-    cavs.save_params(path, params, {"hidden": str(H)})
-    assert_close(cavs.load_params(path), params, 0)
-    assert_close(cavs.load_params(path, like=jax.eval_shape(lambda: params)), params, 0)
+    cavs.io.save_params(path, params, {"hidden": str(H)})
+    assert_close(cavs.io.load_params(path), params, 0)
+    assert_close(cavs.io.load_params(path, like=jax.eval_shape(lambda: params)), params, 0)
     with safetensors.safe_open(path, "flax") as file:
         assert file.metadata() == {"hidden": "5"} and "layers.1.u" in file.keys()  # noqa: SIM118
-    cavs.save_params(path, jnp.arange(3))
-    assert_close(cavs.load_params(path), jnp.arange(3), 0)
+    cavs.io.save_params(path, jnp.arange(3))
+    assert_close(cavs.io.load_params(path), jnp.arange(3), 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.safetensors"]
 
 
@@ -47,28 +47,28 @@ def test_weights_of_modules_as_safetensors(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")
     cell = eqx.nn.GRUCell(E, H, key=jax.random.key(0))
-    cavs.save_params(tmp_path / "cell", cell)
-    assert sorted(cavs.load_params(tmp_path / "cell")) == ["bias", "bias_n", "weight_hh", "weight_ih"]
-    assert_close(cavs.load_params(tmp_path / "cell", like=cell), cell, 0)
+    cavs.io.save_params(tmp_path / "cell", cell)
+    assert sorted(cavs.io.load_params(tmp_path / "cell")) == ["bias", "bias_n", "weight_hh", "weight_ih"]
+    assert_close(cavs.io.load_params(tmp_path / "cell", like=cell), cell, 0)
     with pytest.raises(TypeError, match="at 'activation', wanted arrays alone. Of an Equinox module save equinox.filter"):
-        cavs.save_params(tmp_path / "mlp", eqx.nn.MLP(E, H, 4, 1, key=jax.random.key(0)))
+        cavs.io.save_params(tmp_path / "mlp", eqx.nn.MLP(E, H, 4, 1, key=jax.random.key(0)))
 
 
 def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     path = tmp_path / "w"
-    cavs.save_params(path, {"a": np.ones(3)})
+    cavs.io.save_params(path, {"a": np.ones(3)})
     for like, match in (
         ({"a": np.ones(2)}, "has float64[3] at 'a', but like has float64[2]"),
         ({"a": np.ones(3), "b": np.ones(2)}, "has nothing at 'b', but like has float64[2]"),
         ({}, "has float64[3] at 'a', but like has nothing"),
     ):
         with pytest.raises(ValueError, match=re.escape(match)):
-            cavs.load_params(path, like=like)
+            cavs.io.load_params(path, like=like)
     with pytest.raises(TypeError, match=re.escape("at 'key', wanted arrays alone. Save jax.random.key_data(key)")):
-        cavs.save_params(path, {"key": jax.random.key(0)})
+        cavs.io.save_params(path, {"key": jax.random.key(0)})
     with pytest.raises(ValueError, match="two leaves of the name 'a.b'"):
-        cavs.save_params(path, {"a.b": 1, "a": {"b": 2}})
+        cavs.io.save_params(path, {"a.b": 1, "a": {"b": 2}})
 
 
 def test_weights_of_nested_names_are_not_dropped(tmp_path: Path) -> None:
@@ -76,27 +76,27 @@ def test_weights_of_nested_names_are_not_dropped(tmp_path: Path) -> None:
     path = tmp_path / "w"
     for names in (("a", "a.b"), ("a.b", "a.b.c.d"), ("x.0", "x.0.y")):
         params = {name: jnp.full(2, float(i)) for i, name in enumerate(names)}
-        cavs.save_params(path, params)
+        cavs.io.save_params(path, params)
         with pytest.raises(ValueError, match=f"load_params: {path} has arrays '.*' and '.*', of which one would lie inside"):
-            cavs.load_params(path)
-        assert_close(cavs.load_params(path, like=params), params, 0)
+            cavs.io.load_params(path)
+        assert_close(cavs.io.load_params(path, like=params), params, 0)
 
 
 def test_a_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     path = tmp_path / "w"
-    cavs.save_params(path, {"a": np.arange(9.0)})
+    cavs.io.save_params(path, {"a": np.arange(9.0)})
     data = path.read_bytes()
     for broken in (b"", data[:5], data[:-1], b"\xff" * 40, data.replace(b"F64", b"X64"), data.replace(b"[9]", b"[8]")):
         path.write_bytes(broken)
         with pytest.raises(ValueError, match=f"load_params: {path} is no whole safetensors file"):
-            cavs.load_params(path)
+            cavs.io.load_params(path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        cavs.load_params(tmp_path / "nowhere")
+        cavs.io.load_params(tmp_path / "nowhere")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(OSError, match="is no regular file.*pipe"):
-            cavs.load_params(tmp_path / "pipe")
+            cavs.io.load_params(tmp_path / "pipe")
 
 
 # ---- compiled forwards ----
@@ -113,7 +113,7 @@ import sys, jax, numpy as np, cavs
 jax.config.update("jax_enable_x64", True)
 folder = sys.argv[1]
 data = np.load(folder + "/batch.npz")
-exported = cavs.load_forward(open(folder + "/forward.cavs", "rb").read())
+exported = cavs.interop.load_forward(open(folder + "/forward.cavs", "rb").read())
 graphs = cavs.from_lengths(data["lengths"])
 sched = cavs.schedule(graphs, shapes=list(exported.shapes))
 params = {"cell": {name: data[name] for name in ("u", "w")}, "out": data["out"]}
@@ -123,13 +123,13 @@ np.save(folder + "/scores.npy", exported(params, sched, {"x": sched.pad(data["x"
 
 def test_an_exported_forward_runs_without_its_source(tmp_path: Path) -> None:
     pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
-    function = cavs.from_cell(counting, {"h": jnp.zeros(H), "n": jnp.zeros(())})
+    function = cavs.interop.from_cell(counting, {"h": jnp.zeros(H), "n": jnp.zeros(())})
     rng = np.random.default_rng(1)
     cell = {"u": 0.3 * rng.standard_normal((H, H)), "w": rng.standard_normal((E, H))}
     params = {"cell": cell, "out": np.ones((H, 2))}
 
     def forward(params: Any, sched: cavs.Schedule, inputs: Any) -> Any:
-        h, _ = cavs.run(function, params["cell"], sched, inputs["x"], at=sched.roots)
+        h, _ = cavs.run(function, params["cell"], sched, inputs["x"], select=sched.roots)
         return {"scores": jax.nn.softmax(h @ params["out"])}
 
     # Two buckets; a batch that was not among the examples takes the first.
@@ -137,7 +137,7 @@ def test_an_exported_forward_runs_without_its_source(tmp_path: Path) -> None:
     for lengths in ([9, 8, 7], [40, 30, 20]):
         schedule = cavs.schedule(cavs.from_lengths(lengths))
         examples.append((schedule, {"x": np.zeros((schedule.shape.vertices, E))}))
-    exported = cavs.export_forward(forward, jax.eval_shape(lambda: params), [*examples, examples[0]])
+    exported = cavs.interop.export_forward(forward, jax.eval_shape(lambda: params), [*examples, examples[0]])
     assert len(exported.shapes) == 2
     (tmp_path / "forward.cavs").write_bytes(exported.to_bytes())
     lengths = [8, 7, 7]
@@ -166,14 +166,14 @@ def test_an_exported_forward_runs_without_its_source(tmp_path: Path) -> None:
 def test_exports_that_are_none() -> None:
     schedule = cavs.schedule(cavs.from_lengths([4, 1, 2]))
     with pytest.raises(ValueError, match="examples is empty, wanted pairs"):
-        cavs.export_forward(lambda p, s, x: x, {}, [])
+        cavs.interop.export_forward(lambda p, s, x: x, {}, [])
     with pytest.raises(TypeError, match=re.escape("examples[0] is a Schedule, wanted a pair (sched, inputs)")):
-        cavs.export_forward(lambda p, s, x: x, {}, [schedule])  # type: ignore[list-item]
+        cavs.interop.export_forward(lambda p, s, x: x, {}, [schedule])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="data is no exported forward"):
-        cavs.load_forward(b"something else")
+        cavs.interop.load_forward(b"something else")
 
 
-def a_forward(call: str | None = None) -> cavs.Exported:
+def a_forward(call: str | None = None) -> cavs.interop.Exported:
     """One small program; with `call` it calls a function of that name outside itself."""
     schedule = cavs.schedule(cavs.from_lengths([4, 1, 2]))
 
@@ -185,25 +185,25 @@ def a_forward(call: str | None = None) -> cavs.Exported:
     arguments = {"": jnp.eye(2)}, jnp.asarray(schedule.data), {"": jnp.ones(3)}
     checks = [] if call is None else [jax.export.DisabledSafetyCheck.custom_call(call)]
     program = jax.export.export(jax.jit(flat), disabled_checks=checks)(*arguments)
-    return cavs.Exported((schedule.shape,), (program,))
+    return cavs.interop.Exported((schedule.shape,), (program,))
 
 
 def test_a_file_of_code_that_is_damaged_is_refused() -> None:
     pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
     with jax.enable_x64(False):
         data = a_forward().to_bytes()
-    assert len(cavs.load_forward(data).shapes) == 1  # linear algebra is what a forward may call
+    assert len(cavs.interop.load_forward(data).shapes) == 1  # linear algebra is what a forward may call
     rng = np.random.default_rng(0)
     for place in rng.integers(0, 8 * len(data), 300):
         broken = bytearray(data)
         broken[place // 8] ^= 1 << place % 8
         with pytest.raises(ValueError, match="^load_forward: "):
-            cavs.load_forward(bytes(broken))
+            cavs.interop.load_forward(bytes(broken))
     for broken in (b"", data[:10], data[:60], data[:-1], data + b"x"):
         with pytest.raises(ValueError, match="data is damaged|is no exported forward"):
-            cavs.load_forward(broken)
+            cavs.interop.load_forward(broken)
     with pytest.raises(ValueError, match="format is '1', wanted 2: another version of cavs wrote it"):
-        cavs.load_forward(data.replace(b"cavs forward 2", b"cavs forward 1", 1))
+        cavs.interop.load_forward(data.replace(b"cavs forward 2", b"cavs forward 1", 1))
 
 
 def repacked(data: bytes, change: Callable[[dict[str, bytes], random.Random], None], seed: int = 0) -> bytes:
@@ -239,10 +239,10 @@ def test_a_file_of_code_that_was_made_wrong_raises_one_type() -> None:
         lambda files, _: files.update({"about.json": b"[" * 10**5}),
         *[lambda files, _, n=n: files.update({"0.jax": files["0.jax"][:n]}) for n in (0, 3, 9)],
     ]
-    assert len(cavs.load_forward(repacked(data, lambda files, _: None)).shapes) == 1
+    assert len(cavs.interop.load_forward(repacked(data, lambda files, _: None)).shapes) == 1
     for change in changes:
         with pytest.raises(ValueError, match="^load_forward: data is no forward that can be loaded"):
-            cavs.load_forward(repacked(data, change))
+            cavs.interop.load_forward(repacked(data, change))
 
 
 def test_code_that_calls_what_no_forward_needs_is_refused() -> None:
@@ -251,8 +251,8 @@ def test_code_that_calls_what_no_forward_needs_is_refused() -> None:
         exported = a_forward("xla_ffi_python_cpu_callback")
         data = exported.to_bytes()
     with pytest.raises(ValueError, match="safety checks are switched off in it: .*custom_call"):
-        cavs.load_forward(data)
+        cavs.interop.load_forward(data)
     quiet = dataclasses.replace(exported.programs[0], disabled_safety_checks=())
     data = dataclasses.replace(exported, programs=(quiet,)).to_bytes()
     with pytest.raises(ValueError, match="it calls xla_ffi_python_cpu_callback, which no forward needs"):
-        cavs.load_forward(data)
+        cavs.interop.load_forward(data)

@@ -1,4 +1,4 @@
-"""`cavs.stacked`: several training steps in one dispatch, equal to as many steps one by one."""
+"""`cavs.data.stacked`: several training steps in one dispatch, equal to as many steps one by one."""
 
 import itertools
 
@@ -19,10 +19,10 @@ def test_stacked_steps_are_the_steps_one_by_one() -> None:
     table = jax.random.normal(jax.random.key(1), (7, 4), jnp.float32)
 
     def step(params, batch):
-        sched, words = batch.apart()
+        sched, words = batch.unpack()
 
         def loss(params):
-            return (cavs.run(F, params, sched, table[words], at=sched.roots) ** 2).sum()
+            return (cavs.run(F, params, sched, table[words], select=sched.roots) ** 2).sum()
 
         value, grads = jax.value_and_grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
@@ -32,7 +32,7 @@ def test_stacked_steps_are_the_steps_one_by_one() -> None:
         for i in range(0, 10, 2):
             sched = cavs.schedule(graphs[i : i + 2], shapes=shapes)
             words = np.arange(graphs[i : i + 2].num_vertices, dtype=np.int32) % 7
-            yield cavs.together((sched, sched.pad(words)))
+            yield cavs.data.pack((sched, sched.pad(words)))
 
     one, many = jax.jit(step), jax.jit(lambda params, batches: jax.lax.scan(step, params, batches))
     params = other = jax.tree.map(lambda x: x.astype(jnp.float32), program.init(jax.random.key(0)))
@@ -40,7 +40,7 @@ def test_stacked_steps_are_the_steps_one_by_one() -> None:
     for batch in prepared():
         params, value = one(params, batch)
         alone.append(float(value))
-    for batches in cavs.stacked(prepared(), 3):
+    for batches in cavs.data.stacked(prepared(), 3):
         other, values = many(other, batches)
         together += np.asarray(values).tolist()
         sizes.append(len(values))
@@ -53,19 +53,19 @@ def test_batches_of_a_shape_keep_their_order_and_none_is_lost() -> None:
     rng = np.random.default_rng(0)
     batches = [{"x": np.full(rng.integers(1, 4), i, np.int32)} for i in range(50)]
     seen = []
-    for stack in cavs.stacked(iter(batches), 4):
+    for stack in cavs.data.stacked(iter(batches), 4):
         assert stack["x"].ndim == 2 and stack["x"].shape[0] in (1, 4)
         seen += [(x.size, x[0]) for x in stack["x"]]
     assert sorted(i for _, i in seen) == list(range(50))
     for size in (1, 2, 3):
         assert [i for n, i in seen if n == size] == [b["x"][0] for b in batches if b["x"].size == size]
-    endless = cavs.stacked(({"x": np.zeros(2)} for _ in itertools.count()), 4)
+    endless = cavs.data.stacked(({"x": np.zeros(2)} for _ in itertools.count()), 4)
     assert next(endless)["x"].shape == (4, 2)
-    assert list(cavs.stacked([], 4)) == []
+    assert list(cavs.data.stacked([], 4)) == []
 
 
 def test_stacked_refuses() -> None:
     with pytest.raises(ValueError, match="stacked: count is 0, wanted an int >= 1"):
-        cavs.stacked([], 0)
+        cavs.data.stacked([], 0)
     with pytest.raises(TypeError, match="stacked: a batch has a leaf of type .*Array.*, wanted NumPy arrays.*device_put"):
-        next(cavs.stacked([jnp.zeros(3)], 2))
+        next(cavs.data.stacked([jnp.zeros(3)], 2))

@@ -49,19 +49,19 @@ def test_weights_of_torch(kind: str, layers: int, both: bool) -> None:
     module = getattr(torch.nn, kind)(E, H, layers, bidirectional=both).double()
     weights = torch_weights(kind, layers, both)
     module.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
-    params = cavs.params_from_torch(module.state_dict())
+    params = cavs.interop.params_from_torch(module.state_dict())
     want = module(torch.from_numpy(X)[:, None])[0][:, 0].detach().numpy()
     np.testing.assert_allclose(ours(kind, params, chain(17), X), want, rtol=1e-12, atol=1e-12)
     # Out again, and into a module of its own.
     again = getattr(torch.nn, kind)(E, H, layers, bidirectional=both).double()
-    again.load_state_dict({name: torch.from_numpy(x) for name, x in cavs.params_to_torch(params).items()})
+    again.load_state_dict({name: torch.from_numpy(x) for name, x in cavs.interop.params_to_torch(params).items()})
     np.testing.assert_allclose(again(torch.from_numpy(X)[:, None])[0][:, 0].detach().numpy(), want, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "gates"), [("LSTM", "ifgo"), ("GRU", "rzn"), ("RNN", "h")])
 def test_weights_of_torch_are_its_documented_equations(kind: str, gates: str) -> None:
     weights = torch_weights(kind, 1, False)
-    got = ours(kind, cavs.params_from_torch(weights), chain(4), X[:4])
+    got = ours(kind, cavs.interop.params_from_torch(weights), chain(4), X[:4])
     h = c = np.zeros(H)
     sigmoid = lambda z: 1 / (1 + np.exp(-z))  # noqa: E731
     for t in range(4):
@@ -82,21 +82,21 @@ def test_weights_of_torch_are_its_documented_equations(kind: str, gates: str) ->
 @pytest.mark.parametrize("program", [vp.GRU(H, E), vp.ElmanRNN(H, E), vp.MultiLayerLSTM(H, E), vp.BiLSTM(H, E, 2)])
 def test_params_to_torch_and_back(program: Any) -> None:
     params = jax.tree.map(np.asarray, program.init(jax.random.key(0)))
-    state = cavs.params_to_torch(params, "encoder.") | {"decoder.weight": np.ones(3)}
-    assert_close(cavs.params_from_torch(state, "encoder."), params if isinstance(params, list) else [params], 0)
+    state = cavs.interop.params_to_torch(params, "encoder.") | {"decoder.weight": np.ones(3)}
+    assert_close(cavs.interop.params_from_torch(state, "encoder."), params if isinstance(params, list) else [params], 0)
 
 
 def test_weights_of_torch_that_are_none() -> None:
     weights = torch_weights("LSTM", 1, False)
     with pytest.raises(ValueError, match="no 'weight_ih_l0' among .*a.bias_hh_l0.* Write prefix='a.'"):
-        cavs.params_from_torch({f"a.{name}": x for name, x in weights.items()})
+        cavs.interop.params_from_torch({f"a.{name}": x for name, x in weights.items()})
     with pytest.raises(ValueError, match="has a weight_hr \\(proj_size > 0\\)"):
-        cavs.params_from_torch(weights | {"weight_hr_l0": np.ones((2, H))})
+        cavs.interop.params_from_torch(weights | {"weight_hr_l0": np.ones((2, H))})
     with pytest.raises(ValueError, match=re.escape("*_l1 has [], wanted weight_ih, weight_hh")):
-        cavs.params_from_torch(weights | {"weight_ih_l2": weights["weight_ih_l0"]})
+        cavs.interop.params_from_torch(weights | {"weight_ih_l2": weights["weight_ih_l0"]})
     with pytest.raises(ValueError, match="wanted those of a torch.nn.LSTM, GRU or RNN"):
-        cavs.params_from_torch(weights | {"weight_hh_l0": np.ones((2 * H, H))})
+        cavs.interop.params_from_torch(weights | {"weight_hh_l0": np.ones((2 * H, H))})
     with pytest.raises(ValueError, match=re.escape("layer 0 has ['u', 'w'], wanted the parameters of an LSTM")):
-        cavs.params_to_torch({"u": np.ones((H, H)), "w": np.ones((E, H))})
+        cavs.interop.params_to_torch({"u": np.ones((H, H)), "w": np.ones((E, H))})
     with pytest.raises(ValueError, match="layer 0 has shapes"):
-        cavs.params_to_torch({"w": np.ones((E, 2 * H)), "u": np.ones((H, 2 * H)), "b": np.ones(2 * H)})
+        cavs.interop.params_to_torch({"w": np.ones((E, 2 * H)), "u": np.ones((H, 2 * H)), "b": np.ones(2 * H)})

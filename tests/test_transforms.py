@@ -40,10 +40,10 @@ def test_jit() -> None:
 def test_at_is_indexing() -> None:
     roots = cavs.schedule(GRAPHS["trees"]).roots
     rows, h = np.array([4, 4, ROWS - 1, 0]), run(PARAMS)
-    assert_close(run(PARAMS, at=rows), h[rows], 0)
-    assert_close(jax.jit(lambda p, at: run(p, at=at))(PARAMS, rows), h[rows], 1e-13)
+    assert_close(run(PARAMS, select=rows), h[rows], 0)
+    assert_close(jax.jit(lambda p, at: run(p, select=at))(PARAMS, rows), h[rows], 1e-13)
     assert roots.shape == (len(GRAPHS["trees"]),)
-    assert run(PARAMS, at=rows[:0]).shape == (0, h.shape[1])
+    assert run(PARAMS, select=rows[:0]).shape == (0, h.shape[1])
 
 
 def test_vmap_over_params() -> None:
@@ -107,7 +107,7 @@ def test_one_compilation_for_all_batches_of_a_shape() -> None:
     @jax.jit
     def step(params: Any, schedule: cavs.Schedule, inputs: Any) -> Any:
         traced.append(schedule.shape)
-        return jax.grad(lambda p: (run(p, inputs, schedule, at=schedule.roots) ** 2).sum())(params)
+        return jax.grad(lambda p: (run(p, inputs, schedule, select=schedule.roots) ** 2).sum())(params)
 
     batches = [random_binary_tree(n, seed) + random_binary_tree(40 - n, seed) for n, seed in ((11, 0), (17, 1), (20, 2))]
     schedules = [cavs.schedule(graphs) for graphs in batches]

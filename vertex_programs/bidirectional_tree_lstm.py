@@ -43,13 +43,13 @@ class BidirectionalTreeLSTM:
         return {"up": self.up.init(keys[0]), "down": self.down.init(keys[1])}
 
     def run(
-        self, params: dict[str, Any], sched: cavs.Schedule, reversed_sched: cavs.Schedule, inputs: Any, *, at: Any = None
+        self, params: dict[str, Any], sched: cavs.Schedule, reversed_sched: cavs.Schedule, inputs: Any, *, select: Any = None
     ) -> jax.Array:
-        """[h up, h down] of all vertices, or `at` some: (V, 2H). `inputs` (V, E) as of `cavs.run`.
+        """[h up, h down] of all vertices, or `select` some: (V, 2H). `inputs` (V, E) as of `cavs.run`.
 
         Under `jax.jit` both schedules must have as many padded vertices, as those of the same graphs do.
         """
         up = cavs.run(self.up.vertex_function(), params["up"], sched, inputs)
         both = jnp.concatenate([jnp.asarray(inputs), up], 1)
-        down = cavs.run(self.down.vertex_function(), params["down"], reversed_sched, both, at=at)
-        return jnp.concatenate([up if at is None else up[jnp.asarray(at)], down], 1)
+        down = cavs.run(self.down.vertex_function(), params["down"], reversed_sched, both, select=select)
+        return jnp.concatenate([up if select is None else up[jnp.asarray(select)], down], 1)

@@ -49,7 +49,7 @@ class BiLSTM:
         """
         for i, layer in enumerate(params):
             F = self.layer(i).vertex_function()
-            at = (sched.roots, back.roots) if ends and i == len(params) - 1 else (None, None)
-            forward = cavs.run(F, layer["forward"], sched, inputs, at=at[0])
-            inputs = jnp.concatenate([forward, cavs.run(F, layer["backward"], back, inputs, at=at[1])], -1)
+            select = (sched.roots, back.roots) if ends and i == len(params) - 1 else (None, None)
+            forward = cavs.run(F, layer["forward"], sched, inputs, select=select[0])
+            inputs = jnp.concatenate([forward, cavs.run(F, layer["backward"], back, inputs, select=select[1])], -1)
         return inputs

@@ -104,9 +104,9 @@ class EncoderDecoder:
         v.push(a)
 
     def run(
-        self, params: dict[str, Any], source: cavs.Schedule, pairs: cavs.Schedule, x: Any, y: Any, *, at: Any = None
+        self, params: dict[str, Any], source: cavs.Schedule, pairs: cavs.Schedule, x: Any, y: Any, *, select: Any = None
     ) -> jax.Array:
-        """a of all vertices of the pairs, or `at` some: (V, H).
+        """a of all vertices of the pairs, or `select` some: (V, H).
 
         `x` (V of the sources, E) and `y` (V of the pairs, E), read at targets, as `inputs` of `cavs.run`.
         """
@@ -114,7 +114,7 @@ class EncoderDecoder:
         place = _place(source, pairs, len(y))
         rows = {name: s.at[place].get(mode="fill", fill_value=0) for name, s in states.items()}
         decoder = {name: p for name, p in params.items() if name != "encoder"}
-        return cavs.run(self.vertex_function(), decoder, pairs, {"x": y, **rows}, at=at)
+        return cavs.run(self.vertex_function(), decoder, pairs, {"x": y, **rows}, select=select)
 
     @functools.cache  # noqa: B019  (equal programs share F for good)
     def encoder_function(self) -> cavs.VertexFunction:

@@ -34,9 +34,9 @@ class MultiLayerLSTM:
         """Initial parameters."""
         return [self.layer(i).init(k) for i, k in enumerate(jax.random.split(key, self.layers))]
 
-    def run(self, params: list[dict[str, jax.Array]], sched: cavs.Schedule, inputs: Any, *, at: Any = None) -> Any:
+    def run(self, params: list[dict[str, jax.Array]], sched: cavs.Schedule, inputs: Any, *, select: Any = None) -> Any:
         """h of the top layer; arguments and result as those of `cavs.run`."""
         for i, layer in enumerate(params):
             last = i == len(params) - 1
-            inputs = cavs.run(self.layer(i).vertex_function(), layer, sched, inputs, at=at if last else None)
+            inputs = cavs.run(self.layer(i).vertex_function(), layer, sched, inputs, select=select if last else None)
         return inputs

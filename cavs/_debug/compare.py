@@ -55,7 +55,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `cavs.compare` found. **Fields:** `differences`, one a symbol, the first first; `summary` of what was compared."""
+    """What `compare` found. **Fields:** `differences`, one a symbol, the first first; `summary` of what was compared."""
 
     differences: tuple[Difference, ...]
     summary: str
@@ -86,7 +86,7 @@ def compare(
     """Holds `cavs.run` against `cavs.interpret`: every state, push and gradient at every vertex.
 
     ```python
-    print(cavs.compare(F, params, graphs[:8], x))
+    print(cavs.debug.compare(F, params, graphs[:8], x))
     # run and the loop differ: states, pushes and gradients of 412 vertices, largest difference 0.06
     # first: state['c'] at vertex 3 of graph 5 (row 288, level 2): run has 0.25, the loop 0.31 (entry [7]); ...
     ```

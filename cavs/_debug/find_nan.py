@@ -22,7 +22,7 @@ from cavs._schedule.scheduler import schedule
 
 @dataclasses.dataclass(frozen=True)
 class NanReport:
-    """Where a NaN came from, as `cavs.find_nan` found it.
+    """Where a NaN came from, as `cavs.debug.find_nan` found it.
 
     **Fields:** `where`: "params", "inputs" (it was there before F ran), "forward", "loss" (the user's loss made it) or
     "gradient"; `symbol`: what holds it: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...; `row`, `graph`, `vertex`,
@@ -57,7 +57,7 @@ def find_nan(
     """Finds the first NaN of a run or of its gradient, and what made it; `None` where there is none.
 
     ```python
-    print(cavs.find_nan(F, params, graphs, x))
+    print(cavs.debug.find_nan(F, params, graphs, x))
     # gradient: gradient of params['w'] is the first NaN at vertex 2 of graph 0 (row 2, level 1)
     #   mul of float64[5] 0 to 0 and float64[5] 0.31 to inf, in the transpose of
     #   program.py, line 12, in cell: h = jnp.where(z > 0, jnp.sqrt(z), 0)
@@ -209,7 +209,7 @@ class _Search:
         closed = jax.make_jaxpr(fn)(*args)
         found = self._trace_back(closed.jaxpr, closed.consts, jax.tree.leaves(args), number)
         if found is None:
-            return "(the loop over vertices does not make it; see cavs.compare)", None
+            return "(the loop over vertices does not make it; see cavs.debug.compare)", None
         outer, eqn, operands = found
         transposed = ", in the transpose of" if "transpose" in str(outer.source_info.name_stack) else ", in"
         listed = " and ".join(map(_range, operands))

@@ -20,7 +20,7 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
         sched = cavs.schedule(batch)
         return jax.device_put((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1)))
 
-    for sched, words, labels in cavs.prefetch(batches, prepare):
+    for sched, words, labels in cavs.data.prefetch(batches, prepare):
         params, opt_state, loss = step(params, opt_state, sched, words, labels)
     ```
 

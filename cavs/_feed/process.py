@@ -155,7 +155,7 @@ class _Remote:
         if isinstance(error, TimeoutError):
             return RuntimeError(
                 f"schedules: the process that makes schedules has not answered for {messages.PATIENCE:g} s (is it stopped?), "
-                "and was ended; call cavs.schedules again."
+                "and was ended; call cavs.data.schedules again."
             )
         if isinstance(error, (EOFError, BrokenPipeError)):
             ended = f"ended with status {self._process.poll()}; see its output above."

@@ -12,21 +12,21 @@ def stacked(batches: Iterable[Any], count: int) -> Iterator[Any]:
 
     ```python
     def step(state, batch):
-        sched, words, labels = batch.apart()
+        sched, words, labels = batch.unpack()
         ...
         return state, loss
 
-    @cavs.jit
+    @cavs.concurrent_jit
     def steps(state, batches):
         return jax.lax.scan(step, state, batches, unroll=4)  # one dispatch, and one transfer; four steps a CUDA graph
 
-    prepared = (cavs.together((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))) for batch, sched in schedules)
-    for batches in cavs.stacked(prepared, 8):
+    prepared = (cavs.data.pack((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))) for batch, sched in schedules)
+    for batches in cavs.data.stacked(prepared, 8):
         state, losses = steps(state, batches)
     ```
 
     Every batch has a structure of its own, as before; what equal batches share is their padded shape, so it pays where
-    shapes are few (`shapes` of `cavs.schedules`). A dispatch costs about 0.1 ms of the host's time, and a transfer up to
+    shapes are few (`shapes` of `cavs.data.schedules`). A dispatch costs about 0.1 ms of the host's time, and a transfer up to
     twice as much.
 
     **Arguments:** `batches`, an iterable of pytrees of NumPy arrays, may be endless; `count`, at least 1.

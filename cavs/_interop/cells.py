@@ -15,10 +15,10 @@ def from_cell(cell: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any, *, r
     """F from a recurrent cell: a vertex gathers the carry of its child, pulls x, scatters the new carry and pushes y.
 
     ```python
-    F = cavs.from_cell(linen_cell.apply, linen_cell.initialize_carry(key, (inputs,)))           # Flax linen
-    F = cavs.from_cell(lambda cell, carry, x: cell(carry, x), nnx_cell.initialize_carry(...))   # Flax NNX
-    F = cavs.from_cell(lambda cell, carry, x: 2 * (cell(x, carry),), jnp.zeros(hidden))         # Equinox: y is the carry
-    F = cavs.from_cell(lambda p, carry, x: core.apply(p, x, carry)[::-1], jnp.zeros(hidden))    # Haiku, without_apply_rng
+    F = cavs.interop.from_cell(linen_cell.apply, linen_cell.initialize_carry(key, (inputs,)))           # Flax linen
+    F = cavs.interop.from_cell(lambda cell, carry, x: cell(carry, x), nnx_cell.initialize_carry(...))   # Flax NNX
+    F = cavs.interop.from_cell(lambda cell, carry, x: 2 * (cell(x, carry),), jnp.zeros(hidden))         # Equinox
+    F = cavs.interop.from_cell(lambda p, carry, x: core.apply(p, x, carry)[::-1], jnp.zeros(hidden))    # Haiku
     ```
 
     `params` of `cavs.run` is then what the cell's first argument is: Flax's variables, the NNX or the Equinox module

@@ -21,9 +21,9 @@ def from_edge_index(
     """Graphs from edges (source, target) as PyTorch Geometric and DGL hold them: the target gathers the source's state.
 
     ```python
-    cavs.from_edge_index(data.edge_index, num_nodes=data.num_nodes)         # PyG: one graph
-    cavs.from_edge_index(batch.edge_index, ptr=batch.ptr)                   # PyG: a Batch
-    cavs.from_edge_index(g.edges(), num_nodes=g.batch_num_nodes())          # DGL: one graph or a batch
+    cavs.interop.from_edge_index(data.edge_index, num_nodes=data.num_nodes)         # PyG: one graph
+    cavs.interop.from_edge_index(batch.edge_index, ptr=batch.ptr)                   # PyG: a Batch
+    cavs.interop.from_edge_index(g.edges(), num_nodes=g.batch_num_nodes())          # DGL: one graph or a batch
     ```
 
     A vertex's children are ordered as its edges are. Rows of the vertices stay as they are: `data.x` is `inputs`.

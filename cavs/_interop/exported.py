@@ -30,7 +30,7 @@ _CALLS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """Exported forwards, one a schedule shape. Made by [`cavs.export_forward`][], read by [`cavs.load_forward`][].
+    """Exported forwards, one per schedule shape; see [`cavs.interop.export_forward`][] and [`cavs.interop.load_forward`][].
 
     **Fields:** `shapes`: the schedule shapes that it runs. `cavs.schedule(batch, shapes=list(exported.shapes))` takes one of
     them where the batch fits.
@@ -68,7 +68,7 @@ class Exported:
         return program.call(got["params"], jnp.asarray(sched.data), got["inputs"])
 
     def to_bytes(self) -> bytes:
-        """All of it as bytes for a file; `cavs.load_forward` reads them.
+        """All of it as bytes for a file; `cavs.interop.load_forward` reads them.
 
         **Raises:** `ImportError` where flatbuffers, which `jax.export` writes with, is not installed.
         """
@@ -91,16 +91,17 @@ def export_forward(
     """Compiles `forward(params, sched, inputs)` by `jax.export` for the shapes of some examples: a bucket each.
 
     ```python
-    exported = cavs.export_forward(lambda p, sched, x: cavs.run(F, p, sched, x, at=sched.roots), params, [(sched, x)])
+    forward = lambda p, sched, x: cavs.run(F, p, sched, x, select=sched.roots)
+    exported = cavs.interop.export_forward(forward, params, [(sched, x)])
     Path("model.cavs").write_bytes(exported.to_bytes())
     ```
 
     and, where F's source is not:
 
     ```python
-    exported = cavs.load_forward(Path("model.cavs").read_bytes())
+    exported = cavs.interop.load_forward(Path("model.cavs").read_bytes())
     sched = cavs.schedule(batch, shapes=list(exported.shapes))
-    y = exported(cavs.load_params("model.safetensors"), sched, sched.pad(x))
+    y = exported(cavs.io.load_params("model.safetensors"), sched, sched.pad(x))
     ```
 
     **Arguments:**

@@ -56,7 +56,7 @@ def params_to_torch(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
     """The state dict of the `torch.nn.LSTM`, `GRU` or `RNN` that computes what our program does: the inverse.
 
     Our one bias goes to `bias_ih`, `bias_hh` is zero (but a GRU's within the reset). For torch:
-    `module.load_state_dict({name: torch.from_numpy(x) for name, x in cavs.params_to_torch(params).items()})`.
+    `module.load_state_dict({name: torch.from_numpy(x) for name, x in cavs.interop.params_to_torch(params).items()})`.
 
     **Arguments:** `params`: of one `LSTM`, `GRU` or `ElmanRNN`, or a list of such, one a layer, or of
     `{"forward": ..., "backward": ...}`. `prefix` is put before each name.

@@ -69,17 +69,17 @@ def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = N
     except Exception as error:
         # zipfile, zlib and numpy raise a dozen types between them on damaged files (BadZipFile, struct.error,
         # NotImplementedError, MemoryError, ...); all mean this.
-        raise format_error(path, None, error, "a whole .npz file, as cavs.save_npz writes it") from error
+        raise format_error(path, None, error, "a whole .npz file, as cavs.io.save_npz writes it") from error
     version = arrays.get("cavs_version")
     if version is None or version.shape != () or version != _VERSION:
         got = "no cavs_version" if version is None else f"cavs_version {version!r}"
-        raise format_error(path, None, got, f"version {_VERSION} of what cavs.save_npz writes")
+        raise format_error(path, None, got, f"version {_VERSION} of what cavs.io.save_npz writes")
     if stamp is not None and not np.array_equal(arrays.get("stamp", ()), stamp):
         raise format_error(path, None, "the stamp of another file", f"{stamp}")
     try:
         return _build(arrays)
     except ValueError as error:
-        raise format_error(path, None, error, "graphs as cavs.save_npz writes them") from error
+        raise format_error(path, None, error, "graphs as cavs.io.save_npz writes them") from error
 
 
 def _build(arrays: dict[str, np.ndarray]) -> Graphs:

@@ -43,7 +43,7 @@ FEW_BYTES = 8 << 20  # of pushes' cotangents: filling as many with zeros is fast
 
 
 def backward(
-    plan: Any, sched: Schedule, kinds: tuple[str | None, ...], engine: str, saved: dict[str, Any], at: Any, cts: list[Any]
+    plan: Any, sched: Schedule, kinds: tuple[str | None, ...], engine: str, saved: dict[str, Any], select: Any, cts: list[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Cotangents of params and inputs (flat) from those of the pushes; `saved` is from `_run.forward.forward`."""
     shape, states, push_states = sched.shape, saved["states"], plan.push_states
@@ -58,16 +58,16 @@ def backward(
     eager_cts = [[zero_cotangent(x) for x in rows] for rows in saved["eager_rows"]]
     extra_cts: list[list[Any]] = [[] for _ in kinds]
     if push_states is not None:
-        index = jnp.asarray(sched.row) if at is None else jnp.asarray(sched.row).at[at].get(mode="clip")
+        index = jnp.asarray(sched.row) if select is None else jnp.asarray(sched.row).at[select].get(mode="clip")
         if engine != "scan" and sum(g[i].nbytes for i in set(push_states) if i in g) > FEW_BYTES:
-            g, g_row = by_number(g, push_states, index, cts, shape.rows, unique=at is None)
+            g, g_row = by_number(g, push_states, index, cts, shape.rows, unique=select is None)
         else:
             for i, ct in zip(push_states, cts, strict=True):
                 add_rows(g, i, index, ct)
     else:
-        if at is not None:
+        if select is not None:
             cts = [
-                jnp.zeros((shape.vertices, *a.shape), a.dtype).at[at].add(ct, mode="drop") if is_float(a) else ct
+                jnp.zeros((shape.vertices, *a.shape), a.dtype).at[select].add(ct, mode="drop") if is_float(a) else ct
                 for a, ct in zip(plan.push_avals, cts, strict=True)
             ]
         for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):

@@ -23,10 +23,10 @@ def forward(
     engine: str,
     params: list[Any],
     inputs: list[Any],
-    at: Any,
+    select: Any,
     save: bool,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The pushes, flat: (Vp, ...), or (M, ...) at vertices `at`; and with `save` what the backward reads (`_run.adjoint`)."""
+    """The pushes, flat: (Vp, ...), or (M, ...) at `select`; and with `save` what the backward reads (`_run.adjoint`)."""
     shape = sched.shape
     all_rows = rows_of_kinds(sched, plan.function.arity)
     zeros = Zeros(sched)
@@ -66,7 +66,7 @@ def forward(
     # Pushes.
     push_states = plan.push_states
     if push_states is not None:
-        index = sched.row if at is None else jnp.asarray(sched.row).at[at].get(mode="clip")
+        index = sched.row if select is None else jnp.asarray(sched.row).at[select].get(mode="clip")
         outs = [get_rows(states[i], index) for i in push_states]
     else:
         outs = [jnp.zeros((shape.vertices, *a.shape), a.dtype) for a in plan.push_avals]
@@ -79,8 +79,8 @@ def forward(
             saved["lazy"].append(vjp)
             index = _only(rows.vertex, rows.count, shape.vertices)
             outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]
-        if at is not None:
-            outs = [o.at[at].get(mode="clip") for o in outs]
+        if select is not None:
+            outs = [o.at[select].get(mode="clip") for o in outs]
     if gave_up is not None:
         outs = [checked(x, gave_up) for x in outs]
     if save:

@@ -44,7 +44,8 @@ def readout(values: Any, sched: Schedule, reduce: str = "sum", *, score: Any = N
     if len(rows) > 1 or not rows <= allowed or (score is not None and len(shapes[-1]) != 1):
         raise ValueError(
             f"readout: values (and score) have leaves of shapes {shapes}, wanted a first axis of "
-            f"{' or '.join(map(str, sorted(allowed)))}: one row per vertex, as cavs.run returns without `at`; a score is 1-d."
+            f"{' or '.join(map(str, sorted(allowed)))}: one row per vertex, as cavs.run returns without select; "
+            "a score is 1-d."
         )
     if not rows:
         return values

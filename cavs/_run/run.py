@@ -30,7 +30,7 @@ def run(
     sched: Schedule,
     inputs: Any = None,
     *,
-    at: Any = None,
+    select: Any = None,
     engine: str | None = None,
 ) -> Any:
     """Evaluates F at every vertex of a scheduled batch; returns what the vertices pushed.
@@ -46,13 +46,13 @@ def run(
     - `sched`: from `cavs.schedule`.
     - `inputs`: pytree of arrays with one row per vertex, in the graphs' own order, which `v.pull()` reads; `None` where F
       pulls nothing. (V, ...), or, as under `jax.jit`, padded to (Vp, ...), Vp = `sched.shape.vertices`, by `sched.pad`.
-    - `at`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
+    - `select`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
     - `engine`: `"scan"`, XLA loops on any device; `"persistent"`, one kernel launch for all levels (NVIDIA Hopper, JAX
       0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. Under
       `jax.vmap` engine scan runs in any case. The persistent engine has no second derivative: there write `"scan"`.
 
     **Returns:** the pushed pytree with leaves (V, ...) for inputs of V rows, (Vp, ...) for padded ones; (M, ...) with
-    `at`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.
+    `select`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.
 
     **Raises:** `TypeError`, `ValueError` for arguments that do not fit each other, and for misuse inside F (when traced).
     """
@@ -72,13 +72,13 @@ def run(
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
     plan = F.plan(jax.tree.map(_aval, params), row, sched.shape.most_children)
     too_many = _check_arity(F, plan, sched)
-    at = None if at is None else _checked_rows(at, exact)
+    select = None if select is None else _checked_rows(select, exact)
     if engine is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
         engine = "scan"  # under jax.vmap, whose tracers JAX shows by name alone
-    outs = _compiled(plan, sched.shape, kinds, engine)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), at)
+    outs = _compiled(plan, sched.shape, kinds, engine)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), select)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
-    if at is None and length != sched.shape.vertices:
+    if select is None and length != sched.shape.vertices:
         outs = [x[:length] for x in outs]
     return plan.push_tree.unflatten(map(from_stored, outs, plan.push_impls))
 
@@ -98,16 +98,16 @@ def _padded(inputs: Any, sched: Schedule, exact: int | None) -> tuple[Any, int]:
     return jax.tree.map(lambda x: pad_rows(x, padded), inputs) if length != padded else inputs, length
 
 
-def _checked_rows(at: Any, exact: int | None) -> Any:
-    """`at` as an array; its values are checked where they and the number of vertices are known."""
-    at = jnp.asarray(at)
-    if at.ndim != 1 or not jnp.issubdtype(at.dtype, jnp.integer):
-        raise ValueError(f"run: at has shape {at.shape} and dtype {at.dtype}, wanted a 1-d array of vertex rows.")
-    if exact is not None and not isinstance(at, Tracer) and at.size:
-        low, high = int(np.asarray(at).min()), int(np.asarray(at).max())
+def _checked_rows(select: Any, exact: int | None) -> Any:
+    """`select` as an array; its values are checked where they and the number of vertices are known."""
+    select = jnp.asarray(select)
+    if select.ndim != 1 or not jnp.issubdtype(select.dtype, jnp.integer):
+        raise ValueError(f"run: select has shape {select.shape} and dtype {select.dtype}, wanted a 1-d array of vertex rows.")
+    if exact is not None and not isinstance(select, Tracer) and select.size:
+        low, high = int(np.asarray(select).min()), int(np.asarray(select).max())
         if low < 0 or high >= exact:
-            raise ValueError(f"run: at has rows {low} to {high}, wanted 0 to {exact - 1}, as in sched.roots.")
-    return at
+            raise ValueError(f"run: select has rows {low} to {high}, wanted 0 to {exact - 1}, as in sched.roots.")
+    return select
 
 
 def _aval(x: Any) -> jax.ShapeDtypeStruct:
@@ -206,17 +206,17 @@ def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: st
 
 
 def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: str) -> Sweep:
-    def primal(params: list[Any], data: Any, inputs: list[Any], at: Any) -> list[Any]:
-        return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=False)[0]
+    def primal(params: list[Any], data: Any, inputs: list[Any], select: Any) -> list[Any]:
+        return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=False)[0]
 
-    def forward_saving(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
+    def forward_saving(params: list[Any], data: Any, inputs: list[Any], select: Any) -> Any:
         if any(not part.differentiable for part in plan.inner.values()):
             raise TypeError(MSG_LOOP.format(where=plan.loop))
         with _loops_are_refused(plan):
-            return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, at, save=True)
+            return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=True)
 
-    def reverse(saved: Any, data: Any, at: Any, cts: list[Any]) -> Any:
+    def reverse(saved: Any, data: Any, select: Any, cts: list[Any]) -> Any:
         with _loops_are_refused(plan):
-            return backward(plan, Schedule(data, shape), kinds, engine, saved, at, cts)
+            return backward(plan, Schedule(data, shape), kinds, engine, saved, select, cts)
 
     return Sweep(primal, forward_saving, reverse)

@@ -32,12 +32,12 @@ def differentiable(sweep: Sweep) -> Callable[..., Any]:
     """`sweep.primal` with the derivative that the other two make."""
 
     @jax.custom_vjp
-    def run(params: list[Any], data: Any, inputs: list[Any], at: Any) -> list[Any]:
-        return sweep.primal(params, data, inputs, at)
+    def run(params: list[Any], data: Any, inputs: list[Any], select: Any) -> list[Any]:
+        return sweep.primal(params, data, inputs, select)
 
-    def forward(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
-        outs, saved = sweep.forward(params, data, inputs, at)
-        return outs, (saved, data, at)
+    def forward(params: list[Any], data: Any, inputs: list[Any], select: Any) -> Any:
+        outs, saved = sweep.forward(params, data, inputs, select)
+        return outs, (saved, data, select)
 
     def backward(residuals: Any, cts: list[Any]) -> Any:
         ct_params, ct_inputs = sweep.backward(*residuals, cts)
@@ -51,7 +51,7 @@ def batched_by(sweep: Sweep, other: Callable[..., Any]) -> Sweep:
     """`sweep`, whose passes are those of `other`, a `differentiable` sweep, when they are batched."""
     primal = _with_rule(sweep.primal, other)
 
-    def forward(params: list[Any], data: Any, inputs: list[Any], at: Any) -> Any:
+    def forward(params: list[Any], data: Any, inputs: list[Any], select: Any) -> Any:
         tree: list[Any] = []
 
         def leaves_of(*args: Any) -> tuple[Any, list[Any]]:
@@ -66,10 +66,10 @@ def batched_by(sweep: Sweep, other: Callable[..., Any]) -> Sweep:
             saved = [from_stored(jnp.zeros(a.shape, a.dtype), key_impl(x)) for x in shapes for a in (stored_aval(x),)]
             return (outs, saved), (jax.tree.map(lambda _: True, outs), [False] * len(saved))
 
-        outs, leaves = _batching(leaves_of, rule)(params, data, inputs, at)
+        outs, leaves = _batching(leaves_of, rule)(params, data, inputs, select)
         return outs, (jax.tree.unflatten(tree[0], leaves), params, inputs)
 
-    def backward(residuals: Any, data: Any, at: Any, cts: list[Any]) -> Any:
+    def backward(residuals: Any, data: Any, select: Any, cts: list[Any]) -> Any:
         saved, params, inputs = residuals
         leaves, tree = jax.tree.flatten(saved)
         which = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
@@ -84,20 +84,20 @@ def batched_by(sweep: Sweep, other: Callable[..., Any]) -> Sweep:
                 for own, of in zip(found, (params, inputs), strict=True)
             ]
 
-        def one(leaves: list[Any], params: list[Any], data: Any, inputs: list[Any], at: Any, some: list[Any]) -> Any:
+        def one(leaves: list[Any], params: list[Any], data: Any, inputs: list[Any], select: Any, some: list[Any]) -> Any:
             del params, inputs  # in what was saved
             saved = jax.tree.unflatten(tree, leaves)
-            return floats(sweep.backward(saved, data, at, all_cts(some, lambda i: cts[i].shape)))
+            return floats(sweep.backward(saved, data, select, all_cts(some, lambda i: cts[i].shape)))
 
-        def again(params: list[Any], data: Any, inputs: list[Any], at: Any, some: list[Any]) -> Any:
-            outs, pull = jax.vjp(lambda p, x: other(p, data, x, at), params, inputs)
+        def again(params: list[Any], data: Any, inputs: list[Any], select: Any, some: list[Any]) -> Any:
+            outs, pull = jax.vjp(lambda p, x: other(p, data, x, select), params, inputs)
             return floats(pull(all_cts(some, lambda i: outs[i].shape)))
 
         def rule(size: int, which: Any, *args: Any) -> Any:
             found = jax.vmap(again, in_axes=_axes(which[1:]), axis_size=size)(*args[1:])
             return found, jax.tree.map(lambda _: True, found)
 
-        found = _batching(one, rule)(leaves, params, data, inputs, at, [cts[i] for i in which])
+        found = _batching(one, rule)(leaves, params, data, inputs, select, [cts[i] for i in which])
         out = []
         for own, of in zip(found, (params, inputs), strict=True):
             left = iter(own)

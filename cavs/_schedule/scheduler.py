@@ -71,12 +71,12 @@ def schedules(
     window: int = LAZY_WINDOW,
     shapes: list[Shape] | tuple[Shape, ...] | None = None,
     fields: Sequence[str] = (),
-    process: int = False,
+    workers: int = 0,
 ) -> Iterator[tuple[Graphs, Schedule]]:
     """Selects and schedules batch after batch: `(batch, schedule)` for each, several batches in one pass of NumPy.
 
     ```python
-    for batch, sched in cavs.schedules(graphs, np.split(order, range(16, len(order), 16))):
+    for batch, sched in cavs.data.schedules(graphs, np.split(order, range(16, len(order), 16))):
         params, loss = step(params, sched, sched.pad(batch.input_id), batch.label[sched.roots])
     ```
 
@@ -86,38 +86,38 @@ def schedules(
     **Arguments:** `graphs`, all of them; `batches`, any iterable of what selects graphs (integer arrays, slices, boolean
     arrays), may be endless; the others as in `cavs.schedule`.
 
-    `process=True` makes the schedules in a process of their own, up to three passes of 2^16 vertices ahead, and this one
+    `workers=1` makes the schedules in a process of their own, up to three passes of 2^16 vertices ahead, and this one
     only reads them: for training loops that are short of Python (on a GPU, steps below a millisecond) where there is a
     core to spare. The process takes a second to start, is given a copy of `graphs`, stays for the next call with the
     same `graphs`, and ends with them. With `fields`, the graphs of a batch do not cross: they are selected here once
     somebody looks at them.
 
-    `process=4` has four processes make smaller passes in turn, where a step takes less time than its schedule. The results
+    `workers=4` has four processes make smaller passes in turn, where a step takes less time than its schedule. The results
     are the same, and in order. Made side by side, passes cannot add to `shapes`: fill a list beforehand, by a loop over
-    `cavs.schedules(graphs, batches, shapes=shapes)`, and give `tuple(shapes)`; or `None`.
+    `cavs.data.schedules(graphs, batches, shapes=shapes)`, and give `tuple(shapes)`; or `None`.
 
-    **Raises:** as `cavs.schedule`, at the call; `TypeError` or `ValueError` for a `process` that is none, or several
-    with a list of `shapes`; `IndexError` for a batch that selects graphs which there are not; with `process`, what failed
+    **Raises:** as `cavs.schedule`, at the call; `TypeError` or `ValueError` for an invalid `workers`, or several workers
+    with a list of `shapes`; `IndexError` for a batch that selects graphs which there are not; with `workers`, what failed
     there, with its traceback as a note, and `RuntimeError` where a process ended or has not answered for ten minutes, and in a
-    process forked from the one that began to iterate (call `cavs.schedules` there).
+    process forked from the one that began to iterate (call `cavs.data.schedules` there).
     """
     options = _checked("schedules", graphs, policy, kinds, exact, window, shapes, fields)
-    if not isinstance(process, int):
-        raise TypeError(f"schedules: process is {process!r}, wanted True, False or an int >= 1: how many processes.")
-    if process is not False and process < 1:
-        raise ValueError(f"schedules: process is {process!r}, wanted True, False or an int >= 1: how many processes.")
-    if process > 1 and isinstance(shapes, list):
+    if not isinstance(workers, int) or isinstance(workers, bool):
+        raise TypeError(f"schedules: workers is {workers!r}; expected an int >= 0, the number of processes. Write workers=1.")
+    if workers < 0:
+        raise ValueError(f"schedules: workers is {workers}; expected an int >= 0, the number of processes. Write workers=1.")
+    if workers > 1 and isinstance(shapes, list):
         raise ValueError(
-            f"schedules: shapes is a list and process is {process}, but passes that are made side by side cannot add to it; "
-            "write shapes=tuple(shapes), filled beforehand, or process=True."
+            f"schedules: shapes is a list and workers is {workers}, but passes that are made side by side cannot add to it; "
+            "write shapes=tuple(shapes), filled beforehand, or workers=1."
         )
     # Kinds without names are numbered up to the largest of a batch.
     alone = kinds and graphs.kind is not None and graphs.kind_names is None
     most = 1 if alone else BATCHES_AT_ONCE
-    if process:  # the first passes are small: training starts while the next ones are made
-        first, limit = VERTICES_AT_ONCE // 64, VERTICES_AT_ONCE // min(2 * process, 4)
-        passes = _passes(graphs, iter(batches), most, first, limit, 2 ** (1 / process))
-        return schedules_elsewhere(graphs, passes, options, int(process))
+    if workers:  # the first passes are small: training starts while the next ones are made
+        first, limit = VERTICES_AT_ONCE // 64, VERTICES_AT_ONCE // min(2 * workers, 4)
+        passes = _passes(graphs, iter(batches), most, first, limit, 2 ** (1 / workers))
+        return schedules_elsewhere(graphs, passes, options, workers)
     return _here(graphs, _passes(graphs, iter(batches), most, VERTICES_AT_ONCE), options)
 
 

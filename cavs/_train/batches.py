@@ -30,10 +30,10 @@ class Batch(NamedTuple):
 class Prepare(Protocol):
     """Makes the batches of some samples, one after another and several ahead."""
 
-    def __call__(self, grid: np.ndarray, process: bool = False) -> Iterator[Any]:
+    def __call__(self, grid: np.ndarray, workers: int = 0) -> Iterator[Any]:
         """A batch in host memory for each row of `grid` (batches, batch): numbers of samples, -1 where there are too few.
 
-        `process` as in `cavs.schedules`.
+        `workers` as in `cavs.data.schedules`.
         """
         ...
 
@@ -105,10 +105,10 @@ def shapes_of(graphs: Graphs, grid: np.ndarray) -> tuple[Shape, ...]:
     return tuple(dict.fromkeys(shape._replace(tasks=max(s.tasks for s in shapes)) for shape in shapes))
 
 
-def prepare(graphs: Graphs, num_words: int, grid: np.ndarray, process: bool = False) -> Iterator[Batch]:
+def prepare(graphs: Graphs, num_words: int, grid: np.ndarray, workers: int = 0) -> Iterator[Batch]:
     """As `Prepare` has it. For each -1 the smallest graph of all stands in, without labels."""
     numbers, presents = with_stand_ins(grid, np.diff(graphs.vertex_offsets))
-    found = schedules(graphs, numbers, kinds=False, process=process)
+    found = schedules(graphs, numbers, kinds=False, workers=workers)
     for present, (some, sched) in zip(presents, found, strict=True):
         padded = sched.shape.vertices
         assert some.input_id is not None

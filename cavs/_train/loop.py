@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from cavs._feed.packed import Packed, pack
 from cavs._feed.prefetch import prefetch
-from cavs._feed.together import Together, together
 from cavs._train import checkpoint
 from cavs._train.batches import Prepare, epoch_batches, strata
 from cavs._train.config import Config, TrainError
@@ -134,7 +134,7 @@ class Trainer:
 
     def _epoch(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
         grid, prepare = self._batches(progress.epoch)[progress.step :], self._preparer(self.data.train, self._batches(0))
-        made = prepare(grid, process=jax.default_backend() == "gpu")
+        made = prepare(grid, workers=int(jax.default_backend() == "gpu"))
         before, spent = time.monotonic(), progress.seconds
         saved, flying = before, _Flying()
 
@@ -240,8 +240,8 @@ class _Flying(collections.deque[Sums]):
         return self.popleft().added_to(total)
 
 
-def _sent(batch: Any) -> Together:
-    return jax.device_put(together(batch))
+def _sent(batch: Any) -> Packed:
+    return jax.device_put(pack(batch))
 
 
 def _shown(versions: Any) -> str:

@@ -135,10 +135,10 @@ def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Prepare:
     numbers, _ = with_stand_ins(grid, sizes)
     source_shapes, pair_shapes = shapes_of(data.chains, numbers), shapes_of(data.pairs, numbers)
 
-    def prepare(grid: np.ndarray, process: bool = False) -> Iterator[PairBatch]:
+    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[PairBatch]:
         numbers, presents = with_stand_ins(grid, sizes)
-        sources = schedules(data.chains, numbers, shapes=source_shapes, process=process)
-        targets = schedules(data.pairs, numbers, shapes=pair_shapes, process=process)
+        sources = schedules(data.chains, numbers, shapes=source_shapes, workers=workers)
+        targets = schedules(data.pairs, numbers, shapes=pair_shapes, workers=workers)
         for present, (chains, source), (pairs, sched) in zip(presents, sources, targets, strict=True):
             assert chains.input_id is not None and pairs.input_id is not None
             rows = source.shape.vertices + sched.shape.vertices

@@ -138,10 +138,10 @@ def _fitting(graphs: Graphs) -> str:
 def run_program(program: Any, params: Any, sched: Any, inputs: Any, at: Any = None) -> Any:
     """The pushes of any of these programs: (M, H)."""
     if isinstance(program, vertex_programs.MultiLayerLSTM):
-        return program.run(params, sched, inputs, at=at)
+        return program.run(params, sched, inputs, select=at)
     if isinstance(program, vertex_programs.RvNN):  # as one function of graphs without kinds
-        return run(VertexFunction(program, state=(program.hidden,), arity=2), params, sched, inputs, at=at)
-    return run(program.vertex_function(), params, sched, inputs, at=at)
+        return run(VertexFunction(program, state=(program.hidden,), arity=2), params, sched, inputs, select=at)
+    return run(program.vertex_function(), params, sched, inputs, select=at)
 
 
 def _place(graphs: Graphs, row: int) -> tuple[int, int]:

@@ -95,24 +95,24 @@ def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Prepare:
         filled = np.array([_filled(some, room) for some in found], int).reshape(-1, room)
         spelling_shapes = shapes_of(sentences.spellings, filled)
 
-    def prepare(grid: np.ndarray, process: bool = False) -> Iterator[TagBatch]:
+    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[TagBatch]:
         numbers, presents = with_stand_ins(grid, sizes)
-        forward = schedules(sentences.words, numbers, shapes=word_shapes, process=process)
-        backward = schedules(sentences.back, numbers, shapes=word_shapes, process=process)
+        forward = schedules(sentences.words, numbers, shapes=word_shapes, workers=workers)
+        backward = schedules(sentences.back, numbers, shapes=word_shapes, workers=workers)
         spelled: Iterator[Spellings | None] = itertools.repeat(None)
         if sentences.spellings is not None:
             backward, to_spell = itertools.tee(backward)
-            spelled = spell(to_spell, process)
+            spelled = spell(to_spell, workers)
         for present, (some, sched), (_, back), spellings in zip(presents, forward, backward, spelled, strict=False):
             assert some.input_id is not None
             words, word = distinct(some.input_id, sched.shape.vertices, num_words)
             yield TagBatch(sched, back, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), spellings)
 
-    def spell(batches: Iterator[tuple[Graphs, Schedule]], process: bool) -> Iterator[Spellings]:
+    def spell(batches: Iterator[tuple[Graphs, Schedule]], workers: int) -> Iterator[Spellings]:
         words, ahead, ahead_back = itertools.tee(((back, *_spelled_in(turned)) for turned, back in batches), 3)
         assert sentences.spellings is not None and sentences.spellings_back is not None
         forward, backward = (
-            schedules(chains, (_filled(found, room) for _, found, _ in some), shapes=spelling_shapes, process=process)
+            schedules(chains, (_filled(found, room) for _, found, _ in some), shapes=spelling_shapes, workers=workers)
             for chains, some in ((sentences.spellings, ahead), (sentences.spellings_back, ahead_back))
         )
         for (sched, _, spelled), (chains, chars), (_, back) in zip(words, forward, backward, strict=True):

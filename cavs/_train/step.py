@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._feed.together import Together
-from cavs._run.jit import jit
+from cavs._feed.packed import Packed
+from cavs._run.concurrent_jit import concurrent_jit
 from cavs._train import optimiser
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
@@ -63,12 +63,12 @@ def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
 
 
-def make_step(model: "Model", config: Config) -> Callable[[State, Together], tuple[State, Sums]]:
+def make_step(model: "Model", config: Config) -> Callable[[State, Packed], tuple[State, Sums]]:
     """`step(state, batch)`: loss, gradients and updates. `state` is donated."""
     rule = optimiser.dense(config)
 
-    def step(state: State, sent: Together) -> tuple[State, Sums]:
-        batch = sent.apart()
+    def step(state: State, sent: Packed) -> tuple[State, Sums]:
+        batch = sent.unpack()
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.count) if config.dropout else None
         rows = read_rows(state.table, batch)
         value_and_grad = jax.value_and_grad(model.objective, argnums=(0, 1), has_aux=True)
@@ -80,9 +80,9 @@ def make_step(model: "Model", config: Config) -> Callable[[State, Together], tup
         table, slots = optimiser.update_rows(config, state.table, state.slots, batch.words, rows, by_rows, count)
         return State(params, rule_state, table, slots, count), Sums.of(metrics)
 
-    return jit(step, donate_argnums=0)
+    return concurrent_jit(step, donate_argnums=0)
 
 
-def make_evaluate(model: "Model") -> Callable[[Weights, Together], Sums]:
+def make_evaluate(model: "Model") -> Callable[[Weights, Packed], Sums]:
     """`evaluate(weights, batch)`: metrics without dropout."""
-    return jit(lambda weights, sent: Sums.of(model.metrics(weights, sent.apart())))
+    return concurrent_jit(lambda weights, sent: Sums.of(model.metrics(weights, sent.unpack())))

@@ -54,7 +54,7 @@ class Translator:
         """a of the vertices `batch.at`, (R, H); `rows` are the table's rows `batch.words`. With `key`, dropout."""
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         x, y = (dropout(vectors_of(rows, ids), self.dropout, k) for ids, k in zip((batch.x, batch.y), keys, strict=False))
-        a = self.program.run(params["program"], batch.source, batch.pairs, x, y, at=batch.at)
+        a = self.program.run(params["program"], batch.source, batch.pairs, x, y, select=batch.at)
         return dropout(a, self.dropout, keys[2])
 
     def objective(self, params: Any, rows: Any, batch: PairBatch, key: Any = None) -> tuple[Any, PairMetrics]:

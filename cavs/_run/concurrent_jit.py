@@ -1,4 +1,4 @@
-"""`jit`: XLA runs beside each other what does not depend on each other, and launches of engine `persistent` in turn.
+"""`concurrent_jit`: XLA runs beside each other what does not depend on each other, and launches of engine `persistent` in turn.
 
 A training step is two launches and some forty small kernels around them: products, updates, bookkeeping. A GPU that runs them
 one after another is idle in most of them. As branches of a CUDA graph they overlap (on one H200, 2026-11-21, a Tree-LSTM step
@@ -28,11 +28,11 @@ BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
 
 
-def jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def concurrent_jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """`jax.jit` for a training step on a GPU: what does not depend on each other runs side by side.
 
     ```python
-    @cavs.jit(donate_argnums=(0, 1))
+    @cavs.concurrent_jit(donate_argnums=(0, 1))
     def step(params, state, sched, words, labels):
         value, grads = jax.value_and_grad(loss)(params, sched, words, labels)
         ...
@@ -49,9 +49,9 @@ def jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     runs inside something else than `jit`, `grad`, `checkpoint`, `scan`, `while_loop` and `cond`, such as `shard_map`.
     """
     if fun is None:
-        return functools.partial(jit, **options)
+        return functools.partial(concurrent_jit, **options)
     if not callable(fun):
-        raise TypeError(f"jit: fun is a {type(fun).__name__}, wanted a function. Write cavs.jit(step, donate_argnums=0).")
+        raise TypeError(f"concurrent_jit: fun is a {type(fun).__name__}, wanted a function. Write cavs.concurrent_jit(step).")
     given = options.pop("compiler_options", None) or {}
     return jax.jit(in_turn(fun), compiler_options=BESIDE | given, **options)
 
@@ -138,8 +138,8 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
         )
         return outs, flag
     raise NotImplementedError(
-        f'jit: cavs.run by engine "persistent" is inside `{name}`, where its launches cannot be put in turn. Write jax.jit for '
-        'this function, or engine="scan" in run.'
+        f'concurrent_jit: cavs.run by engine "persistent" is inside `{name}`, where its launches '
+        'cannot be put in turn. Write jax.jit for this function, or engine="scan" in run.'
     )
 
 

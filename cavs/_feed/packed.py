@@ -1,4 +1,4 @@
-"""`together`: all that a step is sent as one vector, so that one transfer does."""
+"""`pack`: all that a step is sent as one vector, so that one transfer does."""
 
 import functools
 import math
@@ -17,8 +17,8 @@ class _Parts:
 
 
 @jax.tree_util.register_pytree_node_class
-class Together:
-    """Arrays as ONE int32 vector, `data`; a pytree. Made by [`cavs.together`][], taken apart by `apart`."""
+class Packed:
+    """Arrays as ONE int32 vector, `data`; a pytree. Made by [`cavs.data.pack`][], taken apart by `unpack`."""
 
     def __init__(self, data: Any, parts: _Parts):
         self.data, self._parts = data, parts
@@ -27,11 +27,11 @@ class Together:
         return (self.data,), self._parts
 
     @classmethod
-    def tree_unflatten(cls, parts: _Parts, children: tuple[Any]) -> "Together":
+    def tree_unflatten(cls, parts: _Parts, children: tuple[Any]) -> "Packed":
         return cls(children[0], parts)
 
-    def apart(self) -> Any:
-        """What `together` was given; under `jax.jit` by slices, which cost next to nothing."""
+    def unpack(self) -> Any:
+        """What `pack` was given; under `jax.jit` by slices, which cost next to nothing."""
         out, end = [], 0
         for shape, dtype in self._parts.arrays:
             begin, end = end, end + math.prod(shape)
@@ -42,16 +42,16 @@ class Together:
         return self._parts.tree.unflatten(out)
 
 
-def together(tree: Any) -> Together:
+def pack(tree: Any) -> Packed:
     """The host arrays of `tree` (a tuple of a schedule, words, labels, ...) as one vector: one transfer to the device.
 
     ```python
     @jax.jit
     def step(params, batch):
-        sched, words, labels = batch.apart()
+        sched, words, labels = batch.unpack()
         ...
 
-    params = step(params, cavs.together((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))))
+    params = step(params, cavs.data.pack((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))))
     ```
 
     A transfer costs the host 50 to 200 microseconds however small it is, which shows where a step takes less than a
@@ -66,13 +66,13 @@ def together(tree: Any) -> Together:
         if name is None:
             dtype = getattr(x, "dtype", None)
             raise TypeError(
-                f"together: a leaf is a {type(x).__name__}{'' if dtype is None else f' of dtype {dtype}'}; wanted NumPy arrays "
+                f"pack: a leaf is a {type(x).__name__}{'' if dtype is None else f' of dtype {dtype}'}; wanted NumPy arrays "
                 "of int32, uint32 or float32, such as np.asarray(x, np.int32)."
             )
         arrays.append((x.shape, name))
         vectors.append(x if name == "int32" and x.ndim == 1 else x.ravel().view(np.int32))
     data = np.concatenate(vectors) if vectors else np.zeros(0, np.int32)
-    return Together(data, _interned(treedef, tuple(arrays)))
+    return Packed(data, _interned(treedef, tuple(arrays)))
 
 
 _DTYPES = {np.dtype(name): name for name in ("int32", "uint32", "float32")}

@@ -1,0 +1,14 @@
+"""Files of graphs and of parameters: readers, writers and their error."""
+
+from cavs._interop.weights import load_params as load_params, save_params as save_params
+from cavs._readers import (
+    FormatError as FormatError,
+    load_npz as load_npz,
+    read as read,
+    read_conllu as read_conllu,
+    read_edges as read_edges,
+    read_netlist as read_netlist,
+    read_trees as read_trees,
+    save_npz as save_npz,
+    write_edges as write_edges,
+)
