@@ -1,9 +1,10 @@
-"""Training from the command line (`cavs train`, `cavs predict`), a task a file: labels, tags, next words, translation.
+"""`cavs train` and `cavs predict`: classification, tagging, language models and translation, one file per task.
 
-Read in this order: `config` (what can be asked), `task` (what a task is) and one of `task_classify`, `task_lm`, `task_nmt`,
-`task_tag`; `data` with `text`, `tagged`, `sentences`, `parallel` (files to graphs), `batches`, `model` with `softmax`,
-`tagger` with `chunks`, `translator`, `optimiser`, `step` (one jitted step), `loop`, `checkpoint`; `run` puts them together,
-`report` shows, `predict` labels, `compiled` keeps compiled code.
+Read the files in this order: `config` (all settings), `task` (the interface of a task) and one of `task_classify`, `task_lm`,
+`task_nmt` and `task_tag`; `data` with `text`, `tagged`, `sentences` and `parallel` (from files to graphs); `batches`; `model`
+with `softmax`, `tagger` with `chunks`, and `translator`; `optimiser`, `step` (one jitted step), `loop` and `checkpoint`. `run`
+puts them together, `report` prints progress and results, `predict` labels new files, and `compiled` sets up JAX's compilation
+cache.
 """
 
 from cavs._train.compiled import keep_compiled as keep_compiled

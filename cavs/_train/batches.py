@@ -1,50 +1,65 @@
-"""Batches: which graphs go together, and a batch's arrays, padded so that few shapes occur."""
+"""Batches: which graphs form a batch, and the padded arrays of a batch, so that only a few shapes are compiled."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.scheduler import bucket, schedules
 from cavs._train.data import root_rows
 
 
-class Batch(NamedTuple):
-    """What one step sees; a pytree of integers (Vp, `sched.shape.vertices`; U, the rows read from the table).
+A = TypeVar("A")  # np.ndarray on the host, jax.Array within a step
 
-    - `words`: (U,) the distinct words of the batch: rows of the table; beyond its end in padding.
-    - `word`: (Vp,) for each vertex the index into `words`; -1 where it reads nothing.
-    - `label`: (Vp,) -1 where there is none.
-    - `roots`: (R,) rows of the roots; Vp in padding.
+
+class Batch(NamedTuple, Generic[A]):
+    """The input of one step, a pytree of int32 arrays. Vp is `sched.shape.vertices`, U the rows read from the table.
+
+    Attributes:
+        sched: the schedule of the batch.
+        words: (U,) the distinct words of the batch, as rows of the table; out of range in padding.
+        word: (Vp,) the index into `words` of each vertex; -1 if it reads nothing.
+        label: (Vp,) the label of each vertex; -1 if it has none.
+        roots: (R,) the rows of the roots; Vp in padding.
     """
 
     sched: Schedule
-    words: Any
-    word: Any
-    label: Any
-    roots: Any
+    words: A
+    word: A
+    label: A
+    roots: A
 
 
 class Prepare(Protocol):
-    """Makes the batches of some samples, one after another and several ahead."""
+    """Creates the batches of a part of the data, in order."""
 
-    def __call__(self, grid: np.ndarray, workers: int = 0) -> Iterator[Any]:
-        """A batch in host memory for each row of `grid` (batches, batch): numbers of samples, -1 where there are too few.
+    def __call__(self, grid: np.ndarray, workers: int = 0) -> Iterator[PyTree]:
+        """Yields a batch in host memory for each row of `grid`.
 
-        `workers` as in `cavs.data.schedules`.
+        Args:
+            grid: (batches, batch) numbers of samples; -1 where a batch has fewer.
+            workers: as in `cavs.data.schedules`.
         """
         ...
 
 
 def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Groups graphs into batches of nearly equal total size: (batches, batch) graph numbers, -1 where there are too few.
+    """Groups graphs into batches of nearly equal total size, so that few shape buckets and compilations are needed.
 
-    Graphs sorted by size, equals in random order, are cut into as many strata as a batch has places; a batch takes one
-    graph of each stratum: of the upper half at random, of the lower half so that the batch that is smallest so far takes
-    the largest. Batches are random, but as large as each other: the schedule's buckets, and with them the number of
-    compilations, are few. Without `rng` the same batches every time.
+    The graphs are sorted by size, equal sizes in random order, and cut into as many strata as a batch has places. A batch takes
+    one graph from each stratum. The strata of large graphs are assigned at random. In the strata of small graphs, the batch
+    that is smallest so far takes the largest graph.
+
+    Args:
+        sizes: (G,) the number of vertices of each graph.
+        batch: graphs per batch.
+        rng: the source of randomness; `None` for the same batches every time.
+
+    Returns:
+        (batches, batch) numbers of graphs; -1 where a batch has fewer.
     """
     total = len(sizes)
     batch = min(batch, total)
@@ -67,14 +82,21 @@ def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np
 
 
 def epoch_batches(sizes: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
-    """The batches of one epoch; a function of seed and epoch alone, so that resuming finds them again."""
+    """The batches of one epoch. They depend only on seed and epoch, so that a resumed run gets the same ones."""
     return strata(sizes, batch, np.random.default_rng([seed, 2, epoch]))
 
 
 def distinct(ids: np.ndarray, padded: int, num_words: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct words of `ids` (V,), -1 where there is none, and for each vertex its index among them.
+    """The distinct words that a batch reads.
 
-    The first is (U,), U what `padded` vertices may read of `num_words` rows, with numbers beyond the table in padding.
+    Args:
+        ids: (V,) the word of each vertex; -1 if it reads nothing.
+        padded: the padded number of vertices.
+        num_words: the rows of the table.
+
+    Returns:
+        (U,) the distinct words, where U = min(padded, num_words), padded with row numbers beyond the table; and (V,) the index
+        of each vertex's word among them, or -1.
     """
     words, word = np.unique(ids, return_inverse=True)
     skip = int(len(words) > 0 and words[0] < 0)
@@ -84,29 +106,29 @@ def distinct(ids: np.ndarray, padded: int, num_words: int) -> tuple[np.ndarray, 
 
 
 def with_stand_ins(grid: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Graph numbers with the smallest graph of all in place of each -1, and which are present."""
+    """Replaces each -1 by the number of the smallest graph. Also returns which entries were not -1."""
     present = grid >= 0
     return (grid, present) if present.all() else (np.where(present, grid, np.argmin(sizes)), present)
 
 
 def labels_of(graphs: Graphs, present: np.ndarray) -> np.ndarray:
-    """(V,) labels of a batch, without those of the graphs that are not `present`; -1 where there is none."""
+    """(V,) labels of a batch; -1 for vertices without a label and for graphs that are not `present`."""
     label = np.full(graphs.num_vertices, -1, np.int32) if graphs.label is None else graphs.label
     return label if present.all() else np.where(np.repeat(present, np.diff(graphs.vertex_offsets)), label, -1)
 
 
 def shapes_of(graphs: Graphs, grid: np.ndarray) -> tuple[Shape, ...]:
-    """Few shapes into which the schedules of these batches fit, taken up from the largest."""
+    """A few shapes into which the schedules of these batches fit, found from the largest batch down."""
     edges = np.diff(graphs.child_offsets[graphs.vertex_offsets])[grid].sum(1)
     shapes: list[Shape] = []
     for _ in schedules(graphs, grid[np.argsort(-edges, kind="stable")], shapes=shapes):
         pass
-    # One number of tasks for all: it is that of the deepest batch, and costs integers alone.
+    # All shapes get the number of tasks of the deepest batch. This pads only integers.
     return tuple(dict.fromkeys(shape._replace(tasks=max(s.tasks for s in shapes)) for shape in shapes))
 
 
-def prepare(graphs: Graphs, num_words: int, grid: np.ndarray, workers: int = 0) -> Iterator[Batch]:
-    """As `Prepare` has it. For each -1 the smallest graph of all stands in, without labels."""
+def prepare(graphs: Graphs, num_words: int, grid: np.ndarray, workers: int = 0) -> Iterator[Batch[np.ndarray]]:
+    """Implements `Prepare`. The smallest graph, without its labels, replaces each -1."""
     numbers, presents = with_stand_ins(grid, np.diff(graphs.vertex_offsets))
     found = schedules(graphs, numbers, kinds=False, workers=workers)
     for present, (some, sched) in zip(presents, found, strict=True):
@@ -121,18 +143,18 @@ def prepare(graphs: Graphs, num_words: int, grid: np.ndarray, workers: int = 0) 
         yield Batch(sched, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), roots)
 
 
-# Graphs a batch in which order is kept.
+# Graphs per batch of `in_order`.
 IN_ORDER = 64
 
 
 def in_order_grid(sizes: np.ndarray) -> np.ndarray:
-    """The batches of `in_order`."""
+    """The batches of `in_order`: the entries -1 come last."""
     grid = strata(sizes, IN_ORDER, None)
-    return np.take_along_axis(grid, np.argsort(grid < 0, axis=1, kind="stable"), 1)  # what stands in comes last
+    return np.take_along_axis(grid, np.argsort(grid < 0, axis=1, kind="stable"), 1)
 
 
-def in_order(graphs: Graphs, prepare: Prepare) -> Iterator[tuple[np.ndarray, Any]]:
-    """All graphs once: the rows in `graphs` of the first vertices of a batch, and the batch, as `prepare` makes it."""
+def in_order(graphs: Graphs, prepare: Prepare) -> Iterator[tuple[np.ndarray, PyTree]]:
+    """Visits all graphs once. Yields each batch with the rows in `graphs` of its first vertices."""
     grid = in_order_grid(np.diff(graphs.vertex_offsets))
     for numbers, batch in zip(grid, prepare(grid), strict=True):
         present = numbers[numbers >= 0]

@@ -1,23 +1,25 @@
-"""Entities of tag sequences, counted as the CoNLL shared tasks' `conlleval` does, for all sentences of a batch at once."""
+"""Entities in tag sequences, counted as the CoNLL shared tasks' `conlleval` does, for all sentences of a batch at once."""
 
 import dataclasses
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-# Between neighbouring tags whose types agree: where a chunk begins, and where one ends (conlleval, 2004).
+# Pairs of neighbouring tags of the same type between which a chunk begins or ends (conlleval, 2004).
 _STARTS = {"BB", "IB", "OB", "OI", "EE", "EI", "OE"}
 _ENDS = {"BB", "BO", "IB", "IO", "EE", "EI", "EO"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-    """What a tag after another begins and ends, for C labels; row and column C stand for a sentence's boundary and `O`.
+    """Tables of where chunks begin and end, for C labels. Row and column C stand for a sentence boundary and for `O`.
 
-    - `starts`, `ends`: (C + 1, C + 1) bool, by the tags of the vertex before and of the vertex after.
-    - `types`: (C + 1,) the type of a tag, as a number.
+    Attributes:
+        starts: (C + 1, C + 1) bool: whether a chunk starts between a tag (row) and the next tag (column).
+        ends: (C + 1, C + 1) bool: whether a chunk ends there.
+        types: (C + 1,) int32, the type of each tag.
     """
 
     starts: np.ndarray
@@ -26,7 +28,7 @@ class Chunks:
 
     @staticmethod
     def of(labels: tuple[str, ...]) -> "Chunks | None":
-        """For tags such as `O`, `B-PER`, `I-PER` (IOB1, IOB2, IOE, IOBES); `None` where labels are no such tags."""
+        """The tables for tags such as `O`, `B-PER`, `I-PER` (IOB1, IOB2, IOE, IOBES); `None` for labels of another form."""
         pairs = [tuple(label.split("-", 1)) if label[1:2] == "-" else (label, "") for label in (*labels, "O")]
         if any((tag != "O") != bool(kind) or tag not in "BIESO" for tag, kind in pairs) or all(tag == "O" for tag, _ in pairs):
             return None
@@ -39,16 +41,18 @@ class Chunks:
         names = {kind: i for i, kind in enumerate(dict.fromkeys(kind for _, kind in pairs))}
         return Chunks(starts, ends, np.array([names[kind] for _, kind in pairs], np.int32))
 
-    def count(self, right: Any, guessed: Any, graph: Any) -> tuple[Any, Any, Any]:
-        """How many entities there are, were guessed, and were guessed rightly: with both ends and the type right.
+    def count(self, right: jax.Array, guessed: jax.Array, graph: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Counts the true entities, the predicted entities, and those predicted with both ends and the type correct.
 
-        **Arguments:** `right`, `guessed` (V,) labels, vertices in the order of their sentences; a `right` of -1 is no tag and
-        counts as `O` on both sides. `graph` (V,) the sentence of each vertex.
+        Args:
+            right: (V,) true labels, in sentence order. -1 means no label and counts as `O` on both sides.
+            guessed: (V,) predicted labels.
+            graph: (V,) index of each vertex's sentence.
         """
         outside = len(self.types) - 1
         first = jnp.append(True, graph[1:] != graph[:-1])
 
-        def spans(label: Any) -> tuple[Any, Any, Any]:
+        def spans(label: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
             label = jnp.where(right < 0, outside, label)
             before = jnp.where(first, outside, jnp.roll(label, 1))
             after = jnp.where(jnp.roll(first, -1), outside, jnp.roll(label, -1))
@@ -62,5 +66,5 @@ class Chunks:
 
 
 def f1(right: float, guessed: float, both: float) -> float:
-    """2 precision recall / (precision + recall), from 0 to 1; 0 where there is nothing to count."""
+    """2 precision recall / (precision + recall), in [0, 1]; 0 if there is nothing to count."""
     return 2 * both / (right + guessed) if right + guessed else 0.0

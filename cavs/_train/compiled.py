@@ -1,4 +1,4 @@
-"""Compiled code kept from one `cavs train` or `cavs predict` to the next, by JAX's persistent compilation cache."""
+"""JAX's persistent compilation cache, so that the next `cavs train` or `cavs predict` does not compile again."""
 
 import hashlib
 import os
@@ -6,15 +6,17 @@ from pathlib import Path
 
 import jax
 
-# Seconds of compiling from which code is worth keeping.
+# Programs that compile faster than this many seconds are not cached.
 WORTH_KEEPING = 0.5
+# Lines of /proc/cpuinfo that describe the instruction set: on x86, on Arm, and the name of the processor.
+_CPU_FIELDS = ("flags", "Features", "model name")
 
 
 def keep_compiled() -> None:
-    """Keeps compiled code in `~/.cache/cavs` (or under `XDG_CACHE_HOME`), unless JAX was told of a place, or to keep none.
+    """Caches compiled code in `~/.cache/cavs` (or under `XDG_CACHE_HOME`), unless JAX's cache is already configured.
 
-    A second run with the same sizes starts at once. The folder may be deleted at any time; `JAX_COMPILATION_CACHE_DIR`
-    names another and `JAX_ENABLE_COMPILATION_CACHE=false` switches it off.
+    A second run with the same sizes then starts at once. The folder may be deleted at any time.
+    `JAX_COMPILATION_CACHE_DIR` selects another folder, and `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
     """
     if jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache:  # type: ignore
         return
@@ -22,17 +24,17 @@ def keep_compiled() -> None:
     folder = Path(home) / "cavs" / _processor()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written: compile anew
+    except OSError:  # the home directory is not writable: compile again
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
 
 
 def _processor() -> str:
-    # A home shared by machines with unlike processors: code for one may hold instructions that another lacks.
+    # Machines with different processors may share a home directory, and code compiled on one may not run on another.
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    facts = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
+    facts = sorted({line for line in lines if line.partition(":")[0].strip() in _CPU_FIELDS})
     return hashlib.sha256("\n".join([os.uname().machine, *facts]).encode()).hexdigest()[:12]

@@ -1,38 +1,39 @@
-"""`Config`: everything that decides a training run, as one value that a checkpoint can hold."""
+"""`Config`: all settings that determine a training run, as one value that a checkpoint can store."""
 
 import dataclasses
 import typing
+from pathlib import Path
 from typing import Any
 
-# Each has a file, `task_NAME.py`; see `task.py`.
+# Each task has a file, `task_NAME.py`; see `task.py`.
 TASKS = ("classify", "lm", "nmt", "tag")
 ALIASES = {"dag": "classify", "sentiment": "classify"}
 OPTIMIZERS = ("adam", "adagrad", "sgd")
 LOSSES = ("root", "all")
-# Far beyond what anybody trains: a file that asks for more is refused before it takes all memory.
+# Upper bounds far beyond any real model: a checkpoint with larger values is refused before memory is allocated for it.
 LARGEST = 2**31 - 1
 MOST = dict.fromkeys(("hidden", "embedding_size", "batch", "epochs", "min_count", "char_size"), LARGEST)
-MOST |= {"layers": 1000, "arity": 1000}  # a matrix each
+MOST |= {"layers": 1000, "arity": 1000}  # each unit is a matrix
 
 
 class TrainError(ValueError):
-    """A mistake in what was asked for: the command line prints its text and no traceback, and exits with `code`."""
+    """An error of the user: the command line prints its text without a traceback and exits with `code`."""
 
     code = 2
 
 
 class SaveError(TrainError):
-    """What was asked for is right, but a file cannot be written."""
+    """A valid request that failed because a file cannot be written."""
 
     code = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What `cavs train` was asked to do. `None` in `program`, `loss`, `score` and `embedding_size` is settled by the data.
+    """The settings of `cavs train`. `None` in `program`, `loss`, `score` and `embedding_size` means: choose by the data.
 
-    Fields are the command line's flags; `train` is `None` for the reviews that come with the package. Made by
-    `cavs._train.task.configure`, which knows the tasks' defaults.
+    The fields are the flags of the command line. `train` is `None` for the reviews shipped with the package. Create a
+    `Config` with `cavs._train.task.configure`, which knows the defaults of each task.
     """
 
     train: str | None = None
@@ -62,58 +63,66 @@ class Config:
     seed: int = 0
 
     def check(self) -> None:
-        """**Raises:** `TrainError` that names the flag of a value out of range."""
+        """Raises a `TrainError` that names the flag if a value is out of range."""
         for name, most in MOST.items():
             value = getattr(self, name, None)
-            _want(name, value, value is None or value >= 1, "an integer of at least 1")
-            _want(name, value, value is None or value <= most, f"an integer of at most {most}")
+            _check(name, value, value is None or value >= 1, "an integer >= 1")
+            _check(name, value, value is None or value <= most, f"an integer <= {most}")
         for name in ("patience", "vocab_size", "weight_decay", "clip", "seed"):
-            _want(name, getattr(self, name), getattr(self, name) >= 0, "a number of at least 0")
-        _want("lr", self.lr, self.lr > 0, "a number above 0")
-        _want("embedding_lr", self.embedding_lr, self.embedding_lr is None or self.embedding_lr >= 0, "a number of at least 0")
-        _want("dropout", self.dropout, 0 <= self.dropout < 1, "a probability from 0 up to, but without, 1")
-        _want("optimizer", self.optimizer, self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
-        _want("loss", self.loss, self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
-        _want("score", self.score, self.score in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
-        _want("vocab_size", self.vocab_size, self.vocab_size == 0 or self.vocab_size >= 4, "0 (no limit) or at least 4")
+            _check(name, getattr(self, name), getattr(self, name) >= 0, "a number >= 0")
+        _check("lr", self.lr, self.lr > 0, "a number > 0")
+        _check("embedding_lr", self.embedding_lr, self.embedding_lr is None or self.embedding_lr >= 0, "a number >= 0")
+        _check("dropout", self.dropout, 0 <= self.dropout < 1, "a probability >= 0 and < 1")
+        _check("optimizer", self.optimizer, self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
+        _check("loss", self.loss, self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        _check("score", self.score, self.score in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
+        _check("vocab_size", self.vocab_size, self.vocab_size == 0 or self.vocab_size >= 4, "0 (no limit) or at least 4")
         if self.train is None and (self.dev or self.test):
             name, path = ("--dev", self.dev) if self.dev else ("--test", self.test)
-            raise TrainError(f"{name} was given without a file to train on: cavs train FILE {name} {path}")
+            raise TrainError(f"{name}: got {path}, but no file to train on. Write: cavs train FILE {name} {path}")
 
     def replace(self, given: dict[str, Any]) -> "Config":
-        """The same but for what was given, checked."""
+        """Returns a checked copy with the fields in `given` replaced."""
         config = dataclasses.replace(self, **given)
         config.check()
         return config
 
     @staticmethod
-    def from_json(value: Any) -> "Config":
-        """What `as_json` made, checked.
+    def from_json(value: object) -> "Config":
+        """Restores and checks what `as_json` returned.
 
-        **Raises:** `TrainError` that names a field of another type or out of range.
+        Raises a `TrainError` that names the field if a value has the wrong type or is out of range.
         """
         fields = typing.get_type_hints(Config)
         if not isinstance(value, dict) or value.keys() != fields.keys():
-            raise TrainError(f"config has not the fields {', '.join(fields)}.")
+            raise TrainError(f"config: got {value!r:.60}; expected a dict of the fields {', '.join(fields)}.")
         for name, kind in fields.items():
             got = value[name]
-            # A whole number of JSON may stand for a float; a bool is no number.
+            # A JSON integer is a valid float. A bool is not a valid number, although Python's bool is an int.
             right = isinstance(got, kind) or isinstance(got, int) and isinstance(0.0, kind)
-            _want(name, got, right and not isinstance(got, bool), f"a value of type {getattr(kind, '__name__', kind)}")
+            _check(name, got, right and not isinstance(got, bool), f"a value of type {getattr(kind, '__name__', kind)}")
         config = Config(**value)
         config.check()
         return config
 
     def as_json(self) -> dict[str, Any]:
-        """A dict of plain values, for `Config(**...)`."""
+        """A dict of plain values, the arguments of `Config(**...)`."""
         return dataclasses.asdict(self)
 
 
 def flag(name: str) -> str:
-    """How a field is written on the command line."""
-    return "--" + name.replace("_", "-")
+    """A field as the user writes it on the command line: `FILE` or `--name`."""
+    return "FILE" if name in ("train", "file") else "--" + name.replace("_", "-")
 
 
-def _want(name: str, got: Any, right: bool, wanted: str) -> None:
+def check_file(name: str, path: str) -> None:
+    """Raises a `TrainError` if the file given as the field `name` does not exist or is not a regular file."""
+    if Path(path).is_file():
+        return
+    what = "a directory" if Path(path).is_dir() else "which is not a regular file" if Path(path).exists() else None
+    raise TrainError(f"{flag(name)}: got {path}, {what or 'which does not exist'}; expected the path of a file.")
+
+
+def _check(name: str, got: object, right: bool, expected: str) -> None:
     if not right:
-        raise TrainError(f"{flag(name)} is {got!r}, wanted {wanted}.")
+        raise TrainError(f"{flag(name)}: got {got!r}; expected {expected}.")

@@ -1,31 +1,42 @@
-"""What all tasks do with their files: which there are, what is held out, which words and labels they name."""
+"""Steps that all tasks share: the files of a run, the held-out part, and the vocabularies of words and labels."""
 
 import dataclasses
 import hashlib
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._train import embeddings
-from cavs._train.config import Config, TrainError
+from cavs._train.config import Config, TrainError, check_file
 
 UNKNOWN = "<unk>"
 HELD_OUT = 0.1
 
+Samples: TypeAlias = Any  # Graphs, Sentences or Parallel: each task has its own class, with `len` and indexing by samples
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Samples for training, for choosing the best epoch, and (or `None`) for a last test: `Graphs`, or what the task has.
+    """The samples of a run: `Graphs`, `Sentences` or `Parallel`, depending on the task.
 
-    In `Graphs` `input_id` indexes `words`, whose first is `<unk>`; -1 where a vertex reads nothing. `label` indexes
-    `labels`; -1 where there is none. `files`: what was read, with a fingerprint of each file. `vectors`: those of
-    `--embeddings`. `facts`: what else a checkpoint must know, as JSON.
+    In `Graphs`, `input_id` is an index of `words`, or -1 if the vertex reads nothing, and `label` is an index of `labels`, or
+    -1 if the vertex has no label.
+
+    Attributes:
+        train: samples to train on.
+        dev: held-out samples, which choose the best epoch.
+        test: samples for a final test, or `None`.
+        words: the vocabulary, `<unk>` first.
+        labels: the names of the labels.
+        files: the SHA-256 of each file that was read, by path.
+        vectors: the word vectors of `--embeddings`.
+        facts: anything else that a checkpoint must store, as JSON.
     """
 
-    train: Any
-    dev: Any
-    test: Any
+    train: Samples
+    dev: Samples
+    test: Samples | None
     words: tuple[str, ...]
     labels: tuple[str, ...]
     files: dict[str, str]
@@ -34,21 +45,25 @@ class Data:
 
 
 def paths_of(config: Config) -> dict[str, str]:
-    """The files of a run by their part: "train", and "dev" and "test" where given."""
+    """The files of a run by part: "train", and "dev" and "test" if given. Raises a `TrainError` if one does not exist."""
     named = {"train": config.train, "dev": config.dev, "test": config.test}
-    return {name: path for name, path in named.items() if path is not None}
+    paths = {name: path for name, path in named.items() if path is not None}
+    for name, path in paths.items():
+        check_file(name, path)
+    return paths
 
 
-def with_dev(config: Config, parts: dict[str, Any], where: str, noun: str = "graph") -> dict[str, Any]:
-    """The same parts, "dev" among them: where none was given, a seeded tenth of "train" is held out.
+def with_dev(config: Config, parts: dict[str, Samples], where: str, noun: str = "graph") -> dict[str, Samples]:
+    """Adds the part "dev" if it was not given: a tenth of "train", drawn with the seed.
 
-    **Raises:** `TrainError` where there is nothing to hold out.
+    Raises:
+        TrainError: "train" is too small to hold out a sample.
     """
     train = parts["train"]
     if "dev" in parts:
         return parts
     if len(train) < 2:
-        raise TrainError(f"{where} holds one {noun}, wanted at least 2, as one is held out; or pass --dev FILE.")
+        raise TrainError(f"FILE: got {where} with 1 {noun}; expected at least 2, because 1 is held out. Or write --dev FILE.")
     order = np.random.default_rng([config.seed, 1]).permutation(len(train))
     held = max(1, round(HELD_OUT * len(train)))
     return {"train": train[np.sort(order[held:])], "dev": train[np.sort(order[:held])]} | {
@@ -59,9 +74,9 @@ def with_dev(config: Config, parts: dict[str, Any], where: str, noun: str = "gra
 def vocabulary(
     config: Config, parts: dict[str, Graphs], special: tuple[str, ...] = (UNKNOWN,)
 ) -> tuple[tuple[str, ...], embeddings.Vectors | None]:
-    """`special`, then the training words that are frequent enough, by first appearance in the file; and given vectors.
+    """The vocabulary: `special`, then the frequent words of the training part, by first appearance; and the given vectors.
 
-    Words come from the training graphs alone, except that words of the other files which have a given vector are kept too.
+    Words of the other parts are added only if they have a vector in `--embeddings`.
     """
     train = parts["train"]
     assert train.vocab is not None and train.input_id is not None
@@ -82,10 +97,10 @@ def vocabulary(
 
 
 def label_names(parts: dict[str, Graphs], paths: dict[str, str]) -> tuple[str, ...]:
-    """The labels of all parts, in order of appearance; numbers in their own order."""
+    """The labels of all parts: names in order of appearance, numbers in ascending order."""
     graphs = list(parts.values())
     if len({g.label_names is None for g in graphs if g.label is not None}) > 1:
-        raise TrainError(f"labels are numbers in some of {', '.join(paths.values())} and names in others; wanted one kind.")
+        raise TrainError(f"labels: got numbers in some of {', '.join(paths.values())} and names in others; expected one kind.")
     if graphs[0].label_names is None:
         found = np.unique(np.concatenate([g.label for g in graphs if g.label is not None]))
         return tuple(map(str, found[found >= 0].tolist()))
@@ -106,7 +121,7 @@ def with_labels(graphs: Graphs, labels: tuple[str, ...]) -> Graphs:
 
 
 def root_rows(graphs: Graphs) -> np.ndarray:
-    """Rows of the vertices that are nobody's child, graph after graph."""
+    """The rows of the vertices without a parent, in graph order."""
     base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
     has_parent = np.zeros(graphs.num_vertices, bool)
     has_parent[graphs.children + np.repeat(base, np.diff(graphs.child_offsets))] = True
@@ -114,14 +129,14 @@ def root_rows(graphs: Graphs) -> np.ndarray:
 
 
 def words_of(graphs: Graphs) -> list[str]:
-    """The word of each vertex; empty where it reads nothing."""
+    """The word of each vertex, "" if it reads nothing."""
     assert graphs.vocab is not None and graphs.input_id is not None
     names = [*graphs.vocab, ""]
     return [names[i] for i in graphs.input_id.tolist()]
 
 
 def fingerprints(paths: dict[str, str]) -> dict[str, str]:
-    """SHA-256 of each file, by its path."""
+    """The SHA-256 of each file, by path."""
     prints = {}
     for path in paths.values():
         with open(path, "rb") as file:

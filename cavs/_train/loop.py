@@ -1,4 +1,4 @@
-"""The loop over epochs and batches: prefetching, evaluation, the best checkpoint, stopping and going on."""
+"""The loop over epochs and batches: prefetching, evaluation, the best checkpoint, stopping and resuming."""
 
 import collections
 import contextlib
@@ -14,51 +14,58 @@ import numpy as np
 
 from cavs._feed.packed import Packed, pack
 from cavs._feed.prefetch import prefetch
+from cavs._graphs.pytree import PyTree
 from cavs._train import checkpoint
 from cavs._train.batches import Prepare, epoch_batches, strata
 from cavs._train.config import Config, TrainError
-from cavs._train.data import Data
+from cavs._train.data import Data, Samples
 from cavs._train.model import Weights
-from cavs._train.step import State, Sums, make_evaluate, make_step
+from cavs._train.step import DeviceMetrics, State, build_evaluation, build_step
 from cavs._train.stop import Stop
-from cavs._train.task import Model, find
+from cavs._train.task import Model, Sums, find_task
 
 # Seconds between saves within a long epoch.
 SAVE_EVERY = 300.0
-# Steps whose metrics are not waited for, so that the device has work while the host looks.
+# The host waits for the metrics of a step only this many steps later, so that the device never idles.
 IN_FLIGHT = 8
 PREFETCH = 4
-EVALUATION_BATCHES = 4  # an evaluation batch is this many training batches
+EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
 
 
 class Watcher(Protocol):
-    """Whoever shows the progress."""
+    """An object that shows the progress of training."""
 
-    def step(self, done: "Progress", steps: int, sums: dict[str, float]) -> None:
-        """A step ended."""
+    def step(self, done: "Progress", steps: int, sums: Sums) -> None:
+        """Called after each step."""
 
     def epoch(self, record: dict[str, Any], best: bool) -> None:
-        """An epoch ended."""
+        """Called after each epoch."""
 
 
 @dataclasses.dataclass
 class Progress:
-    """Where a run stands, as JSON beside the saved state.
+    """The progress of a run, saved as JSON beside the state.
 
-    `step` batches of epoch `epoch` (from 0) are done, `sums` their metrics; `history` one record an epoch.
+    Attributes:
+        epoch: the current epoch, from 0.
+        step: the number of finished batches of this epoch.
+        sums: the summed metrics of these batches.
+        seconds: the time spent in this epoch.
+        history: one record per finished epoch.
     """
 
     epoch: int = 0
     step: int = 0
-    sums: dict[str, float] = dataclasses.field(default_factory=dict)
+    sums: Sums = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     @staticmethod
     def from_json(value: Any, count: int, steps: int) -> "Progress":
-        """What was saved beside a state after `count` steps, of an epoch of `steps`.
+        """Restores the progress of a run after `count` steps, with `steps` steps per epoch.
 
-        **Raises:** `TrainError` where it cannot be that.
+        Raises:
+            DamagedError: the value is not the progress of such a run.
         """
         try:
             progress = Progress(**value)
@@ -74,30 +81,32 @@ class Progress:
         except (TypeError, KeyError, AttributeError):
             right = False
         if not right:
-            raise checkpoint.DamagedError(f"the progress is not that of a run after {count} steps, {steps} an epoch.")
+            raise checkpoint.DamagedError(f"progress: got a value that does not fit {count} steps, {steps} steps per epoch.")
         return progress
 
     def best(self, config: Config) -> dict[str, Any] | None:
-        """The record of the best epoch so far, the earliest of equals."""
-        return max(self.history, key=lambda record: find(config.task).score(record["dev"], config), default=None)
+        """The record of the best epoch so far; of equal scores the earliest."""
+        return max(self.history, key=lambda record: find_task(config.task).score(record["dev"], config), default=None)
 
 
 class Trainer:
     """A run: the model, its data and its folder. `fit` trains until done or stopped.
 
-    `run` names the run in every file that it writes; `notes` are what `resume` has to say.
+    Attributes:
+        run: the identifier of the run, stored in every file that it writes.
+        notes: messages of `resume` for the user.
     """
 
     def __init__(self, config: Config, data: Data, model: Model, folder: Path, run: str | None = None):
         self.config, self.data, self.model, self.folder = config, data, model, folder
         self.run = run or uuid.uuid4().hex
         self.notes: list[str] = []
-        self.task = find(config.task)
-        self._preparers: dict[int, Any] = {}
-        self.step, self.evaluation = make_step(model, config), make_evaluate(model)
+        self.task = find_task(config.task)
+        self._preparers: dict[int, Prepare] = {}
+        self.step, self.evaluation = build_step(model, config), build_evaluation(model)
 
     def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
-        """Trains on from `state` and `progress`, which is updated; saves at each epoch's end and when stopped."""
+        """Trains from `state` and `progress`, which is updated in place. Saves after each epoch and when stopped."""
         config = self.config
         while not stop and not self.is_done(progress):
             state = self._epoch(state, progress, stop, watcher)
@@ -123,53 +132,53 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Batches an epoch."""
+        """The number of batches per epoch."""
         return -(-len(self.data.train) // min(self.config.batch, len(self.data.train)))
 
     def is_done(self, progress: Progress) -> bool:
-        """All epochs done, or no better score for `patience` epochs."""
+        """Whether all epochs are done, or the score has not improved for `patience` epochs."""
         best = progress.best(self.config)
         waited = 0 if best is None else progress.epoch - best["epoch"]
         return progress.epoch >= self.config.epochs or bool(self.config.patience) and waited >= self.config.patience
 
     def _epoch(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
         grid, prepare = self._batches(progress.epoch)[progress.step :], self._preparer(self.data.train, self._batches(0))
-        made = prepare(grid, workers=int(jax.default_backend() == "gpu"))
+        host_batches = prepare(grid, workers=int(jax.default_backend() == "gpu"))
         before, spent = time.monotonic(), progress.seconds
-        saved, flying = before, _Flying()
+        saved, pending = before, _PendingMetrics()
 
-        def land() -> None:
-            progress.sums = flying.land(progress.sums)
+        def add_oldest() -> None:
+            progress.sums = pending.add_oldest_to(progress.sums)
             if not math.isfinite(progress.sums["nll"]):
                 raise TrainError(
-                    f"the loss became {progress.sums['nll']} in epoch {progress.epoch + 1}, step {progress.step}; wanted a "
-                    "finite one: try a smaller --lr or --clip."
+                    f"loss: got {progress.sums['nll']} in epoch {progress.epoch + 1}, step {progress.step}; expected a finite "
+                    "value. Try a smaller --lr or --clip."
                 )
 
-        with contextlib.closing(prefetch(made, _sent, PREFETCH)) as batches:
+        with contextlib.closing(prefetch(host_batches, _send, PREFETCH)) as batches:
             for batch in batches:
                 state, metrics = self.step(state, batch)
-                flying.start(metrics)
+                pending.copy_to_host(metrics)
                 progress.step += 1
-                if len(flying) > IN_FLIGHT:
-                    land()
+                if len(pending) > IN_FLIGHT:
+                    add_oldest()
                 now = time.monotonic()
                 progress.seconds = spent + now - before
                 watcher.step(progress, self.steps, progress.sums)
                 if stop or now - saved > SAVE_EVERY:
-                    while flying:
-                        land()
+                    while pending:
+                        add_oldest()
                     if stop:
                         break
                     self.save(state, progress)
                     saved = time.monotonic()
-        while flying:
-            land()
+        while pending:
+            add_oldest()
         progress.seconds = spent + time.monotonic() - before
         return state
 
-    def _preparer(self, part: Any, grid: np.ndarray) -> Prepare:
-        # Made once a part: of the batches of its first epoch, whichever epoch a resumed run begins with.
+    def _preparer(self, part: Samples, grid: np.ndarray) -> Prepare:
+        # Created once per part from the batches of the first epoch, even if a resumed run starts in a later epoch.
         if id(part) not in self._preparers:
             self._preparers[id(part)] = self.task.preparer(self.model, part, grid)
         return self._preparers[id(part)]
@@ -177,27 +186,27 @@ class Trainer:
     def _batches(self, epoch: int) -> np.ndarray:
         return epoch_batches(self.task.sizes(self.data.train), self.config.batch, self.config.seed, epoch)
 
-    def evaluate(self, weights: Weights, part: Any) -> dict[str, float]:
-        """Sums of metrics over samples, without dropout."""
+    def evaluate(self, weights: Weights, part: Samples) -> Sums:
+        """The summed metrics of a part of the data, without dropout."""
         grid = strata(self.task.sizes(part), EVALUATION_BATCHES * self.config.batch, None)
-        sums: dict[str, float] = {}
-        flying = _Flying()
-        with contextlib.closing(prefetch(self._preparer(part, grid)(grid), _sent, PREFETCH)) as batches:
+        sums: Sums = {}
+        pending = _PendingMetrics()
+        with contextlib.closing(prefetch(self._preparer(part, grid)(grid), _send, PREFETCH)) as batches:
             for batch in batches:
-                flying.start(self.evaluation(weights, batch))
-                if len(flying) > IN_FLIGHT:
-                    sums = flying.land(sums)
-        while flying:
-            sums = flying.land(sums)
+                pending.copy_to_host(self.evaluation(weights, batch))
+                if len(pending) > IN_FLIGHT:
+                    sums = pending.add_oldest_to(sums)
+        while pending:
+            sums = pending.add_oldest_to(sums)
         return sums
 
     def save(self, state: State, progress: Progress) -> None:
-        """Saves what `resume` needs; what was saved before is kept too."""
+        """Saves what `resume` needs. The previous save is kept, too."""
         about = {"run": self.run, "versions": checkpoint.versions(), "progress": dataclasses.asdict(progress)}
         checkpoint.save(self.folder, "last", state, about, int(state.count), keep=True)
 
     def resume(self, like: State) -> tuple[State, Progress]:
-        """The state and progress last saved; where these are damaged, those saved before them."""
+        """Loads the last save, or the save before it if the last one is damaged."""
         try:
             state, progress, about = self._saved("last", like)
         except checkpoint.DamagedError as error:
@@ -205,12 +214,12 @@ class Trainer:
                 state, progress, about = self._saved(f"last{checkpoint.BEFORE}", like)
             except TrainError:
                 raise error from None
-            self.notes.append(f"{error} Going on with what was saved before it, last{checkpoint.BEFORE}.json.")
-            # Saved again, so that the next save does not keep the damaged one.
+            self.notes.append(f"{error} Resuming from the save before it, last{checkpoint.BEFORE}.json.")
+            # Save again, so that the next save does not keep the damaged one.
             checkpoint.save(self.folder, "last", state, about, int(state.count))
         saved, here = about.get("versions"), checkpoint.versions()
         if saved != here:
-            self.notes.append(f"saved with {_shown(saved)}, gone on with by {_shown(here)}: bits may differ.")
+            self.notes.append(f"saved with {_shown(saved)}, resumed with {_shown(here)}: results may not be bitwise equal.")
         return state, progress
 
     def _saved(self, name: str, like: State) -> tuple[State, Progress, dict[str, Any]]:
@@ -223,26 +232,27 @@ class Trainer:
 
     @property
     def compilations(self) -> tuple[int, int]:
-        """How often step and evaluation were compiled: once for each shape of schedule."""
+        """How often the step and the evaluation were compiled: once per schedule shape."""
         step, evaluation = (getattr(f, "_cache_size", lambda: 0)() for f in (self.step, self.evaluation))
         return step, evaluation
 
 
-class _Flying(collections.deque[Sums]):
-    """Metrics on their way to the host, in order."""
+class _PendingMetrics(collections.deque[DeviceMetrics]):
+    """A queue of metrics that are being copied to the host."""
 
-    def start(self, metrics: Sums) -> None:
+    def copy_to_host(self, metrics: DeviceMetrics) -> None:
+        """Starts an asynchronous copy."""
         metrics.values.copy_to_host_async()
         self.append(metrics)
 
-    def land(self, total: dict[str, float]) -> dict[str, float]:
-        """`total` with the first of them."""
+    def add_oldest_to(self, total: Sums) -> Sums:
+        """Removes the oldest metrics, waits for them, and adds them to `total`."""
         return self.popleft().added_to(total)
 
 
-def _sent(batch: Any) -> Packed:
+def _send(batch: PyTree) -> Packed:
     return jax.device_put(pack(batch))
 
 
-def _shown(versions: Any) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items()) if isinstance(versions, dict) else "others"
+def _shown(versions: object) -> str:
+    return ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else "other versions"

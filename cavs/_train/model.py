@@ -1,50 +1,53 @@
-"""The model: word vectors, a vertex program, and a softmax over its pushes."""
+"""The model of the tasks `classify` and `lm`: word vectors, a vertex program, and a softmax over its pushes."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from cavs import vertex_programs
+from cavs._graphs.pytree import PyTree
 from cavs._train.batches import Batch
 from cavs._train.config import LARGEST, MOST, Config, TrainError
 from cavs._train.embeddings import Vectors
-from cavs._train.programs import PROGRAMS, Sizes, run_program
+from cavs._train.programs import PROGRAMS, Sizes, VertexProgram, run_program
 from cavs._train.softmax import softmax_loss
 from cavs.vertex_programs._dropout import dropout
 
-# Standard deviation of word vectors that are not given.
+# The standard deviation of word vectors that are not given.
 WORD_SCALE = 0.1
+
+M = TypeVar("M")
 
 
 class Weights(NamedTuple):
     """What a model learns: `params`, and `table` (words, embedding_size), of which a batch reads a few rows."""
 
-    params: Any
-    table: Any
+    params: PyTree
+    table: jax.Array
 
 
-class Metrics(NamedTuple):
-    """Sums over a batch: of the loss's terms, and of right answers at labelled vertices and at labelled roots."""
+class SoftmaxMetrics(NamedTuple):
+    """Sums over a batch: the terms of the loss, and the correct predictions at labelled vertices and at labelled roots."""
 
-    nll: Any
-    count: Any
-    vertices_right: Any
-    vertices: Any
-    roots_right: Any
-    roots: Any
+    nll: jax.Array
+    count: jax.Array
+    vertices_right: jax.Array
+    vertices: jax.Array
+    roots_right: jax.Array
+    roots: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class SoftmaxModel:
     """embedding -> dropout -> program -> h -> dropout -> softmax(h w + b), at every vertex or at the roots.
 
-    Parameters: the table of word vectors (`num_words`, `embedding_size`), kept apart as only a few rows are read at a
-    time, and a dict of the program's and the classifier's, `{"program": ..., "w": (H, C), "b": (C,)}`.
+    The parameters are a dict of the program's and the classifier's, `{"program": ..., "w": (H, C), "b": (C,)}`, and the
+    table of word vectors (`num_words`, `embedding_size`), which is separate because a step reads only a few of its rows.
     """
 
-    program: Any
+    program: VertexProgram
     num_words: int
     embedding_size: int
     num_labels: int
@@ -52,29 +55,51 @@ class Model:
     dropout: float
 
     @staticmethod
-    def make(config: Config, num_words: int, num_labels: int, arity: int, inner_reads: bool) -> "Model":
-        """The model of a settled configuration, for graphs of at most `arity` children."""
+    def create(config: Config, num_words: int, num_labels: int, arity: int, inner_reads: bool) -> "SoftmaxModel":
+        """The model of a settled configuration, for graphs of at most `arity` children per vertex."""
         assert config.program is not None and config.embedding_size is not None and config.loss is not None
         sizes = Sizes(config.hidden, config.embedding_size, config.layers, max(arity, 1), inner_reads)
-        program = PROGRAMS[config.program].make(sizes)
-        return Model(program, num_words, config.embedding_size, num_labels, config.loss, config.dropout)
+        program = PROGRAMS[config.program].create(sizes)
+        return SoftmaxModel(program, num_words, config.embedding_size, num_labels, config.loss, config.dropout)
 
-    def init(self, key: Any, vectors: Vectors | None = None) -> Weights:
-        """Initial parameters and table: word vectors normal with deviation 0.1 unless given, classifier Glorot uniform."""
+    def init(self, key: jax.Array, vectors: Vectors | None = None) -> Weights:
+        """Initial weights: the classifier Glorot uniform, word vectors as given or normal with standard deviation 0.1."""
         program, classifier, words = jax.random.split(key, 3)
         table = init_table(words, self.num_words, self.embedding_size, vectors)
         hidden = self.program.hidden
         w = jax.nn.initializers.glorot_uniform()(classifier, (hidden, self.num_labels), jnp.float32)
         return Weights({"program": self.program.init(program), "w": w, "b": jnp.zeros(self.num_labels, jnp.float32)}, table)
 
-    def hidden(self, params: Any, rows: Any, batch: Batch, at: Any = None, key: Any = None) -> Any:
-        """h of all vertices (Vp, H), or `at` some; `rows` are the table's rows `batch.words`. With `key`, dropout."""
+    def hidden(
+        self,
+        params: PyTree,
+        rows: jax.Array,
+        batch: Batch[jax.Array],
+        select: jax.Array | None = None,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """h of all vertices (Vp, H), or of the vertices `select`.
+
+        Args:
+            params: the dense parameters.
+            rows: (U, embedding_size) rows `batch.words` of the table.
+            batch: the batch.
+            select: (M,) rows of vertices.
+            key: PRNG key of the dropout; `None` disables it.
+        """
         x = vectors_of(rows, batch.word)
         keys = (None, None) if key is None else jax.random.split(key)
-        h = run_program(self.program, params["program"], batch.sched, dropout(x, self.dropout, keys[0]), at)
+        h = run_program(self.program, params["program"], batch.sched, dropout(x, self.dropout, keys[0]), select)
         return dropout(h, self.dropout, keys[1])
 
-    def objective(self, params: Any, rows: Any, batch: Batch, key: Any = None, loss: str | None = None) -> tuple[Any, Metrics]:
+    def objective(
+        self,
+        params: PyTree,
+        rows: jax.Array,
+        batch: Batch[jax.Array],
+        key: jax.Array | None = None,
+        loss: str | None = None,
+    ) -> tuple[jax.Array, SoftmaxMetrics]:
         """The mean loss over the labelled vertices (or roots) of a batch, and its metrics. `key` as in `hidden`."""
         root_label = batch.label.at[batch.roots].get(mode="fill", fill_value=-1)
         at_roots = (loss or self.loss) == "root"
@@ -87,65 +112,65 @@ class Model:
         root_right = right if at_roots else right.at[batch.roots].get(mode="fill", fill_value=0)
         nothing = jnp.zeros((), h.dtype)
         vertices = (nothing, nothing) if at_roots else (right.sum(), count)
-        return value, Metrics(jnp.vdot(has, nll), count, *vertices, root_right.sum(), (root_label >= 0).astype(h.dtype).sum())
+        return value, SoftmaxMetrics(jnp.vdot(has, nll), count, *vertices, root_right.sum(), (root_label >= 0).astype(h.dtype).sum())
 
-    def metrics(self, weights: Weights, batch: Batch) -> Metrics:
-        """Metrics without dropout, at all vertices whatever the loss."""
-        return self.objective(weights.params, read_rows(weights.table, batch), batch, loss="all")[1]
+    def metrics(self, weights: Weights, batch: Batch[jax.Array]) -> SoftmaxMetrics:
+        """The metrics without dropout, at all vertices even if the loss is only at the roots."""
+        return self.objective(weights.params, read_rows(weights.table, batch.words), batch, loss="all")[1]
 
-    def probabilities(self, weights: Weights, batch: Batch) -> Any:
-        """(Vp, C) of every vertex."""
-        h = self.hidden(weights.params, read_rows(weights.table, batch), batch)
+    def probabilities(self, weights: Weights, batch: Batch[jax.Array]) -> jax.Array:
+        """(Vp, C) probabilities of the labels at every vertex."""
+        h = self.hidden(weights.params, read_rows(weights.table, batch.words), batch)
         return jax.nn.softmax(h @ weights.params["w"] + weights.params["b"])
 
     def describe(self) -> dict[str, Any]:
-        """As JSON; `Model.from_json` undoes it."""
+        """The model as JSON, which `from_json` restores."""
         return model_as_json(self)
 
     @staticmethod
-    def from_json(about: dict[str, Any]) -> "Model":
-        """The model that `describe` told of."""
-        return model_from_json(Model, about)
+    def from_json(about: dict[str, Any]) -> "SoftmaxModel":
+        """Restores the model from what `describe` returned."""
+        return model_from_json(SoftmaxModel, about)
 
 
 def weight_shapes(model: Any) -> Weights:
-    """The shapes of what a model's `init` returns."""
+    """The shapes and dtypes of what `model.init` returns."""
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
 def model_as_json(model: Any) -> dict[str, Any]:
-    """The fields of a model, its vertex program among them, as JSON."""
+    """The fields of a model as JSON, including those of its vertex program."""
     program = {f.name: getattr(model.program, f.name) for f in dataclasses.fields(model.program) if f.name != "dtype"}
     others = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name != "program"}
     return {"program": type(model.program).__name__, "program_fields": program, **others}
 
 
-def model_from_json(kind: Any, about: dict[str, Any], **fields: Any) -> Any:
-    """The model of a class `kind` that `model_as_json` told of, with `fields` that it did not."""
+def model_from_json(kind: type[M], about: dict[str, Any], **fields: object) -> M:
+    """Restores a model of the class `kind` from what `model_as_json` returned and the remaining `fields`."""
     about = dict(about)
     name, its = about.pop("program"), about.pop("program_fields")
     program = getattr(vertex_programs, name, None)
     if not (isinstance(program, type) and dataclasses.is_dataclass(program)):
-        raise TrainError(f"program is {name!r}, wanted a vertex program of cavs.")
+        raise TrainError(f"program: got {name!r}; expected a vertex program of cavs.")
     for field, value in (*its.items(), *about.items()):
-        # `unknown` is a row, the others are sizes; from a file of a few bytes that asks for millions of layers nothing is made.
+        # `unknown` is a row number; the other fields are sizes. A small file must not make us allocate millions of layers.
         least, most = 0 if field == "unknown" else 1, MOST.get(field, LARGEST)
         if type(value) is int and not least <= value <= most:
-            raise TrainError(f"{field} is {value}, wanted {least} to {most}.")
+            raise TrainError(f"{field}: got {value}; expected {least} to {most}.")
     return kind(program(**its), **about, **fields)
 
 
-def init_table(key: Any, num_words: int, size: int, vectors: Vectors | None) -> Any:
-    """Word vectors, normal with deviation 0.1 unless given."""
+def init_table(key: jax.Array, num_words: int, size: int, vectors: Vectors | None) -> jax.Array:
+    """The initial word vectors: as given, or normal with standard deviation 0.1."""
     table = WORD_SCALE * jax.random.normal(key, (num_words, size), jnp.float32)
     return table if vectors is None else jnp.where(vectors.found[:, None], vectors.rows, table)
 
 
-def vectors_of(rows: Any, ids: Any) -> Any:
-    """The rows (V, size) of `rows` that `ids` (V,) name; zeros where these are -1."""
+def vectors_of(rows: jax.Array, ids: jax.Array) -> jax.Array:
+    """The rows (V, size) of `rows` at `ids` (V,); zeros where an id is -1."""
     return jnp.where((ids >= 0)[:, None], rows[ids], 0)
 
 
-def read_rows(table: Any, batch: Any) -> Any:
-    """The rows of the table that a batch reads (U, size); zeros in padding."""
-    return table.at[batch.words].get(mode="fill", fill_value=0)
+def read_rows(table: jax.Array, words: jax.Array) -> jax.Array:
+    """The rows (U, size) of the table at `words` (U,); zeros where an index is out of range (padding)."""
+    return table.at[words].get(mode="fill", fill_value=0)

@@ -1,21 +1,20 @@
 """Parameter updates: optax for the dense parameters, row-sparse ("lazy") updates for the table of embeddings.
 
-A batch reads a few hundred of a table's many thousand rows. Only those rows and their optimiser state are touched:
+A batch reads a few hundred of a table's many thousand rows. Only those rows and their optimiser state are updated:
 
-- sgd      row -= lr g                                        as the dense update
-- adagrad  s += g², row -= lr g / √(s + 1e-10)                as the dense update
-- adam     m, v decay only when the row is read (as TensorFlow's LazyAdam, PyTorch's SparseAdam); bias correction by the
-           number of all steps so far. Not the dense Adam, which would move every row at every step.
+- sgd      row -= lr g                                        equal to the dense update
+- adagrad  s += g², row -= lr g / √(s + 1e-10)                equal to the dense update
+- adam     m and v decay only if the row is read (as in TensorFlow's LazyAdam and PyTorch's SparseAdam); the bias correction
+           uses the number of all steps so far. This differs from the dense Adam, which updates every row at every step.
 
-Weight decay (L2, added to the gradient) is for matrices of the dense parameters: not for biases, nor the table.
+Weight decay (L2, added to the gradient) applies to the matrices among the dense parameters, not to biases or the table.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from cavs._graphs.pytree import PyTree
 from cavs._train.config import Config
 
 EPSILON = {"adagrad": 1e-10, "adam": 1e-8}
@@ -23,7 +22,7 @@ ADAM = (0.9, 0.999)
 
 
 def dense(config: Config) -> optax.GradientTransformation:
-    """The transformation for everything but the table; its state is a pytree of arrays."""
+    """The optax transformation of all parameters except the table. Its state is a pytree of arrays."""
     rule = {
         "sgd": lambda: optax.sgd(config.lr),
         "adagrad": lambda: optax.adagrad(config.lr, initial_accumulator_value=0.0, eps=EPSILON["adagrad"]),
@@ -34,12 +33,12 @@ def dense(config: Config) -> optax.GradientTransformation:
     return optax.chain(optax.add_decayed_weights(config.weight_decay, _is_matrix), rule)
 
 
-def _is_matrix(params: Any) -> Any:
+def _is_matrix(params: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.ndim > 1, params)
 
 
-def clip(gradients: Any, limit: float) -> Any:
-    """All gradients scaled so that their common Euclidean norm is at most `limit`; 0: no limit."""
+def clip(gradients: PyTree, limit: float) -> PyTree:
+    """Scales all gradients so that their global Euclidean norm is at most `limit`; 0 means no limit."""
     if not limit:
         return gradients
     norm = global_norm(gradients)
@@ -47,28 +46,40 @@ def clip(gradients: Any, limit: float) -> Any:
     return jax.tree.map(lambda g: g * scale, gradients)
 
 
-def global_norm(gradients: Any) -> Any:
-    """The Euclidean norm of all leaves together (optax's has two names, neither of them in all versions we support)."""
+def global_norm(gradients: PyTree) -> jax.Array:
+    """The Euclidean norm of all leaves together. (No one name of optax's function exists in all supported versions.)"""
     return jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradients)))
 
 
-def init_rows(config: Config, table: Any) -> dict[str, Any]:
-    """Optimiser state of the table: one row a word."""
+def init_rows(config: Config, table: jax.Array) -> dict[str, jax.Array]:
+    """The optimiser state of the table, one row per word."""
     names = {"sgd": (), "adagrad": ("sum",), "adam": ("m", "v")}[config.optimizer]
     return {name: jnp.zeros_like(table) for name in names}
 
 
 def update_rows(
-    config: Config, table: Any, slots: dict[str, Any], index: Any, rows: Any, gradient: Any, count: Any
-) -> tuple[Any, dict[str, Any]]:
-    """The table and its state after one step that read `rows = table[index]`.
+    config: Config,
+    table: jax.Array,
+    slots: dict[str, jax.Array],
+    index: jax.Array,
+    rows: jax.Array,
+    gradient: jax.Array,
+    count: jax.Array,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Updates the table and its optimiser state after a step that read `rows = table[index]`.
 
-    **Arguments:** `index` (U,) distinct row numbers, out of range in padding; `rows`, `gradient` (U, d); `count` this
-    step's number, from 1.
+    Args:
+        config: the settings of the optimiser.
+        table: (N, d) word vectors.
+        slots: the optimiser state, each of shape (N, d).
+        index: (U,) distinct row numbers, out of range in padding.
+        rows: (U, d) the rows read.
+        gradient: (U, d) their gradient.
+        count: the number of this step, from 1.
     """
     lr = config.lr if config.embedding_lr is None else config.embedding_lr
     old = {name: slot.at[index].get(mode="fill", fill_value=0) for name, slot in slots.items()}
-    new: dict[str, Any] = {}
+    new: dict[str, jax.Array] = {}
     if config.optimizer == "sgd":
         rows = rows - lr * gradient
     elif config.optimizer == "adagrad":
@@ -84,5 +95,5 @@ def update_rows(
     return _put(table, index, rows), {name: _put(slots[name], index, new[name]) for name in slots}
 
 
-def _put(whole: Any, index: Any, rows: Any) -> Any:
+def _put(whole: jax.Array, index: jax.Array, rows: jax.Array) -> jax.Array:
     return whole.at[index].set(rows, mode="drop")

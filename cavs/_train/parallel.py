@@ -1,8 +1,8 @@
-"""Sentence pairs for translation: files of them, and batches of both graphs of an encoder-decoder."""
+"""Sentence pairs for translation: reading them, and batches of both graphs of an encoder-decoder."""
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from cavs._readers import FormatError
 from cavs._readers.source import read_lines
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import schedules
-from cavs._train.batches import Prepare, distinct, labels_of, shapes_of, with_stand_ins
+from cavs._train.batches import A, Prepare, distinct, labels_of, shapes_of, with_stand_ins
 from cavs._train.config import TrainError
 from cavs._train.data import UNKNOWN
 from cavs.vertex_programs.encoder_decoder import sentence_pairs
@@ -23,32 +23,34 @@ SEPARATORS = ("\t", " ||| ")
 
 
 def read_pairs(path: str) -> tuple[Graphs, Graphs]:
-    """Chains of the source and of the target words of each line `source TAB target`, or `source ||| target`; blank lines
-    are passed over. UTF-8, `.gz` by name.
+    """Reads lines `source TAB target` or `source ||| target` as chains of source words and chains of target words.
 
-    **Raises:** `TrainError` that names the line that is no pair.
+    The file is UTF-8, and decompressed if its name ends in `.gz`. Blank lines are skipped.
+
+    Raises:
+        TrainError: a line is not a pair; the message names it.
     """
     sides: tuple[list[list[str]], list[list[str]]] = ([], [])
     for number, line in _lines(path):
         cells = next((line.split(s) for s in SEPARATORS if s in line), [line])
         if len(cells) != 2 or not all(cell.split() for cell in cells):
-            raise TrainError(f"{path}: line {number} has {len(cells)} cells, wanted `source TAB target` (or ` ||| ` between).")
+            raise TrainError(f"{path}, line {number}: got {len(cells)} cells; expected `source TAB target` or `source ||| target`.")
         for side, cell in zip(sides, cells, strict=True):
             side.append(cell.split())
     if not sides[0]:
-        raise TrainError(f"{path} holds no pairs; wanted `source TAB target` a line.")
+        raise TrainError(f"{path}: got no pairs; expected `source TAB target` on each line.")
     return _chains(sides[0]), _chains(sides[1])
 
 
 def read_sources(path: str) -> Graphs:
-    """Chains of the words of each line; what follows a TAB or ` ||| ` is not read."""
+    """Reads each line as a chain of words. Text after a TAB or ` ||| ` is ignored."""
     sentences = []
     for _, line in _lines(path):
         for separator in SEPARATORS:
             line = line.split(separator)[0]
         sentences.append(line.split())
     if not all(sentences) or not sentences:
-        raise TrainError(f"{path} holds no sentences; wanted one a line.")
+        raise TrainError(f"{path}: got no sentences; expected one per line.")
     return _chains(sentences)
 
 
@@ -66,8 +68,11 @@ def _chains(sentences: list[list[str]]) -> Graphs:
 
 @dataclasses.dataclass(frozen=True)
 class Parallel:
-    """Sentence pairs as the two graphs of `EncoderDecoder`. `input_id` is a word's row of the table; targets read
-    `</s> w1 ... wn` and have the `label` `w1 ... wn </s>`, an index of the target's words; sources have none (-1)."""
+    """Sentence pairs as the two graphs of `EncoderDecoder`.
+
+    `input_id` is a word's row of the table. A target reads `</s> w1 ... wn`. Its `label` is `w1 ... wn </s>`, as an index of
+    the target words. Source vertices have the label -1.
+    """
 
     chains: Graphs
     pairs: Graphs
@@ -75,27 +80,27 @@ class Parallel:
     def __len__(self) -> int:
         return len(self.chains)
 
-    def __getitem__(self, index: Any) -> "Parallel":
+    def __getitem__(self, index: slice | np.ndarray) -> "Parallel":
         return Parallel(self.chains[index], self.pairs[index])
 
     @property
     def num_vertices(self) -> int:
-        """Words of both sides, and the marks."""
+        """The number of words of both sides, including `</s>`."""
         return self.pairs.num_vertices
 
     @property
     def targets(self) -> np.ndarray:
-        """(V,) which vertices of the pairs are targets."""
+        """(V,) bool, which vertices of the pairs are target words."""
         return self.pairs.height > 0
 
     @staticmethod
     def of(source: Graphs, target: Graphs, words: tuple[str, ...], labels: tuple[str, ...]) -> "Parallel":
-        """From chains as `read_pairs` reads them."""
+        """Converts the chains of `read_pairs`."""
         source = source.with_vocab(words, UNKNOWN)
         row, label = target.with_vocab(words, UNKNOWN).input_id, target.with_vocab(labels, UNKNOWN).input_id
         assert row is not None and label is not None
         ends = target.vertex_offsets[1:]
-        return Parallel.make(
+        return Parallel.of_rows(
             source,
             np.diff(target.vertex_offsets) + 1,
             np.insert(row, target.vertex_offsets[:-1], words.index(END)),
@@ -103,8 +108,8 @@ class Parallel:
         )
 
     @staticmethod
-    def make(source: Graphs, lengths: Any, row: Any, label: Any) -> "Parallel":
-        """From the sources, the `lengths` (G,) of the targets, and what each target vertex reads and is labelled."""
+    def of_rows(source: Graphs, lengths: np.ndarray, row: np.ndarray | int, label: np.ndarray | int) -> "Parallel":
+        """Builds the pairs from the sources, the `lengths` (G,) of the targets, and the `row` and `label` of target words."""
         chains, pairs = sentence_pairs(np.diff(source.vertex_offsets), lengths)
         input_id, labels = np.full((2, pairs.num_vertices), -1, np.int32)
         input_id[pairs.height > 0], labels[pairs.height > 0] = row, label
@@ -112,30 +117,38 @@ class Parallel:
         return Parallel(chains, dataclasses.replace(pairs, input_id=input_id, label=labels))
 
 
-class PairBatch(NamedTuple):
-    """What one step sees; a pytree of integers: both schedules; `words` as in `batches.Batch`; `x` (Sp,), `y` (Vp,), what
-    the words of sources and pairs are of these, -1 for nothing; `at` (R,) rows of the targets and their `label`, -1 in
-    padding."""
+class PairBatch(NamedTuple, Generic[A]):
+    """The input of one step, a pytree of int32 arrays.
+
+    Attributes:
+        source: the schedule of the sources.
+        pairs: the schedule of the pairs.
+        words: (U,) as in `batches.Batch`.
+        x: (Sp,) the index into `words` of each vertex of the sources; -1 if it reads nothing.
+        y: (Vp,) the same for the pairs.
+        at: (R,) the rows of the target words.
+        label: (R,) their labels; -1 in padding.
+    """
 
     source: Schedule
     pairs: Schedule
-    words: Any
-    x: Any
-    y: Any
-    at: Any
-    label: Any
+    words: A
+    x: A
+    y: A
+    at: A
+    label: A
 
 
 def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Prepare:
-    """Makes the batches of a part. For each -1 the shortest pair stands in, without labels.
+    """Returns the function that creates the batches of a part. The shortest pair, without its labels, replaces each -1.
 
-    The shapes of schedules are chosen beforehand, from the batches `grid`: few, and the same however far a run has come.
+    The shapes of the schedules are chosen once, from the batches `grid`. They are few, and the same for a resumed run.
     """
     sizes = np.diff(data.pairs.vertex_offsets)
     numbers, _ = with_stand_ins(grid, sizes)
     source_shapes, pair_shapes = shapes_of(data.chains, numbers), shapes_of(data.pairs, numbers)
 
-    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[PairBatch]:
+    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[PairBatch[np.ndarray]]:
         numbers, presents = with_stand_ins(grid, sizes)
         sources = schedules(data.chains, numbers, shapes=source_shapes, workers=workers)
         targets = schedules(data.pairs, numbers, shapes=pair_shapes, workers=workers)

@@ -1,4 +1,4 @@
-"""Labelling new graphs with a checkpoint, which is all that is needed: no training data, no script."""
+"""Prediction with a checkpoint. It needs neither the training data nor a script."""
 
 import contextlib
 import sys
@@ -11,26 +11,35 @@ import numpy as np
 
 from cavs._readers.source import printable
 from cavs._train import checkpoint
-from cavs._train.config import Config, SaveError, TrainError
-from cavs._train.model import weight_shapes
-from cavs._train.task import find
+from cavs._train.config import Config, SaveError, TrainError, check_file
+from cavs._train.model import Weights, weight_shapes
+from cavs._train.task import Model, find_task
 
 
 def predict(folder: str, path: str, out: str | None = None, vertices: bool = False) -> int:
-    """Labels the graphs of a file, in order; tab-separated to `out` or to the terminal.
+    """Writes predictions for the samples of a file, in order, as tab-separated lines.
 
-    - classification: number of the graph, label, its probability, the graph's words, a line a root; with `vertices` a
-      line a vertex: number of the graph, number of the vertex, label, probability, word.
-    - language model: number of the sentence, log-probability, perplexity of a word, the sentence.
-    - tags: number of the sentence, its words as `word|TAG`; with `vertices` as in classification.
-    - translation: number of the sentence, its translation.
+    - Classification: per root, the number of the graph, the label, its probability, and the words of the graph. With
+      `vertices`, per vertex, the numbers of graph and vertex, the label, its probability, and the word.
+    - Language model: the number of the sentence, its log-probability, the perplexity per word, and the sentence.
+    - Tags: the number of the sentence, and its words as `word|TAG`. With `vertices`, as for classification.
+    - Translation: the number of the sentence, and its translation.
 
-    **Returns:** the number of lines. **Raises:** `TrainError`.
+    Args:
+        folder: the folder of a run.
+        path: the file of samples.
+        out: the file to write; `None` writes to the terminal.
+        vertices: whether to write a line per vertex.
+
+    Returns:
+        The number of lines.
+
+    Raises:
+        TrainError: the folder contains no valid checkpoint, or a file cannot be read or written.
     """
     about, model, weights = load_model(Path(folder))
-    if not Path(path).is_file():
-        raise TrainError(f"there is no file {path}.")
-    lines = find(about["task"]).predict(about, model, weights, path, vertices)
+    check_file("file", path)
+    lines = find_task(about["task"]).predict(about, model, weights, path, vertices)
     count = 0
     with _open(out) as file:
         for line in lines:
@@ -40,27 +49,27 @@ def predict(folder: str, path: str, out: str | None = None, vertices: bool = Fal
     return count
 
 
-def load_model(folder: Path) -> tuple[dict[str, Any], Any, Any]:
-    """What a checkpoint tells, its model and weights: of the best epoch, or before the first one's end the last saved."""
+def load_model(folder: Path) -> tuple[dict[str, Any], Model, Weights]:
+    """Loads the facts, the model and the weights of a run: those of the best epoch, or of the last save in the first epoch."""
     if folder.is_file():
         folder = folder.parent
     about = checkpoint.read_model(folder)
-    task = find(about["task"])
+    task = find_task(about["task"])
     try:
         Config.from_json(about["config"])
         model = task.restore(about)
         shapes = weight_shapes(model)
         words, labels = len(about["words"]), len(about["labels"] or about["words"])
         if (words, labels) != (model.num_words, getattr(model, "num_labels", labels)):
-            raise ValueError(f"{words} words and {labels} labels are not as many as it has")
-    except Exception as error:  # sizes that do not fit each other fail anywhere in a program
-        raise TrainError(f"{folder}/model.json tells of no model that can be made ({error}); wanted another copy.") from error
+            raise ValueError(f"got {words} words and {labels} labels, which differ from its sizes")
+    except Exception as error:  # inconsistent sizes may fail anywhere in a program
+        raise TrainError(f"{folder}/model.json does not describe a valid model ({error}). Restore it from a copy.") from error
     name = "best" if (folder / "best.json").exists() else "last"
     weights, saved = checkpoint.load(folder, name, shapes, about["run"])
     for place, array in jax.tree_util.tree_leaves_with_path(weights):
         if not np.isfinite(array).all():
             where = jax.tree_util.keystr(place)
-            raise TrainError(f"{folder}/{saved['arrays']} holds NaN or infinity at {where}, wanted finite weights to predict.")
+            raise TrainError(f"{folder}/{saved['arrays']}: got NaN or infinity at {where}; expected finite weights.")
     return about, model, weights
 
 

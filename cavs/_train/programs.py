@@ -1,30 +1,52 @@
-"""Vertex programs by name, and which of them fit which graphs."""
+"""The vertex programs that `--program` names, and which graphs each of them accepts."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Protocol
 
+import jax
 import numpy as np
 
 from cavs import vertex_programs
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
 from cavs._run.run import run
+from cavs._schedule.schedule import Schedule
 from cavs._train.config import Config, TrainError
+
+
+class VertexProgram(Protocol):
+    """What the programs of the table have in common."""
+
+    hidden: int
+
+    def init(self, key: jax.Array) -> PyTree:
+        """The initial parameters."""
+
+    def vertex_function(self) -> VertexFunction:
+        """The vertex function."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A program of the table: `make(sizes)` builds it; `arity` is the most children a vertex may have, `None` any number."""
+    """An entry of the table of programs.
 
-    make: Callable[["Sizes"], Any]
+    Attributes:
+        create: builds the program.
+        arity: the largest number of children of a vertex, `None` if unlimited.
+        leaves_only: whether only leaves can read inputs.
+    """
+
+    create: Callable[["Sizes"], "VertexProgram"]
     arity: int | None
-    leaves_only: bool = False  # inner vertices cannot read
+    leaves_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What a program is built from. `inner_reads`: whether vertices with children read from outside."""
+    """The arguments from which a program is built. `inner_reads`: whether vertices with children read inputs."""
 
     hidden: int
     inputs: int
@@ -48,21 +70,28 @@ PROGRAMS = {
 }
 
 
-def find(name: str) -> str:
-    """The full name of a program from itself or an unambiguous beginning (`child-sum`).
-
-    **Raises:** `TrainError` that lists the programs.
-    """
+def complete(name: str, names: Collection[str]) -> str | None:
+    """The one of `names` that `name` is or abbreviates (`child-sum`); `None` if none or several match."""
     plain = name.lower().replace("_", "-")
-    matches = [plain] if plain in PROGRAMS else [full for full in PROGRAMS if plain and full.startswith(plain)]
-    if len(matches) != 1:
-        raise TrainError(f"--program is {name!r}, wanted one of {', '.join(PROGRAMS)}.")
-    return matches[0]
+    if plain in names:
+        return plain
+    matches = [full for full in names if plain and full.startswith(plain)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def find_program(name: str) -> str:
+    """The full name of a program from itself or an unambiguous abbreviation. Raises a `TrainError` that lists the programs."""
+    found = complete(name, PROGRAMS)
+    if found is None:
+        raise TrainError(f"--program: got {name!r}; expected one of {', '.join(PROGRAMS)}.")
+    return found
 
 
 def suggest(graphs: Graphs) -> str:
-    """The program for these graphs: an LSTM for chains, a Tree-LSTM for two or for any number of children; and where children
-    have several parents a mean over them, as sums would grow from level to level."""
+    """The default program for these graphs: an LSTM for chains, a Tree-LSTM for trees, DAGNN if vertices have several parents.
+
+    DAGNN takes a mean over the children. Sums would grow from level to level.
+    """
     base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
     parents = np.bincount(graphs.children + np.repeat(base, np.diff(graphs.child_offsets)), minlength=1)
     if parents.max() > 1:
@@ -71,56 +100,60 @@ def suggest(graphs: Graphs) -> str:
 
 
 def inner_reads(graphs: Graphs) -> bool:
-    """Whether a vertex with children reads from outside."""
+    """Whether any vertex with children reads an input."""
     return graphs.input_id is not None and bool(((graphs.input_id >= 0) & (graphs.height > 0)).any())
 
 
 def check_fit(name: str, graphs: Graphs, where: str, arity: int | None = None) -> None:
-    """Refuses graphs that a program cannot run.
-
-    **Raises:** `TrainError` that names a vertex, and the programs that fit.
-    """
+    """Raises a `TrainError` that names a vertex, and the programs that fit, if a program cannot run these graphs."""
     entry = PROGRAMS[name]
     limit = entry.arity if arity is None else arity
     fan_in = np.diff(graphs.child_offsets)
     if limit is not None and graphs.max_fan_in > limit:
         g, v = _place(graphs, int(np.argmax(fan_in > limit)))
         raise TrainError(
-            f"{where}: vertex {v} of graph {g} has {fan_in[graphs.vertex_offsets[g] + v]} children, but --program {name} takes "
-            f"at most {limit}. {_fitting(graphs)}"
+            f"{where}: got {fan_in[graphs.vertex_offsets[g] + v]} children at vertex {v} of graph {g}; expected at most {limit} "
+            f"for --program {name}. {_fitting(graphs)}"
         )
     if entry.leaves_only and graphs.input_id is not None and inner_reads(graphs):
         g, v = _place(graphs, int(np.argmax((graphs.input_id >= 0) & (graphs.height > 0))))
         raise TrainError(
-            f"{where}: vertex {v} of graph {g} has children and an input, but --program {name} reads at leaves alone. "
-            f"{_fitting(graphs)}"
+            f"{where}: got an input at vertex {v} of graph {g}, which has children; expected inputs only at leaves for "
+            f"--program {name}. {_fitting(graphs)}"
         )
 
 
 def settle(config: Config, parts: dict[str, Graphs], paths: dict[str, str], given_size: int | None) -> Config:
-    """The configuration with a program that fits the graphs, and the size of word vectors; `given_size`: of those of a file.
+    """Completes the configuration with a program that fits the graphs and with the size of word vectors.
 
-    **Raises:** `TrainError`.
+    Args:
+        config: the settings.
+        parts: the parts of the data.
+        paths: the file of each part, for messages.
+        given_size: the size of the vectors of `--embeddings`, or `None`.
+
+    Raises:
+        TrainError: the settings do not fit the graphs or each other.
     """
-    name = suggest(parts["train"]) if config.program is None else find(config.program)
+    name = suggest(parts["train"]) if config.program is None else find_program(config.program)
     for part, graphs in parts.items():
         check_fit(name, graphs, paths.get(part, paths["train"]))
     if config.layers > 1 and name != "lstm":
-        raise TrainError(f"--layers is {config.layers}, but --program {name} has one layer; wanted --program lstm.")
+        raise TrainError(f"--layers: got {config.layers}; expected 1 for --program {name}. Several layers need --program lstm.")
     size = settle_size(config, given_size)
     if name == "tree-fc" and size != config.hidden:
         raise TrainError(
-            f"--embedding-size is {size} and --hidden {config.hidden}; wanted them alike: in --program tree-fc a leaf's input "
-            "is its state."
+            f"--embedding-size: got {size}; expected {config.hidden}, the value of --hidden, because in --program tree-fc the "
+            "state of a leaf is its input."
         )
     return dataclasses.replace(config, program=name, embedding_size=size)
 
 
 def settle_size(config: Config, given_size: int | None) -> int:
-    """Entries of a word's vector: as given, as those of the file of vectors, or as many as hidden units."""
+    """The size of a word's vector: that of the given vectors, or `--embedding-size`, or the number of hidden units."""
     if given_size is not None and config.embedding_size not in (None, given_size):
         raise TrainError(
-            f"--embedding-size is {config.embedding_size}, but the vectors of {config.embeddings} have {given_size} entries."
+            f"--embedding-size: got {config.embedding_size}; expected {given_size}, the size of the vectors in {config.embeddings}."
         )
     return given_size or config.embedding_size or config.hidden
 
@@ -135,13 +168,15 @@ def _fitting(graphs: Graphs) -> str:
     return f"These fit: {', '.join(f'--program {name}' for name in names)}."
 
 
-def run_program(program: Any, params: Any, sched: Any, inputs: Any, at: Any = None) -> Any:
-    """The pushes of any of these programs: (M, H)."""
+def run_program(
+    program: VertexProgram, params: PyTree, sched: Schedule, inputs: jax.Array, select: jax.Array | None = None
+) -> jax.Array:
+    """Runs a program of the table. Returns its pushes (M, H), of all vertices or of those that `select` lists."""
     if isinstance(program, vertex_programs.MultiLayerLSTM):
-        return program.run(params, sched, inputs, select=at)
-    if isinstance(program, vertex_programs.RvNN):  # as one function of graphs without kinds
-        return run(VertexFunction(program, state=(program.hidden,), arity=2), params, sched, inputs, select=at)
-    return run(program.vertex_function(), params, sched, inputs, select=at)
+        return program.run(params, sched, inputs, select=select)
+    if isinstance(program, vertex_programs.RvNN):  # as one function for graphs without kinds
+        return run(VertexFunction(program, state=(program.hidden,), arity=2), params, sched, inputs, select=select)
+    return run(program.vertex_function(), params, sched, inputs, select=select)
 
 
 def _place(graphs: Graphs, row: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a run shows: a progress bar, a line an epoch, the curve as a picture; and numbers in words, for the tasks."""
+"""The output of a run: a progress bar, a line per epoch, a plot of the curve; and formatting of values for the tasks."""
 
 import io
 import math
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """Shows training on a console; a context that holds the progress bar."""
+    """Prints the progress of training to a console. The progress bar lives as long as the context."""
 
     def __init__(self, console: Console, task: "Task", epochs: int):
         self.console, self.task, self.epochs = console, task, epochs
@@ -39,11 +39,11 @@ class Screen:
         self._bar.start()
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._bar.stop()
 
     def step(self, done: "Progress", steps: int, sums: dict[str, float]) -> None:
-        """Moves the bar."""
+        """Advances the progress bar."""
         if self._id is None:
             self._id = self._bar.add_task("", total=steps * self.epochs, epoch="", shown="compiling")
         shown = f"loss {mean_nll(sums):.3f}" if sums else "compiling"
@@ -52,7 +52,7 @@ class Screen:
         )
 
     def epoch(self, record: dict[str, Any], best: bool) -> None:
-        """Prints a line."""
+        """Prints the line of an epoch."""
         parts = [f"epoch {record['epoch']:3d}", f"{record['seconds']:6.1f} s"]
         for name in ("train", "dev"):
             parts.append(f"{'held-out' if name == 'dev' else name} {self.task.shown(record[name])}")
@@ -65,12 +65,12 @@ def mean_nll(sums: dict[str, float]) -> float:
 
 
 def perplexity(sums: dict[str, float]) -> float:
-    """exp of the mean negative log-likelihood of a word."""
+    """The exponential of the mean negative log-likelihood of a word."""
     return math.exp(min(mean_nll(sums), 700))
 
 
 def unigram_perplexity(train: Graphs, held_out: Graphs, num_labels: int) -> float:
-    """The perplexity of predicting each word by its frequency in training (plus one): what a model must beat."""
+    """The perplexity of a unigram model (training counts plus one): the baseline of a language model."""
     seen, words = train.label, held_out.label
     assert seen is not None and words is not None
     counts = np.bincount(seen[seen >= 0], minlength=num_labels) + 1.0
@@ -78,12 +78,12 @@ def unigram_perplexity(train: Graphs, held_out: Graphs, num_labels: int) -> floa
 
 
 def percent(share: float | None) -> str:
-    """A share of 1 in per cent."""
+    """Formats a fraction as a percentage, `None` as "-"."""
     return "-" if share is None else f"{100 * share:5.1f} %"
 
 
 def describe(data: Data, task: "Task") -> str:
-    """One line on the data."""
+    """Describes the data in one line."""
     parts = [f"{len(data.train)} {task.noun} to train on, {len(data.dev)} held out"]
     parts += [f"{len(data.test)} to test"] if data.test is not None else []
     parts += [f"{data.train.num_vertices} vertices", f"{len(data.words)} words"]
@@ -92,8 +92,8 @@ def describe(data: Data, task: "Task") -> str:
 
 
 def plot(path: Path, history: list[dict[str, Any]], task: "Task") -> None:
-    """Writes the training curve: the task's panels by epoch."""
-    from matplotlib.figure import Figure  # needs no display; imported only where it is used
+    """Writes a PNG of the training curve: the panels of the task over epochs."""
+    from matplotlib.figure import Figure  # needs no display; imported here because only this function needs it
 
     panels = task.panels
     figure = Figure(figsize=(1 + 4 * len(panels), 3.6), layout="constrained")

@@ -1,9 +1,9 @@
-"""Sentences of which rare words are spelled: chains of words and chains of characters, and batches of both."""
+"""Sentences whose rare words are spelled: chains of words, chains of characters, and batches of both."""
 
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple
 
 import numpy as np
 
@@ -11,18 +11,20 @@ from cavs._graphs.converters import from_lengths
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import schedules
-from cavs._train.batches import Prepare, distinct, labels_of, shapes_of, with_stand_ins
+from cavs._train.batches import A, Prepare, distinct, labels_of, shapes_of, with_stand_ins
 from cavs._train.data import UNKNOWN, with_labels
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """Chains of words in both directions; and, in both directions, the spellings of words that the table lacks.
+    """Chains of words, and the spellings of the words that the table lacks, each in both directions.
 
-    - `words`: a graph a sentence; `input_id` is the word's row of the table, or -1 where it is spelled.
-    - `back`: the same turned round; `input_id` is the graph of `spellings` that spells the word, else -1.
-    - `spellings`, `spellings_back`: a graph a distinct word, `input_id` a character. The first is a stand-in of one
-      character. `None` where words are not spelled.
+    Attributes:
+        words: one graph per sentence. `input_id` is the word's row of the table, or -1 if the word is spelled.
+        back: the reversed chains. `input_id` is the graph of `spellings` that spells the word, or -1.
+        spellings: one graph per distinct word, `input_id` a character. The first graph is a placeholder of one character.
+            `None` if no word is spelled.
+        spellings_back: the reversed chains of `spellings`, or `None`.
     """
 
     words: Graphs
@@ -35,12 +37,12 @@ class Sentences:
 
     @property
     def num_vertices(self) -> int:
-        """Words in all."""
+        """The total number of words."""
         return self.words.num_vertices
 
     @staticmethod
     def of(graphs: Graphs, words: tuple[str, ...], labels: tuple[str, ...], characters: tuple[str, ...]) -> "Sentences":
-        """From chains as `read_tagged` reads them. What `words` lacks is spelled; where there are no `characters`, unknown."""
+        """Converts the chains of `read_tagged`. Words not in `words` are spelled, or unknown if there are no `characters`."""
         assert graphs.vocab is not None and graphs.input_id is not None
         known = graphs.with_vocab(words, None if characters else UNKNOWN)
         known = known if known.label is None else with_labels(known, labels)
@@ -58,32 +60,38 @@ class Sentences:
         return Sentences(known, back, spellings, spellings.reversed())
 
 
-class Spellings(NamedTuple):
-    """The spelled words of a batch: schedules of both directions, `characters` (Cp,), and `spelled` (Vp,), which of these
-    words each vertex is, -1 where it is none."""
+class Spellings(NamedTuple, Generic[A]):
+    """The spelled words of a batch.
+
+    Attributes:
+        sched: the schedule of the spellings.
+        back: the schedule of the reversed spellings.
+        characters: (Cp,) the characters.
+        spelled: (Vp,) the spelled word at each vertex of the batch; -1 if its word is not spelled.
+    """
 
     sched: Schedule
     back: Schedule
-    characters: Any
-    spelled: Any
+    characters: A
+    spelled: A
 
 
-class TagBatch(NamedTuple):
-    """What one step sees; a pytree of integers. `words`, `word`, `label` as in `batches.Batch`."""
+class TagBatch(NamedTuple, Generic[A]):
+    """The input of one step, a pytree of int32 arrays. `words`, `word` and `label` are as in `batches.Batch`."""
 
     sched: Schedule
     back: Schedule
-    words: Any
-    word: Any
-    label: Any
-    spellings: Spellings | None
+    words: A
+    word: A
+    label: A
+    spellings: Spellings[A] | None
 
 
 def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Prepare:
-    """Makes the batches of a part. For each -1 the shortest sentence stands in, without labels.
+    """Returns the function that creates the batches of a part. The shortest sentence, without its labels, replaces each -1.
 
-    The shapes of schedules are chosen beforehand, from the batches `grid`: few, whatever comes, and the same however far a
-    run has come, so that going on changes no bit. Both directions of chains have the same shape.
+    The shapes of the schedules are chosen once, from the batches `grid`. They are few, and the same for a resumed run, so that
+    resuming changes no bit. Both directions of a chain have the same shape.
     """
     sizes = np.diff(sentences.words.vertex_offsets)
     numbers, _ = with_stand_ins(grid, sizes)
@@ -95,11 +103,11 @@ def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Prepare:
         filled = np.array([_filled(some, room) for some in found], int).reshape(-1, room)
         spelling_shapes = shapes_of(sentences.spellings, filled)
 
-    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[TagBatch]:
+    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[TagBatch[np.ndarray]]:
         numbers, presents = with_stand_ins(grid, sizes)
         forward = schedules(sentences.words, numbers, shapes=word_shapes, workers=workers)
         backward = schedules(sentences.back, numbers, shapes=word_shapes, workers=workers)
-        spelled: Iterator[Spellings | None] = itertools.repeat(None)
+        spelled: Iterator[Spellings[np.ndarray] | None] = itertools.repeat(None)
         if sentences.spellings is not None:
             backward, to_spell = itertools.tee(backward)
             spelled = spell(to_spell, workers)
@@ -108,7 +116,7 @@ def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Prepare:
             words, word = distinct(some.input_id, sched.shape.vertices, num_words)
             yield TagBatch(sched, back, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), spellings)
 
-    def spell(batches: Iterator[tuple[Graphs, Schedule]], workers: int) -> Iterator[Spellings]:
+    def spell(batches: Iterator[tuple[Graphs, Schedule]], workers: int) -> Iterator[Spellings[np.ndarray]]:
         words, ahead, ahead_back = itertools.tee(((back, *_spelled_in(turned)) for turned, back in batches), 3)
         assert sentences.spellings is not None and sentences.spellings_back is not None
         forward, backward = (
@@ -122,7 +130,7 @@ def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Prepare:
 
 
 def _spelled_in(back: Graphs) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct spelled words of a batch, and which of them each vertex is, -1 where it is none."""
+    """The distinct spelled words of a batch, and the index of each vertex's word among them; -1 if it is not spelled."""
     assert back.input_id is not None
     found, index = np.unique(back.input_id, return_inverse=True)
     skip = int(len(found) > 0 and found[0] < 0)
@@ -130,7 +138,7 @@ def _spelled_in(back: Graphs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _filled(found: np.ndarray, room: int) -> np.ndarray:
-    """With stand-ins up to `room`, or where there are more, a power of two: single characters, which cost little."""
+    """Pads with the placeholder of one character up to `room` words, or to a power of two if there are more."""
     out = np.zeros(max(room, _power_of_two(len(found))), np.int64)
     out[: len(found)] = found
     return out

@@ -1,40 +1,49 @@
-"""Softmax cross-entropy of a linear layer, `softmax(h @ w + b)`, without ever holding all of its logits.
+"""Softmax cross-entropy of a linear layer, `softmax(h @ w + b)`, without storing all of its logits.
 
-The rows of a batch times a vocabulary of 50,000 words are gigabytes. Rows are taken in chunks, and the derivative is
-computed together with the value, chunk by chunk, while the chunk's logits exist: with p = softmax(h w + b),
+The logits of a batch over a vocabulary of 50,000 words take gigabytes. The rows are therefore processed in chunks, and the
+derivative of a chunk is computed together with its value, while its logits exist. With p = softmax(h w + b),
 
     d loss / d logits = weight (p - onehot(label)) =: g,   d h = g wᵀ,   d w = Σ_chunks hᵀ g,   d b = Σ g
 
-so each logit is computed once and none is kept (`jax.checkpoint` would compute them twice).
+so each logit is computed once and none is stored (`jax.checkpoint` would compute them twice).
 """
 
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-# Logits that exist at one time. On a CPU the chunk should stay near the last-level cache.
+# Bytes of the logits that exist at one time. On a CPU a chunk should be about as large as the last-level cache.
 CHUNK_BYTES = 16 << 20
+
+Outputs: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # the loss, nll (N,), and whether each row is right (N,)
+Derivatives: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # with respect to h, w and b
 
 
 @jax.custom_vjp
-def softmax_loss(h: Any, w: Any, b: Any, labels: Any, weight: Any) -> tuple[Any, Any, Any]:
-    """The weighted loss of N rows.
+def softmax_loss(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array) -> Outputs:
+    """The weighted negative log-likelihood of N rows.
 
-    **Arguments:** `h` (N, H), `w` (H, C), `b` (C,), `labels` (N,) int32, `weight` (N,), 0 where a row does not count.
+    Args:
+        h: (N, H) features.
+        w: (H, C) weights.
+        b: (C,) biases.
+        labels: (N,) int32 classes.
+        weight: (N,) weights of the rows; 0 excludes a row.
 
-    **Returns:** the scalar Σ weight · nll, whose derivatives by `h`, `w` and `b` are defined; and, without derivative,
-    `nll` (N,) and whether the label is the likeliest class, (N,) bool.
+    Returns:
+        The scalar Σ weight · nll, which is differentiable with respect to `h`, `w` and `b`; and, without derivatives, `nll`
+        (N,) and whether the label is the most likely class, (N,) bool.
     """
     return _forward(h, w, b, labels, weight, derivative=False)[0]
 
 
-def _fwd(h: Any, w: Any, b: Any, labels: Any, weight: Any) -> Any:
+def _fwd(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array) -> tuple[Outputs, Derivatives | None]:
     return _forward(h, w, b, labels, weight, derivative=True)
 
 
-def _bwd(derivatives: Any, cotangents: Any) -> Any:
+def _bwd(derivatives: Derivatives, cotangents: Outputs) -> tuple[jax.Array | None, ...]:
     ct = cotangents[0]
     return *(ct * d for d in derivatives), None, None
 
@@ -42,12 +51,14 @@ def _bwd(derivatives: Any, cotangents: Any) -> Any:
 softmax_loss.defvjp(_fwd, _bwd)
 
 
-def _forward(h: Any, w: Any, b: Any, labels: Any, weight: Any, derivative: bool) -> tuple[Any, Any]:
+def _forward(
+    h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array, derivative: bool
+) -> tuple[Outputs, Derivatives | None]:
     rows, classes = h.shape[0], w.shape[1]
     size = min(rows, max(8, CHUNK_BYTES // (4 * classes) // 8 * 8))
     chunks = -(-rows // size)
 
-    def one(sums: Any, chunk: Any) -> tuple[Any, Any]:
+    def one(sums: list[jax.Array], chunk: tuple[jax.Array, ...]) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
         h, labels, weight = chunk
         logits = h @ w + b
         top = logits.max(-1)
@@ -62,7 +73,7 @@ def _forward(h: Any, w: Any, b: Any, labels: Any, weight: Any, derivative: bool)
         g = weight[:, None] * (exp / total[:, None] - hit)
         return [sums[0], sums[1] + h.T @ g, sums[2] + g.sum(0)], (nll, picked >= top, g @ w.T)
 
-    def split(x: Any) -> Any:
+    def split(x: jax.Array) -> jax.Array:
         x = jnp.pad(x, ((0, chunks * size - rows), *((0, 0),) * (x.ndim - 1)))
         return x.reshape(chunks, size, *x.shape[1:])
 

@@ -1,4 +1,4 @@
-"""Stopping in good order: SIGINT (Ctrl-C) and SIGTERM ask the loop to stop after the step in hand."""
+"""Graceful stopping: SIGINT (Ctrl-C) and SIGTERM ask the training loop to stop after the current step."""
 
 import os
 import signal
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Stop:
-    """A context in which the first signal is only remembered, in `signum`; a second one interrupts at once.
+    """A context manager that records the first signal in `signum`. A second signal interrupts at once.
 
-    Outside the main thread, where Python allows no handlers, it never stops anything.
+    Python allows signal handlers only in the main thread. In any other thread `Stop` never stops anything.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Stop:
             self._before = {s: signal.signal(s, self._remember) for s in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
@@ -33,5 +33,5 @@ class Stop:
         if self.signum is not None:
             raise KeyboardInterrupt
         self.signum = signum
-        # Not print: a handler may run in the midst of one.
-        os.write(2, b"\nstopping after this step; once more to stop at once, without saving\n")
+        # Not `print`: a handler may run in the middle of a `print`.
+        os.write(2, b"\nStopping after this step. Press Ctrl-C again to stop at once, without saving.\n")

@@ -1,4 +1,4 @@
-"""Sentences with a label a word, and files of them: CoNLL-U, columns, `word|TAG`; for `cavs predict` plain text too."""
+"""Readers of tagged sentences: CoNLL-U, columns, `word|TAG`, and, for `cavs predict`, plain text."""
 
 import re
 from collections.abc import Sequence
@@ -13,29 +13,30 @@ from cavs._readers.source import ASCII_SPACE, bare_suffix, format_error, read_li
 from cavs._train.config import TrainError
 
 CONLLU_COLUMNS = ("upos", "xpos", "deprel")
-# Names that always hold columns; a `.txt` may hold any of the formats, and is known by its content.
+# Files with these suffixes always contain columns. A `.txt` may contain any of the formats; its content tells which.
 COLUMN_SUFFIXES = (".bio", ".bmes", ".col", ".conll", ".iob", ".iob2", ".ner", ".tsv")
 _SPACE = re.compile(f"[{ASCII_SPACE}]+")
 
 
 def read_tagged(path: str, column: str | None = None, *, labelled: bool = True) -> Graphs:
-    """Chains of words: `input_id` names a word of `vocab`, `label` a tag of `label_names`, both by first appearance.
+    """Reads sentences as chains: `input_id` is an index of `vocab`, `label` of `label_names`, both by first appearance.
 
-    By the name, else by the content; UTF-8, `.gz` by name:
+    The file's name, or else its content, determines the format. Files are UTF-8, and decompressed if named `.gz`:
 
-    - `.conllu`: CoNLL-U; the label is UPOS, or the `column` "xpos" or "deprel".
-    - columns (CoNLL-2003 and its kin): a word a line, cells apart by tabs or spaces, blank lines between sentences, lines
-      `-DOCSTART-` passed over; the word is the first cell, the label the last, or the one of number `column`, from 1.
-    - `word|TAG` (WikiNER): a sentence a line, split at the last `|`; where each has two, `word|POS|TAG`.
-    - with `labelled=False`, any other text: a sentence a line, words apart by spaces, no labels.
+    - `.conllu`: CoNLL-U. The label is UPOS, or the `column` "xpos" or "deprel".
+    - Columns (such as CoNLL-2003): one word per line, cells separated by tabs or spaces, blank lines between sentences.
+      `-DOCSTART-` lines are skipped. The word is the first cell. The label is the last cell, or cell number `column`, from 1.
+    - `word|TAG` (WikiNER): one sentence per line, split at the last `|`; or `word|POS|TAG` if every word has two `|`.
+    - Any other text, if `labelled` is false: one sentence per line, words separated by spaces, no labels.
 
-    **Raises:** `FormatError` that names the line, `TrainError` for a column that the format does not have or a file without
-    sentences.
+    Raises:
+        FormatError: a line is invalid; the message names it.
+        TrainError: the format does not have the column, or the file contains no sentences.
     """
     suffix = bare_suffix(path)
     if suffix == ".conllu":
         if column not in (None, *CONLLU_COLUMNS):
-            raise TrainError(f"--column is {column!r}, wanted one of {', '.join(CONLLU_COLUMNS)} for {path}.")
+            raise TrainError(f"--column: got {column!r}; expected one of {', '.join(CONLLU_COLUMNS)} for {path}.")
         trees = read_conllu(path, label=column or "upos")
         tags = _names(trees.label_names, trees.label)
         return _chains(path, np.diff(trees.vertex_offsets), _names(trees.vocab, trees.input_id), tags)
@@ -46,12 +47,12 @@ def read_tagged(path: str, column: str | None = None, *, labelled: bool = True) 
         return _columns(path, lines, rows, column)
     if some and all("|" in cell[1:] for cell in some[0]):
         if column is not None:
-            raise TrainError(f"--column is {column!r}, but {path} has word|TAG and no columns.")
+            raise TrainError(f"--column: got {column!r}, but {path} contains word|TAG, not columns. Omit --column.")
         return _piped(path, lines, rows)
     if labelled:
         raise TrainError(
-            f"{path} has no tags that can be read; wanted CoNLL-U (.conllu), a word and its tag a line with blank lines between"
-            " sentences, or word|TAG word|TAG, a sentence a line."
+            f"{path}: got no tags; expected CoNLL-U (.conllu), a word and its tag on each line with blank lines between "
+            "sentences, or word|TAG word|TAG, one sentence per line."
         )
     return _chains(path, np.array([len(cells) for cells in some]), [word for cells in some for word in cells], None)
 
@@ -62,7 +63,7 @@ def _split(line: str) -> list[str]:
 
 
 def _is_columns(lines: list[str], rows: list[list[str]]) -> bool:
-    """Equally many cells in every line, at least two, and tabs or blank lines between sentences."""
+    """Whether all lines have the same number of cells, at least two, and there are tabs or blank lines."""
     counts = {len(cells) for cells in rows if cells and cells[0] != "-DOCSTART-"}
     if len(counts) != 1 or counts == {1}:
         return False
@@ -72,7 +73,7 @@ def _is_columns(lines: list[str], rows: list[list[str]]) -> bool:
 
 def _columns(path: str, lines: list[str], rows: list[list[str]], column: str | None) -> Graphs:
     if column is not None and not (column.isascii() and column.isdigit() and int(column) >= 2):
-        raise TrainError(f"--column is {column!r}, wanted a number from 2: {path} has columns, the first holds the words.")
+        raise TrainError(f"--column: got {column!r}; expected a number >= 2: in {path} column 1 contains the words.")
     at = None if column is None else int(column) - 1
     words: list[str] = []
     tags: list[str | None] = []
@@ -80,8 +81,8 @@ def _columns(path: str, lines: list[str], rows: list[list[str]], column: str | N
     for number, cells in enumerate(rows, 1):
         if cells and cells[0] != "-DOCSTART-":
             if len(cells) < (2 if at is None else at + 1):
-                wanted = "a word and its label" if at is None else f"at least {at + 1} cells"
-                raise format_error(path, number, lines[number - 1], wanted)
+                expected = "a word and its label" if at is None else f"at least {at + 1} cells"
+                raise format_error(path, number, lines[number - 1], expected)
             words.append(cells[0])
             tags.append(cells[-1 if at is None else at])
             length += 1
@@ -112,7 +113,7 @@ def _names(names: tuple[str, ...] | None, ids: np.ndarray | None) -> list[str | 
 
 def _chains(path: str, lengths: np.ndarray, words: Sequence[str | None], tags: Sequence[str | None] | None) -> Graphs:
     if not len(lengths):
-        raise TrainError(f"{path} holds no sentences.")
+        raise TrainError(f"{path}: got no sentences; expected at least one.")
     ids, vocab = number_names(words)
     if tags is None:
         return from_lengths(lengths, input_id=ids, vocab=vocab)

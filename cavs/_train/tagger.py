@@ -1,4 +1,4 @@
-"""The model of the task `tag`: word vectors, a BiLSTM tagger, spelled words in between."""
+"""The model of the task `tag`: word vectors or spelled words, then a BiLSTM tagger."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from cavs import vertex_programs
+from cavs._graphs.pytree import PyTree
 from cavs._train.chunks import Chunks
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
@@ -16,14 +17,14 @@ from cavs._train.sentences import TagBatch
 
 
 class TagMetrics(NamedTuple):
-    """Sums over a batch: of the loss's terms, of right labels; entities there are, guessed, and guessed rightly."""
+    """Sums over a batch: the terms of the loss, correct labels; true, predicted and correctly predicted entities."""
 
-    nll: Any
-    count: Any
-    right: Any
-    entities: Any
-    guessed: Any
-    both: Any
+    nll: jax.Array
+    count: jax.Array
+    right: jax.Array
+    entities: jax.Array
+    guessed: jax.Array
+    both: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,8 @@ class TagModel:
     labels: tuple[str, ...]
 
     @staticmethod
-    def make(config: Config, num_words: int, labels: tuple[str, ...], num_characters: int) -> "TagModel":
-        """The model of a settled configuration; without characters nothing is spelled."""
+    def create(config: Config, num_words: int, labels: tuple[str, ...], num_characters: int) -> "TagModel":
+        """The model of a settled configuration. With 0 characters, no word is spelled."""
         assert config.embedding_size is not None
         shared: dict[str, Any] = {"labels": len(labels), "hidden": config.hidden, "inputs": config.embedding_size}
         shared |= {"mlp": config.hidden, "layers": config.layers, "dropout": config.dropout}
@@ -45,13 +46,15 @@ class TagModel:
             return TagModel(vertex_programs.CharBiLSTMTagger(**shared, **spelled), num_words, labels)
         return TagModel(vertex_programs.BiLSTMTagger(**shared), num_words, labels)
 
-    def init(self, key: Any, vectors: Vectors | None = None) -> Weights:
-        """Initial parameters and table."""
+    def init(self, key: jax.Array, vectors: Vectors | None = None) -> Weights:
+        """The initial parameters and table."""
         program, words = jax.random.split(key)
         return Weights(self.program.init(program), init_table(words, self.num_words, self.program.inputs, vectors))
 
-    def logits(self, params: Any, rows: Any, batch: TagBatch, key: Any = None) -> Any:
-        """(Vp, labels); `rows` are the table's rows `batch.words`. With `key`, dropout."""
+    def logits(
+        self, params: PyTree, rows: jax.Array, batch: TagBatch[jax.Array], key: jax.Array | None = None
+    ) -> jax.Array:
+        """(Vp, labels) logits. `rows` are the rows `batch.words` of the table. A `key` enables dropout."""
         x = vectors_of(rows, batch.word)
         if not isinstance(self.program, vertex_programs.CharBiLSTMTagger):
             return self.program.run(params, batch.sched, batch.back, x, key=key)
@@ -60,8 +63,10 @@ class TagModel:
         vectors = self.program.vectors(params, sched, back, characters)
         return self.program.run(params, batch.sched, batch.back, x, vectors, spelled, key=key)
 
-    def objective(self, params: Any, rows: Any, batch: TagBatch, key: Any = None) -> tuple[Any, TagMetrics]:
-        """The mean loss over the labelled words of a batch, and its metrics. `key` as in `logits`."""
+    def objective(
+        self, params: PyTree, rows: jax.Array, batch: TagBatch[jax.Array], key: jax.Array | None = None
+    ) -> tuple[jax.Array, TagMetrics]:
+        """The mean loss over the labelled words of a batch, and its metrics. `rows` and `key` as in `logits`."""
         logits = self.logits(params, rows, batch, key)
         has = (batch.label >= 0).astype(logits.dtype)
         nll = has * optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(batch.label, 0))
@@ -71,20 +76,20 @@ class TagModel:
         found = (jnp.zeros((), jnp.int32),) * 3 if chunks is None else chunks.count(batch.label, guess, batch.sched.graph)
         return nll.sum() / jnp.maximum(count, 1), TagMetrics(nll.sum(), count, right, *found)
 
-    def metrics(self, weights: Weights, batch: TagBatch) -> TagMetrics:
-        """Metrics without dropout."""
-        return self.objective(weights.params, read_rows(weights.table, batch), batch)[1]
+    def metrics(self, weights: Weights, batch: TagBatch[jax.Array]) -> TagMetrics:
+        """The metrics without dropout."""
+        return self.objective(weights.params, read_rows(weights.table, batch.words), batch)[1]
 
-    def best(self, weights: Weights, batch: TagBatch) -> tuple[Any, Any]:
-        """The likeliest label of every word and its probability, (Vp,)."""
-        p = jax.nn.softmax(self.logits(weights.params, read_rows(weights.table, batch), batch))
+    def best(self, weights: Weights, batch: TagBatch[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """The most likely label of every word (Vp,) and its probability (Vp,)."""
+        p = jax.nn.softmax(self.logits(weights.params, read_rows(weights.table, batch.words), batch))
         return jnp.argmax(p, -1), jnp.max(p, -1)
 
     def describe(self) -> dict[str, Any]:
-        """As JSON; `TagModel.from_json` undoes it, given the labels."""
+        """The model without its labels as JSON, which `from_json` restores."""
         return {name: value for name, value in model_as_json(self).items() if name != "labels"}
 
     @staticmethod
     def from_json(about: dict[str, Any], labels: list[str]) -> "TagModel":
-        """The model that `describe` told of."""
+        """Restores the model from what `describe` returned and its labels."""
         return model_from_json(TagModel, about, labels=tuple(labels))

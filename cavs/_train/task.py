@@ -1,8 +1,8 @@
-"""What a task of `cavs train` is, and the table of them. The loop, the optimiser and checkpoints are the same for all.
+"""The interface of a task of `cavs train`. The loop, the optimiser and checkpoints are the same for all tasks.
 
-A task is one file, `task_NAME.py`, that ends in `TASK = ...`, a `Task`; and its name in `TASKS`. It says how files become
-data, how data settles what the configuration left open, which model is trained (`model`: initial weights, loss, metrics),
-how a batch is made, what the best epoch has most of, and what is shown and predicted.
+A task is one file, `task_NAME.py`, that ends with `TASK = ...`, an instance of `Task`, and whose name is in `config.TASKS`. A
+task reads files into data, completes the configuration from the data, creates the model (`model`: initial weights, loss,
+metrics) and its batches, scores an epoch, and formats results and predictions.
 """
 
 import abc
@@ -10,44 +10,74 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
+import jax
 import numpy as np
 from rich.table import Table
 
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
 from cavs._train import batches
 from cavs._train.batches import Prepare
 from cavs._train.config import ALIASES, TASKS, Config, TrainError, flag
-from cavs._train.data import Data
+from cavs._train.data import Data, Samples
 from cavs._train.embeddings import Vectors
+from cavs._train.model import Weights
 
-Sums = dict[str, float]
+Sums: TypeAlias = dict[str, float]  # summed metrics by name, on the host
+Cells: TypeAlias = tuple[object, ...]  # the cells of a line that `cavs predict` prints
+
+
+class Metrics(Protocol):
+    """A NamedTuple of scalars: sums over a batch. The terms of the loss, `nll` and `count`, are among them."""
+
+    @property
+    def _fields(self) -> tuple[str, ...]: ...
+
+    def __iter__(self) -> Iterator[jax.Array]: ...
 
 
 class Model(Protocol):
-    """A model: a value of plain fields; what it learns are the `Weights` that `init` makes."""
+    """A model: a frozen dataclass of sizes. `init` creates the `Weights` that it learns."""
 
     num_words: int
 
-    def init(self, key: Any, vectors: Vectors | None = None) -> Any:
-        """Initial `Weights`."""
-
-    def objective(self, params: Any, rows: Any, batch: Any, key: Any = None) -> tuple[Any, Any]:
-        """The mean loss of a batch, and `metrics`; `rows` are those of the table that `batch.words` names. `key`: dropout."""
+    def init(self, key: jax.Array, vectors: Vectors | None = None) -> Weights:
+        """The initial weights."""
         ...
 
-    def metrics(self, weights: Any, batch: Any) -> Any:
-        """A NamedTuple of sums over a batch, without dropout; `nll` and `count`, the loss's terms, are among them."""
+    def objective(
+        self, params: PyTree, rows: jax.Array, batch: PyTree, key: jax.Array | None = None
+    ) -> tuple[jax.Array, Metrics]:
+        """The mean loss of a batch, and its metrics.
+
+        Args:
+            params: the dense parameters.
+            rows: (U, size) the rows `batch.words` of the table.
+            batch: a batch of the task, on the device.
+            key: PRNG key of the dropout; `None` disables it.
+        """
+        ...
+
+    def metrics(self, weights: Weights, batch: PyTree) -> Metrics:
+        """The metrics of a batch, without dropout."""
+        ...
 
     def describe(self) -> dict[str, Any]:
-        """As JSON."""
+        """The model as JSON."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A panel of the picture: `lines` are a suffix of the legend, a line style and the value, `None` where there is none."""
+    """A panel of the plot.
+
+    Attributes:
+        label: the label of the vertical axis.
+        lines: for each line a suffix for the legend, a line style, and its value for the summed metrics of an epoch, or `None`.
+        log: whether the vertical axis is logarithmic.
+    """
 
     label: str
     lines: tuple[tuple[str, str, Callable[[Sums], float | None]], ...]
@@ -55,84 +85,92 @@ class Curve:
 
 
 class Task(abc.ABC):
-    """One task. `defaults` of the configuration; `own` flags, which no other task takes; `foreign` ones it does not take."""
+    """A task.
+
+    Attributes:
+        defaults: values of the configuration that differ from the defaults of `Config`.
+        own: fields that no other task accepts.
+        foreign: fields that this task does not accept, each with the end of an error message.
+        needs_file: the expected content of the training file; `None` if the file is optional.
+        inspectable: whether `cavs inspect` reads the files of this task.
+        noun: the plural of a sample.
+        predicts: what `cavs predict` does, for the last lines of a run.
+        panels: the panels of the plot.
+    """
 
     defaults: ClassVar[dict[str, Any]] = {}
     own: ClassVar[tuple[str, ...]] = ()
     foreign: ClassVar[dict[str, str]] = {}
-    needs_file: ClassVar[str | None] = None  # what a file holds, where one must be given
-    inspectable: ClassVar[bool] = False  # whether `cavs inspect` reads these files
+    needs_file: ClassVar[str | None] = None
+    inspectable: ClassVar[bool] = False
     noun: ClassVar[str] = "graphs"
-    predicts: ClassVar[str] = "label graphs of your own"
+    predicts: ClassVar[str] = "label your own graphs"
     panels: ClassVar[tuple[Curve, ...]]
 
     @abc.abstractmethod
     def read(self, config: Config) -> tuple[Config, Data]:
-        """All files of a run, and the configuration with what the data settles. **Raises:** `TrainError`."""
+        """Reads all files of a run, and completes the configuration from the data. Raises a `TrainError`."""
 
     @abc.abstractmethod
     def model(self, config: Config, data: Data) -> Model:
-        """The model of a settled configuration."""
+        """The model of a complete configuration."""
 
     @abc.abstractmethod
     def restore(self, about: dict[str, Any]) -> Model:
-        """The model of a checkpoint's `model.json`."""
+        """The model described by a checkpoint's `model.json`."""
 
     @abc.abstractmethod
     def score(self, sums: Sums, config: Config) -> float:
-        """What the best epoch has most of on held-out data."""
+        """The score on held-out data: the best epoch has the highest."""
 
     @abc.abstractmethod
     def shown(self, sums: Sums) -> str:
-        """Metrics in a few words."""
+        """The metrics as a few words."""
 
     @abc.abstractmethod
     def results(self, data: Data, results: dict[str, Sums]) -> Table:
-        """Scores of the best epoch by part, "while training", "held-out", "test", beside those of guessing."""
+        """A table of the best epoch's scores on each part of the data, beside those of a trivial baseline."""
 
     @abc.abstractmethod
-    def predict(self, about: dict[str, Any], model: Any, weights: Any, path: str, vertices: bool) -> Iterator[tuple[Any, ...]]:
-        """Cells of each line that `cavs predict` prints."""
+    def predict(self, about: dict[str, Any], model: Any, weights: Weights, path: str, vertices: bool) -> Iterator[Cells]:
+        """Yields the cells of each line that `cavs predict` prints."""
 
-    def sizes(self, part: Any) -> np.ndarray:
-        """What each sample of a part of the data costs, in vertices: batches are made of equal sums."""
+    def sizes(self, part: Samples) -> np.ndarray:
+        """The number of vertices of each sample of a part. Batches have nearly equal sums."""
         graphs: Graphs = part
         return np.diff(graphs.vertex_offsets)
 
-    def preparer(self, model: Any, part: Any, grid: np.ndarray) -> Prepare:
-        """Makes the batches of a part of the data. `grid` holds such batches as are to come: of what sizes they are."""
+    def preparer(self, model: Any, part: Samples, grid: np.ndarray) -> Prepare:
+        """Returns the function that creates the batches of a part. `grid` contains typical batches, which determine shapes."""
         return functools.partial(batches.prepare, part, model.num_words)
 
-    def parts(self, data: Data) -> dict[str, Any]:
-        """The parts of the data by their names in `results`."""
+    def parts(self, data: Data) -> dict[str, Samples]:
+        """The parts of the data, by their names in `results`."""
         return {"while training": data.train, "held-out": data.dev, "test": data.test}
 
 
-def find(name: str) -> Task:
-    """The task of a name or its alias. **Raises:** `TrainError` that lists them."""
+def find_task(name: str) -> Task:
+    """The task of a name or an alias. Raises a `TrainError` that lists the names."""
     name = ALIASES.get(name, name)
     if name not in TASKS:
-        raise TrainError(f"--task is {name!r}, wanted one of {', '.join((*TASKS, *ALIASES))}.")
+        raise TrainError(f"--task: got {name!r}; expected one of {', '.join((*TASKS, *ALIASES))}.")
     return importlib.import_module(f"cavs._train.task_{name}").TASK
 
 
 def configure(given: dict[str, Any]) -> Config:
-    """The configuration: the task's defaults under what was given, checked.
-
-    **Raises:** `TrainError` that names the flag.
-    """
+    """The configuration: the values in `given`, else the task's defaults. Raises a `TrainError` that names the wrong flag."""
     name = given.get("task", Config.task)
-    task = find(name)
+    task = find_task(name)
     fields: dict[str, Any] = task.defaults | given | {"task": ALIASES.get(name, name)}
     config = Config(**fields)
     config.check()
     if config.train is None and task.needs_file is not None:
-        raise TrainError(f"--task {config.task} needs {task.needs_file}: cavs train --task {config.task} FILE")
+        raise TrainError(f"FILE: got nothing; --task {config.task} expects {task.needs_file}. Write: cavs train --task {config.task} FILE")
     asked = [field for field, value in given.items() if value is not None]
     for field in asked:
         if field in task.foreign:
-            raise TrainError(f"{flag(field)} is {task.foreign[field]}")
+            raise TrainError(f"{flag(field)}: not valid with --task {config.task}: {task.foreign[field]}")
         for other in TASKS:
-            if other != config.task and field in find(other).own and field not in task.own:
-                raise TrainError(f"{flag(field)} is for --task {other}; this is --task {config.task}.")
+            if other != config.task and field in find_task(other).own and field not in task.own:
+                raise TrainError(f"{flag(field)}: not valid with --task {config.task}; only with --task {other}.")
     return config

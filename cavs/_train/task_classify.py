@@ -1,4 +1,4 @@
-"""The task `classify`: labels of trees and DAGs, at their roots or at every vertex; sentiment of reviews by default."""
+"""The task `classify`: labels of trees and DAGs, at the roots or at every vertex. The default data are reviews."""
 
 import dataclasses
 import importlib.resources
@@ -15,24 +15,24 @@ from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError, read
 from cavs._train import data, programs
 from cavs._train.batches import Batch, in_order
-from cavs._train.config import Config, TrainError
+from cavs._train.config import Config, TrainError, check_file, flag
 from cavs._train.data import UNKNOWN, Data, root_rows
-from cavs._train.model import Model, Weights
+from cavs._train.model import SoftmaxModel, Weights
 from cavs._train.report import mean_nll, percent
-from cavs._train.task import Curve, Sums, Task
+from cavs._train.task import Cells, Curve, Sums, Task
 
-# The reviews shipped with the package, and what their labels 0 to 4 mean.
+# The reviews shipped with the package, and the meanings of their labels 0 to 4.
 REVIEWS = {"train": "reviews.train.txt", "dev": "reviews.dev.txt"}
 REVIEW_LABELS = ("very negative", "negative", "neutral", "positive", "very positive")
 
 
 def accuracy(sums: Sums, where: str) -> float | None:
-    """At `where`, "roots" or "vertices"; `None` where there are no labels."""
+    """The accuracy at `where` ("roots" or "vertices"); `None` if there are no labels."""
     return sums[f"{where}_right"] / sums[where] if sums[where] else None
 
 
 class Classify(Task):
-    """Softmax over the labels at roots or vertices; accuracy."""
+    """A softmax over the labels at roots or vertices, scored by accuracy."""
 
     inspectable = True
     own = ("loss", "score")
@@ -52,7 +52,7 @@ class Classify(Task):
         if config.train is None:
             folder = importlib.resources.files("cavs") / "data"
             paths = {name: str(folder / file) for name, file in REVIEWS.items()}
-        parts = {name: _labelled(path) for name, path in paths.items()}
+        parts = {name: _read_labelled(path, name) for name, path in paths.items()}
         parts = data.with_dev(config, parts, paths["train"])
         words, vectors = data.vocabulary(config, parts)
         labels = data.label_names(parts, paths)
@@ -64,13 +64,13 @@ class Classify(Task):
         files = data.fingerprints(paths)
         return config, Data(parts["train"], parts["dev"], parts.get("test"), words, labels, files, vectors)
 
-    def model(self, config: Config, data: Data) -> Model:
+    def model(self, config: Config, data: Data) -> SoftmaxModel:
         parts = [g for g in (data.train, data.dev, data.test) if g is not None]
         arity, reads = max(g.max_fan_in for g in parts), any(map(programs.inner_reads, parts))
-        return Model.make(config, len(data.words), len(data.labels), arity, reads)
+        return SoftmaxModel.create(config, len(data.words), len(data.labels), arity, reads)
 
-    def restore(self, about: dict[str, Any]) -> Model:
-        return Model.from_json(about["model"])
+    def restore(self, about: dict[str, Any]) -> SoftmaxModel:
+        return SoftmaxModel.from_json(about["model"])
 
     def score(self, sums: Sums, config: Config) -> float:
         return accuracy(sums, "roots" if config.score == "root" else "vertices") or 0.0
@@ -96,18 +96,18 @@ class Classify(Task):
         return table
 
     def predict(
-        self, about: dict[str, Any], model: Model, weights: Weights, path: str, vertices: bool
-    ) -> Iterator[tuple[Any, ...]]:
+        self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, path: str, vertices: bool
+    ) -> Iterator[Cells]:
         graphs = read_graphs(path)
         known = graphs.with_vocab(about["words"], UNKNOWN)
-        programs.check_fit(about["config"]["program"], known, path, getattr(model.program, "arity", None))
+        programs.check_fit(about["config"]["program"], known, f"FILE: {path}", getattr(model.program, "arity", None))
         return self._lines(about["labels"], model, weights, graphs, known, vertices)
 
     def _lines(
-        self, labels: list[str], model: Model, weights: Weights, graphs: Graphs, known: Graphs, vertices: bool
-    ) -> Iterator[tuple[Any, ...]]:
+        self, labels: list[str], model: SoftmaxModel, weights: Weights, graphs: Graphs, known: Graphs, vertices: bool
+    ) -> Iterator[Cells]:
         @jax.jit
-        def best(weights: Weights, batch: Batch) -> tuple[Any, Any]:
+        def best(weights: Weights, batch: Batch[jax.Array]) -> tuple[jax.Array, jax.Array]:
             p = model.probabilities(weights, batch)
             return jnp.argmax(p, -1), jnp.max(p, -1)
 
@@ -127,34 +127,41 @@ def _percent(sums: Sums, where: str) -> str:
     return percent(accuracy(sums, where))
 
 
-def _labelled(path: str) -> Graphs:
-    graphs = read_graphs(path)
+def _read_labelled(path: str, name: str) -> Graphs:
+    graphs = read_graphs(path, name)
     if graphs.label is None or not (graphs.label >= 0).any():
-        raise TrainError(f"{path} has no labels; wanted a label at each root or at every vertex. To label it: cavs predict.")
+        raise TrainError(
+            f"{flag(name)}: got {path} without labels; expected a label at each root or at every vertex. To label it, write: "
+            "cavs predict CHECKPOINT FILE"
+        )
     return graphs
 
 
-def read_graphs(path: str) -> Graphs:
-    """One file of graphs, by its suffix, of which every vertex's `input_id` names a word of `vocab`.
+def read_graphs(path: str, name: str = "file") -> Graphs:
+    """Reads a file of graphs by its suffix. The `input_id` of every vertex is an index of `vocab`.
 
-    **Raises:** `TrainError`, `FormatError`.
+    Args:
+        path: the file.
+        name: the field of `Config` that names it, for messages.
+
+    Raises:
+        TrainError: the file does not exist, has another format, or contains no graphs.
     """
-    if not Path(path).is_file():
-        raise TrainError(f"there is no file {path}.")
+    check_file(name, path)
     try:
         graphs = read(path)
     except FormatError as error:
-        hint = " For plain text: cavs train --task lm FILE." if ".txt" in Path(path).suffixes else ""
-        raise TrainError(f"{error}{hint}") from error
+        hint = " For plain text write: cavs train --task lm FILE" if ".txt" in Path(path).suffixes else ""
+        raise TrainError(f"{flag(name)}: {error}{hint}") from error
     except ValueError as error:
-        raise TrainError(str(error)) from error
+        raise TrainError(f"{flag(name)}: {error}") from error
     if not len(graphs):
-        raise TrainError(f"{path} holds no graphs.")
+        raise TrainError(f"{flag(name)}: got {path} without graphs; expected at least one.")
     return named_inputs(graphs)
 
 
 def named_inputs(graphs: Graphs) -> Graphs:
-    """The same graphs with inputs that have names: words, else numbers; else kinds; else one input for all vertices."""
+    """The same graphs with named inputs: words or numbers; without inputs the kinds; without kinds one name for all vertices."""
     ids, names = graphs.input_id, graphs.vocab
     if ids is None:
         ids, names = graphs.kind, graphs.kind_names
@@ -168,31 +175,31 @@ def named_inputs(graphs: Graphs) -> Graphs:
 
 
 def _settle(config: Config, train: Graphs, path: str) -> Config:
-    """Where the loss is, and the score."""
+    """Chooses where the loss and the score are computed: at the roots or at all vertices."""
     label = train.label
     assert label is not None
     at_root = np.zeros(len(label), bool)
     at_root[root_rows(train)] = True
     loss = config.loss or ("all" if (label[~at_root] >= 0).any() else "root")
-    # A phrase's label sums up its subtree, so the root's is the graph's; where inner vertices read words of their own, as in
+    # The label of a phrase summarises its subtree, so that of the root describes the graph. If inner vertices read words, as in
     # dependency trees, the root is a word like any other.
     rooted = (label[at_root] >= 0).any()
     if loss == "root" and not rooted:
-        raise TrainError(f"--loss root, but no root of {path} has a label; wanted --loss all.")
+        raise TrainError(f"--loss: got root, but no root in {path} has a label. Write --loss all.")
     best_at = config.score or ("root" if loss == "root" or rooted and not programs.inner_reads(train) else "all")
     if best_at == "root" and not rooted:
-        raise TrainError(f"--score root, but no root of {path} has a label; wanted --score all.")
+        raise TrainError(f"--score: got root, but no root in {path} has a label. Write --score all.")
     return dataclasses.replace(config, loss=loss, score=best_at)
 
 
 def majority(train: Graphs, graphs: Graphs, at_roots: bool) -> float | None:
-    """The accuracy of always answering training's most frequent label; `None` where there are no labels."""
+    """The accuracy of always predicting the most frequent training label; `None` if there are no labels."""
     assert train.label is not None and graphs.label is not None
-    ours, theirs = train.label, graphs.label
+    seen, label = train.label, graphs.label
     if at_roots:
-        ours, theirs = ours[root_rows(train)], theirs[root_rows(graphs)]
-    ours, theirs = ours[ours >= 0], theirs[theirs >= 0]
-    return float((theirs == np.bincount(ours).argmax()).mean()) if len(ours) and len(theirs) else None
+        seen, label = seen[root_rows(train)], label[root_rows(graphs)]
+    seen, label = seen[seen >= 0], label[label >= 0]
+    return float((label == np.bincount(seen).argmax()).mean()) if len(seen) and len(label) else None
 
 
 TASK = Classify()

@@ -1,4 +1,4 @@
-"""The task `lm`: a language model over a text, one sentence a line (Cavs' Fixed-LSTM and Var-LSTM)."""
+"""The task `lm`: a language model over a text, one sentence per line (Cavs' Fixed-LSTM and Var-LSTM)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +13,14 @@ from cavs._train import data, programs, text
 from cavs._train.batches import Batch, in_order
 from cavs._train.config import Config
 from cavs._train.data import Data
-from cavs._train.model import Model, Weights, read_rows
+from cavs._train.model import SoftmaxModel, Weights, read_rows
 from cavs._train.report import mean_nll, perplexity, unigram_perplexity
 from cavs._train.softmax import softmax_loss
-from cavs._train.task import Curve, Sums, Task
+from cavs._train.task import Cells, Curve, Sums, Task
 
 
 class LanguageModel(Task):
-    """Softmax over the words, at every vertex; perplexity."""
+    """A softmax over the words at every vertex, scored by perplexity."""
 
     defaults = {
         "hidden": 200,
@@ -32,9 +32,9 @@ class LanguageModel(Task):
         "loss": "all",
         "score": "all",
     }
-    foreign = dict.fromkeys(("loss", "score"), "for classification; a language model predicts at every vertex.")
-    needs_file = "a text file, one sentence a line"
-    predicts = "score sentences of your own"
+    foreign = dict.fromkeys(("loss", "score"), "a language model predicts at every vertex.")
+    needs_file = "a text file, one sentence per line"
+    predicts = "score your own sentences"
     panels = (Curve("perplexity", (("", "-", perplexity),), log=True),)
 
     def read(self, config: Config) -> tuple[Config, Data]:
@@ -46,11 +46,11 @@ class LanguageModel(Task):
         files = data.fingerprints(paths)
         return config, Data(parts["train"], parts["dev"], parts.get("test"), words, words, files, vectors)
 
-    def model(self, config: Config, data: Data) -> Model:
-        return Model.make(config, len(data.words), len(data.labels), arity=1, inner_reads=True)
+    def model(self, config: Config, data: Data) -> SoftmaxModel:
+        return SoftmaxModel.create(config, len(data.words), len(data.labels), arity=1, inner_reads=True)
 
-    def restore(self, about: dict[str, Any]) -> Model:
-        return Model.from_json(about["model"])
+    def restore(self, about: dict[str, Any]) -> SoftmaxModel:
+        return SoftmaxModel.from_json(about["model"])
 
     def score(self, sums: Sums, config: Config) -> float:
         return -mean_nll(sums)
@@ -69,15 +69,15 @@ class LanguageModel(Task):
         return table
 
     def predict(
-        self, about: dict[str, Any], model: Model, weights: Weights, path: str, vertices: bool
-    ) -> Iterator[tuple[Any, ...]]:
+        self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, path: str, vertices: bool
+    ) -> Iterator[Cells]:
         graphs = text.read_text(path)
         return self._lines(model, weights, graphs, text.relabel(graphs, tuple(about["words"])))
 
-    def _lines(self, model: Model, weights: Weights, graphs: Graphs, known: Graphs) -> Iterator[tuple[Any, ...]]:
+    def _lines(self, model: SoftmaxModel, weights: Weights, graphs: Graphs, known: Graphs) -> Iterator[Cells]:
         @jax.jit
-        def nll(weights: Weights, batch: Batch) -> Any:
-            params, rows = weights.params, read_rows(weights.table, batch)
+        def nll(weights: Weights, batch: Batch[jax.Array]) -> jax.Array:
+            params, rows = weights.params, read_rows(weights.table, batch.words)
             h = model.hidden(params, rows, batch)
             return softmax_loss(h, params["w"], params["b"], batch.label, jnp.zeros_like(h[:, 0]))[1]
 

@@ -1,4 +1,4 @@
-"""The task `nmt`: translation, by an LSTM encoder-decoder with attention (Echo's first workload)."""
+"""The task `nmt`: translation with an LSTM encoder-decoder with attention (Echo's first workload)."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from cavs._train.data import UNKNOWN, Data
 from cavs._train.model import Weights
 from cavs._train.parallel import END, Parallel
 from cavs._train.report import mean_nll, percent, perplexity, unigram_perplexity
-from cavs._train.task import Curve, Sums, Task
+from cavs._train.task import Cells, Curve, Sums, Task
 from cavs._train.translator import Translator
 
 
 def accuracy(sums: Sums) -> float:
-    """Of words, each predicted from the true words before it."""
+    """The accuracy of words, each predicted from the true words before it."""
     return sums["right"] / max(sums["count"], 1)
 
 
 class Translation(Task):
-    """Softmax over the target's words, at every target word; perplexity. `cavs predict` translates greedily."""
+    """A softmax over the target words, scored by perplexity. `cavs predict` translates greedily."""
 
     defaults = {
         "hidden": 256,
@@ -36,13 +36,13 @@ class Translation(Task):
         "min_count": 2,
     }
     foreign = {
-        **dict.fromkeys(("loss", "score"), "for classification; a translator predicts every target word."),
-        **dict.fromkeys(("program", "layers"), "for the other tasks; --task nmt trains an encoder-decoder of one layer."),
-        "embeddings": "for the other tasks; --task nmt learns the vectors of both languages.",
+        **dict.fromkeys(("loss", "score"), "a translator predicts every target word."),
+        **dict.fromkeys(("program", "layers"), "it trains an encoder-decoder of one layer."),
+        "embeddings": "it learns the vectors of both languages.",
     }
-    needs_file = "a file of sentence pairs, `source TAB target` a line"
+    needs_file = "a file of sentence pairs, `source TAB target` on each line"
     noun = "pairs"
-    predicts = "translate sentences of your own"
+    predicts = "translate your own sentences"
     panels = (
         Curve("perplexity", (("", "-", perplexity),), log=True),
         Curve("words right, %", (("", "-", lambda sums: 100 * accuracy(sums)),)),
@@ -52,7 +52,7 @@ class Translation(Task):
         paths = data.paths_of(config)
         read = {part: parallel.read_pairs(path) for part, path in paths.items()}
         sources, targets = ({part: sides[i] for part, sides in read.items()} for i in range(2))
-        # Words of both languages are rows of one table: a word that both have is one row.
+        # The words of both languages are rows of one table. A word that occurs in both has one row.
         labels = data.vocabulary(config, targets, (UNKNOWN, END))[0]
         words = tuple(dict.fromkeys((*labels, *data.vocabulary(config, sources)[0])))
         parts = {part: Parallel.of(sources[part], targets[part], words, labels) for part in read}
@@ -61,7 +61,7 @@ class Translation(Task):
         return config, Data(parts["train"], parts["dev"], parts.get("test"), words, labels, data.fingerprints(paths))
 
     def model(self, config: Config, data: Data) -> Translator:
-        return Translator.make(config, len(data.words), len(data.labels))
+        return Translator.create(config, len(data.words), len(data.labels))
 
     def restore(self, about: dict[str, Any]) -> Translator:
         return Translator.from_json(about["model"])
@@ -91,7 +91,7 @@ class Translation(Task):
 
     def predict(
         self, about: dict[str, Any], model: Translator, weights: Weights, path: str, vertices: bool
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Iterator[Cells]:
         labels, index = about["labels"], {word: i for i, word in enumerate(about["words"])}
         rows = np.array([index[word] for word in labels])
         sources = parallel.read_sources(path).with_vocab(about["words"], UNKNOWN)

@@ -1,4 +1,4 @@
-"""The task `tag`: a label for every word of a sentence: parts of speech, or entities. Rare words are spelled."""
+"""The task `tag`: a label for every word of a sentence, such as parts of speech or entities. Rare words are spelled."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -12,25 +12,25 @@ from cavs._graphs.graphs import Graphs
 from cavs._train import data, programs, sentences
 from cavs._train.batches import Prepare, in_order, in_order_grid
 from cavs._train.chunks import Chunks, f1
-from cavs._train.config import Config, TrainError
+from cavs._train.config import Config, TrainError, flag
 from cavs._train.data import UNKNOWN, Data
 from cavs._train.model import Weights
 from cavs._train.report import mean_nll, percent
 from cavs._train.sentences import Sentences
 from cavs._train.tagged import read_tagged
 from cavs._train.tagger import TagModel
-from cavs._train.task import Curve, Sums, Task
+from cavs._train.task import Cells, Curve, Sums, Task
 
 PROGRAMS = ("char-bilstm", "bilstm")
 
 
 def accuracy(sums: Sums) -> float:
-    """Of labels."""
+    """The accuracy of labels."""
     return sums["right"] / max(sums["count"], 1)
 
 
 def entity_f1(sums: Sums) -> float | None:
-    """Of entities, as `conlleval` has it; `None` where there are none."""
+    """The F1 of entities as `conlleval` computes it; `None` if there are none."""
     return f1(sums["entities"], sums["guessed"], sums["both"]) if sums["entities"] + sums["guessed"] else None
 
 
@@ -40,7 +40,7 @@ def _f1_percent(sums: Sums) -> float | None:
 
 
 class Tag(Task):
-    """Softmax over the labels, at every word; accuracy, and where labels are those of entities their F1."""
+    """A softmax over the labels at every word, scored by accuracy, or by F1 if the labels are those of entities."""
 
     defaults = {
         "program": "char-bilstm",
@@ -54,19 +54,19 @@ class Tag(Task):
         "min_count": 5,
     }
     own = ("column", "char_size")
-    foreign = dict.fromkeys(("loss", "score"), "for classification; a tagger labels every word.")
+    foreign = dict.fromkeys(("loss", "score"), "a tagger labels every word.")
     needs_file = "a file of tagged sentences"
     noun = "sentences"
-    predicts = "tag sentences of your own"
+    predicts = "tag your own sentences"
     panels = (
         Curve("loss", (("", "-", mean_nll),)),
         Curve("accuracy, %", ((", labels", ":", lambda sums: 100 * accuracy(sums)), (", entity F1", "-", _f1_percent))),
     )
 
     def read(self, config: Config) -> tuple[Config, Data]:
-        name = find(config.program)
+        name = find_tagger(config.program)
         paths = data.paths_of(config)
-        parts = {part: _labelled(path, config.column) for part, path in paths.items()}
+        parts = {part: _read_labelled(path, config.column, part) for part, path in paths.items()}
         parts = data.with_dev(config, parts, paths["train"], "sentence")
         words, vectors = data.vocabulary(config, parts)
         labels = data.label_names(parts, paths)
@@ -74,7 +74,7 @@ class Tag(Task):
         size = programs.settle_size(config, None if vectors is None else vectors.rows.shape[1])
         if characters and size % 2:
             raise TrainError(
-                f"--embedding-size is {size}, wanted an even number: half of a spelled word's vector is of each direction."
+                f"--embedding-size: got {size}; expected an even number: each direction computes half of a spelled word's vector."
             )
         config = dataclasses.replace(config, program=name, embedding_size=size)
         chains = {part: Sentences.of(g, words, labels, characters) for part, g in parts.items()}
@@ -83,7 +83,7 @@ class Tag(Task):
         return config, Data(chains["train"], chains["dev"], chains.get("test"), words, labels, files, vectors, facts)
 
     def model(self, config: Config, data: Data) -> TagModel:
-        return TagModel.make(config, len(data.words), data.labels, len(data.facts["characters"]))
+        return TagModel.create(config, len(data.words), data.labels, len(data.facts["characters"]))
 
     def restore(self, about: dict[str, Any]) -> TagModel:
         return TagModel.from_json(about["model"], about["labels"])
@@ -115,20 +115,20 @@ class Tag(Task):
         label = data.train.words.label
         most = np.bincount(label[label >= 0]).argmax()
         for name, sums in results.items():
-            theirs = self.parts(data)[name].words.label
+            true = self.parts(data)[name].words.label
             cells, right = [name, f"{int(sums['count'])}"], f"{100 * accuracy(sums):.2f} %"
             if entities:
                 precision, recall = (100 * sums["both"] / max(sums[of], 1) for of in ("guessed", "entities"))
                 cells += [right, f"{int(sums['entities'])}", f"{precision:.2f}", f"{recall:.2f}"]
                 cells += [f"[bold]{_f1_percent(sums) or 0.0:.2f}[/]"]
             else:
-                cells += [percent(float((theirs[theirs >= 0] == most).mean())), f"[bold]{right}[/]"]
+                cells += [percent(float((true[true >= 0] == most).mean())), f"[bold]{right}[/]"]
             table.add_row(*cells)
         return table
 
     def predict(
         self, about: dict[str, Any], model: TagModel, weights: Weights, path: str, vertices: bool
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Iterator[Cells]:
         graphs = read_tagged(path, about["config"]["column"], labelled=False)
         bare = dataclasses.replace(graphs, label=None, label_names=None)
         known = Sentences.of(bare, tuple(about["words"]), (), tuple(about["facts"]["characters"]))
@@ -136,7 +136,7 @@ class Tag(Task):
 
     def _lines(
         self, labels: list[str], model: TagModel, weights: Weights, graphs: Graphs, known: Sentences, vertices: bool
-    ) -> Iterator[tuple[Any, ...]]:
+    ) -> Iterator[Cells]:
         best = jax.jit(model.best)
         label, probability = np.zeros(graphs.num_vertices, int), np.zeros(graphs.num_vertices)
         prepare = self.preparer(model, known, in_order_grid(self.sizes(known)))
@@ -152,19 +152,20 @@ class Tag(Task):
                 yield g, " ".join(f"{read[row]}|{labels[label[row]]}" for row in rows)
 
 
-def find(name: str | None) -> str:
-    """The full name of a program from itself or a beginning. **Raises:** `TrainError` that lists them."""
-    plain = (name or PROGRAMS[0]).lower().replace("_", "-")
-    matches = [full for full in PROGRAMS if plain and full.startswith(plain.removesuffix("-tagger"))]
-    if len(matches) != 1:
-        raise TrainError(f"--program is {name!r}, wanted one of {', '.join(PROGRAMS)} for --task tag.")
-    return matches[0]
+def find_tagger(name: str | None) -> str:
+    """The full name of a tagger from itself or an unambiguous abbreviation. Raises a `TrainError` that lists the taggers."""
+    found = programs.complete((name or PROGRAMS[0]).lower().replace("_", "-").removesuffix("-tagger"), PROGRAMS)
+    if found is None:
+        raise TrainError(f"--program: got {name!r}; expected one of {', '.join(PROGRAMS)} for --task tag.")
+    return found
 
 
-def _labelled(path: str, column: str | None) -> Graphs:
+def _read_labelled(path: str, column: str | None, name: str) -> Graphs:
     graphs = read_tagged(path, column)
     if graphs.label is None or not (graphs.label >= 0).any():
-        raise TrainError(f"{path} has no labels; wanted one at every word. To tag it: cavs predict.")
+        raise TrainError(
+            f"{flag(name)}: got {path} without labels; expected one at every word. To tag it, write: cavs predict CHECKPOINT FILE"
+        )
     return graphs
 
 

@@ -1,4 +1,4 @@
-"""Plain text for a language model, one sentence a line: a chain that reads `<s> w1 w2` and predicts `w1 w2 </s>`."""
+"""Plain text for a language model, one sentence per line: a chain reads `<s> w1 w2` and predicts `w1 w2 </s>`."""
 
 import dataclasses
 
@@ -16,22 +16,24 @@ UNKNOWN = "<unk>"
 
 
 def read_text(path: str) -> Graphs:
-    """Chains of the words of each line, split at white space; blank lines are passed over. UTF-8, `.gz` by name.
+    """Reads a UTF-8 text, decompressed if its name ends in `.gz`, as a chain of words per line. Blank lines are skipped.
 
-    `vocab` begins with `<s>` and `</s>`. A vertex's `label` is the next word, as an index of `vocab` too.
+    Words are separated by white space. `vocab` begins with `<s>` and `</s>`. The `label` of a vertex is the next word, also
+    an index of `vocab`.
 
-    **Raises:** `TrainError` for a text without words or with the marks in it, or that is not UTF-8.
+    Raises:
+        TrainError: the text has no words, contains `<s>` or `</s>`, or is not UTF-8.
     """
     try:
         sentences = [words for line in read_lines(path) if (words := line.split())]
     except FormatError as error:
         raise TrainError(str(error)) from error
     if not sentences:
-        raise TrainError(f"{path} holds no words; wanted a text, one sentence a line.")
+        raise TrainError(f"{path}: got no words; expected a text, one sentence per line.")
     flat = [word for words in sentences for word in words]
     ids, names = number_names([*MARKS, *flat])
     if (ids[2:] < 2).any():
-        raise TrainError(f"{path} holds the word <s> or </s>; wanted a text without: they are added to each sentence.")
+        raise TrainError(f"{path}: got the word <s> or </s>; expected a text without them, because cavs adds them to each sentence.")
     lengths = np.array([len(words) for words in sentences]) + 1
     starts = np.cumsum(lengths) - lengths
     inner = np.ones(lengths.sum(), bool)
@@ -44,7 +46,7 @@ def read_text(path: str) -> Graphs:
 
 
 def relabel(graphs: Graphs, words: tuple[str, ...]) -> Graphs:
-    """The same chains with inputs and labels as indices of `words`; what it lacks becomes `<unk>`."""
+    """The same chains with inputs and labels as indices of `words`; other words become `<unk>`."""
     assert graphs.label is not None and graphs.label_names is not None
     index = {word: i for i, word in enumerate(words)}
     table = np.array([index.get(name, index[UNKNOWN]) for name in graphs.label_names], np.int32)
