@@ -1,4 +1,4 @@
-"""`python -m cavs` is `cavs`."""
+"""Runs `cavs` as `python -m cavs`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The command line from outside: train, predict, going on after Ctrl-C, and what mistakes are told."""
+"""The command line: train, predict, resuming after Ctrl-C, and the messages for wrong arguments."""
 
 import json
 import os
@@ -24,7 +24,7 @@ TREE = "(3 (1 (2 not) (1 bad)) (2 .))"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, compiled) -> Path:
-    """A folder in which `cavs train` was trained on a slice of the reviews."""
+    """The folder of a run of `cavs train` on some of the reviews."""
     folder = tmp_path_factory.mktemp("reviews")
     lines = (DATA / "reviews.train.txt").read_text().splitlines()[:200]
     (folder / "slice.txt").write_text("\n".join(lines))
@@ -40,9 +40,9 @@ def test_training_beats_the_majority(run):
     assert best["vertices_right"] / 2400 > 0.70  # majority: 0.61
 
 
-def test_a_run_leaves_arrays_json_and_a_picture(run):
+def test_a_run_writes_arrays_json_and_a_picture(run):
     suffixes = sorted(path.suffix for path in run.iterdir())
-    assert suffixes == [""] + [".json"] * 5 + [".npz"] * 3 + [".png"]  # of `last` two generations; `.lock` has no suffix
+    assert suffixes == [""] + [".json"] * 5 + [".npz"] * 3 + [".png"]  # two generations of `last`; `.lock` has no suffix
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     for path in run.glob("*.npz"):
         with np.load(path, allow_pickle=False) as arrays:
@@ -50,7 +50,7 @@ def test_a_run_leaves_arrays_json_and_a_picture(run):
     assert json.loads((run / "test.json").read_text())["test"] == json.loads((run / "best.json").read_text())["dev"]
 
 
-def test_predictions_are_as_right_as_training_said(run, tmp_path):
+def test_predictions_have_the_accuracy_that_training_reported(run, tmp_path):
     out = tmp_path / "labels.tsv"
     assert cli.main(["predict", str(run), str(DATA / "reviews.dev.txt"), "--out", str(out)]) == 0
     lines = [line.split("\t") for line in out.read_text().splitlines()]
@@ -72,15 +72,15 @@ def test_predict_takes_unknown_words_and_labels_every_vertex(run, tmp_path, caps
     assert where == [("0", "0", "zyzzyva"), ("0", "1", "wonderful"), ("0", "2", ""), ("1", "0", "dull")]
 
 
-def test_going_on_trains_longer(run, capsys):
+def test_resuming_trains_longer(run, capsys):
     before = json.loads((run / "last.json").read_text())["progress"]["history"]
     assert cli.main(["train", "--resume", str(run), "--epochs", "9"]) == 0
     after = json.loads((run / "last.json").read_text())["progress"]["history"]
     assert len(after) == 9 and after[:8] == before
-    assert "going on" in capsys.readouterr().out
+    assert "resuming" in capsys.readouterr().out
 
 
-def test_ctrl_c_saves_and_going_on_ends_where_a_straight_run_does(tmp_path, compiled):
+def test_ctrl_c_saves_and_resuming_gives_the_result_of_an_uninterrupted_run(tmp_path, compiled):
     (tmp_path / "t.txt").write_text("\n".join([TREE, "(1 bad)", "(4 (3 very) (4 (4 good) (2 .)))"] * 8))
     command = [sys.executable, "-m", "cavs.cli", "train"]
     flags = ["t.txt", "--hidden", "6", "--batch", "2", "--seed", "4"]
@@ -120,42 +120,42 @@ def test_ctrl_c_saves_and_going_on_ends_where_a_straight_run_does(tmp_path, comp
         np.testing.assert_array_equal(arrays[0][key], arrays[1][key], err_msg=key)
 
 
-# What is written, and what is answered. FILE has three trees, WIDE a vertex of three children, BARE no labels.
+# Command lines and their messages. FILE has three trees, WIDE a vertex of three children, BARE no labels.
 MISTAKES = {
-    "train nowhere.txt": "there is no file .*nowhere.txt",
-    "train FILE --dev nowhere.txt": "there is no file .*nowhere.txt",
-    "train FILE --embeddings nowhere.txt": "--embeddings: there is no file .*nowhere.txt",
+    "train nowhere.txt": "FILE: got .*nowhere.txt, which does not exist; expected the path of a file",
+    "train FILE --dev nowhere.txt": "--dev: got .*nowhere.txt, which does not exist",
+    "train FILE --embeddings nowhere.txt": "--embeddings: got .*nowhere.txt, which does not exist",
     "train notes.doc": "ends in '.doc', wanted one of .txt",
-    "train WORDS": "line 1: .*For plain text: cavs train --task lm FILE",
-    "train BARE": "has no labels; wanted a label at each root",
-    "train ONE": "wanted at least 2, as one is held out; or pass --dev FILE",
-    "train WIDE --program binary": r"vertex 3 of graph 0 has 3 children, but --program binary-tree-lstm takes at most 2. "
+    "train WORDS": "line 1: .*For plain text write: cavs train --task lm FILE",
+    "train BARE": "FILE: got .*bare.jsonl without labels; expected a label at each root",
+    "train ONE": "with 1 graph; expected at least 2, because 1 is held out. Or write --dev FILE",
+    "train WIDE --program binary": r"got 3 children at vertex 3 of graph 0; expected at most 2 for --program binary-tree-lstm. "
     r"These fit: --program nary-tree-lstm, --program child-sum-tree-lstm, --program dagnn\.",
-    "train FILE --program lstm": "has 2 children, but --program lstm takes at most 1",
-    "train INNER --program tree-fc": "has children and an input, but --program tree-fc reads at leaves alone",
-    "train FILE --program transformer": "--program is 'transformer', wanted one of binary-tree-lstm, ",
-    "train FILE --layers 2": "--layers is 2, but --program binary-tree-lstm has one layer; wanted --program lstm",
-    "train FILE --program tree-fc --embedding-size 7": "--embedding-size is 7 and --hidden 100; wanted them alike",
-    "train FILE --dropout 1": "--dropout is 1.0, wanted a probability from 0 up to",
-    "train FILE --batch 0": "--batch is 0, wanted an integer of at least 1",
-    "train FILE --lr -1": "--lr is -1.0, wanted a number above 0",
-    "train --dev FILE": "--dev was given without a file to train on: cavs train FILE --dev",
-    "train --task lm": "--task lm needs a text file",
-    "train WORDS --task lm --loss root": "--loss is for classification",
-    "train FILE --out RUN": "holds a run already; wanted another folder, or, to go on, --resume",
+    "train FILE --program lstm": "got 2 children .* expected at most 1 for --program lstm",
+    "train INNER --program tree-fc": "got an input at vertex 1 .*; expected inputs only at leaves for --program tree-fc",
+    "train FILE --program transformer": "--program: got 'transformer'; expected one of binary-tree-lstm, ",
+    "train FILE --layers 2": "--layers: got 2; expected 1 for --program binary-tree-lstm",
+    "train FILE --program tree-fc --embedding-size 7": "--embedding-size: got 7; expected 100, the value of --hidden",
+    "train FILE --dropout 1": "--dropout: got 1.0; expected a probability >= 0 and < 1",
+    "train FILE --batch 0": "--batch: got 0; expected an integer >= 1",
+    "train FILE --lr -1": "--lr: got -1.0; expected a number > 0",
+    "train --dev FILE": "--dev: got .*file.txt, but no file to train on. Write: cavs train FILE --dev",
+    "train --task lm": "FILE: got nothing; --task lm expects a text file",
+    "train WORDS --task lm --loss root": "--loss: not valid with --task lm: a language model predicts",
+    "train FILE --out RUN": "--out: got .*, which already contains a run; expected another folder. To continue, write --resume",
     "train --resume": "there is no run under runs/",
-    "train --resume nowhere": "nowhere holds no model.json; wanted the folder of a run",
-    "train --resume RUN --lr 0.1": "only --epochs and --patience may be given, not --lr",
-    "train FILE --resume RUN": "may be given, not FILE",
-    "predict nowhere FILE": "nowhere holds no model.json",
-    "predict RUN nowhere.txt": "there is no file nowhere.txt",
-    "predict RUN WIDE": "has 3 children, but --program binary-tree-lstm takes at most 2",
-    "inspect nowhere.txt": "there is no file nowhere.txt",
+    "train --resume nowhere": "nowhere: there is no model.json in it; expected the folder of a run",
+    "train --resume RUN --lr 0.1": "--resume: got --lr; expected only --epochs and --patience with it",
+    "train FILE --resume RUN": "--resume: got FILE; expected only --epochs",
+    "predict nowhere FILE": "nowhere: there is no model.json in it",
+    "predict RUN nowhere.txt": "FILE: got nowhere.txt, which does not exist",
+    "predict RUN WIDE": "got 3 children .*; expected at most 2 for --program binary-tree-lstm",
+    "inspect nowhere.txt": "FILE: got nowhere.txt, which does not exist",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_mistakes_are_told_in_one_line(line, run, tmp_path, monkeypatch, capsys):
+def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     files = {
         "FILE": ("file.txt", "\n".join([TREE] * 3)),
@@ -175,7 +175,7 @@ def test_mistakes_are_told_in_one_line(line, run, tmp_path, monkeypatch, capsys)
     assert error.count("\n") == 1
 
 
-def test_a_changed_file_is_refused_when_going_on(tmp_path, monkeypatch, capsys):
+def test_a_changed_file_cannot_be_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "t.txt"
     path.write_text("\n".join([TREE] * 4))
@@ -185,14 +185,14 @@ def test_a_changed_file_is_refused_when_going_on(tmp_path, monkeypatch, capsys):
     assert "has changed since run was trained on it" in capsys.readouterr().err
 
 
-def test_help_tells_how_to_begin(capsys):
+def test_help_shows_how_to_start(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["train", "--help"])
     out = capsys.readouterr().out
     assert "cavs train --resume runs/reviews" in out and "lazy" in out
 
 
-def test_help_tells_the_defaults_of_each_task():
+def test_help_states_the_defaults_of_each_task():
     parser = next(a for a in cli._parser()._actions if a.dest == "command").choices["train"]  # type: ignore[union-attr, index]
     told = {a.dest: re.search(r"default ([\w.-]+)((?:; [a-z, ]+ [\w.-]+)*)", a.help or "") for a in parser._actions}
     checked = 0
@@ -205,7 +205,7 @@ def test_help_tells_the_defaults_of_each_task():
                 value = getattr(config, field)
                 assert type(value)(text) == value, (name, field)
                 checked += 1
-    assert checked == 13 * len(TASKS)
+    assert checked == 14 * len(TASKS)
 
 
 def test_inspect_shows_a_file(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Tagged sentences: read from files of each format, and the entities in them, counted as `conlleval` counts them."""
+"""Tagged sentences: readers of each format, and counts of entities equal to those of `conlleval`."""
 
 import jax
 import numpy as np
@@ -42,7 +42,7 @@ def test_plain_text_is_for_prediction(tmp_path):
     path.write_text("Ada met  Paris\n\nyes\n")
     graphs = read_tagged(str(path), labelled=False)
     assert [graphs.vocab[i] for i in graphs.input_id] == ["Ada", "met", "Paris", "yes"] and graphs.label is None
-    with pytest.raises(TrainError, match="has no tags that can be read; wanted CoNLL-U"):
+    with pytest.raises(TrainError, match="plain.txt: got no tags; expected CoNLL-U"):
         read_tagged(str(path))
 
 
@@ -95,14 +95,14 @@ def test_entities_are_counted_as_conlleval_counts_them(tags):
         pairs = [(labels[a], labels[b]) for a, b in zip(gold, guess, strict=True)]
         cut = np.cumsum(lengths)[:-1].tolist()
         want = conlleval([pairs[a:b] for a, b in zip([0, *cut], [*cut, None], strict=True)])
-        # Padding follows, as in a batch: it has no label, and what is guessed there does not count.
+        # As in a batch, padding follows. It has no label, and predictions there do not count.
         room = 60 - len(gold)
         padded = np.append(gold, np.full(room, -1)), np.append(guess, np.zeros(room, int)), np.append(graph, np.full(room, 6))
         assert tuple(int(n) for n in count(*padded)) == want
     assert chunks.f1(*want) == pytest.approx(2 * want[2] / (want[0] + want[1]))
 
 
-def test_other_labels_are_no_entities():
+def test_other_labels_are_not_entities():
     assert chunks.Chunks.of(("NOUN", "VERB", "X")) is None
     assert chunks.Chunks.of(("O",)) is None
     assert chunks.Chunks.of(("-LRB-", "O", "B-X")) is None

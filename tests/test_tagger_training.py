@@ -1,4 +1,4 @@
-"""`cavs train --task tag` from batches to predictions: names that only their spelling tells, and what mistakes are told."""
+"""`cavs train --task tag`: batches, a run that finds names by their spelling, predictions, and messages for wrong arguments."""
 
 import json
 import re
@@ -11,13 +11,13 @@ from cavs import cli
 from cavs._train import chunks, sentences
 from cavs._train.batches import epoch_batches
 from cavs._train.tagged import read_tagged
-from cavs._train.task import configure, find
+from cavs._train.task import configure, find_task
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def corpus(path: Path, count: int, seed: int = 0) -> str:
-    """Sentences in which names follow `mr` or `in`, mostly names of their own: only their spelling tells of what kind."""
+    """Sentences with mostly unique names, whose kind only the spelling determines."""
     rng = np.random.default_rng(seed)
     letters = np.array(list("abcdefghij"))
     lines = []
@@ -31,9 +31,9 @@ def corpus(path: Path, count: int, seed: int = 0) -> str:
     return str(path)
 
 
-def test_batches_take_few_shapes_and_hold_every_word_once(tmp_path):
+def test_batches_have_few_shapes_and_contain_every_word_once(tmp_path):
     path = corpus(tmp_path / "t.txt", 400)
-    task = find("tag")
+    task = find_task("tag")
     config, data = task.read(configure({"task": "tag", "train": path, "batch": 16, "min_count": 3}))
     sizes = task.sizes(data.train)
     prepare = sentences.preparer(data.train, epoch_batches(sizes, 16, 0, 0), len(data.words))
@@ -50,7 +50,7 @@ def test_batches_take_few_shapes_and_hold_every_word_once(tmp_path):
             assert (one == np.asarray(batch.sched.graph < 16)).all()
     assert seen == 3 * train.num_vertices and len(shapes) <= 4
 
-    # What a vertex reads is its word: through the table, or letter by letter.
+    # Every vertex reads its word, from the table or letter by letter.
     numbers = np.array([3, 5])
     (batch,) = prepare(numbers[None])
     graphs = read_tagged(path)
@@ -64,7 +64,7 @@ def test_batches_take_few_shapes_and_hold_every_word_once(tmp_path):
             spelled = np.asarray(batch.spellings.sched.graph) == at
             text = "".join(data.facts["characters"][c] for c in np.asarray(batch.spellings.characters)[spelled])
             assert text == graphs.vocab[word]
-    assert train.spellings.vertex_offsets[1] == 1  # a stand-in of one character, for batches that spell nothing
+    assert train.spellings.vertex_offsets[1] == 1  # the placeholder of one character
 
 
 FAST = "--hidden 12 --embedding-size 16 --char-size 8 --lr 0.02 --batch 50 --seed 1 --min-count 3".split()
@@ -72,7 +72,7 @@ FAST = "--hidden 12 --embedding-size 16 --char-size 8 --lr 0.02 --batch 50 --see
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, compiled) -> Path:
-    """A folder in which a tagger was trained to find names."""
+    """A folder with a tagger that was trained to find names."""
     folder = tmp_path_factory.mktemp("tags")
     train, dev = corpus(folder / "train.txt", 200), corpus(folder / "dev.txt", 40, seed=9)
     flags = ["--epochs", "7", "--out", str(folder / "run"), *FAST]
@@ -87,7 +87,7 @@ def test_a_tagger_learns_names_from_their_spelling(run):
     assert (run / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_predictions_are_as_right_as_training_said(run, capsys):
+def test_predictions_have_the_accuracy_that_training_reported(run, capsys):
     capsys.readouterr()
     assert cli.main(["predict", str(run / "run"), str(run / "dev.txt")]) == 0
     lines = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()]
@@ -98,7 +98,7 @@ def test_predictions_are_as_right_as_training_said(run, capsys):
     assert sum(w[1] == g[1] for w, g in pairs) == best["right"] and len(pairs) == best["count"]
 
 
-def test_prediction_takes_plain_text_and_letters_never_seen(run, capsys):
+def test_prediction_accepts_plain_text_and_unseen_letters(run, capsys):
     (run / "new.txt").write_text("so a bagx bago\nZzy\n")
     capsys.readouterr()
     assert cli.main(["predict", str(run / "run"), str(run / "new.txt"), "--vertices"]) == 0
@@ -113,7 +113,7 @@ def test_prediction_takes_plain_text_and_letters_never_seen(run, capsys):
     assert [line[2] for line in lines[:4]] == ["O", "O", "B-PER", "I-PER"]
 
 
-def test_going_on_ends_where_a_straight_run_does(run, tmp_path):
+def test_resuming_gives_the_result_of_an_uninterrupted_run(run, tmp_path):
     train, dev, stopped = str(run / "train.txt"), str(run / "dev.txt"), str(tmp_path / "stopped")
     assert cli.main(["train", "--task", "tag", train, "--dev", dev, "--epochs", "4", "--out", stopped, *FAST]) == 0
     assert cli.main(["train", "--resume", stopped, "--epochs", "7"]) == 0
@@ -139,24 +139,24 @@ def test_parts_of_speech_without_spelling(tmp_path, capsys):
 
 
 MISTAKES = {
-    "train --task tag": "--task tag needs a file of tagged sentences: cavs train --task tag FILE",
-    "train --task tag nowhere.txt": "there is no file .*nowhere.txt",
-    "train --task tags TAGS": "--task is 'tags', wanted one of classify, lm, .*tag.*, sentiment",
-    "train --task tag PLAIN": "has no tags that can be read; wanted CoNLL-U",
-    "train --task tag TAGS --loss root": "--loss is for classification; a tagger labels every word",
-    "train --task tag TAGS --program lstm": "--program is 'lstm', wanted one of char-bilstm, bilstm for --task tag",
-    "train --task tag TAGS --column 2": "--column is '2', but .* has word.TAG and no columns",
-    "train --task tag COLUMNS --column upos": "--column is 'upos', wanted a number from 2",
+    "train --task tag": "FILE: got nothing; --task tag expects a file of tagged sentences. Write: cavs train --task tag FILE",
+    "train --task tag nowhere.txt": "FILE: got .*nowhere.txt, which does not exist",
+    "train --task tags TAGS": "--task: got 'tags'; expected one of classify, lm, .*tag.*, sentiment",
+    "train --task tag PLAIN": "plain.txt: got no tags; expected CoNLL-U",
+    "train --task tag TAGS --loss root": "--loss: not valid with --task tag: a tagger labels every word",
+    "train --task tag TAGS --program lstm": "--program: got 'lstm'; expected one of char-bilstm, bilstm for --task tag",
+    "train --task tag TAGS --column 2": "--column: got '2', but .* contains word.TAG, not columns",
+    "train --task tag COLUMNS --column upos": "--column: got 'upos'; expected a number >= 2",
     "train --task tag COLUMNS --column 4": "line 1: read 'a B-X', expected at least 4 cells",
     "train --task tag BROKEN": r"line 2: read 'b\|', expected word\|TAG",
-    "train --task tag TAGS --embedding-size 7": "--embedding-size is 7, wanted an even number",
-    "train --task tag TAGS --char-size 0": "--char-size is 0, wanted an integer of at least 1",
-    "train --task lm PLAIN --column 2": "--column is for --task tag; this is --task lm",
+    "train --task tag TAGS --embedding-size 7": "--embedding-size: got 7; expected an even number",
+    "train --task tag TAGS --char-size 0": "--char-size: got 0; expected an integer >= 1",
+    "train --task lm PLAIN --column 2": "--column: not valid with --task lm; only with --task tag",
 }
 
 
 @pytest.mark.parametrize("line", MISTAKES)
-def test_mistakes_are_told_in_one_line(line, tmp_path, monkeypatch, capsys):
+def test_the_message_of_a_wrong_argument_is_one_line(line, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     files = {
         "TAGS": ("tags.txt", "a|O b|B-X\nc|O\n"),

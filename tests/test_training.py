@@ -1,4 +1,4 @@
-"""Training: the pieces against dense or naive counterparts, then whole runs (`cavs train`) on slices of real data."""
+"""Training: its parts against dense or naive references, then whole runs of `cavs train` on small data."""
 
 import gzip
 import json
@@ -17,21 +17,21 @@ from cavs._train.data import Data
 from cavs._train.embeddings import read_vectors
 from cavs._train.loop import Progress, Trainer
 from cavs._train.step import State, init_state
-from cavs._train.task import configure, find
+from cavs._train.task import configure, find_task
 
 REVIEWS = Path(cli.__file__).parent / "data"
 SMALL = {"hidden": 8, "batch": 4, "epochs": 2, "dropout": 0.5, "seed": 3}
 
 
 def trees(path: Path, count: int, start: int = 0) -> str:
-    """A file of the shortest reviews, the `count` after the first `start`."""
+    """Writes `count` of the shortest reviews, after the first `start`, to a file."""
     lines = sorted((REVIEWS / "reviews.train.txt").read_text().splitlines(), key=len)
     path.write_text("\n".join(lines[start : start + count]) + "\n")
     return str(path)
 
 
 def sentences(path: Path, count: int) -> str:
-    """A text of which each word follows from the one before, but for the first and for the length."""
+    """Writes a text in which each word except the first determines the next one."""
     rng = np.random.default_rng(0)
     ring = [f"w{i}" for i in range(12)]
     lines = []
@@ -43,11 +43,11 @@ def sentences(path: Path, count: int) -> str:
 
 
 def read_data(config: Config) -> tuple[Config, Data]:
-    """The task's own."""
-    return find(config.task).read(config)
+    """Reads the data of the task."""
+    return find_task(config.task).read(config)
 
 
-# ---- pieces ----
+# ---- parts ----
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 8 * 4 * 7])
@@ -91,7 +91,7 @@ def test_row_updates_are_the_dense_ones_where_every_row_is_read(name):
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam"])
-def test_rows_that_a_batch_does_not_read_stay(name):
+def test_rows_that_a_batch_does_not_read_do_not_change(name):
     config = Config(optimizer=name, lr=0.1)
     table = jnp.ones((5, 2))
     slots = jax.tree.map(lambda x: x + 1, optimiser.init_rows(config, table))
@@ -108,7 +108,7 @@ def test_clipping_bounds_the_common_norm():
     assert float(optimiser.clip(gradients, 9.0)["b"][0, 0]) == 4
 
 
-def test_an_epoch_holds_every_graph_once_in_batches_of_like_size():
+def test_an_epoch_contains_every_graph_once_in_batches_of_similar_size():
     sizes = np.random.default_rng(0).integers(1, 100, 203)
     grid = batches.strata(sizes, 25, np.random.default_rng(1))
     assert grid.shape == (9, 25)
@@ -130,14 +130,14 @@ def test_vectors_are_found_as_written_or_in_lower_case(tmp_path):
 def test_a_broken_line_of_vectors_is_named(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_text("the 1 2\nbad 3\n")
-    with pytest.raises(TrainError, match="line 2: read .*wanted a word and then 2 numbers"):
+    with pytest.raises(TrainError, match="line 2: got .*; expected a word and then 2 values"):
         read_vectors(str(path), ["bad"])
 
 
 def test_a_line_of_vectors_without_an_end_is_refused(tmp_path):
     path = tmp_path / "glove.txt.gz"
     path.write_bytes(gzip.compress(bytes(1 << 22)))
-    with pytest.raises(TrainError, match="line 1: over 1048576 bytes, wanted a word"):
+    with pytest.raises(TrainError, match="line 1: got over 1048576 bytes; expected a word"):
         read_vectors(str(path), ["bad"])
 
 
@@ -166,7 +166,7 @@ def test_a_text_becomes_chains_that_predict_the_next_word(tmp_path):
         ('{"children": [[], [], [], [0, 1, 2]], "labels": [0, 1, 1, null]}', "child-sum-tree-lstm", "all", "all"),
     ],
 )
-def test_the_data_settles_what_was_not_said(tmp_path, line, program, loss, score):
+def test_the_data_completes_the_configuration(tmp_path, line, program, loss, score):
     path = tmp_path / "graphs.jsonl"
     path.write_text(f"{line}\n" * 3)
     config, data = read_data(configure({"train": str(path)}))
@@ -178,7 +178,7 @@ def test_the_data_settles_what_was_not_said(tmp_path, line, program, loss, score
 
 
 class StopAfter:
-    """A stop that comes after some steps."""
+    """Requests a stop after some steps."""
 
     def __init__(self, steps: int):
         self.left = steps
@@ -195,13 +195,13 @@ class StopAfter:
 
 def trainer_of(given: dict, folder: Path) -> tuple[Trainer, State]:
     config, data = read_data(configure(given))
-    model = find(config.task).model(config, data)
+    model = find_task(config.task).model(config, data)
     folder.mkdir()
     return Trainer(config, data, model, folder), init_state(model, config, None)
 
 
 @pytest.mark.parametrize("task, optimizer", [("classify", "adagrad"), ("lm", "adam")])
-def test_stopping_and_going_on_changes_no_bit(tmp_path, task, optimizer):
+def test_stopping_and_resuming_changes_no_bit(tmp_path, task, optimizer):
     path = trees(tmp_path / "t.txt", 22) if task == "classify" else sentences(tmp_path / "t.txt", 22)
     given = SMALL | {"train": path, "task": task, "optimizer": optimizer, "min_count": 1}
     trainer, state = trainer_of(given, tmp_path / "straight")
@@ -224,7 +224,7 @@ def test_stopping_and_going_on_changes_no_bit(tmp_path, task, optimizer):
         assert a | {"seconds": 0} == b | {"seconds": 0}
 
 
-def test_stand_ins_do_not_count_and_dropout_is_of_the_key(tmp_path):
+def test_padding_graphs_do_not_count_and_the_key_determines_dropout(tmp_path):
     given = SMALL | {"train": trees(tmp_path / "t.txt", 22), "hidden": 4, "program": "tree-fc"}
     trainer, state = trainer_of(given, tmp_path / "run")
     train, model = trainer.data.train, trainer.model
@@ -246,7 +246,7 @@ def test_stand_ins_do_not_count_and_dropout_is_of_the_key(tmp_path):
     assert loss(params, rows, 0) == value
     assert abs(loss(params, rows, 1) - value) > 1e-4
 
-    # The masks of the backward are those of the forward: the derivative is that of the loss at this key.
+    # Forward and backward use the same masks: the derivative is that of the loss with this key.
     wide = jax.tree.map(lambda x: x.astype(jnp.float64), (params, rows))
     along = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape, x.dtype), wide)
     gradient = jax.grad(lambda p: loss(*p, 5))(wide)

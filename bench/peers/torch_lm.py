@@ -21,7 +21,7 @@ from bench.peers.levels import time_major
 from bench.peers.torch_peer import to_torch
 from bench.peers.torch_tagger import ADAM, EPSILON, MAX_NORM, glorot, lstm_bias
 from cavs._train.batches import epoch_batches, strata
-from cavs._train.task import configure, find
+from cavs._train.task import configure, find_task
 
 
 class LanguageModel:
@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     given = vars(parser.parse_args())
     torch.set_num_threads(given.pop("threads"))
-    config, data = find("lm").read(configure(given | {"task": "lm"}))
+    config, data = find_task("lm").read(configure(given | {"task": "lm"}))
     torch.manual_seed(config.seed)
     model, best = LanguageModel(config, len(data.words)), math.inf
     sizes = np.diff(data.train.vertex_offsets)

@@ -19,7 +19,7 @@ from bench.peers.torch_bilstm import BiLSTM
 from cavs._train.batches import epoch_batches, strata
 from cavs._train.chunks import Chunks, f1
 from cavs._train.tagged import read_tagged
-from cavs._train.task import configure, find
+from cavs._train.task import configure, find_task
 
 MAX_NORM, ADAM, EPSILON = 5.0, (0.9, 0.999), 1e-8
 
@@ -171,7 +171,7 @@ def main():
     given = vars(parser.parse_args())
     lstm, threads = given.pop("lstm"), given.pop("threads")
     torch.set_num_threads(threads)
-    task = find("tag")
+    task = find_task("tag")
     config, data = task.read(configure(given | {"task": "tag"}))
     torch.manual_seed(config.seed)
     characters = data.facts["characters"]

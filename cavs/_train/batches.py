@@ -11,7 +11,6 @@ from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.scheduler import bucket, schedules
 from cavs._train.data import root_rows
 
-
 A = TypeVar("A")  # np.ndarray on the host, jax.Array within a step
 
 

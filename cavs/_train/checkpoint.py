@@ -97,14 +97,18 @@ def read_json(folder: Path, name: str, run: str | None = None) -> dict[str, Any]
             f"{folder}: there is no {path.name} in it; expected the folder of a run, as `cavs train --out DIR` writes it."
         ) from None
     except NotADirectoryError:
-        raise TrainError(f"{folder} is not a folder; expected the folder of a run, as `cavs train --out DIR` writes it.") from None
+        raise TrainError(
+            f"{folder} is not a folder; expected the folder of a run, as `cavs train --out DIR` writes it."
+        ) from None
     except OSError as error:
         raise TrainError(f"{path} cannot be read ({error.strerror}); expected JSON as `cavs train` writes it.") from error
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path}: {error}; expected JSON as `cavs train` writes it.") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         got = about.get("format") if isinstance(about, dict) else type(about).__name__
-        raise DamagedError(f"{path}: format: got {got!r}; expected {FORMAT}. Another version of cavs wrote it, or it is damaged.")
+        raise DamagedError(
+            f"{path}: format: got {got!r}; expected {FORMAT}. Another version of cavs wrote it, or it is damaged."
+        )
     if about.pop("sha256", None) != _checksum(about):
         raise DamagedError(f"{path} is damaged: its checksum is wrong.")
     if run is not None and about.get("run") != run:

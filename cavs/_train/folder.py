@@ -26,7 +26,9 @@ def latest(out: str | None) -> Path:
 def refuse_another_run(folder: Path) -> None:
     """Raises a `TrainError` if a folder already contains a run."""
     if (folder / "model.json").exists():
-        raise TrainError(f"--out: got {folder}, which already contains a run; expected another folder. To continue, write --resume {folder}.")
+        raise TrainError(
+            f"--out: got {folder}, which already contains a run; expected another folder. To continue, write --resume {folder}."
+        )
 
 
 @contextlib.contextmanager
@@ -90,7 +92,9 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         who = os.read(descriptor, 200).decode("utf-8", "replace") or "another process"
-        raise TrainError(f"{folder}: {who} is training in it. Wait until it ends, or write --out DIR with another folder.") from None
+        raise TrainError(
+            f"{folder}: {who} is training in it. Wait until it ends, or write --out DIR with another folder."
+        ) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

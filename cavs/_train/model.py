@@ -1,6 +1,7 @@
 """The model of the tasks `classify` and `lm`: word vectors, a vertex program, and a softmax over its pushes."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -112,7 +113,9 @@ class SoftmaxModel:
         root_right = right if at_roots else right.at[batch.roots].get(mode="fill", fill_value=0)
         nothing = jnp.zeros((), h.dtype)
         vertices = (nothing, nothing) if at_roots else (right.sum(), count)
-        return value, SoftmaxMetrics(jnp.vdot(has, nll), count, *vertices, root_right.sum(), (root_label >= 0).astype(h.dtype).sum())
+        return value, SoftmaxMetrics(
+            jnp.vdot(has, nll), count, *vertices, root_right.sum(), (root_label >= 0).astype(h.dtype).sum()
+        )
 
     def metrics(self, weights: Weights, batch: Batch[jax.Array]) -> SoftmaxMetrics:
         """The metrics without dropout, at all vertices even if the loss is only at the roots."""
@@ -145,7 +148,7 @@ def model_as_json(model: Any) -> dict[str, Any]:
     return {"program": type(model.program).__name__, "program_fields": program, **others}
 
 
-def model_from_json(kind: type[M], about: dict[str, Any], **fields: object) -> M:
+def model_from_json(kind: Callable[..., M], about: dict[str, Any], **fields: object) -> M:
     """Restores a model of the class `kind` from what `model_as_json` returned and the remaining `fields`."""
     about = dict(about)
     name, its = about.pop("program"), about.pop("program_fields")

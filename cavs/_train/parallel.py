@@ -34,7 +34,9 @@ def read_pairs(path: str) -> tuple[Graphs, Graphs]:
     for number, line in _lines(path):
         cells = next((line.split(s) for s in SEPARATORS if s in line), [line])
         if len(cells) != 2 or not all(cell.split() for cell in cells):
-            raise TrainError(f"{path}, line {number}: got {len(cells)} cells; expected `source TAB target` or `source ||| target`.")
+            raise TrainError(
+                f"{path}, line {number}: got {len(cells)} cells; expected `source TAB target` or `source ||| target`."
+            )
         for side, cell in zip(sides, cells, strict=True):
             side.append(cell.split())
     if not sides[0]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -15,18 +15,17 @@ from cavs._run.run import run
 from cavs._schedule.schedule import Schedule
 from cavs._train.config import Config, TrainError
 
-
-class VertexProgram(Protocol):
-    """What the programs of the table have in common."""
-
-    hidden: int
-
-    def init(self, key: jax.Array) -> PyTree:
-        """The initial parameters."""
-
-    def vertex_function(self) -> VertexFunction:
-        """The vertex function."""
-        ...
+VertexProgram: TypeAlias = (
+    vertex_programs.BinaryTreeLSTM
+    | vertex_programs.NaryTreeLSTM
+    | vertex_programs.ChildSumTreeLSTM
+    | vertex_programs.DAGNN
+    | vertex_programs.TreeFC
+    | vertex_programs.RvNN
+    | vertex_programs.ElmanRNN
+    | vertex_programs.MultiLayerLSTM
+    | vertex_programs.GRU
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Entry:
         leaves_only: whether only leaves can read inputs.
     """
 
-    create: Callable[["Sizes"], "VertexProgram"]
+    create: Callable[["Sizes"], VertexProgram]
     arity: int | None
     leaves_only: bool = False
 
@@ -112,8 +111,8 @@ def check_fit(name: str, graphs: Graphs, where: str, arity: int | None = None) -
     if limit is not None and graphs.max_fan_in > limit:
         g, v = _place(graphs, int(np.argmax(fan_in > limit)))
         raise TrainError(
-            f"{where}: got {fan_in[graphs.vertex_offsets[g] + v]} children at vertex {v} of graph {g}; expected at most {limit} "
-            f"for --program {name}. {_fitting(graphs)}"
+            f"{where}: got {fan_in[graphs.vertex_offsets[g] + v]} children at vertex {v} of graph {g}; expected at most "
+            f"{limit} for --program {name}. {_fitting(graphs)}"
         )
     if entry.leaves_only and graphs.input_id is not None and inner_reads(graphs):
         g, v = _place(graphs, int(np.argmax((graphs.input_id >= 0) & (graphs.height > 0))))
@@ -153,7 +152,8 @@ def settle_size(config: Config, given_size: int | None) -> int:
     """The size of a word's vector: that of the given vectors, or `--embedding-size`, or the number of hidden units."""
     if given_size is not None and config.embedding_size not in (None, given_size):
         raise TrainError(
-            f"--embedding-size: got {config.embedding_size}; expected {given_size}, the size of the vectors in {config.embeddings}."
+            f"--embedding-size: got {config.embedding_size}; expected {given_size}, the size of the vectors in "
+            f"{config.embeddings}."
         )
     return given_size or config.embedding_size or config.hidden
 

@@ -56,7 +56,11 @@ def train(given: dict[str, Any], out: str | None = None, resume: str | None = No
         except (SaveError, OSError) as error:
             saved = (folder / "model.json").exists() and (folder / "last.json").exists()
             how = f"cavs train --resume {shlex.quote(str(folder))}" if saved else "the same command"
-            what = "The last save is intact. Fix the problem and resume" if saved else "Nothing was saved. Fix the problem and start"
+            what = (
+                "The last save is intact. Fix the problem and resume"
+                if saved
+                else "Nothing was saved. Fix the problem and start"
+            )
             raise SaveError(f"{_message(error)} Training stopped. {what} with: {how}") from error
 
 
@@ -104,8 +108,8 @@ def _prepare(given: dict[str, Any], out: str | None, resume: str | None) -> tupl
     wrong = [name for name in given if name not in RESUMABLE and name != "task"]
     if wrong:
         raise TrainError(
-            f"--resume: got {', '.join(map(flag, wrong))}; expected only {' and '.join(map(flag, RESUMABLE))} with it, because the "
-            f"other settings are those of {folder}."
+            f"--resume: got {', '.join(map(flag, wrong))}; expected only {' and '.join(map(flag, RESUMABLE))} with it, because "
+            f"all other settings are those of {folder}."
         )
     saved = checkpoint.read_model(folder)["config"]
     return Config.from_json(saved).replace({name: given[name] for name in RESUMABLE if name in given}), folder
@@ -118,7 +122,10 @@ def _check_same(folder: Path, about: dict[str, Any]) -> str:
     if changed:
         raise TrainError(f"--resume: {changed[0]} has changed since {folder} was trained on it; expected the same file.")
     if saved["model"] != about["model"] or saved["words"] != list(about["words"]):
-        raise TrainError(f"--resume: {folder} was trained by cavs {saved.get('cavs')}, this is cavs {about['cavs']}; expected the same version.")
+        raise TrainError(
+            f"--resume: {folder} was trained by cavs {saved.get('cavs')}, this is cavs {about['cavs']}; expected the same "
+            "version."
+        )
     return saved["run"]
 
 

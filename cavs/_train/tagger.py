@@ -51,9 +51,7 @@ class TagModel:
         program, words = jax.random.split(key)
         return Weights(self.program.init(program), init_table(words, self.num_words, self.program.inputs, vectors))
 
-    def logits(
-        self, params: PyTree, rows: jax.Array, batch: TagBatch[jax.Array], key: jax.Array | None = None
-    ) -> jax.Array:
+    def logits(self, params: PyTree, rows: jax.Array, batch: TagBatch[jax.Array], key: jax.Array | None = None) -> jax.Array:
         """(Vp, labels) logits. `rows` are the rows `batch.words` of the table. A `key` enables dropout."""
         x = vectors_of(rows, batch.word)
         if not isinstance(self.program, vertex_programs.CharBiLSTMTagger):

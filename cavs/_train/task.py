@@ -165,7 +165,9 @@ def configure(given: dict[str, Any]) -> Config:
     config = Config(**fields)
     config.check()
     if config.train is None and task.needs_file is not None:
-        raise TrainError(f"FILE: got nothing; --task {config.task} expects {task.needs_file}. Write: cavs train --task {config.task} FILE")
+        raise TrainError(
+            f"FILE: got nothing; --task {config.task} expects {task.needs_file}. Write: cavs train --task {config.task} FILE"
+        )
     asked = [field for field, value in given.items() if value is not None]
     for field in asked:
         if field in task.foreign:

@@ -161,7 +161,7 @@ def read_graphs(path: str, name: str = "file") -> Graphs:
 
 
 def named_inputs(graphs: Graphs) -> Graphs:
-    """The same graphs with named inputs: words or numbers; without inputs the kinds; without kinds one name for all vertices."""
+    """The same graphs with named inputs: words or numbers; without inputs, the kinds; without kinds, one name for all."""
     ids, names = graphs.input_id, graphs.vocab
     if ids is None:
         ids, names = graphs.kind, graphs.kind_names

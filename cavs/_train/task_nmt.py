@@ -89,9 +89,7 @@ class Translation(Task):
             table.add_row(name, *cells, percent(accuracy(sums)))
         return table
 
-    def predict(
-        self, about: dict[str, Any], model: Translator, weights: Weights, path: str, vertices: bool
-    ) -> Iterator[Cells]:
+    def predict(self, about: dict[str, Any], model: Translator, weights: Weights, path: str, vertices: bool) -> Iterator[Cells]:
         labels, index = about["labels"], {word: i for i, word in enumerate(about["words"])}
         rows = np.array([index[word] for word in labels])
         sources = parallel.read_sources(path).with_vocab(about["words"], UNKNOWN)

@@ -74,7 +74,7 @@ class Tag(Task):
         size = programs.settle_size(config, None if vectors is None else vectors.rows.shape[1])
         if characters and size % 2:
             raise TrainError(
-                f"--embedding-size: got {size}; expected an even number: each direction computes half of a spelled word's vector."
+                f"--embedding-size: got {size}; expected an even number: each direction computes one half of a word's vector."
             )
         config = dataclasses.replace(config, program=name, embedding_size=size)
         chains = {part: Sentences.of(g, words, labels, characters) for part, g in parts.items()}
@@ -126,9 +126,7 @@ class Tag(Task):
             table.add_row(*cells)
         return table
 
-    def predict(
-        self, about: dict[str, Any], model: TagModel, weights: Weights, path: str, vertices: bool
-    ) -> Iterator[Cells]:
+    def predict(self, about: dict[str, Any], model: TagModel, weights: Weights, path: str, vertices: bool) -> Iterator[Cells]:
         graphs = read_tagged(path, about["config"]["column"], labelled=False)
         bare = dataclasses.replace(graphs, label=None, label_names=None)
         known = Sentences.of(bare, tuple(about["words"]), (), tuple(about["facts"]["characters"]))
@@ -164,7 +162,8 @@ def _read_labelled(path: str, column: str | None, name: str) -> Graphs:
     graphs = read_tagged(path, column)
     if graphs.label is None or not (graphs.label >= 0).any():
         raise TrainError(
-            f"{flag(name)}: got {path} without labels; expected one at every word. To tag it, write: cavs predict CHECKPOINT FILE"
+            f"{flag(name)}: got {path} without labels; expected one at every word. To tag it, write: cavs predict CHECKPOINT "
+            "FILE"
         )
     return graphs
 

@@ -33,7 +33,9 @@ def read_text(path: str) -> Graphs:
     flat = [word for words in sentences for word in words]
     ids, names = number_names([*MARKS, *flat])
     if (ids[2:] < 2).any():
-        raise TrainError(f"{path}: got the word <s> or </s>; expected a text without them, because cavs adds them to each sentence.")
+        raise TrainError(
+            f"{path}: got the word <s> or </s>; expected a text without them, because cavs adds them to each sentence."
+        )
     lengths = np.array([len(words) for words in sentences]) + 1
     starts = np.cumsum(lengths) - lengths
     inner = np.ones(lengths.sum(), bool)

@@ -52,9 +52,7 @@ class Translator:
         params = {"program": self.program.init(program), "w": w, "b": jnp.zeros(self.num_labels, jnp.float32)}
         return Weights(params, init_table(words, self.num_words, self.program.inputs, vectors))
 
-    def hidden(
-        self, params: PyTree, rows: jax.Array, batch: PairBatch[jax.Array], key: jax.Array | None = None
-    ) -> jax.Array:
+    def hidden(self, params: PyTree, rows: jax.Array, batch: PairBatch[jax.Array], key: jax.Array | None = None) -> jax.Array:
         """a of the vertices `batch.at`, (R, H). `rows` are the rows `batch.words` of the table. A `key` enables dropout."""
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         x, y = (dropout(vectors_of(rows, ids), self.dropout, k) for ids, k in zip((batch.x, batch.y), keys, strict=False))
