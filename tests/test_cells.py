@@ -114,14 +114,14 @@ def test_cells_that_are_none() -> None:
     start = jnp.zeros(H)
     with pytest.raises(TypeError, match="cell is a int, wanted a function cell"):
         cavs.interop.from_cell(3, start)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="reduce is 'softmax', wanted 'sum', 'mean', 'max', or None for sequences"):
+    with pytest.raises(ValueError, match="reduce: got 'softmax'; expected 'sum', 'mean', 'max', or None for sequences"):
         cavs.interop.from_cell(plain, start, reduce="softmax")
-    with pytest.raises(TypeError, match=f"carry has a leaf {H}; wanted arrays"):
+    with pytest.raises(TypeError, match=f"carry: got a leaf {H}; expected arrays"):
         cavs.interop.from_cell(plain, H)
-    with pytest.raises(ValueError, match="carry is empty"):
+    with pytest.raises(ValueError, match="carry: got no leaves"):
         cavs.interop.from_cell(plain, ())
     function = cavs.interop.from_cell(lambda cell, carry, x: carry, start)
-    with pytest.raises(TypeError, match="wanted \\(carry, y\\). For a cell that returns the carry alone, as Equinox"):
+    with pytest.raises(TypeError, match="expected \\(carry, y\\). For a cell that returns only the carry"):
         cavs.run(function, PLAIN, SCHED, X[:7])
 
 

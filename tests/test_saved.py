@@ -1,4 +1,4 @@
-"""What outlives a process: weights as safetensors, and compiled forwards that run without their source."""
+"""Saved parameters (safetensors) and exported forward passes, which run without their source."""
 
 import dataclasses
 import functools
@@ -50,46 +50,48 @@ def test_weights_of_modules_as_safetensors(tmp_path: Path) -> None:
     cavs.io.save_params(tmp_path / "cell", cell)
     assert sorted(cavs.io.load_params(tmp_path / "cell")) == ["bias", "bias_n", "weight_hh", "weight_ih"]
     assert_close(cavs.io.load_params(tmp_path / "cell", like=cell), cell, 0)
-    with pytest.raises(TypeError, match="at 'activation', wanted arrays alone. Of an Equinox module save equinox.filter"):
+    with pytest.raises(TypeError, match="at 'activation'; expected only arrays. For an Equinox module write equinox.filter"):
         cavs.io.save_params(tmp_path / "mlp", eqx.nn.MLP(E, H, 4, 1, key=jax.random.key(0)))
 
 
-def test_weights_that_do_not_fit(tmp_path: Path) -> None:
+def test_weights_that_differ_from_like_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     path = tmp_path / "w"
     cavs.io.save_params(path, {"a": np.ones(3)})
     for like, match in (
-        ({"a": np.ones(2)}, "has float64[3] at 'a', but like has float64[2]"),
-        ({"a": np.ones(3), "b": np.ones(2)}, "has nothing at 'b', but like has float64[2]"),
-        ({}, "has float64[3] at 'a', but like has nothing"),
+        ({"a": np.ones(2)}, "got float64[3] at 'a'; expected float64[2], as in like"),
+        ({"a": np.ones(3), "b": np.ones(2)}, "got nothing at 'b'; expected float64[2], as in like"),
+        ({}, "got float64[3] at 'a'; expected nothing, as in like"),
     ):
         with pytest.raises(ValueError, match=re.escape(match)):
             cavs.io.load_params(path, like=like)
-    with pytest.raises(TypeError, match=re.escape("at 'key', wanted arrays alone. Save jax.random.key_data(key)")):
+    with pytest.raises(TypeError, match=re.escape("at 'key'; expected only arrays. Write jax.random.key_data(key)")):
         cavs.io.save_params(path, {"key": jax.random.key(0)})
-    with pytest.raises(ValueError, match="two leaves of the name 'a.b'"):
+    with pytest.raises(ValueError, match="got two leaves with the name 'a.b'"):
         cavs.io.save_params(path, {"a.b": 1, "a": {"b": 2}})
 
 
-def test_weights_of_nested_names_are_not_dropped(tmp_path: Path) -> None:
+def test_names_that_are_prefixes_of_others_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     path = tmp_path / "w"
     for names in (("a", "a.b"), ("a.b", "a.b.c.d"), ("x.0", "x.0.y")):
         params = {name: jnp.full(2, float(i)) for i, name in enumerate(names)}
         cavs.io.save_params(path, params)
-        with pytest.raises(ValueError, match=f"load_params: {path} has arrays '.*' and '.*', of which one would lie inside"):
+        with pytest.raises(
+            ValueError, match=f"load_params: {path}: got arrays '.*' and '.*'; expected no array's name to be a prefix"
+        ):
             cavs.io.load_params(path)
         assert_close(cavs.io.load_params(path, like=params), params, 0)
 
 
-def test_a_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
+def test_the_error_of_an_invalid_weights_file_names_it(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     path = tmp_path / "w"
     cavs.io.save_params(path, {"a": np.arange(9.0)})
     data = path.read_bytes()
     for broken in (b"", data[:5], data[:-1], b"\xff" * 40, data.replace(b"F64", b"X64"), data.replace(b"[9]", b"[8]")):
         path.write_bytes(broken)
-        with pytest.raises(ValueError, match=f"load_params: {path} is no whole safetensors file"):
+        with pytest.raises(ValueError, match=f"load_params: {path} is not a complete safetensors file"):
             cavs.io.load_params(path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         cavs.io.load_params(tmp_path / "nowhere")
@@ -103,7 +105,7 @@ def test_a_file_that_holds_no_weights_is_named(tmp_path: Path) -> None:
 
 
 def counting(params: Any, carry: Any, x: Any) -> Any:
-    """A plain cell that counts, and pushes both of its states."""
+    """A plain cell with a counter, which pushes both of its states."""
     h = jnp.tanh(carry["h"] @ params["u"] + x @ params["w"])
     return {"h": h, "n": carry["n"] + 1}, (h, carry["n"])
 
@@ -132,7 +134,7 @@ def test_an_exported_forward_runs_without_its_source(tmp_path: Path) -> None:
         h, _ = cavs.run(function, params["cell"], sched, inputs["x"], select=sched.roots)
         return {"scores": jax.nn.softmax(h @ params["out"])}
 
-    # Two buckets; a batch that was not among the examples takes the first.
+    # Two shapes. A batch that was not among the examples fits the first.
     examples = []
     for lengths in ([9, 8, 7], [40, 30, 20]):
         schedule = cavs.schedule(cavs.from_lengths(lengths))
@@ -153,42 +155,45 @@ def test_an_exported_forward_runs_without_its_source(tmp_path: Path) -> None:
     for given, match in (
         (
             (params, cavs.schedule(cavs.from_lengths([9, 8])), inputs),
-            "wanted one of the exported shapes, which are of (graphs, padded vertices) [(3, 32), (3, 104)]",
+            "expected one of the exported shapes, whose (graphs, padded vertices) are [(3, 32), (3, 104)]",
         ),
-        ((params, schedule, {"x": x}), f"inputs has float64[22, {E}] at 'x', wanted float64[32, {E}]. Inputs are padded"),
-        ((params["cell"], schedule, inputs), "params has nothing at 'cell.u', wanted"),
-        ((params, schedule, inputs | {"y": x}), f"inputs has float64[22, {E}] at 'y', wanted nothing"),
+        (
+            (params, schedule, {"x": x}),
+            f"inputs: got float64[22, {E}] at 'x'; expected float64[32, {E}]. Pad inputs on the host",
+        ),
+        ((params["cell"], schedule, inputs), "params: got nothing at 'cell.u'; expected"),
+        ((params, schedule, inputs | {"y": x}), f"inputs: got float64[22, {E}] at 'y'; expected nothing"),
     ):
         with pytest.raises(ValueError, match=re.escape(match)):
             exported(*given)
 
 
-def test_exports_that_are_none() -> None:
+def test_invalid_examples_and_bytes_are_refused() -> None:
     schedule = cavs.schedule(cavs.from_lengths([4, 1, 2]))
-    with pytest.raises(ValueError, match="examples is empty, wanted pairs"):
+    with pytest.raises(ValueError, match="examples: got none; expected pairs"):
         cavs.interop.export_forward(lambda p, s, x: x, {}, [])
-    with pytest.raises(TypeError, match=re.escape("examples[0] is a Schedule, wanted a pair (sched, inputs)")):
+    with pytest.raises(TypeError, match=re.escape("examples[0]: got a Schedule; expected a pair (sched, inputs)")):
         cavs.interop.export_forward(lambda p, s, x: x, {}, [schedule])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="data is no exported forward"):
+    with pytest.raises(ValueError, match="data: got bytes of another format"):
         cavs.interop.load_forward(b"something else")
 
 
 def a_forward(call: str | None = None) -> cavs.interop.Exported:
-    """One small program; with `call` it calls a function of that name outside itself."""
+    """A small exported program. With `call` it calls the external function of that name."""
     schedule = cavs.schedule(cavs.from_lengths([4, 1, 2]))
 
     def forward(params: Any, sched: cavs.Schedule, x: Any) -> Any:
         kept = params if call is None else jax.ffi.ffi_call(call, jax.ShapeDtypeStruct((2, 2), jnp.float32))(params)
         return jnp.linalg.inv(kept).sum() + sched.num_vertices + x.sum()
 
-    flat = functools.partial(_exported._flat, forward, schedule.shape, (jax.tree.structure(0.0),) * 2, [[""], [""]])
+    flat = functools.partial(_exported._run_named, forward, schedule.shape, (jax.tree.structure(0.0),) * 2, [[""], [""]])
     arguments = {"": jnp.eye(2)}, jnp.asarray(schedule.data), {"": jnp.ones(3)}
     checks = [] if call is None else [jax.export.DisabledSafetyCheck.custom_call(call)]
     program = jax.export.export(jax.jit(flat), disabled_checks=checks)(*arguments)
     return cavs.interop.Exported((schedule.shape,), (program,))
 
 
-def test_a_file_of_code_that_is_damaged_is_refused() -> None:
+def test_a_damaged_export_is_refused() -> None:
     pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
     with jax.enable_x64(False):
         data = a_forward().to_bytes()
@@ -200,14 +205,14 @@ def test_a_file_of_code_that_is_damaged_is_refused() -> None:
         with pytest.raises(ValueError, match="^load_forward: "):
             cavs.interop.load_forward(bytes(broken))
     for broken in (b"", data[:10], data[:60], data[:-1], data + b"x"):
-        with pytest.raises(ValueError, match="data is damaged|is no exported forward"):
+        with pytest.raises(ValueError, match="data: got a wrong checksum|data: got bytes of another format"):
             cavs.interop.load_forward(broken)
-    with pytest.raises(ValueError, match="format is '1', wanted 2: another version of cavs wrote it"):
+    with pytest.raises(ValueError, match="data: got format '1'; expected 2. Another version of cavs wrote it"):
         cavs.interop.load_forward(data.replace(b"cavs forward 2", b"cavs forward 1", 1))
 
 
 def repacked(data: bytes, change: Callable[[dict[str, bytes], random.Random], None], seed: int = 0) -> bytes:
-    """An exported forward with other files in it, and the checksum of these: what somebody means to be loaded."""
+    """An exported program with changed files and a valid checksum, as an attacker could write it."""
     head = len(b"cavs forward 2\n")
     with zipfile.ZipFile(io.BytesIO(data[head + 32 :])) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -219,7 +224,7 @@ def repacked(data: bytes, change: Callable[[dict[str, bytes], random.Random], No
     return data[:head] + hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue()
 
 
-def test_a_file_of_code_that_was_made_wrong_raises_one_type() -> None:
+def test_an_invalid_export_raises_one_type() -> None:
     pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
     with jax.enable_x64(False):
         data = a_forward().to_bytes()
@@ -227,7 +232,7 @@ def test_a_file_of_code_that_was_made_wrong_raises_one_type() -> None:
     def other_shape(files: dict[str, bytes], rng: random.Random) -> None:
         about = json.loads(files["about.json"])
         shape = cavs.schedule(cavs.from_lengths([90])).shape
-        files["about.json"] = json.dumps({"shapes": [shape], "layout": _exported._layout([shape])}).encode()
+        files["about.json"] = json.dumps({"shapes": [shape], "layout": _exported._layout_hash([shape])}).encode()
         assert about["shapes"] != [shape]
 
     changes: list[Callable[[dict[str, bytes], random.Random], None]] = [
@@ -241,18 +246,18 @@ def test_a_file_of_code_that_was_made_wrong_raises_one_type() -> None:
     ]
     assert len(cavs.interop.load_forward(repacked(data, lambda files, _: None)).shapes) == 1
     for change in changes:
-        with pytest.raises(ValueError, match="^load_forward: data is no forward that can be loaded"):
+        with pytest.raises(ValueError, match="^load_forward: data: got bytes that cannot be loaded"):
             cavs.interop.load_forward(repacked(data, change))
 
 
-def test_code_that_calls_what_no_forward_needs_is_refused() -> None:
+def test_an_export_that_calls_other_functions_is_refused() -> None:
     pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
     with jax.enable_x64(False):
         exported = a_forward("xla_ffi_python_cpu_callback")
         data = exported.to_bytes()
-    with pytest.raises(ValueError, match="safety checks are switched off in it: .*custom_call"):
+    with pytest.raises(ValueError, match="it disables safety checks: .*custom_call"):
         cavs.interop.load_forward(data)
     quiet = dataclasses.replace(exported.programs[0], disabled_safety_checks=())
     data = dataclasses.replace(exported, programs=(quiet,)).to_bytes()
-    with pytest.raises(ValueError, match="it calls xla_ffi_python_cpu_callback, which no forward needs"):
+    with pytest.raises(ValueError, match="it calls xla_ffi_python_cpu_callback, which no forward pass needs"):
         cavs.interop.load_forward(data)

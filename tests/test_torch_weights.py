@@ -1,4 +1,4 @@
-"""Weights of PyTorch's recurrent modules: its values from our programs, its documented equations, and back."""
+"""Weights of PyTorch's recurrent modules: equal outputs, the documented equations, and the conversion back."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ PROGRAM = {"LSTM": vp.LSTM, "GRU": vp.GRU, "RNN": vp.ElmanRNN}
 
 
 def torch_weights(kind: str, layers: int, both: bool, seed: int = 0) -> dict[str, np.ndarray]:
-    """The state dict of a torch RNN, by names and shapes of its documentation."""
+    """The state dict of a torch RNN, with the names and shapes of its documentation."""
     rng, gates, out = np.random.default_rng(seed), {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], {}
     for k in range(layers):
         for suffix in ("", "_reverse")[: 1 + both]:
@@ -30,16 +30,16 @@ def torch_weights(kind: str, layers: int, both: bool, seed: int = 0) -> dict[str
     return out
 
 
-def ours(kind: str, params: list[Any], graphs: cavs.Graphs, x: Any) -> Any:
-    """A stack of our programs with the parameters of `params_from_torch`."""
+def run_stack(kind: str, params: list[Any], graphs: cavs.Graphs, x: Any) -> Any:
+    """Runs a stack of vertex programs with the parameters of `params_from_torch`."""
     for layer in params:
-        ways = []
+        outputs = []
         for name, g in (("forward", graphs), ("backward", graphs.reversed())):
             p = layer.get(name, layer if name == "forward" else None)
             if p is not None:
                 program = PROGRAM[kind](*reversed(p["w"].shape[:1] + p["u"].shape[:1]), jnp.float64)
-                ways.append(cavs.run(program.vertex_function(), p, cavs.schedule(g), x))
-        x = jnp.concatenate(ways, -1)
+                outputs.append(cavs.run(program.vertex_function(), p, cavs.schedule(g), x))
+        x = jnp.concatenate(outputs, -1)
     return x
 
 
@@ -51,7 +51,7 @@ def test_weights_of_torch(kind: str, layers: int, both: bool) -> None:
     module.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
     params = cavs.interop.params_from_torch(module.state_dict())
     want = module(torch.from_numpy(X)[:, None])[0][:, 0].detach().numpy()
-    np.testing.assert_allclose(ours(kind, params, chain(17), X), want, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(run_stack(kind, params, chain(17), X), want, rtol=1e-12, atol=1e-12)
     # Out again, and into a module of its own.
     again = getattr(torch.nn, kind)(E, H, layers, bidirectional=both).double()
     again.load_state_dict({name: torch.from_numpy(x) for name, x in cavs.interop.params_to_torch(params).items()})
@@ -61,7 +61,7 @@ def test_weights_of_torch(kind: str, layers: int, both: bool) -> None:
 @pytest.mark.parametrize(("kind", "gates"), [("LSTM", "ifgo"), ("GRU", "rzn"), ("RNN", "h")])
 def test_weights_of_torch_are_its_documented_equations(kind: str, gates: str) -> None:
     weights = torch_weights(kind, 1, False)
-    got = ours(kind, cavs.interop.params_from_torch(weights), chain(4), X[:4])
+    got = run_stack(kind, cavs.interop.params_from_torch(weights), chain(4), X[:4])
     h = c = np.zeros(H)
     sigmoid = lambda z: 1 / (1 + np.exp(-z))  # noqa: E731
     for t in range(4):
@@ -86,17 +86,17 @@ def test_params_to_torch_and_back(program: Any) -> None:
     assert_close(cavs.interop.params_from_torch(state, "encoder."), params if isinstance(params, list) else [params], 0)
 
 
-def test_weights_of_torch_that_are_none() -> None:
+def test_invalid_weights_of_torch_are_refused() -> None:
     weights = torch_weights("LSTM", 1, False)
-    with pytest.raises(ValueError, match="no 'weight_ih_l0' among .*a.bias_hh_l0.* Write prefix='a.'"):
+    with pytest.raises(ValueError, match="got names .*a.bias_hh_l0.* without 'weight_ih_l0'.* Write prefix='a.'"):
         cavs.interop.params_from_torch({f"a.{name}": x for name, x in weights.items()})
-    with pytest.raises(ValueError, match="has a weight_hr \\(proj_size > 0\\)"):
+    with pytest.raises(ValueError, match="got weight_hr \\(proj_size > 0\\)"):
         cavs.interop.params_from_torch(weights | {"weight_hr_l0": np.ones((2, H))})
-    with pytest.raises(ValueError, match=re.escape("*_l1 has [], wanted weight_ih, weight_hh")):
+    with pytest.raises(ValueError, match=re.escape("*_l1: got []; expected weight_ih, weight_hh")):
         cavs.interop.params_from_torch(weights | {"weight_ih_l2": weights["weight_ih_l0"]})
-    with pytest.raises(ValueError, match="wanted those of a torch.nn.LSTM, GRU or RNN"):
+    with pytest.raises(ValueError, match="expected those of a torch.nn.LSTM, GRU or RNN"):
         cavs.interop.params_from_torch(weights | {"weight_hh_l0": np.ones((2 * H, H))})
-    with pytest.raises(ValueError, match=re.escape("layer 0 has ['u', 'w'], wanted the parameters of an LSTM")):
+    with pytest.raises(ValueError, match=re.escape("got ['u', 'w'] in layer 0; expected the parameters of an LSTM")):
         cavs.interop.params_to_torch({"u": np.ones((H, H)), "w": np.ones((E, H))})
-    with pytest.raises(ValueError, match="layer 0 has shapes"):
+    with pytest.raises(ValueError, match="got shapes .* in layer 0"):
         cavs.interop.params_to_torch({"w": np.ones((E, 2 * H)), "u": np.ones((H, 2 * H)), "b": np.ones(2 * H)})

@@ -1,4 +1,4 @@
-"""Bridges to what users have already: cells, PyTorch's weights and edge arrays, safetensors, `jax.export`.
+"""Conversions from and to other libraries: recurrent cells, PyTorch weights, edge arrays, safetensors and `jax.export`.
 
-No file here imports another system; safetensors and flatbuffers (which `jax.export` wants) only where they are used.
+No file in this room imports another framework. safetensors, and flatbuffers for `jax.export`, are imported only when used.
 """

@@ -1,7 +1,7 @@
-"""`from_cell`: a recurrent cell `(params, carry, x) -> (carry, y)` of any library as a vertex function."""
+"""`from_cell`: a vertex function from a recurrent cell `(params, carry, x) -> (carry, y)` of any library."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,15 @@ import numpy as np
 
 from cavs._function.gather_all import REDUCERS
 from cavs._function.vertex import Vertex, VertexFunction
+from cavs._graphs.pytree import PyTree
+
+Cell: TypeAlias = Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
-def from_cell(cell: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any, *, reduce: str | None = None) -> VertexFunction:
-    """F from a recurrent cell: a vertex gathers the carry of its child, pulls x, scatters the new carry and pushes y.
+def from_cell(cell: Cell, carry: PyTree, *, reduce: str | None = None) -> VertexFunction:
+    """Creates a vertex function from a recurrent cell.
+
+    A vertex gathers the carry of its child, pulls x, scatters the new carry and pushes y:
 
     ```python
     F = cavs.interop.from_cell(linen_cell.apply, linen_cell.initialize_carry(key, (inputs,)))           # Flax linen
@@ -21,38 +26,46 @@ def from_cell(cell: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any, *, r
     F = cavs.interop.from_cell(lambda p, carry, x: core.apply(p, x, carry)[::-1], jnp.zeros(hidden))    # Haiku
     ```
 
-    `params` of `cavs.run` is then what the cell's first argument is: Flax's variables, the NNX or the Equinox module
+    The `params` of [`cavs.run`][] are then the first argument of the cell: Flax's variables, or the NNX or Equinox module
     itself.
 
-    **Arguments:**
+    Args:
+        cell: a pure function `cell(params, carry, x) -> (carry, y)` for one position, without a batch axis. `x` is
+            `v.pull()`, a dict if `inputs` is a dict.
+        carry: the initial carry of a leaf, a pytree of arrays; or, for zeros, of `jax.ShapeDtypeStruct`s.
+        reduce: how the carries of several children are combined, as in `v.gather_all`: `"sum"`, `"mean"` or `"max"`, for
+            trees and DAGs. `None` is for sequences, in which a vertex has at most one child.
 
-    - `cell`: a pure function `cell(params, carry, x) -> (carry, y)` for ONE position, without a batch axis; `x` is
-      `v.pull()`, a dict where `inputs` is one.
-    - `carry`: what a leaf starts from: a pytree of arrays; or, for zeros, of `jax.ShapeDtypeStruct`s.
-    - `reduce`: how the carries of several children become one, as in `v.gather_all`: `"sum"`, `"mean"` or `"max"`, for
-      trees and DAGs. `None`: sequences, one child a vertex.
+    Returns:
+        The vertex function. Its state has the structure, shapes and dtypes of `carry`.
 
-    **Raises:** `TypeError` for a carry of other leaves and for a cell that returns no pair; `ValueError` for an unknown
-    `reduce`; what the cell returns must fit `carry` in structure, shapes and dtypes (`v.scatter` checks).
+    Raises:
+        TypeError: `cell` is not a function or does not return a pair, or a leaf of `carry` is not an array.
+        ValueError: `reduce` is unknown or `carry` is empty. A new carry of another structure, shape or dtype raises when the
+            function runs.
     """
     if not callable(cell):
-        raise TypeError(f"from_cell: cell is a {type(cell).__name__}, wanted a function cell(params, carry, x) -> (carry, y).")
+        raise TypeError(
+            f"from_cell: cell: got a {type(cell).__name__}; expected a function cell(params, carry, x) -> (carry, y)."
+        )
     if reduce is not None and (reduce not in REDUCERS or reduce == "softmax"):
-        raise ValueError(f"from_cell: reduce is {reduce!r}, wanted 'sum', 'mean', 'max', or None for sequences.")
+        raise ValueError(f"from_cell: reduce: got {reduce!r}; expected 'sum', 'mean', 'max', or None for sequences.")
     leaves, tree = jax.tree.flatten(carry)
     for x in leaves:
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise TypeError(
-                f"from_cell: carry has a leaf {x!r}; wanted arrays, such as (jnp.zeros(64), jnp.zeros(64)): the carry before "
-                "the first position."
+                f"from_cell: carry: got a leaf {x!r}; expected arrays, the carry before the first position. Write, for "
+                "example, (jnp.zeros(64), jnp.zeros(64))."
             )
     if not leaves:
-        raise ValueError("from_cell: carry is empty; wanted arrays, such as (jnp.zeros(64), jnp.zeros(64)).")
-    # A carry of zeros is what a leaf gathers anyway: known to be zero, so that its products are skipped.
+        raise ValueError(
+            "from_cell: carry: got no leaves; expected arrays. Write, for example, (jnp.zeros(64), jnp.zeros(64))."
+        )
+    # A leaf gathers zeros by default. If the carry is zero, leaving it out lets the products with it be skipped.
     zeros = all(isinstance(x, jax.ShapeDtypeStruct) or not np.asarray(x).any() for x in leaves)
     start = None if zeros else tree.unflatten([jnp.zeros(x.shape, x.dtype) + (0 if _is_shape(x) else x) for x in leaves])
 
-    def one_vertex(params: Any, v: Vertex) -> None:
+    def one_vertex(params: PyTree, v: Vertex) -> None:
         if v.is_leaf() and start is not None:
             before = start
         else:
@@ -61,8 +74,8 @@ def from_cell(cell: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any, *, r
         if not isinstance(out, tuple) or len(out) != 2:
             got = f"a tuple of {len(out)}" if isinstance(out, tuple) else f"a {type(out).__name__}"
             raise TypeError(
-                f"from_cell: the cell returned {got}, wanted (carry, y). For a cell that returns the carry alone, as "
-                "Equinox' do, write from_cell(lambda cell, carry, x: 2 * (cell(x, carry),), carry)."
+                f"from_cell: cell: got {got} from it; expected (carry, y). For a cell that returns only the carry, such as "
+                "those of Equinox, write cavs.interop.from_cell(lambda cell, carry, x: 2 * (cell(x, carry),), carry)."
             )
         v.scatter(out[0])
         v.push(out[1])
@@ -71,5 +84,5 @@ def from_cell(cell: Callable[[Any, Any, Any], tuple[Any, Any]], carry: Any, *, r
     return VertexFunction(one_vertex, state=state, arity=0 if reduce else 1)
 
 
-def _is_shape(x: Any) -> bool:
+def _is_shape(x: object) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct)

@@ -1,4 +1,4 @@
-"""`export_forward`: a trained forward as bytes, compiled code for a bucket of shapes each, that run without F's source."""
+"""`export_forward`: a trained forward pass as bytes, which run without the source of the vertex function."""
 
 import dataclasses
 import functools
@@ -8,20 +8,25 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import export as jax_export
 
-from cavs._interop.names import named_leaves
+from cavs._graphs.pytree import PyTree
+from cavs._interop.names import describe_array, named_leaves
 from cavs._run.run import without_callbacks
 from cavs._schedule.schedule import Schedule, Shape, layout_of, length_of
 
-# A file is these words, the SHA-256 of the rest, and the rest: a zip of `about.json` and of `N.jax`, what `jax.export` writes.
+Arrays: TypeAlias = dict[str, jax.Array]  # the leaves of a pytree by name
+Forward: TypeAlias = Callable[[PyTree, Schedule, PyTree], PyTree]
+
+# A file consists of this line, the SHA-256 of the rest, and the rest: a zip of `about.json` and of the outputs of `jax.export`,
+# `N.jax`.
 _MAGIC, _FORMAT = b"cavs forward ", 2
-# What compiled code may call outside itself: jax's own linear algebra and random numbers, and kernels of engine
-# "persistent". No callbacks into Python, which a file has no business with.
+# The external functions that compiled code may call: JAX's linear algebra and random numbers, and the kernels of the
+# persistent engine. Callbacks into Python are refused.
 _CALLS = re.compile(
     r"(lapack|cusolver|cublas|cusparse|hipsolver|hipblas|cu|hip)_\w+|Sharding|SPMD\w+Shape|annotate_device_placement|AllocateBuffer"
     r"|ApproxTopK|stablehlo\.dynamic_\w+|shape_assertion|mosaic_gpu_v2|Eigh|Qr|LuDecomposition|ProductOfElementaryHouseholderReflectors"
@@ -32,49 +37,61 @@ _CALLS = re.compile(
 class Exported:
     """Exported forwards, one per schedule shape; see [`cavs.interop.export_forward`][] and [`cavs.interop.load_forward`][].
 
-    **Fields:** `shapes`: the schedule shapes that it runs. `cavs.schedule(batch, shapes=list(exported.shapes))` takes one of
-    them where the batch fits.
+    Attributes:
+        shapes: the schedule shapes. `cavs.schedule(batch, shapes=list(exported.shapes))` chooses one of them if the batch fits.
+        programs: the `jax.export.Exported` of each shape.
     """
 
     shapes: tuple[Shape, ...]
-    programs: tuple[Any, ...]  # a `jax.export.Exported` of each shape
+    programs: tuple[jax_export.Exported, ...]
 
-    def __call__(self, params: Any, sched: Schedule, inputs: Any = None) -> Any:
-        """What `forward(params, sched, inputs)` returned; `inputs` padded by `sched.pad`, both pytrees by their names.
+    def __call__(self, params: PyTree, sched: Schedule, inputs: PyTree = None) -> PyTree:
+        """Runs `forward(params, sched, inputs)`.
 
-        **Raises:** `ValueError` for a schedule of no exported shape, and for arrays that are missing, too many, or of
-        another shape or dtype.
+        Args:
+            params: a pytree whose leaves have the names, shapes and dtypes of the exported parameters.
+            sched: a schedule of one of `shapes`.
+            inputs: a pytree of inputs, padded by `sched.pad`.
+
+        Returns:
+            What `forward` returned.
+
+        Raises:
+            TypeError: `sched` is not a schedule.
+            ValueError: the shape of `sched` was not exported, or an array is missing, is unknown, or has another shape or
+                dtype.
         """
         if not isinstance(sched, Schedule):
             raise TypeError(
-                f"Exported: sched is a {type(sched).__name__}, wanted a cavs.Schedule. Write cavs.schedule(graphs)."
+                f"Exported: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs)."
             )
         if sched.shape not in self.shapes:
             have = [(shape.graphs, shape.vertices) for shape in self.shapes]
             raise ValueError(
-                f"Exported: sched has {sched.shape}, wanted one of the exported shapes, which are of (graphs, padded vertices) "
-                f"{have}. Write cavs.schedule(batch, shapes=list(exported.shapes)), with as many graphs in a batch; where none "
-                "fits, export a larger example."
+                f"Exported: sched: got {sched.shape}; expected one of the exported shapes, whose (graphs, padded vertices) are "
+                f"{have}. Write cavs.schedule(batch, shapes=list(exported.shapes)) with the same number of graphs in a batch. "
+                "If none fits, export a larger example."
             )
         program = self.programs[self.shapes.index(sched.shape)]
         got = {"params": named_leaves(params, "Exported: params"), "inputs": named_leaves(inputs, "Exported: inputs")}
-        (want_params, _, want_inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
-        for where, want in (("params", want_params), ("inputs", want_inputs)):
-            for name in {**want, **got[where]}:
-                has, wanted = (_about(tree.get(name)) for tree in (got[where], want))
-                if has != wanted:
-                    hint = " Inputs are padded on the host: sched.pad(rows)." if where == "inputs" else ""
-                    raise ValueError(f"Exported: {where} has {has} at {name!r}, wanted {wanted}.{hint}")
+        (params_avals, _, inputs_avals), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
+        for argument, avals in (("params", params_avals), ("inputs", inputs_avals)):
+            for name in {**avals, **got[argument]}:
+                has, expected = (describe_array(tree.get(name)) for tree in (got[argument], avals))
+                if has != expected:
+                    hint = " Pad inputs on the host: sched.pad(rows)." if argument == "inputs" else ""
+                    raise ValueError(f"Exported: {argument}: got {has} at {name!r}; expected {expected}.{hint}")
         return program.call(got["params"], jnp.asarray(sched.data), got["inputs"])
 
     def to_bytes(self) -> bytes:
-        """All of it as bytes for a file; `cavs.interop.load_forward` reads them.
+        """Serialises the programs for a file that [`cavs.interop.load_forward`][] reads.
 
-        **Raises:** `ImportError` where flatbuffers, which `jax.export` writes with, is not installed.
+        Raises:
+            ImportError: flatbuffers, which `jax.export` needs, is not installed.
         """
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as file:
-            file.writestr("about.json", json.dumps({"shapes": self.shapes, "layout": _layout(self.shapes)}))
+            file.writestr("about.json", json.dumps({"shapes": self.shapes, "layout": _layout_hash(self.shapes)}))
             for i, program in enumerate(self.programs):
                 file.writestr(f"{i}.jax", bytes(program.serialize()))
         data = buffer.getvalue()
@@ -82,13 +99,13 @@ class Exported:
 
 
 def export_forward(
-    forward: Callable[[Any, Schedule, Any], Any],
-    params: Any,
-    examples: Sequence[tuple[Schedule, Any]],
+    forward: Forward,
+    params: PyTree,
+    examples: Sequence[tuple[Schedule, PyTree]],
     *,
     platforms: Sequence[str] | None = None,
 ) -> Exported:
-    """Compiles `forward(params, sched, inputs)` by `jax.export` for the shapes of some examples: a bucket each.
+    """Exports `forward(params, sched, inputs)` with `jax.export`, once per schedule shape of the examples.
 
     ```python
     forward = lambda p, sched, x: cavs.run(F, p, sched, x, select=sched.roots)
@@ -96,7 +113,7 @@ def export_forward(
     Path("model.cavs").write_bytes(exported.to_bytes())
     ```
 
-    and, where F's source is not:
+    In a process without the source of `forward`:
 
     ```python
     exported = cavs.interop.load_forward(Path("model.cavs").read_bytes())
@@ -104,107 +121,125 @@ def export_forward(
     y = exported(cavs.io.load_params("model.safetensors"), sched, sched.pad(x))
     ```
 
-    **Arguments:**
+    Args:
+        forward: a pure function with any number of calls of `cavs.run` and `cavs.readout`.
+        params: the parameters, or their shapes (`jax.eval_shape`). The values are not exported.
+        examples: pairs (schedule, inputs padded by `sched.pad`). Only their shapes matter, and each schedule shape is exported
+            once.
+        platforms: the platforms to compile for, such as `("cpu", "cuda")`; `None` for JAX's default platform.
 
-    - `forward`: any pure function of the three, with as many `cavs.run` and readouts as there are.
-    - `params`: parameters, or shapes of them (`jax.eval_shape`); their values are not exported.
-    - `examples`: pairs (schedule, inputs padded by `sched.pad`), of which the shapes matter; examples of one schedule shape
-      count once.
-    - `platforms`: to compile for, `("cpu", "cuda")`; `None`: JAX's default here.
+    Returns:
+        The exported programs.
 
-    **Raises:** `TypeError` or `ValueError` for examples that are no such pairs, or none; and what `forward` and `jax.export`
-    raise.
+    Raises:
+        TypeError: an example is not such a pair.
+        ValueError: there are no examples. Errors of `forward` and of `jax.export` propagate.
     """
     if not examples:
-        raise ValueError("export_forward: examples is empty, wanted pairs (sched, inputs): a shape to export each.")
+        raise ValueError("export_forward: examples: got none; expected pairs (sched, inputs), one per shape to export.")
     named = named_leaves(params, "export_forward: params")
     found: dict[Shape, Any] = {}
     for n, example in enumerate(examples):
         if not isinstance(example, tuple) or len(example) != 2 or not isinstance(example[0], Schedule):
-            raise TypeError(f"export_forward: examples[{n}] is a {type(example).__name__}, wanted a pair (sched, inputs).")
+            raise TypeError(f"export_forward: examples[{n}]: got a {type(example).__name__}; expected a pair (sched, inputs).")
         sched, inputs = example
         if sched.shape in found:
             continue
         trees = jax.tree.structure(params), jax.tree.structure(inputs)
         arguments = named, named_leaves(inputs, "export_forward: inputs")
         shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
-        flat = functools.partial(_flat, forward, sched.shape, trees, [list(tree) for tree in arguments])
+        flat = functools.partial(_run_named, forward, sched.shape, trees, [list(tree) for tree in arguments])
         data = jax.ShapeDtypeStruct(sched.data.shape, sched.data.dtype)
         with without_callbacks():
             found[sched.shape] = jax_export.export(jax.jit(flat), platforms=platforms)(shaped[0], data, shaped[1])
     return Exported(tuple(found), tuple(found.values()))
 
 
-def _flat(forward: Any, shape: Shape, trees: Any, names: Any, params: dict[str, Any], data: Any, inputs: dict[str, Any]) -> Any:
-    """`forward` over leaves by their names, so that files need know nothing of a user's own containers."""
+def _run_named(
+    forward: Forward,
+    shape: Shape,
+    trees: tuple[Any, Any],
+    names: Sequence[list[str]],
+    params: Arrays,
+    data: jax.Array,
+    inputs: Arrays,
+) -> PyTree:
+    """Runs `forward` on leaves by name, so that the file does not depend on the user's container classes."""
     arguments = zip(trees, names, (params, inputs), strict=True)
-    params, inputs = (tree.unflatten([leaves[name] for name in own]) for tree, own, leaves in arguments)
-    return forward(params, Schedule(data, shape), inputs)
+    unflat_params, unflat_inputs = (tree.unflatten([leaves[name] for name in own]) for tree, own, leaves in arguments)
+    return forward(unflat_params, Schedule(data, shape), unflat_inputs)
 
 
 def load_forward(data: bytes) -> Exported:
-    """What `export_forward` made, from its bytes.
+    """Loads what [`cavs.interop.export_forward`][] exported.
 
-    **Load only files that you trust, as you would run only programs that you trust.** They hold code, and calling what is
-    loaded runs it. A checksum finds files that were damaged, and none that somebody made to do harm: such a file may do in
-    this process whatever the process may do. Keep the checksum of a file that travels, and compare it before you load.
+    **Load only files that you trust, as you would run only programs that you trust.** They contain code, and calling the
+    result runs it. The checksum detects damaged files, but not malicious ones: a malicious file can do anything that this
+    process is allowed to do. If you transfer a file, keep its checksum and compare it before loading.
 
-    **Raises:** `ValueError` for bytes that are no such file, are damaged, switch off safety checks of `jax.export` or call
-    what no forward needs, such as Python callbacks; or for one of a version of cavs that lays schedules out otherwise;
-    `ImportError` where flatbuffers is not installed.
+    Args:
+        data: the bytes of [`cavs.interop.Exported.to_bytes`][].
+
+    Returns:
+        The exported programs.
+
+    Raises:
+        ValueError: `data` is damaged or not such a file; it disables safety checks of `jax.export`; it calls external
+            functions that no forward pass needs, such as Python callbacks; or the version of cavs that wrote it has another
+            layout of schedules.
+        ImportError: flatbuffers is not installed.
     """
     head, _, _ = bytes(data[:64]).partition(b"\n")
     if not head.startswith(_MAGIC):
-        raise ValueError("load_forward: data is no exported forward; wanted the bytes of Exported.to_bytes().")
+        raise ValueError("load_forward: data: got bytes of another format; expected those of Exported.to_bytes().")
     if head != _MAGIC + b"%d" % _FORMAT:
         got = head.removeprefix(_MAGIC).decode("ascii", "replace")
-        raise ValueError(f"load_forward: format is {got!r}, wanted {_FORMAT}: another version of cavs wrote it.")
+        raise ValueError(f"load_forward: data: got format {got!r}; expected {_FORMAT}. Another version of cavs wrote it.")
     begin = len(head) + 1 + hashlib.sha256().digest_size
     if hashlib.sha256(data[begin:]).digest() != data[len(head) + 1 : begin]:
-        raise ValueError("load_forward: data is damaged: it has not the checksum that it was written with. Copy it again.")
+        raise ValueError("load_forward: data: got a wrong checksum; expected undamaged bytes. Copy the file again.")
     try:
         with zipfile.ZipFile(io.BytesIO(data[begin:])) as file:
             about = json.loads(file.read("about.json"))
             shapes = tuple(Shape(*_tuples(s)) for s in about["shapes"])
-            same = _layout(shapes) == about["layout"]
-            programs = tuple(_program(file.read(f"{i}.jax"), shape) for i, shape in enumerate(shapes)) if same else ()
+            same = _layout_hash(shapes) == about["layout"]
+            programs = tuple(_load_program(file.read(f"{i}.jax"), shape) for i, shape in enumerate(shapes)) if same else ()
     except ImportError:
         raise
     except Exception as error:
-        # zipfile, json, flatbuffers and jax.export raise a dozen types between them; all mean this.
+        # zipfile, json, flatbuffers and jax.export raise a dozen exception types for invalid bytes.
         raise ValueError(
-            f"load_forward: data is no forward that can be loaded ({error}); wanted the bytes of Exported.to_bytes(), "
-            "made with a version of JAX that this one reads."
+            f"load_forward: data: got bytes that cannot be loaded ({error}); expected those of Exported.to_bytes(), written "
+            "with a compatible version of JAX."
         ) from error
     if not same:
-        raise ValueError("load_forward: another version of cavs wrote it, with other schedules. Export it again with this one.")
+        raise ValueError(
+            "load_forward: data: got another layout of schedules; expected that of this version of cavs. Export again with it."
+        )
     return Exported(shapes, programs)
 
 
-def _program(data: bytes, shape: Shape) -> Any:
-    """One compiled forward, for schedules of a shape. **Raises:** many types of exceptions where it is none."""
+def _load_program(data: bytes, shape: Shape) -> jax_export.Exported:
+    """Loads the program of one schedule shape. Raises many types of exceptions if the bytes are invalid."""
     program = jax_export.deserialize(bytearray(data))
     if program.disabled_safety_checks:
-        raise ValueError(f"safety checks are switched off in it: {program.disabled_safety_checks}")
+        raise ValueError(f"it disables safety checks: {program.disabled_safety_checks}")
     text = program.mlir_module()
     calls = re.findall(r'custom_call @"?([^\s"(]+)|call_target_name = "([^"]*)"', text)
     wrong = sorted({one or other for one, other in calls if not _CALLS.fullmatch(one or other)})
     if wrong or len(re.findall(r"\bstablehlo\.custom_call\b", text)) > len(calls):
-        raise ValueError(f"it calls {', '.join(wrong) or 'what has no name'}, which no forward needs")
+        raise ValueError(f"it calls {', '.join(wrong) or 'a function without a name'}, which no forward pass needs")
     (params, vector, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
     if not (isinstance(params, dict) and isinstance(inputs, dict) and vector.shape == (length_of(shape),)):
         raise ValueError("its arguments are not parameters, a schedule of its shape, and inputs")
     return program
 
 
-def _layout(shapes: Sequence[Shape]) -> str:
-    """What tells whether the integers of a schedule lie where the exported code reads them."""
+def _layout_hash(shapes: Sequence[Shape]) -> str:
+    """A hash of the layout of the schedules' integers, which the exported code relies on."""
     return hashlib.sha256(repr([(shape._fields, layout_of(shape)) for shape in shapes]).encode()).hexdigest()
 
 
-def _tuples(x: Any) -> Any:
+def _tuples(x: PyTree) -> PyTree:
+    """Converts nested lists, as JSON has them, to tuples."""
     return tuple(_tuples(y) for y in x) if isinstance(x, list) else x
-
-
-def _about(x: Any) -> str:
-    return "nothing" if x is None else f"{x.dtype}{list(x.shape)}"

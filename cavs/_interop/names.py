@@ -1,26 +1,38 @@
-"""Names of a pytree's leaves, as weights files want them: "cell.w", "layers.0.b"."""
+"""Names of the leaves of a pytree, as in weights files: "cell.w", "layers.0.b"."""
 
 from typing import Any
 
 import jax
 
+from cavs._graphs.pytree import PyTree
 
-def named_leaves(tree: Any, where: str) -> dict[str, Any]:
-    """Leaf by name: keys, indices and fields from the root, joined by dots; "" for a tree that is one leaf.
 
-    A dict, an Equinox module and an NNX state of the same names give the same names.
+def named_leaves(tree: PyTree, argument: str) -> dict[str, Any]:
+    """The leaves of a pytree by name: keys, indices and fields from the root, joined by dots; "" if the tree is one leaf.
 
-    **Raises:** `ValueError`, in the name of the argument `where`, where two leaves get one name.
+    A dict, an Equinox module and an NNX state with the same keys or fields have the same names.
+
+    Args:
+        tree: the pytree.
+        argument: the argument's name for the error message.
+
+    Raises:
+        ValueError: two leaves have the same name.
     """
     out: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         name = ".".join(str(key_of(entry)) for entry in path)
         if name in out:
-            raise ValueError(f"{where} has two leaves of the name {name!r}; wanted keys without dots.")
+            raise ValueError(f"{argument}: got two leaves with the name {name!r}; expected keys without dots.")
         out[name] = leaf
     return out
 
 
-def key_of(entry: Any) -> Any:
-    """The key, index or field that an entry of a leaf's path stands for."""
+def key_of(entry: object) -> object:
+    """The key, index or field name of an entry of a leaf's path."""
     return next(getattr(entry, field) for field in ("key", "idx", "name") if hasattr(entry, field))
+
+
+def describe_array(x: Any) -> str:
+    """The dtype and shape of an array for messages; "nothing" for `None`."""
+    return "nothing" if x is None else f"{x.dtype}{list(x.shape)}"

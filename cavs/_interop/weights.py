@@ -1,23 +1,32 @@
-"""Weights as safetensors files: arrays by name, no code, no pickle; other systems read them, too."""
+"""Weights as safetensors files: arrays by name, without code or pickle, readable by other frameworks."""
 
 import os
+from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 
-from cavs._interop.names import named_leaves
+from cavs._graphs.pytree import PyTree
+from cavs._interop.names import describe_array, named_leaves
 from cavs._readers.files import open_regular, replacing
 
 
-def save_params(path: str | os.PathLike[str], params: Any, metadata: dict[str, str] | None = None) -> None:
-    """Writes a pytree of arrays as a safetensors file, whole or not at all.
+def save_params(path: str | os.PathLike[str], params: PyTree, metadata: dict[str, str] | None = None) -> None:
+    """Writes a pytree of arrays to a safetensors file, atomically.
 
-    Tensors are named by their place: "cell.w", "layers.0.b". All dtypes are kept, bfloat16 among them. `metadata`: texts
-    for the file's header, such as the sizes that the program was made with; `safetensors.safe_open` reads them.
+    The names of the tensors are the paths of the leaves, such as "cell.w" or "layers.0.b". All dtypes are preserved, including
+    bfloat16.
 
-    **Raises:** `TypeError` for a leaf that is no array, or a PRNG key; `ValueError` where two leaves get one name;
-    `ImportError` where safetensors is not installed.
+    Args:
+        path: the file to write.
+        params: a pytree of arrays.
+        metadata: strings for the header of the file, such as the sizes of the program. `safetensors.safe_open` reads them.
+
+    Raises:
+        TypeError: a leaf is not an array, or is a PRNG key.
+        ValueError: two leaves have the same name.
+        ImportError: safetensors is not installed.
     """
     save_file = _safetensors("save_params").save_file
     arrays = {}
@@ -25,39 +34,51 @@ def save_params(path: str | os.PathLike[str], params: Any, metadata: dict[str, s
         key = hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
         array = np.zeros((), object) if key else np.asarray(x)
         if array.dtype == object:
-            hint = "Save jax.random.key_data(key)" if key else "Of an Equinox module save equinox.filter(module, is_array)"
-            raise TypeError(f"save_params: params has a {type(x).__name__} at {name!r}, wanted arrays alone. {hint}.")
+            hint = "Write jax.random.key_data(key)" if key else "For an Equinox module write equinox.filter(module, is_array)"
+            raise TypeError(f"save_params: params: got a {type(x).__name__} at {name!r}; expected only arrays. {hint}.")
         arrays[name] = array
     with replacing(path) as temporary:
         save_file(arrays, temporary, metadata)
 
 
-def load_params(path: str | os.PathLike[str], like: Any = None) -> Any:
-    """The arrays of a safetensors file as a pytree; the program that wrote them is not needed.
+def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyTree:
+    """Loads the arrays of a safetensors file as a pytree. The program that wrote them is not needed.
 
-    **Arguments:** `like`: a pytree of the structure, shapes and dtypes that are wanted: `program.init(key)`, an Equinox
-    module, `jax.eval_shape` of such. `None`: dicts by the parts of the names between dots; where these parts are 0, 1, ...
-    a list.
+    Args:
+        path: the file to read.
+        like: a pytree with the expected structure, shapes and dtypes: `program.init(key)`, an Equinox module, or
+            `jax.eval_shape` of one. `None` returns nested dicts whose keys are the parts of the names between dots, and lists
+            where these parts are 0, 1, ...
 
-    **Raises:** `ValueError` that names the file, for one that is damaged or no safetensors file; for the first array that the
-    file and `like` do not have alike; without `like`, for two arrays of which one would lie inside the other ("a" and "a.b").
-    `OSError` for a file that is not there or no file; `ImportError` where safetensors is not installed.
+    Returns:
+        The arrays, in the structure of `like`, or in dicts and lists.
+
+    Raises:
+        ValueError: the file is damaged or not a safetensors file; an array differs from `like`; or, without `like`, the name
+            of one array is a prefix of another's ("a" and "a.b").
+        OSError: the file does not exist or is not a regular file.
+        ImportError: safetensors is not installed.
     """
     load_file = _safetensors("load_params").load_file
     open_regular(path).close()
     try:
         arrays = load_file(os.fspath(path))
-    except Exception as error:  # safetensors' own, and what NumPy and JAX make of wrong headers
-        raise ValueError(f"load_params: {os.fspath(path)} is no whole safetensors file ({error}).") from error
+    except Exception as error:  # of safetensors, or of NumPy and JAX for an invalid header
+        raise ValueError(f"load_params: {os.fspath(path)} is not a complete safetensors file ({error}).") from error
     if like is not None:
         wanted = named_leaves(like, "load_params: like")
         for name in [*wanted, *sorted(arrays)]:
-            got, want = (_about(tree.get(name)) for tree in (arrays, wanted))
-            if got != want:
-                raise ValueError(f"load_params: {path} has {got} at {name!r}, but like has {want}.")
+            got, expected = (describe_array(tree.get(name)) for tree in (arrays, wanted))
+            if got != expected:
+                raise ValueError(f"load_params: {os.fspath(path)}: got {got} at {name!r}; expected {expected}, as in like.")
         return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted])
     if list(arrays) == [""]:
         return arrays[""]
+    return _with_lists(_nested(os.fspath(path), arrays))
+
+
+def _nested(path: str, arrays: dict[str, jax.Array]) -> dict[str, Any]:
+    """Nested dicts whose keys are the parts of the names between dots."""
     root: dict[str, Any] = {}
     for name, array in arrays.items():
         *parents, last = name.split(".")
@@ -67,31 +88,29 @@ def load_params(path: str | os.PathLike[str], like: Any = None) -> Any:
             if not isinstance(level, dict):
                 break
         if not isinstance(level, dict) or last in level:
-            inner = next(other for other in arrays if other.startswith(f"{name}.") or name.startswith(f"{other}."))
+            parts = name.split(".")
+            other = next(n for n in arrays if n != name and all(a == b for a, b in zip(n.split("."), parts, strict=False)))
             raise ValueError(
-                f"load_params: {os.fspath(path)} has arrays {name!r} and {inner!r}, of which one would lie inside the other; "
-                "wanted names that nest, or pass like=, a pytree of the structure that was saved."
+                f"load_params: {path}: got arrays {name!r} and {other!r}; expected no array's name to be a prefix of "
+                "another's. Write like=..., a pytree with the structure that was saved."
             )
         level[last] = array
-    return _with_lists(root)
+    return root
 
 
-def _safetensors(who: str) -> Any:
+def _safetensors(function: str) -> ModuleType:
     try:
-        # Named after Flax, but needs JAX alone: the one that knows bfloat16.
+        # Despite its name it needs only JAX. It is the module that supports bfloat16.
         import safetensors.flax
     except ImportError as error:
         raise ImportError(
-            f"{who}: safetensors is not installed; wanted it for weights. Write: pip install safetensors"
+            f"{function}: safetensors is not installed; expected it for weights files. Write: pip install safetensors"
         ) from error
     return safetensors.flax
 
 
-def _about(x: Any) -> str:
-    return "nothing" if x is None else f"{x.dtype}{list(x.shape)}"
-
-
-def _with_lists(tree: Any) -> Any:
+def _with_lists(tree: PyTree) -> PyTree:
+    """Replaces dicts with the keys "0", "1", ... by lists."""
     if not isinstance(tree, dict):
         return tree
     inside = {name: _with_lists(x) for name, x in tree.items()}
