@@ -110,9 +110,9 @@ def test_cells_over_dags() -> None:
     assert_close(got, cavs.interpret(function, PLAIN, graphs, x), 1e-12)
 
 
-def test_cells_that_are_none() -> None:
+def test_invalid_cells_are_refused() -> None:
     start = jnp.zeros(H)
-    with pytest.raises(TypeError, match="cell is a int, wanted a function cell"):
+    with pytest.raises(TypeError, match="cell: got a int; expected a function cell"):
         cavs.interop.from_cell(3, start)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="reduce: got 'softmax'; expected 'sum', 'mean', 'max', or None for sequences"):
         cavs.interop.from_cell(plain, start, reduce="softmax")

@@ -159,6 +159,6 @@ def test_networkx_is_asked_for_by_name(monkeypatch):
         ({"edge_index": np.array([[0], [1]]), "num_nodes": [1, 1]}, ValueError, "from graph 1 to graph 0"),
     ],
 )
-def test_edge_arrays_that_are_none(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
+def test_invalid_edge_arrays_are_refused(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=re.escape(match)):
         cavs.interop.from_edge_index(**{"edge_index": np.array([[0], [1]])} | arguments)
