@@ -36,7 +36,7 @@ def test_the_good_one_runs() -> None:
 
 
 def test_a_program_has_sizes() -> None:
-    with pytest.raises(ValueError, match="a matrix of weights has neither rows nor columns; wanted sizes"):
+    with pytest.raises(ValueError, match="got a matrix of weights without rows and columns; expected sizes"):
         vp.ChildSumTreeLSTM(0, 0).init(jax.random.key(0))
 
 

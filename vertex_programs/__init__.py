@@ -1,4 +1,10 @@
-"""Ready vertex programs: one paper, one file. Each is a frozen dataclass with `init`, `__call__` and `vertex_function`."""
+"""Ready vertex programs, one file per paper.
+
+Each program is a frozen dataclass. `init(key)` returns its initial parameters, `__call__(params, v)` computes one vertex, and
+`vertex_function()` returns the `cavs.VertexFunction` for `cavs.run`. Programs of several vertex functions have `run` instead.
+
+Docstrings write shapes with H for `hidden`, E for `inputs`, V for the number of vertices and G for the number of graphs.
+"""
 
 from cavs.vertex_programs.bidirectional_tree_lstm import BidirectionalTreeLSTM as BidirectionalTreeLSTM
 from cavs.vertex_programs.bilstm import BiLSTM as BiLSTM

@@ -1,18 +1,24 @@
-"""Dropout that a layer of a net of nets applies to its inputs."""
-
-from typing import Any
+"""Dropout on the inputs of a layer."""
 
 import jax
 import jax.numpy as jnp
 
+from cavs.vertex_programs._types import Array
 
-def dropout(x: Any, rate: float, key: Any) -> Any:
-    """`x` with entries zeroed at `rate` and the others scaled by 1 / (1 - rate); `x` itself where `key` is `None`.
 
-    Srivastava et al., 2014; the mask is a function of the key.
+def dropout(x: Array, rate: float, key: jax.Array | None) -> Array:
+    """Applies dropout (Srivastava et al., 2014) with a mask that is a function of `key`.
+
+    Args:
+        x: The values.
+        rate: The probability with which an entry becomes zero. The other entries are scaled by 1 / (1 - rate).
+        key: A key of `jax.random`, or None for no dropout.
+
+    Returns:
+        An array of the shape of `x`, or `x` itself without dropout.
     """
     if key is None or not rate:
         return x
-    # 16 bits an entry rather than the 32 of jax.random.bernoulli.
+    # 16 random bits an entry instead of the 32 of jax.random.bernoulli.
     below = jnp.uint16(min(round((1 - rate) * 2**16), 2**16 - 1))
     return jnp.where(jax.random.bits(key, x.shape, "uint16") < below, x / (1 - rate), 0)

@@ -1,21 +1,22 @@
-"""The bidirectional LSTM, as a net of nets: two LSTMs over the same chains, one of them over the chains turned round."""
+"""The bidirectional LSTM: one LSTM over chains and one over the reversed chains."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
+from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.lstm import LSTM
 
 
 @dataclasses.dataclass(frozen=True)
 class BiLSTM:
-    """LSTMs in both directions: Graves and Schmidhuber, 2005, section 2; layers as in Graves, 2013 (arXiv 1308.0850).
+    """Bidirectional LSTM: Graves and Schmidhuber, 2005, section 2; stacked layers as in Graves, 2013 (arXiv 1308.0850).
 
-    Layer l + 1 pulls what both directions of layer l push at its vertex. A schedule of `graphs` and one of
-    `graphs.reversed()` hold all there is of the two directions:
+    Layer l + 1 pulls the pushes of both directions of layer l. The backward direction is an LSTM over
+    `graphs.reversed()`.
 
     ```python
     program = cavs.vertex_programs.BiLSTM(hidden=50, inputs=128)
@@ -23,29 +24,50 @@ class BiLSTM:
     h = program.run(params, sched, back, x)         # (V, 100)
     ```
 
-    **Fields:** `hidden`, H of each direction; `inputs`, E; `layers`, at least 1; `dtype` of the initial parameters.
-    **Parameters:** a list of `{"forward": ..., "backward": ...}`, one a layer, each with those of `LSTM`.
+    `init` returns a list with one dict per layer, `{"forward": ..., "backward": ...}`, each with the parameters of `LSTM`.
+
+    Attributes:
+        hidden: H, the size of the state of each direction.
+        inputs: E, the size of x.
+        layers: The number of layers, at least 1.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
     inputs: int
     layers: int = 1
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def layer(self, index: int) -> LSTM:
-        """The program of each direction of one layer."""
+        """Returns the program of both directions of one layer."""
         return LSTM(self.hidden, self.inputs if index == 0 else 2 * self.hidden, self.dtype)
 
     def init(self, key: jax.Array) -> list[dict[str, dict[str, jax.Array]]]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, (self.layers, 2))
         return [{"forward": self.layer(i).init(k[0]), "backward": self.layer(i).init(k[1])} for i, k in enumerate(keys)]
 
-    def run(self, params: Any, sched: cavs.Schedule, back: cavs.Schedule, inputs: Any, *, ends: bool = False) -> jax.Array:
-        """h of the top layer: (V, 2H), forward beside backward, rows as those of `cavs.run`.
+    def run(
+        self,
+        params: list[dict[str, dict[str, jax.Array]]],
+        sched: cavs.Schedule,
+        back: cavs.Schedule,
+        inputs: Array,
+        *,
+        ends: bool = False,
+    ) -> Array:
+        """Runs all layers.
 
-        With `ends` what each direction knows of a whole chain: (G, 2H), forward at the last vertex beside backward at the
-        first.
+        Args:
+            params: The parameters, as returned by `init`.
+            sched: A schedule of the chains.
+            back: A schedule of `chains.reversed()`.
+            inputs: x of each vertex, (V, E), as for `cavs.run`.
+            ends: If True, return one row per chain instead of one per vertex.
+
+        Returns:
+            h of the top layer, (V, 2H), forward beside backward, in the order of the rows of `cavs.run`. With `ends`, the
+            final states (G, 2H): forward at the last vertex of each chain, beside backward at the first.
         """
         for i, layer in enumerate(params):
             F = self.layer(i).vertex_function()

@@ -5,25 +5,39 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._dropout import dropout
 from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.bilstm import BiLSTM
 
 
 @dataclasses.dataclass(frozen=True)
 class BiLSTMTagger:
-    """BiLSTM tagger: Huang, Xu and Yu, 2015 (arXiv 1508.01991), section 2.2; with the hidden layer of VPPS's application
-    BiLSTM (Khorasani et al., 2018, section IV), as in DyNet's benchmark of it.
+    """BiLSTM tagger: Huang, Xu and Yu, 2015 (arXiv 1508.01991), section 2.2.
+
+    The hidden layer is that of the application BiLSTM of VPPS (Khorasani et al., 2018, section IV) and of DyNet's benchmark:
 
         h      = BiLSTM(x)
         m      = tanh(h W + b)
         logits = m V + c
 
-    **Fields:** `labels`, C; `hidden`, H of each direction; `inputs`, E; `mlp`, M; `layers` of the BiLSTM; `dropout` at
-    the inputs, at h and at m; `dtype` of the initial parameters.
-    **Parameters:** `bilstm`, `w` (2H, M), `b` (M,), `v` (M, C), `c` (C,).
+    `init` returns a dict of parameters:
+
+    - `bilstm`: the parameters of `BiLSTM`
+    - `w` (2H, M), `b` (M,)
+    - `v` (M, C), `c` (C,)
+
+    Attributes:
+        labels: C, the number of labels.
+        hidden: H, the size of the state of each direction.
+        inputs: E, the size of x.
+        mlp: M, the size of the hidden layer.
+        layers: The number of layers of the BiLSTM.
+        dropout: The dropout rate, applied to x, h and m.
+        dtype: The dtype of the initial parameters.
     """
 
     labels: int
@@ -32,7 +46,7 @@ class BiLSTMTagger:
     mlp: int = 32
     layers: int = 1
     dropout: float = 0.0
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     @property
     def bilstm(self) -> BiLSTM:
@@ -40,7 +54,7 @@ class BiLSTMTagger:
         return BiLSTM(self.hidden, self.inputs, self.layers, self.dtype)
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, 3)
         return {
             "bilstm": self.bilstm.init(keys[0]),
@@ -50,10 +64,26 @@ class BiLSTMTagger:
             "c": jnp.zeros(self.labels, self.dtype),
         }
 
-    def run(self, params: Any, sched: cavs.Schedule, back: cavs.Schedule, inputs: Any, *, key: Any = None) -> jax.Array:
-        """Logits of every vertex (V, C), rows as those of `cavs.run`; `back` is a schedule of `graphs.reversed()`.
+    def run(
+        self,
+        params: dict[str, Any],
+        sched: cavs.Schedule,
+        back: cavs.Schedule,
+        inputs: Array,
+        *,
+        key: jax.Array | None = None,
+    ) -> jax.Array:
+        """Computes the logits of every vertex.
 
-        With `key`, dropout.
+        Args:
+            params: The parameters, as returned by `init`.
+            sched: A schedule of the chains.
+            back: A schedule of `chains.reversed()`.
+            inputs: x of each vertex, (V, E), as for `cavs.run`.
+            key: A key of `jax.random` for dropout, or None for no dropout.
+
+        Returns:
+            The logits, (V, C), in the order of the rows of `cavs.run`.
         """
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         h = self.bilstm.run(params["bilstm"], sched, back, dropout(inputs, self.dropout, keys[0]))

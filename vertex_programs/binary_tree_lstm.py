@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
@@ -13,31 +13,38 @@ from cavs.vertex_programs._initialisers import glorot
 
 @dataclasses.dataclass(frozen=True)
 class BinaryTreeLSTM:
-    """Tree-LSTM over two children: Cavs (Xu et al., 2018), figure 4 with N = 2; Tai, Socher and Manning, 2015, equations 2-8.
+    """Binary Tree-LSTM: Tai, Socher and Manning, 2015, equations 2-8; Cavs (Xu et al., 2018), figure 4 with N = 2.
 
-    With h = h_1 + h_2 and a zero state where a child is missing,
+    With h = h_1 + h_2, and zeros for the state of a missing child,
 
         i, o, u = sigmoid, sigmoid, tanh (x W_iou + h U_iou + b_iou)
         f_k     = sigmoid(x W_f + h_k U_f + b_f)        k = 1, 2
         c       = i u + f_1 c_1 + f_2 c_2
         h       = o tanh(c)
 
-    Constituency trees have words at their leaves alone. So with `leaf_inputs_only` inner vertices do not read x at all
-    (there is no W_f, and no product of x with W_iou but at leaves); the rows of `inputs` at inner vertices do not matter.
+    Vertices push h. Constituency trees have words at their leaves only. With `leaf_inputs_only`, inner vertices do not
+    read x: there is no W_f, only leaves multiply x by W_iou, and the rows of `inputs` at inner vertices are ignored.
 
-    **Fields:** `hidden`, H; `inputs`, E, the width of x; `leaf_inputs_only`; `dtype` of the initial parameters.
-    **Parameters:** `w_iou` (E, 3H), `u_iou` (H, 3H), `b_iou` (3H,), `u_f` (H, H), `b_f` (H,), which starts at 1, and,
-    unless `leaf_inputs_only`, `w_f` (E, H).
-    **Pushes** h.
+    `init` returns a dict of parameters:
+
+    - `w_iou` (E, 3H), `u_iou` (H, 3H), `b_iou` (3H,)
+    - `u_f` (H, H), `b_f` (H,), initialised to 1
+    - `w_f` (E, H), unless `leaf_inputs_only`
+
+    Attributes:
+        hidden: H, the size of the state.
+        inputs: E, the size of x.
+        leaf_inputs_only: Whether only leaves read x.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
     inputs: int
     leaf_inputs_only: bool = True
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, 4)
         params = {
             "w_iou": glorot(keys[0], self.inputs, self.hidden, self.dtype, gates=3),
@@ -51,7 +58,7 @@ class BinaryTreeLSTM:
         return params
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function."""
+        """Computes one vertex."""
         left, right = v.gather(0), v.gather(1)
         iou, forget = params["b_iou"], params["b_f"]
         if v.is_leaf() or not self.leaf_inputs_only:
@@ -66,7 +73,7 @@ class BinaryTreeLSTM:
         v.scatter({"c": c, "h": h})
         v.push(h)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction:
-        """F; the same object for equal programs, so that they share compiled code."""
+        """Returns `F`. Equal programs return the same object, so that they share compiled code."""
         return cavs.VertexFunction(self, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=2)

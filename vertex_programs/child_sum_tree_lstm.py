@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
@@ -15,7 +15,7 @@ from cavs.vertex_programs._initialisers import glorot
 class ChildSumTreeLSTM:
     """Child-sum Tree-LSTM: Tai, Socher and Manning, 2015, section 3.1, equations 2-8; Cavs, figure 4.
 
-    For ANY number of children, whose order does not matter: dependency trees, or DAGs. Every vertex has an x.
+    A vertex may have any number of children, in any order (dependency trees, DAGs). Every vertex has an input x.
 
         h~      = sum over children k of h_k
         i, o, u = sigmoid, sigmoid, tanh (x W_iou + h~ U_iou + b_iou)
@@ -23,18 +23,23 @@ class ChildSumTreeLSTM:
         c       = i u + sum over children k of f_k c_k
         h       = o tanh(c)
 
-    **Fields:** `hidden`, H; `inputs`, E; `dtype` of the initial parameters.
-    **Parameters:** `w_iou` (E, 3H), `u_iou` (H, 3H), `b_iou` (3H,), `w_f` (E, H), `u_f` (H, H), `b_f` (H,), which
-    starts at 1.
-    **Pushes** h.
+    Vertices push h. `init` returns a dict of parameters:
+
+    - `w_iou` (E, 3H), `u_iou` (H, 3H), `b_iou` (3H,)
+    - `w_f` (E, H), `u_f` (H, H), `b_f` (H,), initialised to 1
+
+    Attributes:
+        hidden: H, the size of the state.
+        inputs: E, the size of x.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
     inputs: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, 4)
         return {
             "w_iou": glorot(keys[0], self.inputs, self.hidden, self.dtype, gates=3),
@@ -46,7 +51,7 @@ class ChildSumTreeLSTM:
         }
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function."""
+        """Computes one vertex."""
         x = v.pull()
         h = v.gather_all(lambda child: child["h"])
         i, o, u = jnp.split(h @ params["u_iou"] + (x @ params["w_iou"] + params["b_iou"]), 3)
@@ -57,7 +62,7 @@ class ChildSumTreeLSTM:
         v.scatter({"c": c, "h": h})
         v.push(h)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction:
-        """F; the same object for equal programs, so that they share compiled code."""
+        """Returns `F`. Equal programs return the same object, so that they share compiled code."""
         return cavs.VertexFunction(self, state={"c": (self.hidden,), "h": (self.hidden,)})

@@ -1,11 +1,11 @@
-"""The recurrent network over directed acyclic graphs of Thost and Chen."""
+"""DAGNN, the recurrent network over directed acyclic graphs of Thost and Chen."""
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
@@ -14,29 +14,38 @@ from cavs.vertex_programs.gru import gru_state
 
 @dataclasses.dataclass(frozen=True)
 class DAGNN:
-    """One layer of DAGNN: Thost and Chen, 2021 (arXiv 2101.07965), section 2.1, for ANY number of children: netlists,
-    programs, neural architectures.
+    """One layer of DAGNN: Thost and Chen, 2021 (arXiv 2101.07965), section 2.1.
 
-        m = sum over children k of a_k h_k,  a = softmax over children of h_k s      (equations 4, 5)
-        h = GRU(x, m), as `GRU` with m for the state before                           (equation 7)
+    A vertex may have any number of children (netlists, programs, neural architectures).
 
-    m is a mean, so states stay bounded through thousands of levels. The paper's term of the vertex itself in the score
-    is the same for all of its children, and a softmax does not see it; so a child scatters its score, once for all parents.
+        a = softmax over children k of h_k s
+        m = sum over children k of a_k h_k                       (equations 4 and 5)
+        h = GRU(x, m), as `GRU` with m as the previous state     (equation 7)
 
-    Layers and directions are nets of nets: a `cavs.run` each, which pulls what the one below pushed, over `graphs` or
-    `graphs.reversed()` (section 2.2); `cavs.readout` makes graph vectors.
+    Vertices push h. m is a mean, so states stay bounded through thousands of levels. The paper's score has another term,
+    which depends on the vertex itself. It is the same for all children of the vertex and cancels in the softmax. A child
+    therefore computes its score once, for all of its parents.
 
-    **Fields:** `hidden`, H; `inputs`, E; `dtype` of the initial parameters.
-    **Parameters:** `s` (H,); `w` (E, 3H), `u` (H, 3H), `b` (3H,), columns r, z, n; `d` (H,), as of `GRU`.
-    **Pushes** h.
+    To stack layers or directions (section 2.2), use one `cavs.run` for each: it pulls the pushes of the layer below, over
+    `graphs` or `graphs.reversed()`. `cavs.readout` computes vectors of graphs.
+
+    `init` returns a dict of parameters:
+
+    - `s` (H,)
+    - `w` (E, 3H), `u` (H, 3H), `b` (3H,), with columns r, z, n, and `d` (H,), as in `GRU`
+
+    Attributes:
+        hidden: H, the size of the state.
+        inputs: E, the size of x.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
     inputs: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, 3)
         return {
             "s": glorot(keys[0], self.hidden, 1, self.dtype)[:, 0],
@@ -47,13 +56,13 @@ class DAGNN:
         }
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function."""
+        """Computes one vertex."""
         m = v.gather_all(lambda child: (child["score"], child["h"]), reduce="softmax")
         h = gru_state(params, v.pull(), m)
         v.scatter({"h": h, "score": h @ params["s"]})
         v.push(h)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction:
-        """F; the same object for equal programs, so that they share compiled code."""
+        """Returns `F`. Equal programs return the same object, so that they share compiled code."""
         return cavs.VertexFunction(self, state={"h": (self.hidden,), "score": ()})

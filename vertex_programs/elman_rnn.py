@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
@@ -17,19 +17,22 @@ class ElmanRNN:
 
         h = tanh(x W + h' U + b)
 
-    h' is the state of the previous position, the one child; zero at the first position.
+    h' is the state of the only child, the previous position. It is zero at the first position. Vertices push h.
 
-    **Fields:** `hidden`, H; `inputs`, E; `dtype` of the initial parameters.
-    **Parameters:** `w` (E, H), `u` (H, H), `b` (H,).
-    **Pushes** h.
+    `init` returns a dict of parameters: `w` (E, H), `u` (H, H), `b` (H,).
+
+    Attributes:
+        hidden: H, the size of the state.
+        inputs: E, the size of x.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
     inputs: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key)
         return {
             "w": glorot(keys[0], self.inputs, self.hidden, self.dtype),
@@ -38,12 +41,12 @@ class ElmanRNN:
         }
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function."""
+        """Computes one vertex."""
         h = jnp.tanh(v.gather(0) @ params["u"] + (v.pull() @ params["w"] + params["b"]))
         v.scatter(h)
         v.push(h)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction:
-        """F; the same object for equal programs, so that they share compiled code."""
+        """Returns `F`. Equal programs return the same object, so that they share compiled code."""
         return cavs.VertexFunction(self, state=(self.hidden,), arity=1)

@@ -1,4 +1,4 @@
-"""An encoder-decoder LSTM with attention: a chain over the source, and a graph in which each target word reads all of it."""
+"""The LSTM encoder-decoder with attention over the source words."""
 
 import dataclasses
 import functools
@@ -7,26 +7,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._types import Array, Integers
 from cavs.vertex_programs.lstm import LSTM, lstm_state
 
 
-def sentence_pairs(source: Any, target: Any) -> tuple[cavs.Graphs, cavs.Graphs]:
-    """The graphs of an encoder and of its decoder: chains over the sources, and, for attention, targets over sources.
+def sentence_pairs(source: Integers, target: Integers) -> tuple[cavs.Graphs, cavs.Graphs]:
+    """Builds the graphs of an encoder and of its decoder.
 
-    **Arguments:** `source`, `target` (G,): the lengths of the sentences of each pair, at least 1.
+    Neither is padded to the longest sentence.
 
-    **Returns:** `cavs.from_lengths(source)`, and graphs whose vertices are the source's words (leaves), then the target's.
-    Child 0 of a target word is the word before it, of the first one the last source word; the other children are all
-    (other) source words. No row is padded to the longest sentence.
+    Args:
+        source: The length of each source sentence, (G,), at least 1.
+        target: The length of each target sentence, (G,), at least 1.
 
-    **Raises:** `ValueError` for lengths below 1, or of unlike number.
+    Returns:
+        A pair of graphs. The first is `cavs.from_lengths(source)`. The vertices of the second are the source words (leaves)
+        followed by the target words. Child 0 of a target word is the previous target word (the last source word for the
+        first target word). Its other children are all (other) source words.
+
+    Raises:
+        ValueError: If a length is below 1, or `source` and `target` differ in size.
     """
     s, t = np.asarray(source), np.asarray(target)
     if s.shape != t.shape or s.ndim != 1 or (s < 1).any() or (t < 1).any():
-        raise ValueError(f"sentence_pairs: got lengths {s.tolist()} and {t.tolist()}, wanted as many of each, all >= 1.")
+        raise ValueError(f"source, target: got {s.tolist()} and {t.tolist()}; expected two 1-d arrays of equal size, all >= 1.")
     sizes, pair = s + t, np.repeat(np.arange(len(s)), s + t)
     number = np.arange(sizes.sum()) - (np.cumsum(sizes) - sizes)[pair]
     step = number - s[pair]  # of the target; negative at sources
@@ -39,31 +47,42 @@ def sentence_pairs(source: Any, target: Any) -> tuple[cavs.Graphs, cavs.Graphs]:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoder:
-    """LSTM encoder-decoder with attention: the translation model of Echo (Zheng et al., 2020), section 2.2, after Bahdanau,
-    Cho and Bengio, 2015 (the score) and Luong, Pham and Manning, 2015, section 3.3 (input feeding).
+    """LSTM encoder-decoder with attention: the translation model of Echo (Zheng et al., 2020), section 2.2.
 
-        source s: k_s = h_s W_key, with h_s, c_s of an LSTM encoder
-        target t: c, h = LSTM([x, a'], c', h'), which start with those of the last source word, a' with zeros
-                  p = softmax over sources s of tanh(h W_query + k_s) score
-                  a = tanh([h, sum_s p_s h_s] W_out)
+    The score is that of Bahdanau, Cho and Bengio, 2015; input feeding follows Luong, Pham and Manning, 2015, section 3.3.
 
-    The decoder's leaves are the encoder's pushes and attention is `gather_all` over them: a target word reads the source
-    rows where they are. Scores alone are kept per (target, source) pair; the backward runs the tanh again, as Echo does.
+        source s: k_s = h_s W_key, with h_s and c_s of an LSTM encoder
+        target t: c, h = LSTM([x, a'], c', h')
+                  p    = softmax over sources s of tanh(h W_query + k_s) score
+                  a    = tanh([h, sum_s p_s h_s] W_out)
 
-    **Fields:** `hidden`, H; `inputs`, E, of source and target words; `dtype` of the initial parameters.
-    **Parameters:** `encoder`, those of `LSTM`; `w` (E, 4H), `u` (2H, 4H) for [h', a'], `b` (4H,), as of `LSTM`; `key`
-    (H, H), `query` (H, H), `score` (H,), `out` (2H, H).
-    **Pushes** a at targets, to predict the next word from; zeros at sources.
+    c', h' and a' belong to the previous target word. The first target word reads c' and h' of the last source word, and
+    zeros for a'. Target words push a, from which the next word is predicted. Source words push zeros.
+
+    The leaves of the decoder pull the pushes of the encoder, and attention is a `gather_all` over them: a target word
+    reads the source rows in place. Only the scores are stored per pair of target and source word. The backward pass
+    computes the tanh again, as Echo does.
+
+    `init` returns a dict of parameters:
+
+    - `encoder`: the parameters of `LSTM`
+    - `w` (E, 4H), `u` (2H, 4H) for [h', a'], `b` (4H,), as in `LSTM`
+    - `key` (H, H), `query` (H, H), `score` (H,), `out` (2H, H)
+
+    Attributes:
+        hidden: H, the size of the state.
+        inputs: E, the size of the vectors of source and target words.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
     inputs: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     graphs = staticmethod(sentence_pairs)
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         h, keys = self.hidden, jax.random.split(key, 7)
         decoder = LSTM(h, self.inputs, self.dtype)
         return {
@@ -77,14 +96,14 @@ class EncoderDecoder:
         }
 
     def encoder(self, params: dict[str, Any], v: cavs.Vertex) -> None:
-        """The vertex function of the encoder: an LSTM that pushes c too."""
+        """Computes one vertex of the encoder, an LSTM that pushes both c and h."""
         before = v.gather(0)
         state = lstm_state(before["h"] @ params["u"] + (v.pull() @ params["w"] + params["b"]), before["c"])
         v.scatter(state)
         v.push(state)
 
     def __call__(self, params: dict[str, Any], v: cavs.Vertex) -> None:
-        """The vertex function of the decoder."""
+        """Computes one vertex of the decoder."""
         if v.is_leaf():
             h, a = v.pull("h"), jnp.zeros_like(v.pull("h"))
             v.scatter({"c": v.pull("c"), "h": h, "a": a, "key": h @ params["key"], "source": jnp.bool_(True)})
@@ -104,11 +123,27 @@ class EncoderDecoder:
         v.push(a)
 
     def run(
-        self, params: dict[str, Any], source: cavs.Schedule, pairs: cavs.Schedule, x: Any, y: Any, *, select: Any = None
+        self,
+        params: dict[str, Any],
+        source: cavs.Schedule,
+        pairs: cavs.Schedule,
+        x: Array,
+        y: Array,
+        *,
+        select: Integers | None = None,
     ) -> jax.Array:
-        """a of all vertices of the pairs, or `select` some: (V, H).
+        """Runs the encoder and the decoder.
 
-        `x` (V of the sources, E) and `y` (V of the pairs, E), read at targets, as `inputs` of `cavs.run`.
+        Args:
+            params: The parameters, as returned by `init`.
+            source: A schedule of the first graphs of `EncoderDecoder.graphs`.
+            pairs: A schedule of the second graphs.
+            x: Vectors of the source words, (number of source words, E), as `inputs` of `cavs.run`.
+            y: Rows for all vertices of the pairs, (V, E), read at target words.
+            select: The vertices to return, or None for all.
+
+        Returns:
+            a of each vertex of the pairs, (V, H).
         """
         states = cavs.run(self.encoder_function(), params["encoder"], source, x)
         place = _place(source, pairs, len(y))
@@ -116,20 +151,20 @@ class EncoderDecoder:
         decoder = {name: p for name, p in params.items() if name != "encoder"}
         return cavs.run(self.vertex_function(), decoder, pairs, {"x": y, **rows}, select=select)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def encoder_function(self) -> cavs.VertexFunction:
-        """F of the encoder; the same object for equal programs, so that they share compiled code."""
+        """Returns `F` of the encoder. Equal programs return the same object, so that they share compiled code."""
         return cavs.VertexFunction(self.encoder, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=1)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction:
-        """F of the decoder; the same object for equal programs, so that they share compiled code."""
+        """Returns `F` of the decoder. Equal programs return the same object, so that they share compiled code."""
         state: dict[str, Any] = dict.fromkeys(("a", "c", "h", "key"), (self.hidden,))
         return cavs.VertexFunction(self, state=state | {"source": jax.ShapeDtypeStruct((), bool)}, arity=1)
 
 
 def _place(source: cavs.Schedule, pairs: cavs.Schedule, rows: int) -> jax.Array:
-    """For each vertex of the pairs its row among the sources; out of range at targets and in padding."""
+    """Returns the row of each vertex of the pairs among the sources; out of range for target words and padding."""
     graphs, graph = pairs.shape.graphs, pairs.graph[:rows]
     ends, source_ends = jnp.asarray(pairs.graph_end), jnp.asarray(source.graph_end)
     sizes, lengths = jnp.diff(ends, prepend=0), jnp.diff(source_ends, prepend=0)

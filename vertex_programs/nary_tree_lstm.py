@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
@@ -15,28 +15,37 @@ from cavs.vertex_programs._initialisers import glorot
 class NaryTreeLSTM:
     """N-ary Tree-LSTM: Tai, Socher and Manning, 2015, section 3.2, equations 9-14.
 
-    Children are ordered, at most N of them, and each has weights of its own; so has each pair of a forget gate and a
-    child. With a zero state where a child is missing,
+    A vertex has at most N children, in order. Each child has its own weights, and so has each pair of a forget gate and a
+    child. With zeros for the state of a missing child,
 
         i, o, u = sigmoid, sigmoid, tanh (x W_iou + sum_l h_l U_iou,l + b_iou)
         f_k     = sigmoid(x W_f + sum_l h_l U_f,kl + b_f)        k = 1 .. N
         c       = i u + sum_k f_k c_k
         h       = o tanh(c)
 
-    All of the products with h_1 .. h_N are one: [h_1, ..., h_N] U, whose columns are i, o, u, f_1, ..., f_N.
+    Vertices push h. The products with h_1 .. h_N are one product, [h_1, ..., h_N] U. The columns of U are i, o, u, f_1, ...,
+    f_N.
 
-    **Fields:** `hidden`, H; `inputs`, E; `arity`, N; `dtype` of the initial parameters.
-    **Parameters:** `w_iou` (E, 3H), `w_f` (E, H), `u` (N H, (3 + N) H), `b_iou` (3H,), `b_f` (H,), which starts at 1.
-    **Pushes** h.
+    `init` returns a dict of parameters:
+
+    - `w_iou` (E, 3H), `w_f` (E, H)
+    - `u` (N H, (3 + N) H)
+    - `b_iou` (3H,), `b_f` (H,), initialised to 1
+
+    Attributes:
+        hidden: H, the size of the state.
+        inputs: E, the size of x.
+        arity: N, the maximum number of children.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
     inputs: int
     arity: int = 2
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, 3)
         rows = self.arity * self.hidden
         return {
@@ -48,7 +57,7 @@ class NaryTreeLSTM:
         }
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function."""
+        """Computes one vertex."""
         x = v.pull()
         kids = [v.gather(k) for k in range(self.arity)]
         z = jnp.concatenate([kid["h"] for kid in kids]) @ params["u"]
@@ -61,7 +70,7 @@ class NaryTreeLSTM:
         v.scatter({"c": c, "h": h})
         v.push(h)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction:
-        """F; the same object for equal programs, so that they share compiled code."""
+        """Returns `F`. Equal programs return the same object, so that they share compiled code."""
         return cavs.VertexFunction(self, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=self.arity)

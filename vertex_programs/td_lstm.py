@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
@@ -14,9 +14,9 @@ from cavs.vertex_programs.td_rnn import pyramids
 
 @dataclasses.dataclass(frozen=True)
 class TDLSTM:
-    """Time-delay LSTM: VPPS (Khorasani et al., 2018), section IV: `TDRNN` with LSTMs in place of the simple recurrence.
+    """Time-delay LSTM: VPPS (Khorasani et al., 2018), section IV. It is `TDRNN` with LSTM units.
 
-    Over `TDLSTM.graphs(lengths)`; each of the two neighbours has weights and a forget gate of its own:
+    It runs over `TDLSTM.graphs(lengths)`. Each of the two neighbours has its own weights and forget gate.
 
         leaf:  h = x, c = 0
         inner: i, o, f_left, f_right = sigmoid(h_left U_left + h_right U_right + b), the first four fifths
@@ -24,25 +24,28 @@ class TDLSTM:
                c = i g + f_left c_left + f_right c_right
                h = o tanh(c)
 
-    **Fields:** `hidden`, H, also the entries of x; `dtype` of the initial parameters.
-    **Parameters:** `u` (2H, 5H), U_left above U_right; `b` (5H,); the forget gates' biases start at 1.
-    **Pushes** h.
+    Vertices push h. `init` returns a dict of parameters: `u` (2H, 5H), with U_left above U_right, and `b` (5H,). The biases of
+    the forget gates are initialised to 1.
+
+    Attributes:
+        hidden: H, the size of the state and of x.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     graphs = staticmethod(pyramids)
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         return {
             "u": glorot(key, 2 * self.hidden, self.hidden, self.dtype, gates=5),
             "b": jnp.zeros(5 * self.hidden, self.dtype).at[2 * self.hidden : 4 * self.hidden].set(1),
         }
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function."""
+        """Computes one vertex."""
         if v.is_leaf():
             h = v.pull()
             c = jnp.zeros_like(h)
@@ -56,7 +59,7 @@ class TDLSTM:
         v.scatter({"c": c, "h": h})
         v.push(h)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction:
-        """F; the same object for equal programs, so that they share compiled code."""
+        """Returns `F`. Equal programs return the same object, so that they share compiled code."""
         return cavs.VertexFunction(self, state={"c": (self.hidden,), "h": (self.hidden,)}, arity=2)

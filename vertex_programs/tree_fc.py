@@ -2,10 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._initialisers import glorot
@@ -18,22 +18,24 @@ class TreeFC:
         leaf:  h = x
         inner: h = tanh([h_1, h_2] U + b)
 
-    A leaf's input is its state, so x has `hidden` entries; inner vertices do not read x.
+    Vertices push h. The state of a leaf is its input, so x has H entries. Inner vertices do not read x.
 
-    **Fields:** `hidden`, H; `dtype` of the initial parameters.
-    **Parameters:** `u` (2H, H), `b` (H,).
-    **Pushes** h.
+    `init` returns a dict of parameters: `u` (2H, H), `b` (H,).
+
+    Attributes:
+        hidden: H, the size of the state and of x.
+        dtype: The dtype of the initial parameters.
     """
 
     hidden: int
-    dtype: Any = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        """Initial parameters."""
+        """Returns the initial parameters; the weights are drawn from `key`."""
         return {"u": glorot(key, 2 * self.hidden, self.hidden, self.dtype), "b": jnp.zeros(self.hidden, self.dtype)}
 
     def __call__(self, params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-        """The vertex function."""
+        """Computes one vertex."""
         if v.is_leaf():
             h = v.pull()
         else:
@@ -41,7 +43,7 @@ class TreeFC:
         v.scatter(h)
         v.push(h)
 
-    @functools.cache  # noqa: B019  (equal programs share F for good)
+    @functools.cache  # noqa: B019  (equal programs share F for the life of the process)
     def vertex_function(self) -> cavs.VertexFunction:
-        """F; the same object for equal programs, so that they share compiled code."""
+        """Returns `F`. Equal programs return the same object, so that they share compiled code."""
         return cavs.VertexFunction(self, state=(self.hidden,), arity=2)
