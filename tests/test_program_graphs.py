@@ -36,11 +36,11 @@ def test_target_words_read_all_source_words() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: vp.TDRNN.graphs([2, 0]), r"lengths is \[2, 0\], wanted a 1-d array of integers >= 1"),
-        (lambda: vp.TDRNN.graphs([2], words=[1]), "words has 1 entries, wanted 2"),
-        (lambda: vp.LatticeLSTM.graphs([3], [[(0, 1), (2, 3)]]), r"words\[0\] is .* wanted pairs 0 <= first < last < 3"),
-        (lambda: vp.LatticeLSTM.graphs([3], []), "words has 0 entries, wanted 1"),
-        (lambda: vp.EncoderDecoder.graphs([3], [1, 2]), r"got lengths \[3\] and \[1, 2\]"),
+        (lambda: vp.TDRNN.graphs([2, 0]), r"lengths: got \[2, 0\]; expected a 1-d array of integers >= 1"),
+        (lambda: vp.TDRNN.graphs([2], words=[1]), "words: got 1 entries; expected 2"),
+        (lambda: vp.LatticeLSTM.graphs([3], [[(0, 1), (2, 3)]]), r"words\[0\]: got .* expected pairs 0 <= first < last < 3"),
+        (lambda: vp.LatticeLSTM.graphs([3], []), "words: got 0 entries; expected 1"),
+        (lambda: vp.EncoderDecoder.graphs([3], [1, 2]), r"source, target: got \[3\] and \[1, 2\]"),
         (lambda: vp.EncoderDecoder.graphs([0], [1]), "all >= 1"),
     ],
 )

@@ -1,0 +1,10 @@
+"""The types that the signatures of the vertex programs name."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import jax
+import numpy as np
+
+Array: TypeAlias = jax.Array | np.ndarray
+Integers: TypeAlias = Array | Sequence[int]
