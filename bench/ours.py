@@ -168,7 +168,7 @@ class Cavs:
         return self._step._cache_size()
 
 
-def make_step(loss: Any, parts_of: Any = cavs.data.Packed.apart, stacked: bool = False) -> Any:
+def make_step(loss: Any, parts_of: Any = cavs.data.Packed.unpack, stacked: bool = False) -> Any:
     """One jitted training step over a batch of which the second of `parts_of` is words: SGD of all parameters, and of the rows
     of the table that were read. `loss(params, rows, parts)`; the words may be an array or a tree of them, so are the rows. For
     `stacked` batches one step after another, and their losses."""
