@@ -143,7 +143,8 @@ class Cavs:
         avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._p)
         plan = self._F.plan(avals, jax.ShapeDtypeStruct(self._embed.shape[1:], self._embed.dtype))
         shapes = {sched.shape: _run.kind_names(self._F, sched) for sched in self.schedules(batches)}
-        return sorted({choose.choose_engine(self._engine, plan, shape, kinds) for shape, kinds in shapes.items()})
+        found = {choose.choose_engine(self._engine, plan, shape, kinds) for shape, kinds in shapes.items()}
+        return sorted(map(choose.name_of, found))
 
     def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
         """Training steps one after another; the losses before each update."""

@@ -22,6 +22,7 @@ import cavs
 from bench import device_time, graphs
 from bench.ours import graphs_of, program
 from cavs._engines import chip, lower
+from cavs._engines.persistent import Persistent
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
 from cavs.kernels._layout.layout import Config
@@ -91,8 +92,10 @@ def _lowered(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool
     def choose(level: Any, way: bool, other: Any) -> Any:
         return dataclasses.replace(config, precision=other.precision) if way == forward else other
 
+    engine = Persistent(layouts=chip.Layouts(choose))
+
     def loss(params: Any) -> Any:
-        return cavs.run(F, params, sched, x, select=sched.roots if sched.shape.rooted else None, engine="persistent").sum()
+        return cavs.run(F, params, sched, x, select=sched.roots if sched.shape.rooted else None, engine=engine).sum()
 
     def one(params: Any, _: Any) -> Any:
         if forward:
@@ -100,8 +103,7 @@ def _lowered(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool
             return jax.tree.map(lambda p: p + 0 * value, params), None
         return jax.tree.map(lambda p, g: p - 1e-6 * g, params, jax.grad(loss)(params)), None
 
-    with chip.using(choose):
-        return jax.jit(lambda params: jax.lax.scan(one, params, length=REPEATS)[0]).lower(params)
+    return jax.jit(lambda params: jax.lax.scan(one, params, length=REPEATS)[0]).lower(params)
 
 
 def _time(step: Any, params: Any, forward: bool) -> float:

@@ -32,7 +32,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionS
 
 import cavs  # noqa: E402
 from cavs import vertex_programs as vp  # noqa: E402
-from cavs._engines import chip, widest  # noqa: E402
+from cavs._engines import widest  # noqa: E402
+from cavs._engines.chip import Layouts  # noqa: E402
+from cavs._engines.persistent import Persistent  # noqa: E402
 from cavs._schedule import group_rows  # noqa: E402
 from cavs.kernels import persistent  # noqa: E402
 
@@ -51,14 +53,16 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 patch: 0 } device_de
 """
 
 
-def compile_step(program: vp.LSTM | vp.BinaryTreeLSTM | vp.NaryTreeLSTM, graphs: cavs.Graphs, width: int) -> None:
-    """A forward and a backward pass."""
+def compile_step(
+    program: vp.LSTM | vp.BinaryTreeLSTM | vp.NaryTreeLSTM, graphs: cavs.Graphs, width: int, engine: Persistent | None = None
+) -> None:
+    """Compiles a forward and a backward pass."""
     persistent.supported = lambda: None
     sched = group_rows.with_scripts(cavs.schedule(graphs))
     F = program.vertex_function()
 
     def gradient(params: object, data: object, x: jax.Array) -> object:
-        loss = lambda p: cavs.run(F, p, cavs.Schedule(data, sched.shape), x, engine="persistent").sum()  # noqa: E731
+        loss = lambda p: cavs.run(F, p, cavs.Schedule(data, sched.shape), x, engine=engine or "persistent").sum()  # noqa: E731
         return jax.grad(loss)(params)
 
     mesh = topologies.make_mesh(TOPOLOGY, (1,), ("x",))
@@ -85,10 +89,10 @@ compile_step(vp.LSTM(256, 64), cavs.from_lengths([20] * 16), 64)
 with jax.default_matmul_precision("BF16_BF16_F32"):
     compile_step(vp.NaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
 fields = {"hb": 16, "groups": 4, "clustered": False, "rows": 8, "warpgroups": 2, "tight": False, "split": 2}
-with chip.using(lambda level, forward, config: dataclasses.replace(config, **fields)):
-    compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64)
-with chip.using(lambda level, forward, config: config, lambda level, narrow: (widest.fitting(level, 128)[0], 64)):
-    compile_step(vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 512)
+divided = Persistent(layouts=Layouts(lambda level, forward, config: dataclasses.replace(config, **fields)))
+compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64, divided)
+wide = Persistent(layouts=Layouts(wide=lambda level, narrow: (widest.fitting(level, 128)[0], 64)))
+compile_step(vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 512, wide)
 found = {}
 for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
     text = Path(path).read_text()

@@ -8,10 +8,19 @@ import numpy as np
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs._engines.chip import Layouts
+from cavs._engines.engine import Engine
+from cavs._engines.persistent import Persistent
 from cavs._schedule import group_rows
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
 
 H, E = 16, 3
+INTERPRETED = Persistent(interpret=True)  # the engine's kernels in Pallas' interpreter: slow, on any machine
+
+
+def laid_out(narrow: Any = None, wide: Any = None, interpret: bool = False) -> Persistent:
+    """Engine `persistent` with these layouts on the chip; see `cavs._engines.chip.Layouts`."""
+    return Persistent(interpret, Layouts(narrow, wide))
 
 
 def reset_before(p: Any, v: cavs.Vertex) -> None:
@@ -131,7 +140,7 @@ def plan_of(F: Any, params: Any, x: Any) -> Any:
     return F.plan(shapes, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), x))
 
 
-def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str) -> tuple[Any, Any]:
+def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str | Engine) -> tuple[Any, Any]:
     """Pushes, and the gradients of a fixed combination of them."""
     sched = group_rows.with_scripts(cavs.schedule(graphs))
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs._engines.choose import choose_engine
+from cavs._engines.choose import choose_engine, name_of
+from cavs._engines.persistent import Persistent
 from cavs._run.run import kind_names
 from cavs._schedule import group_rows
 from tests.per_vertex import Graph, PerVertex
@@ -242,6 +243,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     F = cavs.VertexFunction(fn, state=state, arity=spec.arity, optimizations=optimizations)
     top = cavs.VertexFunction(top_net if None in fns else {k: top_net for k in fns}, state=(TOP[1],))
     sched = cavs.schedule(build(case), **how.schedule)
+    engine = Persistent(interpret=True) if how.engine == INTERPRET else how.engine
     if how.engine == INTERPRET:
         sched = group_rows.with_scripts(sched)
         if not sched.shape.levels:
@@ -255,8 +257,8 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     def net(p: Any, y: Any, sched: Any) -> Any:
         def layer(number: int, p: Any, y: Any, at: Any) -> Any:
             if number:
-                return cavs.run(top, p, sched, y, select=at, engine="scan" if how.engine == INTERPRET else how.engine)
-            return cavs.run(F, p, sched, y["x"] if spec.bare_input else (y or None), select=at, engine=how.engine)
+                return cavs.run(top, p, sched, y, select=at, engine="scan" if how.engine == INTERPRET else engine)
+            return cavs.run(F, p, sched, y["x"] if spec.bare_input else (y or None), select=at, engine=engine)
 
         def whole(p: Any, y: Any) -> Any:
             return two_nets(layer, case, p, y, at)
@@ -274,7 +276,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision):
         (gp, gx), pushes = gradient(closed, params, x, rows, how.vmap, how.jit, *data)
     for plan in F._plans.values() if used is not None else ():
-        used.append("scan" if how.vmap else choose_engine(how.engine, plan, sched.shape, kind_names(F, sched)))
+        used.append("scan" if how.vmap else name_of(choose_engine(engine, plan, sched.shape, kind_names(F, sched))))
     axis = int(how.vmap)
     beyond = [y[(slice(None),) * axis + (slice(rows, None),)] for y in jax.tree.leaves(pushes)] if how.jit or at is None else []
     beyond += [y[(slice(None),) * axis + (slice(count, None),)] for y in jax.tree.leaves(gx)]

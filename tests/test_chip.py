@@ -18,6 +18,8 @@ from bench import tune
 from bench.ours import program
 from cavs import vertex_programs as vp
 from cavs._engines import chip, choose, lower
+from cavs._engines.persistent import Persistent
+from cavs._engines.scan import Scan
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
@@ -52,10 +54,10 @@ def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPat
     """Resident weights: one launch for everything. Weights that stream: only where levels are narrow."""
     monkeypatch.setattr(persistent, "supported", lambda: None)
     wide, narrow = (group_rows.with_scripts(cavs.schedule(joined([chain(2)] * n))) for n in (20_000, 40))
-    for hidden, sched, engine in ((2048, wide, "scan"), (2048, narrow, "persistent"), (512, wide, "persistent")):
+    for hidden, sched, engine in ((2048, wide, Scan()), (2048, narrow, Persistent()), (512, wide, Persistent())):
         plan = plan_of(hidden)
         assert choose.choose_engine(None, plan, sched.shape, (None,)) == engine
-        assert choose.choose_engine("persistent", plan, sched.shape, (None,)) == "persistent"
+        assert choose.choose_engine("persistent", plan, sched.shape, (None,)) == Persistent()
 
 
 def test_every_layout_on_record_is_taken() -> None:

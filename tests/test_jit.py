@@ -12,11 +12,10 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import cavs
-from cavs._engines import persistent as _persistent
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels.turns import begin_p, end_p
-from tests.persistent_programs import CASES, CHAINS, inputs_of
+from tests.persistent_programs import CASES, CHAINS, INTERPRETED, inputs_of
 
 NEVER = np.iinfo(np.int32).min
 
@@ -109,7 +108,7 @@ def test_values_and_gradients() -> None:
     both = [group_rows.with_scripts(cavs.schedule(g)) for g in (CHAINS, CHAINS.reversed())]
 
     def loss(params: Any) -> Any:
-        return sum((cavs.run(F, params, sched, x, engine=_persistent.INTERPRET) ** 2).sum() for sched in both)
+        return sum((cavs.run(F, params, sched, x, engine=INTERPRETED) ** 2).sum() for sched in both)
 
     want, got = (jit(jax.value_and_grad(loss))(params) for jit in (jax.jit, cavs.concurrent_jit))
     jax.tree.map(np.testing.assert_array_equal, got, want)

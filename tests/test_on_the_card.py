@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._engines import chip, widest
+from cavs._engines import widest
 from cavs._function import products
 from cavs._schedule import group_rows
 from cavs.kernels._layout.layout import SHARED_MEMORY, layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
-from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, values
+from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, laid_out, values
 
 TF32 = "TF32_TF32_F32"  # named, so that no product is in float16 instead
 
@@ -46,8 +46,8 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
         def other(level: Any, forward: bool, config: Any) -> Any:
             return dataclasses.replace(config, dataflow=level.flows and not config.clustered and not config.dataflow)
 
-        with jax.default_matmul_precision(precision), chip.using(other):
-            met = values(make(hidden)[0], params, graphs, x, "persistent")
+        with jax.default_matmul_precision(precision):
+            met = values(make(hidden)[0], params, graphs, x, laid_out(other))
         assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, met)), strict=True))
 
 
@@ -83,10 +83,11 @@ def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool, sp
     F, params = make(128)
     sched = cavs.schedule(graphs)
     x = jax.tree.map(sched.pad, inputs_of(name, graphs, 128))
+    engine = laid_out(lambda level, forward, config: divided(level, config, split, dataflow))
 
     def gradient(params: Any, x: Any) -> list[Any]:
         def loss(params: Any, x: Any) -> Any:
-            pushes = cavs.run(F, params, sched, x, engine="persistent")
+            pushes = cavs.run(F, params, sched, x, engine=engine)
             return sum((y**2).sum() for y in jax.tree.leaves(pushes))
 
         return jax.tree.leaves(jax.grad(loss, (0, 1))(params, x))
@@ -95,10 +96,7 @@ def test_thousands_of_passes_are_alike_on_the_card(name: str, dataflow: bool, sp
         now = gradient(*jax.lax.optimization_barrier((params, x, turn))[:2])
         return now, jnp.stack([(a != b).any() for a, b in zip(now, before, strict=True)]).any()
 
-    with (
-        jax.default_matmul_precision(precision),
-        chip.using(lambda level, forward, config: divided(level, config, split, dataflow)),
-    ):
+    with jax.default_matmul_precision(precision):
         first, _ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(1)))(gradient(params, x))
         _, differ = jax.jit(lambda state: jax.lax.scan(one, state, jnp.arange(5000)))(first)
     assert np.isfinite(np.concatenate([np.ravel(a) for a in first])).all()
@@ -123,13 +121,9 @@ def test_nan_stays_nan_on_the_card(precision: str | None, tight: bool) -> None:
         else:
             rows[:, 3] = nan
         found = []
-        for engine in ("scan", "persistent"):
-            with (
-                jax.default_matmul_precision(precision),
-                chip.using(
-                    lambda level, forward, config: dataclasses.replace(config, hb=16, tight=tight and precision is None)
-                ),
-            ):
+        one = laid_out(lambda level, forward, config: dataclasses.replace(config, hb=16, tight=tight and precision is None))
+        for engine in ("scan", one):
+            with jax.default_matmul_precision(precision):
                 found.append(np.isnan(np.asarray(cavs.run(F, mine, cavs.schedule(graphs), rows, engine=engine))))
         assert found[0].any() and (found[1] >= found[0]).all(), place
 
@@ -141,11 +135,9 @@ def test_tight_weights_on_the_card() -> None:
     _, params = make(256)
     x, found = inputs_of("BinaryTreeLSTM", graphs), []
     for tight in (False, True):
-        with (
-            jax.default_matmul_precision(TF32),
-            chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, hb=16, rows=8, tight=t)),
-        ):
-            found.append(values(make(256)[0], params, graphs, x, "persistent"))
+        engine = laid_out(lambda level, forward, config, t=tight: dataclasses.replace(config, hb=16, rows=8, tight=t))
+        with jax.default_matmul_precision(TF32):
+            found.append(values(make(256)[0], params, graphs, x, engine))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, found), strict=True))
 
 
@@ -158,8 +150,9 @@ def test_paired_sums_on_the_card(rows: int) -> None:
     x = inputs_of("BinaryTreeLSTM", graphs, 256)
     with jax.default_matmul_precision("highest"):
         want = values(make(256)[0], params, graphs, x, "scan")
-    with chip.using(lambda level, forward, config: dataclasses.replace(config, hb=16, rows=rows, paired=True, tight=False)):
-        assert_near(values(make(256)[0], params, graphs, x, "persistent"), want, 2e-3)
+    fields = {"hb": 16, "rows": rows, "paired": True, "tight": False}
+    engine = laid_out(lambda level, forward, config: dataclasses.replace(config, **fields))
+    assert_near(values(make(256)[0], params, graphs, x, engine), want, 2e-3)
 
 
 @pytest.mark.gpu
@@ -189,8 +182,8 @@ def test_divided_products_on_the_card(
     def choose(level: Any, forward: bool, config: Any) -> Any:
         return dataclasses.replace(divided(level, config, split, dataflow), paired=paired)
 
-    with jax.default_matmul_precision(precision), chip.using(choose):
-        got, again = (values(make(256)[0], params, graphs, x, "persistent") for _ in range(2))
+    with jax.default_matmul_precision(precision):
+        got, again = (values(make(256)[0], params, graphs, x, laid_out(choose)) for _ in range(2))
     assert_near(got, want, tolerance * (10 if name == "layer norm" and precision != "highest" else 1))
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
 
@@ -226,8 +219,8 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
 
     with jax.default_matmul_precision("highest"):
         want = values(make(hidden)[0], params, graphs, x, "scan")
-    with jax.default_matmul_precision(TF32), chip.using(choose):
-        got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
+    with jax.default_matmul_precision(TF32):
+        got, again = (values(make(hidden)[0], params, graphs, x, laid_out(choose)) for _ in range(2))
     assert_near(got, want, 2e-3)
     assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, again)), strict=True))
 
@@ -264,11 +257,11 @@ def test_wide_levels_on_the_card(name: str, hidden: int, hb: int, dataflow: bool
     def choose(level: Any, forward: bool, config: Any) -> Any:
         return dataclasses.replace(config, dataflow=dataflow and level.flows and not config.clustered)
 
-    with jax.default_matmul_precision(TF32), chip.using(choose, wide):
-        got, again = (values(make(hidden)[0], params, graphs, x, "persistent") for _ in range(2))
+    with jax.default_matmul_precision(TF32):
+        got, again = (values(make(hidden)[0], params, graphs, x, laid_out(choose, wide)) for _ in range(2))
     assert len(ran) >= 2
-    with jax.default_matmul_precision(TF32), chip.using(choose):  # the same products, summed in another order
-        assert_near(values(make(hidden)[0], params, graphs, x, "persistent"), got, 5e-4)
+    with jax.default_matmul_precision(TF32):  # the same products, summed in another order
+        assert_near(values(make(hidden)[0], params, graphs, x, laid_out(choose)), got, 5e-4)
     if name != "layer norm":  # where a step of relu is, an error of tf32 is a large one
         with jax.default_matmul_precision("highest"):
             assert_near(got, values(make(hidden)[0], params, graphs, x, "scan"), 2e-3)
@@ -283,8 +276,8 @@ def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
     x = inputs_of("reset before the product", CHAINS)
     sched = group_rows.with_scripts(cavs.schedule(CHAINS))
     odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow, "split": split}
-    with chip.using(lambda level, forward, config: dataclasses.replace(config, **odd)):
-        h = np.asarray(cavs.run(F, params, sched, x, engine="persistent"))
+    engine = laid_out(lambda level, forward, config: dataclasses.replace(config, **odd))
+    h = np.asarray(cavs.run(F, params, sched, x, engine=engine))
     assert np.isnan(h).all()
 
 
@@ -297,6 +290,5 @@ def test_a_wait_in_vain_of_a_wide_level_is_reported() -> None:
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
         return dataclasses.replace(widest.fitting(level, 64)[0], spins=0), 1
 
-    with chip.using(lambda level, forward, config: config, wide):
-        h = np.asarray(cavs.run(F, params, sched, inputs_of("TreeFC", graphs, 256), engine="persistent"))
+    h = np.asarray(cavs.run(F, params, sched, inputs_of("TreeFC", graphs, 256), engine=laid_out(wide=wide)))
     assert np.isnan(h).all()

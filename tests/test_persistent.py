@@ -11,7 +11,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._engines import chip, lower, persistent as _persistent, widest
+from cavs._engines import chip, lower, widest
+from cavs._engines.engine import Engine
 from cavs._run import adjoint
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
@@ -19,13 +20,13 @@ from cavs.kernels._program.fit import REDUCTIONS
 from cavs.kernels._program.specs import HALVES, Unfit
 from tests.lower_for_hopper import DEVICE
 from tests.odd_graphs import from_children, joined, star
-from tests.persistent_programs import CASES, CHAINS, E, H, assert_near, inputs_of, plan_of, values
+from tests.persistent_programs import CASES, CHAINS, INTERPRETED, E, H, assert_near, inputs_of, laid_out, plan_of, values
 
 INTERPRETER = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
 )
 # One of each way through the kernels; all are tested on the card.
-INTERPRETED = [
+CASES_INTERPRETED = [
     *((name, H) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "reset before the product", "layer norm", "unread state")),
     # Sizes that are no multiples of 16: padded.
     *(("BinaryTreeLSTM", 10), ("ChildSumTreeLSTM", 40), ("layer norm", 24), ("reciprocals", 10)),
@@ -44,14 +45,14 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "hidden"), INTERPRETED)
+@pytest.mark.parametrize(("name", "hidden"), CASES_INTERPRETED)
 def test_kernels_in_the_interpreter(name: str, hidden: int) -> None:
     make, graphs = CASES[name]
     F, params = make(hidden)
     x = inputs_of(name, graphs, hidden)
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
-        got = values(F, params, graphs, x, _persistent.INTERPRET)
+        got = values(F, params, graphs, x, INTERPRETED)
     assert_near(got, want, 1e-5)
 
 
@@ -63,8 +64,11 @@ def test_tight_weights_in_the_interpreter() -> None:
     x = inputs_of("BinaryTreeLSTM", graphs)
     found = []
     for tight in (False, True):
-        with chip.using(lambda level, forward, config, t=tight: dataclasses.replace(config, precision="tf32", tight=t)):
-            found.append(values(make(48)[0], params, graphs, x, _persistent.INTERPRET))
+
+        def narrow(level: Any, forward: bool, config: Any, tight: bool = tight) -> Any:
+            return dataclasses.replace(config, precision="tf32", tight=tight)
+
+        found.append(values(make(48)[0], params, graphs, x, laid_out(narrow, interpret=True)))
     assert_near(found[1], found[0], 1e-6)
     with jax.default_matmul_precision("highest"):
         assert_near(found[1], values(F, params, graphs, x, "scan"), 2e-3)
@@ -83,8 +87,7 @@ def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
 
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
-    with chip.using(lambda level, forward, config: config, wide):
-        assert_near(values(make(256)[0], params, graphs, x, _persistent.INTERPRET), want, 1e-5)
+    assert_near(values(make(256)[0], params, graphs, x, laid_out(wide=wide, interpret=True)), want, 1e-5)
 
 
 def test_which_levels_are_wide() -> None:
@@ -121,7 +124,7 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
         assert ("run as tiled products" in plan.function.explain(shapes, inputs)) == some
         for forward in (True, False):
             made = lower.program_of(plan, None, forward)
-            found, rows = widest.layouts(made, "tf32", False, shape)
+            found, rows = widest.launches(made, "tf32", False, shape)
             want = ([True, False] if forward else [False, True]) if wide else [False]
             assert [config.wide for config in found] == want
             assert shape.inner[0] / 64 < rows <= shape.inner[0] / 4 if wide else rows == 0
@@ -141,7 +144,7 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
                 for kind, part in plan.inner.items():
                     if part.recurrent_eqns:
                         made = lower.program_of(plan, kind, forward)
-                        assert widest.layouts(made, made.precision, False, shape)[0]
+                        assert widest.launches(made, made.precision, False, shape)[0]
 
 
 @INTERPRETER
@@ -160,7 +163,7 @@ def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
     with jax.default_matmul_precision("highest"):
         want = values(F, params, graphs, x, "scan")
     with jax.default_matmul_precision("BF16_BF16_F32" if precision == "bf16" else None):
-        got, plan = values(F, params, graphs, x, _persistent.INTERPRET), plan_of(F, params, x)
+        got, plan = values(F, params, graphs, x, INTERPRETED), plan_of(F, params, x)
         programs = [lower.program_of(plan, None, forward) for forward in (True, False)]
     assert_near(got, want, 2e-2 if precision == "bf16" else 2e-3)
     assert [p.precision for p in programs] == [precision, "bf16" if precision == "bf16" else "tf32"]  # cotangents have no bound
@@ -182,7 +185,7 @@ def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.
     x, sched = inputs_of(name, graphs), group_rows.with_scripts(cavs.schedule(graphs))
     rows = None if at is None else np.array(at)
 
-    def grads(engine: str) -> Any:
+    def grads(engine: str | Engine) -> Any:
         def loss(params: Any, x: Any) -> Any:
             h = cavs.run(F, params, sched, x, select=rows, engine=engine)
             return (h * np.random.default_rng(1).standard_normal(h.shape).astype(np.float32)).sum()
@@ -190,7 +193,7 @@ def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.
         return jax.grad(loss, (0, 1))(params, x)
 
     with jax.default_matmul_precision("highest"):
-        got, want = (grads(e) for e in (_persistent.INTERPRET, "scan"))
+        got, want = (grads(e) for e in (INTERPRETED, "scan"))
     assert_near(got, want, 1e-5)
 
 
@@ -203,7 +206,7 @@ def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
     kept, alone = (lower.program_of(plan, None, True, keep=keep).made for keep in (True, False))
     assert {n.rstrip("0123456789") for n in kept} - {n.rstrip("0123456789") for n in alone} == {"kept"}
     with jax.default_matmul_precision("highest"):
-        assert_near(*(cavs.run(F, params, sched, x, engine=engine) for engine in (_persistent.INTERPRET, "scan")), 1e-5)
+        assert_near(*(cavs.run(F, params, sched, x, engine=engine) for engine in (INTERPRETED, "scan")), 1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -302,6 +305,8 @@ def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
     sched = cavs.schedule(graphs)
     with pytest.raises(ValueError, match="engine is 'persistent', but they need.*Write engine='scan'"):
         cavs.run(F, params, sched, inputs_of("LSTM", graphs), engine="persistent")
+    with pytest.raises(ValueError, match="engine is 'persistent-interpret'"):
+        cavs.run(F, params, sched, inputs_of("LSTM", graphs), engine="persistent-interpret")
     assert "persistent" in F.explain()
 
 
@@ -321,7 +326,7 @@ def test_what_is_of_vertices_is_not_stored_by_edge() -> None:
     params, x = {"w": rng.standard_normal((H, H), np.float32)}, rng.standard_normal((graphs.num_vertices, H), np.float32)
     sched = group_rows.with_scripts(cavs.schedule(graphs))
     run = lambda engine: jax.grad(lambda p, x: cavs.run(F, p, sched, x, engine=engine).sum(), (0, 1))(params, x)  # noqa: E731
-    assert_near(run(_persistent.INTERPRET), run("scan"), 1e-5)
+    assert_near(run(INTERPRETED), run("scan"), 1e-5)
 
 
 @INTERPRETER
@@ -332,12 +337,12 @@ def test_vmap_after_jit_and_grad_runs_engine_scan() -> None:
     x = sched.pad(inputs_of("BinaryTreeLSTM", graphs, H))
     both = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
 
-    def run(engine: str) -> Any:
+    def run(engine: str | Engine) -> Any:
         value = jax.jit(lambda p, x: (cavs.run(F, p, sched, x, engine=engine) ** 2).sum())
         return jax.vmap(jax.jit(jax.value_and_grad(value, (0, 1))), (0, None))(both, x)
 
     with jax.default_matmul_precision("highest"):
-        assert_near(run(_persistent.INTERPRET), run("scan"), 1e-5)
+        assert_near(run(INTERPRETED), run("scan"), 1e-5)
 
 
 @INTERPRETER

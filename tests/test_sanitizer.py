@@ -11,22 +11,22 @@ CODE = """
 import faulthandler
 faulthandler.dump_traceback_later(190)  # where it hung
 import cavs
-from cavs._engines import chip as _chip, widest as _widest
+from cavs._engines import widest as _widest
 from tests.odd_graphs import joined, random_binary_tree
-from tests.persistent_programs import CASES, inputs_of, values
+from tests.persistent_programs import CASES, inputs_of, laid_out, values
 
-def run(name, hidden, graphs=None):
+def run(name, hidden, graphs=None, engine="persistent"):
     make, few = CASES[name]
     graphs = few if graphs is None else graphs
     F, params = make(hidden)
-    values(F, params, graphs, inputs_of(name, graphs, hidden), "persistent")
+    values(F, params, graphs, inputs_of(name, graphs, hidden), engine)
 """
 RUNS = {
     "BinaryTreeLSTM": "run('BinaryTreeLSTM', 64)",
     "ChildSumTreeLSTM": "run('ChildSumTreeLSTM', 64)",
     "wide levels": """
-with _chip.using(lambda level, forward, config: config, lambda level, config: (_widest.fitting(level, 64)[0], 16)):
-    run("TreeFC", 256, joined([random_binary_tree(9, seed=n) for n in range(40)]))
+wide = laid_out(wide=lambda level, config: (_widest.fitting(level, 64)[0], 16))
+run("TreeFC", 256, joined([random_binary_tree(9, seed=n) for n in range(40)]), wide)
 """,
 }
 

@@ -3,13 +3,23 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Protocol
 
 import jax
 
 from cavs._schedule.schedule import Shape
 from cavs.kernels import PARTS, SHARED_MEMORY, Config, Level, Unfit, layout_of, tuned
+
+
+class Program(Protocol):
+    """What a layout is chosen for; see `_engines.lower.Program`."""
+
+    @property
+    def level(self) -> Level: ...
+    @property
+    def forward(self) -> bool: ...
+
 
 H200_MULTIPROCESSORS = 132  # as many as an H100 SXM has; an H100 PCIe has 114
 
@@ -19,23 +29,21 @@ def multiprocessors() -> int:
     return jax.devices()[0].core_count if jax.default_backend() == "gpu" else H200_MULTIPROCESSORS
 
 
-@contextlib.contextmanager
-def using(choose: Callable[[Level, bool, Config], Config], wide: Any = None) -> Iterator[None]:
-    """Within it `choose(level, forward, config)` decides on layouts, and `wide(level, config)` on what `widest.widest` returns
-    (without: one launch runs all levels); for `bench tune` and tests."""
-    _CHOOSERS.append((choose, wide or (lambda level, config: (None, 0))))
-    try:
-        yield
-    finally:
-        _CHOOSERS.pop()
+@dataclasses.dataclass(frozen=True)
+class Layouts:
+    """Overrides of the layouts that engine `persistent` chooses, for tests and `bench tune`; part of the engine's value.
+
+    Attributes:
+        narrow: `narrow(level, forward, config)` returns the layout to use instead of `config`.
+        wide: `wide(level, config)` returns the layout of a launch for wide levels, or `None`, and from how many vertices on a
+            level is wide. Without it, and with `narrow`, one launch runs all levels.
+    """
+
+    narrow: Callable[[Level, bool, Config], Config] | None = None
+    wide: Callable[[Level, Config], tuple[Config | None, int]] | None = None
 
 
-_CHOOSERS: list[Any] = []
-
-
-def wide_asked() -> Any:
-    """What the innermost `using` says of wide levels; `None` outside."""
-    return _CHOOSERS[-1][1] if _CHOOSERS else None
+MEASURED = Layouts()  # no overrides: measured layouts, or the cost model's
 
 
 # Whether weights are tight, rows of a tile, warpgroups, reads in flight: what was among the fastest somewhere on an H200.
@@ -121,13 +129,14 @@ def tuning_key(level: Level, forward: bool, precision: str, shape: Shape | None)
     return tuned.key(sizes, forward, "bf16" if precision == "f16" else precision, mean_rows(shape))  # as fast
 
 
-def configure(program: Any, precision: str, interpret: bool, shape: Shape | None = None) -> Config:
-    """The layout on the chip: one measured on this device, or of those that fit the one that should be fastest."""
+def configure(
+    program: Program, precision: str, interpret: bool, shape: Shape | None = None, layouts: Layouts = MEASURED
+) -> Config:
+    """The layout on the chip: one measured on this device, or the one of lowest estimated cost among those that fit."""
     level = program.level
     if interpret:
-        return _chosen(
-            level, program.forward, Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=level.flows)
-        )
+        config = Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=level.flows)
+        return layouts.narrow(level, program.forward, config) if layouts.narrow else config
     fitting = candidates(level, precision)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
@@ -136,10 +145,4 @@ def configure(program: Any, precision: str, interpret: bool, shape: Shape | None
     if known:
         measured = Config(precision=precision, **{k: v for k, v in known.items() if k != "us"})
         best = measured if measured in fitting else best  # the kernels may have changed since
-    return _chosen(level, program.forward, best)
-
-
-def _chosen(level: Level, forward: bool, config: Config) -> Config:
-    for choose, _ in _CHOOSERS:
-        config = choose(level, forward, config)
-    return config
+    return layouts.narrow(level, program.forward, best) if layouts.narrow else best

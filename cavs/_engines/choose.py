@@ -1,37 +1,63 @@
 """Which engine runs the levels: what the user asked for, else what fits and is fastest here."""
 
-from typing import Any
-
-from cavs._engines.chip import WIDE, configure, too_wide
+from cavs._engines.chip import WIDE, Layouts, configure, too_wide
+from cavs._engines.engine import Engine
 from cavs._engines.lower import program_of
-from cavs._engines.persistent import INTERPRET as INTERPRET
+from cavs._engines.persistent import Persistent
+from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
+from cavs._function.trace import Plan
 from cavs._schedule.schedule import Shape
 from cavs.kernels import Unfit, layout_of, persistent
 
-ENGINES = ("scan", "persistent")
+ENGINES: dict[str, Engine] = {"scan": Scan(), "persistent": Persistent()}  # by the names that users write
 PRODUCTS = {"f16": "float16 (what they read is bounded, and has as many bits as in tf32)"}
 
 
-def choose_engine(engine: str | None, plan: Any, shape: Any, kinds: tuple[str | None, ...]) -> str:
-    """The engine to run. Raises `ValueError` where the one asked for cannot."""
-    if engine == INTERPRET and (reason := _without_program(plan, shape, kinds)):
-        raise ValueError(f"run: engine is {INTERPRET!r}, but {reason}.")
-    if engine == "persistent" or engine is None:
-        reason = unfit(plan, shape, kinds)
-        if engine is None:
-            return "scan" if reason or _slower(plan, shape, kinds) else "persistent"
-        if reason:
-            raise ValueError(f"run: engine is 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
-    return engine
+def engine_of(engine: str | Engine | None) -> Engine | None:
+    """Returns the engine of a name; `None`, for the choice of `choose_engine`, and engines themselves are returned as given.
+
+    Raises:
+        ValueError: If no engine has this name.
+    """
+    if engine is None or isinstance(engine, Scan | Persistent):
+        return engine
+    if not isinstance(engine, str) or engine not in ENGINES:
+        raise ValueError(f"run: engine is {engine!r}, wanted None or one of {', '.join(map(repr, ENGINES))}.")
+    return ENGINES[engine]
 
 
-def unfit(plan: Any, shape: Any, kinds: tuple[str | None, ...]) -> str | None:
-    """Why engine `persistent` cannot run a plan on schedules of a shape; `None` where it can."""
-    return persistent.supported() or _unfit(plan, shape, kinds)
+def name_of(engine: Engine) -> str:
+    """Returns the name that users write for an engine."""
+    return next(name for name, value in ENGINES.items() if type(value) is type(engine))
 
 
-def explain_engines(plan: Any) -> list[str]:
+def choose_engine(engine: str | Engine | None, plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> Engine:
+    """Returns the engine to run: the one asked for, or with `None` the one that fits and should be fastest here.
+
+    Raises:
+        ValueError: If the engine asked for cannot run the plan on schedules of this shape.
+    """
+    asked = engine_of(engine)
+    if isinstance(asked, Scan):
+        return asked
+    fitting = asked if isinstance(asked, Persistent) else Persistent()
+    reason = unfit(fitting, plan, shape, kinds)
+    if asked is None:
+        return Scan() if reason or _slower(plan, shape, kinds) else fitting
+    if reason:
+        raise ValueError(f"run: engine is 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
+    return fitting
+
+
+def unfit(engine: Persistent, plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+    """Returns why an engine `persistent` cannot run a plan on schedules of a shape, or `None` if it can."""
+    if engine.interpret:
+        return _without_program(plan, shape, kinds)
+    return persistent.supported() or _unfit(plan, shape, kinds, engine.layouts)
+
+
+def explain_engines(plan: Plan) -> list[str]:
     """Which engine runs here, and how F lies on the chip in engine `persistent`, or why it does not."""
     lines = ["Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere."]
     fits = True
@@ -46,7 +72,7 @@ def explain_engines(plan: Any) -> list[str]:
     return lines
 
 
-def _unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+def _unfit(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], layouts: Layouts) -> str | None:
     """Why the engine cannot run a plan on schedules of a shape, in words that follow "but"; `None` where it can."""
     if reason := _without_program(plan, shape, kinds):
         return reason
@@ -54,13 +80,13 @@ def _unfit(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None
         for name, n in zip(kinds, shape.inner, strict=True):
             for forward in (True, False) if n else ():
                 made = program_of(plan, name, forward, shape.forest)
-                configure(made, made.precision, False, shape)
+                configure(made, made.precision, False, shape, layouts)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
 
 
-def _without_program(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     """The same, but for whether a layout fits the chip."""
     deep = [name for name, n in zip(kinds, shape.inner, strict=True) if n]
     if not shape.levels and deep:
@@ -83,13 +109,13 @@ def _without_program(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> 
     return None
 
 
-def _slower(plan: Any, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+def _slower(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
     """Whether engine scan should be faster, where both can run."""
     made = [program_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
     return any(too_wide(configure(p, p.precision, False, shape), shape) for p in made)
 
 
-def _explain(plan: Any, name: str | None) -> str:
+def _explain(plan: Plan, name: str | None) -> str:
     """How a kind's levels run in one launch each way; or "no: ..." and why not."""
     if not plan.function.optimizations.lazy:
         return "no: F was made with Optimizations(lazy=False)."

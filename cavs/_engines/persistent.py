@@ -11,12 +11,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cavs._engines.chip import MEASURED, Layouts
+from cavs._engines.engine import BackwardLevels, Cotangents, ForwardLevels
 from cavs._engines.lower import EDGE_PAD, PAD, Program, program_of
-from cavs._engines.widest import layouts, wide_levels
+from cavs._engines.scan_reverse import eager_cotangents
+from cavs._engines.widest import launches, wide_levels
 from cavs._function.equations import EDGE, evaluate, is_float
 from cavs._function.split import Split
+from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
-from cavs._stages.tensors import Rows as KindRows, get_rows
+from cavs._stages.cotangents import floats, merged, take_rows
+from cavs._stages.entrance import memory_of
+from cavs._stages.lazy import lazy_gradients
+from cavs._stages.tensors import Rows as KindRows, View, Zeros, get_rows
 from cavs.kernels import (
     COLUMNS,
     FACTOR,
@@ -31,17 +38,72 @@ from cavs.kernels import (
     weight_in_memory,
 )
 
-INTERPRET = "persistent-interpret"  # the engine's kernels in Pallas' interpreter: slow, any machine; for tests
+
+@dataclasses.dataclass(frozen=True)
+class Persistent:
+    """Engine `persistent`: one kernel launch for all levels of a direction, or two if some levels are very wide.
+
+    Attributes:
+        interpret: Whether Pallas' interpreter runs the kernels: slow, on any machine; for tests.
+        layouts: Overrides of the layouts on the chip, for tests and `bench tune`.
+    """
+
+    interpret: bool = False
+    layouts: Layouts = MEASURED
+
+    launches = True
+
+    def levels(
+        self,
+        plan: Plan,
+        sched: Schedule,
+        kinds: tuple[str | None, ...],
+        all_rows: list[KindRows],
+        zeros: Zeros,
+        states: list[jax.Array],
+        statics: list[list[jax.Array]],
+        eager: list[list[jax.Array]],
+        save: bool,
+    ) -> ForwardLevels:
+        """Runs the forward's levels of each kind in one launch, or in two."""
+        return levels(self, plan, sched, kinds, all_rows, zeros, states, statics, eager, save)
+
+    def reverse(
+        self,
+        plan: Plan,
+        sched: Schedule,
+        kinds: tuple[str | None, ...],
+        all_rows: list[KindRows],
+        zeros: Zeros,
+        saved: dict[str, Any],
+        cotangents: Cotangents,
+    ) -> BackwardLevels:
+        """Runs the backward's levels of each kind in one launch, or in two, and after it one lazy batch of all rows."""
+        parts = [plan.inner[name] for name in kinds]
+        g, cuts, operands = reverse(self, plan, sched, kinds, parts, all_rows, saved, cotangents)
+        static_cts, ct_inputs = list(cotangents.statics), cotangents.inputs
+        for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
+            if not sched.shape.inner[k]:
+                continue
+            if cuts[k]:
+                view, memory = View(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
+                now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
+                static_cts[k] = merged(static_cts[k], now)
+            ct_static, ct_pulled = saved["eager"][k](eager_cotangents(part, cotangents.eager[k], cuts[k]))
+            # One kind has children, so its rows follow one another.
+            ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
+            static_cts[k] = merged(static_cts[k], floats(ct_static))
+        return BackwardLevels(g, static_cts, ct_inputs)
 
 
 def launch(
+    engine: Persistent,
     program: Program,
     rows: KindRows,
     sched: Schedule,
     statics: list[Any],
     tensors: dict[str, Any],
     states: list[Any] | None,
-    interpret: bool,
     g_row: Any = None,
 ) -> tuple[dict[str, Any], Any]:
     """Runs all levels in one direction.
@@ -51,7 +113,7 @@ def launch(
     """
     part, level = program.part, program.level
     precision = program.precision
-    configs, wide_rows = layouts(program, precision, interpret, sched.shape)
+    configs, wide_rows = launches(program, precision, engine.interpret, sched.shape, engine.layouts)
     env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
     evaluate(program.static_eqns, env, {})
     statics_of = {f"static{n}": env[v] for n, v in enumerate(program.statics) if v not in program.weights}
@@ -138,17 +200,17 @@ def parents(sched: Schedule, rows: KindRows, arity: int, at: Any, size: int) -> 
 
 
 def levels(
-    plan: Any,
+    engine: Persistent,
+    plan: Plan,
     sched: Schedule,
     kinds: tuple[str | None, ...],
     all_rows: list[KindRows],
-    zeros: Any,
-    states: list[Any],
-    statics: list[list[Any]],
-    eager: list[list[Any]],
+    zeros: Zeros,
+    states: list[jax.Array],
+    statics: list[list[jax.Array]],
+    eager: list[list[jax.Array]],
     save: bool,
-    interpret: bool = False,
-) -> tuple[list[Any], list[list[Any]], list[list[Any]], Any]:
+) -> ForwardLevels:
     """The forward's levels: states; per kind what the backward keeps and the lazy part reads; and a flag for `checked`."""
     kept, extras, gave_up = [], [], jnp.zeros(1, jnp.int32)
     for k, (name, rows) in enumerate(zip(kinds, all_rows, strict=True)):
@@ -162,30 +224,29 @@ def levels(
         made = program_of(plan, name, True, keep=save)
         crossing = [x for v, x in zip(part.eager_outs, eager[k], strict=True) if v in part.cross]
         tensors = {f"cross{n}": x for n, x in enumerate(crossing)}
-        out, lost = launch(made, rows, sched, statics[k], tensors, states, interpret)
+        out, lost = launch(engine, made, rows, sched, statics[k], tensors, states)
         states = [out[f"state{i}"] for i in range(len(states))]
         gave_up = gave_up + lost
         kept.append([out[f"kept{n}"] for n in range(len(made.kept))])
         extras.append([out[f"extra{n}"] for n in range(len(part.extra))])
-    return states, kept, extras, gave_up
+    return ForwardLevels(states, kept, extras, gave_up)
 
 
 def reverse(
-    plan: Any,
+    engine: Persistent,
+    plan: Plan,
     sched: Schedule,
     kinds: tuple[str | None, ...],
     parts: list[Split],
     all_rows: list[KindRows],
     saved: dict[str, Any],
-    g: dict[int, Any],
-    g_row: Any,
-    extra_cts: list[list[Any]],
-    interpret: bool = False,
+    cotangents: Cotangents,
 ) -> tuple[dict[int, Any], list[dict[Any, Any]], list[dict[Any, Any]]]:
     """The backward's levels: the states' cotangents at leaves; of each kind the cut cotangents, and operands made again.
 
-    `g` are the pushes' cotangents of states, in rows as the states', or by number where `g_row` has it (`by_number`).
+    The pushes' cotangents of states are in the states' rows, or by number if `cotangents.row` is given (`by_number`).
     """
+    g, g_row, extra_cts = cotangents.states, cotangents.row, cotangents.extras
     cuts: list[dict[Any, Any]] = []
     operands: list[dict[Any, Any]] = []
     for k, (name, part, rows) in enumerate(zip(kinds, parts, all_rows, strict=True)):
@@ -204,7 +265,7 @@ def reverse(
             edge = part.role.level.get(part.extra[i]) == EDGE
             zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
             tensors[f"extra_ct{i}"] = extra_cts[k][i] if extra_cts[k] else zero
-        out, lost = launch(made, rows, sched, saved["statics"][k], tensors, None, interpret, g_row)
+        out, lost = launch(engine, made, rows, sched, saved["statics"][k], tensors, None, g_row)
         cuts[k] = {v: out[f"cut{n}"] for n, v in enumerate(part.cuts)}
         operands[k] = {v: out[f"operand{n}"] for n, v in enumerate(made.operands)}
         leaves = sched.shape.pad + sum(sched.shape.leaves)
@@ -221,7 +282,7 @@ def reverse(
                 total = jnp.zeros((leaves, *state.shape[1:]), state.dtype)
             for tensor, index in ((f"up{i}", "parent_slot"), (f"edge_up{i}", "parent")):
                 if tensor in out:
-                    total = total + gathered(out[tensor], up, index, leaves, interpret)
+                    total = total + gathered(out[tensor], up, index, leaves, engine.interpret)
             g[i] = persistent.checked(total, lost)
     return g, cuts, operands
 

@@ -1,12 +1,17 @@
 """Engine `scan`, forward: the levels as loops over tasks, on any device; dynamic tensors are updated in place."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cavs._engines.engine import BackwardLevels, Cotangents, ForwardLevels
+from cavs._engines.scan_reverse import reverse
 from cavs._function.equations import EDGE, ROW, evaluate, needed, reads, turned_weights, value_at
 from cavs._function.split import Split
+from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.entrance import barred, crossing, entrance, fixed
 from cavs._stages.tensors import Rows, View, Zeros, write
@@ -26,17 +31,52 @@ class _Kind(NamedTuple):
     level: list[int]  # of each
 
 
+@dataclasses.dataclass(frozen=True)
+class Scan:
+    """Engine `scan`: XLA loops over tasks, on any device. See [`Engine`][cavs._engines.engine.Engine]."""
+
+    launches = False
+
+    def levels(
+        self,
+        plan: Plan,
+        sched: Schedule,
+        kinds: tuple[str | None, ...],
+        all_rows: list[Rows],
+        zeros: Zeros,
+        states: list[jax.Array],
+        statics: list[list[jax.Array]],
+        eager: list[list[jax.Array]],
+        save: bool,
+    ) -> ForwardLevels:
+        """Runs the forward's levels task by task."""
+        return levels(plan, sched, kinds, all_rows, zeros, states, statics, eager, save)
+
+    def reverse(
+        self,
+        plan: Plan,
+        sched: Schedule,
+        kinds: tuple[str | None, ...],
+        all_rows: list[Rows],
+        zeros: Zeros,
+        saved: dict[str, Any],
+        cotangents: Cotangents,
+    ) -> BackwardLevels:
+        """Runs the backward's levels task by task, in reverse."""
+        return reverse(plan, sched, [plan.inner[name] for name in kinds], all_rows, zeros, saved, cotangents)
+
+
 def levels(
-    plan: Any,
+    plan: Plan,
     sched: Schedule,
     kinds: tuple[str | None, ...],
     all_rows: list[Rows],
     zeros: Zeros,
-    states: list[Any],
-    statics: list[list[Any]],
-    eager: list[list[Any]],
+    states: list[jax.Array],
+    statics: list[list[jax.Array]],
+    eager: list[list[jax.Array]],
     save: bool,
-) -> tuple[list[Any], list[list[Any]], list[list[Any]], None]:
+) -> ForwardLevels:
     """The forward's levels: states; per kind what the backward keeps and the lazy part reads; no flag (`persistent`)."""
     of = zip(kinds, all_rows, statics, eager, strict=True)
     found = [_kind(plan.inner[name], rows, own, eager_rows, save) for name, rows, own, eager_rows in of]
@@ -78,7 +118,7 @@ def levels(
         kept.append(x[:split])
         inner = zip(k.level[split:], x[split:], strict=True)
         extras.append([k.rows.inner_edges(b) if lv == EDGE else k.rows.inner(b) for lv, b in inner])
-    return states, kept, extras, None
+    return ForwardLevels(states, kept, extras, None)
 
 
 def _kind(part: Split, rows: Rows, statics: list[Any], eager: list[Any], save: bool) -> _Kind:

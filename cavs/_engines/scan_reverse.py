@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from cavs._engines.engine import BackwardLevels, Cotangents
 from cavs._function.equations import EDGE, ROW, evaluate, is_var, needed, reads, turned_weights, value_at
 from cavs._function.split import Split
+from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, pull
 from cavs._stages.cotangents import filled, floats, made, mask_rows, merged, put_rows, zero_cotangent
@@ -37,22 +39,16 @@ class _Kind(NamedTuple):
 
 
 def reverse(
-    plan: Any,
+    plan: Plan,
     sched: Schedule,
     parts: list[Split],
     all_rows: list[Rows],
     zeros: Zeros,
     saved: dict[str, Any],
-    g: dict[int, Any],
-    eager_cts: list[list[Any]],
-    extra_cts: list[list[Any]],
-    static_cts: list[dict[int, Any]],
-    ct_inputs: list[Any],
-) -> tuple[dict[int, Any], list[dict[int, Any]], list[Any]]:
-    """The backward's loop over tasks: cotangents of states, of static values (by kind), and of the inputs.
-
-    `g`, `static_cts` and `ct_inputs` are what they are so far; `eager_cts` and `extra_cts` what the pushes ask for.
-    """
+    cotangents: Cotangents,
+) -> BackwardLevels:
+    """Runs the backward's loop over tasks."""
+    g, _, eager_cts, extra_cts, static_cts, ct_inputs = cotangents
     shape, options, one_window = sched.shape, plan.function.optimizations, sched.shape.windows[0] == 1
     found = [_kind(k, *of, saved, options.lazy) for k, of in enumerate(zip(parts, all_rows, extra_cts, strict=True))]
     totals = list(static_cts)
@@ -91,7 +87,7 @@ def reverse(
             ct_static, ct_pulled = saved["eager"][k](eager_cotangents(kind.part, eager_cts[k], inside))
             ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
             totals[k] = merged(totals[k], merged(now, floats(ct_static)))
-        return g, totals, ct_inputs
+        return BackwardLevels(g, totals, ct_inputs)
 
     # What the pushes ask of the eager part, in one batch; the windows add what the levels ask.
     for kind in found:
@@ -120,7 +116,7 @@ def reverse(
 
     carry = tasks, g, totals, made(ct_inputs)
     _, g, totals, ct_inputs = lax.fori_loop(0, sched.num_windows, one_window_back, carry)
-    return g, totals, ct_inputs
+    return BackwardLevels(g, totals, ct_inputs)
 
 
 def crossing_cts(part: Split, cuts: dict[Any, Any]) -> dict[Any, Any]:

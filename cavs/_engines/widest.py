@@ -1,8 +1,8 @@
 """Which levels of a batch run as large tiled products, and how these lie on the chip (`kernels/_body/wide`)."""
 
 import contextlib
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from cavs._engines import chip
@@ -29,10 +29,15 @@ _RESIDENT, _RATE, _FIXED, _BLOCK = 1e8, 27 * 1.755e3, 4.0, 1.0
 _GAIN = 0.8  # of the time that it takes else, at most
 
 
-def layouts(program: Any, precision: str, interpret: bool, shape: Shape) -> tuple[list[Config], int]:
-    """The launches of a direction, in order, and from how many vertices on a level is a wide one's."""
-    narrow, asked = chip.configure(program, precision, interpret, shape), chip.wide_asked()
-    wide, rows = asked(program.level, narrow) if asked else widest(program.level, narrow, shape)
+def launches(
+    program: chip.Program, precision: str, interpret: bool, shape: Shape, layouts: chip.Layouts = chip.MEASURED
+) -> tuple[list[Config], int]:
+    """The layouts of the launches of one direction, in order, and from how many vertices on the wide launch runs a level."""
+    narrow = chip.configure(program, precision, interpret, shape, layouts)
+    if layouts.wide:
+        wide, rows = layouts.wide(program.level, narrow)
+    else:
+        wide, rows = (None, 0) if layouts.narrow else widest(program.level, narrow, shape)
     if wide is None:
         return [narrow], 0
     return ([wide, narrow] if program.forward else [narrow, wide]), rows
@@ -117,7 +122,7 @@ def cost(level: Level, config: Config, rows: float) -> float:
     return _FIXED + turns * (read / (_RATE * (1.3 - 0.3 * busy)) + _BLOCK * _moved(level))
 
 
-def wide_levels(part_start: Any, rows: int) -> Any:
+def wide_levels(part_start: jax.Array, rows: int) -> jax.Array:
     """How many levels, from the leaves' parents on, have at least so many vertices; one at least, so that a launch has some."""
     widths = jnp.diff(jnp.asarray(part_start)[::PARTS])
     return jnp.maximum(jnp.argmin(jnp.append(widths >= rows, False)), 1).astype(jnp.int32)

@@ -17,8 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.persistent import INTERPRET, reverse as persistent_reverse
-from cavs._engines.scan_reverse import eager_cotangents, reverse as scan_reverse
+from cavs._engines.engine import Cotangents, Engine
 from cavs._function.equations import is_float
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule
@@ -28,22 +27,25 @@ from cavs._stages.cotangents import (
     floats,
     made,
     mask_rows,
-    merged,
     no_rows,
     put_rows,
     rows_of_push,
     take_rows,
     zero_cotangent,
 )
-from cavs._stages.entrance import memory_of
-from cavs._stages.lazy import lazy_gradients
-from cavs._stages.tensors import Rows, View, Zeros, leaf_vertices, rows_of_kinds, window
+from cavs._stages.tensors import Zeros, leaf_vertices, rows_of_kinds, window
 
 FEW_BYTES = 8 << 20  # of pushes' cotangents: filling as many with zeros is faster on a GPU than a few kernels more
 
 
 def backward(
-    plan: Any, sched: Schedule, kinds: tuple[str | None, ...], engine: str, saved: dict[str, Any], select: Any, cts: list[Any]
+    plan: Any,
+    sched: Schedule,
+    kinds: tuple[str | None, ...],
+    engine: Engine,
+    saved: dict[str, Any],
+    select: Any,
+    cts: list[Any],
 ) -> tuple[list[Any], list[Any]]:
     """Cotangents of params and inputs (flat) from those of the pushes; `saved` is from `_run.forward.forward`."""
     shape, states, push_states = sched.shape, saved["states"], plan.push_states
@@ -59,7 +61,7 @@ def backward(
     extra_cts: list[list[Any]] = [[] for _ in kinds]
     if push_states is not None:
         index = jnp.asarray(sched.row) if select is None else jnp.asarray(sched.row).at[select].get(mode="clip")
-        if engine != "scan" and sum(g[i].nbytes for i in set(push_states) if i in g) > FEW_BYTES:
+        if engine.launches and sum(g[i].nbytes for i in set(push_states) if i in g) > FEW_BYTES:
             g, g_row = by_number(g, push_states, index, cts, shape.rows, unique=select is None)
         else:
             for i, ct in zip(push_states, cts, strict=True):
@@ -84,12 +86,8 @@ def backward(
 
     # The levels, and the eager part.
     ct_inputs = no_rows(saved["inputs"])
-    so_far = g, eager_cts, extra_cts, static_cts, ct_inputs
-    if engine == "scan":
-        g, static_cts, ct_inputs = scan_reverse(plan, sched, parts, all_rows, zeros, saved, *so_far)
-    else:
-        interpret = engine == INTERPRET
-        g, static_cts, ct_inputs = _reverse_launch(plan, sched, kinds, parts, all_rows, saved, g_row, *so_far, interpret)
+    so_far = Cotangents(g, g_row, eager_cts, extra_cts, static_cts, ct_inputs)
+    g, static_cts, ct_inputs = engine.reverse(plan, sched, kinds, all_rows, zeros, saved, so_far)
 
     # A kind without vertices in this batch adds nothing, whatever F makes of its rows (`_stages.tensors`).
     counts = [rows.count for rows in all_rows]
@@ -117,44 +115,11 @@ def backward(
         ct, ct_pulled = saved["leaf"][k]((mine, pushed))
         ct = [x if x.dtype == jax.dtypes.float0 else jnp.where(count > 0, x, jnp.zeros_like(x)) for x in ct]
         ct_params = _sum(ct_params, ct)
-        if engine == "scan" and inside:  # inner vertices have theirs: leaves, which may be few, are put between them
+        if inside and not engine.launches:  # inner vertices have theirs: leaves, which may be few, are put between them
             ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
         else:
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.leaf_row[k], count)
     return ct_params, made(ct_inputs)
-
-
-def _reverse_launch(
-    plan: Any,
-    sched: Schedule,
-    kinds: tuple[str | None, ...],
-    parts: list[Split],
-    all_rows: list[Rows],
-    saved: dict[str, Any],
-    g_row: Any,
-    g: dict[int, Any],
-    eager_cts: list[list[Any]],
-    extra_cts: list[list[Any]],
-    static_cts: list[dict[int, Any]],
-    ct_inputs: list[Any],
-    interpret: bool,
-) -> tuple[dict[int, Any], list[dict[int, Any]], list[Any]]:
-    """What `_engines.scan_reverse.reverse` does, in one launch of engine `persistent` and one lazy batch of all rows after
-    it."""
-    g, cuts, operands = persistent_reverse(plan, sched, kinds, parts, all_rows, saved, g, g_row, extra_cts, interpret)
-    static_cts = list(static_cts)
-    for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
-        if not sched.shape.inner[k]:
-            continue
-        if cuts[k]:
-            view, memory = View(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
-            now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
-            static_cts[k] = merged(static_cts[k], now)
-        ct_static, ct_pulled = saved["eager"][k](eager_cotangents(part, eager_cts[k], cuts[k]))
-        # One kind has children, so its rows follow one another.
-        ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
-        static_cts[k] = merged(static_cts[k], floats(ct_static))
-    return g, static_cts, ct_inputs
 
 
 def _sum(a: list[Any], b: list[Any]) -> list[Any]:

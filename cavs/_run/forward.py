@@ -6,9 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.choose import INTERPRET
-from cavs._engines.persistent import levels as persistent_levels
-from cavs._engines.scan import levels as scan_levels
+from cavs._engines.engine import Engine
 from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
@@ -20,7 +18,7 @@ def forward(
     plan: Plan,
     sched: Schedule,
     kinds: tuple[str | None, ...],
-    engine: str,
+    engine: Engine,
     params: list[Any],
     inputs: list[Any],
     select: Any,
@@ -30,7 +28,7 @@ def forward(
     shape = sched.shape
     all_rows = rows_of_kinds(sched, plan.function.arity)
     zeros = Zeros(sched)
-    whole = engine != "scan" and len(kinds) == 1  # states are made of the leaves' in one piece
+    whole = engine.launches and len(kinds) == 1  # states are made of the leaves' in one piece
     states = [] if whole else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
     saved: dict[str, Any] = {"inputs": inputs, "leaf": [], "static": [], "eager": [], "lazy": []}
 
@@ -38,7 +36,7 @@ def forward(
     leaf_pushes, leaves = [], leaf_vertices(sched)
     for k, (name, size) in enumerate(zip(kinds, shape.leaves, strict=True)):
         pulled = [get_rows(x, leaves[k]) for x in inputs]
-        (s, y), vjp = _maybe_vjp(leaf_function(plan.leaf[name], size, stored=engine != "scan"), save, params, pulled)
+        (s, y), vjp = _maybe_vjp(leaf_function(plan.leaf[name], size, stored=engine.launches), save, params, pulled)
         saved["leaf"].append(vjp)
         if whole:
             after = shape.rows - shape.pad - size
@@ -60,8 +58,8 @@ def forward(
         eager_rows.append(values)
 
     # The levels.
-    levels = scan_levels if engine == "scan" else functools.partial(persistent_levels, interpret=engine == INTERPRET)
-    states, kept, extras, gave_up = levels(plan, sched, kinds, all_rows, zeros, states, statics, eager_rows, save)
+    levels = engine.levels(plan, sched, kinds, all_rows, zeros, states, statics, eager_rows, save)
+    states, kept, extras, gave_up = levels
 
     # Pushes.
     push_states = plan.push_states

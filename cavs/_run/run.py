@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from cavs._engines.choose import ENGINES, INTERPRET, choose_engine
+from cavs._engines.choose import choose_engine, engine_of
+from cavs._engines.engine import Engine
+from cavs._engines.scan import Scan
 from cavs._function.equations import pad_rows
 from cavs._function.stored import from_stored
 from cavs._function.trace import Plan
@@ -31,7 +33,7 @@ def run(
     inputs: Any = None,
     *,
     select: Any = None,
-    engine: str | None = None,
+    engine: str | Engine | None = None,
 ) -> Any:
     """Evaluates F at every vertex of a scheduled batch; returns what the vertices pushed.
 
@@ -63,8 +65,7 @@ def run(
         )
     if not isinstance(sched, Schedule):
         raise TypeError(f"run: sched is a {type(sched).__name__}, wanted a cavs.Schedule. Write cavs.schedule(graphs).")
-    if engine not in (None, *ENGINES, INTERPRET):
-        raise ValueError(f"run: engine is {engine!r}, wanted None or one of {', '.join(map(repr, ENGINES))}.")
+    asked = engine_of(engine)
     params, inputs = as_arrays(params, "run: params"), as_arrays(inputs, "run: inputs")
     exact = int(sched.host().num_vertices) if sched.is_concrete else None
     inputs, length = _padded(inputs, sched, exact)
@@ -73,9 +74,9 @@ def run(
     plan = F.plan(jax.tree.map(_aval, params), row, sched.shape.most_children)
     too_many = _check_arity(F, plan, sched)
     select = None if select is None else _checked_rows(select, exact)
-    if engine is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
-        engine = "scan"  # under jax.vmap, whose tracers JAX shows by name alone
-    outs = _compiled(plan, sched.shape, kinds, engine)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), select)
+    if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
+        asked = Scan()  # under jax.vmap, whose tracers JAX shows by name alone
+    outs = _compiled(plan, sched.shape, kinds, asked)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), select)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
     if select is None and length != sched.shape.vertices:
@@ -193,19 +194,19 @@ def _loops_are_refused(plan: Plan) -> Iterator[None]:
         raise TypeError(MSG_LOOP.format(where=plan.loop)) from e
 
 
-def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: str | None) -> Any:
+def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None) -> Any:
     """The jitted forward of one plan over schedules of one shape, with its VJP, by the engine asked for; cached on the plan."""
     key = (shape, kinds, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
         engine = choose_engine(asked, plan, shape, kinds)
         sweep = _sweep(plan, shape, kinds, engine)
-        if engine != "scan":
-            sweep = batched_by(sweep, differentiable(_sweep(plan, shape, kinds, "scan")))
+        if engine.launches:
+            sweep = batched_by(sweep, differentiable(_sweep(plan, shape, kinds, Scan())))
         plan.sweeps[key] = jax.jit(differentiable(sweep))
     return plan.sweeps[key]
 
 
-def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: str) -> Sweep:
+def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:
     def primal(params: list[Any], data: Any, inputs: list[Any], select: Any) -> list[Any]:
         return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=False)[0]
 

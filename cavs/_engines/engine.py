@@ -1,0 +1,96 @@
+"""The interface of an engine: it runs the levels of a batch, forward and backward. The stages around them are the same."""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from cavs._function.trace import Plan
+from cavs._schedule.schedule import Schedule
+from cavs._stages.tensors import Rows, Zeros
+
+Arrays = list[jax.Array]
+
+
+class ForwardLevels(NamedTuple):
+    """What the forward's levels compute.
+
+    Attributes:
+        states: The dynamic tensors of the states, one per leaf of the state.
+        kept: For each kind, the values that the backward reads.
+        extras: For each kind, the values that the lazy part reads.
+        gave_up: (1,) int32, nonzero if a thread block gave up waiting, for `kernels.checked`; `None` if no block waits.
+    """
+
+    states: Arrays
+    kept: list[Arrays]
+    extras: list[Arrays]
+    gave_up: jax.Array | None
+
+
+class Cotangents(NamedTuple):
+    """The cotangents that are known before the backward's levels run.
+
+    Attributes:
+        states: By the index of a state leaf: what the pushes contribute, in rows of the dynamic tensors, or as `row` says.
+        row: For each row of the dynamic tensors its row in `states`, negative for none; `None` if they are the same.
+        eager: For each kind, of the eager part's outputs.
+        extras: For each kind, of the values that the lazy part reads; empty if pushes are states.
+        statics: For each kind, of the static values so far, by their index.
+        inputs: Of the inputs so far.
+    """
+
+    states: dict[int, jax.Array]
+    row: jax.Array | None
+    eager: list[list[Any]]
+    extras: list[list[Any]]
+    statics: list[dict[int, jax.Array]]
+    inputs: list[Any]
+
+
+class BackwardLevels(NamedTuple):
+    """The cotangents after the backward's levels: of states (at the leaves), of static values, and of the inputs."""
+
+    states: dict[int, jax.Array]
+    statics: list[dict[int, jax.Array]]
+    inputs: list[Any]
+
+
+class Engine(Protocol):
+    """Runs the levels. An engine is a hashable value: it is part of the key under which compiled functions are cached."""
+
+    @property
+    def launches(self) -> bool:
+        """Whether one kernel launch runs all levels of a kind.
+
+        The stages around a launch may then build whole tensors rather than write into them. A launch cannot be batched by
+        `jax.vmap`.
+        """
+        ...
+
+    def levels(
+        self,
+        plan: Plan,
+        sched: Schedule,
+        kinds: tuple[str | None, ...],
+        all_rows: list[Rows],
+        zeros: Zeros,
+        states: Arrays,
+        statics: list[Arrays],
+        eager: list[Arrays],
+        save: bool,
+    ) -> ForwardLevels:
+        """Runs the forward's levels, from the states of the leaves; with `save` it keeps what the backward reads."""
+        ...
+
+    def reverse(
+        self,
+        plan: Plan,
+        sched: Schedule,
+        kinds: tuple[str | None, ...],
+        all_rows: list[Rows],
+        zeros: Zeros,
+        saved: dict[str, Any],
+        cotangents: Cotangents,
+    ) -> BackwardLevels:
+        """Runs the backward's levels and the transpose of the eager part."""
+        ...
