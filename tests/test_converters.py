@@ -85,45 +85,54 @@ def nx(edges=(), cls=networkx.DiGraph, nodes=({},), **attributes):
 
 
 WRONG = [
-    (lambda: cavs.from_lengths([2, 0]), r"from_lengths: lengths\[1\] is 0, wanted at least 1"),
-    (lambda: cavs.from_lengths([2**62] * 5), r"from_lengths: lengths\[0\] is 4611686018427387904, wanted less than 2\*\*31"),
-    (lambda: cavs.from_lengths([2**30] * 2), "from_lengths: lengths add up to 2147483648"),
-    (lambda: cavs.from_edges([1, 2**63 - 1, 2**63 - 1, 1], [[]] * 4), r"from_edges: num_vertices\[1\] is 9223372036854775807"),
-    (lambda: cavs.from_edges(2**31, []), r"from_edges: num_vertices\[0\] is 2147483648, wanted less than 2\*\*31"),
-    (lambda: cavs.interop.from_edge_index(np.zeros((2, 0), int), ptr=[0, 2**63 - 1]), "wanted less than"),
-    (lambda: cavs.from_lengths(5), "from_lengths: lengths has dtype int64 and shape ()"),
-    (lambda: cavs.from_lengths([1.5]), "from_lengths: lengths has dtype float64"),
-    (lambda: cavs.from_lengths([2, 1], label=[[1], [1, 2]]), r"got label\[0\] of length 1, wanted 2: one per vertex"),
-    (lambda: cavs.from_lengths([2, 1], label=[[1, 2]]), "got 1 arrays in label, wanted 2: one a graph"),
-    (lambda: cavs.from_lengths([2, 1], label=[1, 2]), "label has 2 entries, wanted 3"),
-    (lambda: cavs.from_parents([1, -1]), r"wanted a list of arrays.*from_parents\(\[parents\]\)"),
+    (lambda: cavs.from_lengths([2, 0]), r"from_lengths: lengths\[1\]: got 0; expected at least 1"),
+    (lambda: cavs.from_lengths([2**62] * 5), r"lengths\[0\]: got 4611686018427387904; expected a sum below 2\*\*31"),
+    (lambda: cavs.from_lengths([2**30] * 2), "from_lengths: lengths: got a sum of 2147483648"),
+    (lambda: cavs.from_edges([1, 2**63 - 1, 2**63 - 1, 1], [[]] * 4), r"num_vertices\[1\]: got 9223372036854775807"),
+    (lambda: cavs.from_edges(2**31, []), r"from_edges: num_vertices\[0\]: got 2147483648; expected a sum below 2\*\*31"),
+    (
+        lambda: cavs.interop.from_edge_index(np.zeros((2, 0), int), ptr=[0, 2**63 - 1]),
+        r"from_edge_index: ptr\[0\]: got .*; expected",
+    ),
+    (lambda: cavs.from_lengths(5), r"from_lengths: lengths: got dtype int64 and shape \(\)"),
+    (lambda: cavs.from_lengths([1.5]), "from_lengths: lengths: got dtype float64"),
+    (lambda: cavs.from_lengths([2, 1], label=[[1], [1, 2]]), r"label\[0\]: got 1 values; expected 2, one per vertex"),
+    (lambda: cavs.from_lengths([2, 1], label=[[1, 2]]), "label: got 1 arrays; expected 2, one per graph"),
+    (lambda: cavs.from_lengths([2, 1], label=[1, 2]), "label: got 2 values; expected 3"),
+    (lambda: cavs.from_parents([1, -1]), r"expected a list of arrays.*from_parents\(\[parents\]\)"),
     (lambda: cavs.from_parents(np.array([1, -1])), r"from_parents\(\[parents\]\)"),
-    (lambda: cavs.from_parents([[-1], [0, 2]]), r"parents\[1\]\[1\] is 2, wanted -1 \(a root\) or .* 0 to 1"),
-    (lambda: cavs.from_parents([[-2]]), r"parents\[0\]\[0\] is -2"),
-    (lambda: cavs.from_parents([[-1], [1, 0]]), "graph 1 has a cycle"),
-    (lambda: cavs.from_parents([[-1], []]), "graph 1 is empty"),
-    (lambda: cavs.from_edges(2, [(0, 2)]), r"edges\[0\] is \(0, 2\), wanted vertices 0 to 1"),
-    (lambda: cavs.from_edges(0, []), "graph 0 has 0 vertices"),
+    (lambda: cavs.from_parents([[-1], [0, 2]]), r"parents\[1\]\[1\]: got 2; expected -1 \(a root\) or .* 0 to 1"),
+    (lambda: cavs.from_parents([[-2]]), r"parents\[0\]\[0\]: got -2"),
+    (lambda: cavs.from_parents([[-1], [1, 0]]), "a cycle in graph 1"),
+    (lambda: cavs.from_parents([[-1], []]), r"num_vertices\[1\]: got 0"),
+    (lambda: cavs.from_edges(2, [(0, 2)]), r"edges\[0\]: got \(0, 2\); expected vertices 0 to 1"),
+    (lambda: cavs.from_edges(0, []), "num_vertices: got 0 vertices for graph 0"),
     (
         lambda: cavs.from_edges(3, np.zeros((2, 3), int)),
-        r"wanted integers \(E, 2\): \(parent, child\) a row. Pass the transpose",
+        r"expected integers \(E, 2\), a pair \(parent, child\) per row. Write the transpose",
     ),
-    (lambda: cavs.from_edges([2, 2], [[(0, 1)]]), "edges has 1 arrays, wanted 2"),
-    (lambda: cavs.from_edges([2, 2], [[(0, 1)], [(0, 1), (3, 0)]]), r"edges\[1\]\[1\] is \(3, 0\), wanted vertices of graph 1"),
-    (lambda: cavs.from_edges([2, 2], np.array([(0, 1), (1, 2)])), r"edges\[1\] is \(1, 2\), from graph 0 to graph 1"),
-    (lambda: cavs.from_edges([1, 2], [[], [(0, 1), (1, 0)]]), "graph 1 has a cycle"),
-    (lambda: cavs.interop.from_networkx(nx(cls=networkx.Graph)), "graph 0 is a Graph, wanted a networkx DiGraph"),
-    (lambda: cavs.interop.from_networkx([nx(), 3]), "graph 1 is a int, wanted a networkx DiGraph"),
-    (lambda: cavs.interop.from_networkx(nx(nodes=())), "graph 0 is empty"),
-    (lambda: cavs.interop.from_networkx(nx([(0, 0)])), "graph 0 has a cycle"),
-    (lambda: cavs.interop.from_networkx(nx(nodes=({"kind": 1}, {}))), "kind='kind': got int and null, wanted on every node"),
+    (lambda: cavs.from_edges([2, 2], [[(0, 1)]]), "edges: got 1 arrays; expected 2"),
+    (
+        lambda: cavs.from_edges([2, 2], [[(0, 1)], [(0, 1), (3, 0)]]),
+        r"edges\[1\]\[1\]: got \(3, 0\); expected vertices of graph",
+    ),
+    (lambda: cavs.from_edges([2, 2], np.array([(0, 1), (1, 2)])), r"edges\[1\]: got \(1, 2\), from graph 0 to graph 1"),
+    (lambda: cavs.from_edges([1, 2], [[], [(0, 1), (1, 0)]]), "a cycle in graph 1"),
+    (lambda: cavs.interop.from_networkx(nx(cls=networkx.Graph)), r"graphs\[0\]: got a Graph; expected a networkx DiGraph"),
+    (lambda: cavs.interop.from_networkx([nx(), 3]), r"graphs\[1\]: got a int; expected a networkx DiGraph"),
+    (lambda: cavs.interop.from_networkx(nx(nodes=())), r"num_vertices\[0\]: got 0"),
+    (lambda: cavs.interop.from_networkx(nx([(0, 0)])), "a cycle in graph 0"),
+    (lambda: cavs.interop.from_networkx(nx(nodes=({"kind": 1}, {}))), "kind='kind': got int and null; expected on every node"),
     (
         lambda: cavs.interop.from_networkx(nx(nodes=({"label": 1}, {"label": "a"}))),
-        "label='label': got int and str, wanted all int",
+        "label='label': got int and str; expected only int",
     ),
     (lambda: cavs.interop.from_networkx(nx(nodes=({"label": -1},))), "got the integer -1"),
-    (lambda: cavs.interop.from_networkx(nx([(0, 1)], order="first")), "have an attribute 'order'; wanted numbers"),
-    (lambda: cavs.interop.from_networkx(nx([(0, 2, {"order": 1}), (1, 2)])), "into node 2 of graph 0 1 of 2 have .* 'order'"),
+    (
+        lambda: cavs.interop.from_networkx(nx([(0, 1)], order="first")),
+        "an attribute 'order' on 1 of 1 edges .*; expected numbers",
+    ),
+    (lambda: cavs.interop.from_networkx(nx([(0, 2, {"order": 1}), (1, 2)])), "'order' on 1 of 2 edges into node 2;"),
 ]
 
 
@@ -134,7 +143,7 @@ def test_converters_refuse_by_name(make, message):
 
 
 def test_an_unknown_field_is_refused():
-    with pytest.raises(TypeError, match="from_lengths: unknown argument 'lable', wanted one of kind, label"):
+    with pytest.raises(TypeError, match="from_lengths: got unknown argument 'lable'; expected one of kind, label"):
         cavs.from_lengths([1], lable=[0])
 
 
@@ -156,7 +165,13 @@ def test_networkx_is_asked_for_by_name(monkeypatch):
         ({"batch": [0, 2]}, ValueError, "expected the graph of each vertex, ascending from 0"),
         ({"batch": [1, 1]}, ValueError, "expected the graph of each vertex, ascending from 0"),
         ({"edge_index": np.array([[0, 1], [1, 0]]), "num_nodes": 2}, ValueError, "cycle"),
-        ({"edge_index": np.array([[0], [1]]), "num_nodes": [1, 1]}, ValueError, "from graph 1 to graph 0"),
+        ({"edge_index": np.array([[0], [1]]), "num_nodes": [1, 1]}, ValueError, "edge_index[:, 0]: got (0, 1), from graph 0"),
+        (
+            {"edge_index": np.array([[0, 0], [1, 5]]), "num_nodes": 2},
+            ValueError,
+            "from_edge_index: edge_index[:, 1]: got (0, 5)",
+        ),
+        ({"num_nodes": [2, 0]}, ValueError, "from_edge_index: num_nodes: got 0 vertices for graph 1; expected at least 1"),
     ],
 )
 def test_invalid_edge_arrays_are_refused(arguments: dict[str, Any], error: type[Exception], match: str) -> None:

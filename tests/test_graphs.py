@@ -1,4 +1,4 @@
-"""`Graphs` by property, held against plain loops."""
+"""Properties of `Graphs`, compared with plain loops."""
 
 import copy
 import dataclasses
@@ -20,11 +20,11 @@ def height_by_recursion(rows, v):
     return max((1 + height_by_recursion(rows, child) for child in rows[v]), default=0)
 
 
-@pytest.mark.parametrize("round_", [0, 10**9])  # all levels by NumPy; all but the leaves vertex by vertex
+@pytest.mark.parametrize("round_", [0, 10**9])  # all levels by NumPy; all levels but the leaves in the loop over vertices
 @settings(deadline=None)
 @given(forest=forests())
 def test_height_is_the_longest_path_to_a_leaf(round_, forest):
-    with mock.patch.object(heights, "ROUND", round_):
+    with mock.patch.object(heights, "VERTICES_PER_ROUND", round_):
         graphs = build(forest)
     assert graphs.height.tolist() == [height_by_recursion(rows, v) for rows in forest for v in range(len(rows))]
     assert len(graphs) == len(forest) and graphs.num_vertices == sum(map(len, forest))
@@ -35,19 +35,22 @@ def test_height_is_the_longest_path_to_a_leaf(round_, forest):
 
 @pytest.mark.parametrize("round_", [0, 10**9])
 def test_a_cycle_is_found_in_either_way(round_):
-    with mock.patch.object(heights, "ROUND", round_), pytest.raises(ValueError, match="a cycle through or below vertex 2"):
+    with (
+        mock.patch.object(heights, "VERTICES_PER_ROUND", round_),
+        pytest.raises(ValueError, match="a cycle in graph 0, through vertex 2"),
+    ):
         build([[[], [0], [1, 3], [2], [3]]])
 
 
 def test_deep_graphs_take_no_rounds_of_numpy(monkeypatch):
-    """Else a tree of a million levels takes a minute."""
+    """Otherwise a tree of a million levels would take a minute."""
     rounds = []
     real = heights.offsets
     monkeypatch.setattr(heights, "offsets", lambda counts: (rounds.append(1), real(counts))[1])
     parents = np.append(np.arange(1, 20_000), -1)
     graphs = cavs.from_parents([parents])
     assert graphs.height.tolist() == list(range(20_000)) and graphs.reversed().height.tolist() == list(range(19_999, -1, -1))
-    assert len(rounds) <= 2 * (1 + 40_000 / heights.ROUND)
+    assert len(rounds) <= 2 * (1 + 40_000 / heights.VERTICES_PER_ROUND)
     found = len(rounds)
     assert cavs.from_lengths([20_000]).height.tolist() == list(range(20_000)) and len(rounds) == found
 
@@ -96,9 +99,9 @@ def test_sum_of_parts_is_the_whole(graphs, data):
 @pytest.mark.parametrize(
     "left, right, message",
     [
-        ({"input_id": [0], "vocab": ["a"]}, {"input_id": [0], "vocab": ["b"]}, r"vocab differ.*other\.with_vocab"),
-        ({"kind": [0], "kind_names": ["a"]}, {"kind": [0]}, "kind_names differ"),
-        ({"label": [0]}, {}, "one side has label"),
+        ({"input_id": [0], "vocab": ["a"]}, {"input_id": [0], "vocab": ["b"]}, r"different vocab.*other\.with_vocab"),
+        ({"kind": [0], "kind_names": ["a"]}, {"kind": [0]}, "different kind_names"),
+        ({"label": [0]}, {}, "label on one side only"),
     ],
 )
 def test_unlike_graphs_do_not_add(left, right, message):
@@ -112,9 +115,9 @@ def test_with_vocab_renumbers_words():
     again = graphs.with_vocab(["c", "<unk>", "a"], unknown="<unk>")
     assert again.input_id.tolist() == [0, -1, 2, 1] and again.vocab == ("c", "<unk>", "a")
     assert_same(again.with_vocab(again.vocab), again)
-    with pytest.raises(ValueError, match="unknown='b' is not in vocab"):
+    with pytest.raises(ValueError, match="unknown: got 'b'; expected a word of vocab"):
         graphs.with_vocab(["a"], unknown="b")
-    with pytest.raises(ValueError, match="have no vocab"):
+    with pytest.raises(ValueError, match="without a vocab"):
         cavs.from_lengths([4]).with_vocab(["a"])
 
 
@@ -138,33 +141,33 @@ def test_reversed_twice_sorts_the_children(graphs):
 @pytest.mark.parametrize(
     "num_vertices, num_children, children, fields, message",
     [
-        ([2, 0], [0, 0], [], {}, r"num_vertices\[1\] is 0: graph 1 is empty"),
-        ([1, 2], [0, 0, 1], [2], {}, "vertex 1 of graph 1 has child 2, wanted .* 0 to 1"),
-        ([1], [1], [-1], {}, "vertex 0 of graph 0 has child -1"),
-        ([1, 1], [0, 1], [0], {}, "graph 1 has a cycle through or below vertex 0"),
-        ([1, 3], [0, 1, 1, 1], [1, 2, 1], {}, "graph 1 has a cycle"),
-        # Sums that overflow int64, or rows that overflow int32: memory of others' was written.
+        ([2, 0], [0, 0], [], {}, r"num_vertices\[1\]: got 0; expected at least 1"),
+        ([1, 2], [0, 0, 1], [2], {}, "got child 2 of vertex 1 of graph 1; expected .* 0 to 1"),
+        ([1], [1], [-1], {}, "child -1 of vertex 0 of graph 0"),
+        ([1, 1], [0, 1], [0], {}, "a cycle in graph 1, through vertex 0"),
+        ([1, 3], [0, 1, 1, 1], [1, 2, 1], {}, "a cycle in graph 1"),
+        # Sums that overflow int64, or rows that overflow int32: NumPy would write outside its arrays.
         (
             [1, 2**63 - 1, 2**63 - 1, 1, 1],
             [0] * 3,
             [],
             {},
-            r"num_vertices\[1\] is 9223372036854775807, wanted less than 2\*\*31",
+            r"num_vertices\[1\]: got 9223372036854775807; expected a sum below 2\*\*31",
         ),
-        ([2**31], [0], [], {}, r"num_vertices\[0\] is 2147483648, wanted less than 2\*\*31 in all"),
-        ([2**30] * 2, [0], [], {}, "num_vertices add up to 2147483648, wanted less than"),
-        ([5], [1, 2**63 - 1, 2**63 - 1, 1, 1], [0], {}, r"num_children\[1\] is 9223372036854775807, wanted less than"),
-        ([2], [2**30] * 2, [0], {}, "num_children add up to 2147483648"),
-        ([2], [0], [], {}, "num_children has 1 entries .* wanted 2"),
-        ([2], [0, -1], [], {}, r"num_children has 2 entries \(least -1\)"),
-        ([2], [0, 1], [], {}, "children has 0 entries, wanted 1"),
-        ([2], [0, 1], [0.0], {}, "children has dtype float64"),
-        ([2], [0, 1], [2**32], {}, r"children\[0\] is 4294967296, wanted integers that fit int32"),
-        ([2], [0, 1], [0], {"label": [2**31, 0]}, r"label\[0\] is 2147483648, wanted integers that fit int32"),
-        ([2], [0, 1], [0], {"label": [0]}, "label has 1 entries, wanted 2"),
-        ([2], [0, 1], [0], {"label": [0, -2]}, "label of vertex 1 of graph 0 is -2, wanted -1 to"),
-        ([2], [0, 1], [0], {"kind": [0, -1]}, "kind of vertex 1 of graph 0 is -1, wanted 0 to"),
-        ([1, 1], [0, 0], [], {"input_id": [0, 2], "vocab": ["a", "b"]}, "input_id of vertex 0 of graph 1 is 2, wanted -1 to 1"),
+        ([2**31], [0], [], {}, r"num_vertices\[0\]: got 2147483648; expected a sum below 2\*\*31"),
+        ([2**30] * 2, [0], [], {}, "num_vertices: got a sum of 2147483648; expected"),
+        ([5], [1, 2**63 - 1, 2**63 - 1, 1, 1], [0], {}, r"num_children\[1\]: got 9223372036854775807; expected"),
+        ([2], [2**30] * 2, [0], {}, "num_children: got a sum of 2147483648"),
+        ([2], [0], [], {}, "num_children: got 1 values, .* expected 2 values"),
+        ([2], [0, -1], [], {}, "num_children: got 2 values, the smallest -1"),
+        ([2], [0, 1], [], {}, "children: got 0 values; expected 1"),
+        ([2], [0, 1], [0.0], {}, "children: got dtype float64"),
+        ([2], [0, 1], [2**32], {}, r"children\[0\]: got 4294967296; expected an integer that fits int32"),
+        ([2], [0, 1], [0], {"label": [2**31, 0]}, r"label\[0\]: got 2147483648; expected an integer that fits int32"),
+        ([2], [0, 1], [0], {"label": [0]}, "label: got 1 values; expected 2"),
+        ([2], [0, 1], [0], {"label": [0, -2]}, "label: got -2 at vertex 1 of graph 0; expected -1 to"),
+        ([2], [0, 1], [0], {"kind": [0, -1]}, "kind: got -1 at vertex 1 of graph 0; expected 0 to"),
+        ([1, 1], [0, 0], [], {"input_id": [0, 2], "vocab": ["a", "b"]}, "got 2 at vertex 0 of graph 1; expected -1 to 1"),
     ],
 )
 def test_wrong_arrays_are_refused(num_vertices, num_children, children, fields, message):
@@ -175,13 +178,13 @@ def test_wrong_arrays_are_refused(num_vertices, num_children, children, fields, 
 @pytest.mark.parametrize(
     ("children", "match"),
     [
-        ([[1], [2], [0]], "graph 0 has a cycle through or below vertex 0"),
-        ([[0]], "graph 0 has a cycle"),
-        ([[], [0, 7]], "vertex 1 of graph 0 has child 7, wanted a vertex number within the graph, 0 to 1"),
-        ([[], [-1]], "vertex 1 of graph 0 has child -1"),
+        ([[1], [2], [0]], "a cycle in graph 0, through vertex 0"),
+        ([[0]], "a cycle in graph 0"),
+        ([[], [0, 7]], "child 7 of vertex 1 of graph 0; expected a vertex number within the graph, 0 to 1"),
+        ([[], [-1]], "child -1 of vertex 1 of graph 0"),
     ],
 )
-def test_graphs_that_are_none(children: list[list[int]], match: str) -> None:
+def test_invalid_graphs_are_refused(children: list[list[int]], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         from_children(children)
 
@@ -194,7 +197,7 @@ def test_repr_says_the_sizes():
 
 @pytest.mark.parametrize("index", [slice(1, 3), [7, 2], np.arange(9) % 2 == 0])
 def test_a_selection_stands_alone(index):
-    """It is copied without what it was selected from, does not keep that alive, and is scheduled alike without it."""
+    """Copies do not include the data set, a selection does not keep it alive, and the schedule is the same without it."""
     all_graphs = cavs.Graphs.build([3] * 9, [0, 0, 2] * 9, [0, 1] * 9)
     some = all_graphs[index]
     before = cavs.schedule(some)

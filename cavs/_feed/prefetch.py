@@ -50,7 +50,7 @@ def refuse_inherited(what: str, made_in: int) -> None:
     if os.getpid() != made_in:
         raise RuntimeError(
             f"{what}: process {made_in} began this iterator, and process {os.getpid()}, forked from it, goes on with it; "
-            f"wanted an iterator of its own. Call cavs.{what} after the fork."
+            f"wanted an iterator of its own. Call cavs.data.{what} after the fork."
         )
 
 

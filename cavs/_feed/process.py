@@ -27,7 +27,7 @@ from cavs._feed import messages
 from cavs._feed.host_memory import keep_host_memory
 from cavs._feed.messages import PIPE_BYTES, Line, file_in_memory, receive, send, widen
 from cavs._feed.prefetch import refuse_inherited
-from cavs._graphs.deferred import LaterGraphs, Pass
+from cavs._graphs.deferred import DeferredGraphs, Pass
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.pack import Options, pack
 from cavs._schedule.schedule import Schedule, Shape
@@ -68,9 +68,11 @@ def schedules_elsewhere(
             data, ends, shapes, which, new, arrays = remote.receive()
             if isinstance(options.shapes, list):
                 options.shapes.extend(new)
-            of_pass, begin = Pass(graphs, index, counts, arrays), 0
+            names = {"vocab": graphs.vocab, "kind_names": graphs.kind_names, "label_names": graphs.label_names}
+            selected = None if arrays is None else Graphs(*arrays, **names)
+            of_pass, begin = Pass(graphs, index, counts, selected), 0
             for number, (end, i) in enumerate(zip(ends, which, strict=True)):
-                yield LaterGraphs(of_pass, number), Schedule(data[begin:end], shapes[i])
+                yield DeferredGraphs.of(of_pass, number), Schedule(data[begin:end], shapes[i])
                 refuse_inherited("schedules", made_in)
                 begin = end
     finally:

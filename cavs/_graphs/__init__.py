@@ -1,1 +1,1 @@
-"""Graphs as flat arrays: made, checked and converted, with what scheduling must know of each."""
+"""Graphs as flat arrays: building, validation, conversion, and the facts about them that the scheduler needs."""

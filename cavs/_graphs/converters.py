@@ -1,59 +1,72 @@
-"""Graphs from what a program already holds: lengths, parents, edges, networkx graphs; and back to networkx."""
+"""Graphs from what a program already holds: lengths of sequences, parents, edges."""
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from cavs._graphs.flat import children_of_parents, ids_and_names, value_type
+from cavs._graphs.checks import Structure, checked_fields
+from cavs._graphs.flat import children_of_parents
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.heights import offsets
 from cavs._graphs.integers import check_total, integers
 
-if TYPE_CHECKING:
-    import networkx
-
-_MSG_NETWORKX = "{}: networkx is not installed; wanted it for this converter alone. Write: pip install networkx"
+# (V,) integers over all graphs, or one array per graph.
+Ids: TypeAlias = ArrayLike | Sequence[ArrayLike] | None
 
 
-def from_lengths(lengths: Sequence[int] | np.ndarray, *, input_id: Any = None, label: Any = None, **fields: Any) -> Graphs:
-    """Sequences: graph g is a chain of `lengths[g]` vertices, in which vertex t has the one child t - 1.
+def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None, **fields: Any) -> Graphs:
+    """Creates sequences: graph g is a chain of `lengths[g]` vertices, and the one child of vertex t is vertex t - 1.
 
-    **Arguments:** `lengths` (G,), at least 1 each. `input_id` and `label` (V,) integers, flat over all graphs or a list
-    of one array a graph; `kind`, `vocab`, `kind_names`, `label_names` may follow, as in `Graphs.build`.
+    Args:
+        lengths: (G,) integers, at least 1 each.
+        input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
+        label: as `input_id`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, as in `Graphs.build`.
 
-    **Raises:** `ValueError` for a length under 1 or an array of another length.
+    Returns:
+        The graphs.
+
+    Raises:
+        ValueError: a length is below 1, or an array does not fit the lengths.
+        TypeError: an argument is unknown.
     """
     lengths = integers("from_lengths: lengths", lengths)
     if (lengths < 1).any():
         g = int(np.argmax(lengths < 1))
-        raise ValueError(f"from_lengths: lengths[{g}] is {lengths[g]}, wanted at least 1: a graph has a vertex.")
+        raise ValueError(f"from_lengths: lengths[{g}]: got {lengths[g]}; expected at least 1, as every graph has a vertex.")
     check_total("from_lengths: lengths", lengths)
     starts = np.cumsum(lengths) - lengths
     num_children = np.ones(lengths.sum(), np.int64)
     num_children[starts] = 0
-    # Also the height of each vertex: it need not be found.
+    # The position in the chain is also the height, which need not be computed.
     position = (np.arange(len(num_children)) - np.repeat(starts, lengths)).astype(np.int32)
-    fields = _fields("from_lengths", lengths, fields | {"input_id": input_id, "label": label})
-    return Graphs._of(offsets(lengths), offsets(num_children), position[num_children > 0] - 1, position, fields)
+    structure = Structure(offsets(lengths), offsets(num_children), position[num_children > 0] - 1, position)
+    flat = _flat_fields("from_lengths", lengths, fields | {"input_id": input_id, "label": label})
+    return Graphs(*structure, **checked_fields(structure.vertex_offsets, **flat))
 
 
-def from_parents(
-    parents: Sequence[Sequence[int] | np.ndarray], *, input_id: Any = None, label: Any = None, **fields: Any
-) -> Graphs:
-    """Trees and forests: `parents[g][v]` is the parent of vertex v within graph g, or -1 where v is a root.
+def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: Ids = None, **fields: Any) -> Graphs:
+    """Creates trees and forests: `parents[g][v]` is the parent of vertex v of graph g, or -1 if v is a root.
 
-    A vertex's children are ordered by their numbers. The numbering is free: parents before or after their children.
+    Parents may be numbered before or after their children. The children of a vertex are ordered by vertex number.
 
-    **Arguments:** `parents` is a list of one array a graph, each of (n,) integers, n >= 1. `input_id` and `label` (V,)
-    integers, flat over all graphs or a list of one array a graph; `kind`, `vocab`, `kind_names`, `label_names` may
-    follow, as in `Graphs.build`.
+    Args:
+        parents: a list of one array per graph, each (n,) integers with n >= 1.
+        input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
+        label: as `input_id`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, as in `Graphs.build`.
 
-    **Raises:** `ValueError` that names graph and vertex for a parent out of range or a cycle, and for an array of another
-    length.
+    Returns:
+        The graphs.
+
+    Raises:
+        ValueError: a parent is out of range, a graph is empty or has a cycle, or an array does not fit. The message names
+            the graph and the vertex.
+        TypeError: an argument is unknown.
     """
-    arrays = _per_graph("from_parents: parents", parents, "from_parents([parents])")
+    arrays = _per_graph("from_parents: parents", parents, " Write from_parents([parents]) for one graph.")
     num_vertices = np.array([len(a) for a in arrays], np.int64)
     flat = _concatenate(arrays)
     limit = np.repeat(num_vertices, num_vertices)
@@ -61,203 +74,146 @@ def from_parents(
     if bad.any():
         g, v = _place(num_vertices, int(np.argmax(bad)))
         raise ValueError(
-            f"from_parents: parents[{g}][{v}] is {arrays[g][v]}, wanted -1 (a root) or a vertex of graph {g}, "
+            f"from_parents: parents[{g}][{v}]: got {arrays[g][v]}; expected -1 (a root) or a vertex of graph {g}, "
             f"0 to {num_vertices[g] - 1}."
         )
     base = np.repeat(np.cumsum(num_vertices) - num_vertices, num_vertices)
     num_children, children = children_of_parents(num_vertices, np.where(flat < 0, -1, flat + base))
-    fields = _fields("from_parents", num_vertices, fields | {"input_id": input_id, "label": label})
-    return Graphs.build(num_vertices, num_children, children, **fields)
+    flat_fields = _flat_fields("from_parents", num_vertices, fields | {"input_id": input_id, "label": label})
+    return Graphs.build(num_vertices, num_children, children, **flat_fields)
 
 
 def from_edges(
-    num_vertices: int | Sequence[int] | np.ndarray,
-    edges: Any,
+    num_vertices: int | ArrayLike,
+    edges: ArrayLike | Sequence[ArrayLike],
     *,
-    input_id: Any = None,
-    label: Any = None,
+    input_id: Ids = None,
+    label: Ids = None,
     **fields: Any,
 ) -> Graphs:
-    """Any graphs, from pairs (parent, child): the parent gathers the child's state, so messages flow child -> parent.
+    """Creates any graphs from pairs (parent, child). The parent gathers the child's state: messages flow child -> parent.
 
-    A vertex's children are ordered as its edges are. PyTorch Geometric and DGL write (source, target) for a message
-    source -> target: there the source is the child. Of a PyG `edge_index` (2, E) make
-    `from_edges(n, edge_index.T[:, ::-1])`.
+    The children of a vertex are in the order of its edges. PyTorch Geometric and DGL write (source, target) for a message
+    source -> target, so the source is the child: use [`cavs.interop.from_edge_index`][] for their edge arrays.
 
-    **Arguments:** one of
+    Args:
+        num_vertices: an int for one graph, or (G,) integers, the number of vertices of each graph.
+        edges: one of
 
-    - `num_vertices` an int, `edges` (E, 2) integers: one graph;
-    - `num_vertices` (G,), `edges` a list of G arrays (E_g, 2): vertices numbered within each graph;
-    - `num_vertices` (G,), `edges` one numpy array (E, 2): vertices numbered as flat rows through all graphs, as PyG
-      batches do; both ends of an edge lie in one graph.
+            - (E, 2) integers, if `num_vertices` is an int;
+            - a list of G arrays (E_g, 2), with vertices numbered within each graph;
+            - one NumPy array (E, 2), with vertices numbered through all graphs. Both ends of an edge lie in one graph.
+        input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
+        label: as `input_id`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, as in `Graphs.build`.
 
-    `input_id` and `label` (V,) integers, flat over all graphs or a list of one array a graph; `kind`, `vocab`,
-    `kind_names`, `label_names` may follow, as in `Graphs.build`.
+    Returns:
+        The graphs.
 
-    **Raises:** `ValueError` that names the edge for an end out of range; one that names graph and vertex for a cycle; for
-    arrays of another shape.
+    Raises:
+        ValueError: an end of an edge is out of range, a graph is empty or has a cycle, or an array has another shape. The
+            message names the edge, or the graph and the vertex.
+        TypeError: an argument is unknown.
     """
+    fields |= {"input_id": input_id, "label": label}
+    return edges_to_graphs(num_vertices, edges, fields, EdgeArguments("from_edges", "num_vertices", "edges", "edges[{}]"))
+
+
+class EdgeArguments(NamedTuple):
+    """How error messages name a converter that calls `edges_to_graphs`, and its arguments."""
+
+    function: str
+    sizes: str
+    edges: str
+    edge: str  # a format string for the number of an edge
+    child_first: bool = False  # the caller's pairs are (child, parent)
+
+
+def edges_to_graphs(
+    num_vertices: int | ArrayLike, edges: ArrayLike | Sequence[ArrayLike], fields: dict[str, Any], names: EdgeArguments
+) -> Graphs:
+    """`from_edges`, whose error messages use the caller's `names`. `edges` are pairs (parent, child)."""
     single = isinstance(num_vertices, (int, np.integer))
-    sizes = integers("from_edges: num_vertices", [num_vertices] if single else num_vertices)
+    sizes = integers(f"{names.function}: {names.sizes}", np.atleast_1d(num_vertices) if single else num_vertices)
     if (sizes < 1).any():
         g = int(np.argmax(sizes < 1))
-        raise ValueError(f"from_edges: graph {g} has {sizes[g]} vertices, wanted at least 1.")
-    check_total("from_edges: num_vertices", sizes)
-    starts = np.cumsum(sizes) - sizes
+        raise ValueError(f"{names.function}: {names.sizes}: got {sizes[g]} vertices for graph {g}; expected at least 1.")
+    check_total(f"{names.function}: {names.sizes}", sizes)
     if single or isinstance(edges, np.ndarray):
-        flat = _pairs("from_edges: edges", edges)
-        bad = (flat < 0) | (flat >= sizes.sum())
-        if bad.any():
-            e = int(np.argmax(bad.any(1)))
-            raise ValueError(f"from_edges: edges[{e}] is {tuple(flat[e].tolist())}, wanted vertices 0 to {sizes.sum() - 1}.")
-        graph = np.searchsorted(starts, flat, side="right") - 1
-        if (graph[:, 0] != graph[:, 1]).any():
-            e = int(np.argmax(graph[:, 0] != graph[:, 1]))
-            raise ValueError(
-                f"from_edges: edges[{e}] is {tuple(flat[e].tolist())}, from graph {graph[e, 0]} to graph {graph[e, 1]}; "
-                "wanted both ends in one graph. For vertices numbered within each graph pass a list of arrays."
-            )
+        graph, parent, child = _edges_through_all_graphs(edges, sizes, names)
     else:
-        arrays = [_pairs(f"from_edges: edges[{g}]", one) for g, one in enumerate(edges)]
-        if len(arrays) != len(sizes):
-            raise ValueError(f"from_edges: edges has {len(arrays)} arrays, wanted {len(sizes)}: one a graph.")
-        flat = np.concatenate([np.zeros((0, 2), np.int64), *arrays])
-        graph = np.repeat(np.arange(len(sizes)), [len(a) for a in arrays])
-        bad = ((flat < 0) | (flat >= sizes[graph][:, None])).any(1)
-        if bad.any():
-            row = int(np.argmax(bad))
-            g, e = _place(np.array([len(a) for a in arrays]), row)
-            raise ValueError(
-                f"from_edges: edges[{g}][{e}] is {tuple(flat[row].tolist())}, "
-                f"wanted vertices of graph {g}, 0 to {sizes[g] - 1}."
-            )
-        flat = flat + starts[graph][:, None]
-        graph = np.stack([graph, graph], axis=1)
-    parent, child = flat[:, 0], flat[:, 1] - starts[graph[:, 1]]
+        graph, parent, child = _edges_within_graphs(edges, sizes, names)
+    starts = np.cumsum(sizes) - sizes
+    parent = parent + starts[graph]
     order = np.argsort(parent, kind="stable")
-    fields = _fields("from_edges", sizes, fields | {"input_id": input_id, "label": label})
-    return Graphs.build(sizes, np.bincount(parent, minlength=sizes.sum()), child[order], **fields)
+    flat_fields = _flat_fields(names.function, sizes, fields)
+    return Graphs.build(sizes, np.bincount(parent, minlength=sizes.sum()), child[order], **flat_fields)
 
 
-def from_networkx(
-    graphs: "networkx.DiGraph | Iterable[networkx.DiGraph]", *, kind: str = "kind", label: str = "label", input: str = "input"
-) -> Graphs:
-    """Graphs from one networkx directed graph or several.
+def _edges_through_all_graphs(
+    edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarray, names: EdgeArguments
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(graph, parent, child) (E,) of edges whose vertices are numbered through all graphs; the results, within each."""
+    pairs = _pairs(f"{names.function}: {names.edges}", edges)
+    starts = np.cumsum(sizes) - sizes
 
-    An edge u -> v says that v depends on u: u is a child of v, and messages flow along the arrow, as networkx draws a
-    DAG. Vertices are numbered in the order of the graph's nodes. A vertex's children are ordered by the edges' attribute
-    "order" (numbers; on all edges into the vertex or on none), otherwise as the edges were added; parallel edges of a
-    `MultiDiGraph` stand together unless "order" says otherwise.
+    def got(e: int) -> str:
+        pair = pairs[e, ::-1] if names.child_first else pairs[e]
+        return f"{names.function}: {names.edge.format(e)}: got {tuple(pair.tolist())}"
 
-    **Arguments:** `kind`, `label`, `input` name the node attributes that are read: all integers >= 0, or all str, which
-    are numbered by first appearance in `kind_names`, `label_names`, `vocab`. A node without the attribute (or with
-    `None`) has label or input -1; `kind` is on all nodes or on none. An attribute that no node has gives `None`.
-
-    **Raises:** `ValueError` for undirected graphs, mixed attributes, graphs without a node, a cycle; `ImportError` where
-    networkx is not installed.
-    """
-    try:
-        import networkx
-    except ImportError as error:
-        raise ImportError(_MSG_NETWORKX.format("from_networkx")) from error
-    all_graphs = [graphs] if isinstance(graphs, networkx.Graph) else list(graphs)
-    sizes: list[int] = []
-    num_children: list[int] = []
-    children: list[int] = []
-    values: dict[str, list[Any]] = {"kind": [], "label": [], "input_id": []}
-    for g, graph in enumerate(all_graphs):
-        if not isinstance(graph, networkx.DiGraph):
-            raise ValueError(
-                f"from_networkx: graph {g} is a {type(graph).__name__}, wanted a networkx DiGraph or MultiDiGraph."
-            )
-        number = {node: i for i, node in enumerate(graph)}
-        sizes.append(len(number))
-        kids: list[list[tuple[Any, int]]] = [[] for _ in number]
-        for u, v, order in graph.in_edges(data="order"):
-            kids[number[v]].append((order, number[u]))
-        for node, own in zip(graph, kids, strict=True):
-            ordered = [order is not None for order, _ in own]
-            if any(ordered):
-                numeric = all(isinstance(order, (int, float, np.integer, np.floating)) for order, _ in own)
-                if not numeric:
-                    raise ValueError(
-                        f"from_networkx: of the edges into node {node!r} of graph {g} {sum(ordered)} of {len(own)} have an "
-                        "attribute 'order'; wanted numbers on all of them or on none."
-                    )
-                own.sort(key=lambda pair: pair[0])
-            num_children.append(len(own))
-            children.extend(child for _, child in own)
-        for ids, attribute in (("kind", kind), ("label", label), ("input_id", input)):
-            values[ids].extend(data for _, data in graph.nodes(data=attribute))
-    fields: dict[str, Any] = {}
-    for ids, attribute, names in (("kind", kind, "kind_names"), ("label", label, "label_names"), ("input_id", input, "vocab")):
-        given = [value.item() if isinstance(value, np.integer) else value for value in values[ids]]
-        if all(value is None for value in given):
-            continue
-        found = value_type(given, optional=ids != "kind")
-        if isinstance(found, str):
-            wanted = "on every node, " if ids == "kind" else ""
-            raise ValueError(f"from_networkx: {ids}={attribute!r}: got {found}, wanted {wanted}all int >= 0 or all str.")
-        fields[ids], fields[names] = ids_and_names(given)
-    return Graphs.build(sizes, num_children, children, **fields)
+    bad = (pairs < 0) | (pairs >= sizes.sum())
+    if bad.any():
+        raise ValueError(f"{got(int(np.argmax(bad.any(1))))}; expected vertices 0 to {sizes.sum() - 1}.")
+    graph = np.searchsorted(starts, pairs, side="right") - 1
+    across = graph[:, 0] != graph[:, 1]
+    if across.any():
+        e = int(np.argmax(across))
+        a, b = graph[e, ::-1] if names.child_first else graph[e]
+        hint = "" if names.child_first else " Write a list of arrays if vertices are numbered within each graph."
+        raise ValueError(f"{got(e)}, from graph {a} to graph {b}; expected both ends in one graph.{hint}")
+    local = pairs - starts[graph]
+    return graph[:, 0], local[:, 0], local[:, 1]
 
 
-def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
-    """One networkx graph a graph; the inverse of `from_networkx`.
-
-    Nodes are 0, 1, ... with attributes "kind", "label", "input": the name where there are names, else the integer, and
-    none where the id is -1. An edge leads from a child to its parent, its attribute "order" is the place among the
-    parent's children. A graph in which a vertex has the same child twice becomes a `MultiDiGraph`.
-
-    **Raises:** `ImportError` where networkx is not installed.
-    """
-    try:
-        import networkx
-    except ImportError as error:
-        raise ImportError(_MSG_NETWORKX.format("to_networkx")) from error
-    counts = np.diff(graphs.child_offsets)
-    owner = np.repeat(np.arange(graphs.num_vertices), counts)
-    order = (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()
-    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
-    parents, children = (owner - base[owner]).tolist(), graphs.children.tolist()
-    attributes = []
-    for attribute, ids, names in (
-        ("kind", graphs.kind, graphs.kind_names),
-        ("label", graphs.label, graphs.label_names),
-        ("input", graphs.input_id, graphs.vocab),
-    ):
-        if ids is not None:
-            attributes.append((attribute, ids.tolist(), names))
-    out = []
-    for start, stop in pairwise(graphs.vertex_offsets.tolist()):
-        first, last = int(graphs.child_offsets[start]), int(graphs.child_offsets[stop])
-        pairs = list(zip(children[first:last], parents[first:last], strict=True))
-        graph = networkx.DiGraph() if len(set(pairs)) == len(pairs) else networkx.MultiDiGraph()
-        for row in range(start, stop):
-            own = {a: ids[row] if names is None else names[ids[row]] for a, ids, names in attributes if ids[row] >= 0}
-            graph.add_node(row - start, **own)
-        for (child, parent), place in zip(pairs, order[first:last], strict=True):
-            graph.add_edge(child, parent, order=place)
-        out.append(graph)
-    return out
+def _edges_within_graphs(
+    edges: ArrayLike | Sequence[ArrayLike], sizes: np.ndarray, names: EdgeArguments
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(graph, parent, child) (E,) of a list of one array of edges per graph."""
+    if not isinstance(edges, Sequence):
+        edges = list(edges)  # type: ignore[arg-type]
+    arrays = [_pairs(f"{names.function}: {names.edges}[{g}]", one) for g, one in enumerate(edges)]
+    if len(arrays) != len(sizes):
+        raise ValueError(f"{names.function}: {names.edges}: got {len(arrays)} arrays; expected {len(sizes)}, one per graph.")
+    pairs = np.concatenate([np.zeros((0, 2), np.int64), *arrays])
+    graph = np.repeat(np.arange(len(sizes)), [len(a) for a in arrays])
+    bad = ((pairs < 0) | (pairs >= sizes[graph][:, None])).any(1)
+    if bad.any():
+        row = int(np.argmax(bad))
+        g, e = _place(np.array([len(a) for a in arrays]), row)
+        raise ValueError(
+            f"{names.function}: {names.edges}[{g}][{e}]: got {tuple(pairs[row].tolist())}; "
+            f"expected vertices of graph {g}, 0 to {sizes[g] - 1}."
+        )
+    return graph, pairs[:, 0], pairs[:, 1]
 
 
-def _pairs(name: str, value: Any) -> np.ndarray:
+def _pairs(name: str, value: ArrayLike | Sequence[ArrayLike]) -> np.ndarray:
     array = np.asarray(value)
     if not array.size and array.shape in ((0,), (0, 2)):
         return np.zeros((0, 2), np.int64)
     if array.ndim != 2 or array.shape[1] != 2 or not np.issubdtype(array.dtype, np.integer):
-        hint = " Pass the transpose?" if array.ndim == 2 and array.shape[0] == 2 else ""
+        hint = " Write the transpose." if array.ndim == 2 and array.shape[0] == 2 else ""
         raise ValueError(
-            f"{name} has dtype {array.dtype} and shape {array.shape}, wanted integers (E, 2): (parent, child) a row.{hint}"
+            f"{name}: got dtype {array.dtype} and shape {array.shape}; expected integers (E, 2), a pair (parent, child) "
+            f"per row.{hint}"
         )
     return array.astype(np.int64)
 
 
-def _per_graph(name: str, value: Any, single: str) -> list[np.ndarray]:
+def _per_graph(name: str, value: Sequence[ArrayLike], hint: str = "") -> list[np.ndarray]:
     arrays = list(value)
     if arrays and np.ndim(arrays[0]) == 0:
-        raise ValueError(f"{name} is one array of integers, wanted a list of arrays, one a graph. For one graph: {single}.")
+        raise ValueError(f"{name}: got one array of integers; expected a list of arrays, one per graph.{hint}")
     return [integers(f"{name}[{g}]", a) for g, a in enumerate(arrays)]
 
 
@@ -266,27 +222,26 @@ def _concatenate(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def _place(sizes: np.ndarray, row: int) -> tuple[int, int]:
-    """Group and place within the group of a flat row."""
+    """The group of a flat row and its place within the group, for groups of these sizes."""
     ends = np.cumsum(sizes)
     group = int(np.searchsorted(ends, row, side="right"))
     return group, int(row - ends[group] + sizes[group])
 
 
-def _fields(name: str, num_vertices: np.ndarray, fields: dict[str, Any]) -> dict[str, Any]:
-    """The optional arguments of `Graphs.build`; ids given as a list of one array a graph become flat."""
+def _flat_fields(function: str, num_vertices: np.ndarray, fields: dict[str, Any]) -> dict[str, Any]:
+    """The optional arguments of `Graphs.build`. Concatenates ids that are a list of one array per graph."""
     known = ("kind", "label", "input_id", "kind_names", "label_names", "vocab")
     out = {}
     for field, value in fields.items():
         if field not in known:
-            raise TypeError(f"{name}: unknown argument {field!r}, wanted one of {', '.join(known)}.")
+            raise TypeError(f"{function}: got unknown argument {field!r}; expected one of {', '.join(known)}.")
         if field in known[:3] and isinstance(value, (list, tuple)) and len(value) and np.ndim(value[0]) == 1:
-            arrays = _per_graph(f"{name}: {field}", value, "")
-            lengths = [len(a) for a in arrays]
-            if lengths != num_vertices.tolist():
-                wrong = [g for g, (a, b) in enumerate(zip(lengths, num_vertices.tolist(), strict=False)) if a != b]
-                got = f"{field}[{wrong[0]}] of length {lengths[wrong[0]]}" if wrong else f"{len(arrays)} arrays in {field}"
-                wanted = f"{num_vertices[wrong[0]]}: one per vertex" if wrong else f"{len(num_vertices)}: one a graph"
-                raise ValueError(f"{name}: got {got}, wanted {wanted}.")
+            arrays = _per_graph(f"{function}: {field}", value)
+            if len(arrays) != len(num_vertices):
+                raise ValueError(f"{function}: {field}: got {len(arrays)} arrays; expected {len(num_vertices)}, one per graph.")
+            for g, (array, n) in enumerate(zip(arrays, num_vertices.tolist(), strict=True)):
+                if len(array) != n:
+                    raise ValueError(f"{function}: {field}[{g}]: got {len(array)} values; expected {n}, one per vertex.")
             value = _concatenate(arrays)
         out[field] = value
     return out

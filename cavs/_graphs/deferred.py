@@ -1,4 +1,8 @@
-"""Batches whose graphs nobody has looked at yet: where a schedule carries all that a step reads, they are never selected."""
+"""Batches whose arrays are selected only when they are first read.
+
+If a schedule includes all fields that a training step reads, nothing reads the graphs of its batch, and selecting them
+would cost time for nothing.
+"""
 
 import functools
 from collections.abc import Iterator
@@ -10,38 +14,62 @@ from cavs._graphs.graphs import Graphs
 
 
 class Pass:
-    """Consecutive batches of `graphs[index]`, of `counts` graphs each; `arrays`, of all of them, where they are known."""
+    """Consecutive batches that are scheduled together: `graphs[index]`, of which batch k takes the next `counts[k]` graphs."""
 
-    def __init__(self, graphs: Graphs, index: np.ndarray, counts: np.ndarray, arrays: tuple[Any, ...] | None):
-        self._graphs, self._index, self._counts, self._arrays = graphs, index, counts, arrays
+    def __init__(self, graphs: Graphs, index: np.ndarray, counts: np.ndarray, selected: Graphs | None = None):
+        """`selected` is `graphs[index]` if it is known already."""
+        self.graphs, self.index, self.counts, self.ends = graphs, index, counts, counts.cumsum()
+        self._selected = selected
 
     @functools.cached_property
     def batches(self) -> list[Graphs]:
-        of, arrays = self._graphs, self._arrays
-        names = (getattr(of, name) for name in ("vocab", "kind_names", "label_names"))
-        together = of[self._index] if arrays is None else Graphs(*arrays, *names)._remember(of, self._index)
-        return list(consecutive(together, self._counts))
+        """All batches. They are selected at once: the arrays of each are views."""
+        selected = self.graphs[self.index] if self._selected is None else self._selected
+        return list(consecutive(selected, self.counts))
 
 
-class LaterGraphs(Graphs):
-    """Batch `number` of a pass. It becomes a `Graphs` as any other when it is asked for the first of its attributes."""
+def _read_on_first_use(field: str) -> Any:  # a descriptor, which stands for a value of any field's type
+    return functools.cached_property(lambda batch: getattr(batch._select(), field))
 
-    def __init__(self, of: Pass, number: int):
-        object.__setattr__(self, "_later", (of, number))
 
-    def __getattribute__(self, name: str) -> Any:
-        mine = object.__getattribute__(self, "__dict__")
-        later = mine.get("_later")
-        if later is not None:  # None where another thread was faster
-            of, number = later
-            mine.update(vars(of.batches[number]))
-            object.__setattr__(self, "__class__", Graphs)
-            mine.pop("_later", None)
-        return object.__getattribute__(self, name)
+class DeferredGraphs(Graphs):
+    """One batch of a `Pass`: graphs whose fields are cached properties, which select the batch when one is first read."""
+
+    _held: "Graphs | tuple[Pass, int]"
+
+    @staticmethod
+    def of(batches: Pass, number: int) -> "DeferredGraphs":
+        """Batch `number` of a pass."""
+        # The constructor takes the fields, as `dataclasses.replace` expects.
+        batch = object.__new__(DeferredGraphs)
+        object.__setattr__(batch, "_held", (batches, number))
+        end = batches.ends[number]
+        batch._selected_from(batches.graphs, batches.index[end - batches.counts[number] : end])
+        return batch
+
+    def _select(self) -> Graphs:
+        if isinstance(self._held, Graphs):
+            return self._held
+        batches, number = self._held
+        selected = batches.batches[number]
+        # The batch takes the place of its pass, which would keep the whole data set in memory.
+        object.__setattr__(self, "_held", selected)
+        return selected
+
+    vertex_offsets = _read_on_first_use("vertex_offsets")
+    child_offsets = _read_on_first_use("child_offsets")
+    children = _read_on_first_use("children")
+    height = _read_on_first_use("height")
+    kind = _read_on_first_use("kind")
+    label = _read_on_first_use("label")
+    input_id = _read_on_first_use("input_id")
+    vocab = _read_on_first_use("vocab")
+    kind_names = _read_on_first_use("kind_names")
+    label_names = _read_on_first_use("label_names")
 
 
 def consecutive(graphs: Graphs, counts: np.ndarray) -> Iterator[Graphs]:
-    """`graphs` in parts of `counts` (K,) graphs each, one after another: slices, and cheaper than taken one by one."""
+    """Cuts `graphs` into consecutive parts of `counts` (K,) graphs. Faster than a slice for each part."""
     end = counts.cumsum()
     vertices = graphs.vertex_offsets[np.append(0, end)]
     rows, edges = vertices.tolist(), graphs.child_offsets[vertices].tolist()
@@ -53,4 +81,4 @@ def consecutive(graphs: Graphs, counts: np.ndarray) -> Iterator[Graphs]:
             slice(v0, v1),
             slice(e0, e1),
         )
-        yield part._remember(graphs, np.arange(start, stop))
+        yield part._selected_from(graphs, np.arange(start, stop))

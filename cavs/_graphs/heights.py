@@ -1,25 +1,31 @@
-"""Heights of vertices: the level of each in Cavs Algorithm 1, computed once, when graphs are made."""
+"""Heights of vertices: the level of each vertex in Cavs' Algorithm 1, computed once when graphs are built."""
 
 import numpy as np
 
+# One round of NumPy calls costs as much as a Python loop over this many vertices and edges.
+VERTICES_PER_ROUND = 512
+
 
 def offsets(counts: np.ndarray) -> np.ndarray:
-    """(N + 1,) int64: where each of N runs of `counts` begins, and the end of the last."""
+    """(N + 1,) int64: where each of N consecutive runs of length `counts` begins, and where the last one ends."""
     out = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=out[1:])
     return out
 
 
-# A round of NumPy's costs as much as so many vertices and edges in a loop of Python's.
-ROUND = 512
-
-
 def heights(owner: np.ndarray, child: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(V,) int32: the longest path to a leaf, by peeling whole levels (Kahn, 1962); -1 for vertices on or above a cycle.
+    """Computes heights level by level (Kahn, 1962), in time linear in V + E.
 
-    `owner` and `child` (E,) are the flat rows of each edge's ends, `counts` (V,) how many children each vertex has. NumPy
-    handles all vertices of a level at once, as long as there are no more levels than that pays for; the levels above, of a
-    chain or another deep graph, are left to a loop over vertices. The time is linear in V + E, whatever the depth.
+    NumPy processes all vertices of a level at once, while the number of levels is small enough for that to pay. The
+    remaining levels, those of a chain or another deep graph, are processed by a loop over vertices.
+
+    Args:
+        owner: (E,) flat row of each edge's parent.
+        child: (E,) flat row of each edge's child.
+        counts: (V,) number of children of each vertex.
+
+    Returns:
+        (V,) int32, the length of the longest path to a leaf; -1 for vertices on a cycle or above one.
     """
     height = np.where(counts == 0, 0, -1).astype(np.int32)
     by_child = np.argsort(child, kind="stable")
@@ -28,7 +34,7 @@ def heights(owner: np.ndarray, child: np.ndarray, counts: np.ndarray) -> np.ndar
     waiting = counts.copy()
     level = np.flatnonzero(counts == 0)
     h = 0
-    while len(level) and h * ROUND <= len(counts) + len(owner):
+    while len(level) and h * VERTICES_PER_ROUND <= len(counts) + len(owner):
         h += 1
         lengths = start[level + 1] - start[level]
         picks = np.arange(lengths.sum()) + np.repeat(start[level] - offsets(lengths)[:-1], lengths)
@@ -37,15 +43,18 @@ def heights(owner: np.ndarray, child: np.ndarray, counts: np.ndarray) -> np.ndar
         level = parents[waiting[parents] == 0]
         height[level] = h
     if len(level):
-        _deep(height, parent, start, waiting, level, h)
+        _set_heights_above(height, parent, start, waiting, level, h)
     return height
 
 
-def _deep(height: np.ndarray, parent: np.ndarray, start: np.ndarray, waiting: np.ndarray, level: np.ndarray, h: int) -> None:
-    """The heights above `level`, the vertices of height `h`, vertex by vertex: lists, as they are read one by one."""
+def _set_heights_above(
+    height: np.ndarray, parent: np.ndarray, start: np.ndarray, waiting: np.ndarray, level: np.ndarray, h: int
+) -> None:
+    """Sets the heights of all vertices above `level`, the vertices of height `h`, in a loop over vertices."""
+    # Lists: Python reads single elements of them faster than those of arrays.
     parents, first, left = parent.tolist(), start.tolist(), waiting.tolist()
     ready = level.tolist()
-    rows, its = [], []
+    rows, found = [], []
     while ready:
         h += 1
         above = []
@@ -56,5 +65,5 @@ def _deep(height: np.ndarray, parent: np.ndarray, start: np.ndarray, waiting: np
                     above.append(up)
         ready = above
         rows += ready
-        its += [h] * len(ready)
-    height[rows] = its
+        found += [h] * len(ready)
+    height[rows] = found

@@ -1,31 +1,40 @@
-"""Arrays of integers that a caller gave."""
+"""Validation of integer arrays that a caller passes."""
 
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
-MOST_ROWS = 2**31 - 1
+INT32_MAX = 2**31 - 1
 
 
-def integers(name: str, value: Any, dtype: Any = np.int64) -> np.ndarray:
-    """`value` as a 1-d array of `dtype`; `ValueError` that names it where it is none, or does not fit."""
+def integers(name: str, value: ArrayLike | Iterable[int], dtype: DTypeLike = np.int64) -> np.ndarray:
+    """Returns `value` as a 1-d array of `dtype`.
+
+    Raises:
+        ValueError: `value` is not a 1-d array of integers, or does not fit `dtype`. The message begins with `name`.
+    """
     array = np.asarray(value)
     if array.ndim != 1 or not (array.size == 0 or np.issubdtype(array.dtype, np.integer)):
-        raise ValueError(f"{name} has dtype {array.dtype} and shape {array.shape}, wanted a 1-d array of integers.")
+        raise ValueError(f"{name}: got dtype {array.dtype} and shape {array.shape}; expected a 1-d array of integers.")
     out = array.astype(dtype)
     if (out != array).any():
         i = int(np.argmax(out != array))
-        raise ValueError(f"{name}[{i}] is {array[i]}, wanted integers that fit {np.dtype(dtype).name}.")
+        raise ValueError(f"{name}[{i}]: got {array[i]}; expected an integer that fits {np.dtype(dtype).name}.")
     return out
 
 
 def check_total(name: str, counts: np.ndarray) -> None:
-    """**Raises:** `ValueError` for counts, each at least 0, of 2^31 or more vertices or edges in all.
+    """Checks that non-negative counts of vertices or edges add up to less than 2^31.
 
-    Rows are int32 in schedules. And sums of hostile counts overflow: NumPy would then write where it must not.
+    Schedules store rows as int32. The check also protects from overflow: with a sum that overflows, NumPy would write
+    outside its arrays.
+
+    Raises:
+        ValueError: one count, or the sum of all, is 2^31 or more.
     """
-    # One after another: sums of what passes the first check do not overflow.
-    large = np.flatnonzero(counts > MOST_ROWS)
-    if len(large) or counts.sum() > MOST_ROWS:
-        got = f"{name}[{large[0]}] is {counts[large[0]]}" if len(large) else f"{name} add up to {counts.sum()}"
-        raise ValueError(f"{got}, wanted less than 2**31 in all. Make several `Graphs` of them.")
+    # Each count first: if all of them pass, their sum cannot overflow int64.
+    large = np.flatnonzero(counts > INT32_MAX)
+    if len(large) or counts.sum() > INT32_MAX:
+        got = f"{name}[{large[0]}]: got {counts[large[0]]}" if len(large) else f"{name}: got a sum of {counts.sum()}"
+        raise ValueError(f"{got}; expected a sum below 2**31. Split the graphs into several `Graphs`.")

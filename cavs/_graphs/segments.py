@@ -1,15 +1,15 @@
-"""`Segments`: the fields of many schedules, collected and then written into one vector of integers at once."""
+"""`Segments` collects integer fields of many schedules and writes them into one vector at once."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-# Runs of so many integers or more on average are copied one after another, any others are scattered at once.
+# Runs of at least this average length are copied one by one; shorter ones are scattered in one NumPy call.
 LONG_RUNS = 64
 
 
 class _Runs(NamedTuple):
-    """Runs of integers: where each begins, how long it is, and the values of all of them one after another."""
+    """Runs of integers: where each begins, its length, and the concatenated values of all of them."""
 
     start: np.ndarray
     length: np.ndarray
@@ -30,8 +30,11 @@ class Segments:
         size: np.ndarray | None = None,
         fill: np.ndarray | None = None,
     ) -> None:
-        """Runs of `length` integers from `start` on. With a `size`, padding up to it repeats a run's first value (it computes
-        what a real row computes), or `fill`; there is none for a run of no values without a `fill`."""
+        """Adds runs of `length` integers that begin at `start`.
+
+        If `size` is given, each run is padded to that size with its `fill`, by default its first value, so that padding
+        computes what a real row computes. Empty runs without a `fill` are not padded.
+        """
         start, length = start.ravel(), length.ravel()
         self._runs.append(_Runs(start, length, values))
         if size is not None:
@@ -43,7 +46,7 @@ class Segments:
                 self._runs.append(_Runs(start + length, rest, fill.ravel().repeat(rest)))
 
     def write(self, data: np.ndarray) -> None:
-        """Writes all runs into `data`, int32 zeros; what is in none stays so."""
+        """Writes all runs into `data` (int32). Elements that belong to no run keep their value."""
         short = []
         for runs in self._runs:
             if len(runs.values) < LONG_RUNS * runs.start.size:
@@ -56,7 +59,7 @@ class Segments:
 
 
 def _copy(data: np.ndarray, runs: _Runs) -> None:
-    # A slice of a memoryview takes half as long as one of an array.
+    # Slicing a memoryview takes half as long as slicing an array.
     target, source = data.data, np.ascontiguousarray(runs.values, np.int32).data
     begin = 0
     for start, length in zip(runs.start.tolist(), runs.length.tolist(), strict=True):
@@ -66,7 +69,7 @@ def _copy(data: np.ndarray, runs: _Runs) -> None:
 
 
 def ranges(start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """`start[i]`, `start[i] + 1` ... `start[i] + length[i] - 1` for every i, one after another."""
+    """Concatenates `start[i]`, `start[i] + 1`, ..., `start[i] + length[i] - 1` for every i."""
     out = (start - length.cumsum() + length).repeat(length)
     out += np.arange(len(out))
     return out

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jax.typing import ArrayLike
 
-from cavs._graphs.converters import from_edges
+from cavs._graphs.converters import EdgeArguments, edges_to_graphs
 from cavs._graphs.graphs import Graphs
 
 # Arrays, sequences of integers, and CPU tensors of PyTorch: whatever `np.asarray` accepts.
@@ -59,7 +59,8 @@ def from_edge_index(
         )
     name, value = next(iter(given.items()))
     edges = _edges_of(edge_index)
-    return from_edges(_sizes_of(name, value), edges, input_id=input_id, label=label, **fields)
+    names = EdgeArguments("from_edge_index", name, "edge_index", "edge_index[:, {}]", child_first=True)
+    return edges_to_graphs(_sizes_of(name, value), edges, fields | {"input_id": input_id, "label": label}, names)
 
 
 def _edges_of(edge_index: Integers) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from cavs._feed.process import schedules_elsewhere
-from cavs._graphs.deferred import LaterGraphs, Pass
+from cavs._graphs.deferred import DeferredGraphs, Pass
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.pack import Options, bucket as bucket, pack
 from cavs._schedule.schedule import FIELDS, Schedule, Shape
@@ -149,9 +149,9 @@ def _passes(
 def _here(graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options) -> Iterator[tuple[Graphs, Schedule]]:
     for picked in passes:
         counts, index = np.array([len(index) for index in picked]), np.concatenate(picked)
-        of_pass = Pass(graphs, index, counts, None)
+        of_pass = Pass(graphs, index, counts)
         for number, sched in enumerate(pack(graphs, counts, options, index)):
-            yield LaterGraphs(of_pass, number), sched
+            yield DeferredGraphs.of(of_pass, number), sched
 
 
 def _checked(

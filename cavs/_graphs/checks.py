@@ -1,0 +1,156 @@
+"""Validation of what `Graphs.build` and `graphs[index]` are passed."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cavs._graphs.heights import heights, offsets
+from cavs._graphs.integers import INT32_MAX, check_total, integers
+
+Index: TypeAlias = int | np.integer | slice | ArrayLike
+
+
+class Structure(NamedTuple):
+    """The arrays of `Graphs` that say which vertex is a child of which."""
+
+    vertex_offsets: np.ndarray
+    child_offsets: np.ndarray
+    children: np.ndarray
+    height: np.ndarray
+
+
+class OptionalFields(TypedDict):
+    """The optional arrays of `Graphs`, and the names that their ids stand for."""
+
+    kind: np.ndarray | None
+    label: np.ndarray | None
+    input_id: np.ndarray | None
+    vocab: tuple[str, ...] | None
+    kind_names: tuple[str, ...] | None
+    label_names: tuple[str, ...] | None
+
+
+def checked_structure(
+    num_vertices: ArrayLike | Sequence[int], num_children: ArrayLike | Sequence[int], children: ArrayLike | Sequence[int]
+) -> Structure:
+    """Validates these arguments of `Graphs.build` and computes heights.
+
+    Raises:
+        ValueError: as `Graphs.build`.
+    """
+    n = integers("num_vertices", num_vertices)
+    counts = integers("num_children", num_children)
+    kids = integers("children", children, np.int32)
+    if (n < 1).any():
+        g = int(np.flatnonzero(n < 1)[0])
+        raise ValueError(f"num_vertices[{g}]: got {n[g]}; expected at least 1, as every graph has a vertex.")
+    check_total("num_vertices", n)
+    vertex_offsets = offsets(n)
+    num_rows = int(vertex_offsets[-1])
+    if len(counts) != num_rows or (counts < 0).any():
+        raise ValueError(
+            f"num_children: got {len(counts)} values, the smallest {counts.min(initial=0)}; expected {num_rows} values >= 0, "
+            "one per vertex."
+        )
+    check_total("num_children", counts)
+    child_offsets = offsets(counts)
+    if len(kids) != child_offsets[-1]:
+        raise ValueError(f"children: got {len(kids)} values; expected {child_offsets[-1]}, the sum of num_children.")
+    owner = np.repeat(np.arange(num_rows), counts)
+    graph = np.repeat(np.arange(len(n)), n)
+    bad = np.flatnonzero((kids < 0) | (kids >= n[graph[owner]]))
+    if len(bad):
+        g, v = vertex_at(vertex_offsets, int(owner[bad[0]]))
+        raise ValueError(
+            f"children: got child {kids[bad[0]]} of vertex {v} of graph {g}; expected a vertex number within the graph, "
+            f"0 to {n[g] - 1}."
+        )
+    height = heights(owner, kids + vertex_offsets[graph[owner]], counts)
+    if (height < 0).any():
+        g, v = vertex_at(vertex_offsets, int(np.flatnonzero(height < 0)[0]))
+        raise ValueError(
+            f"children: got a cycle in graph {g}, through vertex {v} or below it; expected a directed acyclic graph, in which "
+            "no vertex depends on itself."
+        )
+    return Structure(vertex_offsets, child_offsets, kids, height)
+
+
+def checked_fields(
+    vertex_offsets: np.ndarray,
+    *,
+    kind: ArrayLike | None = None,
+    label: ArrayLike | None = None,
+    input_id: ArrayLike | None = None,
+    vocab: Iterable[str] | None = None,
+    kind_names: Iterable[str] | None = None,
+    label_names: Iterable[str] | None = None,
+) -> OptionalFields:
+    """Validates the optional arguments of `Graphs.build`.
+
+    Raises:
+        ValueError: as `Graphs.build`.
+    """
+
+    def ids(name: str, value: ArrayLike | None, names: tuple[str, ...] | None) -> np.ndarray | None:
+        if value is None:
+            return None
+        array = integers(name, value, np.int32)
+        if len(array) != vertex_offsets[-1]:
+            raise ValueError(f"{name}: got {len(array)} values; expected {vertex_offsets[-1]}, one per vertex.")
+        low, high = 0 if name == "kind" else -1, INT32_MAX if names is None else len(names) - 1
+        bad = np.flatnonzero((array < low) | (array > high))
+        if len(bad):
+            g, v = vertex_at(vertex_offsets, int(bad[0]))
+            raise ValueError(f"{name}: got {array[bad[0]]} at vertex {v} of graph {g}; expected {low} to {high}.")
+        return array
+
+    words, kinds, labels = (None if names is None else tuple(names) for names in (vocab, kind_names, label_names))
+    return {
+        "kind": ids("kind", kind, kinds),
+        "label": ids("label", label, labels),
+        "input_id": ids("input_id", input_id, words),
+        "vocab": words,
+        "kind_names": kinds,
+        "label_names": labels,
+    }
+
+
+def checked_index(index: Index, count: int) -> slice | np.ndarray:
+    """Validates an index into `count` graphs.
+
+    Returns:
+        A slice of step 1 with 0 <= start <= stop <= count, or graph numbers (K,) int64 from 0 to count - 1.
+
+    Raises:
+        IndexError: a graph number is out of range, or the index is of another type or shape.
+    """
+    if isinstance(index, (int, np.integer)):
+        i = int(index)
+        if not -count <= i < count:
+            raise IndexError(f"index: got graph {i}; expected an index into {count} graphs.")
+        return slice(i % count, i % count + 1)
+    if isinstance(index, slice):
+        start, stop, step = index.indices(count)
+        return slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step)
+    array = np.asarray(index)
+    if array.dtype == bool:
+        if array.shape != (count,):
+            raise IndexError(f"index: got a boolean array of shape {array.shape}; expected ({count},), one value per graph.")
+        array = np.flatnonzero(array)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise IndexError(
+            f"index: got dtype {array.dtype} and shape {array.shape}; expected an int, a slice, or a 1-d array of integers "
+            "or booleans."
+        )
+    array = array.astype(np.int64)
+    if array.size and (array.min() < -count or array.max() >= count):
+        raise IndexError(f"index: got graphs {array.min()} to {array.max()}; expected indices into {count} graphs.")
+    return np.where(array < 0, array + count, array)
+
+
+def vertex_at(vertex_offsets: np.ndarray, row: int) -> tuple[int, int]:
+    """Returns (graph, vertex within the graph) of a flat row, for error messages."""
+    graph = int(np.searchsorted(vertex_offsets, row, side="right")) - 1
+    return graph, int(row - vertex_offsets[graph])

@@ -1,0 +1,142 @@
+"""Conversion from and to networkx directed graphs."""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cavs._graphs.flat import ids_and_names, value_type
+from cavs._graphs.graphs import Graphs
+
+if TYPE_CHECKING:
+    import networkx
+
+
+def from_networkx(
+    graphs: "networkx.DiGraph | Iterable[networkx.DiGraph]", *, kind: str = "kind", label: str = "label", input: str = "input"
+) -> Graphs:
+    """Creates graphs from one or several networkx directed graphs.
+
+    An edge u -> v makes u a child of v: v depends on u, and messages flow along the arrow. Vertices are numbered in the
+    order of the graph's nodes. The children of a vertex are ordered by the edge attribute "order", which holds numbers and
+    is present on all edges into the vertex or on none; without it, in the order in which the edges were added.
+
+    The node attributes hold integers >= 0, or strings, which are numbered in the order of first appearance and become
+    `kind_names`, `label_names`, `vocab`. A node whose label or input is missing or `None` gets -1. The kind is present on
+    all nodes or on none. If no node has an attribute, the field is `None`.
+
+    Args:
+        graphs: `networkx.DiGraph` or `networkx.MultiDiGraph`, one or an iterable.
+        kind: the node attribute that becomes `kind`.
+        label: the node attribute that becomes `label`.
+        input: the node attribute that becomes `input_id`.
+
+    Returns:
+        The graphs.
+
+    Raises:
+        ValueError: a graph is undirected, empty or cyclic, or the values of an attribute are of different types.
+        ImportError: networkx is not installed.
+    """
+    _check_installed("from_networkx")
+    import networkx
+
+    all_graphs = [graphs] if isinstance(graphs, networkx.Graph) else list(graphs)
+    sizes: list[int] = []
+    children: list[list[int]] = []
+    values: dict[str, list[object]] = {"kind": [], "label": [], "input_id": []}
+    for g, graph in enumerate(all_graphs):
+        if not isinstance(graph, networkx.DiGraph):
+            raise ValueError(
+                f"from_networkx: graphs[{g}]: got a {type(graph).__name__}; expected a networkx DiGraph or MultiDiGraph."
+            )
+        sizes.append(len(graph))
+        children += _ordered_children(g, graph)
+        for ids, attribute in (("kind", kind), ("label", label), ("input_id", input)):
+            values[ids].extend(data for _, data in graph.nodes(data=attribute))
+    fields: dict[str, Any] = {}
+    for ids, attribute, names in (("kind", kind, "kind_names"), ("label", label, "label_names"), ("input_id", input, "vocab")):
+        given: list[Any] = [value.item() if isinstance(value, np.integer) else value for value in values[ids]]
+        if all(value is None for value in given):
+            continue
+        found = value_type(given, optional=ids != "kind")
+        if isinstance(found, str):
+            where = "on every node, " if ids == "kind" else ""
+            argument = ids.removesuffix("_id")
+            raise ValueError(
+                f"from_networkx: {argument}={attribute!r}: got {found}; expected {where}only int >= 0 or only str."
+            )
+        fields[ids], fields[names] = ids_and_names(given)
+    return Graphs.build(sizes, list(map(len, children)), [child for row in children for child in row], **fields)
+
+
+def _ordered_children(g: int, graph: "networkx.DiGraph") -> Iterator[list[int]]:
+    """The children of each node of graph number `g`."""
+    number = {node: i for i, node in enumerate(graph)}
+    edges: list[list[tuple[Any, int]]] = [[] for _ in number]  # (order, child)
+    for u, v, order in graph.in_edges(data="order"):
+        edges[number[v]].append((order, number[u]))
+    for node, own in zip(graph, edges, strict=True):
+        with_order = sum(order is not None for order, _ in own)
+        if with_order:
+            if not all(isinstance(order, (int, float, np.integer, np.floating)) for order, _ in own):
+                raise ValueError(
+                    f"from_networkx: graphs[{g}]: got an attribute 'order' on {with_order} of {len(own)} edges into node "
+                    f"{node!r}; expected numbers on all of them or on none."
+                )
+            own.sort(key=lambda pair: pair[0])
+        yield [child for _, child in own]
+
+
+def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
+    """Converts each graph to a networkx graph; the inverse of `from_networkx`.
+
+    Nodes are 0, 1, ... with the attributes "kind", "label" and "input": the name if there are names, otherwise the
+    integer. A node whose id is -1 lacks the attribute. Edges lead from a child to its parent; their attribute "order" is
+    the child's place among the parent's children.
+
+    Args:
+        graphs: the graphs.
+
+    Returns:
+        One `networkx.DiGraph` per graph; a `networkx.MultiDiGraph` if a vertex has the same child twice.
+
+    Raises:
+        ImportError: networkx is not installed.
+    """
+    _check_installed("to_networkx")
+    import networkx
+
+    counts = np.diff(graphs.child_offsets)
+    owner = np.repeat(np.arange(graphs.num_vertices), counts)
+    order = (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()
+    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
+    parents, children = (owner - base[owner]).tolist(), graphs.children.tolist()
+    attributes = []
+    for attribute, ids, names in (
+        ("kind", graphs.kind, graphs.kind_names),
+        ("label", graphs.label, graphs.label_names),
+        ("input", graphs.input_id, graphs.vocab),
+    ):
+        if ids is not None:
+            attributes.append((attribute, ids.tolist(), names))
+    out = []
+    for start, stop in pairwise(graphs.vertex_offsets.tolist()):
+        first, last = int(graphs.child_offsets[start]), int(graphs.child_offsets[stop])
+        pairs = list(zip(children[first:last], parents[first:last], strict=True))
+        graph = networkx.DiGraph() if len(set(pairs)) == len(pairs) else networkx.MultiDiGraph()
+        for row in range(start, stop):
+            own = {a: ids[row] if names is None else names[ids[row]] for a, ids, names in attributes if ids[row] >= 0}
+            graph.add_node(row - start, **own)
+        for (child, parent), place in zip(pairs, order[first:last], strict=True):
+            graph.add_edge(child, parent, order=place)
+        out.append(graph)
+    return out
+
+
+def _check_installed(function: str) -> None:
+    try:
+        import networkx  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{function}: networkx is not installed. Write: pip install networkx") from error
