@@ -1,0 +1,47 @@
+"""Pages of Markdown whose programs run: their blocks, and a process that executes them as a reader would."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# In an interpreter without the settings of the tests. Blocks of a page share a namespace, pages do not.
+RUN = r"""
+import doctest, pathlib, re, sys, time, warnings
+warnings.simplefilter("error")
+for path in sys.argv[1:]:
+    text, begin = pathlib.Path(path).read_text(), time.monotonic()
+    names = {"__name__": "__main__"}
+    for found in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
+        line = text[: found.start(1)].count("\n")
+        exec(compile("\n" * line + found[1], path, "exec"), names)
+    examples = "\n\n".join(re.findall(r"```pycon\n(.*?)```", text, re.DOTALL))
+    tests = doctest.DocTestParser().get_doctest(examples, names, path, None, 0)
+    failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(tests)
+    print("page:", path, "examples:", tried, "failed:", failed, "seconds:", round(time.monotonic() - begin, 1), flush=True)
+"""
+
+
+def blocks(language: str, text: str) -> list[str]:
+    """The fenced blocks of a language. ```py blocks show another library's code and are not run."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def start(folder: Path, paths: Sequence[Path]) -> subprocess.Popen[str]:
+    """Begins to execute the pages in `folder`, which gets a link to the package."""
+    (folder / "cavs").symlink_to(ROOT / "cavs")
+    # JAX adds lines about its own frames to a message, unless it shows them.
+    env = os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
+    command, pipe = [sys.executable, "-c", RUN, *map(str, paths)], subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def printed(process: subprocess.Popen[str]) -> str:
+    """What the pages printed, once they have run."""
+    out, error = process.communicate(timeout=600)
+    assert not process.returncode, f"{out}\n{error}"
+    return out.strip()
