@@ -1,7 +1,7 @@
 """Fuzzes every reader: `python -m tests.fuzz_readers --seconds 300`.
 
-Small valid files are mutated and read. A reader may return graphs or raise `FormatError` that names the file; anything else
-fails and prints what reproduces it. Graphs that come back are checked field by field, and trees against a plain parser.
+Mutates small valid files and reads them. A reader may return graphs, or raise a `FormatError` that names the file. Anything
+else fails and prints how to reproduce it. All fields of the graphs are checked, and trees are compared with a plain parser.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from tests.mutations import SEEDS, mutated, mutated_bytes, npz_seed
 
 
 def fuzz(seed: int, *, inputs: float = math.inf, seconds: float = math.inf) -> Counter[str]:
-    """Mutates and reads so often or so long; how many inputs each format had, and how many of them were valid."""
+    """Mutates and reads files; returns the number of inputs of each format, and the number of valid ones."""
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     number, end = 0, time.monotonic() + seconds

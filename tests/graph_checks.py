@@ -1,4 +1,4 @@
-"""What every `Graphs` promises, by plain loops; and trees by a parser that knows nothing but a stack."""
+"""Checks of the properties of every `Graphs`, in plain loops; and a parser of trees that uses a stack."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from cavs._readers import load_npz, read, save_npz, write_edges
 
 
 def check_graphs(graphs: Graphs) -> None:
-    """What every `Graphs` promises, by plain loops."""
+    """Checks the properties of every `Graphs` in plain loops."""
     assert graphs.vertex_offsets[0] == 0 and graphs.child_offsets[0] == 0
     assert graphs.vertex_offsets[-1] == len(graphs.height) == len(graphs.child_offsets) - 1
     assert graphs.child_offsets[-1] == len(graphs.children)
@@ -43,9 +43,9 @@ def check_trees(data: bytes, graphs: Graphs | None) -> None:
     try:
         expected = plain_trees(data)
     except ValueError as error:
-        assert graphs is None, f"read_trees took what the plain parser refuses: {error}"
+        assert graphs is None, f"read_trees accepted a file that the plain parser refuses: {error}"
         return
-    assert graphs is not None, "read_trees refused what the plain parser takes"
+    assert graphs is not None, "read_trees refused a file that the plain parser accepts"
     start = graphs.vertex_offsets.tolist()
     assert len(graphs) == len(expected)
     for g, tree in enumerate(expected):
@@ -61,10 +61,10 @@ def check_trees(data: bytes, graphs: Graphs | None) -> None:
 
 
 def plain_trees(data: bytes) -> list[list[tuple[str | None, str | None, list[int]]]]:
-    """Per tree, per vertex in post-order: label, word, children. The definition that `read_trees` is held against."""
+    """Parses trees: for each tree and vertex, in post-order, (label, word, children). The reference for `read_trees`."""
     text = data.decode("utf-8").removeprefix("\ufeff")
     trees: list[list[tuple[str | None, str | None, list[int]]]] = []
-    stack: list[tuple[list[str], list[int]]] = []  # of each open bracket: what it holds, its children so far
+    stack: list[tuple[list[str], list[int]]] = []  # for each open bracket: its label and word, its children so far
     for token in re.findall(r"[()]|[^() \t\n\r\v\f]+", text):
         if token == "(":
             if not stack:

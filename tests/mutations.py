@@ -1,4 +1,4 @@
-"""Small valid files of every format, and mutations of them: of bytes, tokens, lines, splices, and the arrays of `.npz`."""
+"""Small valid files of every format, and mutations of their bytes, tokens, lines and of the arrays of `.npz`."""
 
 import contextlib
 import io
@@ -135,7 +135,7 @@ def _mutated_tokens(rng: random.Random, data: bytes) -> bytes:
 
 
 def _mutated_arrays(rng: random.Random, data: bytes) -> bytes:
-    # Bytes changed at random seldom pass a zip file's checksums: here the file is whole and its arrays are wrong.
+    # Random bytes seldom pass the checksums of a zip file. Here the file is valid and its arrays are not.
     with np.load(io.BytesIO(data)) as file:
         arrays = {name: file[name] for name in file.files}
     for _ in range(rng.choice((0, 1, 1, 2, 4))):
@@ -147,7 +147,7 @@ def _mutated_arrays(rng: random.Random, data: bytes) -> bytes:
             if not arrays:
                 break
         elif kind == 1:
-            with contextlib.suppress(ValueError, TypeError, RuntimeError, OverflowError):  # text and dates are no numbers
+            with contextlib.suppress(ValueError, TypeError, RuntimeError, OverflowError):  # text and dates are not numbers
                 arrays[name] = array.astype(rng.choice(("i1", "u1", "i4", "u8", "i8", "f8", "U3", "?", "M8[s]", "S4")))
         elif kind == 2:
             arrays[name] = array.reshape(rng.choice(((-1,), (1, -1), (-1, 1))))

@@ -1,4 +1,4 @@
-"""A small valid file of each text format, and what tests write and read them with."""
+"""A small valid file of each text format, and helpers of the tests that write and read them."""
 
 import gzip
 
@@ -18,7 +18,7 @@ CONLLU = """# sent_id = 1
 2\tbuy\tbuy\tVERB\tVBP\t_\t0\troot\t_\t_
 """
 
-BENCH = """# c17, more or less
+BENCH = """# similar to c17
 INPUT(G1)
  input ( G2 )
 INPUT(G3)

@@ -1,4 +1,4 @@
-"""Every malformed file is refused with its line, what was read there and what was expected."""
+"""The error for a malformed file names the line, what was read there, and what was expected."""
 
 import gzip
 import pickle
@@ -28,13 +28,13 @@ MALFORMED = [
     ("a.txt", "(2 w (2 v))", 1, r"'w \(2 v\)\)'", "a vertex has a word or children, not both"),
     ("a.txt", b"(2 w)\n(2 caf\xe9)\n", 2, r"'\\\\xe9\)", r"UTF-8 text \(invalid continuation byte\)"),
     ("a.txt", "(2 " + "w" * 1000, 1, r"'\(2 w{54}\.\.\.'", "a '\\)' for each"),
-    ("a.conllu", word(1, 0) + "2\tw\n", 2, r"'2\\tw'", "ten columns with a tab between, none empty"),
-    ("a.conllu", word(1, 0, form=""), 1, "'1", "ten columns with a tab between, none empty"),
+    ("a.conllu", word(1, 0) + "2\tw\n", 2, r"'2\\tw'", "ten columns separated by tabs, none of them empty"),
+    ("a.conllu", word(1, 0, form=""), 1, "'1", "ten columns separated by tabs, none of them empty"),
     ("a.conllu", word(1, 0) + word(3, 1), 2, "'3", "the ID 2 in the first column"),
     ("a.conllu", word("x", 0), 1, "'x", "the ID 1 in the first column"),
-    ("a.conllu", word(1, "_"), 1, "'1", "a HEAD, 0 or a word's ID, in column 7, not '_'"),
-    ("a.conllu", word(1, "²"), 1, "'1", "a HEAD, 0 or a word's ID, in column 7, not '²'"),
-    ("a.conllu", word(1, "9" * 5000), 1, "'1", "a HEAD, 0 or a word's ID, in column 7, not '9{20}'"),
+    ("a.conllu", word(1, "_"), 1, "'1", "0 or the ID of a word as HEAD in column 7, not '_'"),
+    ("a.conllu", word(1, "²"), 1, "'1", "0 or the ID of a word as HEAD in column 7, not '²'"),
+    ("a.conllu", word(1, "9" * 5000), 1, "'1", "0 or the ID of a word as HEAD in column 7, not '9{20}'"),
     ("a.conllu", word(1, 3) + word(2, 0), 1, "'1", "a HEAD from 0 to 2"),
     ("a.conllu", word(1, 0) + "\n# c\n" + word(1, 2) + word(2, 3) + word(3, 2), 5, "'2", "word 2 depends on itself"),
     ("a.conllu", word(1, 1), 1, "'1", "word 1 depends on itself"),
@@ -59,14 +59,26 @@ MALFORMED = [
     ("a.jsonl", '{"edges": [], "num_vertices": 0}', 1, "'{", "an integer from 1 to 1000"),
     ("a.jsonl", '{"edges": [], "num_vertices": true}', 1, "'{", "an integer from 1 to 1000"),
     ("a.jsonl", '{"edges": [], "num_vertices": 1000000000}', 1, "'{", "an integer from 1 to 1000"),
-    ("a.jsonl", '{"children": [[]], "labels": [1, 2]}', 1, "'{", "'labels' to be a list of 1 entries"),
-    ("a.jsonl", '{"children": [[]], "labels": "x"}', 1, "'{", "'labels' to be a list of 1 entries"),
-    ("a.jsonl", '{"children": [[]], "labels": [-1]}', 1, "'{", "'labels' to be all int or str .*, or null, not the integer -1"),
+    ("a.jsonl", '{"children": [[]], "labels": [1, 2]}', 1, "'{", "'labels' to be a list of 1 values"),
+    ("a.jsonl", '{"children": [[]], "labels": "x"}', 1, "'{", "'labels' to be a list of 1 values"),
+    (
+        "a.jsonl",
+        '{"children": [[]], "labels": [-1]}',
+        1,
+        "'{",
+        "'labels' to be only int or str .* null, not the integer -1",
+    ),
     ("a.jsonl", '{"children": [[]], "labels": [4294967296]}', 1, "'{", "not the integer 4294967296"),
     ("a.jsonl", '{"children": [[]], "labels": [true]}', 1, "'{", "not bool"),
-    ("a.jsonl", '{"children": [[]], "kinds": [null]}', 1, "'{", "'kinds' to be all int or str .*, not null"),
+    ("a.jsonl", '{"children": [[]], "kinds": [null]}', 1, "'{", "'kinds' to be only int or str .*, not null"),
     ("a.jsonl", '{"children": [[], []], "inputs": [1, "a"]}', 1, "'{", "not int and str"),
-    ("a.jsonl", '{"children": [[]], "inputs": [1]}\n{"children": [[]], "inputs": ["a"]}', 2, "'{", "to be all int .*, not str"),
+    (
+        "a.jsonl",
+        '{"children": [[]], "inputs": [1]}\n{"children": [[]], "inputs": ["a"]}',
+        2,
+        "'{",
+        "only int .*, not str",
+    ),
     (
         "a.jsonl",
         '{"children": [[]], "inputs": [1]}\n{"children": [[]]}',
@@ -84,28 +96,28 @@ MALFORMED = [
     ("a.bench", "INPUT(a)\nb", 2, "'b'", r"INPUT\(a\), OUTPUT\(y\) or y = GATE\(a, b\)"),
     ("a.bench", "INPUT(a, b)", 1, "'INPUT", r"INPUT\(a\), OUTPUT\(y\)"),
     ("a.bench", "AND(a, b)", 1, "'AND", r"INPUT\(a\), OUTPUT\(y\)"),
-    ("a.bench", "INPUT(a)\ny = AND(a,)", 2, "'y = ", "signal names with a comma between"),
-    ("a.bench", "INPUT(a)\ny = AND(a a)", 2, "'y = ", "signal names with a comma between"),
-    ("a.bench", "INPUT(a)\ny = NAN(a)", 2, "'y = ", "a gate of AND, NAND, OR"),
-    ("a.bench", "INPUT(a)\ny = INPUT(a)", 2, "'y = ", "a gate of AND, NAND, OR"),
+    ("a.bench", "INPUT(a)\ny = AND(a,)", 2, "'y = ", "signal names in brackets, separated by commas"),
+    ("a.bench", "INPUT(a)\ny = AND(a a)", 2, "'y = ", "signal names in brackets, separated by commas"),
+    ("a.bench", "INPUT(a)\ny = NAN(a)", 2, "'y = ", "one of the gates AND, NAND, OR"),
+    ("a.bench", "INPUT(a)\ny = INPUT(a)", 2, "'y = ", "one of the gates AND, NAND, OR"),
     ("a.bench", "INPUT(a)\ny = NOT(a, a)", 2, "'y = ", "one signal in the brackets of NOT"),
-    ("a.bench", "INPUT(a)\ny = dff(a)", 2, "'y = dff", "only flat, combinational netlists are read"),
-    ("a.bench", "INPUT(a)\n\na = NOT(a)", 3, "'a'", "each signal to be defined once; line 1 defines it too"),
+    ("a.bench", "INPUT(a)\ny = dff(a)", 2, "'y = dff", "only flat, combinational netlists can be read"),
+    ("a.bench", "INPUT(a)\n\na = NOT(a)", 3, "'a'", "each signal to be defined once; line 1 also defines it"),
     ("a.bench", "INPUT(a)\ny = AND(a, b)", 2, "'b'", "a signal that is an input or the output of a gate"),
     ("a.bench", "INPUT(a)\nOUTPUT(b)", 2, "'b'", "a signal that is an input or the output of a gate"),
     ("a.bench", "INPUT(a)\nx = NOT(z)\ny = AND(a, z)\nz = OR(a, y)", 4, "'z'", r"does not depend on itself \(a cycle\)"),
-    ("a.blif", ".inputs a\n.latch a b", 2, "'.latch a b'", "only flat, combinational netlists are read"),
-    ("a.blif", ".inputs a\n.subckt m a=b", 2, "'.subckt", "only flat, combinational netlists are read"),
+    ("a.blif", ".inputs a\n.latch a b", 2, "'.latch a b'", "only flat, combinational netlists can be read"),
+    ("a.blif", ".inputs a\n.subckt m a=b", 2, "'.subckt", "only flat, combinational netlists can be read"),
     ("a.blif", ".inputs a\n.area 3", 2, "'.area 3'", "one of .model, .inputs, .outputs, .names, .end"),
-    ("a.blif", ".model a\n.model b", 2, "'.model b'", "one .model a file"),
+    ("a.blif", ".model a\n.model b", 2, "'.model b'", "one .model per file"),
     ("a.blif", ".inputs a\n.end\n.names x", 3, "'.names x'", "nothing after .end"),
     ("a.blif", ".inputs a\n.names", 2, "'.names'", "the gate's output after .names"),
-    ("a.blif", ".inputs a\n11 1", 2, "'11 1'", "only below .names"),
+    ("a.blif", ".inputs a\n11 1", 2, "'11 1'", ".names before the rows of its cover"),
     ("a.blif", ".inputs a b\n.names a b \\\n y\n1 1", 4, "'1 1'", "a row of the cover: 2 of 0, 1 and -, then 0 or 1"),
     ("a.blif", ".inputs a\n.names a y\n2 1", 3, "'2 1'", "a row of the cover: 1 of 0, 1 and -"),
     ("a.blif", ".inputs a\n.names a y\n1 -", 3, "'1 -'", "a row of the cover: 1 of 0, 1 and -"),
-    ("a.blif", ".inputs a\n.names y\n1 1", 3, "'1 1'", "0 or 1 alone, as this gate has no fan-in"),
-    ("a.blif", ".inputs a\n.names a y\n1 1\n0 0", 2, "'1 1 0 0'", "all rows of y to end in 1, or all in 0"),
+    ("a.blif", ".inputs a\n.names y\n1 1", 3, "'1 1'", "only 0 or 1, as this gate has no fan-in"),
+    ("a.blif", ".inputs a\n.names a y\n1 1\n0 0", 2, "'1 1 0 0'", "all rows of y to end in 1, or all to end in 0"),
     ("a.blif", ".inputs a \\\n a", 1, "'a'", "each signal to be defined once; line 1"),
     ("a.blif", ".inputs a\n.outputs b", 2, "'b'", "a signal that is an input or the output of a gate"),
     ("a.blif", ".inputs a\n.names a z y\n11 1\n.names y z\n1 1\n.outputs y", 2, "'y'", "does not depend on itself"),
@@ -113,19 +125,19 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize("name, text, line, got, wanted", MALFORMED, ids=range(len(MALFORMED)))
-def test_a_malformed_file_is_refused_with_its_line(tmp_path, name, text, line, got, wanted):
+@pytest.mark.parametrize("name, text, line, got, expected", MALFORMED, ids=range(len(MALFORMED)))
+def test_a_malformed_file_is_refused_with_its_line(tmp_path, name, text, line, got, expected):
     for suffix in ("", ".gz"):
         path = write(tmp_path, name + suffix, text)
-        with pytest.raises(FormatError, match=f"line {line}: read {got}.*, expected .*{wanted}") as caught:
+        with pytest.raises(FormatError, match=f"line {line}: got {got}.*; expected .*{expected}") as caught:
             cavs.read(path)
         assert str(caught.value).startswith(f"{path}, line ") and len(str(caught.value)) < 500
-        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as a worker process hands it on
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # as a worker process does
 
 
 @pytest.mark.parametrize("name", ["a.bench", "a.blif"])
 def test_a_netlist_has_a_vertex(tmp_path, name):
-    with pytest.raises(FormatError, match="no input and no gate.*expected a netlist of at least one"):
+    with pytest.raises(FormatError, match="no input and no gate.*expected at least one"):
         cavs.read(write(tmp_path, name, "# nothing\n"))
 
 
@@ -135,14 +147,14 @@ def test_a_netlist_has_a_vertex(tmp_path, name):
         ({"children": np.array([5])}, "child 5 of vertex 1 of graph 0"),
         ({"children": np.array([1])}, "a cycle in graph 0"),
         ({"children": np.array([2**32])}, "children"),
-        ({"children": np.array([0.0])}, "children has dtype float64"),
-        ({"children": None}, "children is missing"),
+        ({"children": np.array([0.0])}, "children: got dtype float64"),
+        ({"children": None}, "children: got no array"),
         ({"children": np.array([{}], object)}, "a whole .npz file"),
-        ({"vertex_offsets": np.array([0, 2**62, 3])}, "vertex_offsets are no offsets"),
-        ({"child_offsets": np.array([0, 2, -1, 1])}, "child_offsets are no offsets"),
+        ({"vertex_offsets": np.array([0, 2**62, 3])}, "vertex_offsets: got invalid offsets"),
+        ({"child_offsets": np.array([0, 2, -1, 1])}, "child_offsets: got invalid offsets"),
         ({"label": np.array([0])}, "label: got 1 values; expected 3"),
         ({"input_id": np.array([0, 0, 9])}, "input_id: got 9 at vertex 0 of graph 1"),
-        ({"vocab.lengths": np.array([1, -1, 2])}, "vocab.lengths do not add up"),
+        ({"vocab.lengths": np.array([1, -1, 2])}, "vocab.lengths: got invalid lengths"),
         ({"vocab.bytes": np.array([65, 255], np.uint8)}, "can't decode byte 0xff"),
         ({"cavs_version": np.int64(99)}, "version 1 of what cavs.io.save_npz writes"),
         ({"cavs_version": None}, "no cavs_version"),
@@ -177,18 +189,18 @@ def test_damaged_files_are_refused(tmp_path, suffix):
 
 def test_files_that_would_fill_the_memory_are_refused(tmp_path, monkeypatch):
     for module in (source, npz):
-        monkeypatch.setattr(module, "ROOM", 1 << 12)
+        monkeypatch.setattr(module, "ALLOWANCE", 1 << 12)
         monkeypatch.setattr(module, "RATIO", 10)
     text = "(2 w)\n" * 2_000
     assert len(cavs.read(write(tmp_path, "a.txt", text))) == 2_000
     path = write(tmp_path, "a.txt.gz", text)
     assert path.stat().st_size < len(text) / 100
     with pytest.raises(
-        FormatError, match="a.txt.gz: read '.* bytes of gzip that decompress to more', expected at most 4096 bytes"
+        FormatError, match="a.txt.gz: got '.* bytes of gzip that decompress to more'; expected at most 4096 bytes"
     ):
         cavs.read(path)
-    monkeypatch.setattr(source, "ROOM", len(text))
-    assert len(cavs.read(path)) == 2_000  # exactly as much as it may
+    monkeypatch.setattr(source, "ALLOWANCE", len(text))
+    assert len(cavs.read(path)) == 2_000  # exactly the limit
     np.savez_compressed(tmp_path / "a.npz", children=np.zeros(10**6, int))
-    with pytest.raises(FormatError, match="a.npz: read a file with an error .* bytes that decompress to 8000128"):
+    with pytest.raises(FormatError, match="a.npz: got a file with an error .* bytes that decompress to 8000128"):
         cavs.read(tmp_path / "a.npz")

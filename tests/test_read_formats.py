@@ -1,4 +1,4 @@
-"""CoNLL-U, JSON lines, netlists and `.npz` are read as their docstrings say."""
+"""The readers of CoNLL-U, JSON lines, netlists and `.npz` follow their docstrings."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_conllu_children_are_in_word_order(tmp_path, label, expected):
 
 
 def test_conllu_names_an_unknown_column(tmp_path):
-    with pytest.raises(ValueError, match="label='pos', wanted one of 'upos', 'xpos', 'deprel'"):
+    with pytest.raises(ValueError, match="label: got 'pos'; expected one of 'upos', 'xpos', 'deprel'"):
         cavs.io.read_conllu(tmp_path / "none", label="pos")
 
 
@@ -82,7 +82,7 @@ def test_several_netlists_share_their_kinds(tmp_path):
     assert len(graphs) == 3
     assert graphs[0].kind.tolist() == graphs[2].kind.tolist()
     assert children_of(graphs, 1) == children_of(cavs.io.read_netlist(paths[1]))
-    with pytest.raises(ValueError, match=r"read_netlist: .*a\.v ends in '\.v', wanted \.bench or \.blif"):
+    with pytest.raises(ValueError, match=r"read_netlist: .*a\.v', which ends in '\.v'; expected \.bench or \.blif"):
         cavs.io.read_netlist([paths[0], tmp_path / "a.v"])
 
 

@@ -1,4 +1,4 @@
-"""Trees in brackets are read as a parser that knows nothing but a stack reads them; their cache."""
+"""Trees in brackets, compared with a parser that uses a stack; and the cache."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What all formats share: the choice by suffix, compression, files that hold nothing, and files that mutations broke."""
+"""What all formats share: the choice by suffix, compression, empty files, and mutated files."""
 
 import os
 
@@ -26,7 +26,7 @@ def test_read_goes_by_suffix_with_and_without_gz(tmp_path, suffix):
 
 @pytest.mark.parametrize("name", ["a.csv", "a", "a.gz", "a.txt.bz2"])
 def test_read_lists_the_suffixes_it_knows(tmp_path, name):
-    with pytest.raises(ValueError, match=r"wanted one of \.txt, .*\.conllu, \.jsonl, \.bench, \.blif, \.npz"):
+    with pytest.raises(ValueError, match=r"expected one of \.txt, .*\.conllu, \.jsonl, \.bench, \.blif, \.npz"):
         cavs.read(tmp_path / name)
 
 

@@ -1,4 +1,4 @@
-"""Graphs come back as they went, through every way out: `.npz`, JSON lines, networkx, lists of edges."""
+"""Writing and reading graphs gives the same graphs: `.npz`, JSON lines, networkx, lists of edges."""
 
 import networkx
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from tests.random_graphs import assert_same, build, forests, graphs
 
 
 def values(ids, names):
-    """What ids stand for; `None` where they say nothing at all."""
+    """The names of ids; `None` if all ids are -1."""
     if ids is None or (ids < 0).all():
         return None
     return [None if i < 0 else i if names is None else names[i] for i in ids.tolist()]

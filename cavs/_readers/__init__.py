@@ -1,4 +1,4 @@
-"""Readers: a file in, `Graphs` out; one file a format. A new format is a file here and a line in `_BY_SUFFIX`."""
+"""Readers of graphs, one file per format. To add a format, add a file and a line in `_BY_SUFFIX`."""
 
 import os
 
@@ -24,20 +24,34 @@ _BY_SUFFIX = {
 
 
 def read(path: Path) -> Graphs:
-    """Reads a file by what its name ends in, with or without `.gz`.
+    """Reads a file with the reader for its suffix, with or without `.gz`.
 
-    - `.txt`, `.ptb`, `.trees`, `.mrg`: `read_trees`
-    - `.conllu`: `read_conllu`
-    - `.jsonl`: `read_edges`
-    - `.bench`, `.blif`: `read_netlist`
-    - `.npz`: `load_npz`
+    | suffix | reader |
+    |---|---|
+    | `.txt`, `.ptb`, `.trees`, `.mrg` | [`cavs.read_trees`][] |
+    | `.conllu` | [`cavs.io.read_conllu`][] |
+    | `.jsonl` | [`cavs.io.read_edges`][] |
+    | `.bench`, `.blif` | [`cavs.io.read_netlist`][] |
+    | `.npz` | [`cavs.io.load_npz`][] |
 
-    **Raises:** `ValueError` for any other name; `FormatError` as the reader does.
+    Each file is read with a vocabulary of its own. Renumber the words of a development or test set as those of the training
+    set: `dev = cavs.read("dev.txt").with_vocab(train.vocab)`.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The graphs of the file.
+
+    Raises:
+        ValueError: the suffix is unknown.
+        FormatError: the file is not in the format of the reader.
     """
     suffix = bare_suffix(path)
     if suffix not in _BY_SUFFIX:
         raise ValueError(
-            f"read: {os.fspath(path)} ends in {suffix!r}, wanted one of {', '.join(_BY_SUFFIX)}, or one of these with .gz. "
-            "For other names call the reader itself: read_trees, read_conllu, read_edges, read_netlist, load_npz."
+            f"read: path: got {os.fspath(path)!r}, which ends in {suffix!r}; expected one of {', '.join(_BY_SUFFIX)}, or "
+            "one of these with .gz. For other names call the reader itself: cavs.read_trees, cavs.io.read_conllu, read_edges, "
+            "read_netlist or load_npz."
         )
     return _BY_SUFFIX[suffix](path)

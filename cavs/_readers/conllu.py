@@ -1,5 +1,6 @@
-"""CoNLL-U, the format of Universal Dependencies: dependency trees."""
+"""CoNLL-U, the dependency trees of Universal Dependencies."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -13,73 +14,45 @@ _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")
 
 
 def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
-    """Dependency trees: a graph a sentence, a vertex a word, in the order of the sentence.
+    """Reads dependency trees: a graph per sentence and a vertex per word, in the order of the sentence.
 
-    A word line has ten columns with a tab between: ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC. IDs run 1, 2, ...;
-    lines of multiword tokens (`3-4`) and empty nodes (`3.1`) are passed over, as are comments (`#`). Blank lines end
-    sentences. A word's children are the words whose HEAD it is, left to right; HEAD 0 is a root, of which there may be
-    several. UTF-8, `.gz` by name; a file without sentences gives no graphs.
+    A word line has ten columns, separated by tabs: ID FORM LEMMA UPOS XPOS FEATS HEAD DEPREL DEPS MISC. IDs run 1, 2, ...
+    Multiword tokens (`3-4`), empty nodes (`3.1`) and comments (`#`) are skipped. A blank line ends a sentence. The file is
+    UTF-8, and a file without sentences gives no graphs.
 
-    `input_id` is the word's FORM, in `vocab` by first appearance; `label` the chosen column, in `label_names` by first
-    appearance, -1 where it is `_`.
+    The children of a word are the words whose HEAD it is, from left to right. A word with HEAD 0 is a root; a sentence may
+    have several. `input_id` is the FORM, in `vocab` in the order of first appearance. `label` is the chosen column, in
+    `label_names` in the order of first appearance, and -1 if the column is `_`.
 
-    **Arguments:** `label` is "upos", "xpos" or "deprel".
+    Args:
+        path: the file; it is decompressed if its name ends in `.gz`.
+        label: the column for `label`: "upos", "xpos" or "deprel".
 
-    **Raises:** `FormatError` that names the line: not ten columns or an empty one, an ID out of turn, a HEAD that is no
-    word of the sentence; for heads that form a cycle (so there is no root), the line of a word on it.
+    Returns:
+        The graphs.
+
+    Raises:
+        FormatError: a line does not have ten non-empty columns, an ID is out of order, a HEAD is not a word of the sentence,
+            or the heads form a cycle. The message names the line.
+        ValueError: `label` is another column.
     """
     if label not in _LABEL_COLUMNS:
-        raise ValueError(f"read_conllu: label={label!r}, wanted one of {', '.join(map(repr, _LABEL_COLUMNS))}.")
-    column = _LABEL_COLUMNS[label]
+        raise ValueError(f"read_conllu: label: got {label!r}; expected one of {', '.join(map(repr, _LABEL_COLUMNS))}.")
     lines = read_lines(path)
-    words: list[str] = []
-    labels: list[str] = []
-    heads: list[int] = []  # 0 is a root, else within the sentence
-    where: list[int] = []  # the index of each word's line
-    num_vertices: list[int] = []
-    n = 0  # words of the sentence so far
-    lines.append("")  # ends the last sentence
-    for i, line in enumerate(lines):
-        if line.startswith("#"):
-            continue
-        if not line.strip(ASCII_SPACE):
-            if n:
-                for k in range(len(heads) - n, len(heads)):
-                    if heads[k] > n:
-                        raise format_error(path, where[k] + 1, lines[where[k]], f"a HEAD from 0 to {n}, the last word's ID")
-                num_vertices.append(n)
-                n = 0
-            continue
-        cells = line.split("\t")
-        if len(cells) != 10 or "" in cells:
-            raise format_error(path, i + 1, line, "ten columns with a tab between, none empty")
-        if cells[0] != str(n + 1):
-            if _SKIPPED_ID.fullmatch(cells[0]):
-                continue
-            raise format_error(path, i + 1, line, f"the ID {n + 1} in the first column (or a range 3-4, or 3.1)")
-        head = cells[6]
-        # Not `isdigit` alone: it takes "²". Nine digits are enough for any sentence.
-        if not (head.isascii() and head.isdigit() and len(head) < 10):
-            raise format_error(path, i + 1, line, f"a HEAD, 0 or a word's ID, in column 7, not {head[:20]!r}")
-        n += 1
-        words.append(cells[1])
-        labels.append(cells[column])
-        heads.append(int(head))
-        where.append(i)
-
-    sizes = np.array(num_vertices, np.int64)
+    words = _read_words(path, lines, _LABEL_COLUMNS[label])
+    sizes = np.array(words.num_vertices, np.int64)
     starts = np.cumsum(sizes) - sizes
-    local = np.array(heads, np.int64)
+    local = np.array(words.heads, np.int64)
     parents = np.where(local > 0, local - 1 + np.repeat(starts, sizes), -1)
 
     def cycle_error(graph: int, vertex: int) -> FormatError:
-        i = where[int(starts[graph]) + vertex]
+        i = words.line[int(starts[graph]) + vertex]
         return format_error(path, i + 1, lines[i], f"heads that lead to a root (HEAD 0); word {vertex + 1} depends on itself")
 
-    word_ids, vocab = number_names(words)
-    given = np.array([text != "_" for text in labels], bool)
-    label_ids = np.full(len(labels), -1, np.int32)
-    label_ids[given], label_names = number_names([text for text in labels if text != "_"])
+    word_ids, vocab = number_names(words.forms)
+    given = np.array([text != "_" for text in words.labels], bool)
+    label_ids = np.full(len(words.labels), -1, np.int32)
+    label_ids[given], label_names = number_names([text for text in words.labels if text != "_"])
     num_children, children = children_of_parents(sizes, parents)
     return build_acyclic(
         sizes,
@@ -91,3 +64,52 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
         input_id=word_ids,
         vocab=vocab,
     )
+
+
+@dataclasses.dataclass
+class _Words:
+    """The words of all sentences."""
+
+    forms: list[str] = dataclasses.field(default_factory=list)
+    labels: list[str] = dataclasses.field(default_factory=list)
+    heads: list[int] = dataclasses.field(default_factory=list)  # 0 for a root, otherwise an ID of the sentence
+    line: list[int] = dataclasses.field(default_factory=list)  # index of each word's line
+    num_vertices: list[int] = dataclasses.field(default_factory=list)  # words of each sentence
+
+
+def _read_words(path: Path, lines: list[str], column: int) -> _Words:
+    words = _Words()
+    n = 0  # words of the current sentence
+    for i, line in enumerate([*lines, ""]):  # a blank line ends the last sentence
+        if line.startswith("#"):
+            continue
+        if not line.strip(ASCII_SPACE):
+            if n:
+                _end_sentence(path, lines, words, n)
+                n = 0
+            continue
+        cells = line.split("\t")
+        if len(cells) != 10 or "" in cells:
+            raise format_error(path, i + 1, line, "ten columns separated by tabs, none of them empty")
+        if cells[0] != str(n + 1):
+            if _SKIPPED_ID.fullmatch(cells[0]):
+                continue
+            raise format_error(path, i + 1, line, f"the ID {n + 1} in the first column (or a range 3-4, or 3.1)")
+        head = cells[6]
+        # `isdigit` alone accepts "²". Nine digits are enough for any sentence.
+        if not (head.isascii() and head.isdigit() and len(head) < 10):
+            raise format_error(path, i + 1, line, f"0 or the ID of a word as HEAD in column 7, not {head[:20]!r}")
+        n += 1
+        words.forms.append(cells[1])
+        words.labels.append(cells[column])
+        words.heads.append(int(head))
+        words.line.append(i)
+    return words
+
+
+def _end_sentence(path: Path, lines: list[str], words: _Words, n: int) -> None:
+    """Checks the heads of the last `n` words, which form a sentence."""
+    for head, i in zip(words.heads[-n:], words.line[-n:], strict=True):
+        if head > n:
+            raise format_error(path, i + 1, lines[i], f"a HEAD from 0 to {n}, the ID of the last word")
+    words.num_vertices.append(n)

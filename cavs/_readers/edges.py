@@ -1,38 +1,52 @@
-"""JSON lines, the general format: any graphs, one a line."""
+"""JSON lines, the general format: any graphs, one per line."""
 
 import json
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from cavs._graphs.flat import INT32_MAX, ids_and_names, value_type
+from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.integers import INT32_MAX
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines, write_bytes
 
 _KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds")
 _FIELDS = {"inputs": ("input_id", "vocab"), "labels": ("label", "label_names"), "kinds": ("kind", "kind_names")}
 
-# A line of 40 bytes must not ask for gigabytes: vertices without an edge, an input, a label or a kind.
+# The most vertices without an edge, an input, a label or a kind. A line of 40 bytes must not allocate gigabytes.
 _MAX_BARE_VERTICES = 1000
+
+JSONObject: TypeAlias = dict[str, Any]
 
 
 def read_edges(path: Path) -> Graphs:
-    """Graphs as JSON lines: an object a line, UTF-8, `.gz` by name. Blank lines are passed over.
+    """Reads graphs as JSON lines: one object per line, in UTF-8. Blank lines are skipped.
 
-        {"children": [[], [], [0, 1]], "inputs": ["not", "bad", null], "labels": [1, 0, 3]}
-        {"edges": [[2, 0], [2, 1]], "num_vertices": 3, "kinds": ["leaf", "leaf", "inner"]}
+    ```json
+    {"children": [[], [], [0, 1]], "inputs": ["not", "bad", null], "labels": [1, 0, 3]}
+    {"edges": [[2, 0], [2, 1]], "num_vertices": 3, "kinds": ["leaf", "leaf", "inner"]}
+    ```
 
-    `children` lists each vertex's children in order, as vertex numbers from 0. In its place `edges` may list pairs
-    [parent, child], a vertex's children in the order they are written, with `num_vertices` (at most 1000 more than the
-    edges can name, unless a list of that length stands beside it).
+    - `children` lists the children of each vertex in order, as vertex numbers from 0.
+    - `edges` replaces `children`: pairs [parent, child], where the children of a vertex are in the order of the pairs.
+    - `num_vertices` accompanies `edges`. It is at most 1000 more than the edges can name, unless `inputs`, `labels` or
+      `kinds` has that length.
+    - `inputs`, `labels` and `kinds` are optional and have one value per vertex.
 
-    `inputs`, `labels`, `kinds` are optional and have one entry a vertex: all integers >= 0 through the file, which stand
-    for themselves, or all strings, which become `vocab`, `label_names`, `kind_names` by first appearance. An input or a
-    label may be null: -1. A key of these is on every line or on none.
+    The values of `inputs`, of `labels` and of `kinds` are of one type in the whole file: integers >= 0, or strings, which
+    become `vocab`, `label_names`, `kind_names` in the order of first appearance. An input or a label may be null, which
+    becomes -1. Each of these keys is on every line or on none.
 
-    **Raises:** `FormatError` that names the line, for what is not JSON, an unknown key, a list of another length, mixed
-    types, a vertex number out of range, or a cycle.
+    Args:
+        path: the file; it is decompressed if its name ends in `.gz`.
+
+    Returns:
+        The graphs.
+
+    Raises:
+        FormatError: a line is not a JSON object, has an unknown key, a list of a wrong length, values of different types, a
+            vertex number out of range, or a cycle. The message names the line.
     """
     lines = [(i + 1, line) for i, line in enumerate(read_lines(path)) if line.strip(ASCII_SPACE)]
     num_vertices: list[int] = []
@@ -55,14 +69,17 @@ def read_edges(path: Path) -> Graphs:
             if values is None:
                 continue
             if type(values) is not list or len(values) != n:
-                raise format_error(path, number, line, f"{key!r} to be a list of {n} entries, one per vertex")
+                raise format_error(path, number, line, f"{key!r} to be a list of {n} values, one per vertex")
             found = value_type(values, optional=key != "kinds")
             if isinstance(found, str) or found is not None and types.setdefault(key, found) is not found:
-                wanted = types[key].__name__ if key in types else "int or str"
+                expected = types[key].__name__ if key in types else "int or str"
                 got = found if isinstance(found, str) else found.__name__
                 null = "" if key == "kinds" else ", or null"
                 raise format_error(
-                    path, number, line, f"{key!r} to be all {wanted} through the file (integers >= 0, < 2**31){null}, not {got}"
+                    path,
+                    number,
+                    line,
+                    f"{key!r} to be only {expected} in all lines (integers >= 0, < 2**31){null}, not {got}",
                 )
             columns.setdefault(key, []).extend(values)
     fields: dict[str, Any] = {}
@@ -78,10 +95,14 @@ def read_edges(path: Path) -> Graphs:
 
 
 def write_edges(graphs: Graphs, path: Path) -> None:
-    """Writes graphs as JSON lines that `read_edges` reads, compressed where the name ends in `.gz`.
+    """Writes graphs as JSON lines for [`cavs.io.read_edges`][].
 
-    The lines hold names rather than ids where there are names; reading numbers them by first appearance again, so names
-    that no vertex has are lost.
+    If there are names, the lines contain names instead of ids. Reading numbers them in the order of first appearance again,
+    so names that no vertex has are lost.
+
+    Args:
+        graphs: the graphs.
+        path: the file; it is compressed if its name ends in `.gz`.
     """
     vertex_offsets, child_offsets = graphs.vertex_offsets.tolist(), graphs.child_offsets.tolist()
     children = graphs.children.tolist()
@@ -101,11 +122,11 @@ def _values(ids: np.ndarray, names: tuple[str, ...] | None) -> list[int | str | 
     return [None if i < 0 else i if names is None else names[i] for i in ids.tolist()]
 
 
-def _load(path: Path, number: int, line: str) -> dict[str, Any]:
+def _load(path: Path, number: int, line: str) -> JSONObject:
     try:
         graph = json.loads(line)
     except (ValueError, RecursionError) as error:
-        # RecursionError: brackets nested thousands deep. ValueError also for an integer of thousands of digits.
+        # RecursionError: brackets are nested thousands deep. ValueError is also raised for an integer of thousands of digits.
         raise format_error(path, number, line, f"a JSON object ({error})") from error
     if type(graph) is not dict:
         raise format_error(path, number, line, "a JSON object: {...}")
@@ -115,30 +136,26 @@ def _load(path: Path, number: int, line: str) -> dict[str, Any]:
     return graph
 
 
-def _children(path: Path, number: int, line: str, graph: dict[str, Any]) -> list[list[int]]:
+def _children(path: Path, number: int, line: str, graph: JSONObject) -> list[list[int]]:
     if ("children" in graph) == ("edges" in graph) or ("edges" in graph) != ("num_vertices" in graph):
         raise format_error(path, number, line, "either 'children', or 'edges' with 'num_vertices'")
     if "children" in graph:
-        rows, what = graph["children"], "'children' to be a list of lists of integers, at least one list"
+        rows, expected = graph["children"], "'children' to be a list of lists of integers, at least one list"
     else:
-        rows, what = graph["edges"], "'edges' to be a list of pairs [parent, child] of integers"
+        rows, expected = graph["edges"], "'edges' to be a list of pairs [parent, child] of integers"
     if type(rows) is not list or set(map(type, rows)) - {list}:
-        raise format_error(path, number, line, what)
+        raise format_error(path, number, line, expected)
     flat = list(chain.from_iterable(rows))
     if set(map(type, flat)) - {int}:
-        raise format_error(path, number, line, what)
+        raise format_error(path, number, line, expected)
     if "children" in graph:
         n = len(rows)
         if not n:
-            raise format_error(path, number, line, what)
+            raise format_error(path, number, line, expected)
     else:
-        n = graph["num_vertices"]
         if set(map(len, rows)) - {2}:
-            raise format_error(path, number, line, what)
-        beside = [len(graph[key]) for key in _FIELDS if type(graph.get(key)) is list]
-        most = min(max([2 * len(rows) + _MAX_BARE_VERTICES, *beside]), INT32_MAX)
-        if type(n) is not int or not 1 <= n <= most:
-            raise format_error(path, number, line, f"'num_vertices' to be an integer from 1 to {most} (see read_edges)")
+            raise format_error(path, number, line, expected)
+        n = _num_vertices(path, number, line, graph)
     if flat and not (min(flat) >= 0 and max(flat) < n):
         raise format_error(path, number, line, f"vertex numbers from 0 to {n - 1}")
     if "children" in graph:
@@ -147,3 +164,13 @@ def _children(path: Path, number: int, line: str, graph: dict[str, Any]) -> list
     for parent, child in rows:
         out[parent].append(child)
     return out
+
+
+def _num_vertices(path: Path, number: int, line: str, graph: JSONObject) -> int:
+    """The checked value of `num_vertices`, which accompanies `edges`."""
+    n = graph["num_vertices"]
+    lengths = [len(graph[key]) for key in _FIELDS if type(graph.get(key)) is list]
+    most = min(max([2 * len(graph["edges"]) + _MAX_BARE_VERTICES, *lengths]), INT32_MAX)
+    if type(n) is not int or not 1 <= n <= most:
+        raise format_error(path, number, line, f"'num_vertices' to be an integer from 1 to {most} (see cavs.io.read_edges)")
+    return n

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and on the disk once the call returns."""
+"""Atomic writes: a file appears complete or not at all, and is on disk when the call returns."""
 
 import contextlib
 import errno
@@ -11,12 +11,13 @@ from typing import IO
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The name of a temporary file beside `path`, for the block to write; then it is synced and takes the place of `path`.
+    """A context manager that yields the name of a temporary file beside `path` for the block to write.
 
-    Where the block or the system fails, what was under `path` stays and the temporary file goes.
+    At the end of the block the file is synced and replaces `path`. If the block or the system fails, the old file stays and
+    the temporary file is removed.
     """
     folder, name = os.path.split(os.fspath(path))
-    # Another name each time: two processes that write the same file do not write into each other's.
+    # The name is unique, because two processes may write the same file at once.
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         yield temporary
@@ -30,29 +31,37 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Writes the whole file or, when interrupted, none of it."""
+    """Writes a file; if the write is interrupted, the old file stays."""
     with replacing(path) as temporary, open(temporary, "xb") as file:
         file.write(data)
 
 
 def read_whole(path: str | os.PathLike[str]) -> bytes:
-    """All bytes of a regular file. **Raises:** `OSError` as `open_regular`."""
+    """Reads all bytes of a regular file.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
     with open_regular(path) as file:
         return file.read()
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """A regular file, to read. **Raises:** `OSError`, for a pipe or device too: they could have us wait for ever."""
-    # Opened without waiting and then looked at: a name may be given to something else in between.
+    """Opens a regular file for reading.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular file. Reading a pipe or a device could block forever.
+    """
+    # Opened without blocking, then checked: if it were checked first, the name could refer to another file by then.
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "is no regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
     return file
 
 
 def _sync_folder(folder: str) -> None:
-    # The new name itself. Windows opens no folders, and some network file systems do not sync them.
+    # Makes the new name durable. Windows cannot open folders, and some network file systems cannot sync them.
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

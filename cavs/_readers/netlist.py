@@ -1,4 +1,4 @@
-"""Combinational netlists, large and deep DAGs: ISCAS `.bench` and Berkeley BLIF."""
+"""Combinational netlists, which are large and deep DAGs: ISCAS `.bench` and Berkeley BLIF."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, bare_suffix, build_acyclic, format_error, read_lines
 
-# Always all of them and in this order, so that the kinds of all `.bench` files agree.
+# The kinds of every `.bench` file, in this order, so that the kinds of all files agree.
 _BENCH_KINDS = ("INPUT", "AND", "NAND", "OR", "NOR", "XOR", "XNOR", "NOT", "BUF")
 _BENCH_ALIASES = {"BUFF": "BUF", "INV": "NOT"}
 _BENCH_STATEFUL = ("DFF", "DFFSR", "DLATCH", "LATCH", "FF")
@@ -20,12 +20,12 @@ _BENCH_SIGNAL = re.compile(r"[^\s(),=]+", re.ASCII)
 _BLIF_KEYS = (".model", ".inputs", ".outputs", ".names", ".end")
 _BLIF_STATEFUL = (".latch", ".mlatch", ".subckt", ".gate", ".clock")
 
-_ONLY_COMBINATIONAL = "only gates: only flat, combinational netlists are read (no latches, flip-flops or subcircuits)"
+_ONLY_COMBINATIONAL = "a gate: only flat, combinational netlists can be read (no latches, flip-flops or subcircuits)"
 
 
 @dataclasses.dataclass
 class _Netlist:
-    """One file as read. A vertex is an input or a gate, in the order of their definitions."""
+    """The contents of one file. The vertices are its inputs and gates, in the order of their definitions."""
 
     path: Path
     names: dict[str, int] = dataclasses.field(default_factory=dict)  # signal -> vertex
@@ -37,7 +37,7 @@ class _Netlist:
     def define(self, line: int, signal: str, kind: str, fan_in: list[str]) -> None:
         if signal in self.names:
             first = self.lines[self.names[signal]]
-            raise format_error(self.path, line, signal, f"each signal to be defined once; line {first} defines it too")
+            raise format_error(self.path, line, signal, f"each signal to be defined once; line {first} also defines it")
         self.names[signal] = len(self.kinds)
         self.kinds.append(kind)
         self.fan_in.append(fan_in)
@@ -50,27 +50,39 @@ class _Netlist:
 
 
 def read_netlist(path: Path | Sequence[Path]) -> Graphs:
-    """Netlists, one graph a file, from a path or a sequence of paths that end in `.bench` or `.blif` (or these and `.gz`).
+    """Reads combinational netlists: one graph per file.
 
-    The vertices are the inputs and the gates, in the order in which the file defines them; a gate's children are its
-    fan-in, in the order written, defined before or after. `label` is 1 at the netlist's outputs and 0 elsewhere.
+    The vertices are the inputs and the gates, in the order in which the file defines them. The children of a gate are its
+    fan-in, in the order written, whether the file defines them before or after the gate. `label` is 1 at the outputs of
+    the netlist and 0 elsewhere.
 
-    - `.bench`: lines `INPUT(a)`, `OUTPUT(y)`, `y = NAND(a, b)`, comments from `#`. `kind_names` are INPUT, AND, NAND, OR,
-      NOR, XOR, XNOR, NOT, BUF, whichever occur, in upper or lower case (BUFF is BUF, INV is NOT).
-    - BLIF: one `.model` with `.inputs`, `.outputs` and gates `.names a b y` above their cover, a line a row such as
-      `11 1`; a `\\` at the end of a line continues it, comments from `#`. A gate's kind is its cover: "names:11 1", rows
-      sorted and joined by "|"; "names:0" and "names:1" are the constants. `kind_names` are INPUT and the covers, by first
-      appearance through all files: read together what shall share kinds.
+    - `.bench`: lines `INPUT(a)`, `OUTPUT(y)`, `y = NAND(a, b)`, and comments after `#`. `kind_names` are always INPUT, AND,
+      NAND, OR, NOR, XOR, XNOR, NOT, BUF. The file may write them in upper or lower case, and BUFF for BUF or INV for NOT.
+    - `.blif`: one `.model` with `.inputs`, `.outputs` and gates `.names a b y`, each followed by the rows of its cover, such
+      as `11 1`. A `\\` at the end of a line continues it, and `#` begins a comment. The kind of a gate is its cover,
+      "names:" and the sorted rows joined by "|", such as "names:11 1"; "names:0" and "names:1" are the constants.
+      `kind_names` are INPUT and the covers of all files, in the order of first appearance. Read files in one call if their
+      graphs must have the same kinds.
 
-    **Raises:** `FormatError` that names the line, for what is neither of these, a signal that is undefined or defined
-    twice, a gate of the wrong fan-in, a latch, a flip-flop or a subcircuit (only combinational netlists are read), a
-    cycle.
+    Args:
+        path: a path or a sequence of paths, which end in `.bench` or `.blif`, optionally followed by `.gz`.
+
+    Returns:
+        The graphs.
+
+    Raises:
+        FormatError: a line is invalid, a signal is undefined or defined twice, a gate has a wrong fan-in, there is a latch, a
+            flip-flop, a subcircuit or a cycle. The message names the line.
+        ValueError: a path has another suffix.
     """
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     readers = {".bench": _read_bench, ".blif": _read_blif}
     for one in paths:
         if bare_suffix(one) not in readers:
-            raise ValueError(f"read_netlist: {os.fspath(one)} ends in {bare_suffix(one)!r}, wanted .bench or .blif (or + .gz).")
+            raise ValueError(
+                f"read_netlist: path: got {os.fspath(one)!r}, which ends in {bare_suffix(one)!r}; expected .bench or .blif, or "
+                "one of these with .gz."
+            )
     netlists = [readers[bare_suffix(one)](one) for one in paths]
 
     any_bench = any(bare_suffix(one) == ".bench" for one in paths)
@@ -116,7 +128,7 @@ def _read_bench(path: Path) -> _Netlist:
         target, word, inner = match.groups()
         signals = [signal.strip(ASCII_SPACE) for signal in inner.split(",")]
         if not all(map(_BENCH_SIGNAL.fullmatch, signals)):
-            raise format_error(path, number, text, "signal names with a comma between, in brackets")
+            raise format_error(path, number, text, "signal names in brackets, separated by commas")
         kind = _BENCH_ALIASES.get(word.upper(), word.upper())
         if kind in _BENCH_STATEFUL:
             raise format_error(path, number, text, _ONLY_COMBINATIONAL)
@@ -129,11 +141,11 @@ def _read_bench(path: Path) -> _Netlist:
                 netlist.outputs.append((number, signals[0]))
             continue
         if kind not in _BENCH_KINDS[1:]:
-            raise format_error(path, number, text, f"a gate of {', '.join(_BENCH_KINDS[1:])}")
+            raise format_error(path, number, text, f"one of the gates {', '.join(_BENCH_KINDS[1:])}")
         if kind in ("NOT", "BUF") and len(signals) != 1:
             raise format_error(path, number, text, f"one signal in the brackets of {kind}")
         netlist.define(number, target, kind, signals)
-    return _some(netlist)
+    return _not_empty(netlist)
 
 
 def _read_blif(path: Path) -> _Netlist:
@@ -144,10 +156,10 @@ def _read_blif(path: Path) -> _Netlist:
         words = _split(text)
         key = words[0]
         if ".end" in seen:
-            raise format_error(path, number, text, "nothing after .end: one model a file")
+            raise format_error(path, number, text, "nothing after .end, as a file has one model")
         if not key.startswith("."):
             if gate is None:
-                raise format_error(path, number, text, "a row of a cover only below .names")
+                raise format_error(path, number, text, ".names before the rows of its cover")
             gate[2].append(_cover_row(path, number, text, words, len(gate[1]) - 1))
             continue
         if gate is not None:
@@ -158,7 +170,7 @@ def _read_blif(path: Path) -> _Netlist:
         if key not in _BLIF_KEYS:
             raise format_error(path, number, text, f"one of {', '.join(_BLIF_KEYS)}")
         if key == ".model" and key in seen:
-            raise format_error(path, number, text, "one .model a file")
+            raise format_error(path, number, text, "one .model per file")
         if key == ".names" and len(words) < 2:
             raise format_error(path, number, text, "the gate's output after .names")
         seen.add(key)
@@ -171,11 +183,11 @@ def _read_blif(path: Path) -> _Netlist:
             gate = (number, words[1:], [])
     if gate is not None:
         _define_gate(netlist, *gate)
-    return _some(netlist)
+    return _not_empty(netlist)
 
 
 def _blif_lines(path: Path) -> list[tuple[int, str]]:
-    """Lines without comments, continued ones joined, blank ones left out; the number is that of the first part."""
+    """The number and text of each line. Joins continued lines, removes comments and skips blank lines."""
     out: list[tuple[int, str]] = []
     parts: list[str] = []
     first = 1
@@ -198,26 +210,26 @@ def _blif_lines(path: Path) -> list[tuple[int, str]]:
 def _cover_row(path: Path, number: int, text: str, words: list[str], fan_in: int) -> str:
     good = len(words) == (2 if fan_in else 1) and words[-1] in ("0", "1")
     if not good or fan_in and (len(words[0]) != fan_in or words[0].strip("01-")):
-        wanted = f"{fan_in} of 0, 1 and -, then 0 or 1" if fan_in else "0 or 1 alone, as this gate has no fan-in"
-        raise format_error(path, number, text, f"a row of the cover: {wanted}")
+        expected = f"{fan_in} of 0, 1 and -, then 0 or 1" if fan_in else "only 0 or 1, as this gate has no fan-in"
+        raise format_error(path, number, text, f"a row of the cover: {expected}")
     return " ".join(words)
 
 
 def _define_gate(netlist: _Netlist, line: int, signals: list[str], cover: list[str]) -> None:
     fan_in = signals[:-1]
     if len({row[-1] for row in cover}) > 1:
-        raise format_error(netlist.path, line, " ".join(cover), f"all rows of {signals[-1]} to end in 1, or all in 0")
-    # No row at all means that the gate is never 1.
+        raise format_error(netlist.path, line, " ".join(cover), f"all rows of {signals[-1]} to end in 1, or all to end in 0")
+    # A gate without rows is never 1.
     rows = sorted(set(cover)) or [f"{'-' * len(fan_in)} 0".strip()]
     netlist.define(line, signals[-1], "names:" + "|".join(rows), fan_in)
 
 
 def _split(text: str) -> list[str]:
-    # As bytes, which split at ASCII white space alone.
+    # Bytes split at ASCII white space only.
     return [word.decode() for word in text.encode().split()]
 
 
-def _some(netlist: _Netlist) -> _Netlist:
+def _not_empty(netlist: _Netlist) -> _Netlist:
     if not netlist.kinds:
-        raise format_error(netlist.path, None, "no input and no gate", "a netlist of at least one")
+        raise format_error(netlist.path, None, "no input and no gate", "at least one")
     return netlist

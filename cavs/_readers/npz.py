@@ -1,4 +1,4 @@
-"""`Graphs` as a NumPy `.npz` file: the exact arrays and names, and the fastest to read again."""
+"""`Graphs` as a NumPy `.npz` file, which stores the exact arrays and names and is the fastest format to read."""
 
 import io
 import zipfile
@@ -7,35 +7,46 @@ from typing import Any
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
-from cavs._readers.source import RATIO, ROOM, Path, format_error, read_bytes, write_bytes
+from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
 
 _VERSION = 1
 _IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))
 
 
 def save_npz(graphs: Graphs, path: Path) -> None:
-    """Writes graphs to `path`, which by custom ends in `.npz` (compressed where it ends in `.gz`), for `load_npz`.
+    """Writes graphs to a `.npz` file for [`cavs.io.load_npz`][].
 
-    The arrays `vertex_offsets`, `child_offsets`, `children` and, where present, `kind`, `label`, `input_id` are those of
-    `Graphs`; names are stored as UTF-8 (`<names>.bytes`, uint8) with the length of each (`<names>.lengths`, int64);
-    `cavs_version` is the version of this format. The file appears whole or not at all.
+    The file holds the arrays `vertex_offsets`, `child_offsets`, `children` and, if present, `kind`, `label`, `input_id` of
+    `Graphs`. Names are stored as concatenated UTF-8 (`<names>.bytes`, uint8) with the length of each (`<names>.lengths`,
+    int64). `cavs_version` is the version of this format. The file appears complete or not at all.
+
+    Args:
+        graphs: the graphs.
+        path: the file, which usually ends in `.npz`; it is compressed if it ends in `.gz`.
     """
     write_bytes(path, graphs_to_bytes(graphs))
 
 
 def load_npz(path: Path) -> Graphs:
-    """Graphs that `save_npz` wrote.
+    """Reads graphs that [`cavs.io.save_npz`][] wrote.
 
-    Nothing in the file is trusted: pickles are refused, arrays are checked as `Graphs.build` checks them, and heights
-    are computed anew.
+    The file need not be trusted: pickles are refused, all arrays are validated as in `Graphs.build`, and heights are
+    computed again.
 
-    **Raises:** `FormatError` for a file that is damaged, of another version, or no valid graphs.
+    Args:
+        path: the file; it is decompressed if its name ends in `.gz`.
+
+    Returns:
+        The graphs.
+
+    Raises:
+        FormatError: the file is damaged, has another version, or its arrays are not valid graphs.
     """
     return graphs_from_bytes(path, read_bytes(path))
 
 
 def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
-    """The content of a `.npz` file; `stamp` are integers that its reader may ask for."""
+    """The content of a `.npz` file. A reader can check the integers of `stamp`."""
     arrays = {
         "cavs_version": np.int64(_VERSION),
         "stamp": np.array(stamp, np.int64),
@@ -47,8 +58,8 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
         if getattr(graphs, ids) is not None:
             arrays[ids] = getattr(graphs, ids)
         if getattr(graphs, names) is not None:
-            # Not an array of str: NumPy pads those to the longest and drops trailing NULs. "surrogatepass" as JSON can
-            # hold half a surrogate pair.
+            # NumPy's arrays of str are padded to the longest and lose trailing NULs. "surrogatepass" is needed because JSON
+            # can contain lone surrogates.
             encoded = [name.encode("utf-8", "surrogatepass") for name in getattr(graphs, names)]
             arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
             arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
@@ -58,17 +69,21 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
 
 
 def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = None) -> Graphs:
-    """The graphs of a `.npz` file's content; `path` is for messages. A `stamp` that differs is a `FormatError`."""
+    """The graphs of a `.npz` file's content. `path` is for messages.
+
+    Raises:
+        FormatError: as `load_npz`, and if `stamp` differs from that of the file.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             size = sum(member.file_size for member in archive.infolist())
-        if size > max(ROOM, RATIO * len(data)):
+        if size > max(ALLOWANCE, RATIO * len(data)):
             raise ValueError(f"{len(data)} bytes that decompress to {size}")
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:
-        # zipfile, zlib and numpy raise a dozen types between them on damaged files (BadZipFile, struct.error,
-        # NotImplementedError, MemoryError, ...); all mean this.
+        # For damaged files zipfile, zlib and numpy raise a dozen exception types: BadZipFile, struct.error,
+        # NotImplementedError, MemoryError, ...
         raise format_error(path, None, error, "a whole .npz file, as cavs.io.save_npz writes it") from error
     version = arrays.get("cavs_version")
     if version is None or version.shape != () or version != _VERSION:
@@ -97,22 +112,22 @@ def _build(arrays: dict[str, np.ndarray]) -> Graphs:
 def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
     array = arrays.get(name)
     if array is None or array.ndim != 1 or array.dtype.kind not in "iu":
-        got = "is missing" if array is None else f"has dtype {array.dtype} and shape {array.shape}"
-        raise ValueError(f"{name} {got}, wanted a 1-d array of integers")
+        got = "no array" if array is None else f"dtype {array.dtype} and shape {array.shape}"
+        raise ValueError(f"{name}: got {got}; expected a 1-d array of integers")
     return array
 
 
 def _counts(arrays: dict[str, np.ndarray], name: str, total: int) -> np.ndarray:
     offsets = _array(arrays, name)
-    # Compared, not subtracted: differences of hostile numbers overflow.
+    # Compared instead of subtracted, because differences of hostile values can overflow.
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != total or (offsets[1:] < offsets[:-1]).any():
-        raise ValueError(f"{name} are no offsets, wanted 0 first, {total} last, none less than the one before")
+        raise ValueError(f"{name}: got invalid offsets; expected values that ascend from 0 to {total}")
     return np.diff(offsets.astype(np.int64))
 
 
 def _names(arrays: dict[str, np.ndarray], name: str) -> tuple[str, ...]:
     data, lengths = _array(arrays, f"{name}.bytes"), _array(arrays, f"{name}.lengths")
     if data.dtype != np.uint8 or (lengths < 0).any() or (lengths > len(data)).any() or lengths.sum() != len(data):
-        raise ValueError(f"{name}.lengths do not add up to the {len(data)} bytes of {name}.bytes")
+        raise ValueError(f"{name}.lengths: got invalid lengths; expected a sum of {len(data)}, the length of {name}.bytes")
     text, ends = data.tobytes(), np.cumsum(lengths).tolist()
     return tuple(text[end - n : end].decode("utf-8", "surrogatepass") for end, n in zip(ends, lengths.tolist(), strict=True))

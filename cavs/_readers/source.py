@@ -1,84 +1,88 @@
-"""Opening what a reader reads (plain or `.gz`, strict UTF-8), and saying where it is wrong."""
+"""What all readers share: reading files (plain or `.gz`, strict UTF-8), and errors that name the line."""
 
 import gzip
 import io
 import os
 import re
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cavs._graphs.graphs import Graphs
 from cavs._readers.files import write_whole
 
 Path = str | os.PathLike[str]
 
-# A file in .gz may decompress to so many times its size, and small ones to so many bytes: real texts shrink to a third or a
-# tenth, and a few megabytes of zeros, a thousand times as long, must not take all memory.
+# A `.gz` file may decompress to RATIO times its size, or to ALLOWANCE bytes if that is more. Texts compress to a third or
+# a tenth; a few megabytes of compressed zeros, which are a thousand times as long, must not exhaust the memory.
 RATIO = 100
-ROOM = 1 << 28
+ALLOWANCE = 1 << 28
 
-# What separates tokens. `str.split()` and `\s` would also split at U+00A0 and its kin, which words may hold.
+# Separates tokens. `str.split()` and `\s` would also split at U+00A0 and similar characters, which words may contain.
 ASCII_SPACE = " \t\n\r\v\f"
 
 
-# Tabs and ends of lines would make other cells of a table's, control characters move a terminal's cursor, others turn its
-# text round, and halves of surrogate pairs are no UTF-8.
+# Tabs and line ends would break a table, control characters move a terminal's cursor, others reverse the direction of its
+# text, and lone surrogates cannot be encoded as UTF-8.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """A label or word of anybody's file for a terminal or a table: control characters as Python writes them, `\\x1b`."""
+    """Escapes control characters in a label or word from a file, as `\\x1b`, to print it on a terminal or in a table."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class FormatError(ValueError):
-    """A file is not what its reader reads: the message has the file, the line, what was read and what was expected."""
+    """A file is not in the format of its reader. The message names the file, the line, what was read, and what was expected."""
 
 
-def format_error(path: Path, line: int | None, got: Any, wanted: str) -> FormatError:
-    """The error to raise; `got` (text, bytes or an exception) is shortened. `line` is `None` where a file has no lines."""
+def format_error(path: Path, line: int | None, got: str | bytes | Exception, expected: str) -> FormatError:
+    """Returns the error to raise. Shortens `got`. `line` is `None` if the format has no lines."""
     if isinstance(got, Exception):
-        got = str(got).rstrip(".")  # zipfile's may quote half the file
-        got = got if len(got) <= 200 else got[:197] + "..."
-        return FormatError(f"{os.fspath(path)}: read a file with an error ({got}), expected {wanted}.")
+        text = str(got).rstrip(".")  # zipfile may quote half the file
+        text = text if len(text) <= 200 else text[:197] + "..."
+        return FormatError(f"{os.fspath(path)}: got a file with an error ({text}); expected {expected}.")
     if isinstance(got, bytes):
-        # Cut before decoding: an error must not cost a copy of a large file.
+        # Cut before decoding, which would copy a large file.
         got = got[:300].decode("utf-8", "backslashreplace")
-    if isinstance(got, str):
-        got = repr(got if len(got) <= 60 else got[:57] + "...")
+    text = repr(got if len(got) <= 60 else got[:57] + "...")
     where = os.fspath(path) if line is None else f"{os.fspath(path)}, line {line}"
-    return FormatError(f"{where}: read {got}, expected {wanted}.")
+    return FormatError(f"{where}: got {text}; expected {expected}.")
 
 
 def bare_suffix(path: Path) -> str:
-    """The suffix in lower case, `.gz` looked through: `.txt` of `train.TXT.gz`."""
+    """The suffix in lower case, without `.gz`: `.txt` for `train.TXT.gz`."""
     name = os.path.basename(os.fspath(path)).lower()
     return os.path.splitext(name[:-3] if name.endswith(".gz") else name)[1]
 
 
 def read_bytes(path: Path) -> bytes:
-    """All bytes of a file, decompressed where its name ends in `.gz`, within limits."""
+    """Reads all bytes of a file, and decompresses them if its name ends in `.gz`.
+
+    Raises:
+        FormatError: the file is not valid gzip, or decompresses to more than `RATIO` times its size.
+        OSError: the file cannot be read.
+    """
     with open(path, "rb") as file:
         data = file.read()
     if not os.fspath(path).lower().endswith(".gz"):
         return data
-    most = max(ROOM, RATIO * len(data))
+    most = max(ALLOWANCE, RATIO * len(data))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             out = file.read(most + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise format_error(path, None, error, "a whole gzip file, as the name ends in .gz") from error
     if len(out) > most:
-        wanted = f"at most {most} bytes when decompressed, {RATIO} times its size; if you trust it, decompress it yourself"
-        raise format_error(path, None, f"{len(data)} bytes of gzip that decompress to more", wanted)
+        expected = f"at most {most} bytes when decompressed, {RATIO} times its size; if you trust it, decompress it yourself"
+        raise format_error(path, None, f"{len(data)} bytes of gzip that decompress to more", expected)
     return out
 
 
 def read_utf8(path: Path) -> bytes:
-    """All bytes of a file, known to be UTF-8, without a byte order mark."""
+    """Reads a file, checks that it is UTF-8, and returns its bytes without a byte order mark."""
     data = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
     try:
         data.decode("utf-8")
@@ -89,17 +93,17 @@ def read_utf8(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file, without `\\n` or `\\r\\n`. Only these end a line (`str.splitlines` knows eight more)."""
+    """Reads the lines of a text file. Lines end with `\\n` or `\\r\\n` only (`str.splitlines` splits at eight more)."""
     return [line.removesuffix("\r") for line in read_utf8(path).decode("utf-8").split("\n")]
 
 
 def line_at(data: bytes, position: int) -> int:
-    """The number, from 1, of the line that holds a byte."""
+    """The number, from 1, of the line that contains the byte at `position`."""
     return data.count(b"\n", 0, position) + 1
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a file whole or not at all (`write_whole`), compressed where its name ends in `.gz`."""
+    """Writes a file by `write_whole`, compressed if its name ends in `.gz`."""
     if os.fspath(path).lower().endswith(".gz"):
         data = gzip.compress(data, mtime=0)
     write_whole(path, data)
@@ -110,14 +114,16 @@ def build_acyclic(
     num_children: Sequence[int] | np.ndarray,
     children: Sequence[int] | np.ndarray,
     cycle_error: Callable[[int, int], FormatError],
-    **fields: Any,
+    **fields: ArrayLike | Iterable[str] | None,
 ) -> Graphs:
-    """`Graphs.build` of arrays that a reader has checked but for cycles.
+    """Calls `Graphs.build` with arrays that the reader has checked, except for cycles.
 
-    For a cycle it raises `cycle_error(graph, vertex)`, of the first graph with one and a vertex that lies on it.
+    Raises:
+        FormatError: there is a cycle. `cycle_error(graph, vertex)` creates the error, for the first graph with a cycle and a
+            vertex on it.
     """
     try:
-        return Graphs.build(num_vertices, num_children, children, **fields)
+        return Graphs.build(num_vertices, num_children, children, **fields)  # type: ignore[arg-type]
     except ValueError:
         place = _first_cycle(np.asarray(num_vertices), np.asarray(num_children), np.asarray(children))
         if place is None:
@@ -126,7 +132,7 @@ def build_acyclic(
 
 
 def _first_cycle(num_vertices: np.ndarray, num_children: np.ndarray, children: np.ndarray) -> tuple[int, int] | None:
-    # Plain loops: this runs once, for a file that is refused.
+    # Plain loops suffice: this runs once, for a file that is refused.
     ends = np.cumsum(num_children)
     row = 0
     for graph, n in enumerate(num_vertices.tolist()):
@@ -144,7 +150,7 @@ def _first_cycle(num_vertices: np.ndarray, num_children: np.ndarray, children: n
                 waiting[parent] -= 1
                 if not waiting[parent]:
                     ready.append(parent)
-        # What still waits has a child that still waits: going down must come back to where it has been.
+        # A vertex that still waits has a child that still waits. Following such children leads into the cycle.
         vertex = next((v for v in range(n) if waiting[v]), None)
         if vertex is not None:
             seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Penn s-expressions, the format of the Stanford Sentiment Treebank and of the Penn Treebank."""
+"""Trees in brackets, the format of the Stanford Sentiment Treebank and of the Penn Treebank."""
 
 import os
 import re
@@ -15,28 +15,42 @@ from cavs._readers.source import FormatError, Path, format_error, line_at, read_
 
 
 def read_trees(path: Path, *, cache: bool = False) -> Graphs:
-    """Trees in brackets: `(label word)` is a leaf, `(label child child ...)` an inner vertex, each child in brackets.
+    """Reads trees in brackets: `(label word)` is a leaf, `(label child child ...)` is an inner vertex.
 
-    A vertex has any number of children, one too. The label may be left out before a child, as the Penn Treebank does:
-    `( (S ...))`. Trees stand one a line, several a line or over several lines. Labels and words are what stands between
-    brackets and ASCII white space; any other character, a no-break space too, is part of them. The text is UTF-8, a name
-    that ends in `.gz` is decompressed, and a file without trees gives no graphs.
+    An inner vertex has one or more children, each in brackets. Before a child, the label may be omitted, as in the Penn
+    Treebank: `( (S ...))`. A tree may span several lines, and a line may hold several trees. Brackets and ASCII white space
+    separate labels and words; all other characters, such as a no-break space, are part of them. The text is UTF-8, and a
+    file without trees gives no graphs.
 
-    Vertices are numbered in post-order: children before parents, left first, root last. `input_id` is the word of a leaf,
-    in `vocab` by first appearance, and -1 at inner vertices. Where all labels are integers (of at most nine digits)
-    `label` holds them and `label_names` is `None`; otherwise it indexes `label_names`, by first appearance in the text.
-    It is -1 where the label was left out.
+    Vertices are numbered in post-order: children before parents, from left to right, the root last. `input_id` is the word
+    of a leaf, in `vocab` in the order of first appearance, and -1 at inner vertices. If all labels are integers of at most
+    nine digits, `label` holds these integers and `label_names` is `None`. Otherwise `label` is an index into `label_names`,
+    which are in the order of first appearance. An omitted label is -1.
 
-    **Arguments:** `cache=True` keeps what was read in `<path>.npz` and uses that file as long as size and time of
-    modification of `path` stay. A cache that is damaged or of another version is written anew; where it cannot be
-    written, a warning says so.
+    Each file is read with a vocabulary of its own. Renumber the words of a development or test set as those of the training
+    set with `with_vocab`:
 
-    **Raises:** `FormatError` that names the line, for text outside brackets, a vertex with neither word nor children or
-    with both, a second word, a bracket without its partner, or bytes that are not UTF-8.
+    ```python
+    train = cavs.read_trees("train.txt")
+    dev = cavs.read_trees("dev.txt").with_vocab(train.vocab)
+    ```
+
+    Args:
+        path: the file; it is decompressed if its name ends in `.gz`.
+        cache: if `True`, stores the graphs in `<path>.npz`, and reads that file instead as long as the size and the
+            modification time of `path` do not change. A cache that is damaged or of another version is replaced. If it
+            cannot be written, a warning is issued.
+
+    Returns:
+        The graphs, one per tree.
+
+    Raises:
+        FormatError: there is text outside brackets, a vertex has neither a word nor children, or both, or two words, a
+            bracket is unmatched, or the file is not UTF-8. The message names the line.
     """
     if not cache:
         return _parse(path, read_utf8(path))
-    # Taken before reading: should the file change meanwhile, the cache will look old rather than new.
+    # Before reading: if the file changes meanwhile, the cache is out of date.
     stat = os.stat(path)
     stamp = (stat.st_size, stat.st_mtime_ns)
     cached = f"{os.fspath(path)}.npz"
@@ -48,12 +62,14 @@ def read_trees(path: Path, *, cache: bool = False) -> Graphs:
     try:
         write_bytes(cached, graphs_to_bytes(graphs, stamp))
     except OSError as error:
-        warnings.warn(f"read_trees: no cache was written ({error}); write access or cache=False avoids this.", stacklevel=2)
+        warnings.warn(
+            f"read_trees: no cache was written ({error}). Make the folder writable, or write cache=False.", stacklevel=2
+        )
     return graphs
 
 
 def _parse(path: Path, data: bytes) -> Graphs:
-    # The text is taken apart as a whole: one entry a token (bracket, label or word), no loop over vertices, no recursion.
+    # Arrays with one element per token (bracket, label or word): no loop over vertices, and no recursion.
     characters = np.frombuffer(data, np.uint8)
     opening, closing = characters == ord("("), characters == ord(")")
     inside = ~(opening | closing | (characters == ord(" ")) | ((characters >= 9) & (characters <= 13)))
@@ -68,13 +84,13 @@ def _parse(path: Path, data: bytes) -> Graphs:
     depth = opened - closed
     _check(path, data, at, opening, closing, atom, label, word, depth)
 
-    # A vertex is an opening bracket (in pre-order) and a closing one (in post-order). Among those of one depth the k-th
-    # opening bracket belongs to the k-th closing one.
+    # Opening brackets are vertices in pre-order, closing ones are vertices in post-order. Among the brackets of one depth,
+    # the k-th opening bracket matches the k-th closing bracket.
     close_depth = depth[closing] + 1
     by_depth = np.argsort(close_depth, kind="stable")
     post_order = np.empty(len(by_depth), np.int64)
     post_order[np.argsort(depth[opening], kind="stable")] = by_depth
-    # The parent of the vertex that closes i-th is the next one to close one level higher up.
+    # The parent of a vertex is the next vertex to close at a depth smaller by one.
     num_rows = len(close_depth)
     rows = np.arange(num_rows)
     key = close_depth * num_rows + rows
@@ -91,7 +107,7 @@ def _parse(path: Path, data: bytes) -> Graphs:
     labels[post_order[opened[label] - 1]] = label_ids
     word_ids, words = number_names(list(compress(atoms, word[atom].tolist())))
     inputs = np.full(num_rows, -1, np.int32)
-    inputs[closed[word]] = word_ids  # The bracket after a word closes its leaf.
+    inputs[closed[word]] = word_ids  # the bracket after a word closes its leaf
 
     num_children, children = children_of_parents(num_vertices, parents)
     return Graphs.build(
@@ -122,7 +138,7 @@ def _check(
     word: np.ndarray,
     depth: np.ndarray,
 ) -> None:
-    """What may follow what, as masks over the tokens; the earliest token that breaks a rule is reported."""
+    """Checks which tokens may follow each other, by masks over the tokens, and reports the first token that breaks a rule."""
     rules = (
         (closing & (depth < 0), "a '(' for each ')'"),
         (atom & (depth <= 0), "a tree, which starts with '('"),
@@ -132,16 +148,16 @@ def _check(
         (atom & _after(word), "')' after a leaf's word; a leaf has one word"),
         (opening & _after(word), "')' after a leaf's word; a vertex has a word or children, not both"),
     )
-    broken = [(int(np.argmax(mask)), wanted) for mask, wanted in rules if mask.any()]
+    broken = [(int(np.argmax(mask)), expected) for mask, expected in rules if mask.any()]
     if broken:
-        token, wanted = min(broken)
-        # Shown from the token before, which explains the rule.
+        token, expected = min(broken)
+        # The text is shown from the token before, which explains the rule.
         start = int(at[max(token - 1, 0)]) if token and not (atom[token] and depth[token] <= 0) else int(at[token])
-        raise format_error(path, line_at(data, int(at[token])), _rest_of_line(data, start), wanted)
+        raise format_error(path, line_at(data, int(at[token])), _rest_of_line(data, start), expected)
     if len(depth) and depth[-1] > 0:
         start = int(at[np.flatnonzero(opening & (depth == 1))[-1]])
-        wanted = f"a ')' for each '(' of this tree ({depth[-1]} missing at the end of the file)"
-        raise format_error(path, line_at(data, start), _rest_of_line(data, start), wanted)
+        expected = f"a ')' for each '(' of this tree ({depth[-1]} missing at the end of the file)"
+        raise format_error(path, line_at(data, start), _rest_of_line(data, start), expected)
 
 
 def _rest_of_line(data: bytes, start: int) -> bytes:
