@@ -1,4 +1,4 @@
-"""The debugger: F in plain Python, a run against the loop, and where a NaN comes from."""
+"""The debugging tools: `interpret`, `compare` and `find_nan`."""
 
 import sys
 from typing import Any
@@ -19,7 +19,7 @@ N = GRAPHS_.num_vertices
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((N, E))
 PARAMS = {"u": RNG.standard_normal((H, H)) / 2, "w": RNG.standard_normal((E, H))}
-# A vertex of the second graph above others: number 2 in it, row 4, level 1.
+# An inner vertex of the second graph: vertex 2, row 4, level 1.
 ROW = 4
 
 
@@ -41,7 +41,7 @@ def test_print_and_breakpoint_see_real_values(capsys: Any, monkeypatch: Any) -> 
 
     def fn(params: Any, v: cavs.Vertex) -> None:
         h = jnp.tanh(cell(params, v))
-        if h[0] > 0.9:  # a Python branch on a value: fine here, refused by run
+        if h[0] > 0.9:  # a Python branch on a value: valid here, refused by run
             breakpoint()
         print("h[0] is", float(h[0]))
         v.scatter(h)
@@ -64,7 +64,7 @@ def test_a_failing_assertion_names_its_vertex() -> None:
     assert error.value.__notes__ == ["in F at vertex 4 of graph 1 (row 6, level 2)"]
 
 
-def test_leaves_that_are_no_arrays_are_named() -> None:
+def test_leaves_that_are_not_arrays_are_named() -> None:
     with pytest.raises(TypeError, match=r"params has a function at \['f'\], wanted arrays alone. Of an Equinox module write"):
         cavs.interpret(made(cell), {"f": lambda x: x}, GRAPHS_, X)
 
@@ -72,12 +72,12 @@ def test_leaves_that_are_no_arrays_are_named() -> None:
 # ---- compare ----
 
 
-def test_a_program_agrees_with_its_loop() -> None:
+def test_a_program_agrees_with_the_interpreter() -> None:
     program = vp.ChildSumTreeLSTM(H, E)
     report = cavs.debug.compare(
         program.vertex_function(), program.init(jax.random.key(0)), GRAPHS_, X.astype(np.float32), gradients=False
     )
-    assert report.first is None and str(report).startswith("run and the loop agree: states and pushes of 9 vertices, largest")
+    assert report.first is None and str(report).startswith("run and interpret agree: states and pushes of 9 vertices, largest")
 
 
 def test_the_first_difference_is_named() -> None:
@@ -103,14 +103,14 @@ def test_gradients_that_differ_are_named_from_the_roots_down() -> None:
     def fn(params: Any, v: cavs.Vertex) -> None:
         z = cell(params, v)
         h = jnp.tanh(z)
-        if type(v) is cavs.Vertex:  # the same value, another gradient
+        if type(v) is cavs.Vertex:  # the same value with another gradient
             h = jnp.where(v.pull("flag"), jax.lax.stop_gradient(h), h)
         v.scatter(h)
         v.push(h)
 
     report = cavs.debug.compare(made(fn), PARAMS, GRAPHS_, {"x": X, "flag": np.arange(N) == 6})
     of_params = ["gradient of params['u']", "gradient of params['w']"]
-    # Row 6 passes nothing on: its own gradient is right, that of its children 4 and 5 is not.
+    # Row 6 blocks the gradient: its own gradient is right, those of its children 4 and 5 are wrong.
     assert [d.symbol for d in report.differences] == ["gradient of inputs['x']", "gradient of state", *of_params]
     assert report.differences[0].row == 6 and report.differences[1].row == ROW
 
@@ -138,7 +138,7 @@ def line_of(report: Any) -> str:
 def test_nan_forward() -> None:
     def fn(params: Any, v: cavs.Vertex) -> None:
         h = jnp.tanh((v.gather(0)["h"] + v.gather(1)["h"]) @ params["u"] + v.pull("x") @ params["w"])
-        z = jnp.where(v.pull("x")[0] > 1e6, jnp.nan, h)  # a NaN that is not chosen is not to blame
+        z = jnp.where(v.pull("x")[0] > 1e6, jnp.nan, h)  # a NaN that is not selected has no effect
         z = z / v.pull("size")
         h = jax.nn.softplus(z) - jnp.exp(z)  # inf - inf
         v.scatter({"h": h, "bits": jax.random.bits(v.pull("key"), (2,), "uint32")})
@@ -179,7 +179,7 @@ def test_nan_in_the_gradient_over_any_number_of_children_and_integers() -> None:
     def fn(params: Any, v: cavs.Vertex) -> None:
         top = v.gather_all(lambda s: s["h"] @ params["u"])
         z = top + v.pull() @ params["w"]
-        h = jnp.where(z > 0, jnp.sqrt(z), 0)  # of negative numbers where it is not chosen
+        h = jnp.where(z > 0, jnp.sqrt(z), 0)  # of negative values where it is not selected
         v.scatter({"h": h, "n": jnp.int32(0) if v.is_leaf() else v.gather_all(lambda s: s["n"])})
         v.push({"h": h, "n": v.num_children()})
 
@@ -201,6 +201,6 @@ def test_nan_outside_of_f() -> None:
     report = cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: jnp.log(h[3] * 0).sum())
     assert report is not None and (report.where, report.symbol, report.row) == ("loss", "gradient of push", 3)
     assert cavs.debug.find_nan(F, params, chains, X[:5], loss=lambda h: (h**2).sum()) is None
-    # In a ready program it names the program's line.
+    # The line is inside the vertex program of the library.
     report = cavs.debug.find_nan(F, params | {"w": params["w"].at[0].set(np.inf)}, chains, X[:5] * 0)
     assert report is not None and report.source is not None and "elman_rnn.py" in report.source

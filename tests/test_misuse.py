@@ -212,8 +212,8 @@ def test_inputs_under_jit_must_be_padded() -> None:
         ({"F": vp.LSTM(H, E)}, TypeError, "or program.vertex_function() for a ready vertex program"),
         ({"sched": TREE}, TypeError, "sched is a Graphs, wanted a cavs.Schedule. Write cavs.schedule(graphs)"),
         ({"engine": "turbo"}, ValueError, "engine is 'turbo', wanted None or one of 'scan'"),
-        ({"at": np.zeros((2, 2), int)}, ValueError, "at has shape (2, 2) and dtype int64, wanted a 1-d array of vertex rows"),
-        ({"at": np.zeros(2)}, ValueError, "and dtype float64, wanted a 1-d array of vertex rows"),
+        ({"select": np.zeros((2, 2), int)}, ValueError, "select has shape (2, 2) and dtype int64, wanted a 1-d array of vertex rows"),
+        ({"select": np.zeros(2)}, ValueError, "and dtype float64, wanted a 1-d array of vertex rows"),
     ],
 )
 def test_run(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -264,9 +264,9 @@ def test_padding_rows_of_the_wrong_length() -> None:
 
 def test_interpret() -> None:
     function = cavs.VertexFunction(good, state=(H,), arity=1)
-    with pytest.raises(ValueError, match=re.escape(f"inputs has leaves of shapes [(4, {H})], wanted a first axis of 3")):
+    with pytest.raises(ValueError, match=re.escape(f"inputs: got leaves of shapes [(4, {H})]; expected a first axis of 3")):
         cavs.interpret(function, {"u": np.eye(H)}, TREE, np.ones((4, H)))
-    with pytest.raises(ValueError, match="F pushes nothing at flat vertex 0"):
+    with pytest.raises(ValueError, match="interpret: F: got no push at row 0; expected one"):
         cavs.interpret(cavs.VertexFunction(_no_push, state=(H,)), {"u": np.eye(H)}, TREE, np.ones((3, H)))
 
 
@@ -285,7 +285,7 @@ def test_more_children_than_f_sees(traced: bool) -> None:
 @pytest.mark.parametrize("row", [-1, 3])
 def test_rows_that_are_no_vertices(row: int) -> None:
     F, params, sched = cavs.VertexFunction(good, state=(H,), arity=2), {"u": np.eye(H)}, cavs.schedule(TREE)
-    with pytest.raises(ValueError, match="at has rows.*wanted 0 to 2"):
+    with pytest.raises(ValueError, match="select has rows.*wanted 0 to 2"):
         cavs.run(F, params, sched, ONES, select=np.array([0, row]))
 
 

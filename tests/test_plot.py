@@ -128,5 +128,5 @@ def test_inspect_of_every_graph(name, capsys, tmp_path):
 
 
 def test_inspect_refuses_an_empty_batch():
-    with pytest.raises(ValueError, match="batch is 0, wanted at least 1"):
+    with pytest.raises(ValueError, match="--batch: got 0; expected an integer >= 1"):
         inspect("cavs/data/reviews.dev.txt", 0)

@@ -65,7 +65,7 @@ def test_all_programs_run_and_all_errors_are_as_shown(runs):
     out = printed(runs["README"])
     losses = [float(x) for x in re.findall(r"epoch \d: loss ([\d.]+)", out)]
     assert len(losses) == 5 and losses[-1] < 0.8 * losses[0], out
-    assert "run and the loop agree" in out and "\nNone\n" in out
+    assert "run and interpret agree" in out and "\nNone\n" in out
     assert re.search(r"examples: [1-9]\d* failed: 0$", out), out
 
 

@@ -1,1 +1,1 @@
-"""Tools that look at a run: the loop over vertices that defines it, comparisons with that, NaNs, and files of graphs."""
+"""Debugging tools: the per-vertex interpreter that defines a run, comparisons with it, a search for NaN, and `cavs inspect`."""

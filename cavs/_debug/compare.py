@@ -1,10 +1,10 @@
-"""`compare`: a batched run against the loop over its vertices: the first vertex and symbol that differ."""
+"""`compare`: compares a batched run with the per-vertex interpreter and reports the first difference."""
 
 import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,23 +14,32 @@ from cavs._debug.interpret import compiled, loop, place_of
 from cavs._function.equations import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction, as_arrays
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
 from cavs._run.run import run
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import schedule
 
-# By the coarsest floating dtype among parameters, inputs and states.
+Run: TypeAlias = Callable[[PyTree, PyTree], PyTree]  # (params, inputs) -> pushes
+
+# The default tolerance for the coarsest floating dtype among parameters, inputs and states.
 _TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-4, "complex64": 1e-4}
-_COARSE = 0.05  # bfloat16, float16 and less
+_COARSE = 0.05  # bfloat16, float16 and coarser dtypes
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One symbol that a run and the loop compute differently, at the first vertex where they do.
+    """A symbol for which a run and the interpreter differ, at the first vertex where they do.
 
-    **Fields:** `symbol`: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...; `row`, `graph`, `vertex`, `level`: where:
-    flat row, graph, vertex within the graph, height; `None` for a gradient of params, which has no vertex; `got` and
-    `wanted`: the values of the run and of the loop there; `error`: their largest difference; `vertices`: at how many
-    vertices the symbol differs.
+    Attributes:
+        symbol: the symbol: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...
+        row: the flat row of the vertex; `None` for a gradient of params, which has no vertex.
+        graph: the graph of the vertex, or `None`.
+        vertex: the vertex within its graph, or `None`.
+        level: the height of the vertex, or `None`.
+        got: the value of the run.
+        expected: the value of the interpreter.
+        error: their largest absolute difference.
+        vertices: the number of vertices at which the symbol differs.
     """
 
     symbol: str
@@ -39,14 +48,14 @@ class Difference:
     vertex: int | None
     level: int | None
     got: np.ndarray
-    wanted: np.ndarray
+    expected: np.ndarray
     error: float
     vertices: int
 
     def __str__(self) -> str:
-        index = np.unravel_index(int(np.argmax(_distance(self.got, self.wanted))), self.got.shape)
+        index = np.unravel_index(int(np.argmax(_distance(self.got, self.expected))), self.got.shape)
         entry = f" (entry {list(map(int, index))})" if index else ""
-        values = f"run has {self.got[index]:.9g}, the loop {self.wanted[index]:.9g}{entry}"
+        values = f"run has {self.got[index]:.9g}, interpret has {self.expected[index]:.9g}{entry}"
         if self.row is None:
             return f"{self.symbol}: {values}"
         at = f"vertex {self.vertex} of graph {self.graph} (row {self.row}, level {self.level})"
@@ -55,54 +64,68 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. **Fields:** `differences`, one a symbol, the first first; `summary` of what was compared."""
+    """The result of [`cavs.debug.compare`][]. `print` shows it.
+
+    Attributes:
+        differences: one per symbol that differs, the first difference first.
+        summary: what was compared, and the largest difference.
+    """
 
     differences: tuple[Difference, ...]
     summary: str
 
     @property
     def first(self) -> Difference | None:
-        """The first difference: of values by level, then of gradients from the roots down; `None` where all agree."""
+        """The first difference, or `None`: values in the order of levels, then gradients from the roots down."""
         return self.differences[0] if self.differences else None
 
     def __str__(self) -> str:
         if not self.differences:
-            return f"run and the loop agree: {self.summary}"
+            return f"run and interpret agree: {self.summary}"
         first, *rest = map(str, self.differences)
-        return "\n".join([f"run and the loop differ: {self.summary}", f"first: {first}", *(f"then:  {d}" for d in rest)])
+        return "\n".join([f"run and interpret differ: {self.summary}", f"first: {first}", *(f"then:  {d}" for d in rest)])
 
 
 def compare(
     F: VertexFunction,
-    params: Any,
+    params: PyTree,
     graphs: Graphs,
-    inputs: Any = None,
+    inputs: PyTree = None,
     *,
     engine: str | None = None,
     sched: Schedule | None = None,
     gradients: bool = True,
     tolerance: float | None = None,
 ) -> Comparison:
-    """Holds `cavs.run` against `cavs.interpret`: every state, push and gradient at every vertex.
+    """Compares [`cavs.run`][] with [`cavs.interpret`][]: every state, push and gradient at every vertex.
 
     ```python
     print(cavs.debug.compare(F, params, graphs[:8], x))
-    # run and the loop differ: states, pushes and gradients of 412 vertices, largest difference 0.06
-    # first: state['c'] at vertex 3 of graph 5 (row 288, level 2): run has 0.25, the loop 0.31 (entry [7]); ...
+    # run and interpret differ: states, pushes and gradients of 412 vertices, largest difference 0.06
+    # first: state['c'] at vertex 3 of graph 5 (row 288, level 2): run has 0.25, interpret has 0.31 (entry [7]); ...
     ```
 
-    Gradients are those of the sum of all float pushes, each weighted by a fixed number of its own; the gradient of a
-    vertex's state is what reaches it from all its parents and pushes.
+    The gradients are those of a weighted sum of all float pushes, with a different fixed weight for each. The gradient of a
+    vertex's state is the sum over its parents and its own pushes. The comparison is slow: pass a few graphs.
 
-    **Arguments:**
+    Args:
+        F: the vertex function.
+        params: as for [`cavs.interpret`][].
+        graphs: as for [`cavs.interpret`][].
+        inputs: as for [`cavs.interpret`][].
+        engine: the engine of the run; `None` for the default of [`cavs.run`][].
+        sched: the schedule of the run; `None` for `cavs.schedule(graphs)`.
+        gradients: whether to compare gradients, too.
+        tolerance: relative to the largest entry of a row, or to 1 if that is smaller. Integers must be equal. `None`
+            depends on the coarsest dtype among parameters, inputs and states: 1e-9 for float64, 1e-4 for float32, 0.05 for
+            bfloat16.
 
-    - `F`, `params`, `graphs`, `inputs`: as for `cavs.interpret`.
-    - `engine`, `sched`: what to run with; `None`: as `cavs.run` chooses, and `cavs.schedule(graphs)`.
-    - `gradients`: `False` compares values alone.
-    - `tolerance`: relative to a row's largest entry, or 1; `None`: 1e-9, or with a float32
-      among parameters, inputs and states 1e-4, with a bfloat16 0.05. Integers must be equal.
+    Returns:
+        The differences.
 
-    **Raises:** what `run` and `interpret` raise. Slow: for a few graphs.
+    Raises:
+        TypeError: as `run` and `interpret`.
+        ValueError: as `run` and `interpret`.
     """
     params, inputs = as_arrays(params, "compare: params"), as_arrays(inputs, "compare: inputs")
     sched = schedule(graphs) if sched is None else sched
@@ -110,14 +133,14 @@ def compare(
         return Comparison((), "no vertices")
     probe, deltas = probed(F, params, inputs, graphs.num_vertices)
 
-    def batched(function: VertexFunction) -> Callable[[Any, Any], Any]:
+    def batched(function: VertexFunction) -> Run:
         return lambda p, x: jax.tree.map(
             lambda y: y[: graphs.num_vertices], run(function, p, sched, padded_rows(x, sched), engine=engine)
         )
 
     call = compiled(probe, graphs)
 
-    def looped(p: Any, x: Any) -> Any:
+    def looped(p: PyTree, x: PyTree) -> PyTree:
         return loop(probe, p, graphs, x, call)
 
     both = {"inputs": inputs, "delta": deltas}
@@ -127,8 +150,7 @@ def compare(
     want, want_grads = how(looped, params, both, lambda pushes: pushes["push"])
 
     if tolerance is None:
-        dtypes = {x.dtype for x in (*jax.tree.leaves((params, inputs)), *F.state_avals(params, inputs))}
-        tolerance = max([_TOLERANCE.get(d.name, _COARSE) for d in dtypes if jnp.issubdtype(d, jnp.inexact)], default=0.0)
+        tolerance = _default_tolerance(F, params, inputs)
     found, later = _Differences(graphs, tolerance), _Differences(graphs, tolerance)
     for name, got_values, want_values in (("state", got["state"], want["state"]), ("push", plain, want["push"])):
         found.per_vertex(name, got_values, want_values, sign=1)
@@ -146,10 +168,19 @@ def compare(
     return Comparison((*found.all, *later.all), summary)
 
 
-def probed(F: VertexFunction, params: Any, inputs: Any, num_vertices: int) -> tuple[VertexFunction, dict[str, Any]]:
-    """F that pushes {"state": what it scatters, "push": what F pushes}, and adds its input "delta" to the float states, so
-    that delta's gradients are the states'. Its inputs are {"inputs": F's, "delta": ...}; also returns a delta of zeros, by
-    the state leaf's number."""
+def _default_tolerance(F: VertexFunction, params: PyTree, inputs: PyTree) -> float:
+    dtypes = {x.dtype for x in (*jax.tree.leaves((params, inputs)), *F.state_avals(params, inputs))}
+    return max([_TOLERANCE.get(d.name, _COARSE) for d in dtypes if jnp.issubdtype(d, jnp.inexact)], default=0.0)
+
+
+def probed(F: VertexFunction, params: PyTree, inputs: PyTree, num_vertices: int) -> tuple[VertexFunction, dict[str, jax.Array]]:
+    """Instruments F so that a run returns its states and their gradients.
+
+    Returns:
+        A vertex function that pushes {"state": the state of F, "push": the pushes of F}. Its inputs are {"inputs": those of F,
+        "delta": ...}. It adds delta to the float states, so that the gradients of delta are those of the states.
+        And a delta of zeros, by the number of the state leaf.
+    """
     avals = tuple(F.state_avals(params, inputs))
     floats = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact)]
     return _probe(F, avals), {str(i): jnp.zeros((num_vertices, *avals[i].shape), avals[i].dtype) for i in floats}
@@ -157,10 +188,10 @@ def probed(F: VertexFunction, params: Any, inputs: Any, num_vertices: int) -> tu
 
 @functools.lru_cache(maxsize=16)
 def _probe(F: VertexFunction, avals: tuple[jax.ShapeDtypeStruct, ...]) -> VertexFunction:
-    """`probed`'s function, kept: its compiled code serves the next call."""
+    """The function of `probed`. It is cached so that later calls reuse its compiled code."""
 
-    def wrap(fn: Callable[[Any, Vertex], None]) -> Callable[[Any, Vertex], None]:
-        def one_vertex(params: Any, v: Vertex) -> None:
+    def wrap(fn: Callable[[PyTree, Vertex], None]) -> Callable[[PyTree, Vertex], None]:
+        def one_vertex(params: PyTree, v: Vertex) -> None:
             inner = copy.copy(v)
             inner._inputs, inner.pushed = v._inputs["inputs"], {}
             fn(params, inner)
@@ -179,19 +210,21 @@ def _probe(F: VertexFunction, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Vertex
     return VertexFunction(fns, state=F.state_tree.unflatten(avals), arity=F.arity, optimizations=F.optimizations)
 
 
-def padded_rows(inputs: Any, sched: Schedule) -> Any:
-    """Inputs of one row per vertex as the padded ones that `run` takes under jit."""
+def padded_rows(inputs: PyTree, sched: Schedule) -> PyTree:
+    """Pads inputs with one row per vertex to the rows that `run` expects under `jax.jit`."""
     return jax.tree.map(lambda x: pad_rows(x, sched.shape.vertices), inputs)
 
 
-def _values(fn: Any, params: Any, inputs: Any, pushes_of: Any) -> tuple[Any, Any]:
+def _values(fn: Run, params: PyTree, inputs: PyTree, pushes_of: Callable[[PyTree], PyTree]) -> tuple[PyTree, PyTree]:
     return fn(params, inputs), None
 
 
-def _values_and_gradients(fn: Any, params: Any, inputs: Any, pushes_of: Any) -> tuple[Any, Any]:
-    """Pushes, and the gradients of their weighted sum with respect to (params, inputs); zeros for what is no float."""
+def _values_and_gradients(
+    fn: Run, params: PyTree, inputs: PyTree, pushes_of: Callable[[PyTree], PyTree]
+) -> tuple[PyTree, PyTree]:
+    """The pushes, and the gradients of their weighted sum with respect to (params, inputs); float0 for integers."""
 
-    def scalar(params: Any, inputs: Any) -> Any:
+    def scalar(params: PyTree, inputs: PyTree) -> tuple[jax.Array, PyTree]:
         out = fn(params, inputs)
         total = jnp.zeros(())
         for x in jax.tree.leaves(pushes_of(out)):
@@ -205,14 +238,14 @@ def _values_and_gradients(fn: Any, params: Any, inputs: Any, pushes_of: Any) -> 
 
 
 class _Differences:
-    """Collects, for each symbol, the first vertex where two results differ."""
+    """Collects the first vertex at which each symbol of two results differs."""
 
     def __init__(self, graphs: Graphs, tolerance: float):
         self.graphs, self.tolerance, self.worst = graphs, tolerance, 0.0
         self.all: list[Difference] = []
 
-    def per_vertex(self, name: str, got: Any, want: Any, sign: int) -> None:
-        """Leaves of one row per vertex; the first vertex has the least level (`sign` 1) or the greatest (-1)."""
+    def per_vertex(self, name: str, got: PyTree, want: PyTree, sign: int) -> None:
+        """Compares leaves with one row per vertex. The first vertex has the lowest level (`sign` 1) or the highest (-1)."""
         for path, a, b in _leaves(got, want):
             bad, error = self._wrong(a, b)
             if bad.any():
@@ -221,15 +254,15 @@ class _Differences:
                 where = (row, *place_of(self.graphs, row), int(self.graphs.height[row]))
                 self.all.append(Difference(f"{name}{path}", *where, a[row], b[row], float(error[row]), len(rows)))
 
-    def whole(self, name: str, got: Any, want: Any) -> None:
-        """Leaves without vertices."""
+    def whole(self, name: str, got: PyTree, want: PyTree) -> None:
+        """Compares leaves without a vertex axis."""
         for path, a, b in _leaves(got, want):
             bad, error = self._wrong(a[None], b[None])
             if bad.any():
                 self.all.append(Difference(f"{name}{path}", None, None, None, None, a, b, float(error[0]), 0))
 
     def sort(self, sign: int) -> None:
-        """The earliest first; at one vertex in the order in which they came."""
+        """Sorts the differences by level and row. Differences at one vertex keep their order."""
         self.all.sort(key=lambda d: (sign * (d.level or 0), d.row))
 
     def _wrong(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -241,7 +274,7 @@ class _Differences:
         return error > (0 if exact else self.tolerance * size), error
 
 
-def _leaves(got: Any, want: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
+def _leaves(got: PyTree, want: PyTree) -> list[tuple[str, np.ndarray, np.ndarray]]:
     paths = jax.tree_util.tree_flatten_with_path(want)[0]
     pairs = zip(paths, jax.tree.leaves(got), strict=True)
     skipped = (jax.dtypes.float0, jax.dtypes.extended)
@@ -253,7 +286,7 @@ def _leaves(got: Any, want: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b|, in which NaN and infinity are equal to themselves alone, and infinitely far from the rest."""
+    """|a - b|. The distance of NaN or an infinity to itself is 0, and to any other value infinite."""
     if a.dtype == bool or not jnp.issubdtype(a.dtype, jnp.inexact):
         return np.abs(a.astype(np.int64) - b.astype(np.int64)).astype(np.float64)
     wide = np.complex128 if np.iscomplexobj(a) else np.float64

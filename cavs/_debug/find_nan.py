@@ -1,8 +1,8 @@
-"""`find_nan`: the vertex, the equation and the line that first made a NaN, forward or in the gradient."""
+"""`find_nan`: finds the vertex, the equation and the line that produced the first NaN, forward or in the gradient."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,30 @@ from cavs._function.equations import bind
 from cavs._function.lines import source_line
 from cavs._function.vertex import VertexFunction, as_arrays
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
 from cavs._run.run import run
 from cavs._schedule.scheduler import schedule
+
+# The only types of the operands and results of equations that are evaluated here.
+Value: TypeAlias = jax.Array | np.ndarray
+AtVertex: TypeAlias = Callable[..., PyTree]  # F or its transpose at one vertex
 
 
 @dataclasses.dataclass(frozen=True)
 class NanReport:
-    """Where a NaN came from, as `cavs.debug.find_nan` found it.
+    """The origin of a NaN, as [`cavs.debug.find_nan`][] found it. `print` shows it.
 
-    **Fields:** `where`: "params", "inputs" (it was there before F ran), "forward", "loss" (the user's loss made it) or
-    "gradient"; `symbol`: what holds it: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...; `row`, `graph`, `vertex`,
-    `level`: flat row, graph, vertex within it, height; `None` for params; `equation`: the equation that made it from values
-    without, with its operands' ranges, and `source`, the line of the program that it is of; `None` where F is not to blame.
+    Attributes:
+        where: "params" or "inputs" if it was there before F ran, "forward", "loss" if the user's loss produced it, or
+            "gradient".
+        symbol: the array that contains it: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...
+        row: the flat row of the vertex, or `None`.
+        graph: the graph of the vertex, or `None`.
+        vertex: the vertex within its graph, or `None`.
+        level: the height of the vertex, or `None`.
+        equation: the equation that produced the NaN from operands without one, with the ranges of its operands; `None` if F
+            did not produce it.
+        source: the line of the program that contains this equation, or `None`.
     """
 
     where: str
@@ -47,14 +59,14 @@ class NanReport:
 
 def find_nan(
     F: VertexFunction,
-    params: Any,
+    params: PyTree,
     graphs: Graphs,
-    inputs: Any = None,
+    inputs: PyTree = None,
     *,
-    loss: Callable[[Any], Any] | None = None,
+    loss: Callable[[PyTree], jax.Array] | None = None,
     infinities: bool = False,
 ) -> NanReport | None:
-    """Finds the first NaN of a run or of its gradient, and what made it; `None` where there is none.
+    """Finds the first NaN of a run or of its gradient, and the equation that produced it.
 
     ```python
     print(cavs.debug.find_nan(F, params, graphs, x))
@@ -63,16 +75,23 @@ def find_nan(
     #   program.py, line 12, in cell: h = jnp.where(z > 0, jnp.sqrt(z), 0)
     ```
 
-    The batch runs once; then F runs at the vertex in question, equation by equation.
+    The batch runs once. Then F is evaluated at the vertex in question, one equation at a time.
 
-    **Arguments:**
+    Args:
+        F: the vertex function.
+        params: as for [`cavs.interpret`][].
+        graphs: as for [`cavs.interpret`][].
+        inputs: as for [`cavs.interpret`][].
+        loss: a function from the pushes (V, ...) to a scalar, whose gradient is searched; `None` for the sum of all float
+            pushes.
+        infinities: whether to search for infinite values, too.
 
-    - `F`, `params`, `graphs`, `inputs`: as for `cavs.interpret`.
-    - `loss`: a function of the pushes, (V, ...) each, to a scalar, whose gradient is looked through; `None`: the sum of all
-      float pushes.
-    - `infinities`: whether infinite values count, too.
+    Returns:
+        The origin of the NaN, or `None` if there is none.
 
-    **Raises:** what `run` raises.
+    Raises:
+        TypeError: as [`cavs.run`][].
+        ValueError: as [`cavs.run`][].
     """
     params, inputs = as_arrays(params, "find_nan: params"), as_arrays(inputs, "find_nan: inputs")
     search = _Search(F, params, graphs, inputs, infinities)
@@ -87,7 +106,7 @@ def find_nan(
     probe, deltas = probed(F, params, inputs, graphs.num_vertices)
     sched, both = schedule(graphs), {"inputs": inputs, "delta": deltas}
 
-    def batched(p: Any, x: Any) -> Any:
+    def batched(p: PyTree, x: PyTree) -> PyTree:
         return jax.tree.map(lambda y: y[: graphs.num_vertices], run(probe, p, sched, padded_rows(x, sched)))
 
     pushes, vjp = jax.vjp(batched, params, both)
@@ -105,32 +124,35 @@ def find_nan(
 
 
 class _Search:
-    """What is looked for, and in what."""
+    """A search for NaN (or infinities) in the values of a run."""
 
-    def __init__(self, F: VertexFunction, params: Any, graphs: Graphs, inputs: Any, infinities: bool):
+    def __init__(self, F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, infinities: bool):
         self.F, self.params, self.graphs, self.inputs, self.infinities = F, params, graphs, inputs, infinities
-        self._vjps: dict[Any, Any] = {}
+        self._vjps: dict[tuple[str | None, int], AtVertex] = {}
 
-    def bad(self, x: Any) -> bool:
-        """Whether an array holds what is looked for."""
+    def bad(self, x: Value) -> bool:
+        """Whether an array contains a NaN."""
         return bool(self.bad_rows(x[None]).any())
 
-    def bad_rows(self, x: Any) -> np.ndarray:
-        """(rows,) whether each row of an array does."""
+    def bad_rows(self, x: Value) -> np.ndarray:
+        """(rows,) bool, whether each row of an array contains a NaN."""
         if x.dtype == jax.dtypes.float0 or not jnp.issubdtype(x.dtype, jnp.inexact):
             return np.zeros(x.shape[0], bool)
         x = np.asarray(x)
         bad = ~np.isfinite(x) if self.infinities else np.isnan(x)
-        return bad.reshape(len(x), -1).any(1)
+        return np.asarray(bad.reshape(len(x), -1).any(1))
 
-    def report(self, where: str, symbol: str, row: Any = None, equation: Any = None, source: Any = None) -> NanReport:
+    def report(
+        self, where: str, symbol: str, row: int | None = None, equation: str | None = None, source: str | None = None
+    ) -> NanReport:
+        """The report for the vertex in a flat row, if any."""
         if row is None:
             return NanReport(where, symbol, equation=equation, source=source)
         graph, vertex = place_of(self.graphs, row)
         return NanReport(where, symbol, int(row), graph, vertex, int(self.graphs.height[row]), equation, source)
 
-    def forward(self, pushes: Any) -> NanReport | None:
-        """The first vertex, by level, that scatters or pushes one; its children do not scatter any."""
+    def forward(self, pushes: PyTree) -> NanReport | None:
+        """Reports the vertex of the lowest level that scatters or pushes a NaN. Its children scatter none."""
         named = [("state", pushes["state"]), ("push", pushes["push"])]
         rows = np.zeros(self.graphs.num_vertices, bool)
         for _, tree in named:
@@ -144,10 +166,10 @@ class _Search:
         equation, source = self.culprit(self.at(row), (self.params, *self.around(row, pushes["state"])), number)
         return self.report("forward", symbol, row, equation, source)
 
-    def backward(self, states: Any, push_cts: Any, ct_params: Any, ct_inputs: Any) -> NanReport | None:
-        """The first vertex, from the roots down, whose own cotangents are without one and whose results' are not."""
-        push_cts = jax.tree.map(_number, push_cts)
-        state_cts: list[Any] = [jnp.zeros_like(x) for x in jax.tree.leaves(states)]
+    def backward(self, states: PyTree, push_cts: PyTree, ct_params: PyTree, ct_inputs: PyTree) -> NanReport | None:
+        """Reports the first vertex, from the roots down, that turns cotangents without a NaN into cotangents with one."""
+        push_cts = jax.tree.map(_without_float0, push_cts)
+        state_cts: list[jax.Array] = [jnp.zeros_like(x) for x in jax.tree.leaves(states)]
         for i, ct in ct_inputs["delta"].items():
             state_cts[int(i)] = ct
         if not any(self.bad(ct) for ct in jax.tree.leaves((ct_params, ct_inputs))):
@@ -167,109 +189,116 @@ class _Search:
                 continue
             symbol, number = self.first_leaf([(f"gradient of {n}", x) for n, x in zip(names, out, strict=True)])
             return self.report("gradient", symbol, row, *self.culprit(self.transposed(row), (args, cts), number))
-        return self.report("gradient", "a sum of gradients over vertices, each without one,")
+        return self.report("gradient", "a sum over vertices of gradients without a NaN")
 
-    def at(self, row: int) -> Callable[..., Any]:
-        """F at a vertex as a function of params, its row of the inputs, and its children's states."""
+    def at(self, row: int) -> AtVertex:
+        """F at a vertex, as a function of params, its row of the inputs, and the states of its children."""
         return lambda params, inputs, children: at_vertex(self.F, self.graphs, row, params, inputs, children)
 
-    def around(self, row: int, states: Any) -> tuple[Any, list[Any]]:
-        """The vertex's row of the inputs, and its children's states."""
+    def around(self, row: int, states: PyTree) -> tuple[PyTree, list[PyTree]]:
+        """The vertex's row of the inputs, and the states of its children."""
         children = [jax.tree.map(lambda x, c=c: x[c], states) for c in children_of(self.graphs, row)]
         return jax.tree.map(lambda x: x[row], self.inputs), children
 
-    def transposed(self, row: int) -> Callable[..., Any]:
-        """(arguments, cotangents) of F at a vertex -> cotangents of the arguments."""
+    def transposed(self, row: int) -> AtVertex:
+        """The transpose of F at a vertex: (arguments, cotangents) -> cotangents of the arguments."""
 
-        def transpose(args: Any, cts: Any) -> Any:
+        def transpose(args: tuple[PyTree, ...], cts: PyTree) -> tuple[PyTree, ...]:
             return jax.vjp(self.at(row), *args)[1](jax.tree.map(_cotangent, cts))
 
         return transpose
 
-    def vjp(self, row: int) -> Callable[..., Any]:
-        """`transposed`, compiled: once for a kind and a number of children."""
+    def vjp(self, row: int) -> AtVertex:
+        """`transposed`, compiled once per kind and number of children."""
         key = (kind_of(self.F, self.graphs, row), len(children_of(self.graphs, row)))
         if key not in self._vjps:
             transpose = self.transposed(row)
-            self._vjps[key] = jax.jit(lambda args, cts: jax.tree.map(_number, transpose(args, cts)))
+            self._vjps[key] = jax.jit(lambda args, cts: jax.tree.map(_without_float0, transpose(args, cts)))
         return self._vjps[key]
 
-    def first_leaf(self, trees: list[tuple[str, Any]]) -> tuple[str, int]:
-        """Name and number, among all leaves, of the first that holds one."""
+    def first_leaf(self, trees: list[tuple[str, PyTree]]) -> tuple[str, int]:
+        """The name and the number, among all leaves, of the first leaf with a NaN."""
         number = 0
         for name, tree in trees:
             for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
                 if self.bad(x):
                     return name + jax.tree_util.keystr(path), number
                 number += 1
-        raise AssertionError("no leaf holds one")
+        raise AssertionError("no leaf contains a NaN")
 
-    def culprit(self, fn: Callable[..., Any], args: Any, number: int) -> tuple[str | None, str | None]:
-        """The equation of `fn` that first made what its `number`-th output holds, and its line in the program."""
+    def culprit(self, fn: AtVertex, args: tuple[PyTree, ...], number: int) -> tuple[str, str | None]:
+        """The equation of `fn` that produced the NaN in its output `number`, and the line of the program."""
         closed = jax.make_jaxpr(fn)(*args)
         found = self._trace_back(closed.jaxpr, closed.consts, jax.tree.leaves(args), number)
         if found is None:
-            return "(the loop over vertices does not make it; see cavs.debug.compare)", None
+            return "(the per-vertex interpreter does not produce it; see cavs.debug.compare)", None
         outer, eqn, operands = found
         transposed = ", in the transpose of" if "transpose" in str(outer.source_info.name_stack) else ", in"
         listed = " and ".join(map(_range, operands))
         return f"{eqn.primitive.name} of {listed}{transposed}", source_line(outer)
 
-    def _trace_back(self, jaxpr: Any, consts: Any, args: list[Any], number: int) -> tuple[Any, Any, list[Any]] | None:
-        """(equation, the one within it that is to blame, its operands): back from an output through all that hold one."""
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-        made: dict[Any, Any] = {}
+    def _trace_back(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[Value], args: Sequence[Value], number: int
+    ) -> tuple[jex.JaxprEqn, jex.JaxprEqn, list[Value]] | None:
+        """Follows a NaN back from output `number` to the equation that produced it.
 
-        def read(x: Any) -> Any:
+        Returns:
+            The equation of `jaxpr`, the innermost equation within it, and the operands of the latter.
+        """
+        env: dict[jex.Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+        origin: dict[jex.Var, jex.JaxprEqn] = {}
+
+        def read(x: jex.Var | jex.Literal) -> Value:
             return x.val if isinstance(x, jex.Literal) else env[x]
 
         for eqn in jaxpr.eqns:
             env.update(zip(eqn.outvars, bind(eqn, [read(x) for x in eqn.invars]), strict=True))
-            made |= dict.fromkeys(eqn.outvars, eqn)
+            origin |= dict.fromkeys(eqn.outvars, eqn)
         at = jaxpr.outvars[number]
         if isinstance(at, jex.Literal) or not self.bad(env[at]):
             return None
-        while at in made:
-            eqn = made[at]
+        while at in origin:
+            eqn = origin[at]
             carriers = [x for x in eqn.invars if not isinstance(x, jex.Literal) and self._carries(eqn, x, env, at)]
             if not carriers:
                 operands = [read(x) for x in eqn.invars]
                 deeper = None
                 if eqn.primitive.name in (*CALLS, "checkpoint", "remat2"):
                     deeper = self._trace_back(*body_of(eqn), operands, list(eqn.outvars).index(at))
-                # The line is that of the outer equation: functions of JAX are traced once, where they were called first.
+                # The outer equation has the right line: JAX traces its own functions once, at their first call.
                 return (eqn, *deeper[1:]) if deeper else (eqn, eqn, operands)
             at = carriers[0]
         return None
 
-    def _carries(self, eqn: Any, x: Any, env: dict[Any, Any], out: Any) -> bool:
+    def _carries(self, eqn: jex.JaxprEqn, x: jex.Var, env: dict[jex.Var, Value], out: jex.Var) -> bool:
+        """Whether the operand `x` of an equation contains a NaN that reaches its output."""
         if not self.bad(env[x]):
             return False
         if eqn.primitive.name != "select_n" or isinstance(eqn.invars[0], jex.Literal):
             return True
-        # A branch that was not taken is not to blame.
+        # A NaN in a branch that was not selected has no effect.
         taken = [jnp.full(jnp.shape(env[out]), x is y) for y in eqn.invars[1:]]
         return self.bad(jnp.where(jax.lax.select_n(env[eqn.invars[0]], *taken), env[x], 0))
 
 
-def _sum(pushes: Any) -> Any:
+def _sum(pushes: PyTree) -> jax.Array:
     return sum((jnp.real(x).sum() for x in jax.tree.leaves(pushes) if jnp.issubdtype(x.dtype, jnp.inexact)), jnp.zeros(()))
 
 
-def _zero(x: Any) -> Any:
+def _zero(x: jax.Array) -> Value:
     return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
 
 
-def _number(ct: Any) -> Any:
-    # float0, the dtype of cotangents of integers, is none that functions take as arguments.
+def _without_float0(ct: Value) -> Value:
+    # Functions do not accept arguments of dtype float0, the dtype of the cotangents of integers.
     return jnp.zeros(ct.shape, bool) if ct.dtype == jax.dtypes.float0 else ct
 
 
-def _cotangent(ct: Any) -> Any:
+def _cotangent(ct: Value) -> Value:
     return ct if jnp.issubdtype(ct.dtype, jnp.inexact) else np.zeros(ct.shape, jax.dtypes.float0)
 
 
-def _range(x: Any) -> str:
-    x = np.asarray(x)
+def _range(value: Value) -> str:
+    x = np.asarray(value)
     name = f"{x.dtype}{list(x.shape)}"
     return f"{name} {x.min():.3g} to {x.max():.3g}" if x.size and x.dtype != bool else name

@@ -1,9 +1,8 @@
-"""`cavs inspect FILE`: what is in a file of graphs, and what the scheduler makes of a batch of it."""
+"""`cavs inspect FILE`: shows the contents of a file of graphs and the schedule of its first batch."""
 
 import os
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -13,26 +12,30 @@ from rich.table import Table
 from cavs._graphs.graphs import Graphs
 from cavs._readers import read
 from cavs._readers.source import printable
-from cavs._schedule.schedule import Shape
+from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.scheduler import schedule
 
 BAR = 44  # characters of the longest bar
-MAX_BARS = 24  # more levels than this are shown as ranges
-MAX_SHAPES = 256  # batches that are scheduled to count what a training run would compile
+MAX_BARS = 24  # more levels than this are shown as ranges of levels
+MAX_SHAPES = 256  # at most this many batches are scheduled to count their shapes
 
 
 def inspect(path: str | os.PathLike[str], batch: int = 64, out: str | os.PathLike[str] | None = None) -> None:
-    """Prints a table of the graphs in `path`, the schedule of its first `batch` graphs, and how many shapes all batches have.
+    """Prints a summary of a file of graphs, the schedule of its first batch, and the number of shapes of all batches.
 
-    Writes the schedule's picture to `out` where given: PNG, PDF or SVG, by its suffix.
+    Args:
+        path: the file.
+        batch: graphs per batch.
+        out: a file for a picture of the schedule: PNG, PDF or SVG, by its suffix; `None` for no picture.
 
-    **Raises:** `ValueError` for a batch under 1 or a file without graphs; `OSError`, `FormatError` as the reader does.
+    Raises:
+        ValueError: `batch` is below 1, or the file contains no graphs. Errors of the reader propagate.
     """
     if batch < 1:
-        raise ValueError(f"inspect: batch is {batch}, wanted at least 1: the number of graphs to schedule together.")
+        raise ValueError(f"--batch: got {batch}; expected an integer >= 1, the number of graphs to schedule together.")
     graphs = read(path)
     if not len(graphs):
-        raise ValueError(f"inspect: {os.fspath(path)} holds no graphs; wanted at least one.")
+        raise ValueError(f"FILE: got {os.fspath(path)} without graphs; expected at least one.")
     console = Console(highlight=False)
     first = graphs[:batch]
     sched = schedule(first)
@@ -41,23 +44,23 @@ def inspect(path: str | os.PathLike[str], batch: int = 64, out: str | os.PathLik
     console.print(_facts_table("Schedule", schedule_facts(graphs, sched, batch)))
     if out is not None:
         sched.plot(os.fspath(out), first)
-        console.print(f"The picture of this schedule is {os.fspath(out)}", soft_wrap=True)
+        console.print(f"A picture of this schedule is in {os.fspath(out)}", soft_wrap=True)
 
 
 def graphs_facts(graphs: Graphs) -> Iterator[tuple[str, str]]:
-    """(name, value) of what a user wants to know of a file."""
+    """Yields (name, value) of the facts about a file."""
     sizes = np.diff(graphs.vertex_offsets)
     fan_in = np.diff(graphs.child_offsets)
     levels = np.maximum.reduceat(graphs.height, graphs.vertex_offsets[:-1]) + 1
     yield "graphs", f"{len(graphs):,}"
-    yield "vertices", f"{graphs.num_vertices:,}   a graph: {_spread(sizes)}"
+    yield "vertices", f"{graphs.num_vertices:,}   per graph: {_spread(sizes)}"
     yield "edges", f"{graphs.num_edges:,}"
-    yield "levels", f"a graph: {_spread(levels)}"
+    yield "levels", f"per graph: {_spread(levels)}"
     inner = fan_in[fan_in > 0]
     leaves = len(fan_in) - len(inner)
     yield "leaves", f"{leaves:,}, {100 * leaves / len(fan_in):.0f} % of the vertices"
     if len(inner):
-        yield "children", f"an inner vertex: {_spread(inner)}"
+        yield "children", f"per inner vertex: {_spread(inner)}"
     yield "form", _form(graphs)
     for name, ids, names in (("kinds", graphs.kind, graphs.kind_names), ("labels", graphs.label, graphs.label_names)):
         if ids is not None:
@@ -68,19 +71,19 @@ def graphs_facts(graphs: Graphs) -> Iterator[tuple[str, str]]:
         yield "inputs", f"on {reading.sum():,} vertices, {len(np.unique(graphs.input_id[reading])):,} different{words}"
 
 
-def schedule_facts(graphs: Graphs, sched: Any, batch: int) -> Iterator[tuple[str, str]]:
-    """(name, value) of the schedule of the first batch, and of the shapes of all batches."""
+def schedule_facts(graphs: Graphs, sched: Schedule, batch: int) -> Iterator[tuple[str, str]]:
+    """Yields (name, value) of the facts about the first batch's schedule and about the shapes of all batches."""
     shape, vertices, levels = sched.shape, int(sched.num_vertices), len(sched.widths)
     batched = f"{shape.graphs:,} graph{'' if shape.graphs == 1 else 's'}, {vertices:,} vertices in {levels:,} levels"
-    yield "batch", f"{batched}: {vertices / levels:,.1f} run together"
+    yield "batch", f"{batched}: {vertices / levels:,.1f} per level"
     classes = ", ".join(f"{w}" for w, _ in shape.classes)
     yield "tasks", f"{int(sched.num_tasks):,} above the leaves, {classes} vertices wide"
-    yield "padding", f"{100 * sched.waste:.0f} % of the rows that run"
+    yield "padding", f"{100 * sched.waste:.0f} % of the computed rows"
     yield "bucket", _shape(shape)
     starts = range(0, len(graphs), batch)
     seen = {schedule(graphs[start : start + batch]).shape for start in starts[:MAX_SHAPES]}
     which = f"{len(starts):,}" if len(starts) <= MAX_SHAPES else f"first {MAX_SHAPES} of {len(starts):,}"
-    yield "shapes", f"{len(seen):,} in the file's {which} batches: as many as a run over them compiles"
+    yield "shapes", f"{len(seen):,} in the file's {which} batches; each shape is compiled once"
 
 
 def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> Table:
@@ -88,15 +91,15 @@ def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> Table:
     table.add_column(style="dim")
     table.add_column()
     for name, value in facts:
-        # A file's names are text, never rich's markup.
+        # Names in a file may look like rich's markup.
         table.add_row(name, escape(value))
     return table
 
 
-def _levels_table(sched: Any) -> Table:
+def _levels_table(sched: Schedule) -> Table:
     widths = np.asarray(sched.widths)
     table = Table(
-        title="Vertices a level", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
+        title="Vertices per level", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False
     )
     table.add_column(justify="right", style="dim")
     table.add_column(justify="right")
@@ -111,7 +114,7 @@ def _levels_table(sched: Any) -> Table:
 
 
 def _bar(share: float) -> str:
-    """Eighths of a character, so that narrow levels differ too."""
+    """A bar with a resolution of an eighth of a character."""
     eighths = max(1, round(share * BAR * 8))
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
@@ -131,7 +134,7 @@ def _form(graphs: Graphs) -> str:
         name = f"directed acyclic graphs, a vertex has up to {most:,} parents"
     else:
         name = "sequences" if fan_in <= 1 and (roots == 1).all() else "trees" if (roots == 1).all() else "forests"
-    return name if (roots == 1).all() else f"{name}; roots a graph: {_spread(roots)}"
+    return name if (roots == 1).all() else f"{name}; roots per graph: {_spread(roots)}"
 
 
 def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:

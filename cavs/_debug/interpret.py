@@ -1,8 +1,8 @@
-"""`interpret`: F vertex by vertex in plain Python: the definition that every engine must equal, and a debugger's view."""
+"""`interpret`: evaluates F vertex by vertex in plain Python. It defines what every engine must compute."""
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,16 @@ from cavs._function.gather_all import score_and_value
 from cavs._function.stored import from_stored, stored_aval
 from cavs._function.vertex import Vertex, VertexFunction, as_arrays
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+
+# (row, params, row of the inputs, states of the children) -> (state, pushes)
+Call: TypeAlias = Callable[[int, PyTree, PyTree, list[PyTree]], tuple[PyTree, PyTree]]
 
 
 class _PlainVertex(Vertex):
-    """The handle of one real vertex: gathers are real arrays, nothing is traced or batched."""
+    """The handle of one vertex: gathered values are concrete arrays, nothing is traced or batched."""
 
-    def __init__(self, function: VertexFunction, avals: list[Any], inputs: Any, children: list[Any]):
+    def __init__(self, function: VertexFunction, avals: list[jax.ShapeDtypeStruct], inputs: PyTree, children: list[PyTree]):
         tree = function.state_tree
         stored = [jnp.zeros(a.shape, a.dtype) for a in map(stored_aval, avals)]
         zero = tree.unflatten(map(from_stored, stored, function.key_impls))
@@ -25,11 +29,11 @@ class _PlainVertex(Vertex):
         super().__init__(function, avals, inputs, slots, np.int32(len(children)), stored, not children)
         self._children = children
 
-    def has_child(self, k: int) -> Any:
+    def has_child(self, k: int) -> np.bool_:
         super().has_child(k)
         return np.bool_(k < len(self._children))
 
-    def gather_all(self, fn: Any = lambda state: state, reduce: str = "sum") -> Any:
+    def gather_all(self, fn: Callable[[PyTree], PyTree] = lambda state: state, reduce: str = "sum") -> PyTree:
         if not self._children:
             return super().gather_all(fn, reduce)
         outs = [fn(child) for child in self._children]
@@ -42,33 +46,43 @@ class _PlainVertex(Vertex):
         return jax.tree.map(lambda *xs: how[reduce](_stack(xs), axis=0), *outs)
 
 
-def interpret(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any = None) -> Any:
-    """What `cavs.run` computes, one vertex at a time in plain Python, children before parents: `print`, `breakpoint()` and
-    `assert` inside F work, and values are real arrays. An error in F says at which vertex it was.
+def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree = None) -> PyTree:
+    """Computes what [`cavs.run`][] computes, one vertex at a time in plain Python, children before parents.
 
-    **Arguments:** as `run`, but `graphs` themselves (`graphs[7]` for one of them) and `inputs` with exactly one row per
-    vertex (V, ...).
+    Values are concrete arrays: `print`, `breakpoint()` and `assert` work inside F. An error in F has a note that names the
+    vertex. The function is differentiable, but slow.
 
-    **Returns:** the pushes, leaves (V, ...), rows in the graphs' vertex order. Slow; differentiable.
+    Args:
+        F: the vertex function.
+        params: any pytree of arrays.
+        graphs: the graphs; `graphs[7]` selects one.
+        inputs: a pytree of arrays (V, ...) with exactly one row per vertex, or `None`.
+
+    Returns:
+        The pushes, a pytree of arrays (V, ...) in the order of the graphs' vertices.
+
+    Raises:
+        TypeError: a leaf of `params` or `inputs` is not an array.
+        ValueError: `inputs` has another number of rows, the graphs lack kinds, or F scatters or pushes nothing at a vertex.
     """
     return loop(F, params, graphs, inputs, functools.partial(at_vertex, F, graphs))
 
 
-def loop(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any, call: Callable[..., tuple[Any, Any]]) -> Any:
-    """`interpret` by way of `call(row, params, row of the inputs, children's states) -> (state, pushes)`."""
+def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, call: Call) -> PyTree:
+    """Implements `interpret`; `call` evaluates one vertex."""
     params, inputs = as_arrays(params, "interpret: params"), as_arrays(inputs, "interpret: inputs")
     leaves = jax.tree.leaves(inputs)
     if any(jnp.shape(x)[:1] != (graphs.num_vertices,) for x in leaves):
         raise ValueError(
-            f"interpret: inputs has leaves of shapes {[jnp.shape(x) for x in leaves]}, wanted a first axis of "
-            f"{graphs.num_vertices}: one row per vertex."
+            f"interpret: inputs: got leaves of shapes {[jnp.shape(x) for x in leaves]}; expected a first axis of "
+            f"{graphs.num_vertices}, one row per vertex."
         )
     if not graphs.num_vertices:
         plan = F.plan(*jax.eval_shape(lambda: (params, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), inputs))))
         pushes = [jnp.zeros((0, *a.shape), a.dtype) for a in plan.push_avals]
         return plan.push_tree.unflatten(map(from_stored, pushes, plan.push_impls))
-    states: list[Any] = [None] * graphs.num_vertices
-    pushed: list[Any] = [None] * graphs.num_vertices
+    states: list[PyTree] = [None] * graphs.num_vertices
+    pushed: list[PyTree] = [None] * graphs.num_vertices
     for r in np.argsort(graphs.height, kind="stable"):
         number = jnp.asarray(r)
         mine = jax.tree.map(lambda x, i=number: x[i], inputs)
@@ -81,39 +95,44 @@ def loop(F: VertexFunction, params: Any, graphs: Graphs, inputs: Any, call: Call
     return jax.tree.map(lambda *xs: _stack(xs), *pushed)
 
 
-def at_vertex(F: VertexFunction, graphs: Graphs, row: int, params: Any, inputs: Any, children: list[Any]) -> tuple[Any, Any]:
-    """(state, pushes) of the vertex in a flat row, from its row of the inputs and its children's states."""
+def at_vertex(
+    F: VertexFunction, graphs: Graphs, row: int, params: PyTree, inputs: PyTree, children: list[PyTree]
+) -> tuple[PyTree, PyTree]:
+    """(state, pushes) of the vertex in a flat row, from its row of the inputs and the states of its children."""
     v = _PlainVertex(F, F.state_avals(params, inputs), inputs, children)
     F.fns[kind_of(F, graphs, row)](params, v)
     if v.scattered is None or not v.pushed:
-        raise ValueError(f"F {'scatters' if v.scattered is None else 'pushes'} nothing at flat vertex {row}.")
+        what = "scatter" if v.scattered is None else "push"
+        raise ValueError(f"interpret: F: got no {what} at row {row}; expected one. Write v.{what}(...).")
     return F.state_tree.unflatten(v.scattered), v.pushed[None] if None in v.pushed else v.pushed
 
 
-def compiled(F: VertexFunction, graphs: Graphs) -> Callable[..., tuple[Any, Any]]:
-    """`at_vertex`, compiled once for a kind and a number of children: faster over many vertices, but prints nothing."""
-    kept: dict[Any, Any] = {}
+def compiled(F: VertexFunction, graphs: Graphs) -> Call:
+    """`at_vertex`, compiled once per kind and number of children: faster for many vertices, but `print` has no values."""
+    cache: dict[tuple[str | None, int], Callable[..., tuple[PyTree, PyTree]]] = {}
 
-    def call(row: int, params: Any, inputs: Any, children: list[Any]) -> tuple[Any, Any]:
+    def call(row: int, params: PyTree, inputs: PyTree, children: list[PyTree]) -> tuple[PyTree, PyTree]:
         key = (kind_of(F, graphs, row), len(children))
-        if key not in kept:
-            kept[key] = jax.jit(functools.partial(at_vertex, F, graphs, row))
-        return kept[key](params, inputs, children)
+        if key not in cache:
+            cache[key] = jax.jit(functools.partial(at_vertex, F, graphs, row))
+        return cache[key](params, inputs, children)
 
     return call
 
 
 def kind_of(F: VertexFunction, graphs: Graphs, row: int) -> str | None:
-    """The name of the function of F that runs a vertex."""
+    """The name of the function of F that runs a vertex; `None` if F has one function."""
     if None in F.fns:
         return None
     if graphs.kind is None:
-        raise ValueError(f"interpret: F has functions for kinds {sorted(F.fns)}, but the graphs have no kinds.")
+        raise ValueError(
+            f"interpret: graphs: got none with kinds; expected the kinds {sorted(F.fns)}, for which F has functions."
+        )
     return graphs.kind_names[graphs.kind[row]] if graphs.kind_names else str(graphs.kind[row])
 
 
 def children_of(graphs: Graphs, row: int) -> np.ndarray:
-    """Flat rows of a vertex's children."""
+    """The flat rows of a vertex's children."""
     base = graphs.vertex_offsets[place_of(graphs, row)[0]]
     return graphs.children[graphs.child_offsets[row] : graphs.child_offsets[row + 1]] + base
 
@@ -124,10 +143,10 @@ def place_of(graphs: Graphs, row: int) -> tuple[int, int]:
     return graph, int(row - graphs.vertex_offsets[graph])
 
 
-def _stack(xs: Sequence[Any]) -> Any:
-    # In blocks: one concatenation of thousands of arrays compiles for long. Compiled, as else each slice of a block's
-    # transpose compiles on its own.
-    xs = [_block([jnp.asarray(x) for x in xs[i : i + 16]]) for i in range(0, len(xs), 16)]
+def _stack(values: Sequence[Any]) -> jax.Array:
+    # One concatenation of thousands of arrays takes long to compile, so stack in blocks. Each block is jitted because
+    # otherwise every slice in the transpose of a block would be compiled separately.
+    xs = [_block([jnp.asarray(x) for x in values[i : i + 16]]) for i in range(0, len(values), 16)]
     while len(xs) > 1:
         xs = [_joined(xs[i : i + 16]) for i in range(0, len(xs), 16)]
     return xs[0]
