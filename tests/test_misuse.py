@@ -212,7 +212,11 @@ def test_inputs_under_jit_must_be_padded() -> None:
         ({"F": vp.LSTM(H, E)}, TypeError, "or program.vertex_function() for a ready vertex program"),
         ({"sched": TREE}, TypeError, "sched is a Graphs, wanted a cavs.Schedule. Write cavs.schedule(graphs)"),
         ({"engine": "turbo"}, ValueError, "engine is 'turbo', wanted None or one of 'scan'"),
-        ({"select": np.zeros((2, 2), int)}, ValueError, "select has shape (2, 2) and dtype int64, wanted a 1-d array of vertex rows"),
+        (
+            {"select": np.zeros((2, 2), int)},
+            ValueError,
+            "select has shape (2, 2) and dtype int64, wanted a 1-d array of vertex rows",
+        ),
         ({"select": np.zeros(2)}, ValueError, "and dtype float64, wanted a 1-d array of vertex rows"),
     ],
 )

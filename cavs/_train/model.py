@@ -90,8 +90,9 @@ class SoftmaxModel:
         """
         x = vectors_of(rows, batch.word)
         keys = (None, None) if key is None else jax.random.split(key)
-        h = run_program(self.program, params["program"], batch.sched, dropout(x, self.dropout, keys[0]), select)
-        return dropout(h, self.dropout, keys[1])
+        x = jnp.asarray(dropout(x, self.dropout, keys[0]))
+        h = run_program(self.program, params["program"], batch.sched, x, select)
+        return jnp.asarray(dropout(h, self.dropout, keys[1]))
 
     def objective(
         self,

@@ -42,7 +42,7 @@ class TagModel:
         shared: dict[str, Any] = {"labels": len(labels), "hidden": config.hidden, "inputs": config.embedding_size}
         shared |= {"mlp": config.hidden, "layers": config.layers, "dropout": config.dropout}
         if num_characters:
-            spelled = {"characters": num_characters, "char_inputs": config.char_size}
+            spelled: dict[str, Any] = {"characters": num_characters, "char_inputs": config.char_size}
             return TagModel(vertex_programs.CharBiLSTMTagger(**shared, **spelled), num_words, labels)
         return TagModel(vertex_programs.BiLSTMTagger(**shared), num_words, labels)
 

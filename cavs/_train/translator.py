@@ -57,7 +57,7 @@ class Translator:
         keys = (None,) * 3 if key is None else jax.random.split(key, 3)
         x, y = (dropout(vectors_of(rows, ids), self.dropout, k) for ids, k in zip((batch.x, batch.y), keys, strict=False))
         a = self.program.run(params["program"], batch.source, batch.pairs, x, y, select=batch.at)
-        return dropout(a, self.dropout, keys[2])
+        return jnp.asarray(dropout(a, self.dropout, keys[2]))
 
     def objective(
         self, params: PyTree, rows: jax.Array, batch: PairBatch[jax.Array], key: jax.Array | None = None
