@@ -144,12 +144,15 @@ MISTAKES = {
     "train WORDS --task lm --loss root": "--loss: not valid with --task lm: a language model predicts",
     "train FILE --out RUN": "--out: got .*, which already contains a run; expected another folder. To continue, write --resume",
     "train --resume": "there is no run under runs/",
-    "train --resume nowhere": "nowhere: there is no model.json in it; expected the folder of a run",
+    "train --resume nowhere": "--resume: got nowhere; expected the folder of a run",
     "train --resume RUN --lr 0.1": "--resume: got --lr; expected only --epochs and --patience with it",
     "train FILE --resume RUN": "--resume: got FILE; expected only --epochs",
-    "predict nowhere FILE": "nowhere: there is no model.json in it",
+    "predict nowhere FILE": "CHECKPOINT: got nowhere; expected the folder of a run",
     "predict RUN nowhere.txt": "FILE: got nowhere.txt, which does not exist",
     "predict RUN WIDE": "got 3 children .*; expected at most 2 for --program binary-tree-lstm",
+    "predict FILE FILE": "CHECKPOINT: got file.txt; expected the folder of a run",
+    "inspect FILE --out picture.doc": "--out: got picture.doc; expected a name that ends in .png, .pdf or .svg",
+    "inspect FILE --out nowhere/picture.png": "--out: got nowhere/picture.png; expected a file in an existing folder",
     "inspect nowhere.txt": "FILE: got nowhere.txt, which does not exist",
 }
 
@@ -173,6 +176,14 @@ def test_the_message_of_a_wrong_argument_is_one_line(line, run, tmp_path, monkey
     error = capsys.readouterr().err
     assert re.search(MISTAKES[line], error), error
     assert error.count("\n") == 1
+
+
+def test_labels_that_occur_only_in_the_held_out_data_are_reported(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.txt").write_text("\n".join([TREE] * 3))
+    (tmp_path / "d.txt").write_text("(9 (2 not) (1 bad))")
+    assert cli.main(["train", "t.txt", "--dev", "d.txt", "--hidden", "4", "--epochs", "1", "--out", "run"]) == 0
+    assert "--dev: labels that do not occur in the training data: '9'\n" in capsys.readouterr().out
 
 
 def test_a_changed_file_cannot_be_resumed(tmp_path, monkeypatch, capsys):

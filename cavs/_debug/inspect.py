@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -33,6 +34,8 @@ def inspect(path: str | os.PathLike[str], batch: int = 64, out: str | os.PathLik
     """
     if batch < 1:
         raise ValueError(f"--batch: got {batch}; expected an integer >= 1, the number of graphs to schedule together.")
+    if out is not None and not Path(out).absolute().parent.is_dir():
+        raise ValueError(f"--out: got {os.fspath(out)}; expected a file in an existing folder.")
     graphs = read(path)
     if not len(graphs):
         raise ValueError(f"FILE: got {os.fspath(path)} without graphs; expected at least one.")
@@ -43,7 +46,12 @@ def inspect(path: str | os.PathLike[str], batch: int = 64, out: str | os.PathLik
     console.print(_levels_table(sched))
     console.print(_facts_table("Schedule", schedule_facts(graphs, sched, batch)))
     if out is not None:
-        sched.plot(os.fspath(out), first)
+        try:
+            sched.plot(os.fspath(out), first)
+        except ValueError as error:
+            raise ValueError(
+                f"--out: got {os.fspath(out)}; expected a name that ends in .png, .pdf or .svg ({error})."
+            ) from error
         console.print(f"A picture of this schedule is in {os.fspath(out)}", soft_wrap=True)
 
 

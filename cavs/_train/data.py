@@ -32,6 +32,7 @@ class Data:
         files: the SHA-256 of each file that was read, by path.
         vectors: the word vectors of `--embeddings`.
         facts: anything else that a checkpoint must store, as JSON.
+        notes: messages for the user.
     """
 
     train: Samples
@@ -42,6 +43,7 @@ class Data:
     files: dict[str, str]
     vectors: embeddings.Vectors | None = None
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def paths_of(config: Config) -> dict[str, str]:
@@ -118,6 +120,18 @@ def with_labels(graphs: Graphs, labels: tuple[str, ...]) -> Graphs:
     else:
         label = np.array([index[name] for name in graphs.label_names] + [-1], np.int32)[graphs.label]
     return dataclasses.replace(graphs, label=label, label_names=labels)
+
+
+def unseen_labels(parts: dict[str, np.ndarray | None], labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Notes about labels that occur in another part but not in "train", whose `parts` are indices of `labels`."""
+    seen, notes = parts["train"], []
+    for part, label in parts.items():
+        if part != "train" and seen is not None and label is not None:
+            unseen = [repr(labels[i]) for i in np.setdiff1d(label[label >= 0], seen)]
+            if unseen:
+                more = ", ..." if len(unseen) > 5 else ""
+                notes.append(f"--{part}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}")
+    return tuple(notes)
 
 
 def root_rows(graphs: Graphs) -> np.ndarray:

@@ -51,8 +51,11 @@ def predict(folder: str, path: str, out: str | None = None, vertices: bool = Fal
 
 def load_model(folder: Path) -> tuple[dict[str, Any], Model, Weights]:
     """Loads the facts, the model and the weights of a run: those of the best epoch, or of the last save in the first epoch."""
+    given = folder
     if folder.is_file():
         folder = folder.parent
+    if not (folder / "model.json").exists():
+        raise TrainError(f"CHECKPOINT: got {given}; expected the folder of a run, as `cavs train --out DIR` writes it.")
     about = checkpoint.read_model(folder)
     task = find_task(about["task"])
     try:

@@ -111,6 +111,8 @@ def _prepare(given: dict[str, Any], out: str | None, resume: str | None) -> tupl
             f"--resume: got {', '.join(map(flag, wrong))}; expected only {' and '.join(map(flag, RESUMABLE))} with it, because "
             f"all other settings are those of {folder}."
         )
+    if not (folder / "model.json").exists():
+        raise TrainError(f"--resume: got {folder}; expected the folder of a run, as `cavs train --out DIR` writes it.")
     saved = checkpoint.read_model(folder)["config"]
     return Config.from_json(saved).replace({name: given[name] for name in RESUMABLE if name in given}), folder
 
@@ -157,7 +159,7 @@ def _introduce(console: Console, config: Config, data: Data, folder: Path, progr
         console.print(
             f"resuming {folder} at epoch {progress.epoch + 1}, step {progress.step} of {trainer.steps}", highlight=False
         )
-    for note in trainer.notes:
+    for note in (*data.notes, *trainer.notes):
         console.print(escape(note), highlight=False, soft_wrap=True)
 
 

@@ -62,7 +62,8 @@ class Classify(Task):
         if config.train is None:
             labels = REVIEW_LABELS
         files = data.fingerprints(paths)
-        return config, Data(parts["train"], parts["dev"], parts.get("test"), words, labels, files, vectors)
+        notes = data.unseen_labels({name: g.label for name, g in parts.items()}, labels)
+        return config, Data(parts["train"], parts["dev"], parts.get("test"), words, labels, files, vectors, notes=notes)
 
     def model(self, config: Config, data: Data) -> SoftmaxModel:
         parts = [g for g in (data.train, data.dev, data.test) if g is not None]

@@ -80,7 +80,8 @@ class Tag(Task):
         chains = {part: Sentences.of(g, words, labels, characters) for part, g in parts.items()}
         facts = {"characters": characters}
         files = data.fingerprints(paths)
-        return config, Data(chains["train"], chains["dev"], chains.get("test"), words, labels, files, vectors, facts)
+        notes = data.unseen_labels({name: c.words.label for name, c in chains.items()}, labels)
+        return config, Data(chains["train"], chains["dev"], chains.get("test"), words, labels, files, vectors, facts, notes)
 
     def model(self, config: Config, data: Data) -> TagModel:
         return TagModel.create(config, len(data.words), data.labels, len(data.facts["characters"]))
