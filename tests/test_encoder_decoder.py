@@ -1,4 +1,4 @@
-"""The encoder-decoder against two interpreted nets and PyTorch's modules; a translator is trained and translates."""
+"""The encoder-decoder equals two interpreted nets and PyTorch's modules; a translator is trained and translates."""
 
 import functools
 from typing import Any
@@ -17,7 +17,7 @@ PAIRS = ([1, 5, 3], [3, 4, 1])
 
 
 def pair_inputs() -> tuple[vp.EncoderDecoder, Any, Any, Any, Any, Any]:
-    """Program, parameters, chains, pairs, and word vectors of both."""
+    """The program, its parameters, chains, pairs, and word vectors of both."""
     program = vp.EncoderDecoder(H, E, jnp.float64)
     chains, pairs = program.graphs(*PAIRS)
     rng = np.random.default_rng(4)
@@ -27,7 +27,7 @@ def pair_inputs() -> tuple[vp.EncoderDecoder, Any, Any, Any, Any, Any]:
 
 @functools.cache
 def pair_outputs() -> Any:
-    """What the program pushes and its gradients, compiled, from padded inputs with NaN in the padding."""
+    """The pushes of the compiled program and their gradients, for inputs with NaN in the padding."""
     program, params, chains, pairs, x, y = pair_inputs()
     source, both = cavs.schedule(chains), cavs.schedule(pairs)
     run = jax.jit(lambda p, x, y: program.run(p, source, both, x, y))
@@ -56,7 +56,7 @@ def test_encoder_decoder_is_that_of_torch() -> None:
     torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
     _, params, _, _, x, y = pair_inputs()
 
-    def weight(w: Any, gates: bool = False) -> Any:  # ours are (in, out) and i, f, o, g; torch's (out, in) and i, f, g, o
+    def weight(w: Any, gates: bool = False) -> Any:  # from (in, out) and gates i, f, o, g to torch's (out, in) and i, f, g, o
         w = np.asarray(w)
         i, f, o, g = np.split(w, 4, -1) if gates else (w, *[w[..., :0]] * 3)
         return torch.nn.Parameter(torch.tensor(np.concatenate([i, f, g, o], -1).T.copy()))
@@ -68,7 +68,7 @@ def test_encoder_decoder_is_that_of_torch() -> None:
 
     kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     encoder = fill(torch.nn.LSTM(E, H).double(), params["encoder"], tuple(k + "_l0" for k in kinds))
-    # torch's cell has [x, a] at its input: the lower half of our u belongs there.
+    # The input of torch's cell is [x, a]: the lower half of `u` belongs there.
     u = params["u"]
     cell = {"w": jnp.concatenate([params["w"], u[H:]]), "u": u[:H], "b": params["b"]}
     decoder = fill(torch.nn.LSTMCell(E + H, H).double(), cell, kinds)
@@ -107,8 +107,8 @@ def test_encoder_decoder_is_that_of_torch() -> None:
         (weight(d["u"][:H], gates=True).detach(), decoder.weight_hh.grad),
         (weight(d["b"], gates=True).detach(), decoder.bias_ih.grad),
     ]
-    for ours, theirs in pairs_of_gradients:
-        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-10)
+    for got_gradient, want_gradient in pairs_of_gradients:
+        np.testing.assert_allclose(got_gradient, want_gradient, rtol=1e-10, atol=1e-10)
 
 
 def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any) -> None:

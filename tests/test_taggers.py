@@ -1,4 +1,4 @@
-"""The taggers, nets of nets, equal the per-vertex loop and PyTorch's modules in value and every gradient."""
+"""The taggers equal the per-vertex interpreter and PyTorch's modules in value and in every gradient."""
 
 import functools
 
@@ -23,13 +23,13 @@ SPELLINGS = [4, 1, 7, 2]
 
 
 def chains(lengths: list[int]) -> tuple[cavs.Graphs, cavs.Graphs]:
-    """Chains and the same turned round."""
+    """Chains, and the reversed chains."""
     graphs = cavs.from_lengths(np.array(lengths, int))
     return graphs, graphs.reversed()
 
 
 def loss(logits):
-    """A scalar on which every logit acts with a weight of its own."""
+    """A weighted sum of the logits, with a different weight for each."""
     return jnp.vdot(logits, jnp.sin(1.0 + jnp.arange(logits.size)).reshape(logits.shape))
 
 
@@ -63,7 +63,7 @@ def speller():
     params = SPELLER.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     x = rng.standard_normal((sum(LENGTHS["odd"]), 6))
-    spelled = rng.integers(-1, len(SPELLINGS) - 1, len(x))  # the last spelling is read by nobody
+    spelled = rng.integers(-1, len(SPELLINGS) - 1, len(x))  # no vertex reads the last spelling
     spelled[0] = 2
     characters = rng.integers(0, 9, sum(SPELLINGS))
 
@@ -74,11 +74,11 @@ def speller():
     return params, x, spelled, characters, gradients(run, params, x)
 
 
-# ---- the loop over vertices ----
+# ---- the interpreter ----
 
 
 def by_vertex(program: vp.BiLSTM, params: list, graphs: cavs.Graphs, back: cavs.Graphs, x, ends: bool = False):
-    """`BiLSTM.run` by the per-vertex loop of plain Python, without a schedule."""
+    """`BiLSTM.run` by the per-vertex interpreter, without a schedule."""
     for i, layer in enumerate(params):
         F = program.layer(i).vertex_function()
         h, g = cavs.interpret(F, layer["forward"], graphs, x), cavs.interpret(F, layer["backward"], back, x)
@@ -89,7 +89,7 @@ def by_vertex(program: vp.BiLSTM, params: list, graphs: cavs.Graphs, back: cavs.
 
 
 @pytest.mark.parametrize("name", ["odd", "no words"])
-def test_the_tagger_equals_the_loop_over_vertices(name):
+def test_the_tagger_equals_the_interpreter(name):
     graphs, back = chains(LENGTHS[name])
     params, x, got = tagger(name)
 
@@ -102,7 +102,7 @@ def test_the_tagger_equals_the_loop_over_vertices(name):
     assert_close(got[0], want[0], 1e-10)
 
 
-def test_the_tagger_that_spells_equals_the_loop_over_vertices():
+def test_the_tagger_that_spells_equals_the_interpreter():
     (graphs, back), (words, words_back) = chains(LENGTHS["odd"]), chains(SPELLINGS)
     params, x, spelled, characters, got = speller()
 
@@ -123,14 +123,14 @@ def test_the_tagger_that_spells_equals_the_loop_over_vertices():
 
 
 def torch_lstm(torch, program: vp.BiLSTM, params: list):
-    """`nn.LSTM` with the same weights: its gates are i, f, g, o, a row each, and it has two biases."""
+    """`nn.LSTM` with the same weights. Its gates are i, f, g, o, in rows, and it has two biases."""
     lstm = torch.nn.LSTM(program.inputs, program.hidden, program.layers, bidirectional=True, dtype=torch.float64)
     with torch.no_grad():
         for i, layer in enumerate(params):
             for direction, suffix in (("forward", ""), ("backward", "_reverse")):
-                for ours, theirs in (("w", "weight_ih"), ("u", "weight_hh"), ("b", "bias_ih")):
-                    w = torch.from_numpy(np.array(swap_og(layer[direction][ours])))
-                    getattr(lstm, f"{theirs}_l{i}{suffix}").copy_(w.permute(*range(w.ndim)[::-1]))
+                for own, name in (("w", "weight_ih"), ("u", "weight_hh"), ("b", "bias_ih")):
+                    w = torch.from_numpy(np.array(swap_og(layer[direction][own])))
+                    getattr(lstm, f"{name}_l{i}{suffix}").copy_(w.permute(*range(w.ndim)[::-1]))
                 getattr(lstm, f"bias_hh_l{i}{suffix}").zero_()
     return lstm
 
@@ -142,12 +142,12 @@ def swap_og(w):
 
 
 def torch_gradients(lstm, program: vp.BiLSTM) -> list:
-    """The gradients of `nn.LSTM`'s weights as those of `BiLSTM`."""
+    """The gradients of `nn.LSTM`'s weights, in the format of `BiLSTM`."""
     return [
         {
             direction: {
-                ours: swap_og(getattr(lstm, f"{theirs}_l{i}{suffix}").grad.numpy().T)
-                for ours, theirs in (("w", "weight_ih"), ("u", "weight_hh"), ("b", "bias_ih"))
+                own: swap_og(getattr(lstm, f"{name}_l{i}{suffix}").grad.numpy().T)
+                for own, name in (("w", "weight_ih"), ("u", "weight_hh"), ("b", "bias_ih"))
             }
             for direction, suffix in (("forward", ""), ("backward", "_reverse"))
         }
@@ -156,7 +156,7 @@ def torch_gradients(lstm, program: vp.BiLSTM) -> list:
 
 
 def packed(torch, rows, lengths: list[int]):
-    """Rows of sequences laid end to end, packed."""
+    """Packs concatenated sequences."""
     return torch.nn.utils.rnn.pack_sequence(torch.split(rows, lengths), enforce_sorted=False)
 
 
@@ -173,8 +173,8 @@ def test_the_tagger_equals_torch():
     (want * torch.sin(1.0 + torch.arange(want.numel(), dtype=torch.float64)).view(want.shape)).sum().backward()
     np.testing.assert_allclose(y, want.detach().numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(by_x, rows.grad.numpy(), rtol=1e-10, atol=1e-10)
-    theirs = {"bilstm": torch_gradients(lstm, TAGGER.bilstm)} | {k: w.grad.numpy() for k, w in head.items()}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), by_params, theirs)
+    expected = {"bilstm": torch_gradients(lstm, TAGGER.bilstm)} | {k: w.grad.numpy() for k, w in head.items()}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), by_params, expected)
 
 
 def test_the_tagger_that_spells_equals_torch():
@@ -196,18 +196,18 @@ def test_the_tagger_that_spells_equals_torch():
     (want * torch.sin(1.0 + torch.arange(want.numel(), dtype=torch.float64)).view(want.shape)).sum().backward()
     np.testing.assert_allclose(y, want.detach().numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(by_x, rows.grad.numpy(), rtol=1e-10, atol=1e-10)
-    theirs = {
+    expected = {
         "tagger": {"bilstm": torch_gradients(lstm, SPELLER.tagger.bilstm)} | {k: w.grad.numpy() for k, w in head.items()},
         "spell": torch_gradients(spell, SPELLER.spell),
         "characters": table.weight.grad.numpy(),
     }
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), by_params, theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), by_params, expected)
 
 
 # ---- dropout ----
 
 
-def test_dropout_is_of_the_key():
+def test_the_key_determines_dropout():
     graphs, back = chains([4, 2])
     program = vp.BiLSTMTagger(labels=3, hidden=4, inputs=4, dropout=0.5)
     params, x = program.init(jax.random.key(0)), jnp.ones((6, 4), jnp.float32)
