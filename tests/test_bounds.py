@@ -10,7 +10,8 @@ import pytest
 import cavs
 from cavs import vertex_programs as vp
 from cavs._engines import bounds, lower
-from cavs._function.equations import bind, is_var
+from cavs._function.equations import bind
+from cavs._function.jaxprs import is_var
 from tests.persistent_programs import CASES, inputs_of, plan_of
 
 BOUNDED = {"BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "ElmanRNN", "unread state"}  # all that their products read

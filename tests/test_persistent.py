@@ -142,7 +142,7 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
             shape = group_rows.with_scripts(cavs.schedule(joined([graphs] * copies))).shape
             for forward in (True, False):
                 for kind, part in plan.inner.items():
-                    if part.recurrent_eqns:
+                    if part.recurrent.eqns:
                         made = lower.program_of(plan, kind, forward)
                         assert widest.launches(made, made.precision, False, shape)[0]
 

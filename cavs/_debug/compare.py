@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._debug.interpret import compiled, loop, place_of
-from cavs._function.equations import pad_rows
+from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction, as_arrays
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree

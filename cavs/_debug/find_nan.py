@@ -11,8 +11,8 @@ from jax.extend import core as jex
 
 from cavs._debug.compare import padded_rows, probed
 from cavs._debug.interpret import at_vertex, children_of, kind_of, place_of
-from cavs._function.calls import CALLS, body_of
 from cavs._function.equations import bind
+from cavs._function.jaxprs import CALLS, body_of
 from cavs._function.lines import source_line
 from cavs._function.vertex import VertexFunction, as_arrays
 from cavs._graphs.graphs import Graphs

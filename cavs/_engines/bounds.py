@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cavs._function.children import reduce_max_p, spread_p
-from cavs._function.equations import is_var
+from cavs._function.jaxprs import is_var
 
 _ONE = {"tanh", "logistic", "sin", "cos", "erf", "sign"}
 _THE_SAME = {

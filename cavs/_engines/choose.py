@@ -98,7 +98,7 @@ def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) ->
         )
     if not plan.function.optimizations.lazy:
         return "F was made with Optimizations(lazy=False)"
-    if not all(plan.inner[name].differentiable for name in deep):
+    if not all(plan.inner[name].joint.differentiable for name in deep):
         return "F has a loop with a dynamic number of turns"
     try:
         for name in deep:

@@ -16,7 +16,9 @@ from cavs._engines.engine import BackwardLevels, Cotangents, ForwardLevels
 from cavs._engines.lower import EDGE_PAD, PAD, Program, program_of
 from cavs._engines.scan_reverse import eager_cotangents
 from cavs._engines.widest import launches, wide_levels
-from cavs._function.equations import EDGE, evaluate, is_float
+from cavs._function.domains import EDGE
+from cavs._function.equations import is_float
+from cavs._function.evaluate import evaluate
 from cavs._function.split import Split
 from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
@@ -114,7 +116,7 @@ def launch(
     part, level = program.part, program.level
     precision = program.precision
     configs, wide_rows = launches(program, precision, engine.interpret, sched.shape, engine.layouts)
-    env = dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
+    env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
     evaluate(program.static_eqns, env, {})
     statics_of = {f"static{n}": env[v] for n, v in enumerate(program.statics) if v not in program.weights}
     constants = {name: constant_in_memory(x, level) for name, x in statics_of.items()}
@@ -216,19 +218,21 @@ def levels(
     for k, (name, rows) in enumerate(zip(kinds, all_rows, strict=True)):
         part = plan.inner[name]
         if not sched.shape.inner[k]:
-            kept.append([rows.tensor(zeros, v.aval, part.joint_level.get(v) == EDGE) for v in (part.keep if save else ())])
-            edge = [part.role.level.get(v) == EDGE for v in part.extra]
-            tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.extra, edge, strict=True)]
+            kept.append(
+                [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
+            )
+            edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
+            tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
             extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
             continue
         made = program_of(plan, name, True, keep=save)
-        crossing = [x for v, x in zip(part.eager_outs, eager[k], strict=True) if v in part.cross]
+        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
         tensors = {f"cross{n}": x for n, x in enumerate(crossing)}
         out, lost = launch(engine, made, rows, sched, statics[k], tensors, states)
         states = [out[f"state{i}"] for i in range(len(states))]
         gave_up = gave_up + lost
         kept.append([out[f"kept{n}"] for n in range(len(made.kept))])
-        extras.append([out[f"extra{n}"] for n in range(len(part.extra))])
+        extras.append([out[f"extra{n}"] for n in range(len(part.recurrent.extra))])
     return ForwardLevels(states, kept, extras, gave_up)
 
 
@@ -257,16 +261,16 @@ def reverse(
         made = program_of(plan, name, False, sched.shape.forest)
         tensors = {f"g{i}": x for i, x in g.items() if i in made.pushed}
         tensors |= {f"state{i}": x for i, x in enumerate(saved["states"])}
-        crossing = [x for v, x in zip(part.eager_outs, saved["eager_rows"][k], strict=True) if v in part.cross]
+        crossing = [x for v, x in zip(part.eager.outs, saved["eager_rows"][k], strict=True) if v in part.recurrent.cross]
         tensors |= {f"cross{n}": x for n, x in enumerate(crossing)}
         tensors |= {f"kept{n}": x for n, x in enumerate(saved["kept"][k])}
         tensors |= {f"extra{n}": x for n, x in enumerate(saved["extras"][k])}
-        for i, v in part.j_extra_cts.items():
-            edge = part.role.level.get(part.extra[i]) == EDGE
+        for i, v in part.reverse.extra_cts.items():
+            edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
             zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
             tensors[f"extra_ct{i}"] = extra_cts[k][i] if extra_cts[k] else zero
         out, lost = launch(engine, made, rows, sched, saved["statics"][k], tensors, None, g_row)
-        cuts[k] = {v: out[f"cut{n}"] for n, v in enumerate(part.cuts)}
+        cuts[k] = {v: out[f"cut{n}"] for n, v in enumerate(part.reverse.cuts)}
         operands[k] = {v: out[f"operand{n}"] for n, v in enumerate(made.operands)}
         leaves = sched.shape.pad + sum(sched.shape.leaves)
         up = parents(sched, rows, made.arity, 0, leaves)

@@ -9,7 +9,9 @@ from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Cotangents, ForwardLevels
 from cavs._engines.scan_reverse import reverse
-from cavs._function.equations import EDGE, ROW, evaluate, needed, reads, turned_weights, value_at
+from cavs._function.domains import EDGE, ROW, Domain
+from cavs._function.equations import needed, reads
+from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.split import Split
 from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
@@ -28,7 +30,7 @@ class _Kind(NamedTuple):
     eqns: list[Any]
     wanted: set[Any]
     stored: list[Any]  # joint variables: what is kept for the backward, then what the lazy part reads
-    level: list[int]  # of each
+    level: list[Domain]  # of each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +87,12 @@ def levels(
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
         states, tensors = carry
         kind, first = found[k], sched.task_start[t]
-        part, rows, level = kind.part, kind.rows, kind.part.joint_level
+        part, rows, level = kind.part, kind.rows, kind.part.joint.domain
         view = View(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
         env = kind.fixed | barred(entrance(part, rows, view, states, kind.crossing, kind.wanted))
         segments = view.of_edges(rows.edge_owner) - first if part.gathers_all else None
         evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=plan.function.optimizations.fusion)
-        own = [value_at(x, ROW, width, env, level) for x in part.j_states]
+        own = [value_at(x, ROW, width, env, level) for x in part.forward.states]
         states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
         mine = []
         for b, v, lv in zip(tensors[k], kind.stored, kind.level, strict=True):
@@ -114,7 +116,7 @@ def levels(
     _, (states, tensors) = lax.fori_loop(0, sched.num_rounds, one_round, (jnp.int32(0), (states, tensors)))
     kept, extras = [], []
     for k, x in zip(found, tensors, strict=True):
-        split = len(k.stored) - len(k.part.extra)
+        split = len(k.stored) - len(k.part.recurrent.extra)
         kept.append(x[:split])
         inner = zip(k.level[split:], x[split:], strict=True)
         extras.append([k.rows.inner_edges(b) if lv == EDGE else k.rows.inner(b) for lv, b in inner])
@@ -123,17 +125,17 @@ def levels(
 
 def _kind(part: Split, rows: Rows, statics: list[Any], eager: list[Any], save: bool) -> _Kind:
     env = fixed(part, statics)
-    keep = part.keep if save else []
-    targets = [*part.j_states, *part.j_extra, *keep]
-    eqns, _ = needed(part.joint.eqns, targets, set())
+    keep = part.forward.keep if save else []
+    targets = [*part.forward.states, *part.forward.extra, *keep]
+    eqns, _ = needed(part.joint.program.eqns, targets, set())
     return _Kind(
         part=part,
         rows=rows,
         fixed=env,
         crossing=crossing(part, rows, eager),
-        turned=turned_weights(part.joint.eqns, part.joint_level, env),
+        turned=turned_weights(part.joint.program.eqns, part.joint.domain, env),
         eqns=eqns,
         wanted=reads(eqns, targets),
-        stored=[*keep, *part.j_extra],
-        level=[*(EDGE if part.joint_level[v] == EDGE else ROW for v in keep), *part.extra_level],
+        stored=[*keep, *part.forward.extra],
+        level=[*(EDGE if part.joint.domain[v] == EDGE else ROW for v in keep), *part.extra_domain],
     )

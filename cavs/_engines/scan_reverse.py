@@ -12,7 +12,10 @@ import numpy as np
 from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Cotangents
-from cavs._function.equations import EDGE, ROW, evaluate, is_var, needed, reads, turned_weights, value_at
+from cavs._function.domains import EDGE, ROW, Domains
+from cavs._function.equations import needed, reads
+from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.jaxprs import is_var
 from cavs._function.split import Split
 from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
@@ -35,7 +38,7 @@ class _Kind(NamedTuple):
     eqns: list[Any]
     wanted: set[Any]
     stored: list[Any]  # cut cotangents that windows hold: without lazy batching only what the eager part waits for
-    level: dict[Any, int]  # of cut cotangents
+    level: Domains  # of cut cotangents
 
 
 def reverse(
@@ -121,31 +124,31 @@ def reverse(
 
 def crossing_cts(part: Split, cuts: dict[Any, Any]) -> dict[Any, Any]:
     """The cotangents of eager values that the levels left among the cut cotangents."""
-    return {part.cross[c]: cuts[v] for c, v in part.ct_cross.items() if is_var(v) and v in cuts}
+    return {part.recurrent.cross[c]: cuts[v] for c, v in part.reverse.ct_cross.items() if is_var(v) and v in cuts}
 
 
 def eager_cotangents(part: Split, eager_cts: list[Any], cuts: dict[Any, Any]) -> list[Any]:
     """The eager part's cotangents: those of the pushes, and what the levels left."""
     cross = crossing_cts(part, cuts)
-    return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager_outs, eager_cts, strict=True)]
+    return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager.outs, eager_cts, strict=True)]
 
 
 def _kind(number: int, part: Split, rows: Rows, extra_cts: list[Any], saved: dict[str, Any], lazy: bool) -> _Kind:
     memory = memory_of(part, rows, saved, number)
-    extra = [rows.padded_edges if level == EDGE else rows.padded for level in part.extra_level]
-    results = [*part.ct_slots.values(), *part.ct_child.values(), *part.cuts]
-    eqns, available = needed(part.joint.eqns, results, part.available)
+    extra = [rows.padded_edges if level == EDGE else rows.padded for level in part.extra_domain]
+    results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts]
+    eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
     return _Kind(
         number=number,
         part=part,
         rows=rows,
         memory=memory,
-        extra_cts={i: extra[i](extra_cts[i]) for i in (part.j_extra_cts if extra_cts else ())},
-        turned=turned_weights(part.joint.eqns, part.joint_level, fixed(part, memory.statics)),
+        extra_cts={i: extra[i](extra_cts[i]) for i in (part.reverse.extra_cts if extra_cts else ())},
+        turned=turned_weights(part.joint.program.eqns, part.joint.domain, fixed(part, memory.statics)),
         eqns=eqns,
         wanted=reads(eqns, available),
-        stored=[v for v in part.cuts if lazy or v in part.ct_cross.values()],
-        level=part.cut_level,
+        stored=[v for v in part.reverse.cuts if lazy or v in part.reverse.ct_cross.values()],
+        level=part.reverse.cut_domain,
     )
 
 
@@ -161,7 +164,7 @@ def _task(
 ) -> tuple[dict[int, Any], list[Any], list[Any]]:
     """One task: cotangents of the children's states, cut cotangents, and without lazy batching those of static values."""
     g, cuts, totals = carry
-    part, rows, memory, level = kind.part, kind.rows, kind.memory, kind.part.joint_level
+    part, rows, memory, level = kind.part, kind.rows, kind.memory, kind.part.joint.domain
     shift = sched.task_size[t] - width  # backward windows END at the task's last row
     row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift
     edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
@@ -169,14 +172,14 @@ def _task(
     env = fixed(part, memory.statics)
     env |= barred(entrance(part, rows, view, memory.states, memory.crossing, kind.wanted))
     kept = kept_values(part, view, memory, kind.wanted, env)
-    for v, x in zip(part.j_states, memory.states, strict=True):
+    for v, x in zip(part.forward.states, memory.states, strict=True):
         if is_var(v) and v in kind.wanted and v not in env and v not in kept:
             kept[v] = window(x, row, width)
     # Read by number, not as a slice: XLA would fuse a slice past the write below, and copy all of g for it.
     own = row + jnp.arange(width)
-    kept |= {v: get_rows(g[i], own) for i, v in part.j_state_cts.items()}
-    for i, v in part.j_extra_cts.items():
-        edge = part.extra_level[i] == EDGE
+    kept |= {v: get_rows(g[i], own) for i, v in part.reverse.state_cts.items()}
+    for i, v in part.reverse.extra_cts.items():
+        edge = part.extra_domain[i] == EDGE
         if i in kind.extra_cts:
             kept[v] = (view.of_edges if edge else view.rows)(kind.extra_cts[i])
         else:
@@ -189,12 +192,12 @@ def _task(
     mine, mine_edges = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
     kids = view.rows(rows.kids)
     to: dict[int, list[tuple[Any, Any]]] = {}
-    for j, v in part.ct_slots.items():
-        slot, i = part.slots[j]
+    for j, v in part.reverse.ct_slots.items():
+        slot, i = part.recurrent.slots[j]
         to.setdefault(i, []).append((jnp.where(mine, kids[:, slot], 0), value_at(v, ROW, width, env, level)))
-    for j, v in part.ct_child.items():
+    for j, v in part.reverse.ct_child.items():
         index = jnp.where(mine_edges, view.of_edges(rows.edge_child), 0)
-        to.setdefault(part.child[j], []).append((index, value_at(v, EDGE, edges, env, level)))
+        to.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, edges, env, level)))
     g = dict(g)
     for i, pairs in to.items():
         index = jnp.concatenate([p[0] for p in pairs])
@@ -250,6 +253,6 @@ def _after_window(
     fn = eager_function(part, window(rows.inner(rows.num_children), base[0], size))
     values, vjp = jax.vjp(fn, saved["statics"][k], pull(part, saved["inputs"], vertex))
     cross = crossing_cts(part, inside)
-    cts = [cross.get(v, zero_cotangent(x)) for v, x in zip(part.eager_outs, values, strict=True)]
+    cts = [cross.get(v, zero_cotangent(x)) for v, x in zip(part.eager.outs, values, strict=True)]
     ct_static, ct_pulled = vjp(cts)
     return merged(totals, floats(ct_static)), ct_pulled, vertex

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from cavs._function.calls import body_of, opened, scan_parts
 from cavs._function.children import has_children_in
+from cavs._function.jaxprs import body_of, opened, scan_parts
 from cavs._function.lines import line_of
 
 # Calls that are inlined. What `jax.checkpoint` keeps is decided for F as a whole (`_function.minimum_cut`).

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from cavs._function.equations import EDGE, STATIC, is_var
+from cavs._function.domains import EDGE, STATIC, Domains
+from cavs._function.jaxprs import is_var
 
 # Not run a second time in the backward: what costs more than storing its result.
 _COSTLY = {"dot_general", "conv_general_dilated", "scan", "while", "cond", "custom_vjp_call", "sort", "reduce_children_max"}
@@ -15,7 +16,7 @@ _COSTLY = {"dot_general", "conv_general_dilated", "scan", "while", "cond", "cust
 _EDGES_PER_ROW = 2
 
 
-def minimum_cut(eqns: Sequence[Any], sinks: set[Any], free: set[Any], level: dict[Any, int]) -> list[Any]:
+def minimum_cut(eqns: Sequence[Any], sinks: set[Any], free: set[Any], level: Domains) -> list[Any]:
     """The cheapest variables to store so that all `sinks` follow from them and from `free` without running a product twice.
 
     A maximum flow (Edmonds and Karp, 1972) from the results of costly equations to the sinks; a variable's capacity is its
@@ -67,6 +68,6 @@ def minimum_cut(eqns: Sequence[Any], sinks: set[Any], free: set[Any], level: dic
     return [v for v in made if ("out", v) in reaches_sink and ("in", v) not in reaches_sink]
 
 
-def _bytes_a_vertex(v: Any, level: dict[Any, int]) -> float:
+def _bytes_a_vertex(v: Any, level: Domains) -> float:
     itemsize = getattr(v.aval.dtype, "itemsize", 4)  # keys of `jax.random` have none
     return float(np.prod(v.aval.shape, dtype=float) * itemsize * (_EDGES_PER_ROW if level.get(v) == EDGE else 1))

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._function.children import TO_EDGES, TO_ROWS, enter_p, reduce_sum_p, spread, spread_p
-from cavs._function.equations import EDGE, ROW, STATIC, Program, bind, is_float, is_var, level_of, levels, trace
+from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
+from cavs._function.equations import Program, bind, is_float, trace
+from cavs._function.jaxprs import is_var
 
 # f(0) = 0, whatever the parameters of the equation.
 _ZERO_UNARY = {
@@ -73,7 +75,7 @@ def fold_zeros(program: Program, zeros: set[Any]) -> Program:
     return retrace(program, body)
 
 
-def make_levels_explicit(program: Program, known: dict[Any, int], num_states: int, some_row: Any) -> Program:
+def make_domains_explicit(program: Program, known: Domains, num_states: int, some_row: Any) -> Program:
     """The program with an equation of its own wherever a value changes its level.
 
     Every ROW value that an EDGE equation reads is spread to the edges. A parameter that is scattered or reduced over the
@@ -81,7 +83,7 @@ def make_levels_explicit(program: Program, known: dict[Any, int], num_states: in
     summed over the vertices like any other's.
     """
     program = _without_static_spreads(program, known)
-    level = levels(program.eqns, known)
+    level = domains(program.eqns, known)
 
     def body(env: dict[Any, Any]) -> list[Any]:
         on_edge: dict[int, Any] = {}
@@ -95,7 +97,7 @@ def make_levels_explicit(program: Program, known: dict[Any, int], num_states: in
             return read(x) | (zero != 0) if x.aval.dtype == bool else read(x) + zero.astype(x.aval.dtype)
 
         def on_edges(x: Any, reduced: bool) -> Any:
-            here = level_of(x, level)
+            here = domain_of(x, level)
             if here == EDGE or (here == STATIC and not reduced):
                 return read(x)
             if id(x) not in on_edge:
@@ -116,20 +118,20 @@ def make_levels_explicit(program: Program, known: dict[Any, int], num_states: in
     return retrace(program, body)
 
 
-def _without_static_spreads(program: Program, known: dict[Any, int]) -> Program:
+def _without_static_spreads(program: Program, known: Domains) -> Program:
     """The program in which parameters are read as they are where F spread them, so that a product with one stays a product."""
     level, same, eqns = dict(known), {}, []
     for eqn in program.eqns:
         eqn = eqn.replace(invars=[same.get(x, x) if is_var(x) else x for x in eqn.invars])
-        if eqn.primitive is spread_p and level_of(eqn.invars[0], level) == STATIC:
+        if eqn.primitive is spread_p and domain_of(eqn.invars[0], level) == STATIC:
             same[eqn.outvars[0]] = eqn.invars[0]
         else:
             eqns.append(eqn)
-            level = levels([eqn], level)
+            level = domains([eqn], level)
     return program._replace(eqns=tuple(eqns), outs=tuple(same.get(x, x) if is_var(x) else x for x in program.outs))
 
 
-def _product(eqn: Any, level: dict[Any, int]) -> tuple[Any, Any, int, int] | None:
+def _product(eqn: Any, level: Domains) -> tuple[Any, Any, int, int] | None:
     """(row operand, weight, weight's contracted axis, its other axis) of a vector-matrix product with a static matrix."""
     if eqn.primitive.name != "dot_general":
         return None
@@ -146,7 +148,7 @@ def _product(eqn: Any, level: dict[Any, int]) -> tuple[Any, Any, int, int] | Non
     return a, b, rc[0], 1 - rc[0]
 
 
-def fuse_products(program: Program, known: dict[Any, int]) -> tuple[Program, list[str]]:
+def fuse_products(program: Program, known: Domains) -> tuple[Program, list[str]]:
     """Horizontal fusion: products that share their row operand become one, with the weights side by side (the gates of
     an LSTM); then products that share their weight become one, with the row operands stacked (the forget gates of a
     Tree-LSTM). Returns the program and a description of each fused group.
@@ -157,8 +159,8 @@ def fuse_products(program: Program, known: dict[Any, int]) -> tuple[Program, lis
     return program, notes
 
 
-def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) -> Program:
-    level = levels(program.eqns, known)
+def _fuse(program: Program, known: Domains, side: str, notes: list[str]) -> Program:
+    level = domains(program.eqns, known)
     groups: dict[Any, list[tuple[Any, Any]]] = {}
     weight_id, depth = _weight_ids(program), _product_depths(program, level)
     for eqn in program.eqns:
@@ -214,7 +216,7 @@ def _fuse(program: Program, known: dict[Any, int], side: str, notes: list[str]) 
     return retrace(program, body)
 
 
-def _common_biases(program: Program, groups: Any, member: dict[int, Any], level: dict[Any, int]) -> dict[int, list[Any]]:
+def _common_biases(program: Program, groups: Any, member: dict[int, Any], level: Domains) -> dict[int, list[Any]]:
     """For each group of stacked products: the additions of one and the same static vector to each of their results.
 
     They are stacked too, so that product and addition leave ONE cut cotangent for both parameters.
@@ -255,7 +257,7 @@ def _weight_ids(program: Program) -> dict[Any, Any]:
     return ids
 
 
-def _product_depths(program: Program, level: dict[Any, int]) -> dict[Any, int]:
+def _product_depths(program: Program, level: Domains) -> dict[Any, int]:
     """How many products lead to each variable, one after another."""
     depth: dict[Any, int] = {}
     for eqn in program.eqns:

@@ -8,9 +8,12 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from cavs._function.children import MSG_ESCAPED, checked_calls, enter_p
-from cavs._function.equations import EDGE, ROW, Program, is_var, levels, trace
+from cavs._function.domains import EDGE, ROW, Domains, domains
+from cavs._function.equations import Program, trace
+from cavs._function.jaxprs import is_var
 from cavs._function.lines import line_of, line_of_error
-from cavs._function.rewrite import fold_zeros, fuse_products, make_levels_explicit
+from cavs._function.rewrite import fold_zeros, fuse_products, make_domains_explicit
+from cavs._function.role import Role
 from cavs._function.split import Split, split
 from cavs._function.stored import from_stored, key_impl, stored_aval, to_stored
 from cavs._function.transpose import has_loop
@@ -46,23 +49,6 @@ MSG_SIDE_EFFECTS = (
     "F has side effects ({}){}. F is traced once and its equations are moved and batched, so they would happen in no order, or "
     "never. To print, use cavs.interpret(F, params, graphs, inputs), where print and breakpoint() work; else push the value."
 )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Role:
-    """F for one kind of vertex and one role, as a flat program. `level` knows all its variables."""
-
-    program: Program
-    level: dict[Any, int]
-    params: tuple[Any, ...]  # invars, flat
-    inputs: tuple[Any, ...]
-    slots: tuple[tuple[Any, ...], ...]  # [k][state leaf]
-    child: tuple[Any, ...]  # [state leaf]
-    num_children: Any
-    states: tuple[Any, ...]  # outs
-    pushes: tuple[Any, ...]
-    notes: tuple[str, ...]
-    loop: str  # the line of F's first loop with a dynamic number of turns, as the end of a sentence; empty if there is none
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +99,7 @@ def make_plan(function: VertexFunction, params: Any, inputs: Any, most: int | No
             if role:
                 leaf[kind] = program
             else:
-                inner[kind] = split(program, function.optimizations)
+                inner[kind] = split(program, function.optimizations.eager)
     (first, (tree, avals)), *rest = pushes.items()
     for which, (other, other_avals) in rest:
         if other != tree or [(a.shape, a.dtype) for a in other_avals] != [(a.shape, a.dtype) for a in avals]:
@@ -193,7 +179,7 @@ def _trace_role(
             at += c
         return [*out, p.invars[at:]]
 
-    def known(p: Program) -> dict[Any, int]:
+    def known(p: Program) -> Domains:
         _, x, s, c, n = groups(p)
         return {v: ROW for v in (*x, *s, *n)} | {v: EDGE for v in c}
 
@@ -202,14 +188,14 @@ def _trace_role(
         _, _, s, c, _ = groups(program)
         program = fold_zeros(program, {*s, *c})
     else:
-        program = make_levels_explicit(program, known(program), len(state_avals), program.invars[-1])
+        program = make_domains_explicit(program, known(program), len(state_avals), program.invars[-1])
     if function.optimizations.fusion:
         program, notes = fuse_products(program, known(program))
     p, x, s, c, n = groups(program)
     size = len(state_avals)
     role = Role(
         program,
-        levels(program.eqns, known(program)),
+        domains(program.eqns, known(program)),
         params=p,
         inputs=x,
         slots=tuple(s[k * size : (k + 1) * size] for k in range(function.arity)),

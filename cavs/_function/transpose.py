@@ -1,194 +1,253 @@
-"""The recurrent part and its transpose in one program, split like F itself (Cavs proposition 2).
+"""Builds the joint program: the recurrent part of F and its transpose, split like F itself (Cavs, proposition 2).
 
-Of the transpose the levels run what leads from the cotangent of the scattered state to that of the gathered ones; a
-parameter's gradient is lazy: the levels store the cotangent of each equation that reads a parameter (its *cut cotangent*),
-and one batched transpose of that equation follows: one product (K, V) x (V, N) for a weight.
+The levels run only the part of the transpose that leads from the cotangent of the scattered state to those of the gathered
+states. The gradient of a parameter is lazy: the levels store the cotangent of each equation that reads a parameter (its *cut
+cotangent*). One batched transpose of that equation follows; for a weight this is one product (K, V) x (V, N).
 """
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jex
 
-from cavs._function.equations import (
-    EDGE,
-    ROW,
-    STATIC,
-    bind,
-    depends,
-    is_float,
-    is_var,
-    level_of,
-    levels,
-    needed,
-    reads,
-    tap_p,
-    trace,
-    value_of,
-)
+from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
+from cavs._function.equations import Program, bind, depends, is_float, needed, reads, shape_of, tap_p, trace, value_of
+from cavs._function.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
+from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse
 from cavs._function.minimum_cut import minimum_cut
+from cavs._function.role import Role
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ParamUse:
-    """One recurrent equation that reads parameters: what its lazy parameter gradient needs."""
-
-    eqn: Any
-    level: int
-    statics: tuple[int, ...]  # positions of the differentiable static operands
-    operands: dict[int, Any]  # position -> joint variable, for row operands whose VALUE the gradient needs
-    cuts: tuple[Any, ...]  # joint variables: cut cotangents of the float outputs
-
-
-def joint_of(
-    role: Any,
-    eqns: Sequence[Any],
-    statics: list[Any],
-    cross: list[Any],
-    slots: list[tuple[int, int]],
-    child: list[int],
-    extra: list[Any],
-) -> dict[str, Any]:
-    """The fields of `_function.split.Split` from `joint` on; `eqns` are the recurrent ones, the others as there."""
+def joint_of(role: Role, part: Recurrent) -> Joint:
+    """Returns the joint program of a role's recurrent part."""
     try:
-        return _joint_of(role, eqns, statics, cross, slots, child, extra, differentiable=True)
+        return _joint_of(role, part, differentiable=True)
     except ValueError:
-        if not any(map(has_loop, eqns)):
+        if not any(map(has_loop, part.eqns)):
             raise
-        return _joint_of(role, eqns, statics, cross, slots, child, extra, differentiable=False)
+        return _joint_of(role, part, differentiable=False)
 
 
-def has_loop(eqn: Any) -> bool:
-    """Whether an equation is, or holds, a loop with a dynamic number of turns, which JAX does not differentiate in reverse."""
-    return eqn.primitive.name == "while" or any(has_loop(e) for body in jex.jaxprs_in_params(eqn.params) for e in body.eqns)
+def has_loop(eqn: Eqn) -> bool:
+    """Returns whether an equation is, or contains, a loop with a dynamic number of iterations.
+
+    JAX has no reverse derivative for such a loop.
+    """
+    return eqn.primitive.name == "while" or any(has_loop(e) for body in bodies_in(eqn) for e in body.eqns)
 
 
-def _joint_of(
-    role: Any,
-    eqns: Sequence[Any],
-    statics: list[Any],
-    cross: list[Any],
-    slots: list[tuple[int, int]],
-    child: list[int],
-    extra: list[Any],
-    differentiable: bool,
-) -> dict[str, Any]:
+def _joint_of(role: Role, part: Recurrent, differentiable: bool) -> Joint:
+    readers = _readers_of_params(role, part) if differentiable else []
+    program, inputs, outputs = _traced(role, part, readers, differentiable)
+    domain = domains(program.eqns, _known(role, part, inputs))
+    uses = [
+        _param_use(role, reader, args, cuts) for reader, args, cuts in zip(readers, outputs.operands, outputs.cuts, strict=True)
+    ]
+    forward = Forward(
+        statics=tuple(inputs.statics),
+        cross=tuple(inputs.cross),
+        slots=tuple(inputs.slots),
+        child=tuple(inputs.child),
+        num_children=inputs.num_children,
+        states=tuple(outputs.states),
+        extra=tuple(outputs.extra),
+        keep=_kept(program, domain, inputs, outputs, uses),
+    )
+    reverse = Reverse(
+        state_cts=dict(zip(_floats(role.states), inputs.state_cts, strict=True)),
+        extra_cts=dict(zip(_floats(part.extra), inputs.extra_cts, strict=True)),
+        ct_cross=_present(outputs.ct_cross),
+        ct_slots=_present(outputs.ct_slots),
+        ct_child=_present(outputs.ct_child),
+        uses=uses,
+    )
+    return Joint(program, domain, forward, reverse, differentiable)
+
+
+class _Reader(NamedTuple):
+    """A recurrent equation that reads parameters, and the positions of its differentiable STATIC operands."""
+
+    eqn: Eqn
+    statics: tuple[int, ...]
+
+
+def _readers_of_params(role: Role, part: Recurrent) -> list[_Reader]:
     from_params = depends(role.program.eqns, set(role.params))
-    uses = []  # (equation, positions of differentiable static operands)
-    for e in eqns:
-        static = [i for i, x in enumerate(e.invars) if is_var(x) and level_of(x, role.level) == STATIC]
+    readers = []
+    for e in part.eqns:
+        static = [i for i, x in enumerate(e.invars) if is_var(x) and domain_of(x, role.domain) == STATIC]
         positions = tuple(i for i in static if e.invars[i] in from_params and is_float(e.invars[i]))
-        if differentiable and positions and any(is_float(v) for v in e.outvars):
-            uses.append((e, positions))
-    number = {id(e): n for n, (e, _) in enumerate(uses)}
-    state_cts = [i for i, x in enumerate(role.states) if is_float(x)]
-    extra_cts = [i for i, x in enumerate(extra) if is_float(x)]
-    slot_vars = [role.slots[k][i] for k, i in slots]
-    child_vars = [role.child[i] for i in child]
+        if positions and any(is_float(v) for v in e.outvars):
+            readers.append(_Reader(e, positions))
+    return readers
 
-    def joint(p: list[Any], x: list[Any], k: list[Any], c: list[Any], n: Any, gs: list[Any], gm: list[Any]) -> Any:
-        fixed = dict(role.program.consts) | dict(zip(statics, p, strict=True)) | {role.num_children: n}
 
-        def forward(x: list[Any], k: list[Any], c: list[Any], deltas: list[list[Any]]) -> Any:
-            env = fixed | dict(zip([*cross, *slot_vars, *child_vars], [*x, *k, *c], strict=True))
-            operands: list[Any] = [None] * len(uses)
-            for e in eqns:
-                args = [env[a] if is_var(a) else a.val for a in e.invars]
-                outs = bind(e, args)
-                if (use := number.get(id(e))) is not None:
-                    operands[use], own = args, iter(deltas[use])
-                    outs = [tap_p.bind(o, next(own)) if is_float(v) else o for o, v in zip(outs, e.outvars, strict=True)]
-                env.update(zip(e.outvars, outs, strict=True))
-            s, m = [value_of(a, env) for a in role.states], [value_of(a, env) for a in extra]
-            return ([s[i] for i in state_cts], [m[i] for i in extra_cts]), (s, m, operands)
+class _Inputs(NamedTuple):
+    """Inputs of the joint program: arrays while it is traced, then variables. `None` stands for no cotangent."""
 
-        deltas = [[jnp.zeros(v.aval.shape, v.aval.dtype) for v in e.outvars if is_float(v)] for e, _ in uses]
+    statics: list[Any]
+    cross: list[Any]
+    slots: list[Any]
+    child: list[Any]
+    num_children: Any
+    state_cts: list[Any]  # of the states that are floats
+    extra_cts: list[Any]  # of the extra values that are floats
+
+
+class _Outputs(NamedTuple):
+    """Outputs of the joint program: arrays while it is traced, then variables or literals. `None` stands for no cotangent."""
+
+    states: list[Any]
+    extra: list[Any]
+    operands: list[list[Any]]  # of each reader of parameters; `None` for STATIC ones
+    ct_cross: list[Any]
+    ct_slots: list[Any]
+    ct_child: list[Any]
+    cuts: list[list[Any]]  # of each reader of parameters, those of its float outputs
+
+
+def _traced(role: Role, part: Recurrent, readers: Sequence[_Reader], differentiable: bool) -> tuple[Program, _Inputs, _Outputs]:
+    """Traces the recurrent part and its VJP."""
+    slots, child = [role.slots[k][i] for k, i in part.slots], [role.child[i] for i in part.child]
+    float_states, float_extra = _floats(role.states), _floats(part.extra)
+
+    def joint(inputs: _Inputs) -> _Outputs:
+        fixed = dict(role.program.consts) | dict(zip(part.statics, inputs.statics, strict=True))
+        fixed |= {role.num_children: inputs.num_children}
+
+        def forward(
+            cross: list[jax.Array], slot_values: list[jax.Array], child_values: list[jax.Array], deltas: list[list[jax.Array]]
+        ) -> Any:
+            env = fixed | dict(zip([*part.cross, *slots, *child], [*cross, *slot_values, *child_values], strict=True))
+            operands = _run(part.eqns, env, readers, deltas)
+            states, extra = [value_of(a, env) for a in role.states], [value_of(a, env) for a in part.extra]
+            return ([states[i] for i in float_states], [extra[i] for i in float_extra]), (states, extra, operands)
+
+        deltas = [[jnp.zeros(v.aval.shape, v.aval.dtype) for v in r.eqn.outvars if is_float(v)] for r in readers]
+        args = inputs.cross, inputs.slots, inputs.child, deltas
         if differentiable:
-            _, vjp, (s, m, operands) = jax.vjp(forward, x, k, c, deltas, has_aux=True)
-            ct_x, ct_k, ct_c, cuts = vjp((gs, gm))
+            _, vjp, (states, extra, operands) = jax.vjp(forward, *args, has_aux=True)
+            ct_cross, ct_slots, ct_child, cuts = vjp((inputs.state_cts, inputs.extra_cts))
         else:
-            _, (s, m, operands) = forward(x, k, c, deltas)
-            ct_x, ct_k, ct_c, cuts = ([None] * n for n in (len(cross), len(slot_vars), len(child_vars), 0))
+            _, (states, extra, operands) = forward(*args)
+            ct_cross, ct_slots, ct_child, cuts = ([None] * n for n in (len(part.cross), len(slots), len(child), 0))
         operands = [
-            [None if level_of(b, role.level) == STATIC else a for a, b in zip(args, e.invars, strict=True)]
-            for args, (e, _) in zip(operands, uses, strict=True)
+            [None if domain_of(x, role.domain) == STATIC else a for a, x in zip(own, r.eqn.invars, strict=True)]
+            for own, r in zip(operands, readers, strict=True)
         ]
-        cts = [
-            [ct if is_float(v) else None for ct, v in zip(cts, like, strict=True)]
-            for cts, like in ((ct_x, cross), (ct_k, slot_vars), (ct_c, child_vars))
-        ]
-        return s, m, operands, *cts, cuts
+        return _Outputs(
+            states,
+            extra,
+            operands,
+            ct_cross=_of_floats(ct_cross, part.cross),
+            ct_slots=_of_floats(ct_slots, slots),
+            ct_child=_of_floats(ct_child, child),
+            cuts=cast(list[list[Any]], cuts),
+        )
 
-    def shapes(variables: Sequence[Any]) -> list[Any]:
-        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
-
-    ct_shapes = [shapes(role.states)[i] for i in state_cts], [shapes(extra)[i] for i in extra_cts]
-    rows = shapes(statics), shapes(cross), shapes(slot_vars), shapes(child_vars)
-    program, in_tree, out_tree = trace(joint, *rows, jax.ShapeDtypeStruct((), jnp.int32), *ct_shapes)
-    p, x, k, c, n, gs, gm = jax.tree.unflatten(in_tree, program.invars)
-    # Literals among the outputs are kept as leaves; None marks what has no cotangent.
-    s, m, operands, ct_x, ct_k, ct_c, cuts = jax.tree.unflatten(out_tree, program.outs)
-    known = {v: ROW for v in (*x, *k, n, *gs)} | {v: EDGE for v in c}
-    known |= {v: level_of(extra[i], role.level) for v, i in zip(gm, extra_cts, strict=True)}
-    level = levels(program.eqns, known)
-
-    param_uses = []
-    for (e, positions), args, cut in zip(uses, operands, cuts, strict=True):
-        values = {i: args[i] for i in _operands_of_gradient(e, positions) if args[i] is not None}
-        param_uses.append(ParamUse(e, max(level_of(v, role.level) for v in e.outvars), positions, values, tuple(cut)))
-
-    # What the backward reads of the forward: the operands of its equations, what is itself a cotangent, and of lazy gradients.
-    backward = depends(program.eqns, {*gs, *gm})
-    results = [v for v in (*ct_x, *ct_k, *ct_c, *(v for cut in cuts for v in cut)) if v is not None and is_var(v)]
-    backward_eqns = [e for e in needed(program.eqns, results, set())[0] if e.outvars[0] in backward]
-    sinks = reads(backward_eqns, [*results, *(v for u in param_uses for v in u.operands.values())]) - backward
-    free = {*p, *x, *k, *c, n, *program.consts} | {v for v in (*s, *m) if is_var(v)}
-    forward_eqns = [e for e in program.eqns if e.outvars[0] not in backward]
-
-    def present(cts: list[Any]) -> dict[int, Any]:
-        return {i: v for i, v in enumerate(cts) if v is not None}
-
-    return {
-        "joint": program,
-        "joint_level": level,
-        "j_statics": tuple(p),
-        "j_cross": tuple(x),
-        "j_slots": tuple(k),
-        "j_child": tuple(c),
-        "j_num_children": n,
-        "j_state_cts": dict(zip(state_cts, gs, strict=True)),
-        "j_extra_cts": dict(zip(extra_cts, gm, strict=True)),
-        "j_states": tuple(s),
-        "j_extra": tuple(m),
-        "keep": minimum_cut(forward_eqns, sinks, free, level),
-        "ct_cross": present(ct_x),
-        "ct_slots": present(ct_k),
-        "ct_child": present(ct_c),
-        "uses": param_uses,
-        "differentiable": differentiable,
-    }
+    program, in_tree, out_tree = trace(
+        joint,
+        _Inputs(
+            statics=_shapes(part.statics),
+            cross=_shapes(part.cross),
+            slots=_shapes(slots),
+            child=_shapes(child),
+            num_children=jax.ShapeDtypeStruct((), jnp.int32),
+            state_cts=_shapes([role.states[i] for i in float_states]),
+            extra_cts=_shapes([part.extra[i] for i in float_extra]),
+        ),
+    )
+    # Literals among the outputs are kept as leaves.
+    return program, jax.tree.unflatten(in_tree, program.invars)[0], jax.tree.unflatten(out_tree, program.outs)
 
 
-def _operands_of_gradient(eqn: Any, positions: tuple[int, ...]) -> set[int]:
-    """Positions of the operands whose values the gradient with respect to those at `positions` reads.
+def _run(
+    eqns: Sequence[Eqn], env: Env, readers: Sequence[_Reader], deltas: Sequence[Sequence[jax.Array]]
+) -> list[list[jax.Array]]:
+    """Runs the recurrent equations; a `tap` adds a delta to each float output of a reader of parameters.
+
+    Returns:
+        The operands of each reader.
+    """
+    number = {id(r.eqn): n for n, r in enumerate(readers)}
+    operands: list[list[jax.Array]] = [[] for _ in readers]
+    for e in eqns:
+        args = [env[a] if is_var(a) else a.val for a in e.invars]
+        outs = bind(e, args)
+        if (n := number.get(id(e))) is not None:
+            operands[n], own = args, iter(deltas[n])
+            outs = [tap_p.bind(o, next(own)) if is_float(v) else o for o, v in zip(outs, e.outvars, strict=True)]
+        env.update(zip(e.outvars, outs, strict=True))
+    return operands
+
+
+def _known(role: Role, part: Recurrent, inputs: _Inputs) -> Domains:
+    """The domains of the inputs of the joint program, except STATIC ones."""
+    known: Domains = {v: ROW for v in (*inputs.cross, *inputs.slots, inputs.num_children, *inputs.state_cts)}
+    known |= {v: EDGE for v in inputs.child}
+    extra = [part.extra[i] for i in _floats(part.extra)]
+    return known | {ct: domain_of(v, role.domain) for ct, v in zip(inputs.extra_cts, extra, strict=True)}
+
+
+def _param_use(role: Role, reader: _Reader, args: Sequence[Atom | None], cuts: Sequence[Atom]) -> ParamUse:
+    found = {i: args[i] for i in _operands_of_gradient(reader)}
+    operands = {i: x for i, x in found.items() if x is not None}
+    domain = max(domain_of(v, role.domain) for v in reader.eqn.outvars)
+    return ParamUse(reader.eqn, domain, reader.statics, operands, tuple(cuts))
+
+
+def _operands_of_gradient(reader: _Reader) -> set[int]:
+    """Positions of the operands whose values the parameter gradient of an equation reads.
 
     A bias needs none: d(x + b)/db is 1. Echo calls products of which this holds "dead".
     """
-    shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in eqn.invars]
+    eqn = reader.eqn
 
-    def gradient(args: list[Any], cts: list[Any]) -> Any:
-        def f(statics: list[Any]) -> list[Any]:
+    def gradient(args: list[jax.Array], cts: list[jax.Array]) -> Any:
+        def f(statics: list[jax.Array]) -> list[jax.Array]:
             full = list(args)
-            for i, x in zip(positions, statics, strict=True):
+            for i, x in zip(reader.statics, statics, strict=True):
                 full[i] = x
             return [o for o, v in zip(bind(eqn, full), eqn.outvars, strict=True) if is_float(v)]
 
-        return jax.vjp(f, [args[i] for i in positions])[1](cts)
+        return jax.vjp(f, [args[i] for i in reader.statics])[1](cts)
 
-    cts = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars if is_float(v)]
-    program, _, _ = trace(gradient, shapes, cts)
+    program, _, _ = trace(gradient, _shapes(eqn.invars), _shapes([v for v in eqn.outvars if is_float(v)]))
     read = reads(needed(program.eqns, program.outs, set())[0], program.outs)
     return {i for i, v in enumerate(program.invars[: len(eqn.invars)]) if v in read}
+
+
+def _kept(program: Program, domain: Domains, inputs: _Inputs, outputs: _Outputs, uses: Sequence[ParamUse]) -> list[Var]:
+    """What the forward keeps for the backward: a minimum cut.
+
+    The backward reads the operands of its equations, forward values that are themselves cotangents, and the operands of lazy
+    gradients.
+    """
+    backward = depends(program.eqns, {*inputs.state_cts, *inputs.extra_cts})
+    cts = (*outputs.ct_cross, *outputs.ct_slots, *outputs.ct_child, *(cut for cuts in outputs.cuts for cut in cuts))
+    results = [v for v in cts if v is not None and is_var(v)]
+    backward_eqns = [e for e in needed(program.eqns, results, set())[0] if e.outvars[0] in backward]
+    sinks = reads(backward_eqns, [*results, *(v for use in uses for v in use.operands.values())]) - backward
+    free = {*inputs.statics, *inputs.cross, *inputs.slots, *inputs.child, inputs.num_children, *program.consts}
+    free |= {v for v in (*outputs.states, *outputs.extra) if is_var(v)}
+    forward_eqns = [e for e in program.eqns if e.outvars[0] not in backward]
+    return minimum_cut(forward_eqns, sinks, free, domain)
+
+
+def _floats(values: Sequence[Atom]) -> list[int]:
+    """The places of the floats among `values`."""
+    return [i for i, x in enumerate(values) if is_float(x)]
+
+
+def _of_floats(cts: Sequence[jax.Array | None], like: Sequence[Atom]) -> list[jax.Array | None]:
+    """Returns the cotangents of floats, and `None` for the others."""
+    return [ct if is_float(x) else None for ct, x in zip(cts, like, strict=True)]
+
+
+def _present(cts: Sequence[Atom | None]) -> dict[int, Atom]:
+    return {i: v for i, v in enumerate(cts) if v is not None}
+
+
+def _shapes(values: Sequence[Atom]) -> list[jax.ShapeDtypeStruct]:
+    return [shape_of(x) for x in values]

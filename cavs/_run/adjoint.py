@@ -79,9 +79,9 @@ def backward(
             real = rows.real
             for i, ct in enumerate(own):
                 add_rows(g, i, jnp.where(real, rows.row, 0), ct)
-            for (j, i), ct in zip(part.slots, slots, strict=True):
+            for (j, i), ct in zip(part.recurrent.slots, slots, strict=True):
                 add_rows(g, i, jnp.where(real, rows.inner(rows.kids)[:, j], 0), ct)
-            for i, ct in zip(part.child, child, strict=True):
+            for i, ct in zip(part.recurrent.child, child, strict=True):
                 add_rows(g, i, jnp.where(rows.real_edges, rows.inner_edges(rows.edge_child), 0), ct)
 
     # The levels, and the eager part.

@@ -20,8 +20,8 @@ from jax import lax
 from jax.core import Tracer
 from jax.extend import core as jex
 
-from cavs._function.calls import CALLS, body_of, opened, scan_parts
 from cavs._function.equations import bind
+from cavs._function.jaxprs import CALLS, body_of, opened, scan_parts
 from cavs.kernels import begin_p, end_p
 
 BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from cavs._engines.choose import explain_engines
-from cavs._function.equations import EDGE, STATIC, is_var
+from cavs._function.domains import EDGE, STATIC
+from cavs._function.jaxprs import is_var
 from cavs._function.split import Split
 
 
@@ -17,7 +18,7 @@ def explain(function: Any, plan: Any) -> str:
         lines.append(f"Vertices with children{name}:")
         lines += _inner(part)
         role = plan.leaf[kind]
-        flops = sum(_flops(e) for e in role.program.eqns if role.level.get(e.outvars[0], STATIC) != STATIC)
+        flops = sum(_flops(e) for e in role.program.eqns if role.domain.get(e.outvars[0], STATIC) != STATIC)
         lines.append(
             f"Leaves{name}: {len(role.program.eqns)} equations, none waits for another vertex: one batch for all leaves."
         )
@@ -36,16 +37,16 @@ def explain(function: Any, plan: Any) -> str:
 
 
 def _inner(part: Split) -> list[str]:
-    role, level = part.role, part.role.level
+    role, level = part.role, part.role.domain
     fused = [f"  fused: {note}" for note in role.notes]
-    keep = sum(_bytes(v) for v in part.keep if part.joint_level.get(v) != EDGE)
-    keep_edge = sum(_bytes(v) for v in part.keep if part.joint_level.get(v) == EDGE)
+    keep = sum(_bytes(v) for v in part.forward.keep if part.joint.domain.get(v) != EDGE)
+    keep_edge = sum(_bytes(v) for v in part.forward.keep if part.joint.domain.get(v) == EDGE)
     states = sum(_bytes(v) for v in role.states)
-    cuts = sum(_bytes(v) for v in part.cuts)
+    cuts = sum(_bytes(v) for v in part.reverse.cuts)
     parts = [
         ("static", part.static_eqns, "from parameters alone, once"),
-        ("eager", part.eager_eqns, "no gather before it: one batch before the levels"),
-        ("recurrent", part.recurrent_eqns, "between gather and scatter: what the levels run"),
+        ("eager", part.eager.eqns, "no gather before it: one batch before the levels"),
+        ("recurrent", part.recurrent.eqns, "between gather and scatter: what the levels run"),
         ("lazy", part.lazy_eqns, "after a gather, before no scatter: one batch after the levels"),
     ]
     lines = []
@@ -53,17 +54,17 @@ def _inner(part: Split) -> list[str]:
         flops = sum(_flops(e) for e in eqns if level.get(e.outvars[0], STATIC) != STATIC)
         lines.append(f"  {name:<9} {len(eqns):>3} equations, {_number(flops):>7} FLOPs in products a vertex ({why})")
     lines += fused
-    gathers = [f"{len({k for k, _ in part.slots})} children by number"] if part.slots else []
-    gathers += ["all children by gather_all"] if part.child else []
-    pulls = sum(v in role.inputs for v in part.eager_outs)
+    gathers = [f"{len({k for k, _ in part.recurrent.slots})} children by number"] if part.recurrent.slots else []
+    gathers += ["all children by gather_all"] if part.recurrent.child else []
+    pulls = sum(v in role.inputs for v in part.eager.outs)
     lines.append(f"  gathers {' and '.join(gathers) or 'nothing'}; pulls {pulls} values as they are")
     lines.append(
         f"  kept a vertex: {states} B of state, {keep} B for the backward"
         + (f", {keep_edge} B an edge" if keep_edge else "")
-        + f" (minimum cut, {len(part.keep)} values); {cuts} B of cut cotangents while the backward runs"
+        + f" (minimum cut, {len(part.forward.keep)} values); {cuts} B of cut cotangents while the backward runs"
     )
     lines.append(
-        f"  lazy parameter gradients: {len(part.uses)} equations read parameters, each transposed once for all vertices"
+        f"  lazy parameter gradients: {len(part.reverse.uses)} equations read parameters, each transposed once for all vertices"
     )
     return lines
 

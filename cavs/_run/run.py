@@ -14,7 +14,7 @@ from jax.core import Tracer
 from cavs._engines.choose import choose_engine, engine_of
 from cavs._engines.engine import Engine
 from cavs._engines.scan import Scan
-from cavs._function.equations import pad_rows
+from cavs._function.evaluate import pad_rows
 from cavs._function.stored import from_stored
 from cavs._function.trace import Plan
 from cavs._function.vertex import VertexFunction, as_arrays
@@ -211,7 +211,7 @@ def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: Engi
         return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=False)[0]
 
     def forward_saving(params: list[Any], data: Any, inputs: list[Any], select: Any) -> Any:
-        if any(not part.differentiable for part in plan.inner.values()):
+        if any(not part.joint.differentiable for part in plan.inner.values()):
             raise TypeError(MSG_LOOP.format(where=plan.loop))
         with _loops_are_refused(plan):
             return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=True)

@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from cavs._function.equations import EDGE, ROW, STATIC, evaluate, is_var, level_of, needed, reads, value_at
+from cavs._function.domains import EDGE, ROW, STATIC, domain_of
+from cavs._function.equations import needed, reads
+from cavs._function.evaluate import evaluate, value_at
+from cavs._function.jaxprs import is_var
 from cavs._function.products import large_product
 from cavs._function.split import Split
 from cavs._stages.tensors import Rows, get_rows, repeated
@@ -17,8 +20,8 @@ def leaf_function(role: Any, size: int, stored: bool) -> Any:
             | dict(zip(role.params, params, strict=True))
             | dict(zip(role.inputs, pulled, strict=True))
         )
-        evaluate(role.program.eqns, env, role.level, stored=stored, product=large_product)
-        states, pushes = ([value_at(x, ROW, size, env, role.level) for x in outs] for outs in (role.states, role.pushes))
+        evaluate(role.program.eqns, env, role.domain, stored=stored, product=large_product)
+        states, pushes = ([value_at(x, ROW, size, env, role.domain) for x in outs] for outs in (role.states, role.pushes))
         return states, pushes
 
     return leaf
@@ -26,12 +29,12 @@ def leaf_function(role: Any, size: int, stored: bool) -> Any:
 
 def static_variables(part: Split) -> list[Any]:
     """The STATIC variables that the eager, recurrent and lazy parts of an inner role read."""
-    level, made = part.role.level, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
-    read = [x for e in (*part.eager_eqns, *part.lazy_eqns) for x in e.invars]
+    level, made = part.role.domain, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
+    read = [x for e in (*part.eager.eqns, *part.lazy_eqns) for x in e.invars]
     read = [
-        x for x in (*read, *part.role.states, *part.role.pushes) if is_var(x) and x in made and level_of(x, level) == STATIC
+        x for x in (*read, *part.role.states, *part.role.pushes) if is_var(x) and x in made and domain_of(x, level) == STATIC
     ]
-    return list(dict.fromkeys([*part.recurrent_statics, *read]))
+    return list(dict.fromkeys([*part.recurrent.statics, *read]))
 
 
 def static_values(part: Split, params: list[Any]) -> list[Any]:
@@ -44,19 +47,19 @@ def static_values(part: Split, params: list[Any]) -> list[Any]:
 
 def pull(part: Split, inputs: list[Any], vertex: Any) -> list[Any]:
     """Rows of the inputs that the eager part reads or passes on; none of the others."""
-    used = reads(part.eager_eqns, part.eager_outs)
+    used = reads(part.eager.eqns, part.eager.outs)
     return [get_rows(x, vertex) if v in used else x[:0] for v, x in zip(part.role.inputs, inputs, strict=True)]
 
 
 def eager_function(part: Split, num_children: Any) -> Any:
-    """(static values, pulled rows) -> the rows of `part.eager_outs`."""
+    """(static values, pulled rows) -> the rows of `part.eager.outs`."""
 
     def eager(statics: list[Any], pulled: list[Any]) -> list[Any]:
         env = dict(part.role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env |= dict(zip(part.role.inputs, pulled, strict=True))
         env[part.role.num_children] = num_children
-        evaluate(part.eager_eqns, env, part.role.level, product=large_product)
-        return [env[v] for v in part.eager_outs]
+        evaluate(part.eager.eqns, env, part.role.domain, product=large_product)
+        return [env[v] for v in part.eager.outs]
 
     return eager
 
@@ -65,8 +68,8 @@ def lazy_arguments(part: Split, rows: Rows, states: list[Any], eager: list[Any],
     """What the lazy part reads: own states, gathered states, edge states, eager rows, extra recurrent values."""
     kids = rows.inner(rows.kids)
     own = [get_rows(b, rows.row) for b in states]
-    slots = [get_rows(states[i], kids[:, k]) for k, i in part.slots]
-    child = [get_rows(states[i], rows.inner_edges(rows.edge_child)) for i in part.child]
+    slots = [get_rows(states[i], kids[:, k]) for k, i in part.recurrent.slots]
+    child = [get_rows(states[i], rows.inner_edges(rows.edge_child)) for i in part.recurrent.child]
     return own, slots, child, eager, extras
 
 
@@ -79,14 +82,14 @@ def lazy_function(part: Split, rows: Rows) -> Any:
     ) -> Any:
         env = dict(role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env[role.num_children] = rows.inner(rows.num_children)
-        env |= {role.slots[k][i]: x for (k, i), x in zip(part.slots, slots, strict=True)}
-        env |= {role.child[i]: x for i, x in zip(part.child, child, strict=True)}
-        env |= dict(zip(part.eager_outs, eager, strict=True))
+        env |= {role.slots[k][i]: x for (k, i), x in zip(part.recurrent.slots, slots, strict=True)}
+        env |= {role.child[i]: x for i, x in zip(part.recurrent.child, child, strict=True)}
+        env |= dict(zip(part.eager.outs, eager, strict=True))
         env |= {v: x for v, x in zip(role.states, own, strict=True) if is_var(v) and v not in env}
         real = {EDGE: rows.real_edges, ROW: rows.real}
-        env |= {v: repeated(x, real[lv]) for v, lv, x in zip(part.extra, part.extra_level, extras, strict=True)}
+        env |= {v: repeated(x, real[lv]) for v, lv, x in zip(part.recurrent.extra, part.extra_domain, extras, strict=True)}
         owner = rows.inner_edges(rows.edge_owner)
-        evaluate(part.lazy_eqns, env, role.level, owner, rows.size, real=rows.count, product=large_product)
-        return [value_at(x, ROW, rows.size, env, role.level) for x in role.pushes]
+        evaluate(part.lazy_eqns, env, role.domain, owner, rows.size, real=rows.count, product=large_product)
+        return [value_at(x, ROW, rows.size, env, role.domain) for x in role.pushes]
 
     return lazy

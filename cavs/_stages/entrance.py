@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import lax
 
-from cavs._function.equations import EDGE, is_var
+from cavs._function.domains import EDGE
+from cavs._function.jaxprs import is_var
 from cavs._function.split import Split
 from cavs._stages.tensors import Rows, View, get_rows
 
@@ -33,40 +34,46 @@ def memory_of(part: Split, rows: Rows, saved: dict[str, Any], kind: int) -> Memo
         kept=saved["kept"][kind],
         extras=[
             rows.padded_edges(x) if level == EDGE else rows.padded(x)
-            for level, x in zip(part.extra_level, saved["extras"][kind], strict=True)
+            for level, x in zip(part.extra_domain, saved["extras"][kind], strict=True)
         ],
     )
 
 
 def crossing(part: Split, rows: Rows, eager: list[Any]) -> list[Any]:
     """The eager rows that the recurrent part reads, with slack."""
-    return [rows.padded(x) for v, x in zip(part.eager_outs, eager, strict=True) if v in part.cross]
+    return [rows.padded(x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross]
 
 
 def fixed(part: Split, statics: list[Any]) -> dict[Any, Any]:
     """What the joint program reads that is the same for all vertices."""
-    return dict(part.joint.consts) | dict(zip(part.j_statics, statics[: len(part.j_statics)], strict=True))
+    return dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
 
 
 def entrance(part: Split, rows: Rows, view: View, states: list[Any], crossing: list[Any], wanted: set[Any]) -> dict[Any, Any]:
     """The `wanted` inputs of the joint program at the vertices of a view."""
     kids = view.rows(rows.kids)
-    env = {v: view.rows(x) for v, x in zip(part.j_cross, crossing, strict=True) if v in wanted}
-    env |= {v: get_rows(states[i], kids[:, k]) for v, (k, i) in zip(part.j_slots, part.slots, strict=True) if v in wanted}
-    children = view.of_edges(rows.edge_child) if part.child else None
-    env |= {v: get_rows(states[i], children) for v, i in zip(part.j_child, part.child, strict=True) if v in wanted}
-    if part.j_num_children in wanted:
-        env[part.j_num_children] = view.rows(rows.num_children)
+    env = {v: view.rows(x) for v, x in zip(part.forward.cross, crossing, strict=True) if v in wanted}
+    env |= {
+        v: get_rows(states[i], kids[:, k])
+        for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
+        if v in wanted
+    }
+    children = view.of_edges(rows.edge_child) if part.recurrent.child else None
+    env |= {
+        v: get_rows(states[i], children) for v, i in zip(part.forward.child, part.recurrent.child, strict=True) if v in wanted
+    }
+    if part.forward.num_children in wanted:
+        env[part.forward.num_children] = view.rows(rows.num_children)
     return env
 
 
 def slots_together(part: Split, rows: Rows, view: View, states: list[Any], values: list[Any]) -> dict[Any, Any]:
     """Those of `values` that are one state of several children, side by side or stacked: one gather, and no copy after it."""
-    makers = {e.outvars[0]: e for e in part.joint.eqns if e.primitive.name in ("concatenate", "stack")}
-    slot_of = dict(zip(part.j_slots, part.slots, strict=True))
+    makers = {e.outvars[0]: e for e in part.joint.program.eqns if e.primitive.name in ("concatenate", "stack")}
+    slot_of = dict(zip(part.forward.slots, part.recurrent.slots, strict=True))
     env = {}
     for v in values:
-        if v not in makers or v in part.available:
+        if v not in makers or v in part.joint.available:
             continue
         e = makers[v]
         slots = [slot_of[x] for x in e.invars if is_var(x) and x in slot_of]
@@ -80,9 +87,9 @@ def slots_together(part: Split, rows: Rows, view: View, states: list[Any], value
 def kept_values(part: Split, view: View, memory: Memory, wanted: set[Any], have: dict[Any, Any]) -> dict[Any, Any]:
     """The `wanted` values that the forward kept, at the vertices of a view or their edges; without those in `have`."""
     env = {}
-    for v, x in zip((*part.keep, *part.j_extra), (*memory.kept, *memory.extras), strict=True):
+    for v, x in zip((*part.forward.keep, *part.forward.extra), (*memory.kept, *memory.extras), strict=True):
         if is_var(v) and v in wanted and v not in have:
-            env[v] = view.of_edges(x) if part.joint_level.get(v) == EDGE else view.rows(x)
+            env[v] = view.of_edges(x) if part.joint.domain.get(v) == EDGE else view.rows(x)
     return env
 
 

@@ -9,23 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cavs._function.equations import (
-    EDGE,
-    ROW,
-    STATIC,
-    bind,
-    evaluate,
-    is_float,
-    is_var,
-    level_of,
-    matrix_product,
-    needed,
-    reads,
-    value_at,
-)
+from cavs._function.domains import EDGE, ROW, STATIC, domain_of
+from cavs._function.equations import bind, is_float, needed, reads
+from cavs._function.evaluate import evaluate, matrix_product, value_at
+from cavs._function.jaxprs import is_var
+from cavs._function.joint import ParamUse
 from cavs._function.products import weight_gradient
 from cavs._function.split import Split
-from cavs._function.transpose import ParamUse
 from cavs._stages.cotangents import mask_rows
 from cavs._stages.entrance import Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.tensors import Rows, View, get_rows, repeated
@@ -59,29 +49,31 @@ def lazy_gradients(
     `cuts` maps cut cotangents to their (view.size, ...) or (view.edges, ...) rows, zero where a row is padding. Without `mine`
     the view is all rows; else only those count. `given` operands are not computed.
     """
-    operands = [v for u in part.uses for v in u.operands.values() if is_var(v)]
-    given = {v: repeated(x, rows.real_edges if part.joint_level[v] == EDGE else rows.real) for v, x in (given or {}).items()}
+    operands = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
+    given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}
     given = slots_together(part, rows, view, memory.states, operands) | given
-    eqns, available = needed(part.joint.eqns, operands, part.available | set(given))
+    eqns, available = needed(part.joint.program.eqns, operands, part.joint.available | set(given))
     wanted = reads(eqns, available)
     env = fixed(part, memory.statics) | entrance(part, rows, view, memory.states, memory.crossing, wanted)
     kept = kept_values(part, view, memory, wanted, env)
     if mine is None:
-        kept = {v: repeated(x, rows.real_edges if part.joint_level.get(v) == EDGE else rows.real) for v, x in kept.items()}
+        kept = {v: repeated(x, rows.real_edges if part.joint.domain.get(v) == EDGE else rows.real) for v, x in kept.items()}
     env |= kept
-    own = [(v, x) for v, x in zip(part.j_states, memory.states, strict=True) if is_var(v) and v in wanted and v not in env]
+    own = [
+        (v, x) for v, x in zip(part.forward.states, memory.states, strict=True) if is_var(v) and v in wanted and v not in env
+    ]
     if own:
         index = view.rows(rows.padded(rows.row))
         env |= {v: get_rows(x, index) for v, x in own}
     env |= given
     real = rows.count - (view.start - rows.pad)
-    evaluate(eqns, env, part.joint_level, view.segments(rows) if part.gathers_all else None, view.size, real=real)
+    evaluate(eqns, env, part.joint.domain, view.segments(rows) if part.gathers_all else None, view.size, real=real)
 
-    place = {v: i for i, v in enumerate(part.recurrent_statics)}
+    place = {v: i for i, v in enumerate(part.recurrent.statics)}
     totals: dict[int, Any] = {}
-    for use in part.uses:
-        n = view.edges if use.level == EDGE else view.size
-        which = mine and (mine.edges if use.level == EDGE else mine.rows)
+    for use in part.reverse.uses:
+        n = view.edges if use.domain == EDGE else view.size
+        which = mine and (mine.edges if use.domain == EDGE else mine.rows)
         for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, which):
             totals[i] = totals[i] + ct if i in totals else ct
     return totals
@@ -98,17 +90,17 @@ def _transpose(
     mine: Some | None,
 ) -> list[tuple[int, Any]]:
     """(static value, cotangent) for one equation, over n rows at once."""
-    level = part.role.level
+    level = part.role.domain
     args, axes = [], []
     for i, x in enumerate(use.eqn.invars):
-        static = level_of(x, level) == STATIC
+        static = domain_of(x, level) == STATIC
         axes.append(None if static else 0)
         if not is_var(x):
             args.append(x.val)
         elif static:
             args.append(statics[place[x]] if x in place else part.role.program.consts[x])
         elif i in use.operands:
-            value = value_at(use.operands[i], ROW, n, env, part.joint_level)
+            value = value_at(use.operands[i], ROW, n, env, part.joint.domain)
             args.append(value if mine is None else _only(value, mine))
         else:  # its value does not matter for the gradient
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
@@ -118,7 +110,7 @@ def _transpose(
     if mine is not None:
         cotangents = [mask_rows(ct, mine.which) for ct in cotangents]
 
-    axis = matrix_product(use.eqn, [STATIC if a is None else use.level for a in axes])
+    axis = matrix_product(use.eqn, [STATIC if a is None else use.domain for a in axes])
     if axis is not None:
         a, ct = args[0].reshape(-1, args[0].shape[-1]), cotangents[0].reshape(-1, cotangents[0].shape[-1])
         gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"])

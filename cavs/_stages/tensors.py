@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.equations import pad_rows
+from cavs._function.evaluate import pad_rows
 from cavs._schedule.schedule import Schedule
 
 

@@ -1,0 +1,153 @@
+"""Evaluation of equations that were written for one vertex, for many vertices at once."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from cavs._function.children import (
+    REDUCTIONS,
+    TO_ROWS,
+    reduce_sum_p,
+    spread_p,
+    stack_p,
+    stack_rows,
+    unstack_p,
+    unstack_rows,
+)
+from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
+from cavs._function.equations import bind, value_of
+from cavs._function.jaxprs import Atom, Env, Eqn, is_var
+from cavs._function.products import rows_times_matrix
+
+
+def evaluate(
+    eqns: Sequence[Eqn],
+    env: Env,
+    domain: Domains,
+    segments: jax.Array | None = None,
+    num_rows: int = 0,
+    turned: Env | None = None,
+    real: jax.Array | None = None,
+    fusion: bool = True,
+    stored: bool = False,
+    product: Callable[..., jax.Array] = rows_times_matrix,
+) -> None:
+    """Runs `eqns` for all rows at once and adds their values to `env`.
+
+    ROW values have a leading axis of vertices, EDGE values one of edges, STATIC values neither.
+
+    Args:
+        eqns: the equations, in order.
+        env: values of their inputs. Gains the values of their outputs.
+        domain: domain of each variable; absent variables are STATIC.
+        segments: (edges,) int32, the row of each edge's owner. Padding edges, and edges of another view, have a value outside
+            0 .. `num_rows` - 1. Only read by equations between rows and edges.
+        num_rows: number of rows. Only read by these equations.
+        turned: transposes of weights, see `turned_weights`.
+        real: number of rows that are not padding, if some may be padding. `_stages.tensors` says what padding holds.
+        fusion: if false, the compiler is kept from fusing equations.
+        stored: whether the cotangents of products are stored, see `_stored_cotangent`.
+        product: multiplies row values by a matrix; the arguments are those of `rows_times_matrix`.
+    """
+    for eqn in eqns:
+        args = [env[x] if is_var(x) else x.val for x in eqn.invars]
+        of = [domain_of(x, domain) for x in eqn.invars]
+        if eqn.primitive in (spread_p, unstack_p, *TO_ROWS):
+            assert segments is not None
+            outs = [_between_rows_and_edges(eqn, args[0], of[0], segments, num_rows, real)]
+        elif max(of, default=STATIC) == STATIC:
+            outs = bind(eqn, args)
+        elif (axis := matrix_product(eqn, of)) is not None:
+            w, axis = (turned[eqn.invars[1]], 0) if turned and axis == 1 and eqn.invars[1] in turned else (args[1], axis)
+            # One two-dimensional product over all rows: if there were more axes, XLA would transpose the operand first.
+            x, how = args[0], (eqn.params["precision"], eqn.params["preferred_element_type"])
+            z = product(x.reshape(-1, x.shape[-1]), w, axis, *how)
+            z = z.reshape(*x.shape[:-1], z.shape[-1])
+            outs = [_stored_cotangent(z) if stored else z]
+        else:
+            axes = [0 if d != STATIC else None for d in of]
+            outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
+        if not fusion:
+            outs = jax.lax.optimization_barrier(list(outs))
+        env.update(zip(eqn.outvars, outs, strict=True))
+
+
+def _between_rows_and_edges(
+    eqn: Eqn, x: jax.Array, have: Domain, segments: jax.Array, num_rows: int, real: jax.Array | None
+) -> jax.Array:
+    """Runs an equation of `_function.children`, whose operand is `x` of domain `have`."""
+    if eqn.primitive is spread_p:
+        if have == STATIC:
+            return jnp.broadcast_to(x, (len(segments), *jnp.shape(x)))
+        return x.at[jnp.where(segments < x.shape[0], segments, 0)].get(mode="clip")
+    if eqn.primitive is unstack_p:
+        return unstack_rows(take(x, ROW, have, num_rows), segments, num_rows)
+    x = take(x, EDGE, have, len(segments))
+    if eqn.primitive is stack_p:
+        out = stack_rows(x, segments, num_rows, eqn.params["size"])
+    else:
+        assert eqn.primitive in REDUCTIONS
+        reduce = jax.ops.segment_sum if eqn.primitive is reduce_sum_p else jax.ops.segment_max
+        out = reduce(x, segments, num_rows, indices_are_sorted=True, mode="drop")
+    if real is None or not out.shape[0]:
+        return out
+    # Padding rows have no edges of their own: they repeat row 0.
+    return jnp.where((jnp.arange(out.shape[0]) < real).reshape(-1, *(1,) * (out.ndim - 1)), out, out[:1])
+
+
+def matrix_product(eqn: Eqn, of: Sequence[Domain]) -> int | None:
+    """Returns the contracted axis of W if `eqn` is x @ W for row values x and a static matrix W, else `None`.
+
+    The last axis of x must be the contracted one. `of` holds the domains of the operands.
+    """
+    if eqn.primitive.name != "dot_general" or of[0] == STATIC or of[1] != STATIC:
+        return None
+    (lc, rc), (lb, _) = eqn.params["dimension_numbers"]
+    x, w = eqn.invars
+    plain = not lb and tuple(lc) == (len(x.aval.shape) - 1,) and len(w.aval.shape) == 2
+    return rc[0] if plain else None
+
+
+@jax.custom_vjp
+def _stored_cotangent(x: jax.Array) -> jax.Array:
+    """Returns `x`; its cotangent is computed once and stored.
+
+    If gates are parts of one product, XLA would otherwise store their cotangents apart, and concatenate them again for each of
+    the three sums and products that read them.
+    """
+    return x
+
+
+_stored_cotangent.defvjp(lambda x: (x, None), lambda _, g: (jax.lax.optimization_barrier(g),))
+
+
+def turned_weights(eqns: Sequence[Eqn], domain: Domains, weights: Env) -> Env:
+    """Returns W^T for each of `weights` that `eqns` contract along its second axis, as the backward does.
+
+    Call this once before a loop: XLA's CPU products with a transposed W transpose it again in every call. For a few rows that
+    takes two to four times as long as the product itself (2 x 256 x 768: 31 us, and 8 us if W^T is given).
+    """
+    out = {}
+    for eqn in eqns:
+        of = [domain_of(x, domain) for x in eqn.invars]
+        if matrix_product(eqn, of) == 1 and eqn.invars[1] in weights:
+            out[eqn.invars[1]] = weights[eqn.invars[1]].T
+    return out
+
+
+def take(values: jax.Array, want: Domain, have: Domain, rows: int) -> jax.Array:
+    """Returns a value of domain `have` as one of domain `want`: STATIC values are repeated."""
+    return jnp.broadcast_to(values, (rows, *jnp.shape(values))) if want != STATIC and have == STATIC else values
+
+
+def value_at(x: Atom, want: Domain, rows: int, env: Env, domain: Domains) -> jax.Array:
+    """Returns the value of a variable or literal as one of domain `want`, with `rows` rows."""
+    return take(value_of(x, env), want, domain_of(x, domain), rows)
+
+
+def pad_rows(x: jax.Array, rows: int, before: int = 0) -> jax.Array:
+    """Returns an array of `rows` rows: `before` rows of zeros, `x`, and zeros. Keys of `jax.random` stay keys."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(pad_rows(jax.random.key_data(x), rows, before), impl=jax.random.key_impl(x))
+    return jnp.pad(x, ((before, rows - before - x.shape[0]), *((0, 0),) * (x.ndim - 1)))

@@ -1,0 +1,38 @@
+"""F for one kind of vertex and one role: a leaf, or a vertex with children."""
+
+import dataclasses
+
+from cavs._function.domains import Domains
+from cavs._function.equations import Program
+from cavs._function.jaxprs import Atom, Var
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Role:
+    """F for one kind of vertex and one role, as a program.
+
+    Attributes:
+        program: the equations, rewritten.
+        domain: the domain of each of its variables.
+        params: flat inputs of the program: the parameters.
+        inputs: flat inputs of the program: one vertex's row of the inputs of `run`, which `pull` reads.
+        slots: inputs of the program: `slots[k][i]` is leaf i of the state of child k, which `gather` reads.
+        child: inputs of the program, one per leaf of the state: the state of any one child, which `gather_all` reads.
+        num_children: input of the program.
+        states: outputs of the program, one per leaf of the state: what the vertex scatters.
+        pushes: outputs of the program: what the vertex pushes, flat.
+        notes: a description of each group of fused products.
+        loop: the line of F's first loop with a dynamic number of iterations, as the end of a sentence; empty if there is none.
+    """
+
+    program: Program
+    domain: Domains
+    params: tuple[Var, ...]
+    inputs: tuple[Var, ...]
+    slots: tuple[tuple[Var, ...], ...]
+    child: tuple[Var, ...]
+    num_children: Var
+    states: tuple[Atom, ...]
+    pushes: tuple[Atom, ...]
+    notes: tuple[str, ...]
+    loop: str
