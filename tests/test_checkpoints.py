@@ -232,7 +232,7 @@ def test_a_pipe_is_not_a_checkpoint(run, name, capsys):
     path.unlink()
     os.mkfifo(path)
     code, error = fails(capsys, "predict", "run", "t.jsonl")
-    assert code == 2 and f"{path} cannot be read (is no regular file)" in error
+    assert code == 2 and f"{path} cannot be read (is not a regular file)" in error
 
 
 def test_weights_with_nan_are_refused(run, capsys):

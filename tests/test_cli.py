@@ -125,7 +125,7 @@ MISTAKES = {
     "train nowhere.txt": "FILE: got .*nowhere.txt, which does not exist; expected the path of a file",
     "train FILE --dev nowhere.txt": "--dev: got .*nowhere.txt, which does not exist",
     "train FILE --embeddings nowhere.txt": "--embeddings: got .*nowhere.txt, which does not exist",
-    "train notes.doc": "ends in '.doc', wanted one of .txt",
+    "train notes.doc": "which ends in '.doc'; expected one of .txt",
     "train WORDS": "line 1: .*For plain text write: cavs train --task lm FILE",
     "train BARE": "FILE: got .*bare.jsonl without labels; expected a label at each root",
     "train ONE": "with 1 graph; expected at least 2, because 1 is held out. Or write --dev FILE",

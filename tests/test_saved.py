@@ -97,7 +97,7 @@ def test_the_error_of_an_invalid_weights_file_names_it(tmp_path: Path) -> None:
         cavs.io.load_params(tmp_path / "nowhere")
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(OSError, match="is no regular file.*pipe"):
+        with pytest.raises(OSError, match="is not a regular file.*pipe"):
             cavs.io.load_params(tmp_path / "pipe")
 
 
