@@ -9,6 +9,7 @@
 import os
 import posixpath
 import re
+import tempfile
 import time
 from pathlib import Path
 
@@ -76,12 +77,16 @@ def execute(path: Path) -> dict[str, str | bytes]:
     import nbformat
     from nbclient import NotebookClient
     from nbconvert import MarkdownExporter
+    from traitlets.config import Config
 
     begin = time.monotonic()
     notebook = jupytext.read(path)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+    with tempfile.TemporaryDirectory() as folder:
+        config = Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/kernel"}})  # sockets in a folder, no ports
+        place = {"metadata": {"path": str(ROOT)}}
+        NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place, config=config).execute()
     resources = {"unique_key": path.stem, "output_files_dir": f"{path.stem}_files"}
     text, resources = MarkdownExporter().from_notebook_node(notebook, resources)
     download = f"\n\n[Download this page as a notebook]({path.stem}.ipynb)\n"

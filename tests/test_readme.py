@@ -1,41 +1,19 @@
 """The README and the gallery: their programs run, errors are what cavs says, their names, commands and links exist."""
 
-import os
 import re
 import subprocess
-import sys
 import tomllib
 import types
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import cavs
 from cavs import vertex_programs
+from tests.markdown import ROOT, blocks, printed, start
 
-ROOT = Path(__file__).parents[1]
 PAGES = {"README": ROOT / "README.md", "gallery": ROOT / "vertex_programs" / "README.md"}
 TEXT = {name: path.read_text() for name, path in PAGES.items()}
-
-# In an interpreter of its own, as a reader would: without the settings of the tests.
-RUN = r"""
-import doctest, pathlib, re, sys, warnings
-warnings.simplefilter("error")
-text = pathlib.Path(sys.argv[1]).read_text()
-names = {}
-for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-    line = text[: text.index(block)].count("\n")
-    exec(compile("\n" * line + block, "README.md", "exec"), names)
-examples = "\n\n".join(re.findall(r"```pycon\n(.*?)```", text, re.DOTALL))
-tests = doctest.DocTestParser().get_doctest(examples, names, "README.md", None, 0)
-failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(tests)
-print("examples:", tried, "failed:", failed)
-"""
-
-
-def blocks(language: str, page: str = "README") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT[page], re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +21,11 @@ def runs(tmp_path_factory) -> Iterator[dict[str, subprocess.Popen]]:
     """The programs of each page, running; at once, as they mostly compile."""
     started = {}
     for page, path in PAGES.items():
-        folder = tmp_path_factory.mktemp(page)
-        (folder / "cavs").symlink_to(ROOT / "cavs")
-        # JAX adds lines about its own frames to a message, unless it shows them.
-        env = os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
-        command, pipe = [sys.executable, "-c", RUN, str(path)], subprocess.PIPE
-        started[page] = subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
+        started[page] = start(tmp_path_factory.mktemp(page), [path])
     yield started
     for process in started.values():
         process.kill()
         process.communicate()
-
-
-def printed(process: subprocess.Popen) -> str:
-    out, error = process.communicate(timeout=300)
-    assert not process.returncode, error
-    return out.strip()
 
 
 def test_all_programs_run_and_all_errors_are_as_shown(runs):
@@ -66,18 +33,18 @@ def test_all_programs_run_and_all_errors_are_as_shown(runs):
     losses = [float(x) for x in re.findall(r"epoch \d: loss ([\d.]+)", out)]
     assert len(losses) == 5 and losses[-1] < 0.8 * losses[0], out
     assert "run and interpret agree" in out and "\nNone\n" in out
-    assert re.search(r"examples: [1-9]\d* failed: 0$", out), out
+    assert re.search(r"examples: [1-9]\d* failed: 0 seconds: [\d.]+$", out), out
 
 
 def test_the_gallery_runs_and_learns(runs):
     losses = [tuple(map(float, pair)) for pair in re.findall(r"loss ([\d.]+) -> ([\d.]+)", printed(runs["gallery"]))]
-    assert len(losses) == sum("\nfit(" in block for block in blocks("python", "gallery"))
+    assert len(losses) == sum("\nfit(" in block for block in blocks("python", TEXT["gallery"]))
     assert all(after < 0.1 * before for before, after in losses), losses
 
 
 def test_programs_are_short():
-    assert len(blocks("python")[0].splitlines()) <= 45
-    _, *programs = blocks("python", "gallery")
+    assert len(blocks("python", TEXT["README"])[0].splitlines()) <= 45
+    _, *programs = blocks("python", TEXT["gallery"])
     assert [p for p in programs if len([line for line in p.splitlines() if line.strip()]) > 15] == []
 
 
@@ -114,5 +81,7 @@ def test_links_and_extras_are_of_this_project(page):
 
 def test_commands_are_of_this_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    commands = re.findall(r"^(?:pip install uv && )?uv run (?:--extra (\w+) )?(\w+)", "\n".join(blocks("sh")), re.MULTILINE)
+    commands = re.findall(
+        r"^(?:pip install uv && )?uv run (?:--extra (\w+) )?(\w+)", "\n".join(blocks("sh", TEXT["README"])), re.MULTILINE
+    )
     assert {command for _, command in commands} == {*project["scripts"], "pytest"}
