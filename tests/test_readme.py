@@ -32,7 +32,6 @@ def test_all_programs_run_and_all_errors_are_as_shown(runs):
     out = printed(runs["README"])
     losses = [float(x) for x in re.findall(r"epoch \d: loss ([\d.]+)", out)]
     assert len(losses) == 5 and losses[-1] < 0.8 * losses[0], out
-    assert "run and interpret agree" in out and "\nNone\n" in out
     assert re.search(r"examples: [1-9]\d* failed: 0 seconds: [\d.]+$", out), out
 
 
@@ -43,7 +42,8 @@ def test_the_gallery_runs_and_learns(runs):
 
 
 def test_programs_are_short():
-    assert len(blocks("python", TEXT["README"])[0].splitlines()) <= 45
+    forward, training = (len(block.splitlines()) for block in blocks("python", TEXT["README"]))
+    assert forward <= 15 and training <= 30 and len(TEXT["README"].splitlines()) <= 150
     _, *programs = blocks("python", TEXT["gallery"])
     assert [p for p in programs if len([line for line in p.splitlines() if line.strip()]) > 15] == []
 
@@ -61,14 +61,6 @@ def test_every_name_that_is_told_exists(page):
     assert told
     programs = set(re.findall(r"\bvp\.([A-Za-z_]+)", TEXT[page]))
     assert not [name for name in programs if not hasattr(vertex_programs, name)]
-
-
-def test_every_public_name_and_every_vertex_program_is_told():
-    programs = [n for n in vars(vertex_programs) if n[0].isupper()]
-    results = {"Comparison", "Difference", "Exported", "FormatError", "Graphs", "NanReport", "Packed", "Schedule", "Vertex"}
-    places = (cavs, cavs.data, cavs.debug, cavs.interop, cavs.io)
-    functions = [n for place in places for n, value in vars(place).items() if n[0] != "_" and callable(value)]
-    assert not [n for n in (*programs, *functions) if n not in results and not re.search(rf"\b{n}\b", TEXT["README"])]
 
 
 @pytest.mark.parametrize("page", PAGES)
