@@ -151,14 +151,14 @@ def persistent() -> None:
         y = 1.65 - 1.5 * group
         axes.text(0.1, y + 0.6, f"group {group}\nits graphs", va="center", fontsize=10)
         for block in range(2):
-            box(axes, 1.3, y + 0.62 * block, 1.9, 0.55, f"block {block}: weights\nof half the units", GREY, 8.5)
+            box(axes, 1.3, y + 0.62 * block, 1.9, 0.55, f"block {1 - block}: weights\nof half the units", GREY, 8.5)
         for level in range(4):
             x, rows = 3.7 + 1.1 * level, 4 - level
             for block in range(2):
                 box(axes, x, y + 0.62 * block, 0.2 * rows, 0.55, "", LEVELS[level])
             if level:
-                arrow(axes, (x - 0.3, y + 0.3), (x, y + 0.9))
-                arrow(axes, (x - 0.3, y + 0.9), (x, y + 0.3))
+                arrow(axes, (x - 0.9 + 0.2 * rows, y + 0.3), (x, y + 0.9))
+                arrow(axes, (x - 0.9 + 0.2 * rows, y + 0.9), (x, y + 0.3))
     for level in range(4):
         axes.text(3.7 + 1.1 * level, 2.95, f"level {level + 1}", fontsize=10, va="center")
     axes.set_ylim(0, 3.1)
