@@ -1,17 +1,17 @@
-"""Settings of every test: 64-bit JAX, so that gradients can be held against a reference to 1e-10."""
+"""Settings of all tests. JAX uses 64 bits, so that gradients can be compared with a reference to 1e-10."""
 
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-# Nearly all the time of the tests is compilation. LLVM's optimisations change no value that is tested and no HLO.
-if not Path("/dev/nvidia0").exists():  # tests marked `gpu` run what users run
+# The tests spend most of their time in compilation. LLVM's optimisations change no tested value and no HLO.
+if not Path("/dev/nvidia0").exists():  # tests marked `gpu` compile as users do
     os.environ["XLA_FLAGS"] = (os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0").strip()
 else:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the card
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so would the scripts under test
+signal.signal(signal.SIGINT, signal.default_int_handler)  # scripts under test inherit it; background jobs ignore it
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -22,14 +22,14 @@ jax.config.update("jax_enable_x64", True)
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_code_is_freed() -> Iterator[None]:
-    """Each compiled program maps some memory, and Linux allows a process 65,530 mappings: all tests' would be more."""
+    """Frees compiled code after each file. Each program maps memory, and Linux allows a process 65,530 mappings."""
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> Iterator[Path]:
-    """A folder that keeps compiled code for the tests of a file that start trainings anew."""
+    """A folder with compiled code, shared by the tests of a file that restart trainings."""
     folder = tmp_path_factory.mktemp("compiled")
     before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
     try:

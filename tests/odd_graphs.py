@@ -1,4 +1,4 @@
-"""Odd graphs by name (`GRAPHS`), batches of them (`BATCHES`), and what makes them."""
+"""Unusual graphs by name (`GRAPHS`), batches of them (`BATCHES`), and the functions that build them."""
 
 import dataclasses
 import functools
@@ -11,22 +11,22 @@ from cavs import vertex_programs as vp
 
 
 def chain(length: int) -> cavs.Graphs:
-    """One chain; each vertex depends on the one before."""
+    """Returns one chain; each vertex depends on the previous one."""
     return cavs.Graphs.build([length], [0] + [1] * (length - 1), np.arange(length - 1))
 
 
 def star(children: int) -> cavs.Graphs:
-    """One vertex over `children` leaves, numbered first."""
+    """Returns one vertex over `children` leaves. The leaves come first."""
     return cavs.Graphs.build([children + 1], [children] + [0] * children, np.arange(1, children + 1))
 
 
 def from_children(children: Sequence[Sequence[int]]) -> cavs.Graphs:
-    """One graph from each vertex's list of children."""
+    """Returns one graph from the list of children of each vertex."""
     return cavs.Graphs.build([len(children)], [len(c) for c in children], [k for c in children for k in c])
 
 
 def random_binary_tree(leaves: int, seed: int) -> cavs.Graphs:
-    """A binary tree of random shape, its vertices numbered at random."""
+    """Returns a binary tree of random shape with vertices in random order."""
     rng = np.random.default_rng(seed)
     children: list[list[int]] = [[] for _ in range(leaves)]
     roots = list(range(leaves))
@@ -38,14 +38,14 @@ def random_binary_tree(leaves: int, seed: int) -> cavs.Graphs:
 
 
 def random_dag(vertices: int, fan_ins: Sequence[int], seed: int) -> cavs.Graphs:
-    """A directed acyclic graph, children drawn with repetition, its vertices numbered at random."""
+    """Returns a directed acyclic graph with repeated children and vertices in random order."""
     rng = np.random.default_rng(seed)
     children = [list(rng.integers(0, r, rng.choice(fan_ins))) if r else [] for r in range(vertices)]
     return renumbered(children, rng.permutation(vertices))
 
 
 def renumbered(children: Sequence[Sequence[int]], number: np.ndarray) -> cavs.Graphs:
-    """One graph whose r-th vertex of `children` gets the number `number[r]`."""
+    """Returns one graph in which vertex r of `children` gets the index `number[r]`."""
     out: list[list[int]] = [[] for _ in children]
     for r, kids in enumerate(children):
         out[number[r]] = [int(number[k]) for k in kids]
@@ -53,18 +53,18 @@ def renumbered(children: Sequence[Sequence[int]], number: np.ndarray) -> cavs.Gr
 
 
 def children_of(graphs: cavs.Graphs, graph: int = 0) -> list[list[int]]:
-    """The children of each vertex of one graph."""
+    """Returns the children of each vertex of one graph."""
     one = graphs[graph]
     return [children.tolist() for children in np.split(one.children, one.child_offsets[1:-1])]
 
 
 def joined(graphs: Sequence[cavs.Graphs]) -> cavs.Graphs:
-    """All graphs in one batch."""
+    """Returns all graphs as one batch."""
     return functools.reduce(lambda a, b: a + b, graphs)
 
 
 def with_kinds(graphs: cavs.Graphs, names: tuple[str, ...], seed: int = 0) -> cavs.Graphs:
-    """The same graphs with random kinds."""
+    """Returns the same graphs with random kinds."""
     kind = np.random.default_rng(seed).integers(0, len(names), graphs.num_vertices).astype(np.int32)
     return dataclasses.replace(graphs, kind=kind, kind_names=names)
 
@@ -76,7 +76,7 @@ GRAPHS = {
     "chain of 500": chain(500),
     "star of 40": star(40),
     "star of 300": star(300),
-    # Several roots, a vertex with one child, the same child twice, children of unlike heights, several parents.
+    # Several roots, a vertex with one child, the same child twice, children of different heights, several parents.
     "shared children": from_children([[], [], [0, 1], [0, 0], [2, 3], [2], [4, 5], [4], [7, 0]]),
     "wide DAG": random_dag(15, (0, 1, 2, 4), seed=1),
     "trees": joined([random_binary_tree(n, seed=n) for n in (2, 9, 5, 1, 12)]),

@@ -1,4 +1,4 @@
-"""The reference for random vertex functions: `v` and a loop over vertices in plain JAX, which knows nothing of `cavs`."""
+"""The reference for random vertex functions: `v` and a loop over vertices in plain JAX, independent of `cavs`."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class PlainVertex:
         return not self.children
 
     def gather_all(self, fn: Any = lambda state: state, reduce: str = "sum") -> Any:
-        """`fn` of each child, stacked and reduced; zeros if there is no child."""
+        """Applies `fn` to each child, stacks and reduces the results. Returns zeros if there is no child."""
         if not self.children:
             shapes = jax.eval_shape(lambda: _reduced([fn(self.zero)], reduce))
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -131,7 +131,7 @@ def _children_first(children: list[list[int]]) -> list[int]:
 
 
 def _rows(tree: Any, count: int) -> list[Any]:
-    """A tree for each row; NumPy's rows, which compile nothing."""
+    """Returns a tree for each row, as NumPy arrays, which need no compilation."""
     tree = jax.tree.map(lambda x: x if _is_key(x) else np.asarray(x), tree)
     return [jax.tree.map(lambda x, r=r: _row(x, r), tree) for r in range(count)]
 

@@ -1,4 +1,4 @@
-"""THE table of programs, each with parameters, the shapes of its inputs, and the batches that it fits.
+"""The table of programs, each with parameters, the shapes of its inputs, and the batches that it fits.
 
 A new program is one line of `PROGRAMS`: values, gradients and padding are then tested for it.
 """
@@ -172,5 +172,5 @@ PROGRAMS: dict[str, Program] = {
 
 CASES = [(name, batch) for name, program in PROGRAMS.items() for batch in program.batches]
 
-# Ready programs once each, for what is slow.
+# Each ready program once, for slow tests.
 READY = [(name, PROGRAMS[name].batches[0]) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "GRU")]

@@ -1,4 +1,4 @@
-"""Random statements with functions of their own: gathers, reductions over children, control flow, transformations within F."""
+"""Random statements with nested functions: gathers, reductions over children, control flow, transformations in F."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ DEEPEST = 3
 
 
 def some(g: Maker, least: int, most: int) -> None:
-    """That many random statements, or fewer; fewer within functions in functions."""
+    """Adds up to this many random statements, and fewer in nested functions."""
     most = max(least, most - max(g.depth - 1, 0))
     for _ in range(int(g.rng.integers(least, most + 1))):
         statement(g)

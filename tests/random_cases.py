@@ -1,4 +1,4 @@
-"""A random case: a vertex function, graphs, and how they are run. From a seed, and printed as a script."""
+"""A random case from a seed: a vertex function, graphs, and options. A case can be printed as a script."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ clipped.defvjp(lambda x: (x, None), lambda _, ct: (0.5 * ct,))
 
 @dataclasses.dataclass
 class Options:
-    """How a case is run. `engine`: "scan", "persistent-interpret", or `None` for the library to choose."""
+    """The options of a case. `engine` is "scan", "persistent-interpret", or None for the engine that `cavs.run` selects."""
 
     float32: bool = False
     engine: str | None = "scan"
@@ -54,7 +54,7 @@ class Options:
 
 @dataclasses.dataclass
 class Case:
-    """A program, its graphs (and a kind per vertex), and options. `seed` gives the numbers of parameters and inputs."""
+    """A program, its graphs (and a kind per vertex), and options. `seed` determines parameters and inputs."""
 
     seed: int
     program: Program
@@ -64,7 +64,7 @@ class Case:
 
 
 def random_case(seed: int, engine: str | None = None, float32: bool = False, precision: str = "highest") -> Case:
-    """The case of a seed. `engine`: but for "scan", most keep to what may fit engine persistent."""
+    """Returns the case of a seed. If `engine` is not "scan", most cases may fit engine persistent."""
     rng = np.random.default_rng(seed)
     simple = bool(engine != "scan" and rng.random() < 0.93)
     program = random_program(rng, simple)
@@ -163,7 +163,7 @@ def _body(
     for name, (shape, kind, lo, hi) in inputs.items():
         g.emit(shape, "v.pull()" if bare_input else f'v.pull("{name}")', [], lo, hi, kind)
     simple, g.simple = g.simple, False
-    for _ in range(int(g.rng.integers(0, 3))):  # what is eager may be anything
+    for _ in range(int(g.rng.integers(0, 3))):  # eager statements may be anything
         _without_children(g)
     g.simple = simple
     for _ in range(int(g.rng.integers(1, 3))):
@@ -175,7 +175,7 @@ def _body(
         statement(g)
     scattered = [_scattered(g, *spec) for spec in g.states.values()]
     g.simple = False
-    for _ in range(int(g.rng.integers(0, 3))):  # and what is lazy
+    for _ in range(int(g.rng.integers(0, 3))):  # and so may lazy ones
         (_without_children if simple else statement)(g)
     g.simple = simple
     if not types:
@@ -257,13 +257,13 @@ def namespace(program: Program, dtype: str) -> dict[str, Any]:
 
 
 def functions(program: Program, dtype: str) -> dict[str | None, Any]:
-    """The function of each kind; `None` for F without kinds."""
+    """Returns the function of each kind, with the key None for F without kinds."""
     names = namespace(program, dtype)
     return {kind: names[function_name(kind)] for kind in program.bodies}
 
 
 def script(case: Case, found: str = "") -> str:
-    """A case as a script that runs it again."""
+    """Returns a script that repeats a case."""
     p, dtype = case.program, "float32" if case.options.float32 else "float64"
     comment = "".join(f"# {line}\n" for line in found.splitlines())
     pretty = pprint.pformat(

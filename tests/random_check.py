@@ -36,7 +36,7 @@ def check(case: Case, fns: dict[Any, Any] | None = None, setting: Any = contextl
 def _check(case: Case, fns: dict[Any, Any], setting: Any) -> Outcome:
     try:
         want = reference(case, fns)
-    except Exception as error:  # a program that JAX itself refuses is none
+    except Exception as error:  # JAX itself refuses the program
         return Outcome("ill", f"the reference fails: {type(error).__name__}", str(error)[:500])
     if not all(np.isfinite(x).all() for _, x in named(want)):
         return Outcome("ill", "the reference is not finite")
@@ -59,12 +59,12 @@ def _check(case: Case, fns: dict[Any, Any], setting: Any) -> Outcome:
 
 
 def rerun(fns: dict[Any, Any], spec: dict[str, Any], graphs: Any, kinds: Any, options: dict[str, Any], seed: int) -> Outcome:
-    """The case of a printed script again."""
+    """Repeats the case of a printed script."""
     jax.config.update("jax_enable_x64", True)
     return check(Case(seed, Program({kind: None for kind in fns}, **spec), graphs, kinds, Options(**options)), fns)  # type: ignore[misc]
 
 
-# --- numbers
+# --- parameters and inputs
 def parameters(case: Case) -> dict[str, Any]:
     """{"f": F's parameters, "top": those of the second net}, in float64."""
 
@@ -104,7 +104,7 @@ def dtype_of(name: str, plain: Any) -> Any:
 
 
 def cast(tree: Any, dtype: Any) -> Any:
-    """Floats of a tree as another dtype."""
+    """Casts the floats of a tree to another dtype."""
     return jax.tree.map(
         lambda x: jnp.asarray(x, dtype) if isinstance(x, np.ndarray) and x.dtype == np.float64 else jnp.asarray(x), tree
     )
@@ -114,7 +114,7 @@ def is_float(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
-# --- the loss, the same for both
+# --- the loss of both
 def loss_and_pushes(pushes: Any, rows: int) -> tuple[Any, Any]:
     """Every float push with random weights of its own in the first `rows` rows."""
     total: Any = 0.0
@@ -165,7 +165,7 @@ def gradient(net: Any, params: Any, x: dict[str, Any], rows: int, vmap: bool, ji
     return (jax.jit(one) if jit else one)(params, floats, rest, *data)
 
 
-# --- the two ways
+# --- the reference and cavs
 def regloballed(fns: dict[Any, Any], dtype: Any) -> dict[Any, Any]:
     """The functions with another D."""
     return {k: types.FunctionType(f.__code__, f.__globals__ | {"D": dtype}, f.__name__) for k, f in fns.items()}
@@ -173,7 +173,7 @@ def regloballed(fns: dict[Any, Any], dtype: Any) -> dict[Any, Any]:
 
 def reference(case: Case, fns: dict[Any, Any], moved: float = 0.0) -> Any:
     """By the loop over vertices in float64; `moved`: from parameters and inputs that are off by so much."""
-    # On the CPU: XLA's GPU compiler is under test, too, and once its float64 gradients were wrong.
+    # On the CPU, because XLA's GPU compiler is under test, too. Its float64 gradients were once wrong.
     with jax.default_device(jax.devices("cpu")[0]):
         return _reference(case, regloballed(fns, jnp.float64), moved)
 
@@ -181,7 +181,7 @@ def reference(case: Case, fns: dict[Any, Any], moved: float = 0.0) -> Any:
 def _reference(case: Case, fns: dict[Any, Any], moved: float) -> Any:
     dtype = jnp.float64
     params, x = parameters(case), inputs(case)
-    if case.options.float32:  # the numbers that float32 has
+    if case.options.float32:  # values that float32 can represent
         params, x = (jax.tree.map(lambda y: y.astype(np.float32).astype(np.float64) if _wide(y) else y, t) for t in (params, x))
     if moved:
         move = np.random.default_rng(5)
@@ -219,7 +219,7 @@ def _wide(y: Any) -> bool:
 
 
 def build(case: Case) -> cavs.Graphs:
-    """The case's graphs."""
+    """Returns the graphs of a case."""
     rows: list[Graph] = [row for graph in case.graphs for row in graph]  # type: ignore[misc]
     flat = [child for row in rows for child in row]
     fields: dict[str, Any] = {}

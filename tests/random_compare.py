@@ -1,4 +1,4 @@
-"""Whether two results of a random case are the same, and what an exception means: `Outcome`."""
+"""Compares two results of a random case and classifies exceptions (`Outcome`)."""
 
 import dataclasses
 import linecache
@@ -41,14 +41,14 @@ def named(result: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def tolerance(case: Case) -> float:
-    """Relative to the largest number of a leaf, and of 1."""
+    """Returns the difference relative to the largest value of a leaf, and to 1."""
     if case.options.float32:
         return 1e-4 if case.options.precision == "highest" else 2e-2
     return max(1e-10, 100 * case.program.coarse)
 
 
 def differences(case: Case, got: Any, want: Any) -> list[str]:
-    """A line for each leaf that differs, of the kind first."""
+    """Returns a line for each leaf that differs, starting with its kind."""
     out = []
     pairs = list(zip(named(got), named(want), strict=True))
     for (name, a), (other, b) in pairs:
@@ -73,7 +73,7 @@ def _first(where: np.ndarray, a: np.ndarray, b: np.ndarray) -> str:
 
 
 def unsteady(want: Any, moved: Any, limit: float) -> bool:
-    """Whether two results of the reference differ by more than a limit."""
+    """Returns whether two results of the reference differ by more than a limit."""
     for (_, a), (_, b) in zip(named(want), named(moved), strict=True):
         if a.size and (
             a.dtype.kind != "f"

@@ -10,7 +10,7 @@ Rng = np.random.Generator
 
 
 def renumbered(rng: Rng, graph: Graph) -> Graph:
-    """The same graph with its vertices numbered at random."""
+    """Returns the same graph with its vertices in random order."""
     number = rng.permutation(len(graph))
     out: Graph = [[] for _ in graph]
     for vertex, children in enumerate(graph):
@@ -46,7 +46,7 @@ def tree(rng: Rng, arity: int, size: int) -> Graph:
 def dag(rng: Rng, arity: int, size: int) -> Graph:
     """Children are drawn with repetition: shared ones, and some that occur twice below one parent."""
     graph: Graph = []
-    counts = (0, *rng.integers(1, min(arity, 5) + 1, 2))  # few, as the reference compiles anew for each
+    counts = (0, *rng.integers(1, min(arity, 5) + 1, 2))  # few, because the reference compiles for each
     for i in range(size):
         count = int(rng.choice(counts))
         graph.append([int(k) for k in rng.integers(0, i, count)] if i else [])

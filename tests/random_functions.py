@@ -29,7 +29,7 @@ from tests.random_check import Outcome, check  # noqa: E402
 from tests.random_poison import check_poison
 from tests.random_shrink import shrunk  # noqa: E402
 
-# What `cavs` documents that it refuses, of all that JAX can do in F.
+# The uses of JAX in F that the documentation of `cavs` excludes.
 REFUSALS: tuple[str, ...] = ()
 
 
@@ -96,12 +96,12 @@ def main() -> int:
 
 
 def allowed(outcome: Outcome) -> bool:
-    """Whether an error of engine scan is one that the documentation names."""
+    """Returns whether the documentation names an error of engine scan."""
     return any(text in outcome.what for text in REFUSALS)
 
 
 def guarded(case: Any, way: Any = check) -> Outcome:
-    """`check`, in which an error of the generator's own is one, too."""
+    """Runs `check`, and reports errors of the generator as errors."""
     try:
         return way(case)
     except Exception as error:

@@ -9,7 +9,7 @@ NAMES = ("vocab", "kind_names", "label_names")
 
 
 def build(forest, **fields):
-    """`Graphs` of a list of graphs, each the children of its vertices."""
+    """Returns `Graphs` of a list of graphs, each given by the children of its vertices."""
     rows = [row for graph in forest for row in graph]
     flat = [child for row in rows for child in row]
     return cavs.Graphs.build([len(graph) for graph in forest], [len(row) for row in rows], flat, **fields)
@@ -47,7 +47,7 @@ def graphs(draw, min_graphs=0):
 
 
 def assert_same(a, b):
-    """Every field equal, of the same dtype or `None` in both."""
+    """Asserts that every field is equal and has the same dtype, or is None in both."""
     for field in ARRAYS:
         x, y = getattr(a, field), getattr(b, field)
         assert (x is None) == (y is None), field

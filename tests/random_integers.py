@@ -1,4 +1,4 @@
-"""Random statements about integers, truth values and random keys."""
+"""Random statements on integers, booleans and random keys."""
 
 from tests.random_maker import Maker, NoFit
 from tests.random_programs import Var

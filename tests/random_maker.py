@@ -1,4 +1,4 @@
-"""`Maker`: what random statements are made with: variables to pick from, parameters on demand, blocks within blocks."""
+"""`Maker` provides variables, parameters and nested blocks for random statements."""
 
 import contextlib
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.random_programs import Block, Shape, Stmt, Var
 
-WIDE = 6.0  # values beyond are squashed by tanh
+WIDE = 6.0  # larger values are squashed by tanh
 
 
 class NoFit(Exception):
@@ -25,8 +25,8 @@ class Maker:
         self.body = Block([], [], [])
         self.states: dict[str, Any] = {}
         self.bare_state = False
-        self.many = True  # whether gather_all may be called
-        self.no_leaf = False  # within a branch where children are known to exist
+        self.many = True  # whether gather_all is allowed
+        self.no_leaf = False  # inside a branch with at least one child
         self.depth = 0
         self.count = 0
         self.coarse = 0.0
@@ -146,7 +146,7 @@ class Maker:
     def fresh(
         self, prefix: str, shape: Shape, kind: str = "f", lo: float = -1.0, hi: float = 1.0, gathered: bool = False
     ) -> Var:
-        """A variable that a block has as a parameter."""
+        """Returns a variable that is a parameter of a block."""
         self.count += 1
         return Var(f"{prefix}{self.count}", shape, kind, lo, hi, gathered)
 

@@ -1,4 +1,4 @@
-"""Memory that nobody has written to, filled with NaN or with huge numbers: no bit of a result may depend on it."""
+"""Fills uninitialised memory with NaN or with huge values. No bit of a result may depend on it."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ _LAUNCH = persistent._launch
 
 @contextlib.contextmanager
 def poisoned(value: float) -> Iterator[None]:
-    """Within it all buffers that are not initialised hold `value`, integers their largest number."""
+    """A context in which uninitialised buffers hold `value`, and integers their largest value."""
 
     def filled(shape: Any, dtype: Any) -> Any:
         whole = jnp.issubdtype(dtype, jnp.integer)
@@ -31,7 +31,7 @@ def poisoned(value: float) -> Iterator[None]:
     def launch(level: Any, config: Any, weights: Any, arrays: Any, reverse: bool, flows: bool, shared: bool) -> Any:
         count = {domain: arrays.integers[k].shape[0] for domain, k in ((ROW, "first"), (ROW + 1, "edge_owner"))}
         made = arrays.made | {n: Made(count[domain], width, d, domain) for n, (domain, width, d) in level.scratch.items()}
-        waited = level.exchanged() if flows else set()  # these are initialised: with `UNWRITTEN`
+        waited = level.exchanged() if flows else set()  # these are initialised, with `UNWRITTEN`
         fresh = {n: filled((m.rows, m.width), m.dtype) for n, m in made.items() if n not in waited}
         arrays = dataclasses.replace(arrays, updated=fresh | arrays.updated)
         return _LAUNCH(level, config, weights, arrays, reverse, flows, shared)
@@ -41,7 +41,7 @@ def poisoned(value: float) -> Iterator[None]:
 
 
 def check_poison(case: Case) -> Outcome:
-    """Whether a case gives the same bits whatever uninitialised memory holds."""
+    """Checks that a case gives the same bits for any content of uninitialised memory."""
 
     def bits(fill: float | None) -> list[tuple[str, bytes]]:
         fns = functions(case.program, "float32" if case.options.float32 else "float64")

@@ -80,7 +80,7 @@ def references(block: Block) -> Iterator[str]:
 
 
 def without_unread(program: Program) -> Program:
-    """The program without statements, parameters, and inputs that nothing reads."""
+    """Returns the program without unread statements, parameters and inputs."""
     program = program.copy()
 
     def clean(block: Block, read: set[str]) -> bool:
@@ -149,7 +149,7 @@ def renamed(block: Block, old: str, new: str) -> None:
 
 
 def blocks_of(program: Program) -> Iterator[Block]:
-    """All bodies, outer ones first."""
+    """Yields all bodies, outer ones first."""
     todo: list[Any] = list(program.bodies.values())
     while todo:
         block = todo.pop(0)

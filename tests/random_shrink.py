@@ -1,4 +1,4 @@
-"""Makes a failing case smaller while it fails in the same way: options, graphs, pushes, statements, states."""
+"""Shrinks a failing case while it fails in the same way: options, graphs, pushes, statements, states."""
 
 import copy
 import dataclasses
@@ -11,7 +11,7 @@ from tests.random_programs import Block, Program, blocks_of, renamed, without_un
 
 
 def shrunk(case: Case, fails: Callable[[Case], bool], seconds: float = 120.0) -> Case:
-    """The smallest case found that `fails`, trying one change after another until none helps or the time is over."""
+    """Returns the smallest failing case found. Tries changes until none helps or the time is over."""
     end = time.time() + seconds
     changed = True
     while changed:
@@ -36,7 +36,7 @@ def _options(case: Case) -> Iterator[Case]:
 
 
 def _graphs(case: Case) -> Iterator[Case]:
-    """Without halves of the graphs, without one graph, without a vertex that nobody reads, without an edge."""
+    """Yields cases without half of the graphs, one graph, an unread vertex, or an edge."""
     counts = len(case.graphs)
     if counts > 2:
         yield _with_graphs(case, list(range(counts // 2)))
@@ -74,7 +74,7 @@ def _changed(case: Case, program: Program) -> Case:
 
 
 def _pushes(case: Case) -> Iterator[Case]:
-    """One of the pushes alone, unnamed; one kind for all vertices."""
+    """Yields cases with a single unnamed push, or a single kind of vertices."""
     count, program = len(case.program.states), case.program
     if len(program.bodies) > 1:
         for body in program.bodies.values():
@@ -140,7 +140,7 @@ def _readable(program: Program, b: int, s: int) -> list:
 
 
 def _states(case: Case) -> Iterator[Case]:
-    """Without a state leaf that no statement reads."""
+    """Yields cases without a state leaf that no statement reads."""
     names = list(case.program.states)
     if len(names) < 2:
         return

@@ -30,7 +30,7 @@ UNARY: list[tuple[str, Callable[[float, float], tuple[float, float]], bool]] = [
     ("clipped({0})", lambda a, b: (a, b), False),
     ("{0}.astype(jnp.float32).astype(D)", lambda a, b: (a, b), False),
 ]
-# Only of what is at least 0.2: padding rows and absent children may hold less, and must not matter.
+# Only for values of at least 0.2. Padding rows and missing children may hold less, and must not matter.
 POSITIVE = ["1 / {0}", "jnp.log({0})", "jnp.sqrt({0})", "jax.lax.rsqrt({0})", "{0} ** 1.5", "{0} ** -0.5", "jnp.log2({0})"]
 VECTOR: list[tuple[str, Callable[[Var], tuple[float, float]]]] = [
     ("jax.nn.softmax({0}, axis=-1)", lambda v: (0, 1)),
@@ -189,7 +189,7 @@ def between_rows(g: Maker) -> Var:
 
 
 def shaped(g: Maker) -> Var:
-    """Moves numbers only."""
+    """Adds a statement that only moves values."""
     x = g.pick(where=lambda v: v.size > 0)
     n = g.choose(g.widths)
     if x.shape == ():

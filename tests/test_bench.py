@@ -1,4 +1,4 @@
-"""The bench: its runs resume, its tables follow from its results."""
+"""The benchmarks: runs resume, and tables follow from the results."""
 
 import json
 import os
@@ -32,7 +32,7 @@ TINY = cases.Case("tree_fc", "complete-4", 8, 3, 8)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Results of a tiny run of two systems in workers of their own, and of one that is absent."""
+    """Results of a tiny run of two systems in workers of their own, and one absent system."""
     folder = tmp_path_factory.mktemp("results")
     bench = Bench(("cavs", "jax_scan"), 2, "cpu", {}, folder / "log")
     try:

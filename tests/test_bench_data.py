@@ -1,4 +1,4 @@
-"""The bench's data are what they claim, and are read back."""
+"""The data of the benchmarks have the stated statistics and survive a round trip."""
 
 import numpy as np
 import pytest

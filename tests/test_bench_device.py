@@ -1,4 +1,4 @@
-"""The bench's view of a GPU: what a profiler recorded, and a step kernel after kernel."""
+"""GPU profiles: the events of a profiler, and the kernels of a step in order."""
 
 from types import SimpleNamespace
 

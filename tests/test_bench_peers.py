@@ -1,4 +1,4 @@
-"""The systems of the bench compute the same: losses before and after two updates, and every parameter then."""
+"""The systems of the benchmarks agree: losses before and after two updates, and the updated parameters."""
 
 import contextlib
 import os

@@ -71,7 +71,7 @@ def test_nnx_cells() -> None:
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
     cell = nnx.LSTMCell(E, H, dtype=jnp.float64, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     start = cell.initialize_carry((E,), nnx.Rngs(0))
-    # The module itself as params; and its state.
+    # The module itself is the params, and the state.
     step = lambda cell, carry, x: cell(carry, x)  # noqa: E731
     check(cavs.interop.from_cell(step, start), cell, step, start)
     graph, state = nnx.split(cell)

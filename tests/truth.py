@@ -1,4 +1,4 @@
-"""The per-vertex loop as truth: values and gradients of a case by `cavs.interpret`, and what they are held against."""
+"""The per-vertex loop as the reference: values and gradients of a case by `cavs.interpret`, and their comparison."""
 
 import functools
 from typing import Any
@@ -14,18 +14,18 @@ from tests.programs import PROGRAMS
 
 @functools.cache
 def batch_inputs(name: str, batch: str) -> Any:
-    """The inputs of a case, exactly one row per vertex."""
+    """Returns the inputs of a case, exactly one row per vertex."""
     return PROGRAMS[name].inputs(BATCHES[batch].num_vertices)
 
 
 @functools.cache
 def sched(batch: str) -> cavs.Schedule:
-    """The schedule of a batch."""
+    """Returns the schedule of a batch."""
     return cavs.schedule(BATCHES[batch])
 
 
 def weights(pushes: Any, rows: int) -> Any:
-    """Random weights of the first `rows` rows of every float push, zero beyond: the cotangents of the tests' loss."""
+    """Returns random weights for the first `rows` rows of every float push, and zeros beyond: the loss' cotangents."""
 
     def like(x: Any) -> Any:
         w = np.random.default_rng(x.size // x.shape[0]).standard_normal((rows, *x.shape[1:]))
@@ -35,7 +35,7 @@ def weights(pushes: Any, rows: int) -> Any:
 
 
 def loss(pushes: Any, rows: int) -> Any:
-    """A scalar on which every float push acts with weights of its own."""
+    """Returns a scalar that depends on every float push, with its own weights."""
     leaves = zip(jax.tree.leaves(pushes), jax.tree.leaves(weights(pushes, rows), is_leaf=lambda w: w is None), strict=True)
     return sum((x * w).sum() for x, w in leaves if w is not None)
 
@@ -81,7 +81,7 @@ def jitted(name: str) -> Any:
 
 
 def assert_close(got: Any, want: Any, tolerance: float) -> None:
-    """Every leaf equal to `tolerance`, absolute or relative; float0 gradients of integers are skipped."""
+    """Asserts that all leaves are equal to `tolerance`, absolute or relative. Skips float0 gradients of integers."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype, (
