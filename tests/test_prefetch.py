@@ -167,12 +167,12 @@ def test_device_arrays_arrive_ready():
 
 @pytest.mark.parametrize("depth", [0, -1, 1.5, None])
 def test_depth_is_checked_at_the_call(depth):
-    with pytest.raises(ValueError, match="depth is .*wanted an int >= 1"):
+    with pytest.raises(ValueError, match="depth: got .*expected an int >= 1"):
         prefetch([1], lambda i: i, depth)
 
 
 def test_prepare_is_checked_at_the_call():
-    with pytest.raises(TypeError, match="prepare is a int, wanted a function"):
+    with pytest.raises(TypeError, match="prepare: got a int; expected a function"):
         prefetch([1], 3)  # type: ignore[arg-type]
 
 
@@ -203,5 +203,5 @@ def test_pack_compiles_once_for_equal_shapes():
 
 @pytest.mark.parametrize("leaf", [np.zeros(2), np.zeros(2, bool), 3.0, jax.numpy.ones(2), np.zeros(2, np.int64)], ids=repr)
 def test_pack_refuses_other_leaves(leaf):
-    with pytest.raises(TypeError, match="pack: a leaf is a .*; wanted NumPy arrays of int32, uint32 or float32"):
+    with pytest.raises(TypeError, match="pack: tree: got a leaf .*; expected NumPy arrays of int32, uint32 or float32"):
         cavs.data.pack((np.zeros(2, np.int32), leaf))

@@ -15,7 +15,6 @@ ORDER = ("kernels", *ROOMS, "public", "_train", "cli", "__main__")
 KERNEL_ORDER = ("_program", "_layout", "_mosaic", "_body", "turns", "rows", "persistent", "__init__")
 # The only imports that point to the right: (who, whom) -> why.
 TO_THE_RIGHT = {
-    ("cavs._schedule.scheduler", "cavs._feed.process"): "`schedules` makes schedules in other processes, which only pack them",
     ("cavs._function.vertex", "cavs._run.explain"): "`VertexFunction.explain` tells which engine runs; imported when called",
 }
 # The only imports that close a circle of modules; all are inside functions.

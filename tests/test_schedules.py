@@ -1,4 +1,4 @@
-"""Many batches scheduled at once are those scheduled one by one; fields, selections and known shapes."""
+"""Batches scheduled together are equal to those scheduled one by one; fields, selections and known shapes."""
 
 import dataclasses
 import pickle
@@ -11,8 +11,8 @@ import pytest
 import cavs
 from cavs._graphs.deferred import consecutive
 from cavs._schedule import tasks
-from cavs._schedule.pack import Options, pack
-from cavs._schedule.schedule import layout_of
+from cavs._schedule.batches import Options, schedule_batches
+from cavs._schedule.shape import slots_of
 from tests.odd_graphs import BATCHES, GRAPHS, WIDE, chain, from_children, joined, random_binary_tree, star, with_kinds
 from tests.schedule_checks import assert_same, check, dags
 
@@ -47,32 +47,30 @@ def test_a_tuple_of_shapes_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("name", ["kinds", "dags", "odd"])
 @pytest.mark.parametrize("scripts", [False, True])
-def test_fields_come_along(name: str, scripts: bool) -> None:
+def test_a_schedule_includes_fields(name: str, scripts: bool) -> None:
     graphs = with_kinds((BATCHES | WIDE).get(name, joined([chain(3), chain(1), star(9)])), ("a", "b"), seed=1)
     ids = np.arange(graphs.num_vertices, dtype=np.int32)
     graphs = dataclasses.replace(graphs, input_id=ids, label=ids[::-1].copy())
     fields = ("label", "input_id", "kind")
     options = Options("batching", kinds=False, exact=False, window=32768, shapes=None, scripts=scripts)
     for batches in ([len(graphs)], [1] * len(graphs)):
-        plain, more = (pack(graphs, np.array(batches), o) for o in (options, options._replace(fields=fields)))
+        plain, more = (schedule_batches(graphs, np.array(batches), o) for o in (options, options._replace(fields=fields)))
         for one, other, some in zip(plain, more, consecutive(graphs, np.array(batches)), strict=True):
             assert other.shape._replace(fields=()) == one.shape != other.shape
             for field in fields:
                 np.testing.assert_array_equal(getattr(other, field), one.pad(getattr(some, field), -1))
-            for field in layout_of(one.shape):
+            for field in slots_of(one.shape):
                 if field != "roots" or one.shape.rooted:
                     np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
 
 
-def test_fields_that_there_are_not() -> None:
+def test_fields_that_the_graphs_do_not_have() -> None:
     graphs = dataclasses.replace(joined([chain(3)]), input_id=np.arange(3, dtype=np.int32), label=None, kind=None)
-    with pytest.raises(
-        ValueError, match=r"schedule: fields names 'label', wanted a tuple of what these graphs have: input_id\."
-    ):
+    with pytest.raises(ValueError, match=r"schedule: fields: got 'label'; expected fields that these graphs have: input_id\."):
         cavs.schedule(graphs, fields=("input_id", "label"))
-    with pytest.raises(ValueError, match="schedules: fields names 'words'"):
+    with pytest.raises(ValueError, match="schedules: fields: got 'words'"):
         cavs.data.schedules(graphs, [[0]], fields=("words",))
-    with pytest.raises(AttributeError, match=r"no attribute 'label'; it comes along with .*fields=\('label',\)"):
+    with pytest.raises(AttributeError, match=r"no attribute 'label'. Write .*fields=\('label',\)"):
         _ = cavs.schedule(graphs, fields=("input_id",)).label
 
 
@@ -104,7 +102,7 @@ def test_tasks_of_mixed_fan_in_are_the_same_found_at_once_and_one_by_one(seed: i
     some, found = joined(graphs), []
     for few in (0, 24, 1 << 40):
         monkeypatch.setattr(tasks, "FEW_RUNS", few)
-        found.append(pack(some, np.array([1] * 20 + [20]), Options("batching", True, False, 32768, None)))
+        found.append(schedule_batches(some, np.array([1] * 20 + [20]), Options("batching", True, False, 32768, None)))
     for at_once, mixed, one_by_one in zip(*found, strict=True):
         assert_same(at_once, one_by_one)
         assert_same(mixed, one_by_one)
@@ -138,7 +136,7 @@ def test_selections_of_selections(name: str) -> None:
 
 @pytest.mark.parametrize("first", [star(3), chain(5)])
 def test_a_selection_keeps_the_arity_of_its_data_set_without_it(first: cavs.Graphs) -> None:
-    """Some graphs of a ragged set may have one arity by chance: pickled, too, they have the set's shapes."""
+    """A few graphs may have one arity by chance. They have the shapes of their data set, even if they were pickled."""
     graphs = joined([first, chain(4), chain(4)])
     for some in (graphs[[1, 2]], graphs[1:][:1], graphs[:0]):
         alone = pickle.loads(pickle.dumps(some))
@@ -148,9 +146,9 @@ def test_a_selection_keeps_the_arity_of_its_data_set_without_it(first: cavs.Grap
 
 
 def assert_equal_but_for_arity(one: cavs.Schedule, other: cavs.Schedule) -> None:
-    """Graphs that do not know of what they are a part may all have the same number of children by chance."""
+    """Graphs that were not selected from a data set may have an arity by chance."""
     assert one.shape._replace(arity=0) == other.shape._replace(arity=0)
-    for field in layout_of(one.shape._replace(arity=0)):
+    for field in slots_of(one.shape._replace(arity=0)):
         if field != "roots" or one.shape.rooted:
             values = getattr(one, field)
             assert values.dtype == np.int32
@@ -162,5 +160,5 @@ def test_batches_come_before_the_error_of_the_next() -> None:
     assert next(found)[1].num_vertices and next(found)[1].num_vertices
     with pytest.raises(IndexError, match="99"):
         next(found)
-    with pytest.raises(TypeError, match=r"schedules: graphs is a list, wanted a cavs\.Graphs"):
+    with pytest.raises(TypeError, match=r"schedules: graphs: got a list; expected cavs\.Graphs"):
         cavs.data.schedules([GRAPHS["trees"]], [])  # at the call, not at the first batch

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs._schedule.batches import Options, schedule_batches
 from cavs._schedule.group_rows import with_scripts
-from cavs._schedule.pack import Options, pack
 from tests.odd_graphs import BATCHES, WIDE, chain, joined
 from tests.persistent_programs import CHAINS, DAG, TREES
 from tests.schedule_checks import assert_same
@@ -20,7 +20,9 @@ def test_scripts_of_many_batches_are_those_of_each_schedule(name: str, changed: 
     for batches in ([len(graphs)], [1] * len(graphs), [0, len(graphs) // 2, 0, len(graphs) - len(graphs) // 2]):
         counts = np.array(batches)
         for plain, scripted in zip(
-            pack(graphs, counts, without), pack(graphs, counts, without._replace(scripts=True)), strict=True
+            schedule_batches(graphs, counts, without),
+            schedule_batches(graphs, counts, without._replace(scripts=True)),
+            strict=True,
         ):
             assert_same(scripted, with_scripts(plain))
             check_scripts(scripted)

@@ -65,7 +65,7 @@ def test_batches_of_a_shape_keep_their_order_and_none_is_lost() -> None:
 
 
 def test_stacked_refuses() -> None:
-    with pytest.raises(ValueError, match="stacked: count is 0, wanted an int >= 1"):
+    with pytest.raises(ValueError, match="stacked: count: got 0; expected an int >= 1"):
         cavs.data.stacked([], 0)
-    with pytest.raises(TypeError, match="stacked: a batch has a leaf of type .*Array.*, wanted NumPy arrays.*device_put"):
+    with pytest.raises(TypeError, match="stacked: batches: got a leaf of type .*Array.*; expected NumPy arrays.*device_put"):
         next(cavs.data.stacked([jnp.zeros(3)], 2))

@@ -1,1 +1,1 @@
-"""Batches on their way to the device: schedules made in other processes, and transfers made ahead or together."""
+"""Batches for the training loop: schedules of many batches, in worker processes too, and transfers to the device."""

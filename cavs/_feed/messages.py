@@ -1,9 +1,9 @@
-"""Messages between two processes: pickles through a pipe, and their arrays through memory that both see.
+"""Messages between two processes: pickles through a pipe, and their arrays through shared memory.
 
-The sender writes arrays into a file that lies in memory (`memfd_create`, Linux), and the receiver reads them into memory of
-its own, which it may keep: one copy each, without waiting for one another as at a pipe. (To map new memory for every message
-was slower: pages cost more than copies.) Elsewhere, and where they are small, arrays cross the pipe as they lie in memory
-(out-of-band buffers, PEP 574).
+The sender writes arrays into a file in memory (`memfd_create`, Linux), and the receiver reads them into its own memory. Each
+side copies once, and neither waits for the other as at a pipe. (Mapping new memory for every message was slower: page faults
+cost more than copies.) On other systems, and if they are small, arrays are sent through the pipe as out-of-band buffers (PEP
+574).
 """
 
 import contextlib
@@ -12,25 +12,33 @@ import itertools
 import os
 import pickle
 import select
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-# Seconds in which a process must read or write something, if we wait for it: far longer than any pass takes.
-PATIENCE = 600.0
-PIPE_BYTES = 1 << 20  # asked for, so that what crosses a pipe does in few pieces
-PLACE = 1 << 40  # bytes between places in a file, of which only those that were written take memory
-_SMALL = 1 << 16  # bytes that a pipe takes at once
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+# Seconds within which the other process must read or write, if this one waits for it: far longer than any pass takes.
+TIMEOUT = 600.0
+PIPE_BYTES = 1 << 20  # requested size of a pipe's buffer, so that a message takes few reads and writes
+PLACE = 1 << 40  # bytes between messages in a file; only bytes that were written occupy memory
+_SMALL = 1 << 16  # bytes that a pipe accepts at once
 _ALIGNED = 64
 
 
 def file_in_memory() -> int | None:
-    """Its descriptor; `None` where the system has no such files."""
+    """Creates a file in memory. Returns its descriptor, or `None` if the system has no such files."""
     return os.memfd_create("cavs") if hasattr(os, "memfd_create") else None
 
 
-def send(pipe: IO[bytes], message: Any, file: int | None = None, place: int = 0) -> None:
-    """Sends it, large arrays by a place in a file. Raises `BrokenPipeError` where nobody reads."""
+def send(pipe: IO[bytes], message: object, file: int | None = None, place: int = 0) -> None:
+    """Sends a message. Large arrays are written into `file`, at `place`.
+
+    Raises:
+        BrokenPipeError: the other process does not read any more.
+    """
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     parts = [buffer.raw() for buffer in buffers]
@@ -51,10 +59,14 @@ def send(pipe: IO[bytes], message: Any, file: int | None = None, place: int = 0)
 
 
 def receive(pipe: IO[bytes], file: int | None = None) -> Any:
-    """What was sent. Raises `EOFError` where nobody sends any more."""
+    """Receives a message.
+
+    Raises:
+        EOFError: the other process does not send any more.
+    """
     try:
         head, sizes, ends, at = pickle.load(pipe)
-    except pickle.UnpicklingError:  # in the middle of a message
+    except pickle.UnpicklingError:  # the message is incomplete
         raise EOFError from None
     size = ends[-1] if at is None else ends[-2] + sizes[-1]
     memory, done = memoryview(np.empty(size, np.uint8)), 0  # type: ignore[arg-type]
@@ -68,14 +80,15 @@ def receive(pipe: IO[bytes], file: int | None = None) -> Any:
 
 
 def widen(pipe: IO[bytes]) -> None:
+    """Enlarges the buffer of a pipe, if the system can."""
     with contextlib.suppress(ImportError, AttributeError, OSError):
         import fcntl  # not on Windows
 
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
-class Line(io.RawIOBase):
-    """One end of a pipe, at which nobody waits longer than `PATIENCE`."""
+class PipeEnd(io.RawIOBase):
+    """One end of a pipe, whose reads and writes raise `TimeoutError` after `TIMEOUT`."""
 
     def __init__(self, descriptor: int, direction: str):
         self._descriptor, self._reads = descriptor, direction == "r"
@@ -90,22 +103,22 @@ class Line(io.RawIOBase):
     def writable(self) -> bool:
         return not self._reads
 
-    def readinto(self, buffer: Any) -> int:
-        return self._patiently(os.readv, [buffer])
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        return self._wait(lambda: os.readv(self._descriptor, [buffer]))
 
-    def write(self, data: Any) -> int:
-        return self._patiently(os.write, data)
+    def write(self, data: "ReadableBuffer") -> int:
+        return self._wait(lambda: os.write(self._descriptor, data))
 
     def close(self) -> None:
         if not self.closed:
             super().close()
             os.close(self._descriptor)
 
-    def _patiently(self, call: Any, data: Any) -> int:
+    def _wait(self, call: Callable[[], int]) -> int:
         while True:
             with contextlib.suppress(BlockingIOError):
-                return call(self._descriptor, data)
+                return call()
             poll = select.poll()
             poll.register(self._descriptor, select.POLLIN if self._reads else select.POLLOUT)
-            if not poll.poll(1000 * PATIENCE):
+            if not poll.poll(1000 * TIMEOUT):
                 raise TimeoutError

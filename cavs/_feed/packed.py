@@ -1,37 +1,46 @@
-"""`pack`: all that a step is sent as one vector, so that one transfer does."""
+"""`pack`: all arrays that a step receives as one vector, in one transfer."""
 
 import functools
 import math
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
 from jax import lax
 
+from cavs._graphs.pytree import PyTree
+
+# NumPy's on the host, JAX's on a device or traced.
+Vector: TypeAlias = np.ndarray | jax.Array
+
 
 class _Parts:
-    """What lies in the vector, array after array: one object for equal ones, so that a jitted step compares identities."""
+    """The arrays in the vector. Equal ones are one object, so that a jitted step compares identities."""
 
-    def __init__(self, tree: Any, arrays: tuple[tuple[tuple[int, ...], str], ...]):
+    def __init__(self, tree: PyTree, arrays: tuple[tuple[tuple[int, ...], str], ...]):
         self.tree, self.arrays = tree, arrays  # shape and dtype of each
 
 
 @jax.tree_util.register_pytree_node_class
 class Packed:
-    """Arrays as ONE int32 vector, `data`; a pytree. Made by [`cavs.data.pack`][], taken apart by `unpack`."""
+    """A pytree of arrays as one int32 vector. Created by [`cavs.data.pack`][]; a pytree itself.
 
-    def __init__(self, data: Any, parts: _Parts):
+    Attributes:
+        data: (N,) int32, the concatenated bits of all arrays.
+    """
+
+    def __init__(self, data: Vector, parts: _Parts):
         self.data, self._parts = data, parts
 
-    def tree_flatten(self) -> tuple[tuple[Any], _Parts]:
+    def tree_flatten(self) -> tuple[tuple[Vector], _Parts]:
         return (self.data,), self._parts
 
     @classmethod
-    def tree_unflatten(cls, parts: _Parts, children: tuple[Any]) -> "Packed":
+    def tree_unflatten(cls, parts: _Parts, children: tuple[Vector]) -> "Packed":
         return cls(children[0], parts)
 
-    def unpack(self) -> Any:
-        """What `pack` was given; under `jax.jit` by slices, which cost next to nothing."""
+    def unpack(self) -> PyTree:
+        """Returns the pytree that was passed to `pack`. Under `jax.jit` its arrays are slices, which cost almost nothing."""
         out, end = [], 0
         for shape, dtype in self._parts.arrays:
             begin, end = end, end + math.prod(shape)
@@ -42,8 +51,8 @@ class Packed:
         return self._parts.tree.unflatten(out)
 
 
-def pack(tree: Any) -> Packed:
-    """The host arrays of `tree` (a tuple of a schedule, words, labels, ...) as one vector: one transfer to the device.
+def pack(tree: PyTree) -> Packed:
+    """Concatenates all arrays of a pytree into one vector, for one transfer to the device.
 
     ```python
     @jax.jit
@@ -54,10 +63,17 @@ def pack(tree: Any) -> Packed:
     params = step(params, cavs.data.pack((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))))
     ```
 
-    A transfer costs the host 50 to 200 microseconds however small it is, which shows where a step takes less than a
+    Each transfer costs the host 50 to 200 microseconds, however small it is, which matters if a step takes less than a
     millisecond. Equal trees of equal shapes share compiled code.
 
-    **Raises:** `TypeError` for a leaf that is no array of int32, uint32 or float32, or is not in host memory.
+    Args:
+        tree: a pytree of NumPy arrays of int32, uint32 or float32, such as a tuple of a schedule, words and labels.
+
+    Returns:
+        The packed arrays. `batch.unpack()` returns the tree.
+
+    Raises:
+        TypeError: a leaf is not a NumPy array of these dtypes.
     """
     leaves, treedef = jax.tree.flatten(tree)
     arrays, vectors = [], []
@@ -66,8 +82,8 @@ def pack(tree: Any) -> Packed:
         if name is None:
             dtype = getattr(x, "dtype", None)
             raise TypeError(
-                f"pack: a leaf is a {type(x).__name__}{'' if dtype is None else f' of dtype {dtype}'}; wanted NumPy arrays "
-                "of int32, uint32 or float32, such as np.asarray(x, np.int32)."
+                f"pack: tree: got a leaf {type(x).__name__}{'' if dtype is None else f' of dtype {dtype}'}; expected NumPy "
+                "arrays of int32, uint32 or float32. Write, for instance, np.asarray(x, np.int32)."
             )
         arrays.append((x.shape, name))
         vectors.append(x if name == "int32" and x.ndim == 1 else x.ravel().view(np.int32))
@@ -79,5 +95,5 @@ _DTYPES = {np.dtype(name): name for name in ("int32", "uint32", "float32")}
 
 
 @functools.lru_cache(maxsize=1024)
-def _interned(*parts: Any) -> _Parts:
-    return _Parts(*parts)
+def _interned(tree: PyTree, arrays: tuple[tuple[tuple[int, ...], str], ...]) -> _Parts:
+    return _Parts(tree, arrays)

@@ -1,4 +1,4 @@
-"""`prefetch`: the next batches are scheduled and sent to the device while this one runs (VPPS's asynchrony)."""
+"""`prefetch`: schedules the next batches and sends them to the device while one runs (VPPS's asynchrony)."""
 
 import os
 import queue
@@ -12,7 +12,7 @@ Prepared = TypeVar("Prepared")
 
 
 def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int = 2) -> Generator[Prepared, None, None]:
-    """`prepare(item)` for each item, in order, run on a background thread at most `depth` items ahead.
+    """Runs `prepare(item)` for each item on a background thread, and yields the results in order.
 
     ```python
     def prepare(rows):
@@ -24,47 +24,57 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
         params, opt_state, loss = step(params, opt_state, sched, words, labels)
     ```
 
-    The thread starts with the first `next` and ends with the items, with the first exception, or once the consumer stops:
-    `break` out of the loop where the loop is the iterator's only owner, otherwise `.close()` or
-    `with contextlib.closing(...)`. Closing waits for the item in hand. Both `items` and `prepare` run on the thread, so
-    JAX settings made by a `with` around the loop (`jax.default_device`, ...) do not reach them: name the device in
-    `device_put`.
+    The thread starts with the first `next`. It ends after the last item, after the first exception, or when the consumer
+    stops: after `break`, if the loop has the only reference to the iterator; otherwise after `.close()`, or at the end of
+    `with contextlib.closing(...)`. Closing waits for the item that is being prepared. Both `items` and `prepare` run on the
+    thread, so JAX settings made by a `with` around the loop (`jax.default_device`, ...) do not apply to them. Pass the device
+    to `device_put` instead.
 
-    **Arguments:** `items`, any iterable, may be endless; `prepare`, a function of one item; `depth`, at least 1, how many
-    prepared items may wait (their memory is held).
+    Args:
+        items: an iterable, which may be infinite.
+        prepare: a function of one item.
+        depth: how many prepared items may wait, at least 1. Their memory stays allocated.
 
-    **Raises:** what `items` or `prepare` raised, at the place of that item and after all items before it; `TypeError` or
-    `ValueError` at the call for a `prepare` or `depth` that is none; `RuntimeError` in a process forked from the one that
-    began.
+    Returns:
+        A generator of the prepared items.
+
+    Raises:
+        TypeError: at the call, if `prepare` is not callable.
+        ValueError: at the call, if `depth` is not an int >= 1.
+        RuntimeError: in a process that was forked from the one that began to iterate.
+        Exception: an exception of `items` or `prepare`, after all items before it.
     """
     if not callable(prepare):
-        raise TypeError(f"prefetch: prepare is a {type(prepare).__name__}, wanted a function of one item.")
+        raise TypeError(f"prefetch: prepare: got a {type(prepare).__name__}; expected a function of one item.")
     if not isinstance(depth, int) or depth < 1:
-        raise ValueError(f"prefetch: depth is {depth!r}, wanted an int >= 1: how many prepared items may wait.")
+        raise ValueError(f"prefetch: depth: got {depth!r}; expected an int >= 1, the number of prepared items that may wait.")
     return _consume(iter(items), prepare, depth)
 
 
 def refuse_inherited(what: str, made_in: int) -> None:
-    """**Raises:** `RuntimeError` where the process `made_in` began an iterator and a fork of it goes on: threads and other
-    processes answer the first alone."""
+    """Checks that an iterator is used in the process in which it began; threads and workers serve only that process.
+
+    Raises:
+        RuntimeError: this is a fork of the process `made_in`.
+    """
     if os.getpid() != made_in:
         raise RuntimeError(
-            f"{what}: process {made_in} began this iterator, and process {os.getpid()}, forked from it, goes on with it; "
-            f"wanted an iterator of its own. Call cavs.data.{what} after the fork."
+            f"{what}: got an iterator of process {made_in} in process {os.getpid()}, which was forked from it; expected an "
+            f"iterator of this process. Call cavs.data.{what} after the fork."
         )
 
 
 def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    # Taken by the thread before it starts on an item, given back when the consumer takes one: never more than `depth`
-    # items in hand or waiting, and nobody polls.
+    # The thread acquires it before it prepares an item, and the consumer releases it. At most `depth` items are being prepared
+    # or wait.
     room = threading.Semaphore(depth)
     stop = threading.Event()
-    # A daemon, so that a consumer that dies holding the iterator does not keep the interpreter alive.
+    # A daemon thread does not keep the interpreter alive if the consumer fails and keeps the iterator.
     thread = threading.Thread(target=_produce, args=(items, prepare, ready, room, stop), name="cavs-prefetch", daemon=True)
     thread.start()
-    # An iterator that lives as long as the interpreter is closed when modules are empty already, and daemons do not run.
+    # Bound here: at the end of the interpreter the iterator is closed after modules were cleared and daemon threads stopped.
     ending, this_thread = sys.is_finalizing, threading.get_ident
     try:
         while True:
@@ -76,12 +86,12 @@ def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) ->
             room.release()
             yield value
             refuse_inherited("prefetch", made_in)
-            del value  # not held while waiting for the next one
+            del value  # not kept while waiting for the next one
     finally:
-        if not ending() and os.getpid() == made_in:  # a fork has no such thread, and its locks may be held for ever
+        if not ending() and os.getpid() == made_in:  # a fork has no such thread, and its locks may never be released
             stop.set()
             room.release()
-            if thread.ident != this_thread():  # the garbage collector may close us from any thread
+            if thread.ident != this_thread():  # the garbage collector may close the generator from any thread
                 thread.join()
 
 
@@ -103,5 +113,5 @@ def _produce(
                 ready.put(("end", None))
                 return
             ready.put(("item", prepare(item)))
-    except BaseException as error:  # whatever it is: the consumer raises it
+    except BaseException as error:  # the consumer raises it
         ready.put(("error", error))

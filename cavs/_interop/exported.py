@@ -17,7 +17,8 @@ from jax import export as jax_export
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
 from cavs._run.run import without_callbacks
-from cavs._schedule.schedule import Schedule, Shape, layout_of, length_of
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.shape import Shape, length_of, slots_of
 
 Arrays: TypeAlias = dict[str, jax.Array]  # the leaves of a pytree by name
 Forward: TypeAlias = Callable[[PyTree, Schedule, PyTree], PyTree]
@@ -237,7 +238,7 @@ def _load_program(data: bytes, shape: Shape) -> jax_export.Exported:
 
 def _layout_hash(shapes: Sequence[Shape]) -> str:
     """A hash of the layout of the schedules' integers, which the exported code relies on."""
-    return hashlib.sha256(repr([(shape._fields, layout_of(shape)) for shape in shapes]).encode()).hexdigest()
+    return hashlib.sha256(repr([(shape._fields, slots_of(shape)) for shape in shapes]).encode()).hexdigest()
 
 
 def _tuples(x: PyTree) -> PyTree:

@@ -1,1 +1,1 @@
-"""The scheduler: a batch of graphs becomes levels, tasks and one vector of integers, and a picture of them."""
+"""The scheduler (Cavs, Algorithm 1): from a batch of graphs to levels, tasks and their integers."""

@@ -1,8 +1,9 @@
-"""Scripts for the persistent engine (VPPS section III-C): which rows each virtual processor runs at each level.
+"""Scripts for the persistent engine (VPPS, section III-C): which rows each virtual processor runs at each level.
 
-Graphs are dealt into `PARTS` parts of about equal work, in order; a level's rows lie graph after graph, so a part's rows
-at a level are contiguous, and a group of CTAs takes some parts. The reverse of the child edges comes along, so that the
-backward reads what a vertex's parents left for it: no atomics, the same sums in every run.
+Graphs are divided, in order, into `PARTS` parts of about equal work. The rows of a level are sorted by graph, so the rows of a
+part at a level are contiguous. A group of thread blocks runs one or more parts. The scripts also contain the edges from
+children to parents: in the backward pass, a vertex reads the cotangents that its parents wrote, without atomics, and the sums
+are the same in every run.
 """
 
 from typing import NamedTuple
@@ -11,25 +12,33 @@ import numpy as np
 
 from cavs._graphs.facts import Widths, widths_of
 from cavs._graphs.segments import LONG_RUNS
-from cavs._schedule.schedule import PARTS, Schedule, Shape, end_of, length_of
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.shape import PARTS, Shape, end_of, length_of
 
-FEWEST_LEVELS = 32  # levels are padded to a power of two, this one at least
+FEWEST_LEVELS = 32  # levels are padded to a power of two, at least to this one
 
 
 class Scripted(NamedTuple):
-    """Which batches of a pass have scripts (those in which exactly one kind has children), and how large."""
+    """Which of K batches have scripts (those in which exactly one kind has children), and the sizes of the scripts."""
 
-    batch: np.ndarray  # (K,) bool
+    batch: np.ndarray  # (K,) bool: has scripts
     levels: np.ndarray  # (K,) levels of inner vertices, 0 without scripts
     forest: np.ndarray  # (K,) bool: no vertex has two parents
-    widths: Widths  # of all their graphs
+    widths: Widths  # of the graphs of all batches
 
 
 def scripted(
     counts: np.ndarray, inner_count: np.ndarray, num_edges: np.ndarray, with_parents: np.ndarray, widths: Widths
 ) -> Scripted:
-    """`counts` (K, levels, kinds) of all vertices; `inner_count`, `num_edges` (K, kinds); `with_parents` (K,) vertices;
-    `widths` of the batches' graphs."""
+    """Decides which of K batches have scripts.
+
+    Args:
+        counts: (K, levels, kinds) number of vertices.
+        inner_count: (K, kinds) number of inner vertices.
+        num_edges: (K, kinds) number of edges.
+        with_parents: (K,) number of vertices that have parents.
+        widths: of the graphs of all batches.
+    """
     batch = (inner_count > 0).sum(1) == 1
     deep = counts[:, 1:].any(2)
     levels = np.where(batch, deep.sum(1), 0)  # no level below a vertex is empty
@@ -37,7 +46,7 @@ def scripted(
 
 
 def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple[list[Shape], list[int]]:
-    """Shapes of batches with scripts, and which of them each batch has."""
+    """Adds the levels of the scripts to shapes. Returns the shapes and the index of each batch's shape."""
     index: dict[tuple[int, int, bool], int] = {}
     out = []
     for key in zip(which, found.levels.tolist(), found.forest.tolist(), strict=True):
@@ -47,9 +56,9 @@ def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple
 
 
 def part_starts(found: Scripted, padded: np.ndarray, batches: np.ndarray) -> np.ndarray:
-    """`part_start` of all batches with scripts, one after another; `padded` (K,) levels, `batches` (K,) graphs of each."""
+    """`part_start` of all batches with scripts, concatenated. `padded` (K,) levels, `batches` (K,) number of graphs."""
     levels, begin, count = found.widths
-    # Parts: by inner vertices of the graphs before a graph, and half of its own.
+    # The part of a graph follows from the number of inner vertices before it, plus half of its own.
     work = (np.add.reduceat(count, begin) - count[begin]) * found.batch.repeat(batches)
     upto = np.zeros(len(work) + 1, np.int64)
     work.cumsum(out=upto[1:])
@@ -59,7 +68,7 @@ def part_starts(found: Scripted, padded: np.ndarray, batches: np.ndarray) -> np.
     part = np.minimum(done * PARTS // num_inner.repeat(batches), PARTS - 1)
     size = (padded * PARTS + 1) * found.batch
     slot = (size.cumsum() - size).repeat(batches)
-    # Level 1 counts from slot 1 on; leaves, and batches without scripts, count in slot 0 of their batch, which is emptied.
+    # The parts of level 1 are counted from slot 1 on. Leaves are counted in slot 0 of their batch, which is then cleared.
     key = np.arange(0, PARTS * len(count), PARTS)
     key += (slot + part + 1 - PARTS - PARTS * begin).repeat(levels)
     key[begin] = slot
@@ -73,7 +82,7 @@ def part_starts(found: Scripted, padded: np.ndarray, batches: np.ndarray) -> np.
 
 
 def parents_of_forests(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) -> np.ndarray:
-    """`parent_edge` of batches of forests: `rows` (K,), `num_edges` (K,) and `child` (E,) rows, batch after batch."""
+    """`parent_edge` of batches of forests, concatenated. `rows`, `num_edges` (K,); `child` (E,) rows of all batches."""
     out = np.full(int(rows.sum()), -1, np.int32)
     if len(child) < LONG_RUNS * len(rows):
         first = num_edges.cumsum() - num_edges
@@ -87,7 +96,7 @@ def parents_of_forests(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarra
 
 
 def parents_of_dags(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`parent_edge`, `parent_first` and `parent_count` where vertices have several parents; arguments as above."""
+    """`parent_edge`, `parent_first` and `parent_count` of batches with several parents per vertex, with the same arguments."""
     key = child + (rows.cumsum() - rows).repeat(num_edges)
     first = num_edges.cumsum() - num_edges
     count = np.bincount(key, minlength=int(rows.sum()))
@@ -99,7 +108,7 @@ def parents_of_dags(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) 
 
 
 def with_scripts(sched: Schedule) -> Schedule:
-    """A concrete schedule with its scripts appended, as `pack` makes them for many: for schedules made without."""
+    """Appends the scripts to a concrete schedule that was created without them."""
     shape, here = sched.shape, sched.host()
     kinds = [k for k, n in enumerate(here.inner_count.tolist()) if n]
     if shape.levels or len(kinds) != 1:

@@ -1,192 +1,118 @@
-"""`Schedule`: what the scheduler decided for a batch, as one vector of integers; and its static `Shape`."""
+"""`Schedule`: what the scheduler decided for a batch, as one vector of integers and a static `Shape`."""
 
-import functools
-import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from cavs._graphs.graphs import Graphs
-from cavs.kernels import PARTS as PARTS
+from cavs._schedule.shape import FIELDS, OF_ARITY, Shape as Shape, slots_of
 
-FIELDS = ("input_id", "label", "kind")  # of `Graphs`, that may come along
-# Not sent where all inner vertices have as many children.
-_OF_ARITY = ("first_edge", "num_children", "edge_owner", "task_edge", "task_edges")
-# A schedule's integers are a multiple of so many: 64 bytes, at which XLA reads NumPy's memory in place on a CPU.
-ALIGNED = 16
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-
-class Shape(NamedTuple):
-    """The static part of a `Schedule`: two schedules of one shape run the same compiled code."""
-
-    vertices: int  # rows of inputs and pushes, padded
-    leaves: tuple[int, ...]  # leaf rows, padded, per kind
-    inner: tuple[int, ...]  # inner rows, padded, per kind
-    edges: tuple[int, ...]  # edges below the inner rows, padded, per kind
-    tasks: int  # tasks, padded
-    graphs: int  # graphs, exact
-    classes: tuple[tuple[int, int], ...]  # (vertices, edges) of a task, widest first
-    kinds: tuple[str, ...]  # names of the kinds; ("",) where there is one
-    rooted: bool  # every graph has exactly one root
-    fan_in: int  # the largest number of children; 8 stands for more than 4
-    arity: int  # children of every inner vertex of the data set, at most 4; 0 where they differ
-    windows: tuple[int, int, int]  # windows of the backward's lazy batching; inner rows and edges of each, at most
-    fields: tuple[str, ...] = ()  # of the graphs, that come along
-    # Scripts of the persistent engine (`_schedule.group_rows`); without any `levels` is 0.
-    levels: int = 0  # levels of inner vertices, padded
-    forest: bool = True  # no vertex has two parents
-
-    @property
-    def pad(self) -> int:
-        """Rows of zeros before and of slack after the vertices in every dynamic tensor: the widest task."""
-        return max(w for w, _ in self.classes)
-
-    @property
-    def window_rows(self) -> tuple[int, ...]:
-        """Inner rows of each kind in a window of lazy batching."""
-        return tuple(min(n, self.windows[1]) for n in self.inner)
-
-    @property
-    def window_edges(self) -> tuple[int, ...]:
-        """Edges of each kind in a window of lazy batching."""
-        return tuple(min(n, self.windows[2]) for n in self.edges)
-
-    @property
-    def most_children(self) -> int:
-        """Children that a vertex of such a batch has at most: as many as there is room for in a task of few vertices."""
-        a_row = {edges // width for width, edges in self.classes}
-        return min(a_row) if len(a_row) == 1 else self.classes[-1][1]
-
-    @property
-    def rows(self) -> int:
-        """Rows of the dynamic tensors that hold scattered states."""
-        return 2 * self.pad + sum(self.leaves) + sum(self.inner)
-
-
-@functools.lru_cache(maxsize=256)
-def layout_of(shape: Shape) -> dict[str, tuple[int, int, tuple[int, ...]]]:
-    """Where each integer array lies in the packed vector: name -> (begin, end, array shape)."""
-    kinds, inner, edges = len(shape.kinds), sum(shape.inner), sum(shape.edges)
-    fields = {
-        "num_vertices": (),
-        "num_tasks": (),
-        "num_rounds": (),
-        "num_windows": (),
-        "leaf_count": (kinds,),
-        "inner_count": (kinds,),
-        "leaf_row": (kinds,),
-        "leaf_vertex": (sum(shape.leaves),),
-        "inner_vertex": (inner,),
-        "row": (shape.vertices,),
-        "graph_end": (shape.graphs,),
-        "edge_child": (edges,),
-        "first_edge": (inner,),
-        "num_children": (inner,),
-        "edge_owner": (edges,),
-        "task_row": (shape.tasks,),
-        "task_start": (shape.tasks,),
-        "task_size": (shape.tasks,),
-        "task_edge": (shape.tasks,),
-        "task_edges": (shape.tasks,),
-        "task_level": (shape.tasks,),
-        "round_end": (shape.tasks, kinds * len(shape.classes)),
-        "window_round": (shape.windows[0] + 1,),
-        "window_start": (shape.windows[0], kinds),
-        "window_edge": (shape.windows[0], kinds),
-        "roots": (shape.graphs,),
-        **dict.fromkeys(shape.fields, (shape.vertices,)),
-    }
-    if shape.arity:
-        fields = {name: dims for name, dims in fields.items() if name not in _OF_ARITY}
-    if shape.levels:
-        fields |= {"num_levels": (), "part_start": (shape.levels * PARTS + 1,), "parent_edge": (shape.rows,)}
-        if not shape.forest:
-            fields |= {"parent_edge": (edges,), "parent_first": (shape.rows,), "parent_count": (shape.rows,)}
-    layout, offset = {}, 0
-    for name, dims in fields.items():
-        begin, offset = offset, offset + math.prod(dims)
-        layout[name] = (begin, offset, dims)
-    return layout
-
-
-def end_of(shape: Shape) -> int:
-    """Integers of the packed vector that are in use."""
-    return max(end for _, end, _ in layout_of(shape).values())
-
-
-def length_of(shape: Shape) -> int:
-    """Integers in the packed vector."""
-    return -(-end_of(shape) // ALIGNED) * ALIGNED
+# NumPy's outside `jax.jit` as `cavs.schedule` creates it, JAX's on a device or traced.
+Integers: TypeAlias = Any
 
 
 @jax.tree_util.register_pytree_node_class
 class Schedule:
-    """What to run, in what order, for one batch of graphs: integers only. Made by [`cavs.schedule`][].
+    """What to run for one batch of graphs, and in what order. Created by [`cavs.schedule`][].
 
-    A pytree with ONE int32 vector as its leaf (one transfer to the device) and a `Shape` as static part, so it passes
-    through `jax.jit`; schedules of equal `shape` share the compiled code.
+    A schedule is a pytree with one int32 vector as its leaf, which takes one transfer to the device, and a `Shape` as its
+    static part. It can be an argument of a `jax.jit` function. Schedules of equal `shape` share compiled code.
 
-    Vertices are ordered by (height, kind), so that the rows of every task are contiguous in every dynamic tensor
-    (Cavs section 3.3). Integer arrays, as attributes (padded; Vp = `shape.vertices`):
+    Vertices are ordered by (height, kind), so that the rows of every task are contiguous in every dynamic tensor (Cavs,
+    section 3.3). All arrays are int32. They are padded; G is the number of graphs, Vp is `shape.vertices`, I and E are the
+    sums of `shape.inner` and `shape.edges`, K is the number of kinds, T is `shape.tasks`.
 
-    - `num_vertices`, `num_tasks`, `num_rounds`: scalars.
-    - `roots`: (G,) row of the one root of each graph in `inputs` and in the pushes.
-    - `graph_end`: (G,) vertices of each graph and those before it; and, not in the vector, as it follows from that,
-      `graph`: (Vp,) the graph of each vertex; G in padding: `jax.ops.segment_sum(h, sched.graph, num_graphs)` reads out.
-    - `row`: (Vp,) row of each vertex in the dynamic tensors; 0, a row of zeros, in padding.
-    - `input_id`, `label`, `kind`: (Vp,) those of the graphs, -1 in padding, where `cavs.schedule` was asked for them.
-    - `leaf_vertex`, `inner_vertex`: vertices in schedule order, kind after kind; padding repeats a real vertex.
-    - `first_edge`, `num_children`: per inner row; `edge_child` (dynamic tensor row), `edge_owner` (inner row): per edge.
-    - `task_row`, `task_start`, `task_size`, `task_edge`, `task_edges`, `task_level`: per task: first row in the dynamic
-      tensors, first inner row of its kind, vertices, first edge, edges, height.
-      Where all inner vertices have `shape.arity` children, `first_edge`, `num_children`, `edge_owner`, `task_edge` and
-      `task_edges` follow from it and are not in the vector.
-    - `round_end`: (rounds, kinds x classes) the tasks run as loops over equal (kind, class); a round is one pass
-      through all of them, and this is each loop's last task + 1.
-    - `num_levels`, `part_start` (levels x parts + 1): first inner row of each part of the graphs at each level; and
-      `parent_edge`: by row of the dynamic tensors, the edge to the parent, -1 without; where vertices have several
-      parents, their edges by child, `parent_count` of them from `parent_first`. Only with scripts for the GPU's engine.
-    - `window_round`, `window_start`, `window_edge`: first round, inner rows and edges of each window of lazy batching.
+    Attributes:
+        data: the int32 vector that contains all arrays below.
+        shape: the static part.
+        num_vertices: () number of vertices.
+        num_tasks: () number of tasks.
+        num_rounds: () number of rounds; see `round_end`.
+        num_windows: () number of windows of lazy batching.
+        roots: (G,) row of each graph's root in `inputs` and in the pushes: `pushed[sched.roots]`. An error is raised if a
+            graph of the batch has several roots.
+        graph_end: (G,) number of vertices of each graph and all graphs before it.
+        row: (Vp,) row of each vertex in the dynamic tensors; 0, a row of zeros, in padding.
+        input_id: (Vp,) that of the graphs, -1 in padding, if included by `fields` of [`cavs.schedule`][].
+        label: (Vp,) as `input_id`.
+        kind: (Vp,) as `input_id`.
+        leaf_count: (K,) number of leaves of each kind.
+        inner_count: (K,) number of inner vertices of each kind.
+        leaf_row: (K,) row of the first leaf of each kind in the dynamic tensors.
+        leaf_vertex: leaves in schedule order, kind after kind. Padding repeats a vertex.
+        inner_vertex: (I,) inner vertices in schedule order, kind after kind. Padding repeats a vertex.
+        first_edge: (I,) first edge of each inner row, within its kind.
+        num_children: (I,) number of children of each inner row.
+        edge_child: (E,) row of the child in the dynamic tensors.
+        edge_owner: (E,) inner row of the parent, within its kind.
+        task_row: (T,) first row in the dynamic tensors.
+        task_start: (T,) first inner row, within its kind.
+        task_size: (T,) number of vertices.
+        task_edge: (T,) first edge, within its kind.
+        task_edges: (T,) number of edges.
+        task_level: (T,) level, which is the height of the task's vertices.
+        round_end: (T, K * number of classes). Tasks run as loops over tasks of equal (kind, class); a round is one pass
+            through all loops. The last task + 1 of each loop in each round.
+        window_round: first round of each window of lazy batching, and the end of the last window.
+        window_start: (windows, K) first inner row of each window, within its kind.
+        window_edge: (windows, K) first edge of each window, within its kind.
+        num_levels: () number of levels of inner vertices. This and the following arrays are the scripts of engine
+            `persistent`; see `scripts` of [`cavs.schedule`][].
+        part_start: (levels * parts + 1,) first inner row of each part of the graphs at each level.
+        parent_edge: by row of the dynamic tensors, the edge to the parent, or -1. If vertices have several parents, the edges
+            to the parents, sorted by child.
+        parent_first: by row, the index of its first edge in `parent_edge`, if vertices have several parents.
+        parent_count: by row, the number of its edges in `parent_edge`, if vertices have several parents.
     """
 
-    def __init__(self, data: Any, shape: Shape):
+    def __init__(self, data: Integers, shape: Shape):
         self.data, self.shape = data, shape
 
-    def tree_flatten(self) -> tuple[tuple[Any], Shape]:
+    def tree_flatten(self) -> tuple[tuple[Integers], Shape]:
         return (self.data,), self.shape
 
     @classmethod
-    def tree_unflatten(cls, shape: Shape, children: tuple[Any]) -> "Schedule":
+    def tree_unflatten(cls, shape: Shape, children: tuple[Integers]) -> "Schedule":
         return cls(children[0], shape)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _OF_ARITY and self.shape.arity:
+    def __getattr__(self, name: str) -> Integers:
+        """An integer array by name. `first_edge`, `num_children`, ... are computed if all inner vertices have one arity."""
+        # `data` and `shape` are missing while a schedule is copied or unpickled.
+        shape = self.__dict__.get("shape")
+        if shape is not None and name in OF_ARITY and shape.arity:
             return self._of_arity(name)
-        if name.startswith("_") or name in ("data", "shape") or name not in layout_of(self.shape):
-            asked = f"; it comes along with cavs.schedule(..., fields=({name!r},))" if name in FIELDS else ""
-            raise AttributeError(f"Schedule has no attribute {name!r}{asked}")
-        if name == "roots" and not self.shape.rooted:
+        if shape is None or name not in slots_of(shape):
+            hint = f". Write cavs.schedule(..., fields=({name!r},)) to include it." if name in FIELDS else ""
+            raise AttributeError(f"Schedule has no attribute {name!r}{hint}")
+        if name == "roots" and not shape.rooted:
             raise ValueError(
-                "schedule.roots: a graph of this batch has several roots, so there is no one root row per graph. "
-                "Read out with schedule.graph (the graph of each vertex), or push from a vertex that gathers the roots."
+                "Schedule.roots: got a batch in which a graph has several roots; expected one root per graph. Read out with "
+                "schedule.graph (the graph of each vertex), or add a vertex that gathers the roots."
             )
-        begin, end, dims = layout_of(self.shape)[name]
+        begin, end, dims = slots_of(shape)[name]
         return self.data[begin:end].reshape(dims)
 
     @property
-    def graph(self) -> Any:
-        """(Vp,) the graph of each vertex; G in padding."""
+    def graph(self) -> Integers:
+        """(Vp,) graph of each vertex, G in padding: `jax.ops.segment_sum(h, sched.graph, num_graphs)` sums over each graph.
+
+        Computed from `graph_end`.
+        """
         vertices, graphs = self.shape.vertices, self.shape.graphs
         if isinstance(self.data, np.ndarray):
             return np.arange(graphs + 1, dtype=np.int32).repeat(np.diff(self.graph_end, prepend=0, append=vertices))
         vertex = jnp.arange(vertices, dtype=jnp.int32)
         return jnp.searchsorted(self.graph_end, vertex, side="right", method="scan_unrolled").astype(jnp.int32)
 
-    def _of_arity(self, name: str) -> Any:
-        """What follows from the number of vertices where all have the same number of children."""
+    def _of_arity(self, name: str) -> Integers:
+        """An array that follows from the numbers of vertices if all inner vertices have the same number of children."""
         arity, out = self.shape.arity, []
         if name in ("task_edge", "task_edges"):
             return (self.task_start if name == "task_edge" else self.task_size) * arity
@@ -203,36 +129,44 @@ class Schedule:
 
     @property
     def is_concrete(self) -> bool:
-        """Whether the integers are known (outside `jax.jit`) rather than traced."""
+        """Whether the integers are known, rather than traced inside `jax.jit`."""
         return not isinstance(self.data, Tracer)
 
     def host(self) -> "Schedule":
-        """The same schedule with its integers in host memory; not for a traced one."""
+        """The same schedule with its integers in host memory, as a NumPy array. Not for a traced schedule."""
         return self if isinstance(self.data, np.ndarray) else Schedule(np.asarray(self.data), self.shape)
 
     @property
-    def vertex_mask(self) -> Any:
+    def vertex_mask(self) -> Integers:
         """(Vp,) bool: `True` at vertices, `False` in padding."""
         xp: Any = np if isinstance(self.data, np.ndarray) else jnp
         return xp.arange(self.shape.vertices) < self.num_vertices
 
-    def pad(self, array: Any, fill: Any = 0) -> Any:
-        """A host array (V, ...) with one row per vertex, padded with `fill` to (Vp, ...), as `run` under jit wants it.
+    def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
+        """Pads an array with one row per vertex to (Vp, ...), as [`cavs.run`][] expects under `jax.jit`.
 
-        Keys of `jax.random` stay keys.
+        Args:
+            array: (V, ...) a host array, or keys of `jax.random`. `None` (a field that the graphs lack) is an error.
+            fill: the value of the padding.
+
+        Returns:
+            (Vp, ...) a NumPy array of the same dtype; keys of `jax.random` for keys.
+
+        Raises:
+            ValueError: the array does not have one row per vertex.
         """
         if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
             return jax.random.wrap_key_data(self.pad(jax.random.key_data(array)), impl=jax.random.key_impl(array))
-        array, vertices = np.asarray(array), int(self.host().data[0])  # `num_vertices` lies first
+        array, vertices = np.asarray(array), int(self.host().data[0])  # `num_vertices` comes first
         if array.shape[:1] != (vertices,):
-            raise ValueError(f"schedule.pad: array has shape {array.shape}, wanted ({vertices}, ...).")
+            raise ValueError(f"Schedule.pad: array: got shape {array.shape}; expected ({vertices}, ...), one row per vertex.")
         out = np.full((self.shape.vertices, *array.shape[1:]), fill, array.dtype)
         out[: len(array)] = array
         return out
 
     @property
     def widths(self) -> np.ndarray:
-        """(levels,) vertices at each height, leaves first. Outside jit only."""
+        """(levels,) number of vertices of each level, leaves first. Not for a traced schedule."""
         here = self.host()
         tasks = int(here.num_tasks)
         inner = np.bincount(here.task_level[:tasks], here.task_size[:tasks], minlength=1)
@@ -241,7 +175,7 @@ class Schedule:
 
     @property
     def waste(self) -> float:
-        """Share of the rows that tasks execute which are padding. Outside jit only."""
+        """The fraction of padding among the rows that tasks compute. Not for a traced schedule."""
         here = self.host()
         rounds = int(here.num_rounds)
         per_loop = np.diff(here.round_end[:rounds].ravel(), prepend=0)
@@ -249,12 +183,20 @@ class Schedule:
         rows = int((per_loop * widths).sum()) + sum(self.shape.leaves)
         return 1 - int(here.num_vertices) / rows if rows else 0.0
 
-    def plot(self, path: str | None = None, graphs: Graphs | None = None) -> Any:
-        """A picture of the levels and widths of the batch; with `graphs`, of its first graph coloured by level too.
+    def plot(self, path: str | None = None, graphs: Graphs | None = None) -> "Figure":
+        """Draws the levels of the batch, their tasks and their padding. Needs matplotlib.
 
-        Returns the matplotlib figure; writes it where `path` is given.
+        Args:
+            path: a file to write; its suffix chooses the format (`.png`, `.svg`, `.pdf`).
+            graphs: the graphs of the batch, to draw them too, coloured by level.
+
+        Returns:
+            The matplotlib figure.
+
+        Raises:
+            ValueError: the schedule is traced.
         """
-        from cavs._schedule.plot import plot_schedule  # matplotlib only where it is used
+        from cavs._schedule.plot import plot_schedule  # imports matplotlib
 
         return plot_schedule(self, path, graphs)
 

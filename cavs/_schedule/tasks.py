@@ -1,4 +1,4 @@
-"""Levels cut into tasks of a few fixed widths, tasks into loops and windows: all that decides padding and compiled code."""
+"""Cuts levels into tasks of a few fixed widths, and groups tasks into loops and windows. This decides the padding."""
 
 import bisect
 import functools
@@ -12,18 +12,19 @@ from cavs._schedule.order import Order
 
 Classes: TypeAlias = tuple[tuple[int, int], ...]  # (vertices, edges) that tasks are padded to, widest first
 
-# A task costs about as much as this many rows more than it holds (loop, slices, reading the weights): measured on CPU,
-# Tree-LSTM, hidden 64 (about 6 rows) to 256 (about 12 rows). It decides between one wide and several narrow tasks.
+# The fixed cost of a task (loop, slices, reading the weights), in rows: measured on CPU with Tree-LSTM, hidden 64 (about 6
+# rows) to 256 (about 12 rows). It decides between one wide task and several narrow ones.
 TASK_OVERHEAD_ROWS = 8
-# No task is narrower. XLA turns a gather of ONE row into a slice, fuses it into whatever reads it, and then has to copy
-# the whole tensor in every iteration of the loop, because the tensor is written there too (seen with JAX 0.10.2 on CPU).
+# No task is narrower. XLA turns a gather of one row into a slice and fuses it with its reader. It must then copy the whole
+# tensor in every iteration of the loop, because the loop also writes the tensor (seen with JAX 0.10.2 on CPU).
 SMALLEST_TASK = 2
-# Inner vertices whose parameter gradients make one lazy product. 4 to 8 thousand saturate it, but each window costs a pass
-# over its tensors besides (Tree-FC, 16,320 vertices, hidden 256: 91 ms a step in four windows, 65 ms in one).
+# Number of inner vertices whose parameter gradients are one lazy product. 4 to 8 thousand saturate it, but each window costs
+# a pass over its tensors (Tree-FC, 16,320 vertices, hidden 256: 91 ms per step with four windows, 65 ms with one).
 LAZY_WINDOW = 32768
-# Children of one vertex above which it becomes a task of its own.
+# A vertex with more children is a task of its own.
 LARGE_FAN_IN = 64
-# Levels of all batches whose next tasks NumPy finds at once, above which that is faster than Python task after task.
+# With more levels than this, in all batches, NumPy finds the next task of every level at once; with fewer, a Python loop is
+# faster.
 FEW_RUNS = 24
 
 
@@ -33,14 +34,20 @@ def power_of_two(n: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def task_classes(num_inner: int, fan_in: int, policy: str, edges_a_row: int = 0) -> Classes:
-    """The (vertices, edges) that tasks are padded to, widest first: a ladder of ratio 2 to 4. `edges_a_row`: children of a
-    vertex on average, as a power of two; where they are many, as in attention over a sentence, tasks get room for them.
+def task_classes(num_inner: int, fan_in: int, policy: str, edges_per_row: int = 0) -> Classes:
+    """The (vertices, edges) to which tasks are padded, widest first: a ladder of ratio 2 to 4.
 
-    Equal for all batches of a bucket unless the largest fan-in crosses a power of two.
+    The classes are equal for all batches of a shape bucket, unless the largest fan-in crosses a power of two.
+
+    Args:
+        num_inner: number of inner rows, padded.
+        fan_in: the largest number of children of a vertex.
+        policy: "batching" or "serial".
+        edges_per_row: the average number of children, as a power of two. If there are many, as in attention over a sentence,
+            tasks have room for them.
     """
     fan = power_of_two(fan_in)
-    room = min(fan, max(SMALL_FAN_IN, edges_a_row if num_inner > 64 else 0))
+    room = min(fan, max(SMALL_FAN_IN, edges_per_row if num_inner > 64 else 0))
     if policy == "serial":
         return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
     top = 4 if num_inner <= 64 else 64 if num_inner <= 512 else 128 if num_inner <= 8192 else 1024
@@ -48,7 +55,7 @@ def task_classes(num_inner: int, fan_in: int, policy: str, edges_a_row: int = 0)
     ladder = [w for w in widths if w <= top]
     classes = [(w, w * room) for w in ladder]
     if fan > room:
-        # One vertex of 16 children, then of 64, fits the narrowest tasks; the same classes for all fan-ins up to that.
+        # The narrowest tasks have room for a vertex of 16 children, or of 64. All fan-ins up to that have the same classes.
         classes[-1:] = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
     if fan > max(4 * room, LARGE_FAN_IN):
         classes.append((SMALLEST_TASK, 2 * fan))
@@ -57,8 +64,10 @@ def task_classes(num_inner: int, fan_in: int, policy: str, edges_a_row: int = 0)
 
 @functools.lru_cache(maxsize=32)
 def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
-    """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, the last one padded; and how
-    many these are in all."""
+    """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, and how many tasks that is.
+
+    The last task is padded.
+    """
     top = widths[0]
     best = np.full(top + 1, np.inf)
     counts = np.zeros((top + 1, len(widths)), np.int64)
@@ -74,7 +83,7 @@ def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
 
 
 class Tasks(NamedTuple):
-    """The tasks of K batches, batch after batch; `row` counts from a batch's first inner row, the others within the kind."""
+    """The tasks of K batches, batch after batch. `row` counts from a batch's first inner row, the others within the kind."""
 
     batch: np.ndarray
     cls: np.ndarray  # kind * number of classes + class
@@ -85,12 +94,19 @@ class Tasks(NamedTuple):
     edges: np.ndarray
     level: np.ndarray
     count: np.ndarray  # (K,) tasks of each batch
-    first: np.ndarray  # (K,) its first one
+    first: np.ndarray  # (K,) first task of each batch
 
 
 def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_classes: np.ndarray, serial: bool) -> Tasks:
-    """The levels of K batches cut into tasks; `class_of` (K,) which of `classes` those of a batch are of, and how many these
-    are, `num_classes` (K,)."""
+    """Cuts the levels of K batches into tasks.
+
+    Args:
+        order: the order of the batches.
+        classes: the distinct classes.
+        class_of: (K,) index into `classes` of each batch.
+        num_classes: (K,) number of classes of each batch.
+        serial: whether each task has one vertex.
+    """
     counts, edges_before = order.counts[:, 1:], order.edges_before
     num_children = None if order.ragged is None else order.ragged.num_children
     num_batches, levels, num_kinds = counts.shape
@@ -138,11 +154,11 @@ def _pieces(
     classes: Classes,
     serial: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(run, class, offset in the run, vertices) of each task."""
+    """(run, class, offset in the run, number of vertices) of each task. A run is the vertices of one level and kind."""
     if len({edges // width for width, edges in classes}) > 1:
         assert num_children is not None, "at most SMALL_FAN_IN children"
         return _pieces_by_edges(run_size, run_at, num_children, classes)
-    # A task of any vertices has room for their edges.
+    # A task always has room for the edges of its vertices.
     widths = (1,) if serial else tuple(w for w, _ in classes)
     whole, rest = np.divmod(run_size, widths[0])
     pieces = _decomposition(widths)[rest]
@@ -160,13 +176,14 @@ def _pieces(
 def _pieces_by_edges(
     run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: Classes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The same where a task must fit both a class's vertices and its edges, of mixed fan-in: the one that costs least a vertex.
+    """`_pieces` for mixed fan-in, if a task must fit both the vertices and the edges of its class.
 
-    The next task of every run at once, while runs are many; the rest of few, long runs in Python, once per task.
+    Chooses the class of the least cost per vertex. While there are many runs, NumPy finds the next task of every run at once.
+    A Python loop over tasks processes the rest of few, long runs.
     """
     ends = num_children.cumsum()
     ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN]
-    special = len(classes) - 1  # the class of one vertex with very many children, where there is one
+    special = len(classes) - 1  # the class of one vertex with very many children, if there is one
     run, offset = np.arange(len(run_size)), np.zeros(len(run_size), np.int64)
     found = []
     while len(run) > FEW_RUNS:
@@ -175,7 +192,7 @@ def _pieces_by_edges(
         best, cls, taken = np.full(len(run), np.inf), np.full(len(run), special), np.ones(len(run), np.int64)
         for i, w, e in ladder:
             take = np.minimum(ends.searchsorted(done + e, side="right"), np.minimum(here + w, end)) - here
-            score = _cost(w, e) / np.maximum(take, 1e-9)
+            score = _task_cost(w, e) / np.maximum(take, 1e-9)
             better = (take > 0) & (score < best)
             best[better], cls[better], taken[better] = score[better], i, take[better]
         large = num_children[here] > LARGE_FAN_IN
@@ -189,7 +206,7 @@ def _pieces_by_edges(
     return of[by_run], cls[by_run], offset[by_run], size[by_run]
 
 
-def _cost(width: int, edges: int) -> float:
+def _task_cost(width: int, edges: int) -> float:
     return width + edges / SMALL_FAN_IN + TASK_OVERHEAD_ROWS
 
 
@@ -203,7 +220,7 @@ def _pieces_one_by_one(
     ladder: list[tuple[int, int, int]],
     special: int,
 ) -> tuple[np.ndarray, ...]:
-    """What is left of `runs` from `offsets` on."""
+    """The tasks of the rest of `runs`, from `offsets` on."""
     groups, cls, starts, sizes = [], [], [], []
     ends_list, many = (ends.tolist(), (num_children > LARGE_FAN_IN).tolist()) if len(runs) else ([], [])
     for g, offset in zip(runs.tolist(), offsets.tolist(), strict=True):
@@ -217,7 +234,7 @@ def _pieces_one_by_one(
                 best: tuple[float, int, int] | None = None
                 for i, w, e in ladder:
                     take = bisect.bisect_right(ends_list, done + e, here, at + min(offset + w, total)) - here
-                    score = _cost(w, e) / max(take, 1e-9)
+                    score = _task_cost(w, e) / max(take, 1e-9)
                     if take and (best is None or score < best[0]):
                         best = (score, i, take)
                 assert best is not None, "a vertex that fits no class"
@@ -238,7 +255,7 @@ def cut_windows(
     classes: Classes,
     window: int,
 ) -> tuple[tuple[int, int, int], np.ndarray]:
-    """(windows, rows, edges) of the backward's lazy batching of one batch, and the window of each of its tasks."""
+    """(windows, rows, edges) of the backward pass's lazy batching of one batch, and the window of each of its tasks."""
     rows = window
     width, wide = max(w for w, _ in classes), max(e for _, e in classes)
     room = max(rows * max(-(-e // max(n, 1)) for e, n in zip(edges, inner, strict=True)), 2 * wide)
@@ -251,15 +268,15 @@ def cut_windows(
 
 
 class Rounds(NamedTuple):
-    """Tasks as rounds of loops over ascending classes, each within one window."""
+    """Rounds: a round is one pass through all loops, in ascending order of classes, within one window."""
 
-    number: np.ndarray  # of each task: its round, counted through all batches
+    number: np.ndarray  # the round of each task, counted through all batches
     count: np.ndarray  # (K,) rounds of each batch
     ends: np.ndarray  # each loop's last task + 1, within the batch; loop after loop, round after round, batch after batch
 
 
 def cut_rounds(tasks: Tasks, window_of: np.ndarray, num_loops: np.ndarray) -> Rounds:
-    """The rounds of K batches; `window_of` each task's window, `num_loops` (K,) how many loops a round of the batch has."""
+    """The rounds of K batches. `window_of` is the window of each task, `num_loops` (K,) the number of loops of a round."""
     new = np.zeros(len(tasks.cls), bool)
     new[1:] = (tasks.cls[1:] < tasks.cls[:-1]) | (window_of[1:] > window_of[:-1])
     new[tasks.first[tasks.count > 0]] = True

@@ -5,10 +5,11 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from cavs._feed.schedules import schedules
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._schedule.buckets import bucket
 from cavs._schedule.schedule import Schedule, Shape
-from cavs._schedule.scheduler import bucket, schedules
 from cavs._train.data import root_rows
 
 A = TypeVar("A")  # np.ndarray on the host, jax.Array within a step

@@ -6,13 +6,13 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
+from cavs._feed.schedules import schedules
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError
 from cavs._readers.source import read_lines
 from cavs._schedule.schedule import Schedule
-from cavs._schedule.scheduler import schedules
 from cavs._train.batches import A, Prepare, distinct, labels_of, shapes_of, with_stand_ins
 from cavs._train.config import TrainError
 from cavs._train.data import UNKNOWN

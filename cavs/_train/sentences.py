@@ -7,10 +7,10 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
+from cavs._feed.schedules import schedules
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.schedule import Schedule
-from cavs._schedule.scheduler import schedules
 from cavs._train.batches import A, Prepare, distinct, labels_of, shapes_of, with_stand_ins
 from cavs._train.data import UNKNOWN, with_labels
 

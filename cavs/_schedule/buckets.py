@@ -1,8 +1,8 @@
-"""The static `Shape` of a batch: sizes rounded up to ladders of buckets, so that batches share compiled code."""
+"""The choice of a batch's `Shape`: sizes are rounded up to shape buckets, so that batches share compiled code."""
 
 import functools
 import operator
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -11,13 +11,13 @@ from cavs._schedule.schedule import Shape
 from cavs._schedule.tasks import Classes, Tasks, cut_windows, task_classes
 
 _LADDER = np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)])
-# Large sizes in multiples of 32: on GPUs XLA splits the sums of weight gradients eightfold, and pads copies where it cannot.
+# Large sizes are multiples of 32: on GPUs XLA splits the sums of weight gradients eightfold, and pads copies if it cannot.
 _LADDER = np.unique(np.where(_LADDER < 512, -(-_LADDER // 8) * 8, -(-_LADDER // 32) * 32))
 _POWERS = 1 << np.arange(62)
 
 
 class Options(NamedTuple):
-    """The options of `cavs.schedule`."""
+    """The options of `cavs.schedule`, after validation."""
 
     policy: str
     kinds: bool
@@ -25,43 +25,46 @@ class Options(NamedTuple):
     window: int
     shapes: list[Shape] | tuple[Shape, ...] | None
     fields: tuple[str, ...] = ()
-    scripts: bool = False  # those of the persistent engine come along
+    scripts: bool = False
 
 
 def bucket(n: int) -> int:
-    """`n` rounded up to a ladder of ratio 2^(1/4), in multiples of 8 (from 512 on, of 32): at most 19 % and that more."""
+    """Rounds up to a shape bucket: a ladder of ratio 2^(1/4), in multiples of 8 (of 32 from 512 on)."""
     return int(_LADDER[np.searchsorted(_LADDER, n)])
 
 
 def padded_sizes(leaves: np.ndarray, inner: np.ndarray, edges: np.ndarray, exact: bool) -> np.ndarray:
-    """(K, 3, kinds) leaf rows, inner rows and edges of K batches, padded unless `exact`; each of the arguments (K, kinds)."""
+    """(K, 3, kinds) leaf rows, inner rows and edges of K batches, padded unless `exact`. The arguments are (K, kinds)."""
     sizes = np.array([leaves, inner, edges])
     vertices = sizes[:2]
-    if not exact:  # a kind of which a batch has none takes no room, unless it is the only one
+    if not exact:  # a kind that a batch does not contain has no rows, unless it is the only one
         vertices[:] = np.where((vertices > 0) | (vertices.shape[2] == 1), _LADDER[_LADDER.searchsorted(vertices)], 0)
-    edges_a_row = -(-edges // np.maximum(vertices[1], 1))
-    sizes[2] = vertices[1] * _POWERS[_POWERS.searchsorted(edges_a_row)]
+    edges_per_row = -(-edges // np.maximum(vertices[1], 1))
+    sizes[2] = vertices[1] * _POWERS[_POWERS.searchsorted(edges_per_row)]
     return sizes.swapaxes(0, 1)
 
 
-class Alike(NamedTuple):
-    """K batches in groups of those that are alike in all that decides a `Shape`, but for their tasks."""
+Sizes: TypeAlias = list[list[int]]  # padded leaf rows, inner rows and edges, of each kind
 
-    group: np.ndarray  # (K,) of each batch
+
+class Groups(NamedTuple):
+    """K batches, grouped by everything that decides a `Shape` except their tasks."""
+
+    group: np.ndarray  # (K,) the group of each batch
     inner: np.ndarray  # of each group: inner rows of all kinds
-    sizes: list[Any]  # leaf rows, inner rows and edges, of each kind, padded
-    graphs: list[int]  # how many
-    rooted: list[bool]  # whether each graph has one root
-    fan_in: list[int]  # the largest
-    classes: list[Classes]
-    class_of: np.ndarray  # (K,) which of the classes the tasks of each batch are of
-    num_classes: np.ndarray  # (K,) how many those are
+    sizes: list[Sizes]  # of each group
+    graphs: list[int]  # of each group: number of graphs
+    rooted: list[bool]  # of each group: whether each graph has one root
+    fan_in: list[int]  # of each group: the largest number of children
+    classes: list[Classes]  # the distinct classes of tasks
+    class_of: np.ndarray  # (K,) index into `classes` of each batch
+    num_classes: np.ndarray  # (K,) number of classes of each batch
 
 
-def alike_of(sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, fan_in: np.ndarray, policy: str) -> Alike:
-    """The groups of K batches with these `sizes` (K, 3, kinds), padded; the others (K,) each."""
+def groups_of(sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, fan_in: np.ndarray, policy: str) -> Groups:
+    """The groups of K batches with these padded `sizes` (K, 3, kinds). The other arrays are (K,)."""
     facts = zip(*sizes.reshape(len(graphs), -1).T.tolist(), graphs.tolist(), rooted.tolist(), fan_in.tolist(), strict=True)
-    number: dict[Any, int] = {}
+    number: dict[tuple[int, ...], int] = {}
     group = np.array([number.setdefault(key, len(number)) for key in facts])
     first = np.unique(group, return_index=True)[1]
     sizes, graphs, rooted, fan_in = sizes[first], graphs[first], rooted[first], fan_in[first]
@@ -71,7 +74,7 @@ def alike_of(sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, fan_in: 
     classes = list(dict.fromkeys(of))
     class_of = np.array([classes.index(c) for c in of])[group]
     num_classes = np.array([len(c) for c in classes])[class_of]
-    return Alike(
+    return Groups(
         group=group,
         inner=inner,
         sizes=sizes.tolist(),
@@ -85,28 +88,38 @@ def alike_of(sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, fan_in: 
 
 
 def shapes_of(
-    options: Options, names: tuple[str, ...], arity: int, alike: Alike, tasks: Tasks
+    options: Options, names: tuple[str, ...], arity: int, groups: Groups, tasks: Tasks
 ) -> tuple[list[Shape], list[int], np.ndarray]:
-    """The shapes of K batches, which of them each has, and the window of each task; `names` of the kinds, `arity` as `Facts`
-    has it."""
+    """Chooses the shapes of K batches.
+
+    Args:
+        options: the options of the schedule.
+        names: names of the kinds.
+        arity: see `Facts`.
+        groups: the groups of the batches.
+        tasks: the tasks of the batches.
+
+    Returns:
+        The shapes, the index of each batch's shape, and the window of each task.
+    """
     found: list[Shape] = []
     which: list[int] = []
     window_of = np.zeros(len(tasks.cls), np.int64)
-    # Batches alike in their tasks, too, have the same shape, until a new one joins `options.shapes`.
+    # Batches of one group and number of tasks have the same shape, until a new shape is added to `options.shapes`.
     before: dict[tuple[int, int], tuple[int, int]] = {}
     known = 0 if options.shapes is None else len(options.shapes)
     padded_tasks = tasks.count
     if not options.exact:
         padded_tasks = np.maximum(128, _POWERS[::2][_POWERS[::2].searchsorted(tasks.count)])
-        padded_tasks = np.minimum(padded_tasks, np.maximum(8, alike.inner)[alike.group])  # a task has a vertex
-    for b, key in enumerate(zip(alike.group.tolist(), padded_tasks.tolist(), strict=True)):
+        padded_tasks = np.minimum(padded_tasks, np.maximum(8, groups.inner)[groups.group])  # a task has a vertex
+    for b, key in enumerate(zip(groups.group.tolist(), padded_tasks.tolist(), strict=True)):
         same = before.get(key)
         if same is not None and same[1] == known:
             which.append(same[0])
             continue
         group, num_tasks = key
-        leaves, inner, edges = map(tuple, alike.sizes[group])
-        classes = alike.classes[alike.class_of[b]]
+        leaves, inner, edges = map(tuple, groups.sizes[group])
+        classes = groups.classes[groups.class_of[b]]
         windows = (1, max(inner), max(edges))
         if sum(inner) > options.window:
             mine = slice(tasks.first[b], tasks.first[b] + tasks.count[b])
@@ -118,11 +131,11 @@ def shapes_of(
             inner=inner,
             edges=edges,
             tasks=num_tasks,
-            graphs=alike.graphs[group],
+            graphs=groups.graphs[group],
             classes=classes,
             kinds=names,
-            rooted=alike.rooted[group],
-            fan_in=alike.fan_in[group] if alike.fan_in[group] <= SMALL_FAN_IN else 2 * SMALL_FAN_IN,
+            rooted=groups.rooted[group],
+            fan_in=groups.fan_in[group] if groups.fan_in[group] <= SMALL_FAN_IN else 2 * SMALL_FAN_IN,
             arity=arity,
             windows=windows,
             fields=options.fields,
@@ -130,7 +143,7 @@ def shapes_of(
         if options.shapes is not None:
             shape = _known(shape, options.shapes)
             known = len(options.shapes)
-        if windows[0] == 1:  # else they depend on its tasks, too
+        if windows[0] == 1:  # several windows depend on the sizes of the tasks, too
             before[key] = len(found), known
         which.append(len(found))
         found.append(shape)
@@ -138,7 +151,7 @@ def shapes_of(
 
 
 def _known(shape: Shape, shapes: list[Shape] | tuple[Shape, ...]) -> Shape:
-    """The smallest of `shapes` that `shape` fits into without much waste; itself, then added to a list, where there is none."""
+    """The smallest of `shapes` with room for `shape` and little waste. If there is none, `shape`, which a list gains."""
     (same, needed), most = _compared(shape), 4 * shape.vertices
     fits = [
         s
@@ -154,6 +167,6 @@ def _known(shape: Shape, shapes: list[Shape] | tuple[Shape, ...]) -> Shape:
 
 @functools.lru_cache(maxsize=1024)
 def _compared(s: Shape) -> tuple[tuple[object, ...], tuple[int, ...]]:
-    """In what a shape must equal another that takes its place, and in what it may be smaller."""
+    """What must be equal in a shape that replaces another, and what may be larger."""
     fixed = s.graphs, s.classes, s.kinds, s.rooted, s.fan_in, s.arity, s.windows[0] == 1 or s.windows[1:], s.fields
     return fixed, (*s.leaves, *s.inner, *s.edges, s.tasks, s.windows[0])

@@ -1,4 +1,4 @@
-"""Schedules made in processes of their own: the same ones, errors, and what ends with what."""
+"""Workers create the same schedules, pass on errors, and end with their graphs and their caller."""
 
 import copy
 import dataclasses
@@ -18,14 +18,13 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._feed import messages, process as _process
+from cavs._feed import messages, schedules as schedules_file, workers as workers_file
 from cavs._graphs.deferred import DeferredGraphs
-from cavs._schedule import scheduler
 from tests.odd_graphs import BATCHES, chain, joined, random_binary_tree
 
 
 def elsewhere(graphs: cavs.Graphs) -> list:
-    return _process._idle.get(graphs, [])
+    return workers_file._idle.get(graphs, [])
 
 
 def assert_same(one: tuple[cavs.Graphs, cavs.Schedule], other: tuple[cavs.Graphs, cavs.Schedule]) -> None:
@@ -47,19 +46,19 @@ def test_a_process_makes_the_same_schedules(name: str) -> None:
     for one, other in zip(here, there, strict=True):
         assert_same(one, other)
     assert known == known_there
-    (remote,) = elsewhere(graphs)
+    (worker,) = elsewhere(graphs)
     next(cavs.data.schedules(graphs, order, workers=1))  # and no more
     for found in cavs.data.schedules(graphs, [[0]], workers=1, exact=True):
         assert_same(found, (graphs[:1], cavs.schedule(graphs[:1], exact=True)))
-    assert elsewhere(graphs) == [remote]  # the same process served all three
+    assert elsewhere(graphs) == [worker]  # the same process served all three
 
 
 @pytest.mark.parametrize("files", [True, False])
 @pytest.mark.parametrize("fields", [(), ("input_id", "label")])
 def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not files:  # as where memory has no files
-        monkeypatch.setattr(_process, "file_in_memory", lambda: None)
-    monkeypatch.setattr(scheduler, "VERTICES_AT_ONCE", 1 << 13)  # more passes
+        monkeypatch.setattr(workers_file, "file_in_memory", lambda: None)
+    monkeypatch.setattr(schedules_file, "VERTICES_PER_PASS", 1 << 13)  # more passes
     rng = np.random.default_rng(0)
     graphs = joined([random_binary_tree(n, seed=n) for n in (1, 40, 7, 90, 2)])
     ids = [rng.integers(0, 9, graphs.num_vertices, np.int32) for _ in range(2)]
@@ -97,7 +96,7 @@ def test_processes_end_with_their_graphs() -> None:
     graphs = joined([chain(5)])
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     assert len(list(cavs.data.schedules(graphs, [[0]] * 5, workers=2))) == 5
-    processes = [remote._process for remote in elsewhere(graphs)]
+    processes = [worker._process for worker in elsewhere(graphs)]
     assert len(processes) == 2
     del graphs
     gc.collect()
@@ -117,22 +116,22 @@ def test_errors_reach_the_caller_of_a_process() -> None:
     assert "order_of" in "".join(traceback.format_exception(caught.value))  # where it happened
     found = cavs.data.schedules(graphs, [[0]] * 9000, workers=2)
     next(found)
-    remotes = [r for r in gc.get_objects() if type(r) is _process._Remote and r._under_way]
-    assert len(remotes) == 2
-    remotes[1]._process.kill()
-    with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
+    team = [r for r in gc.get_objects() if type(r) is workers_file._Worker and r._under_way]
+    assert len(team) == 2
+    team[1]._process.kill()
+    with pytest.raises(RuntimeError, match="the worker ended with status -9"):
         list(found)
-    assert elsewhere(graphs) == [remotes[0]]
+    assert elsewhere(graphs) == [team[0]]
     assert len(list(cavs.data.schedules(graphs, [[0]] * 9, workers=2))) == 9  # by it and a new one
     next(found := cavs.data.schedules(graphs, [[0]] * 9000, workers=1))
     found.close()  # type: ignore[attr-defined]
     elsewhere(graphs)[-1]._process.kill()
-    with pytest.raises(RuntimeError, match="process that makes schedules ended with status -9"):
+    with pytest.raises(RuntimeError, match="the worker ended with status -9"):
         next(cavs.data.schedules(graphs, [[0]], workers=1))
     for workers, error in (("yes", TypeError), (2.0, TypeError), (True, TypeError), (-1, ValueError)):
-        with pytest.raises(error, match=f"workers is {workers!r}; expected an int >= 0"):
+        with pytest.raises(error, match=f"workers: got {workers!r}; expected an int >= 0"):
             cavs.data.schedules(graphs, [], workers=workers)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="write shapes=tuple"):
+    with pytest.raises(ValueError, match="Write shapes=tuple"):
         cavs.data.schedules(graphs, [], shapes=[], workers=2)
     assert len(list(cavs.data.schedules(graphs, [[0]], shapes=[], workers=1))) == 1
 
@@ -168,32 +167,32 @@ def sizes(found) -> list[int]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-def test_a_fork_has_schedules_of_its_own_and_takes_none_of_ours() -> None:
+def test_a_fork_uses_its_own_workers() -> None:
     graphs = joined([chain(n) for n in range(1, 101)])
     here, there = [[i] for i in range(100)], [[i] for i in reversed(range(100))]
     assert sizes(cavs.data.schedules(graphs, here, workers=1)) == [*range(1, 101)]
-    (remote,) = elsewhere(graphs)
+    (worker,) = elsewhere(graphs)
     ours = cavs.data.schedules(graphs, here, workers=1)
     next(ours)
 
     def work() -> object:
-        # Else the process would live as long as the fork does, which holds an end of its pipe.
-        assert not elsewhere(graphs) and not remote.alive and remote._in.closed and remote._out.closed
+        # Otherwise the worker would live as long as the fork, which holds an end of its pipe.
+        assert not elsewhere(graphs) and not worker.alive and worker._in.closed and worker._out.closed
         return sizes(cavs.data.schedules(graphs, there, workers=1)), [r._process.terminate() for r in elsewhere(graphs)]
 
     assert in_a_fork(work) == ([*range(100, 0, -1)], [None])
     message = in_a_fork(lambda: next(ours))
-    assert f"schedules: process {os.getpid()} began this iterator" in str(message)
+    assert f"schedules: got an iterator of process {os.getpid()}" in str(message)
     assert "Call cavs.data.schedules after the fork" in str(message)
     assert sizes(ours) == [*range(2, 101)]  # untouched
-    assert elsewhere(graphs) == [remote] and remote.alive
+    assert elsewhere(graphs) == [worker] and worker.alive
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_fork_does_not_wait_for_our_thread() -> None:
     ours = cavs.data.prefetch(range(9), lambda x: x)
     next(ours)
-    assert f"prefetch: process {os.getpid()} began this iterator" in str(in_a_fork(lambda: next(ours)))
+    assert f"prefetch: got an iterator of process {os.getpid()}" in str(in_a_fork(lambda: next(ours)))
     assert in_a_fork(ours.close) is None
     assert list(ours) == [*range(1, 9)]
 
@@ -201,20 +200,20 @@ def test_a_fork_does_not_wait_for_our_thread() -> None:
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="the system cannot wait for a pipe")
 def test_a_process_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = joined([chain(5)])
-    monkeypatch.setattr(messages, "PATIENCE", 0.2)
+    monkeypatch.setattr(messages, "TIMEOUT", 0.2)
     for size in (1, 1 << 20):  # while we read; while we write more than a pipe takes
         with monkeypatch.context() as patch:
-            patch.setattr(messages, "PATIENCE", 60)  # it has to start
+            patch.setattr(messages, "TIMEOUT", 60)  # it has to start
             assert len(list(cavs.data.schedules(graphs, [[0]], workers=1))) == 1
-        (remote,) = elsewhere(graphs)
-        wait = remote._process.wait
+        (worker,) = elsewhere(graphs)
+        wait = worker._process.wait
         # It would have five seconds to end by itself.
-        monkeypatch.setattr(remote._process, "wait", lambda _=None, wait=wait, kill=remote._process.kill: (kill(), wait()))
-        remote._process.send_signal(signal.SIGSTOP)
-        message = "has not answered for 0.2 s .is it stopped.., and was ended; call cavs.data.schedules again"
+        monkeypatch.setattr(worker._process, "wait", lambda _=None, wait=wait, kill=worker._process.kill: (kill(), wait()))
+        worker._process.send_signal(signal.SIGSTOP)
+        message = "has not answered for 0.2 s .is it stopped.. and was ended. Call cavs.data.schedules again"
         with pytest.raises(RuntimeError, match=message):
             next(cavs.data.schedules(graphs, [np.zeros(size, int)], workers=1))
-        assert not remote.alive and remote._process.poll() is not None and not elsewhere(graphs)
+        assert not worker.alive and worker._process.poll() is not None and not elsewhere(graphs)
 
 
 SCRIPT = """

@@ -1,8 +1,4 @@
-"""Batches of graphs to packed integers: vertices sorted by height, levels cut into tasks, sizes padded.
-
-One pass of NumPy over all vertices of K batches, whatever K is. Indices below run through all batches; what is written
-counts within a batch.
-"""
+"""Writes the integers of many schedules into one vector."""
 
 import functools
 import itertools
@@ -12,44 +8,13 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.segments import Segments
 from cavs._schedule import group_rows
-from cavs._schedule.order import Order, order_of, rows_of, spread, take
-from cavs._schedule.schedule import ALIGNED, PARTS, Schedule, Shape, end_of, layout_of, length_of
-from cavs._schedule.shapes import Options as Options, alike_of, bucket as bucket, padded_sizes, shapes_of
-from cavs._schedule.tasks import Rounds, Tasks, cut_rounds, cut_tasks
+from cavs._schedule.order import Order, spread, take
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.shape import ALIGNED, PARTS, Shape, end_of, length_of, slots_of
+from cavs._schedule.tasks import Rounds, Tasks
 
 
-def pack(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarray | None = None) -> list[Schedule]:
-    """The schedules of consecutive batches of `graphs[index]`, or of all graphs; `batches` (K,): how many graphs each has."""
-    if index is None:
-        graphs, index = graphs._source()
-    source = rows_of(graphs, index)
-    kind = None if graphs.kind is None or not options.kinds else take(graphs.kind, source)
-    names = ("",) if kind is None else graphs.kind_names or tuple(map(str, range(int(kind.max(initial=0)) + 1)))
-    order = order_of(graphs, index, batches, kind, len(names), source)
-
-    # Sizes and tasks.
-    sizes = padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
-    alike = alike_of(sizes, batches, order.rooted, order.fan_in, options.policy)
-    tasks = cut_tasks(order, alike.classes, alike.class_of, alike.num_classes, options.policy == "serial")
-    shapes, which, window_of = shapes_of(options, names, graphs._facts.arity, alike, tasks)
-    num_loops = len(names) * alike.num_classes
-    rounds = cut_rounds(tasks, window_of, num_loops)
-    scripts = None
-    if options.scripts:
-        widths = graphs._widths if index is None else graphs._widths.of(index)
-        with_parents = order.vertices - order.roots
-        scripts = group_rows.scripted(order.counts, order.inner_count, order.num_edges, with_parents, widths)
-        shapes, which = group_rows.with_levels(shapes, which, scripts)
-
-    made = _write(graphs, batches, order, tasks, rounds, num_loops, scripts, shapes, which)
-    if any(shape.windows[0] > 1 for shape in shapes):
-        for sched, first, count in zip(made, tasks.first, tasks.count, strict=True):
-            mine = slice(first, first + count)
-            _write_windows(sched, window_of[mine], rounds.number[mine], tasks.cls[mine], tasks.start[mine], tasks.edge[mine])
-    return made
-
-
-def _write(
+def write_schedules(
     graphs: Graphs,
     batches: np.ndarray,
     order: Order,
@@ -60,7 +25,7 @@ def _write(
     shapes: list[Shape],
     which: list[int],
 ) -> list[Schedule]:
-    """The integers of all batches, in one vector; batch b has shape `shapes[which[b]]`."""
+    """Creates the schedules of K batches, with all their integers in one vector. Batch b has the shape `shapes[which[b]]`."""
     columns, begins = _places(shapes[0])[0], _places(shapes[0])[2]
     table = np.array([_places(shape)[1] for shape in shapes])[which]
     end = table[:, -1].cumsum()
@@ -72,7 +37,7 @@ def _write(
 
     leaf_size, inner_size, edge_size, pad = at("leaves"), at("inner"), at("edges"), at("pad")[:, 0]
     leaf_count, inner_count, vertices, num_edges = order.leaf_count, order.inner_count, order.vertices, order.num_edges
-    row = pad.astype(np.int32)  # the first of the vertices'
+    row = pad.astype(np.int32)  # of the first vertex
     one = np.ones_like(vertices)
 
     out = Segments()
@@ -119,8 +84,17 @@ def _add_scripts(
     batches: np.ndarray,
     child: np.ndarray,
 ) -> None:
-    """Scripts of a pass; `at` (K,) where those of a batch begin, `sizes` (K, 3) of its shape: levels, rows, edges; `child`
-    (E,) rows; `batches` (K,) graphs."""
+    """Adds the scripts of K batches.
+
+    Args:
+        out: receives them.
+        found: the scripts.
+        at: (K,) where the scripts of each batch begin.
+        sizes: (K, 3) levels, rows and edges of each batch's shape.
+        order: the order of the batches.
+        batches: (K,) number of graphs of each batch.
+        child: (E,) row of each edge's child.
+    """
     padded, rows, edges = sizes.T
     num_edges = order.num_edges.sum(1)
     some = found.batch
@@ -141,10 +115,10 @@ def _add_scripts(
         out.add((at + rows)[dags], rows[dags], count)
 
 
-def _write_windows(
+def write_windows(
     sched: Schedule, window_of: np.ndarray, number: np.ndarray, cls: np.ndarray, start: np.ndarray, edge: np.ndarray
 ) -> None:
-    """The windows of lazy batching of a schedule that has several; the arrays are those of its tasks."""
+    """Writes the windows of lazy batching into a schedule that has several. The arrays are those of its tasks."""
     if sched.shape.windows[0] == 1:
         return
     windows = np.arange(window_of[-1] + 1)
@@ -167,11 +141,15 @@ _OF_KINDS = {"leaf_vertex": "leaves", "edge_child": "edges", "edge_owner": "edge
 
 @functools.lru_cache(maxsize=1024)
 def _places(shape: Shape) -> tuple[dict[str, slice], np.ndarray, int]:
-    """Where the fields of a schedule begin, kind after kind where they have a part for each, and sizes, as one row of
-    integers; the columns of each of them, and how many are beginnings. The last is the length of the whole."""
+    """Where the arrays of a schedule begin, and its sizes, as one row of integers.
+
+    Returns:
+        The columns of each name, the row of integers, and how many of its first columns are beginnings. An array with a part
+        for each kind has a column for each kind. The last column is the length of the whole vector.
+    """
     bare = shape._replace(levels=0)  # without scripts
     places = {}
-    for name, (begin, _, _) in layout_of(bare).items():
+    for name, (begin, _, _) in slots_of(bare).items():
         sizes = getattr(shape, _OF_KINDS[name]) if name in _OF_KINDS else ()
         places[name] = [begin, *itertools.accumulate(sizes[:-1], initial=begin)][-max(len(sizes), 1) :]
     places["scripts"] = [end_of(bare)]

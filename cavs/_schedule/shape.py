@@ -1,0 +1,137 @@
+"""The static `Shape` of a schedule, and where each integer array lies in the schedule's vector."""
+
+import functools
+import math
+from typing import NamedTuple, TypeAlias
+
+from cavs.kernels import PARTS as PARTS
+
+Slot: TypeAlias = tuple[int, int, tuple[int, ...]]  # begin and end in the vector, shape of the array
+
+FIELDS = ("input_id", "label", "kind")  # fields of `Graphs` that a schedule can include
+# Computed instead of stored if all inner vertices have the same number of children.
+OF_ARITY = ("first_edge", "num_children", "edge_owner", "task_edge", "task_edges")
+# The length of the vector is a multiple of this many integers: 64 bytes, the alignment at which XLA reads NumPy's memory in
+# place on a CPU.
+ALIGNED = 16
+
+
+class Shape(NamedTuple):
+    """The static part of a schedule. Schedules of equal shape share compiled code.
+
+    Attributes:
+        vertices: rows of inputs and pushes, padded.
+        leaves: leaf rows of each kind, padded.
+        inner: inner rows of each kind, padded.
+        edges: edges below the inner rows of each kind, padded.
+        tasks: number of tasks, padded.
+        graphs: number of graphs, exact.
+        classes: (vertices, edges) to which tasks are padded, widest first.
+        kinds: names of the kinds; `("",)` if there is only one.
+        rooted: whether every graph has exactly one root.
+        fan_in: the largest number of children; 8 if it is more than 4.
+        arity: number of children of every inner vertex of the data set, at most 4; 0 if it varies.
+        windows: number of windows of the backward pass's lazy batching, and the largest number of inner rows and of edges of
+            a window.
+        fields: fields of the graphs that the schedule includes.
+        levels: levels of inner vertices in the scripts of engine `persistent`, padded; 0 without scripts.
+        forest: whether no vertex has two parents.
+    """
+
+    vertices: int
+    leaves: tuple[int, ...]
+    inner: tuple[int, ...]
+    edges: tuple[int, ...]
+    tasks: int
+    graphs: int
+    classes: tuple[tuple[int, int], ...]
+    kinds: tuple[str, ...]
+    rooted: bool
+    fan_in: int
+    arity: int
+    windows: tuple[int, int, int]
+    fields: tuple[str, ...] = ()
+    levels: int = 0
+    forest: bool = True
+
+    @property
+    def pad(self) -> int:
+        """Rows before the vertices of every dynamic tensor, which are zeros, and after them: the width of the widest task."""
+        return max(w for w, _ in self.classes)
+
+    @property
+    def window_rows(self) -> tuple[int, ...]:
+        """The largest number of inner rows of each kind in a window of lazy batching."""
+        return tuple(min(n, self.windows[1]) for n in self.inner)
+
+    @property
+    def window_edges(self) -> tuple[int, ...]:
+        """The largest number of edges of each kind in a window of lazy batching."""
+        return tuple(min(n, self.windows[2]) for n in self.edges)
+
+    @property
+    def most_children(self) -> int:
+        """An upper bound on the number of children of a vertex: the room for edges in the narrowest task."""
+        per_vertex = {edges // width for width, edges in self.classes}
+        return min(per_vertex) if len(per_vertex) == 1 else self.classes[-1][1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the dynamic tensors of scattered states."""
+        return 2 * self.pad + sum(self.leaves) + sum(self.inner)
+
+
+@functools.lru_cache(maxsize=256)
+def slots_of(shape: Shape) -> dict[str, Slot]:
+    """The slot of each integer array in the vector of a schedule of this shape, by name."""
+    kinds, inner, edges = len(shape.kinds), sum(shape.inner), sum(shape.edges)
+    fields = {
+        "num_vertices": (),
+        "num_tasks": (),
+        "num_rounds": (),
+        "num_windows": (),
+        "leaf_count": (kinds,),
+        "inner_count": (kinds,),
+        "leaf_row": (kinds,),
+        "leaf_vertex": (sum(shape.leaves),),
+        "inner_vertex": (inner,),
+        "row": (shape.vertices,),
+        "graph_end": (shape.graphs,),
+        "edge_child": (edges,),
+        "first_edge": (inner,),
+        "num_children": (inner,),
+        "edge_owner": (edges,),
+        "task_row": (shape.tasks,),
+        "task_start": (shape.tasks,),
+        "task_size": (shape.tasks,),
+        "task_edge": (shape.tasks,),
+        "task_edges": (shape.tasks,),
+        "task_level": (shape.tasks,),
+        "round_end": (shape.tasks, kinds * len(shape.classes)),
+        "window_round": (shape.windows[0] + 1,),
+        "window_start": (shape.windows[0], kinds),
+        "window_edge": (shape.windows[0], kinds),
+        "roots": (shape.graphs,),
+        **dict.fromkeys(shape.fields, (shape.vertices,)),
+    }
+    if shape.arity:
+        fields = {name: dims for name, dims in fields.items() if name not in OF_ARITY}
+    if shape.levels:
+        fields |= {"num_levels": (), "part_start": (shape.levels * PARTS + 1,), "parent_edge": (shape.rows,)}
+        if not shape.forest:
+            fields |= {"parent_edge": (edges,), "parent_first": (shape.rows,), "parent_count": (shape.rows,)}
+    slots, offset = {}, 0
+    for name, dims in fields.items():
+        begin, offset = offset, offset + math.prod(dims)
+        slots[name] = (begin, offset, dims)
+    return slots
+
+
+def end_of(shape: Shape) -> int:
+    """Number of integers of the vector that are in use."""
+    return max(end for _, end, _ in slots_of(shape).values())
+
+
+def length_of(shape: Shape) -> int:
+    """Number of integers of the vector, with padding."""
+    return -(-end_of(shape) // ALIGNED) * ALIGNED
