@@ -245,9 +245,9 @@ def test_kinds_without_a_function() -> None:
 
 
 def test_schedule() -> None:
-    with pytest.raises(TypeError, match=re.escape("graphs is a list, wanted a cavs.Graphs")):
+    with pytest.raises(TypeError, match=re.escape("graphs: got a list; expected cavs.Graphs")):
         cavs.schedule([TREE])
-    with pytest.raises(ValueError, match="policy is 'greedy', wanted 'batching' or 'serial'"):
+    with pytest.raises(ValueError, match="policy: got 'greedy'; expected 'batching' or 'serial'"):
         cavs.schedule(TREE, policy="greedy")
 
 
@@ -259,7 +259,7 @@ def test_attributes_of_a_schedule() -> None:
 
 
 def test_padding_rows_of_the_wrong_length() -> None:
-    with pytest.raises(ValueError, match=re.escape("array has shape (2, 5), wanted (3, ...)")):
+    with pytest.raises(ValueError, match=re.escape("array: got shape (2, 5); expected (3, ...)")):
         cavs.schedule(TREE).pad(np.ones((2, 5)))
 
 

@@ -13,12 +13,9 @@ import os
 import pickle
 import select
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
 
 # Seconds within which the other process must read or write, if this one waits for it: far longer than any pass takes.
 TIMEOUT = 600.0
@@ -26,6 +23,9 @@ PIPE_BYTES = 1 << 20  # requested size of a pipe's buffer, so that a message tak
 PLACE = 1 << 40  # bytes between messages in a file; only bytes that were written occupy memory
 _SMALL = 1 << 16  # bytes that a pipe accepts at once
 _ALIGNED = 64
+
+# What `io` reads into and writes from. `collections.abc.Buffer` begins with Python 3.12.
+Buffer: TypeAlias = Any
 
 
 def file_in_memory() -> int | None:
@@ -103,10 +103,10 @@ class PipeEnd(io.RawIOBase):
     def writable(self) -> bool:
         return not self._reads
 
-    def readinto(self, buffer: "WriteableBuffer") -> int:
+    def readinto(self, buffer: Buffer) -> int:
         return self._wait(lambda: os.readv(self._descriptor, [buffer]))
 
-    def write(self, data: "ReadableBuffer") -> int:
+    def write(self, data: Buffer) -> int:
         return self._wait(lambda: os.write(self._descriptor, data))
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ of slack at both ends.
 where 0 * NaN would reach a sum. The rules, for a kind with `size` rows (and `edges` edges) of which `count` are vertices:
 
 1. Rows from `count` on repeat row 0, and edges beyond the last repeat edge 0: same vertex, same children, same owner. The
-   scheduler writes the index arrays so (`_schedule.write`), and `repeated` does the same with what the levels stored. F computes
+   scheduler writes index arrays so (`_schedule.write`), and `repeated` does the same with what the levels stored. F computes
    there what it computes at a real vertex, and nobody reads it.
 2. Cotangents of these rows and edges are zero, so that they add zero times a finite number to the sums.
 3. A batch may have no vertex of a kind whose rows it has (`count` is 0). Then the kind's sums are replaced by zeros
