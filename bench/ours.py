@@ -24,6 +24,7 @@ import numpy as np
 import cavs
 from cavs._engines import choose
 from cavs._run import run as _run
+from cavs._run.plans import plan_of
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STACK, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many where a batch has at most so few graphs
@@ -141,7 +142,7 @@ class Cavs:
         if self._F is None:
             return []
         avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._p)
-        plan = self._F.plan(avals, jax.ShapeDtypeStruct(self._embed.shape[1:], self._embed.dtype))
+        plan = plan_of(self._F, avals, jax.ShapeDtypeStruct(self._embed.shape[1:], self._embed.dtype))
         shapes = {sched.shape: _run.kind_names(self._F, sched) for sched in self.schedules(batches)}
         found = {choose.choose_engine(self._engine, plan, shape, kinds) for shape, kinds in shapes.items()}
         return sorted(map(choose.name_of, found))

@@ -23,6 +23,7 @@ from bench import device_time, graphs
 from bench.ours import graphs_of, program
 from cavs._engines import chip, lower
 from cavs._engines.persistent import Persistent
+from cavs._run.plans import plan_of
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
 from cavs.kernels._layout.layout import Config
@@ -61,7 +62,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
     found: dict[str, list[dict[str, Any]]] = {}
     for forward in (True, False):
-        plan = _fresh(ready).plan(shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
+        plan = plan_of(_fresh(ready), shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
         made = lower.program_of(plan, None, forward, sched.shape.forest)
         asked = made.precision
         key = chip.tuning_key(made.level, forward, asked, sched.shape)

@@ -11,6 +11,7 @@ from cavs import vertex_programs as vp
 from cavs._engines.chip import Layouts
 from cavs._engines.engine import Engine
 from cavs._engines.persistent import Persistent
+from cavs._run import plans
 from cavs._schedule import group_rows
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
 
@@ -137,7 +138,7 @@ def inputs_of(name: str, graphs: cavs.Graphs, hidden: int = H) -> Any:
 
 def plan_of(F: Any, params: Any, x: Any) -> Any:
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jnp.float32), params)
-    return F.plan(shapes, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), x))
+    return plans.plan_of(F, shapes, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), x))
 
 
 def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str | Engine) -> tuple[Any, Any]:

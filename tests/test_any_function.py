@@ -231,7 +231,7 @@ def two_scores(p: Any, v: cavs.Vertex) -> None:
         (escapes, (TypeError, ValueError), "value .*of one child leaves|closes over a traced value"),
         (escapes_into_another, (TypeError, ValueError), "value of one child leaves|closes over a traced value"),
         (python_loop, TypeError, "uses a traced value as a Python integer .*line .* in python_loop.*v.gather_all"),
-        (numpy_function, TypeError, "hands a traced value to NumPy .*line .* in numpy_function.*jnp.tanh"),
+        (numpy_function, TypeError, "passes a traced value to NumPy .*line .* in numpy_function.*jnp.tanh"),
         (boolean_index, TypeError, "selects with booleans .*line .* in boolean_index.*jnp.where"),
         (inside_while, TypeError, "gather_all is called inside while .*line .* in inside_while.*use the result inside"),
         (two_scores, ValueError, "score a scalar; got shapes .*jax.vmap around gather_all"),

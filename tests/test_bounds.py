@@ -12,6 +12,7 @@ from cavs import vertex_programs as vp
 from cavs._engines import bounds, lower
 from cavs._function.equations import bind
 from cavs._function.jaxprs import is_var
+from cavs._run import plans
 from tests.persistent_programs import CASES, inputs_of, plan_of
 
 BOUNDED = {"BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "ElmanRNN", "unread state"}  # all that their products read
@@ -75,10 +76,12 @@ def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), tree)
 
     F = cavs.VertexFunction(summed, state=(64,), arity=3)
-    plans = [F.plan(shapes({"u": np.zeros((64, 64)), "w": np.zeros((3, 64))}), jax.ShapeDtypeStruct((3,), jnp.float32))]
+    made = [
+        plans.plan_of(F, shapes({"u": np.zeros((64, 64)), "w": np.zeros((3, 64))}), jax.ShapeDtypeStruct((3,), jnp.float32))
+    ]
     large = vp.LSTM(2048, 16)
     params = shapes(jax.eval_shape(large.init, jax.random.key(0)))
-    plans.append(large.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32)))
-    for plan in plans:
+    made.append(plans.plan_of(large.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32)))
+    for plan in made:
         assert bounds.state_bounds(plan)[-1] == 1
         assert lower.program_of(plan, None, True).precision == "tf32"

@@ -20,6 +20,7 @@ from cavs import vertex_programs as vp
 from cavs._engines import chip, choose, lower
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
+from cavs._run import plans
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
@@ -32,7 +33,7 @@ from tests.odd_graphs import chain, joined
 def plan_of(hidden: int) -> Any:
     program = vp.LSTM(hidden, 16)
     params = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), jax.eval_shape(program.init, jax.random.key(0)))
-    return program.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32))
+    return plans.plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
 
 
 @pytest.mark.parametrize("hidden", [64, 256, 512, 1024, 2048])
@@ -69,7 +70,7 @@ def test_every_layout_on_record_is_taken() -> None:
         with jax.default_matmul_precision(asked):
             ready = program(cell, hidden, hidden)
             params = jax.eval_shape(ready.init, jax.random.key(0))
-            plan = tune._fresh(ready).plan(params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
+            plan = plans.plan_of(tune._fresh(ready), params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
             for forward in (True, False):
                 made = lower.program_of(plan, None, forward)
                 precision = made.precision

@@ -65,7 +65,7 @@ def test_a_failing_assertion_names_its_vertex() -> None:
 
 
 def test_leaves_that_are_not_arrays_are_named() -> None:
-    with pytest.raises(TypeError, match=r"params has a function at \['f'\], wanted arrays alone. Of an Equinox module write"):
+    with pytest.raises(TypeError, match=r"params: got a function at \['f'\]; expected only arrays. For an Equinox module"):
         cavs.interpret(made(cell), {"f": lambda x: x}, GRAPHS_, X)
 
 

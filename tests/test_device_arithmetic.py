@@ -19,6 +19,7 @@ from cavs._engines import lower
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
+from cavs._run.plans import plan_of
 from cavs.kernels._layout.layout import Config, layout_of
 from cavs.kernels._mosaic import products, reads, weights as _mosaic_weights
 from cavs.kernels._program.specs import HALVES
@@ -89,7 +90,7 @@ def test_products_find_the_weights_that_were_copied(
     """For each CTA, warp, tile, step of K and some lanes: the registers of `mma.sync`'s left operand."""
     program = vp.BinaryTreeLSTM(128, 16)
     params = jax.eval_shape(program.init, jax.random.key(0))
-    plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32))
+    plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
     level = lower.program_of(plan, None, forward).level
     config = Config(hb, 1, False, 8, 1, precision, True, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
@@ -152,7 +153,7 @@ def test_products_read_the_rows_of_their_part_of_k(
 ) -> None:
     """Of rows side by side those that a warp reads, and from the number on whose weights it holds; see the test above."""
     params = jax.eval_shape(program.init, jax.random.key(0))
-    plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((128,), jnp.float32))
+    plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((128,), jnp.float32))
     level = lower.program_of(plan, None, True).level
     layout = layout_of(level, Config(16, 1, False, 8, 1, precision, True, split=split))
     emit_numbers(monkeypatch)

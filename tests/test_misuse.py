@@ -46,13 +46,13 @@ def test_a_program_has_sizes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"fn": 3, "state": (H,)}, TypeError, "fn is a int, wanted a function fn(params, v), or a dict"),
-        ({"fn": {"leaf": None}, "state": (H,)}, TypeError, "fn['leaf'] is a NoneType, wanted a function"),
-        ({"fn": good, "state": (H,), "arity": -1}, ValueError, "arity is -1, wanted an int >= 0"),
-        ({"fn": good, "state": (H,), "arity": 2.0}, ValueError, "arity is 2.0, wanted an int >= 0"),
-        ({"fn": good, "state": {"h": H}}, TypeError, f"state has a leaf {H}; wanted shapes"),
-        ({"fn": good, "state": {"h": (-1,)}}, TypeError, "wanted shapes, such as"),
-        ({"fn": good, "state": {}}, ValueError, "state is empty; wanted at least one shape"),
+        ({"fn": 3, "state": (H,)}, TypeError, "fn: got a int; expected a function. Write fn(params, v), or a dict"),
+        ({"fn": {"leaf": None}, "state": (H,)}, TypeError, "fn['leaf']: got a NoneType; expected a function"),
+        ({"fn": good, "state": (H,), "arity": -1}, ValueError, "arity: got -1; expected an int >= 0"),
+        ({"fn": good, "state": (H,), "arity": 2.0}, ValueError, "arity: got 2.0; expected an int >= 0"),
+        ({"fn": good, "state": {"h": H}}, TypeError, f"state: got a leaf {H}; expected shapes"),
+        ({"fn": good, "state": {"h": (-1,)}}, TypeError, "expected shapes. Write"),
+        ({"fn": good, "state": {}}, ValueError, "state: got no leaves; expected at least one shape"),
     ],
 )
 def test_vertex_function(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -61,7 +61,7 @@ def test_vertex_function(arguments: dict[str, Any], error: type[Exception], matc
 
 
 def test_explain_before_a_run() -> None:
-    with pytest.raises(ValueError, match=re.escape("write F.explain(params, inputs) with the inputs of ONE vertex")):
+    with pytest.raises(ValueError, match=re.escape("Write F.explain(params, inputs) with the inputs of ONE vertex")):
         cavs.VertexFunction(good, state=(H,), arity=1).explain()
 
 
@@ -114,26 +114,30 @@ def _inner_scatters_nothing(params: Any, v: cavs.Vertex) -> None:
         (
             lambda p, v: v.gather(2),
             ValueError,
-            "k is 2, wanted an int from 0 to 1: arity is 2. Write VertexFunction(..., arity=3)",
+            "k: got 2; expected an int from 0 to 1, as arity is 2. Write VertexFunction(..., arity=3)",
         ),
-        (lambda p, v: v.gather(-1), ValueError, "k is -1, wanted an int from 0 to 1"),
-        (lambda p, v: v.gather(v.num_children() - 1), ValueError, "wanted an int from 0 to 1"),
-        (lambda p, v: v.has_child(-1), ValueError, "has_child: k is -1, wanted an int >= 0"),
-        (lambda p, v: v.pull("word"), ValueError, "pull: name is 'word', but inputs has one"),
-        (lambda p, v: v.gather_all(reduce="min"), ValueError, "reduce is 'min', wanted one of 'sum', 'mean', 'max', 'softmax'"),
+        (lambda p, v: v.gather(-1), ValueError, "k: got -1; expected an int from 0 to 1"),
+        (lambda p, v: v.gather(v.num_children() - 1), ValueError, "expected an int from 0 to 1"),
+        (lambda p, v: v.has_child(-1), ValueError, "has_child: k: got -1; expected an int >= 0"),
+        (lambda p, v: v.pull("word"), ValueError, "pull: name: got 'word'; expected a key of inputs, which has one"),
+        (
+            lambda p, v: v.gather_all(reduce="min"),
+            ValueError,
+            "got 'min'; expected one of 'sum', 'mean', 'max', 'softmax'",
+        ),
         (lambda p, v: v.gather_all(lambda s: s, reduce="softmax"), ValueError, "fn must return (score, value), score a scalar"),
         (lambda p, v: v.gather_all(lambda s: (s, s), reduce="softmax"), ValueError, "score a scalar"),
-        (_scatter_twice, ValueError, "scatter: called twice"),
+        (_scatter_twice, ValueError, "scatter: got a second call; expected one"),
         (lambda p, v: v.scatter({"h": v.pull()}), ValueError, "as VertexFunction(state=...) declares"),
         (
             lambda p, v: v.scatter(v.pull()[:2]),
             ValueError,
-            f"a leaf of shape (2,) and dtype float64, wanted ({H},) and float64",
+            f"a leaf of shape (2,) and dtype float64; expected ({H},) and float64",
         ),
         (lambda p, v: v.scatter(v.pull().astype(jnp.int32)), ValueError, "or cast: x.astype(jnp.float64)"),
-        (_push_twice, ValueError, "push: an unnamed value was pushed already"),
-        (_push_name_twice, ValueError, "push: 'h' was pushed already"),
-        (_push_mixed, ValueError, "push: named and unnamed pushes are mixed"),
+        (_push_twice, ValueError, "push: got an unnamed value twice"),
+        (_push_name_twice, ValueError, "push: got 'h' twice"),
+        (_push_mixed, ValueError, "push: got named and unnamed pushes"),
         (_branch, TypeError, "F branches in Python on a traced value"),
         (lambda p, v: float(v.pull()[0]), TypeError, "write jnp.where(condition, a, b)"),
         (lambda p, v: v.push(v.pull()), ValueError, "F scatters nothing at a leaf; write v.scatter(state) exactly once"),
@@ -147,8 +151,48 @@ def test_inside_a_vertex_function(fn: Callable[..., Any], error: type[Exception]
         call(fn)
 
 
+@pytest.mark.parametrize(
+    ("fn", "error"),
+    [
+        (lambda p, v: v.pull()[:, 0], IndexError),
+        (lambda p, v: v.pull().shape[1], IndexError),
+        (lambda p, v: jnp.concatenate([v.pull(), v.gather(0)], axis=1), (TypeError, ValueError)),
+        (lambda p, v: v.pull()[None] @ jnp.ones((2, 3)), (TypeError, ValueError)),
+        (lambda p, v: v.gather(0) + jnp.ones((5, H + 1)), (TypeError, ValueError)),
+    ],
+)
+def test_a_batch_axis_inside_f(fn: Callable[..., Any], error: Any) -> None:
+    with pytest.raises(error, match="F is written for one vertex, without a batch axis") as e:
+        call(fn)
+    assert "in <lambda>: (lambda p, v: " in str(e.value)
+    assert f"v.pull() of float64[{H}] and states of float64[{H}] at a leaf" in str(e.value)
+
+
+@pytest.mark.parametrize("fn", [lambda p, v: v.scatter(v.pull()[None]), lambda p, v: v.scatter(v.pull() + jnp.ones((7, 1)))])
+def test_a_batch_axis_of_what_is_scattered(fn: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="F is written for one vertex, without a batch axis. Change VertexFunction"):
+        call(fn)
+
+
+def test_a_batch_axis_of_what_is_pulled() -> None:
+    with pytest.raises((TypeError, ValueError), match=r"without a batch axis.*v.pull\(\) of float64\[1, ") as e:
+        call(lambda p, v: v.scatter(jnp.concatenate([v.pull(), v.gather(0)])), ONES[:, None])
+    assert "tests/test_misuse.py" in str(e.value)
+
+
+def test_errors_that_f_raises_stay_as_they_are() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        raise ValueError("my shape")
+
+    with pytest.raises(ValueError, match="^my shape") as e:
+        call(fn)
+    assert "while F was traced for a leaf" in e.value.__notes__[0]
+
+
 def test_arity_0_names_gather_all() -> None:
-    with pytest.raises(ValueError, match="arity is 0. .*arity=1.*, or gather_all for any number"):
+    with pytest.raises(
+        ValueError, match="got 0; expected no call of gather, as .* arity 0, the default. .*arity=1.*, or gather_all"
+    ):
         call(good, arity=0)
 
 
@@ -169,7 +213,7 @@ def test_closing_over_a_traced_value() -> None:
 
 def test_pull_without_inputs() -> None:
     with pytest.raises(
-        ValueError, match=re.escape("pull: this run has no inputs; pass them: cavs.run(F, params, sched, inputs)")
+        ValueError, match=re.escape("pull: got a run without inputs; expected inputs. Write cavs.run(F, params, sched, inputs)")
     ):
         call(good, None)
 
@@ -179,7 +223,8 @@ def test_pull_of_a_name_that_inputs_lack() -> None:
         v.pull("words")
 
     with pytest.raises(
-        ValueError, match=re.escape("name is 'words', but inputs has ['tag', 'word']. Pass inputs={'words': ...}")
+        ValueError,
+        match=re.escape("name: got 'words'; expected a key of inputs, which has ['tag', 'word']. Write inputs={'words'"),
     ):
         call(fn, {"word": np.ones((3, 1)), "tag": np.ones(3)})
 

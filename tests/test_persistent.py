@@ -13,7 +13,7 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._engines import chip, lower, widest
 from cavs._engines.engine import Engine
-from cavs._run import adjoint
+from cavs._run import adjoint, plans
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels._program.fit import REDUCTIONS
@@ -119,7 +119,7 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
     with jax.default_matmul_precision("tensorfloat32"):
         shapes = jax.eval_shape(program.init, jax.random.key(0))
         inputs = jax.ShapeDtypeStruct((program.hidden if isinstance(program, vp.TreeFC) else 8,), jnp.float32)
-        plan = program.vertex_function().plan(shapes, inputs)
+        plan = plans.plan_of(program.vertex_function(), shapes, inputs)
         some = isinstance(program, vp.TreeFC) and program.hidden == 512
         assert ("run as tiled products" in plan.function.explain(shapes, inputs)) == some
         for forward in (True, False):

@@ -19,7 +19,6 @@ TO_THE_RIGHT = {
 }
 # The only imports that close a circle of modules; all are inside functions.
 CIRCLES = {
-    ("cavs._function.vertex", "cavs._function.trace"): "a plan is made of a `VertexFunction`, which keeps its plans",
     ("cavs._function.vertex", "cavs._run.explain"): "as above",
 }
 

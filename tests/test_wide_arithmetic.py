@@ -15,6 +15,7 @@ from cavs._engines import lower
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
+from cavs._run.plans import plan_of
 from cavs.kernels._layout.layout import STAGES, Config, layout_of
 from cavs.kernels._layout.pack import pack_ring
 from cavs.kernels._mosaic import wide as _mosaic_wide
@@ -99,7 +100,7 @@ def multiplied(wide: Any, n: int, places: list[Any], memory: Memory, quad: int) 
 def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, program: Any, forward: bool) -> None:
     """Two rows, as their four threads read them, times all columns of a CTA, as the ring brings them: all of K, once."""
     params = jax.eval_shape(program.init, jax.random.key(0))
-    plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((getattr(program, "inputs", 256),), jnp.float32))
+    plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((getattr(program, "inputs", 256),), jnp.float32))
     level = lower.program_of(plan, None, forward).level
     layout = layout_of(level, Config(HB, 1, False, ROWS, 2, "tf32", False, wide=True))
     rng = np.random.default_rng(0)

@@ -7,12 +7,11 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core as jex
 
 from cavs._debug.compare import padded_rows, probed
 from cavs._debug.interpret import at_vertex, children_of, kind_of, place_of
 from cavs._function.equations import bind
-from cavs._function.jaxprs import CALLS, body_of
+from cavs._function.jaxprs import CALLS, Eqn, Jaxpr, Literal, Var, body_of
 from cavs._function.lines import source_line
 from cavs._function.vertex import VertexFunction, as_arrays
 from cavs._graphs.graphs import Graphs
@@ -238,28 +237,28 @@ class _Search:
         return f"{eqn.primitive.name} of {listed}{transposed}", source_line(outer)
 
     def _trace_back(
-        self, jaxpr: jex.Jaxpr, consts: Sequence[Value], args: Sequence[Value], number: int
-    ) -> tuple[jex.JaxprEqn, jex.JaxprEqn, list[Value]] | None:
+        self, jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], number: int
+    ) -> tuple[Eqn, Eqn, list[Value]] | None:
         """Follows a NaN back from output `number` to the equation that produced it.
 
         Returns:
             The equation of `jaxpr`, the innermost equation within it, and the operands of the latter.
         """
-        env: dict[jex.Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-        origin: dict[jex.Var, jex.JaxprEqn] = {}
+        env: dict[Var, Value] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+        origin: dict[Var, Eqn] = {}
 
-        def read(x: jex.Var | jex.Literal) -> Value:
-            return x.val if isinstance(x, jex.Literal) else env[x]
+        def read(x: Var | Literal) -> Value:
+            return x.val if isinstance(x, Literal) else env[x]
 
         for eqn in jaxpr.eqns:
             env.update(zip(eqn.outvars, bind(eqn, [read(x) for x in eqn.invars]), strict=True))
             origin |= dict.fromkeys(eqn.outvars, eqn)
         at = jaxpr.outvars[number]
-        if isinstance(at, jex.Literal) or not self.bad(env[at]):
+        if isinstance(at, Literal) or not self.bad(env[at]):
             return None
         while at in origin:
             eqn = origin[at]
-            carriers = [x for x in eqn.invars if not isinstance(x, jex.Literal) and self._carries(eqn, x, env, at)]
+            carriers = [x for x in eqn.invars if not isinstance(x, Literal) and self._carries(eqn, x, env, at)]
             if not carriers:
                 operands = [read(x) for x in eqn.invars]
                 deeper = None
@@ -270,11 +269,11 @@ class _Search:
             at = carriers[0]
         return None
 
-    def _carries(self, eqn: jex.JaxprEqn, x: jex.Var, env: dict[jex.Var, Value], out: jex.Var) -> bool:
+    def _carries(self, eqn: Eqn, x: Var, env: dict[Var, Value], out: Var) -> bool:
         """Whether the operand `x` of an equation contains a NaN that reaches its output."""
         if not self.bad(env[x]):
             return False
-        if eqn.primitive.name != "select_n" or isinstance(eqn.invars[0], jex.Literal):
+        if eqn.primitive.name != "select_n" or isinstance(eqn.invars[0], Literal):
             return True
         # A NaN in a branch that was not selected has no effect.
         taken = [jnp.full(jnp.shape(env[out]), x is y) for y in eqn.invars[1:]]

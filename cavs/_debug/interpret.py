@@ -13,6 +13,7 @@ from cavs._function.stored import from_stored, stored_aval
 from cavs._function.vertex import Vertex, VertexFunction, as_arrays
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._run.plans import plan_of
 
 # (row, params, row of the inputs, states of the children) -> (state, pushes)
 Call: TypeAlias = Callable[[int, PyTree, PyTree, list[PyTree]], tuple[PyTree, PyTree]]
@@ -78,7 +79,7 @@ def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, call
             f"{graphs.num_vertices}, one row per vertex."
         )
     if not graphs.num_vertices:
-        plan = F.plan(*jax.eval_shape(lambda: (params, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), inputs))))
+        plan = plan_of(F, *jax.eval_shape(lambda: (params, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), inputs))))
         pushes = [jnp.zeros((0, *a.shape), a.dtype) for a in plan.push_avals]
         return plan.push_tree.unflatten(map(from_stored, pushes, plan.push_impls))
     states: list[PyTree] = [None] * graphs.num_vertices

@@ -6,7 +6,7 @@ from cavs._engines.lower import program_of
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
-from cavs._function.trace import Plan
+from cavs._function.plan import Plan
 from cavs._schedule.schedule import Shape
 from cavs.kernels import Unfit, layout_of, persistent
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from cavs._function.trace import Plan
+from cavs._function.plan import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.tensors import Rows, Zeros
 

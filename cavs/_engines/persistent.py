@@ -19,8 +19,8 @@ from cavs._engines.widest import launches, wide_levels
 from cavs._function.domains import EDGE
 from cavs._function.equations import is_float
 from cavs._function.evaluate import evaluate
+from cavs._function.plan import Plan
 from cavs._function.split import Split
-from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import floats, merged, take_rows
 from cavs._stages.entrance import memory_of

@@ -12,8 +12,8 @@ from cavs._engines.scan_reverse import reverse
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.plan import Plan
 from cavs._function.split import Split
-from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.entrance import barred, crossing, entrance, fixed
 from cavs._stages.tensors import Rows, View, Zeros, write

@@ -16,8 +16,8 @@ from cavs._function.domains import EDGE, ROW, Domains
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.jaxprs import is_var
+from cavs._function.plan import Plan
 from cavs._function.split import Split
-from cavs._function.trace import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, pull
 from cavs._stages.cotangents import filled, floats, made, mask_rows, merged, put_rows, zero_cotangent

@@ -1,16 +1,19 @@
 """The line of the user's program that an equation, or an error, comes from."""
 
 import linecache
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import jax
+
+from cavs._function.jaxprs import Eqn
 
 _CAVS, _JAX = Path(__file__).parents[1], Path(jax.__file__).parent
 
 
-def source_line(eqn: Any) -> str | None:
-    """The innermost line outside JAX and outside this library's core that made an equation: file, line, function, text."""
+def source_line(eqn: Eqn) -> str | None:
+    """Returns the innermost line, outside JAX and this library's core, that created an equation: file, line, function, text."""
     traceback = eqn.source_info.traceback
     for frame in traceback.frames if traceback else ():
         if _is_users(frame.file_name):
@@ -18,21 +21,36 @@ def source_line(eqn: Any) -> str | None:
     return None
 
 
-def line_of(eqn: Any) -> str:
-    """`source_line` as the end of a sentence: " (file, line 3, in fn: text)"; empty if it is unknown."""
+def line_of(eqn: Eqn) -> str:
+    """Returns `source_line` as the end of a sentence: " (file, line 3, in fn: text)"; empty if it is unknown."""
     found = source_line(eqn)
     return f" ({found})" if found else ""
 
 
 def line_of_error(error: BaseException) -> str:
-    """The same for the innermost line of the user's program that an exception passed through."""
-    found, traceback = None, error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if _is_users(code.co_filename):
-            found = _shown(code.co_filename, traceback.tb_lineno, code.co_name)
-        traceback = traceback.tb_next
+    """Returns the innermost line of the user's program that an exception passed through, like `line_of`."""
+    found = None
+    for frame, line in _frames(error):
+        if _is_users(frame.f_code.co_filename):
+            found = _shown(frame.f_code.co_filename, line, frame.f_code.co_name)
     return f" ({found})" if found else ""
+
+
+def raised_by_jax(error: BaseException) -> bool:
+    """Returns whether JAX, or Python itself, raised an exception on a line of the user's program, which has no `raise`."""
+    *_, (frame, line) = _frames(error)
+    file = frame.f_code.co_filename
+    if not _is_users(file):
+        return _JAX in Path(file).parents  # JAX hides its frames, except under JAX_TRACEBACK_FILTERING=off
+    return not linecache.getline(file, line).strip().startswith(("raise", "assert"))
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """The frames that an exception passed through, outermost first, with their lines."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame, traceback.tb_lineno
+        traceback = traceback.tb_next
 
 
 def _is_users(file: str) -> bool:

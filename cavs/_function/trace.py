@@ -1,227 +1,145 @@
-"""F traced once per kind and role (leaf or inner vertex), rewritten, and split: the `Plan` that engines run."""
+"""Traces F for one kind of vertex and one role, and rewrites it."""
 
-import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
 from cavs._function.children import MSG_ESCAPED, checked_calls, enter_p
 from cavs._function.domains import EDGE, ROW, Domains, domains
 from cavs._function.equations import Program, trace
-from cavs._function.jaxprs import is_var
-from cavs._function.lines import line_of, line_of_error
-from cavs._function.rewrite import fold_zeros, fuse_products, make_domains_explicit
+from cavs._function.fuse import fuse_products
+from cavs._function.jaxprs import Atom, PyTreeDef, Var, is_var
+from cavs._function.lines import line_of
+from cavs._function.misuse import check_outputs, check_program, defined, explained, role_name
+from cavs._function.rewrite import fold_zeros, make_domains_explicit
 from cavs._function.role import Role
-from cavs._function.split import Split, split
-from cavs._function.stored import from_stored, key_impl, stored_aval, to_stored
+from cavs._function.stored import from_stored, stored_aval, to_stored
 from cavs._function.transpose import has_loop
 from cavs._function.vertex import Vertex, VertexFunction
-
-# What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
-_REFUSED = [
-    (
-        jax.errors.TracerIntegerConversionError,
-        "F uses a traced value as a Python integer{where}. F is traced once for all vertices, so v.num_children() has no value "
-        "yet. For all children write v.gather_all(fn, reduce=...); for the first few, for k in range(arity): v.gather(k) with "
-        "jnp.where(v.has_child(k), ...); to index an array, jnp.take(x, i, axis=0).",
-    ),
-    (
-        jax.errors.TracerArrayConversionError,
-        "F hands a traced value to NumPy{where}. F is traced once for all vertices, so write the same with jax.numpy, such as "
-        "jnp.tanh for np.tanh.",
-    ),
-    (
-        jax.errors.NonConcreteBooleanIndexError,
-        "F selects with booleans{where}, so the shape of the result depends on values. Write jnp.where(condition, x, 0).",
-    ),
-    (
-        jax.errors.ConcretizationTypeError,
-        "F branches in Python on a traced value (or turns one into a Python number){where}. F is traced once for all vertices, "
-        "so write jnp.where(condition, a, b) or jax.lax.cond for values of a vertex; v.is_leaf() and plain settings may be "
-        "branched on.",
-    ),
-    (jax.errors.UnexpectedTracerError, MSG_ESCAPED),
-]
-
-MSG_SIDE_EFFECTS = (
-    "F has side effects ({}){}. F is traced once and its equations are moved and batched, so they would happen in no order, or "
-    "never. To print, use cavs.interpret(F, params, graphs, inputs), where print and breakpoint() work; else push the value."
-)
+from cavs._graphs.pytree import PyTree
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
-    """All that engines need to know of F for given shapes of params and inputs. One `leaf` and `inner` role per kind."""
+class Pushed(NamedTuple):
+    """What F pushes: a pytree, and the shapes and dtypes of its leaves (keys of `jax.random` are keys)."""
 
-    function: VertexFunction
-    state_avals: list[jax.ShapeDtypeStruct]
-    push_avals: list[jax.ShapeDtypeStruct]
-    push_tree: Any
-    push_impls: list[str | None]  # of pushes that are keys of `jax.random`
-    leaf: dict[str | None, Role]
-    inner: dict[str | None, Split]
-    sweeps: dict[Any, Any] = dataclasses.field(default_factory=dict)  # compiled, by schedule shape
+    tree: PyTreeDef
+    avals: list[jax.ShapeDtypeStruct]
+
+
+def trace_role(
+    function: VertexFunction, kind: str | None, params: PyTree, inputs: PyTree, most: int | None, leaf: bool
+) -> tuple[Role, Pushed]:
+    """Traces and rewrites F for one kind and role.
+
+    Args:
+        function: F.
+        kind: the kind of vertex.
+        params: shapes of the parameters.
+        inputs: shapes of one vertex's row of the inputs.
+        most: the largest number of children; `None` if F does not call `gather_all` within `gather_all`.
+        leaf: whether the role is that of leaves.
+    """
+    program, arguments_of, pushed = _traced(function, kind, params, inputs, most, leaf)
+    loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
+    program = _without_marks(program)
+    num_states = len(function.key_impls)
+    if leaf:
+        found = arguments_of(program)
+        program = fold_zeros(program, {*found.child, *(v for slot in found.slots for v in slot)})
+    else:
+        found = arguments_of(program)
+        program = make_domains_explicit(program, found.domains, num_states, found.num_children)
+    notes: list[str] = []
+    if function.optimizations.fusion:
+        program, notes = fuse_products(program, arguments_of(program).domains)
+    found = arguments_of(program)
+    role = Role(
+        program,
+        domains(program.eqns, found.domains),
+        params=found.params,
+        inputs=found.inputs,
+        slots=found.slots,
+        child=found.child,
+        num_children=found.num_children,
+        states=program.outs[:num_states],
+        pushes=program.outs[num_states:],
+        notes=tuple(notes),
+        loop=loop,
+    )
+    return role, pushed
+
+
+class _Arguments(NamedTuple):
+    """The inputs of a program that F was traced to; see `Role`."""
+
+    params: tuple[Var, ...]
+    inputs: tuple[Var, ...]
+    slots: tuple[tuple[Var, ...], ...]
+    child: tuple[Var, ...]
+    num_children: Var
 
     @property
-    def loop(self) -> str:
-        """The line of F's first loop with a dynamic number of turns, as the end of a sentence."""
-        return next((role.loop for role in self.roles if role.loop), "")
-
-    @property
-    def roles(self) -> list[Role]:
-        """F at leaves, and at vertices with children, of every kind."""
-        return [*self.leaf.values(), *(part.role for part in self.inner.values())]
-
-    @property
-    def push_states(self) -> list[int] | None:
-        """For each push the state leaf that it is, where ALL pushes are scattered states; else `None`."""
-        found: list[int] = []
-        for j in range(len(self.push_avals)):
-            hits = set(range(len(self.state_avals)))
-            for role in self.roles:
-                hits &= {i for i, s in enumerate(role.states) if s is role.pushes[j] and is_var(s)}
-            if not hits:
-                return None
-            found.append(min(hits))
-        return found
+    def domains(self) -> Domains:
+        """The domains of the inputs; parameters are STATIC."""
+        known: Domains = {v: ROW for v in (*self.inputs, *(v for slot in self.slots for v in slot), self.num_children)}
+        return known | {v: EDGE for v in self.child}
 
 
-def make_plan(function: VertexFunction, params: Any, inputs: Any, most: int | None) -> Plan:
-    """Traces every kind of F for leaves and for inner vertices. `inputs` are shapes of ONE vertex's row; `most` is the largest
-    number of children, where F asks for it."""
-    leaf, inner, pushes = {}, {}, {}
-    for kind in function.fns:
-        for role in (True, False):
-            program, pushed = _trace_role(function, kind, params, inputs, most, role)
-            pushes[kind, role] = pushed
-            if role:
-                leaf[kind] = program
-            else:
-                inner[kind] = split(program, function.optimizations.eager)
-    (first, (tree, avals)), *rest = pushes.items()
-    for which, (other, other_avals) in rest:
-        if other != tree or [(a.shape, a.dtype) for a in other_avals] != [(a.shape, a.dtype) for a in avals]:
-            raise ValueError(
-                f"push: {_role_name(*which)} pushes {other} of {_short(other_avals)}, but "
-                f"{_role_name(*first)} pushes {tree} of {_short(avals)}. All vertices must push the same "
-                "structure, shapes and dtypes."
-            )
-    state_avals = [stored_aval(a) for a in function.state_avals(params, inputs)]
-    push_avals = [stored_aval(a) for a in avals]
-    return Plan(function, state_avals, push_avals, tree, [key_impl(a) for a in avals], leaf, inner)
-
-
-def _short(avals: list[Any]) -> str:
-    return ", ".join(f"{a.dtype}{list(a.shape)}" for a in avals)
-
-
-def _role_name(kind: str | None, leaf: bool) -> str:
-    return f"a {'leaf' if leaf else 'vertex with children'}" + (f" of kind {kind!r}" if kind is not None else "")
-
-
-def _trace_role(
-    function: VertexFunction, kind: str | None, params: Any, inputs: Any, most: int | None, leaf: bool
-) -> tuple[Role, tuple[Any, list[Any]]]:
-    """F for one role, and the tree and the shapes of what it pushes."""
-    fn, tree, who = function.fns[kind], function.state_tree, _role_name(kind, leaf)
+def _traced(
+    function: VertexFunction, kind: str | None, params: PyTree, inputs: PyTree, most: int | None, leaf: bool
+) -> tuple[Program, Callable[[Program], _Arguments], Pushed]:
+    """F as a program; how to find its inputs in this program or a rewritten one; and what it pushes."""
+    fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
     avals = function.state_avals(params, inputs)
-    state_avals = [stored_aval(a) for a in avals]
-    pushed: dict[str, Any] = {}
+    stored = [stored_aval(a) for a in avals]
+    pushed: list[Pushed] = []
 
-    def one_vertex(params: Any, inputs: Any, slots: list[list[Any]], child: list[Any], num_children: Any) -> Any:
+    def one_vertex(
+        params: PyTree, inputs: PyTree, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         states = [tree.unflatten(map(from_stored, s, function.key_impls)) for s in slots]
         v = Vertex(function, avals, inputs, states, jnp.int32(0) if leaf else num_children, child, leaf, most)
         try:
             fn(params, v)
         except Exception as e:
-            for kind_of_error, text in _REFUSED:
-                if isinstance(e, kind_of_error):
-                    raise TypeError(text.format(where=line_of_error(e))) from e
-            e.add_note(f"while F was traced for {who}{line_of_error(e)}")
+            if (better := explained(e, who, inputs, avals)) is not None:
+                raise better from e
             raise
-        if v.scattered is None:
-            raise ValueError(
-                f"F scatters nothing at {who}; write v.scatter(state) exactly once, also if no parent reads it{_defined(fn)}."
-            )
-        if not v.pushed:
-            raise ValueError(f"F pushes nothing at {who}, so run would return nothing; write v.push(value){_defined(fn)}.")
-        leaves, pushed["tree"] = jax.tree.flatten(v.pushed[None] if None in v.pushed else v.pushed)
-        pushed["avals"] = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        check_outputs(v, who, fn)
+        assert v.scattered is not None
+        leaves, structure = jax.tree.flatten(v.pushed[None] if None in v.pushed else v.pushed)
+        pushed.append(Pushed(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]))
         return list(map(to_stored, v.scattered)), list(map(to_stored, leaves))
 
-    slots = [list(state_avals) for _ in range(function.arity)]
-    args = (params, inputs, slots, list(state_avals), jax.ShapeDtypeStruct((), jnp.int32))
+    slots = [list(stored) for _ in range(function.arity)]
     try:
-        program, _, _ = trace(one_vertex, *args)
+        program, in_tree, _ = trace(one_vertex, params, inputs, slots, list(stored), jax.ShapeDtypeStruct((), jnp.int32))
     except jax.errors.UnexpectedTracerError as e:
-        raise TypeError(MSG_ESCAPED.format(where=_defined(fn))) from e
-    effects = {e.primitive.name: e for e in reversed(program.eqns) if e.effects}
-    if effects:
-        raise TypeError(MSG_SIDE_EFFECTS.format(", ".join(reversed(effects)), line_of([*effects.values()][-1])))
-    for value in program.consts.values():
-        if isinstance(value, Tracer):
-            raise ValueError(
-                f"F closes over a traced value of shape {value.shape}{_defined(fn)}; F is traced once and kept, so it may only "
-                "close over constants. Pass the value through params or inputs."
-            )
+        raise TypeError(MSG_ESCAPED.format(where=defined(fn))) from e
+    check_program(program, fn)
     checked_calls(program.eqns, program.outs)
-    loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
-    program = _without_marks(program)
 
-    counts = [len(jax.tree.leaves(params)), len(jax.tree.leaves(inputs)), len(state_avals) * function.arity, len(state_avals)]
+    def arguments_of(program: Program) -> _Arguments:
+        params, inputs, slots, child, num_children = jax.tree.unflatten(in_tree, program.invars)
+        flat = tuple(jax.tree.leaves(params)), tuple(jax.tree.leaves(inputs))
+        return _Arguments(*flat, tuple(map(tuple, slots)), tuple(child), num_children)
 
-    def groups(p: Program) -> list[tuple[Any, ...]]:
-        out, at = [], 0
-        for c in counts:
-            out.append(p.invars[at : at + c])
-            at += c
-        return [*out, p.invars[at:]]
-
-    def known(p: Program) -> Domains:
-        _, x, s, c, n = groups(p)
-        return {v: ROW for v in (*x, *s, *n)} | {v: EDGE for v in c}
-
-    notes: list[str] = []
-    if leaf:
-        _, _, s, c, _ = groups(program)
-        program = fold_zeros(program, {*s, *c})
-    else:
-        program = make_domains_explicit(program, known(program), len(state_avals), program.invars[-1])
-    if function.optimizations.fusion:
-        program, notes = fuse_products(program, known(program))
-    p, x, s, c, n = groups(program)
-    size = len(state_avals)
-    role = Role(
-        program,
-        domains(program.eqns, known(program)),
-        params=p,
-        inputs=x,
-        slots=tuple(s[k * size : (k + 1) * size] for k in range(function.arity)),
-        child=c,
-        num_children=n[0],
-        states=program.outs[:size],
-        pushes=program.outs[size:],
-        notes=tuple(notes),
-        loop=loop,
-    )
-    return role, (pushed["tree"], pushed["avals"])
+    return program, arguments_of, pushed[-1]
 
 
 def _without_marks(program: Program) -> Program:
-    """The program without `enter`, which is of no use once calls are checked."""
-    same: dict[Any, Any] = {}
+    """The program without `enter`, which has served its purpose once calls are checked."""
+    same: dict[Var, Atom] = {}
+
+    def renamed(values: Sequence[Atom]) -> list[Any]:
+        return [same.get(x, x) if is_var(x) else x for x in values]
+
     eqns = []
     for e in program.eqns:
         if e.primitive is enter_p:
-            same[e.outvars[0]] = same.get(e.invars[0], e.invars[0])
+            (same[e.outvars[0]],) = renamed(e.invars)
         else:
-            eqns.append(e.replace(invars=[same.get(x, x) if is_var(x) else x for x in e.invars]))
-    outs = tuple(same.get(x, x) if is_var(x) else x for x in program.outs)
-    return program._replace(eqns=tuple(eqns), outs=outs)
-
-
-def _defined(fn: Any) -> str:
-    code = getattr(fn if hasattr(fn, "__code__") else type(fn).__call__, "__code__", None)
-    return f" (F is defined in {code.co_filename}, line {code.co_firstlineno})" if code else ""
+            eqns.append(e.replace(invars=renamed(e.invars)))
+    return program._replace(eqns=tuple(eqns), outs=tuple(renamed(program.outs)))

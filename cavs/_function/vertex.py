@@ -1,4 +1,4 @@
-"""What a user writes: `VertexFunction` and the handle `v` with gather, pull, scatter, push (Cavs section 3.1)."""
+"""What a user writes: `VertexFunction`, and the handle `v` with gather, pull, scatter and push (Cavs, section 3.1)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,16 +9,18 @@ import jax.numpy as jnp
 
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, over_children, over_padded
 from cavs._function.stored import from_stored, key_impl
+from cavs._graphs.pytree import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizations:
-    """Cavs' optimizations of section 3.5, each of which can be switched off (the ablations of section 5.3).
+    """The optimizations of Cavs, section 3.5. Each can be switched off (the ablations of section 5.3).
 
-    - `fusion`: products that share an operand run as one, elementwise maths is left to the compiler to fuse; `False`
-      keeps every equation apart.
-    - `eager`: what depends on no gather runs as one batch before the levels; `False` runs it level by level.
-    - `lazy`: parameter gradients run as one batch after the levels; `False` adds them up task by task.
+    Attributes:
+        fusion: products that share an operand run as one, and the compiler fuses elementwise operations. `False` keeps every
+            equation apart.
+        eager: what depends on no gather runs as one batch before the levels. `False` runs it level by level.
+        lazy: parameter gradients run as one batch after the levels. `False` adds them up task by task.
     """
 
     fusion: bool = True
@@ -39,105 +41,91 @@ class VertexFunction:
     F = cavs.VertexFunction(tree_fc, state=(512,), arity=2)
     ```
 
-    **Arguments:**
+    F has no batch axis: `v.pull()` returns one vertex's row, and `v.gather(k)` one child's state.
+    [`cavs.run`][] evaluates F for all vertices of a batch at once.
 
-    - `fn`: `fn(params, v)`, or a dict from kind names to such functions, for graphs with kinds. It must call
-      `v.scatter` exactly once and `v.push` at least once, and be pure.
-    - `state`: what a vertex scatters: a pytree whose leaves are shapes, `{"c": (512,), "h": (512,)}`, or
-      `jax.ShapeDtypeStruct`s. A bare shape takes the dtype of the floating parameters.
-    - `arity`: how many children `gather(k)` may name, k = 0 .. arity - 1. 0, the default, for functions that only use
-      `gather_all`.
-    - `optimizations`: see [`cavs.Optimizations`][].
+    Args:
+        fn: `fn(params, v)`, or a dict from kind names to such functions, for graphs with kinds. It must call `v.scatter`
+            exactly once and `v.push` at least once, and be pure.
+        state: what a vertex scatters: a pytree whose leaves are shapes, `{"c": (512,), "h": (512,)}`, or
+            `jax.ShapeDtypeStruct`s. A bare shape takes the dtype of the floating parameters.
+        arity: how many children `gather(k)` may name, k = 0 .. arity - 1. The default, 0, is for functions that only use
+            `gather_all`.
+        optimizations: see [`cavs.Optimizations`][].
 
-    **Raises:** `TypeError` or `ValueError` for a function, state or arity that is none; misuse inside `fn` is reported
-    when `fn` is traced, at the first `run`.
+    Raises:
+        TypeError: `fn` is not callable, or `state` has a leaf that is not a shape.
+        ValueError: `arity` is not an int >= 0, or `state` has no leaves.
+
+    Misuse inside `fn` is reported when `fn` is traced, at the first `run`.
     """
 
     def __init__(
         self,
         fn: Callable[[Any, "Vertex"], None] | dict[str, Callable[[Any, "Vertex"], None]],
         *,
-        state: Any,
+        state: PyTree,
         arity: int = 0,
         optimizations: Optimizations | None = None,
     ):
-        fns: dict[Any, Callable[[Any, Vertex], None]] = dict(fn) if isinstance(fn, dict) else {None: fn}
+        fns: dict[Any, Callable[[Any, Vertex], None]] = {**fn} if isinstance(fn, dict) else {None: fn}
         for name, f in fns.items():
             if not callable(f):
+                where = "fn" if name is None else f"fn[{name!r}]"
                 raise TypeError(
-                    f"VertexFunction: fn{'' if name is None else f'[{name!r}]'} is a {type(f).__name__}, wanted a function "
-                    "fn(params, v), or a dict from kind names to such functions."
+                    f"VertexFunction: {where}: got a {type(f).__name__}; expected a function. "
+                    "Write fn(params, v), or a dict from kind names to such functions."
                 )
         if not isinstance(arity, int) or arity < 0:
-            raise ValueError(f"VertexFunction: arity is {arity!r}, wanted an int >= 0: the children that gather(k) may name.")
+            raise ValueError(
+                f"VertexFunction: arity: got {arity!r}; expected an int >= 0, the number of children that gather(k) may name."
+            )
         self.fns, self.arity = fns, arity
         self.optimizations = optimizations or Optimizations()
         self._specs, self.state_tree = jax.tree.flatten(state, is_leaf=_is_spec)
         for spec in self._specs:
             if not _is_spec(spec):
                 raise TypeError(
-                    f"VertexFunction: state has a leaf {spec!r}; wanted shapes, such as "
+                    f"VertexFunction: state: got a leaf {spec!r}; expected shapes. Write "
                     '{"c": (512,), "h": (512,)}, or jax.ShapeDtypeStruct((512,), jnp.bfloat16).'
                 )
         if not self._specs:
-            raise ValueError('VertexFunction: state is empty; wanted at least one shape, such as {"h": (512,)}.')
+            raise ValueError('VertexFunction: state: got no leaves; expected at least one shape. Write {"h": (512,)}.')
         self.key_impls = [key_impl(s) if isinstance(s, jax.ShapeDtypeStruct) else None for s in self._specs]
-        self._plans: dict[Any, Any] = {}
-        self._nested = False  # whether F calls gather_all within gather_all, as far as is known
+        self.cache: dict[Any, Any] = {}  # plans, by the shapes of params and inputs; `_run.plans` fills it
 
-    def state_avals(self, params: Any, inputs: Any) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the state's leaves; bare shapes get the dtype of the floating parameters (or inputs)."""
-        floats: list[Any] = []
+    def state_avals(self, params: PyTree, inputs: PyTree) -> list[jax.ShapeDtypeStruct]:
+        """Returns shapes and dtypes of the state's leaves. Bare shapes get the dtype of the floating parameters (or inputs)."""
+        floats: list[jnp.dtype] = []
         for tree in (params, inputs):
             floats = floats or [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
         return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
 
-    def plan(self, params: Any, inputs: Any, most: int = 4) -> Any:
-        """F traced, differentiated and split for these shapes (of one vertex's row for `inputs`); cached. No vertex has more
-        than `most` children, which only an F that calls `gather_all` within `gather_all` asks for."""
-        from cavs._function.trace import make_plan
+    def explain(self, params: PyTree = None, inputs: PyTree = None) -> str:
+        """Returns how F was split and what it costs.
 
-        leaves, tree = jax.tree.flatten((params, inputs))
-        context = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
-        key = (tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves), context)
-        if not self._nested and (key, None) not in self._plans:
-            try:
-                self._plans[key, None] = make_plan(self, params, inputs, None)
-            except NestedGatherAll:
-                self._nested = True
-        if not self._nested:
-            return self._plans[key, None]
-        if (key, most) not in self._plans:
-            self._plans[key, most] = make_plan(self, params, inputs, most)
-        return self._plans[key, most]
+        The text lists the eager, recurrent and lazy equations, the fused products, what is kept per vertex for the backward,
+        FLOPs, and which engine runs F and why.
 
-    def explain(self, params: Any = None, inputs: Any = None) -> str:
-        """How F was split and what it costs: eager, recurrent and lazy equations, fused products, what is kept per
-        vertex for the backward, FLOPs, and which engine runs it and why.
+        Args:
+            params: arrays or `jax.ShapeDtypeStruct`s. Without `params` and `inputs`, the text is for the shapes of the latest
+                `run`.
+            inputs: one vertex's row of the inputs: arrays or `jax.ShapeDtypeStruct`s.
 
-        Without arguments: for the shapes of the latest `run`. Else `params` and one vertex's `inputs` (arrays or
-        `jax.ShapeDtypeStruct`s).
-
-        **Raises:** `ValueError` where there are no arguments and F has not run yet.
+        Raises:
+            ValueError: no arguments are given, and F has not run yet.
         """
         from cavs._run.explain import explain
 
-        if params is None and inputs is None:
-            if not self._plans:
-                raise ValueError(
-                    "explain: this F has not run yet, so its shapes are unknown; write F.explain(params, inputs) with "
-                    "the inputs of ONE vertex (or shapes of them)."
-                )
-            return explain(self, next(reversed(self._plans.values())))
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (params, inputs))
-        return explain(self, self.plan(*shapes))
+        return explain(self, params, inputs)
 
 
-def as_arrays(tree: Any, where: str) -> Any:
-    """`tree` with all leaves as JAX arrays.
+def as_arrays(tree: PyTree, where: str) -> PyTree:
+    """Returns `tree` with all leaves as JAX arrays.
 
-    **Raises:** `TypeError`, in the name of the argument `where`, that names the first leaf that is none.
+    Raises:
+        TypeError: a leaf is not an array; the message names the argument `where`, and the first such leaf.
     """
     try:
         return jax.tree.map(jnp.asarray, tree)
@@ -147,9 +135,9 @@ def as_arrays(tree: Any, where: str) -> Any:
                 jnp.asarray(leaf)
             except TypeError as error:
                 raise TypeError(
-                    f"{where} has a {type(leaf).__name__} at {jax.tree_util.keystr(path) or 'its root'}, wanted arrays alone. "
-                    "Of an Equinox module write params, static = equinox.partition(module, equinox.is_array), and within F "
-                    "equinox.combine(params, static)."
+                    f"{where}: got a {type(leaf).__name__} at {jax.tree_util.keystr(path) or 'the root'}; expected only "
+                    "arrays. For an Equinox module write params, static = equinox.partition(module, equinox.is_array), and "
+                    "inside F equinox.combine(params, static)."
                 ) from error
         raise
 
@@ -161,83 +149,108 @@ def _is_spec(x: Any) -> bool:
 
 
 class Vertex:
-    """The handle `v` that a vertex function gets: the world as one vertex sees it.
+    """The handle `v` that a vertex function gets: the graph as one vertex sees it.
 
-    Made by the library. While F is traced for a vertex with children, gathered values are traced; for a leaf they are
-    known to be zero, so that a leaf's products with them are skipped.
+    The library creates it. While F is traced for a vertex with children, gathered values are traced. For a leaf they are known
+    to be zero, so that products with them are skipped.
     """
 
     def __init__(
         self,
         function: VertexFunction,
         state_avals: list[jax.ShapeDtypeStruct],
-        inputs: Any,
-        slots: list[Any],
+        inputs: PyTree,
+        slots: list[PyTree],
         num_children: Any,
-        child: list[Any],
+        child: list[jax.Array],
         leaf: bool,
         most: int | None = None,
     ):
         self._function, self._state_avals, self._inputs = function, state_avals, inputs
         self._slots, self._num_children, self._child, self._leaf = slots, num_children, child, leaf
-        self._most, self._calls, self._inside = most, 0, False  # children at most; calls of gather_all; whether in one
-        self.scattered: list[Any] | None = None
-        self.pushed: dict[str | None, Any] = {}
+        self._most = most  # the largest number of children, if `gather_all` may be called within `gather_all`
+        self._calls, self._inside = 0, False  # calls of `gather_all`, and whether one of them is being traced
+        self.scattered: list[jax.Array] | None = None
+        self.pushed: dict[str | None, PyTree] = {}
 
-    def pull(self, name: str | None = None) -> Any:
-        """This vertex's row of `inputs`; with `name`, of `inputs[name]`."""
+    def pull(self, name: str | None = None) -> PyTree:
+        """Returns this vertex's row of `inputs`; with `name`, of `inputs[name]`.
+
+        Raises:
+            ValueError: the run has no inputs, or `inputs` has no entry `name`.
+        """
         if self._inputs is None:
-            raise ValueError("pull: this run has no inputs; pass them: cavs.run(F, params, sched, inputs).")
+            raise ValueError("pull: got a run without inputs; expected inputs. Write cavs.run(F, params, sched, inputs).")
         if name is None:
             return self._inputs
         if not isinstance(self._inputs, dict) or name not in self._inputs:
             has = sorted(self._inputs) if isinstance(self._inputs, dict) else f"one {type(self._inputs).__name__}, not a dict"
-            raise ValueError(f"pull: name is {name!r}, but inputs has {has}. Pass inputs={{{name!r}: ...}} to cavs.run.")
+            raise ValueError(
+                f"pull: name: got {name!r}; expected a key of inputs, which has {has}. "
+                f"Write inputs={{{name!r}: ...}} in cavs.run."
+            )
         return self._inputs[name]
 
-    def gather(self, k: int) -> Any:
-        """State of child k, in the order the file gave; zeros where there is none."""
+    def gather(self, k: int) -> PyTree:
+        """Returns the state of child k, in the order of the file; zeros if there is no child k.
+
+        Raises:
+            ValueError: `k` is not an int from 0 to arity - 1.
+        """
         arity = self._function.arity
         if not isinstance(k, int) or not 0 <= k < arity:
-            wanted = f"an int from 0 to {arity - 1}" if arity else "no call of gather"
+            expected = f"an int from 0 to {arity - 1}, as arity is {arity}"
+            if not arity:
+                expected = "no call of gather, as this VertexFunction has arity 0, the default"
             raise ValueError(
-                f"gather: k is {k!r}, wanted {wanted}: arity is {arity}. "
+                f"gather: k: got {k!r}; expected {expected}. "
                 f"Write VertexFunction(..., arity={k + 1 if isinstance(k, int) and k >= 0 else '...'}), or gather_all "
                 "for any number of children."
             )
         return self._slots[k]
 
-    def has_child(self, k: int) -> Any:
-        """Whether there is a child k (a traced bool; use `jnp.where`)."""
+    def has_child(self, k: int) -> jax.Array:
+        """Returns whether there is a child k: a traced bool, for `jnp.where`.
+
+        Raises:
+            ValueError: `k` is not an int >= 0.
+        """
         if not isinstance(k, int) or k < 0:
-            raise ValueError(f"has_child: k is {k!r}, wanted an int >= 0.")
+            raise ValueError(f"has_child: k: got {k!r}; expected an int >= 0.")
         return self._num_children > k
 
-    def num_children(self) -> Any:
-        """How many children this vertex has: int32."""
+    def num_children(self) -> jax.Array:
+        """Returns how many children this vertex has: a traced int32."""
         return self._num_children
 
     def is_leaf(self) -> bool:
-        """Whether this vertex has no children: a Python bool, `if v.is_leaf(): ...` is fine.
+        """Returns whether this vertex has no children: a Python bool, so that F may write `if v.is_leaf(): ...`.
 
-        F is traced twice, for leaves and for the others, so leaves pay only for what they do.
+        F is traced twice, for leaves and for the other vertices, so leaves pay only for what they do.
         """
         return self._leaf
 
-    def gather_all(self, fn: Callable[[Any], Any] = lambda state: state, reduce: str = "sum") -> Any:
-        """`fn` of every child's state, reduced over ANY number of children, unpadded; zeros where there are none.
+    def gather_all(self, fn: Callable[[Any], PyTree] = lambda state: state, reduce: str = "sum") -> PyTree:
+        """Returns `fn` of every child's state, reduced over ANY number of children; zeros if there are none. Nothing is padded.
 
-        `reduce`: `"sum"`, `"mean"`, `"max"`, or `"softmax"`, for which `fn` returns `(score, value)` and the result is
-        the sum of the values weighted by the softmax of the scores over the children. `fn` may use params and values
-        of this vertex from outside it. Booleans are summed as int32; the mean of integers is a float.
+        `fn` may use params and values of this vertex from outside it. Booleans are summed as int32; the mean of integers is a
+        float.
 
-        `fn` may call `gather_all` again, for sums over pairs of children or attention among them. The inner call is padded
-        to the largest number of children that the batch's schedule has room for.
+        `fn` may call `gather_all` again, for sums over pairs of children or attention among them. The inner call is padded to
+        the largest number of children that the batch's schedule has room for.
+
+        Args:
+            fn: takes a child's state, a pytree like `state=`.
+            reduce: `"sum"`, `"mean"`, `"max"`, or `"softmax"`. For `"softmax"`, `fn` returns `(score, value)`, and the result
+                is the sum of the values, weighted by the softmax of the scores over the children.
+
+        Raises:
+            ValueError: an unknown `reduce`, or `fn` returns no `(score, value)` for `"softmax"`.
         """
         if reduce not in REDUCERS:
-            raise ValueError(f"gather_all: reduce is {reduce!r}, wanted one of {', '.join(map(repr, REDUCERS))}.")
+            raise ValueError(f"gather_all: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
 
-        def of_child(stored: list[Any]) -> Any:
+        def of_child(stored: list[jax.Array]) -> PyTree:
             return fn(self._function.state_tree.unflatten(map(from_stored, stored, self._function.key_impls)))
 
         if self._leaf:
@@ -253,27 +266,40 @@ class Vertex:
         finally:
             self._inside = False
 
-    def scatter(self, state: Any) -> None:
-        """Sends `state` to the parents. Exactly once per vertex function; structure and shapes as `state=` declares."""
+    def scatter(self, state: PyTree) -> None:
+        """Sends `state` to the parents. F calls it exactly once, with the structure and shapes that `state=` declares.
+
+        Raises:
+            ValueError: it is called twice, or the structure, a shape or a dtype differs from `state=`.
+        """
         if self.scattered is not None:
-            raise ValueError("scatter: called twice; a vertex scatters once. Scatter one pytree with all the state.")
+            raise ValueError("scatter: got a second call; expected one. Write one scatter of a pytree with all the state.")
         leaves, tree = jax.tree.flatten(state)
-        want = self._function.state_tree
-        if tree != want:
-            raise ValueError(f"scatter: state has structure {tree}, wanted {want}, as VertexFunction(state=...) declares.")
+        expected = self._function.state_tree
+        if tree != expected:
+            raise ValueError(
+                f"scatter: state: got structure {tree}; expected {expected}, as VertexFunction(state=...) declares."
+            )
         for got, aval in zip(leaves, self._state_avals, strict=True):
-            if jnp.shape(got) != aval.shape or jnp.result_type(got) != aval.dtype:
+            shape, dtype = jnp.shape(got), jnp.result_type(got)
+            if shape != aval.shape or dtype != aval.dtype:
+                batched = len(shape) > len(aval.shape) and shape[len(shape) - len(aval.shape) :] == aval.shape
+                hint = " F is written for one vertex, without a batch axis." if batched else ""
                 raise ValueError(
-                    f"scatter: state has a leaf of shape {jnp.shape(got)} and dtype {jnp.result_type(got)}, wanted "
-                    f"{aval.shape} and {aval.dtype}. Change VertexFunction(state=...), or cast: x.astype(jnp.{aval.dtype})."
+                    f"scatter: state: got a leaf of shape {shape} and dtype {dtype}; expected {aval.shape} and {aval.dtype}."
+                    f"{hint} Change VertexFunction(state=...), or cast: x.astype(jnp.{aval.dtype})."
                 )
         self.scattered = [jnp.asarray(x) for x in leaves]
 
-    def push(self, value: Any, name: str | None = None) -> None:
-        """Sends `value` to the outside: `run` returns all vertices' values, in a dict where pushes are named."""
+    def push(self, value: PyTree, name: str | None = None) -> None:
+        """Sends `value` to the outside. `run` returns the values of all vertices, in a dict if pushes are named.
+
+        Raises:
+            ValueError: `name` was pushed already, or named and unnamed pushes are mixed.
+        """
         if name in self.pushed:
             which = "an unnamed value" if name is None else repr(name)
-            raise ValueError(f"push: {which} was pushed already; give each push a name of its own: v.push(x, 'name').")
+            raise ValueError(f"push: got {which} twice; expected a name of its own for each push. Write v.push(x, 'name').")
         if self.pushed and (name is None) != (None in self.pushed):
-            raise ValueError("push: named and unnamed pushes are mixed; name all of them: v.push(x, 'name').")
+            raise ValueError("push: got named and unnamed pushes; expected names for all of them. Write v.push(x, 'name').")
         self.pushed[name] = jax.tree.map(jnp.asarray, value)

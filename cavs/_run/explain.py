@@ -1,31 +1,42 @@
 """`VertexFunction.explain`: the split of F, in words and numbers."""
 
-from typing import Any
-
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cavs._engines.choose import explain_engines
 from cavs._function.domains import EDGE, STATIC
-from cavs._function.jaxprs import is_var
+from cavs._function.jaxprs import Atom, Eqn, is_var
 from cavs._function.split import Split
+from cavs._function.vertex import VertexFunction
+from cavs._graphs.pytree import PyTree
+from cavs._run.plans import latest_plan, plan_of
 
 
-def explain(function: Any, plan: Any) -> str:
-    """The text of `F.explain()`."""
+def explain(function: VertexFunction, params: PyTree, inputs: PyTree) -> str:
+    """Implements `VertexFunction.explain`."""
+    if params is None and inputs is None:
+        plan = latest_plan(function)
+        if plan is None:
+            raise ValueError(
+                "explain: got no arguments, and this F has not run yet, so its shapes are unknown; expected params and inputs. "
+                "Write F.explain(params, inputs) with the inputs of ONE vertex (or shapes of them)."
+            )
+    else:
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (params, inputs))
+        plan = plan_of(function, *shapes)
     lines = []
     for kind, part in plan.inner.items():
         name = "" if kind is None else f" of kind {kind!r}"
-        lines.append(f"Vertices with children{name}:")
-        lines += _inner(part)
+        lines += [f"Vertices with children{name}:", *_inner(part)]
         role = plan.leaf[kind]
         flops = sum(_flops(e) for e in role.program.eqns if role.domain.get(e.outvars[0], STATIC) != STATIC)
         lines.append(
             f"Leaves{name}: {len(role.program.eqns)} equations, none waits for another vertex: one batch for all leaves."
         )
         lines.append(f"  FLOPs a leaf (products, forward): {_number(flops)}")
-    pushes = plan.push_states
     lines.append("Pushes:")
-    if pushes is not None:
+    if plan.push_states is not None:
         lines.append("  scattered states: read from their dynamic tensors; nothing is computed for them.")
     else:
         lines.append("  computed in one batch after the levels.")
@@ -37,7 +48,7 @@ def explain(function: Any, plan: Any) -> str:
 
 
 def _inner(part: Split) -> list[str]:
-    role, level = part.role, part.role.domain
+    role, domain = part.role, part.role.domain
     fused = [f"  fused: {note}" for note in role.notes]
     keep = sum(_bytes(v) for v in part.forward.keep if part.joint.domain.get(v) != EDGE)
     keep_edge = sum(_bytes(v) for v in part.forward.keep if part.joint.domain.get(v) == EDGE)
@@ -51,7 +62,7 @@ def _inner(part: Split) -> list[str]:
     ]
     lines = []
     for name, eqns, why in parts:
-        flops = sum(_flops(e) for e in eqns if level.get(e.outvars[0], STATIC) != STATIC)
+        flops = sum(_flops(e) for e in eqns if domain.get(e.outvars[0], STATIC) != STATIC)
         lines.append(f"  {name:<9} {len(eqns):>3} equations, {_number(flops):>7} FLOPs in products a vertex ({why})")
     lines += fused
     gathers = [f"{len({k for k, _ in part.recurrent.slots})} children by number"] if part.recurrent.slots else []
@@ -69,11 +80,11 @@ def _inner(part: Split) -> list[str]:
     return lines
 
 
-def _bytes(v: Any) -> int:
+def _bytes(v: Atom) -> int:
     return int(np.prod(v.aval.shape, dtype=np.int64)) * getattr(v.aval.dtype, "itemsize", 4) if is_var(v) else 0
 
 
-def _flops(eqn: Any) -> int:
+def _flops(eqn: Eqn) -> int:
     if eqn.primitive.name != "dot_general":
         return 0
     (lc, _), _ = eqn.params["dimension_numbers"]

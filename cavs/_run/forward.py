@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from cavs._engines.engine import Engine
-from cavs._function.trace import Plan
+from cavs._function.plan import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
 from cavs._stages.tensors import Zeros, get_rows, leaf_vertices, rows_of_kinds, write

@@ -15,12 +15,13 @@ from cavs._engines.choose import choose_engine, engine_of
 from cavs._engines.engine import Engine
 from cavs._engines.scan import Scan
 from cavs._function.evaluate import pad_rows
+from cavs._function.plan import Plan
 from cavs._function.stored import from_stored
-from cavs._function.trace import Plan
 from cavs._function.vertex import VertexFunction, as_arrays
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward
+from cavs._run.plans import plan_of
 from cavs._run.vmap import Sweep, batched_by, differentiable
 from cavs._schedule.schedule import Schedule, Shape
 from cavs.kernels import checked
@@ -71,7 +72,7 @@ def run(
     inputs, length = _padded(inputs, sched, exact)
     kinds = kind_names(F, sched)
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
-    plan = F.plan(jax.tree.map(_aval, params), row, sched.shape.most_children)
+    plan = plan_of(F, jax.tree.map(_aval, params), row, sched.shape.most_children)
     too_many = _check_arity(F, plan, sched)
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):

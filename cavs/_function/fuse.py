@@ -1,0 +1,196 @@
+"""Horizontal fusion: matrix products that share an operand become one product (Cavs 3.5)."""
+
+import enum
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._function.domains import STATIC, Domains, domain_of, domains
+from cavs._function.equations import Program, bind
+from cavs._function.jaxprs import Env, Eqn, Var, is_var
+from cavs._function.rewrite import retrace
+
+
+class _Shared(enum.Enum):
+    """What the products of a group share."""
+
+    OPERAND = enum.auto()  # their weights are put side by side
+    WEIGHT = enum.auto()  # their row operands are stacked
+
+
+class _Product(NamedTuple):
+    """A vector-matrix product of a row value and a static matrix."""
+
+    eqn: Eqn
+    x: Var
+    weight: Var
+    axis: int  # the weight's contracted axis
+    free: int  # its other axis
+
+
+_Group: TypeAlias = list[_Product]
+
+
+def fuse_products(program: Program, known: Domains) -> tuple[Program, list[str]]:
+    """Fuses the products of a program.
+
+    First, products that share their row operand become one, with the weights side by side (the gates of an LSTM). Then products
+    that share their weight become one, with the row operands stacked (the forget gates of a Tree-LSTM).
+
+    Returns:
+        The new program, and a description of each fused group.
+    """
+    notes: list[str] = []
+    for shared in _Shared:
+        domain = domains(program.eqns, known)
+        groups = _groups(program, domain, shared)
+        notes += [_note(group, shared) for group in groups]
+        if groups:
+            biases = _common_biases(program, groups, domain) if shared is _Shared.WEIGHT else {}
+            program = _fused(program, groups, biases, domain, shared)
+    return program, notes
+
+
+def _product(eqn: Eqn, domain: Domains) -> _Product | None:
+    """An equation as a product, if it is a vector-matrix product with a static matrix."""
+    if eqn.primitive.name != "dot_general":
+        return None
+    (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
+    a, b = eqn.invars
+    if lb or rb or len(lc) != 1 or not is_var(a) or not is_var(b):
+        return None
+    if domain_of(a, domain) == STATIC:  # W @ x is x @ W^T
+        (a, b), (lc, rc) = (b, a), (rc, lc)
+    if domain_of(a, domain) == STATIC or domain_of(b, domain) != STATIC:
+        return None
+    if len(a.aval.shape) != 1 or len(b.aval.shape) != 2:
+        return None
+    return _Product(eqn, a, b, rc[0], 1 - rc[0])
+
+
+def _groups(program: Program, domain: Domains, shared: _Shared) -> list[_Group]:
+    """The groups of at least two products that are fused."""
+    groups: dict[Hashable, _Group] = {}
+    weight_id, depth = _weight_ids(program), _product_depths(program, domain)
+    for eqn in program.eqns:
+        p = _product(eqn, domain)
+        if p is not None:
+            rest = (p.axis, domain.get(p.x), str(eqn.params["precision"]), str(eqn.params["preferred_element_type"]))
+            dtypes = (p.x.aval.dtype, p.weight.aval.dtype)
+            # Only products of equal depth: none of these depends on another, however many groups there are.
+            weight = weight_id.get(p.weight, p.weight)
+            same = ("x", p.x) if shared is _Shared.OPERAND else ("w", weight, depth[eqn.outvars[0]])
+            groups.setdefault((same, rest, dtypes, p.x.aval.shape), []).append(p)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _note(group: _Group, shared: _Shared) -> str:
+    x, weight = group[0].x.aval.str_short(), group[0].weight.aval.str_short()
+    if shared is _Shared.OPERAND:
+        width = sum(p.weight.aval.shape[p.free] for p in group)
+        return f"{len(group)} products share their operand {x}: one of width {width}"
+    return f"{len(group)} products share their weight {weight}: one of {len(group)} rows a vertex"
+
+
+def _fused(
+    program: Program, groups: Sequence[_Group], biases: dict[int, list[Eqn]], domain: Domains, shared: _Shared
+) -> Program:
+    """The program with each group as one product. `biases` is from `_common_biases`."""
+    member = {id(p.eqn): group for group in groups for p in group}
+
+    def body(env: Env) -> list[jax.Array]:
+        pending = list(program.eqns)
+        while pending:
+            later = []
+            for eqn in pending:
+                if eqn.outvars and eqn.outvars[0] in env:
+                    continue  # computed with its group
+                group = member.get(id(eqn))
+                adds = biases.get(id(group), ())
+                operands = [x for p in group for x in p.eqn.invars] if group else list(eqn.invars)
+                operands += [x for e in adds for x in e.invars if domain_of(x, domain) == STATIC]
+                if any(is_var(x) and x not in env for x in operands):
+                    later.append(eqn)
+                elif group is None:
+                    values = [env[x] if is_var(x) else x.val for x in eqn.invars]
+                    env.update(zip(eqn.outvars, bind(eqn, values), strict=True))
+                else:
+                    _run_group(group, shared, adds, env)
+            assert len(later) < len(pending), "fused products wait for each other"
+            pending = later
+        return [env[x] if is_var(x) else x.val for x in program.outs]
+
+    return retrace(program, body)
+
+
+def _run_group(group: _Group, shared: _Shared, adds: Sequence[Eqn], env: Env) -> None:
+    """Evaluates a group as one product and adds its results to `env`; those of the additions `adds`, too."""
+    eqn, a, b, axis, free = group[0]
+    kwargs = {"precision": eqn.params["precision"], "preferred_element_type": eqn.params["preferred_element_type"]}
+    if shared is _Shared.OPERAND:
+        weights = [env[p.weight] for p in group]
+        wide = lax.concatenate(weights, free)
+        z = lax.dot_general(env[a], wide, (((0,), (axis,)), ((), ())), **kwargs)
+        parts = lax.split(z, [w.shape[free] for w in weights])
+    else:
+        rows = jnp.stack([env[p.x] for p in group])
+        z = lax.dot_general(rows, env[b], (((1,), (axis,)), ((), ())), **kwargs)
+        if adds:
+            (bias,) = {x for x in adds[0].invars if is_var(x) and x is not eqn.outvars[0]}
+            z = z + jnp.broadcast_to(env[bias], z.shape)
+        parts = [lax.squeeze(part, (0,)) for part in lax.split(z, [1] * len(group))]
+    for p, part in zip(group, parts, strict=True):
+        env[p.eqn.outvars[0]] = part
+    for add, part in zip(adds, parts, strict=False):
+        env[add.outvars[0]] = part
+
+
+def _common_biases(program: Program, groups: Iterable[_Group], domain: Domains) -> dict[int, list[Eqn]]:
+    """For each group of stacked products, by its id: the additions of one and the same static vector to each result.
+
+    They are stacked, too, so that product and addition leave ONE cut cotangent for both parameters.
+    """
+    readers: dict[Var, list[Eqn]] = {}
+    for eqn in program.eqns:
+        for x in eqn.invars:
+            if is_var(x):
+                readers.setdefault(x, []).append(eqn)
+    outs = {x for x in program.outs if is_var(x)}
+    found = {}
+    for group in groups:
+        adds, vectors = [], set()
+        for p in group:
+            (z,) = p.eqn.outvars
+            uses = readers.get(z, [])
+            if z in outs or len(uses) != 1 or uses[0].primitive.name != "add" or not all(is_var(x) for x in uses[0].invars):
+                break
+            (b,) = [x for x in uses[0].invars if x is not z] or [z]
+            if domain_of(b, domain) != STATIC or b.aval.shape != z.aval.shape:
+                break
+            adds.append(uses[0])
+            vectors.add(b)
+        if len(adds) == len(group) and len(vectors) == 1:
+            found[id(group)] = adds
+    return found
+
+
+def _weight_ids(program: Program) -> dict[Var, Hashable]:
+    """Equal keys for static concatenations of the same weights, so that stacking finds weights that were put side by side."""
+    ids: dict[Var, Hashable] = {}
+    for eqn in program.eqns:
+        if eqn.primitive.name == "concatenate":
+            parts = tuple(ids.get(x, x) if is_var(x) else id(x) for x in eqn.invars)
+            ids[eqn.outvars[0]] = ("concatenate", eqn.params["dimension"], parts)
+    return ids
+
+
+def _product_depths(program: Program, domain: Domains) -> dict[Var, int]:
+    """The largest number of products on a path to each variable."""
+    depth: dict[Var, int] = {}
+    for eqn in program.eqns:
+        before = max((depth.get(x, 0) for x in eqn.invars if is_var(x)), default=0)
+        depth |= dict.fromkeys(eqn.outvars, before + (_product(eqn, domain) is not None))
+    return depth

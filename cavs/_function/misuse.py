@@ -1,0 +1,114 @@
+"""What can go wrong while F is traced, as errors that name the line of F and say what to write."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from cavs._function.children import MSG_ESCAPED
+from cavs._function.equations import Program
+from cavs._function.lines import line_of, line_of_error, raised_by_jax
+from cavs._graphs.pytree import PyTree
+
+# What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
+_REFUSED = [
+    (
+        jax.errors.TracerIntegerConversionError,
+        "F uses a traced value as a Python integer{where}. F is traced once for all vertices, so v.num_children() has no value "
+        "yet. For all children write v.gather_all(fn, reduce=...); for the first few, for k in range(arity): v.gather(k) with "
+        "jnp.where(v.has_child(k), ...); to index an array, jnp.take(x, i, axis=0).",
+    ),
+    (
+        jax.errors.TracerArrayConversionError,
+        "F passes a traced value to NumPy{where}. F is traced once for all vertices, so write the same with jax.numpy, such as "
+        "jnp.tanh for np.tanh.",
+    ),
+    (
+        jax.errors.NonConcreteBooleanIndexError,
+        "F selects with booleans{where}, so the shape of the result depends on values. Write jnp.where(condition, x, 0).",
+    ),
+    (
+        jax.errors.ConcretizationTypeError,
+        "F branches in Python on a traced value (or converts one to a Python number){where}. F is traced once for all "
+        "vertices, so write jnp.where(condition, a, b) or jax.lax.cond for values of a vertex. Python may branch on "
+        "v.is_leaf() and on plain settings.",
+    ),
+    (jax.errors.UnexpectedTracerError, MSG_ESCAPED),
+]
+
+_ABOUT_SHAPES = re.compile("shape|dimension|axis|axes|rank|broadcast|ndim|indices|index out of range|must be equal", re.I)
+
+MSG_SHAPES = (
+    "F: got shapes that do not fit{where}: {error} F is written for one vertex, without a batch axis; expected operations on "
+    "{shapes} at {who}. Write F for these shapes: cavs.run evaluates it for all vertices at once."
+)
+MSG_SIDE_EFFECTS = (
+    "F has side effects ({}){}. F is traced once and its equations are moved and batched, so the effects would happen in no "
+    "particular order, or never. To print, use cavs.interpret(F, params, graphs, inputs), in which print and breakpoint() "
+    "work; otherwise push the value."
+)
+
+
+def role_name(kind: str | None, leaf: bool) -> str:
+    """Returns how messages name a kind and role."""
+    return f"a {'leaf' if leaf else 'vertex with children'}" + (f" of kind {kind!r}" if kind is not None else "")
+
+
+def short(avals: Sequence[Any]) -> str:
+    """Returns dtypes and shapes as text, such as "float32[8], int32[]"."""
+    return ", ".join(f"{a.dtype}{list(a.shape)}" for a in avals)
+
+
+def explained(error: Exception, who: str, inputs: PyTree, states: Sequence[jax.ShapeDtypeStruct]) -> Exception | None:
+    """Returns the error to raise in place of one that F raised while it was traced, or `None` if that one should be raised.
+
+    Args:
+        error: what F raised. If `None` is returned, it gains a note with the line of F.
+        who: the role for which F was traced, see `role_name`.
+        inputs: one vertex's row of the inputs.
+        states: shapes and dtypes of the leaves of the state.
+    """
+    where = line_of_error(error)
+    for kind_of_error, text in _REFUSED:
+        if isinstance(error, kind_of_error):
+            return TypeError(text.format(where=where))
+    for category in (IndexError, TypeError, ValueError):
+        if isinstance(error, category) and raised_by_jax(error) and _ABOUT_SHAPES.search(str(error)):
+            text = str(error).strip().splitlines()[0].rstrip(".") + "."
+            rows = short([jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(inputs)])
+            shapes = f"v.pull() of {rows} and states of {short(states)}" if rows else f"states of {short(states)}"
+            return category(MSG_SHAPES.format(where=where, error=text, shapes=shapes, who=who))
+    error.add_note(f"while F was traced for {who}{where}")
+    return None
+
+
+def check_outputs(v: Any, who: str, fn: Callable[..., None]) -> None:
+    """Raises `ValueError` if F did not scatter or push; `v` is the `Vertex` that it was given."""
+    if v.scattered is None:
+        raise ValueError(
+            f"F scatters nothing at {who}; write v.scatter(state) exactly once, also if no parent reads it{defined(fn)}."
+        )
+    if not v.pushed:
+        raise ValueError(f"F pushes nothing at {who}, so run would return nothing; write v.push(value){defined(fn)}.")
+
+
+def check_program(program: Program, fn: Callable[..., None]) -> None:
+    """Refuses side effects (`TypeError`) and traced constants (`ValueError`) in F as it was traced."""
+    effects = {e.primitive.name: e for e in reversed(program.eqns) if e.effects}
+    if effects:
+        raise TypeError(MSG_SIDE_EFFECTS.format(", ".join(reversed(effects)), line_of([*effects.values()][-1])))
+    for value in program.consts.values():
+        if isinstance(value, Tracer):
+            raise ValueError(
+                f"F closes over a traced value of shape {value.shape}{defined(fn)}; F is traced once and kept, so it may only "
+                "close over constants. Pass the value through params or inputs."
+            )
+
+
+def defined(fn: Callable[..., None]) -> str:
+    """Returns where a function is defined, as the end of a sentence; empty if this is unknown."""
+    code = getattr(fn if hasattr(fn, "__code__") else type(fn).__call__, "__code__", None)
+    return f" (F is defined in {code.co_filename}, line {code.co_firstlineno})" if code else ""

@@ -1,0 +1,100 @@
+"""The plan of F: F traced for every kind and role, rewritten, and split. Engines run plans."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from cavs._function.jaxprs import PyTreeDef, is_var
+from cavs._function.misuse import role_name, short
+from cavs._function.role import Role
+from cavs._function.split import Split, split
+from cavs._function.stored import key_impl, stored_aval
+from cavs._function.trace import Pushed, trace_role
+from cavs._function.vertex import VertexFunction
+from cavs._graphs.pytree import PyTree
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What engines need to know of F for given shapes of params and inputs.
+
+    Attributes:
+        function: F.
+        state_avals: shapes and dtypes of the leaves of the state, as stored.
+        push_avals: shapes and dtypes of the leaves of a push, as stored.
+        push_tree: the pytree that a vertex pushes.
+        push_impls: per leaf of a push, the generator's name if it holds keys of `jax.random`, else `None`.
+        leaf: F at leaves, by kind.
+        inner: F at vertices with children, by kind.
+        sweeps: a cache of `_run.run`: compiled functions, by schedule shape.
+    """
+
+    function: VertexFunction
+    state_avals: list[jax.ShapeDtypeStruct]
+    push_avals: list[jax.ShapeDtypeStruct]
+    push_tree: PyTreeDef
+    push_impls: list[str | None]
+    leaf: dict[str | None, Role]
+    inner: dict[str | None, Split]
+    sweeps: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def loop(self) -> str:
+        """The line of F's first loop with a dynamic number of iterations, as the end of a sentence."""
+        return next((role.loop for role in self.roles if role.loop), "")
+
+    @property
+    def roles(self) -> list[Role]:
+        """F at leaves, and at vertices with children, of every kind."""
+        return [*self.leaf.values(), *(part.role for part in self.inner.values())]
+
+    @property
+    def push_states(self) -> list[int] | None:
+        """For each push the leaf of the state that it is, if ALL pushes are scattered states; else `None`."""
+        found: list[int] = []
+        for j in range(len(self.push_avals)):
+            hits = set(range(len(self.state_avals)))
+            for role in self.roles:
+                hits &= {i for i, s in enumerate(role.states) if s is role.pushes[j] and is_var(s)}
+            if not hits:
+                return None
+            found.append(min(hits))
+        return found
+
+
+def make_plan(function: VertexFunction, params: PyTree, inputs: PyTree, most: int | None) -> Plan:
+    """Traces every kind of F for leaves and for vertices with children.
+
+    Args:
+        function: F.
+        params: shapes of the parameters.
+        inputs: shapes of ONE vertex's row of the inputs.
+        most: the largest number of children, if F calls `gather_all` within `gather_all`; else `None`.
+
+    Raises:
+        NestedGatherAll: `most` is `None`, and F calls `gather_all` within `gather_all`.
+        TypeError, ValueError: misuse inside F.
+    """
+    leaf, inner, pushes = {}, {}, {}
+    for kind in function.fns:
+        leaf[kind], pushes[kind, True] = trace_role(function, kind, params, inputs, most, leaf=True)
+        role, pushes[kind, False] = trace_role(function, kind, params, inputs, most, leaf=False)
+        inner[kind] = split(role, function.optimizations.eager)
+    pushed = _agreed(pushes)
+    state_avals = [stored_aval(a) for a in function.state_avals(params, inputs)]
+    push_avals = [stored_aval(a) for a in pushed.avals]
+    return Plan(function, state_avals, push_avals, pushed.tree, [key_impl(a) for a in pushed.avals], leaf, inner)
+
+
+def _agreed(pushes: dict[tuple[str | None, bool], Pushed]) -> Pushed:
+    """What all kinds and roles push; they must agree."""
+    (first, pushed), *rest = pushes.items()
+    for which, other in rest:
+        if other.tree != pushed.tree or [(a.shape, a.dtype) for a in other.avals] != [(a.shape, a.dtype) for a in pushed.avals]:
+            raise ValueError(
+                f"push: {role_name(*which)} pushes {other.tree} of {short(other.avals)}, but "
+                f"{role_name(*first)} pushes {pushed.tree} of {short(pushed.avals)}. All vertices must push the same "
+                "structure, shapes and dtypes."
+            )
+    return pushed
