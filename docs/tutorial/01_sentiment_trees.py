@@ -28,6 +28,7 @@ import optax
 
 import cavs
 
+# %matplotlib inline
 plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False})
 rng = np.random.default_rng(0)
 

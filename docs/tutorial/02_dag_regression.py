@@ -28,6 +28,7 @@ import optax
 
 import cavs
 
+# %matplotlib inline
 plt.rcParams.update({"figure.dpi": 110, "axes.spines.top": False, "axes.spines.right": False})
 rng = np.random.default_rng(0)
 
@@ -174,13 +175,13 @@ print(
 # every state, push and gradient. If something differs, it names the first vertex and symbol.
 
 # %%
-few = graphs[:3]
+few = graphs[:2]
 x_few = features[few.input_id]
 print(cavs.debug.compare(F, params["cell"], few, x_few))
 
 # %% [markdown]
 # `cavs.debug.find_nan` finds the first NaN of a run or of its gradient. To see it at work, here is a bad idea: a gate that
-# divides its state by its length. At the start all features of gates may be zero, and 0 / 0 is NaN.
+# divides its state by its length. We run it on inputs of zero, and 0 / 0 is NaN. The report names the vertex and the line.
 
 
 # %%
@@ -203,7 +204,7 @@ print("and in our function:", cavs.debug.find_nan(F, params["cell"], few, x_few)
 # rows as the graphs.
 
 # %%
-BATCH, EPOCHS = 64, 25
+BATCH, EPOCHS = 64, 15
 optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, EPOCHS * num_train // BATCH))
 
 
@@ -264,6 +265,7 @@ figure, axes = plt.subplots(figsize=(5, 2.6), layout="constrained")
 axes.bar(KINDS, [relative[kind[test.input_id] == k].mean() for k in range(4)], color=["0.6", "C0", "C0", "C0"])
 axes.axhline(1, ls="--", color="0.4", lw=1)
 axes.set(xlabel="kind of vertex", ylabel="relative weight")
+plt.show()
 
 # %% [markdown]
 # ## 7. The order of children does not matter
