@@ -1,11 +1,3 @@
-# ---
-# jupyter:
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Sentiment trees
 #
@@ -15,7 +7,7 @@
 # Each sentence has a tree of its own, so no two samples have the same computation. With cavs you write what **one vertex**
 # of the tree computes. The library runs that function over a batch of different trees, and JAX compiles it once.
 #
-# You need to know JAX a little (`jax.jit`, `jax.grad`). The notebook runs in less than a minute on a CPU.
+# You need to know a little JAX (`jax.jit`, `jax.grad`). The notebook runs in less than a minute on a CPU.
 
 # %%
 import pathlib
@@ -66,68 +58,54 @@ leaves = dev.height == 0
 print(f"{len(dev)} trees, {leaves.sum()} words, {(dev.input_id[leaves] < 0).sum()} of them unknown")
 
 # %% [markdown]
-# A picture helps. This function places the words of one tree side by side and each phrase above its children. We will use
-# it again to show predictions.
+# This function draws a tree: its words side by side, and each phrase above its children. Section 7 uses it for predictions.
 
 # %%
 SENTIMENTS = ["very negative", "negative", "neutral", "positive", "very positive"]
 COLOURS = plt.get_cmap("RdYlGn")(np.linspace(0.05, 0.95, 5))
 
 
-def draw_tree(axes, tree, labels, title):
-    x = np.zeros(tree.num_vertices)
-    x[tree.height == 0] = np.arange((tree.height == 0).sum())
+def draw_tree(tree, labels, title, height=4):
+    figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
+    x, y = np.zeros(tree.num_vertices), tree.height
+    x[y == 0] = np.arange((y == 0).sum())
     for vertex in range(tree.num_vertices):  # children come before their parents
-        for child in (kids := tree.children[tree.child_offsets[vertex] : tree.child_offsets[vertex + 1]]):
-            x[vertex] += x[child] / len(kids)
-        axes.plot(
-            [x[kids], np.full(len(kids), x[vertex])], [tree.height[kids], np.full(len(kids), tree.height[vertex])], "0.75"
-        )
-    axes.scatter(x, tree.height, s=180, c=COLOURS[labels], edgecolors="0.3", zorder=2)
+        children = tree.children[tree.child_offsets[vertex] : tree.child_offsets[vertex + 1]]
+        x[vertex] = x[children].mean() if y[vertex] else x[vertex]
+        for child in children:
+            axes.plot(x[[child, vertex]], y[[child, vertex]], color="0.75")
+        word, ink = tree.input_id[vertex], "white" if labels[vertex] in (0, 4) else "black"
+        axes.text(x[vertex], y[vertex], labels[vertex], ha="center", va="center", color=ink, fontsize=9)
+        if y[vertex] == 0:
+            text = tree.vocab[word] if word >= 0 else "?"
+            axes.text(x[vertex], -0.45, text, rotation=35, ha="right", va="top", rotation_mode="anchor")
+    for label, (colour, name) in enumerate(zip(COLOURS, SENTIMENTS, strict=True)):
+        some = labels == label
+        axes.scatter(x[some], y[some], s=180, color=colour, edgecolors="0.3", zorder=2, label=f"{label} {name}")
     wrong = labels != tree.label
-    axes.scatter(x[wrong], tree.height[wrong], s=330, c="none", edgecolors="tab:blue", linewidths=1.5)
-    for vertex in range(tree.num_vertices):
-        ink = "white" if labels[vertex] in (0, 4) else "black"
-        axes.text(x[vertex], tree.height[vertex], labels[vertex], ha="center", va="center", color=ink, fontsize=9)
-    for vertex in np.flatnonzero(tree.height == 0):
-        word = tree.input_id[vertex]
-        axes.text(
-            x[vertex], -0.45, tree.vocab[word] if word >= 0 else "?", rotation=35, ha="right", va="top", rotation_mode="anchor"
-        )
-    axes.set_title(title)
-    axes.set_ylim(-0.3, tree.height.max() + 0.5)
+    axes.scatter(x[wrong], y[wrong], s=330, c="none", edgecolors="tab:blue", linewidths=1.5)
+    figure.legend(ncols=5, loc="outside lower center", frameon=False)
+    axes.set(title=title, ylim=(-0.3, y.max() + 0.5))
     axes.axis("off")
+    plt.show()
 
 
-def legend(figure):
-    handles = [
-        plt.Line2D([], [], marker="o", ls="", mfc=c, mec="0.3", ms=10, label=f"{i} {s}")
-        for i, (c, s) in enumerate(zip(COLOURS, SENTIMENTS))
-    ]
-    figure.legend(handles=handles, ncols=5, loc="outside lower center", frameon=False)
-
-
-figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-draw_tree(axes, train[0], train[0].label, "A tree and its labels")
-legend(figure)
+draw_tree(train[0], train[0].label, "A tree and its labels")
 
 # %% [markdown]
 # ## 2. A batch and its schedule
 #
 # Take 16 trees as a batch. A vertex is ready once its children are done, so all vertices of the same height can run
 # together, whichever tree they belong to. `cavs.schedule` sorts the vertices of a batch into such levels.
-
-# %%
-batch = train[:16]
-sched = cavs.schedule(batch)
-sched
-
-# %% [markdown]
-# `sched.plot` draws the levels. On the left, each coloured bar counts the vertices of one level, over all 16 trees. Grey is
+#
+# `sched.plot` draws them. On the left, each coloured bar counts the vertices of one level, over all 16 trees. Grey is
 # padding: the scheduler rounds sizes up, so that batches of similar size share compiled code. On the right is the first
 # tree of the batch in the same colours.
 
 # %%
+batch = train[:16]
+sched = cavs.schedule(batch)
+print(sched)
 figure = sched.plot(graphs=batch)
 figure.set_size_inches(9, 4)
 figure
@@ -193,8 +171,7 @@ def word_vectors(params, words):
 
 x = word_vectors(params, batch.input_id)
 h = cavs.run(F, params["cell"], sched, x)
-print("inputs", x.shape, "-> states", h.shape)
-print("the roots, one per tree:", h[sched.roots].shape)
+print(f"inputs {x.shape}, states {h.shape}, states of the roots {h[sched.roots].shape}")
 
 # %% [markdown]
 # ## 4. Check it against a plain loop
@@ -205,10 +182,9 @@ print("the roots, one per tree:", h[sched.roots].shape)
 # %%
 few = batch[:4]
 x_few = word_vectors(params, few.input_id)
-looped = cavs.interpret(F, params["cell"], few, x_few)
-batched = cavs.run(F, params["cell"], cavs.schedule(few), x_few)
-print("largest difference:", float(abs(looped - batched).max()))
-assert np.allclose(looped, batched, atol=1e-5)
+difference = cavs.interpret(F, params["cell"], few, x_few) - cavs.run(F, params["cell"], cavs.schedule(few), x_few)
+print("largest difference:", float(abs(difference).max()))
+assert abs(difference).max() < 1e-5
 
 # %% [markdown]
 # ## 5. A training step
@@ -242,8 +218,7 @@ def step(params, state, sched):
 
 @jax.jit
 def accuracy(params, sched):
-    roots = sched.roots
-    return (predict(params, sched)[roots].argmax(-1) == sched.label[roots]).mean()
+    return (predict(params, sched).argmax(-1) == sched.label)[sched.roots].mean()
 
 
 # %% [markdown]
@@ -251,15 +226,15 @@ def accuracy(params, sched):
 #
 # `cavs.data.schedules` selects and schedules batch after batch. With `fields`, the words and labels travel with the schedule
 # as `sched.input_id` and `sched.label`. The list `shapes` starts empty and remembers the padded shapes that were used. A
-# batch that fits one of them takes it, so after the first few batches nothing compiles any more.
+# batch that fits one of them takes it, so after the first few batches nothing compiles any more. Each epoch leaves out the
+# few trees that do not fill a batch.
 
 # %%
 BATCH, EPOCHS = 32, 10
 fields = ("input_id", "label")
-shapes = []
 dev_sched = cavs.schedule(dev, fields=fields)
-state = optimizer.init(params)
-losses, accuracies = [], [accuracy(params, dev_sched)]
+state, shapes, losses = optimizer.init(params), [], []
+accuracies = [accuracy(params, dev_sched)]
 
 for _ in range(EPOCHS):
     order = rng.permutation(len(train))
@@ -277,18 +252,16 @@ print(f"{len(losses)} steps, {len(shapes)} padded shapes")
 
 # %%
 losses, accuracies = np.array(losses), np.array(accuracies)
-root_labels = dev.label[dev_sched.roots]
-most_frequent = np.bincount(root_labels).max() / len(dev)
-epochs = np.arange(1, len(losses) + 1) * BATCH / len(train)
+most_frequent = np.bincount(dev.label[dev_sched.roots]).max() / len(dev)
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
-left.plot(epochs, losses)
+left.plot(np.arange(len(losses)) * EPOCHS / len(losses), losses)
 left.set(xlabel="epoch", ylabel="training loss per vertex", ylim=(0, None))
 right.plot(range(EPOCHS + 1), 100 * accuracies, "o-", color="tab:green")
 right.axhline(100 * most_frequent, ls="--", color="0.5")
 right.text(EPOCHS, 100 * most_frequent + 2, "most frequent class", ha="right", color="0.4")
 right.set(xlabel="epoch", ylabel="root accuracy on dev (%)", ylim=(0, 100))
-print(f"accuracy on dev: {100 * accuracies[-1]:.1f} %, most frequent class: {100 * most_frequent:.1f} %")
+plt.show()
 
 # %% [markdown]
 # ## 7. Look at one sentence
@@ -304,22 +277,20 @@ def sentence(tree):
 
 
 tree = next(tree for tree in (dev[i] for i in range(len(dev))) if "awful , but" in sentence(tree))
-logits = predict(params, cavs.schedule(tree, fields=fields))[: tree.num_vertices]
-predicted = np.asarray(logits.argmax(-1))
-
-figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-draw_tree(axes, tree, predicted, f"Predicted: {SENTIMENTS[predicted[-1]]}. Label: {SENTIMENTS[tree.label[-1]]}.")
-legend(figure)
+logits = predict(params, cavs.schedule(tree, fields=fields))
+predicted = np.asarray(logits.argmax(-1))[: tree.num_vertices]
+draw_tree(tree, predicted, f"Predicted: {SENTIMENTS[predicted[-1]]}. Label: {SENTIMENTS[tree.label[-1]]}.", height=5)
 
 # %% [markdown]
 # ## 8. The result
 #
-# A model that learned nothing would reach about the accuracy of the most frequent class. This cell makes sure that ours is
-# well above, which also makes this notebook a test of the library.
+# Always answering with the most frequent class is the score to beat. The assertion fails if the model did not learn.
 
 # %%
 assert accuracies[-1] > most_frequent + 0.15
-print(f"{100 * accuracies[-1]:.0f} % of the unseen sentences get the right one of {CLASSES} classes.")
+print(
+    f"{accuracies[-1]:.1%} of the unseen sentences get the right one of {CLASSES} classes; most frequent: {most_frequent:.1%}"
+)
 
 # %% [markdown]
 # ## What to try next
@@ -327,4 +298,4 @@ print(f"{100 * accuracies[-1]:.0f} % of the unseen sentences get the right one o
 # - Replace the cell: add a weight matrix for each child, a layer norm or dropout. Only `tree_lstm` changes.
 # - Take a ready cell: `cavs.vertex_programs.BinaryTreeLSTM(HIDDEN, WORD)` has `init(key)` and `vertex_function()`.
 # - Train on your own treebank: `cavs.read` also reads CoNLL-U and JSON lines, and `cavs train` trains without any code.
-# - Go on with [regression on DAGs](02_dag_regression.py), whose vertices have any number of children.
+# - Go on with [regression on DAGs](02_dag_regression.md), whose vertices have any number of children.

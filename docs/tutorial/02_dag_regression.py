@@ -1,11 +1,3 @@
-# ---
-# jupyter:
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Regression on DAGs
 #
@@ -77,7 +69,7 @@ print("a gate and its row:", KINDS[kind[10]], features[10])
 
 # %% [markdown]
 # On the left is the schedule of 8 circuits: all vertices of a level run together. On the right is the first circuit.
-# An edge leads up from a child to the gate that reads it.
+# An edge leads up from a child to the gate that reads it, and the numbers are those of the vertices.
 
 # %%
 figure = cavs.schedule(graphs[:8]).plot(graphs=graphs[:8])
@@ -154,6 +146,7 @@ params = {
 }
 
 
+@jax.jit
 def predict(params, sched):
     h = cavs.run(F, params["cell"], sched, jnp.asarray(features)[sched.input_id])
     return cavs.readout(h, sched, "softmax", score=h @ params["score"]) @ params["out"]
@@ -161,12 +154,8 @@ def predict(params, sched):
 
 fields = ("input_id",)
 test_sched = cavs.schedule(test, fields=fields)
-print(
-    "one prediction per graph:",
-    predict(params, test_sched).shape,
-    " R² before training:",
-    round(r2(predict(params, test_sched)), 3),
-)
+untrained = predict(params, test_sched)
+print(f"one prediction per graph: {untrained.shape}; R² before training: {r2(untrained):.3f}")
 
 # %% [markdown]
 # ## 4. Check before you train
@@ -227,7 +216,7 @@ for _ in range(EPOCHS):
         params, state, loss = step(params, state, sched, y_train[index])
         losses.append(loss)
 
-predicted = np.asarray(jax.jit(predict)(params, test_sched))
+predicted = np.asarray(predict(params, test_sched))
 print(f"R² on test circuits: {r2(predicted):.3f}, baseline {r2(baseline):.3f}; {len(shapes)} padded shapes")
 
 # %% [markdown]
@@ -302,4 +291,4 @@ print(f"unexplained variance: baseline {1 - r2(baseline):.1%}, attention {1 - r2
 # - Test on circuits twice as large. Nothing in the model depends on the size.
 # - Take a ready program: `cavs.vertex_programs.DAGNN` combines attention over children with a GRU.
 # - Read real circuits: `cavs.read` reads netlists in the formats `.bench` and `.blif`.
-# - Go on with [tagging sequences](03_tagger.py), which look in both directions.
+# - Go on with [tagging sequences](03_tagger.md), which look in both directions.

@@ -1,11 +1,3 @@
-# ---
-# jupyter:
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
-# ---
-
 # %% [markdown]
 # # A tagger that looks both ways
 #
@@ -71,12 +63,12 @@ train_back, test_back = train.reversed(), test.reversed()
 chains
 
 # %% [markdown]
-# The schedule of 8 sentences: at level `t` the words number `t` of all sentences that are long enough run together. On the
-# right is the first of them.
+# The schedule of 64 sentences. Level `t` runs word `t` of all sentences that have one, so the levels get narrower where the
+# shorter sentences have ended.
 
 # %%
-figure = cavs.schedule(chains[:8]).plot(graphs=chains[:8])
-figure.set_size_inches(9, 4)
+figure = cavs.schedule(train[:64]).plot()
+figure.set_size_inches(6, 3.6)
 figure
 
 # %% [markdown]
@@ -179,10 +171,10 @@ def simple_epoch(carry):
 
 
 history, carries = {}, {}
-for name, directions in (("one way", ["forward"]), ("both ways", ["forward", "backward"])):
+for name, directions, epochs in (("one way", ["forward"], 6), ("both ways", ["forward", "backward"], 3)):
     params = init(jax.random.key(0), directions)
     carry, history[name] = (params, optimizer.init(params)), [evaluate(params)]
-    for epoch in range(3):
+    for epoch in range(epochs):
         start = time.perf_counter()
         carry = simple_epoch(carry)
         seconds = time.perf_counter() - start
@@ -249,19 +241,22 @@ right.set(xticks=[0, 1], xticklabels=["opening (", "closing )"], ylabel="accurac
 plt.show()
 
 # %% [markdown]
-# One sentence of the test set. Red brackets are (predicted to be) unmatched.
+# This is the sentence of the test set in which the forward model makes most mistakes. Red brackets are unmatched, in truth
+# or by prediction.
 
 # %%
-first = slice(0, test.vertex_offsets[1])
-rows = {"truth": test.label, "one way": history["one way"][-1]["predicted"], "both ways": history["both ways"][-1]["predicted"]}
+rows = {"truth": test.label} | {name: scores[-1]["predicted"] for name, scores in history.items()}
+mistakes = np.add.reduceat(rows["one way"] != test.label, test.vertex_offsets[:-1])
+worst = mistakes.argmax()
+words = slice(test.vertex_offsets[worst], test.vertex_offsets[worst + 1])
 
 figure, axes = plt.subplots(figsize=(8, 1.6), layout="constrained")
 for y, (name, labels) in enumerate(rows.items()):
     axes.text(-1, -y, name, ha="right", va="center")
-    for x, (token, label) in enumerate(zip(test.input_id[first], labels[first], strict=True)):
+    for x, (token, label) in enumerate(zip(test.input_id[words], labels[words], strict=True)):
         colour = {0: "black", 1: "red", 2: "0.6"}[int(label)]
         axes.text(x, -y, TOKENS[token], ha="center", va="center", color=colour, family="monospace", fontsize=15, weight="bold")
-axes.set(xlim=(-4, first.stop), ylim=(-2.5, 0.5))
+axes.set(xlim=(-4, words.stop - words.start), ylim=(-2.5, 0.5))
 axes.axis("off")
 plt.show()
 
