@@ -1,11 +1,11 @@
-"""The bench's commands.
+"""The commands of the benchmarks.
 
-python -m bench run --suite cavs --quick     times our system and its peers; results under bench/results/
-python -m bench report                       figures, and the tables that the README includes
-python -m bench profile CASE                 what a training step runs on this GPU, kernel after kernel
-python -m bench tune                         layouts of the persistent kernels, measured on this GPU, for kernels/tuned/
-python -m bench peers                        which peers this machine has, and how to install the others
-python -m bench lines                        lines of code a model takes in each system
+python -m bench run --suite cavs --quick     times Cavs and its peers; writes results to bench/results/
+python -m bench report                       writes the tables and figures, and the README's table
+python -m bench profile CASE                 prints the kernels of a training step on this GPU, in order
+python -m bench tune                         times layouts of the persistent kernels on this GPU for kernels/tuned/
+python -m bench peers                        lists the installed peers, and how to install the others
+python -m bench lines                        counts the lines of code of each model in each system
 """
 
 import argparse
@@ -26,40 +26,47 @@ from bench.report import BUSY_CORES, cannot_run, median
 from bench.runner import BUSY, Bench
 from bench.systems import PRECISIONS, SYSTEMS
 
-TOGETHER = 4  # cases of a run on a GPU that are compiled beside each other
+AT_ONCE = 4  # cases compiled in parallel in a run on a GPU
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Times cavs and its peers: see each command's --help.")
+    args = _parser().parse_args()
+    chosen = {"run": _run, "report": _report, "tune": _tune, "profile": _profile, "peers": _peers, "lines": _lines}
+    chosen[args.command](args)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Times Cavs and its peers. Each command has --help.")
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="time a suite")
+    _add_run(commands.add_parser("run", help="time a suite"))
+    report = commands.add_parser("report", help="write tables and figures from the results")
+    report.add_argument("--results", type=Path, default=store.RESULTS)
+    tune = commands.add_parser("tune", help="time layouts of the persistent kernels on this GPU")
+    tune.add_argument("--minutes", type=float, default=30.0)
+    tune.add_argument("--precision", help="of products, as for jax.default_matmul_precision")
+    profile = commands.add_parser("profile", help="print the kernels of a training step of Cavs on this GPU, in order")
+    profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
+    profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
+    commands.add_parser("peers", help="list the peers and how to install them")
+    commands.add_parser("lines", help="count the lines of code of each model")
+    return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--suite", choices=suites.SUITES, default="cavs")
     run.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     run.add_argument("--quick", action="store_true", help="few cases, short rounds: under 10 minutes")
     run.add_argument("--file", help="SST-like trees to use instead of the generator, such as train.txt or train.txt.gz")
-    run.add_argument("--only", default="*", help="cases that match, such as 'tree_lstm/*/h256/*'")
-    run.add_argument("--systems", help="comma-separated, instead of the suite's")
+    run.add_argument("--only", default="*", help="the cases to run, such as 'tree_lstm/*/h256/*'")
+    run.add_argument("--systems", help="the systems to run, comma-separated; default: those of the suite")
     run.add_argument("--threads", type=int, default=2)
-    run.add_argument("--precision", choices=PRECISIONS, help="of products, on a GPU: tf32, as they are there, fp32 or bf16")
-    run.add_argument("--rounds", type=int, help="default 7, quick 3")
-    run.add_argument("--minutes", type=float, default=float("inf"), help="start no case after so long; run again to go on")
-    run.add_argument("--again", action="store_true", help="also what today's results hold already")
-    run.add_argument("--python", action="append", default=[], metavar="SYSTEM=PATH", help="the interpreter of a system")
-    run.add_argument("--commit", help="of this code, where it is no checkout")
+    run.add_argument("--precision", choices=PRECISIONS, help="of products on a GPU; default tf32")
+    run.add_argument("--rounds", type=int, help="rounds over the batches; default 7, quick 3")
+    run.add_argument("--minutes", type=float, default=float("inf"), help="start no case after this time; run again to continue")
+    run.add_argument("--again", action="store_true", help="repeat cases that today's results hold already")
+    run.add_argument("--python", action="append", default=[], metavar="SYSTEM=PATH", help="run a system with this interpreter")
+    run.add_argument("--commit", help="the commit of this code, if this is not a git checkout")
     run.add_argument("--results", type=Path, default=store.RESULTS)
-    report = commands.add_parser("report", help="figures and tables from the results")
-    report.add_argument("--results", type=Path, default=store.RESULTS)
-    tune = commands.add_parser("tune", help="measure the layouts of the persistent kernels on this GPU")
-    tune.add_argument("--minutes", type=float, default=30.0)
-    tune.add_argument("--precision", help="of products, as jax.default_matmul_precision takes it")
-    profile = commands.add_parser("profile", help="what a training step of ours runs on this GPU, kernel after kernel")
-    profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
-    profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
-    commands.add_parser("peers", help="what is installed")
-    commands.add_parser("lines", help="lines of code a model")
-    args = parser.parse_args()
-    chosen = {"run": _run, "report": _report, "tune": _tune, "profile": _profile, "peers": _peers, "lines": _lines}
-    chosen[args.command](args)
 
 
 def _profile(args: argparse.Namespace) -> None:
@@ -80,7 +87,7 @@ def _run(args: argparse.Namespace) -> None:
     console, start = Console(), time.monotonic()
     load = os.getloadavg()[0]
     if load > BUSY:
-        console.print(f"[yellow]The machine is busy (load {load:.1f}): expect noise. The record says so.")
+        console.print(f"[yellow]The machine is busy (load {load:.1f}): results will be noisy. The record says so.")
     names = tuple(args.systems.split(",")) if args.systems else suites.systems_of(args.suite, args.quick, args.device)
     wanted = [c for c in suites.cases_of(args.suite, args.quick, args.device) if fnmatch.fnmatch(c.name, args.only)]
     if not wanted:
@@ -88,9 +95,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.precision == PRECISION[args.device]:
         args.precision = None
     elif args.precision and args.device == "cpu":
-        raise SystemExit(
-            f"--precision is {args.precision!r}: on a CPU products are in fp32. Leave it away, or add --device gpu."
-        )
+        raise SystemExit(f"--precision: got {args.precision!r}; on a CPU products are in fp32. Omit it, or add --device gpu.")
     pythons = dict(p.split("=", 1) for p in args.python)
     args.results.mkdir(parents=True, exist_ok=True)
     log = args.results / "workers.log"
@@ -99,9 +104,9 @@ def _run(args: argparse.Namespace) -> None:
         needed = tuple(n for n in names if _needed(args, n, wanted))
         bench = Bench(needed, args.threads, args.device, pythons, log, args.precision)
         for name, why in bench.missing.items():
-            console.print(f"{name} is not here: {why}", style="yellow", markup=False, soft_wrap=True)
+            console.print(f"{name} is not installed: {why}", style="yellow", markup=False, soft_wrap=True)
         if not bench.remotes:
-            raise SystemExit(f"none of the systems can run on {args.device} here")
+            raise SystemExit(f"no system can run on {args.device} on this machine")
         try:
             _run_cases(args, console, bench, wanted, names, path, start + 60 * args.minutes)
         finally:
@@ -109,7 +114,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _needed(args: argparse.Namespace, name: str, wanted: list[cases.Case]) -> bool:
-    """Whether a system runs any of the cases."""
+    """Returns whether a system runs any of the cases."""
     precision = args.precision or PRECISION[args.device]
     return any(
         not SYSTEMS[name].runs(c, args.device, args.quick, precision)
@@ -119,7 +124,7 @@ def _needed(args: argparse.Namespace, name: str, wanted: list[cases.Case]) -> bo
 
 
 def _packed(file: str | None, folder: str) -> str | None:
-    """The trees of a file, in a form that every worker reads."""
+    """Converts the trees of a file to a form that every worker reads."""
     if file is None:
         return None
     import numpy as np
@@ -150,12 +155,12 @@ def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
         done = lambda c: results.done(args.suite, c.name, names, args.quick, args.precision or "")  # noqa: E731
         wanted_now = [c for c in wanted if args.again or not done(c)]
         progress.advance(bar, len(wanted) - len(wanted_now))
-        at_once = TOGETHER if args.device == "gpu" else 1
-        if "torch_flashrnn" in bench.remotes:  # compiles for minutes
+        at_once = AT_ONCE if args.device == "gpu" else 1
+        if "torch_flashrnn" in bench.remotes:  # it compiles for minutes
             at_once = len(wanted)
         for i in range(0, len(wanted_now), at_once):
             if time.monotonic() > deadline:
-                console.print(f"[yellow]--minutes is over before {wanted_now[i].name}: run again to go on")
+                console.print(f"[yellow]--minutes is over before {wanted_now[i].name}: run again to continue")
                 break
             for record in bench.run_together(
                 wanted_now[i : i + at_once],
@@ -172,13 +177,13 @@ def _run_cases(args, console, bench, wanted, names, path, deadline) -> None:
                 results.add(record, environment)
                 console.print(_line(record), soft_wrap=True, markup=False)
                 if record.get("other_cores", 0) > BUSY_CORES:
-                    console.print(f"[yellow]  other programs took {record['other_cores']:.1f} cores meanwhile: noisy")
+                    console.print(f"[yellow]  noisy: other programs used {record['other_cores']:.1f} cores during this case")
                 progress.advance(bar)
-    console.print(f"{results.path}: {len(results.data['records'])} cases. Now: python -m bench report")
+    console.print(f"{results.path}: {len(results.data['records'])} cases. Next: python -m bench report")
 
 
 def _line(record: dict) -> str:
-    """One case in a line: milliseconds a step."""
+    """Formats a case as one line, in milliseconds per step."""
     parts = []
     for name, s in record["systems"].items():
         time_ = median(s)
@@ -186,7 +191,7 @@ def _line(record: dict) -> str:
             continue
         parts.append(f"{name} {1e3 * time_:.3g}" if time_ is not None else f"{name} -")
         if not s.get("agrees", True):
-            parts[-1] += " (another loss!)"
+            parts[-1] += " (different loss)"
     return f"{record['case']}: ms a step: {', '.join(parts)}"
 
 
@@ -202,7 +207,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _peers(args: argparse.Namespace) -> None:
-    table = Table("system", "models", "devices", "here", "install")
+    table = Table("system", "models", "devices", "installed", "install")
     for name, s in SYSTEMS.items():
         missing = s.missing()
         here = f"[red]needs {', '.join(missing)}" if missing else "[green]yes"

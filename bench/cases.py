@@ -1,7 +1,7 @@
-"""The named workloads of the bench: their batches and initial parameters, from a case's name and a seed (NumPy only).
+"""The named cases of the benchmarks: batches and initial parameters, from a case's name and a seed (NumPy only).
 
-Every system gets the same batches and starts from the same parameters. This file and what it imports also run under the older
-Python of DyNet's wheel (3.8): keep them free of what that lacks.
+Every system gets the same batches and starts from the same parameters. This file and its imports also run under Python 3.8,
+which DyNet's wheel needs.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SHAPES = {
     "tagged": sentences.tagged,
     "spelled": sentences.spelled,
 }
-# Steps of one round over distinct batches, quick and full: the same for every system.
+# Steps of one quick round, each over a distinct batch, by batch size. They are the same for every system.
 QUICK_STEPS = {1: 64, 16: 16, 64: 6, 256: 3}
-GPU_QUICK_STEPS = {1: 32, 16: 16, 64: 8, 256: 6}  # few, as each may be a new shape to compile; a sample is several passes
-STEPS_FACTOR = 4  # a full run's rounds are longer by this
+GPU_QUICK_STEPS = {1: 32, 16: 16, 64: 8, 256: 6}  # few, because each may need compilation; a sample is several passes
+STEPS_FACTOR = 4  # steps of a full round per step of a quick round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Such as `tree_lstm/sst/h256/b64`; a width of embedding other than `hidden` is added."""
+        """The name, for example `tree_lstm/sst/h256/b64`, with `/e<width>` if the embedding differs from `hidden`."""
         name = f"{self.cell}/{self.shape}/h{self.hidden}/b{self.batch}"
         return name if self.embed == self.hidden else f"{name}/e{self.embed}"
 
     def steps(self, quick: bool, device: str = "cpu") -> int:
-        """Training steps of one round, each over a batch of its own."""
+        """Returns the number of training steps of one round. Each step has a batch of its own."""
         of = QUICK_STEPS if device == "cpu" else GPU_QUICK_STEPS
         near = min(of, key=lambda b: abs(np.log(b / self.batch)))
         steps = max(2, round(of[near] * near / self.batch))
@@ -65,22 +65,26 @@ class Case:
 
     @property
     def epoch(self) -> int:
-        """Samples of one epoch, for times a epoch: SST's training sentences; as many where the data are synthetic."""
+        """The number of samples of an epoch, for times per epoch: the number of training sentences of SST."""
         return 8544
 
 
 def parse(name: str) -> Case:
-    """The case of a name."""
+    """Returns the case with this name.
+
+    Raises:
+        ValueError: If the name is invalid.
+    """
     m = re.fullmatch(r"(\w+)/([\w-]+)/h(\d+)/b(\d+)(?:/e(\d+))?", name)
     if not m or m[1] not in CELLS or re.sub(r"-[\d-]+$", "", m[2]) not in SHAPES:
         raise ValueError(
-            f"case {name!r}: wanted cell/shape/h<hidden>/b<batch>[/e<embed>], cells {CELLS}, shapes {tuple(SHAPES)}"
+            f"case: got {name!r}; expected cell/shape/h<hidden>/b<batch>[/e<embed>], cells {CELLS}, shapes {tuple(SHAPES)}"
         )
     return Case(m[1], m[2], int(m[3]), int(m[4]), int(m[5] or m[3]))
 
 
 def parameters(case: Case) -> dict:
-    """Initial float32 parameters that all systems share: the cell's, `embed`, `out_w` and `out_b`."""
+    """Returns the initial float32 parameters of all systems: those of the cell, `embed`, `out_w` and `out_b`."""
     e, h = case.embed, case.hidden
     shapes = dict(cells.shapes(case.cell, e, h), embed=(VOCAB, e), out_w=(h, case.classes), out_b=(case.classes,))
     rng, limit = np.random.default_rng(SEED), h**-0.5
@@ -90,7 +94,7 @@ def parameters(case: Case) -> dict:
 
 
 def dataset(case: Case, steps: int, path: str | None = None) -> list:
-    """`steps` batches of graphs; those of shape `sst` come from the file at `path` (see `pack`) where one is given."""
+    """Returns `steps` batches of graphs. If `path` is given, graphs of shape `sst` come from that file (see `pack`)."""
     shape, *numbers = case.shape.split("-")
     rng = np.random.default_rng([SEED, sum(map(ord, case.shape))])
     count = steps * case.batch
@@ -104,14 +108,14 @@ def dataset(case: Case, steps: int, path: str | None = None) -> list:
 
 
 def pack(trees: list, path: str) -> None:
-    """Trees to an .npz that any worker reads."""
+    """Writes trees to an .npz file for the workers."""
     left, right, word = (np.concatenate([g[k] for g in trees]) for k in ("left", "right", "word"))
     counts, label = np.array([len(g["word"]) for g in trees]), np.array([g["label"] for g in trees])
     np.savez(path, counts=counts, label=label, left=left, right=right, word=word)
 
 
 def unpack(path: str) -> list:
-    """The trees of an .npz by `pack`; words beyond the vocabulary of the bench are folded into it."""
+    """Reads the trees of an .npz file by `pack`. Words are taken modulo the vocabulary size."""
     with np.load(path) as f:
         z = {k: f[k] for k in f.files}
     ends = np.cumsum(z["counts"])
@@ -123,6 +127,6 @@ def unpack(path: str) -> list:
 
 
 def gflop(case: Case, batches: list) -> float:
-    """GFLOP of the matrix products of an average training step: forward, and twice that backward."""
+    """Returns the GFLOP of the matrix products of an average step: the forward pass, and twice as much backward."""
     total = sum(cells.multiply_adds(case.cell, case.embed, case.hidden, case.classes, g) for batch in batches for g in batch)
     return 3 * 2 * total / len(batches) / 1e9

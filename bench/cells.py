@@ -1,8 +1,8 @@
-"""The models of the bench: the shapes of their parameters, and how much they multiply (NumPy only, and for Python 3.8 too).
+"""The models of the benchmarks: the shapes of their parameters, and their FLOPs (NumPy only; also for Python 3.8).
 
 Cavs, section 5: Tree-LSTM, Tree-FC, LSTM, with the child-sum Tree-LSTM for other graphs. VPPS, section IV: TD-RNN, TD-LSTM,
-RvNN with untied leaves, a BiLSTM tagger and one that spells rare words. Echo, section 2.2: an encoder-decoder with attention.
-And what users of the field run: a lattice LSTM over characters and words, a recurrent net over netlists.
+RvNN with untied leaves, a BiLSTM tagger, and one with characters for rare words. Echo, section 2.2: an encoder-decoder with
+attention. Other models in use: a lattice LSTM over characters and words, and DAGNN over netlists.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import numpy as np
 from bench.sentences import CHARACTERS
 
 TREES = ("tree_lstm", "tree_fc")
-BASIC = (*TREES, "lstm")  # what Cavs runs
+BASIC = (*TREES, "lstm")  # the models of the Cavs paper
 TAGGERS = ("bilstm", "char_bilstm")
 APPLICATIONS = ("td_rnn", "td_lstm", "rvnn", *TAGGERS, "encoder_decoder", "lattice_lstm", "dagnn")
 CELLS = (*BASIC, "child_sum", *APPLICATIONS)
 
 
 def shapes(cell: str, e: int, h: int) -> dict:
-    """Shapes of a cell's parameters, of words of width `e` and states of width `h`; names as of `cavs.vertex_programs`.
+    """Returns the shapes of a cell's parameters, with the names of `cavs.vertex_programs`.
 
-    A dot leads into a part: `encoder.w` is `w` of the encoder. The words' table and the output layer come in addition.
+    A dot separates nested names: `encoder.w` is `w` of the encoder. The embedding and the output layer are not included.
+
+    Args:
+        cell: One of `CELLS`.
+        e: The width of the words' vectors.
+        h: The width of the states.
     """
     tree_lstm = {"w_iou": (e, 3 * h), "u_iou": (h, 3 * h), "b_iou": (3 * h,), "u_f": (h, h), "b_f": (h,)}
     tree_fc = {"u": (2 * h, h), "b": (h,)}
@@ -61,7 +66,7 @@ def _bilstm(e: int, h: int, prefix: str = "") -> dict:
 
 
 def multiply_adds(cell: str, e: int, h: int, classes: int, graph: dict) -> int:
-    """Of the matrix products of one sample's forward. States of children that there are not are not multiplied."""
+    """Returns the multiply-adds of the products of one sample's forward pass. Missing children cost nothing."""
     out = h * classes  # for one label
     if cell == "lstm":
         n = len(graph["words"])

@@ -1,8 +1,8 @@
-"""Time on a GPU, from the profilers of JAX and PyTorch: what the kernels themselves take, whatever the host does meanwhile.
+"""Time on a GPU, from the profilers of JAX and PyTorch: the time of the kernels, independent of the host.
 
-Both profilers record every kernel and copy with its start and duration (CUPTI). Overlapping work is counted once: `seconds` is
-the time in which the device did anything, `span` the time from the first start to the last end, so `seconds / span` tells how
-busy it was kept.
+Both profilers record the start and the duration of every kernel and copy (CUPTI). Overlapping work is counted once.
+`seconds` is the time during which the device was busy, `span` the time from the first start to the last end, and
+`seconds / span` the utilisation.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-HEAVIEST = 6  # kernels by name that a record keeps
-# What kernels do, by their names: products, and kernels that move memory alone (Cavs table 2). All else is elementwise maths,
-# fused with whatever it reads and writes.
+HEAVIEST = 6  # kernel names in a record
+# The purpose of kernels by their names: products, and kernels that only move memory (Cavs, table 2). All others are
+# element-wise operations, fused with their reads and writes.
 PRODUCTS = re.compile(r"gemm|gemv|cutlass|nvjet|cublas|splitk|xmma|dot_|_dot|wgmma|cudnn|persist", re.IGNORECASE)
 MOVES = re.compile(r"memcpy|memset|gather|scatter|index|copy|slice|concat|pad|transpose|CatArray|fill", re.IGNORECASE)
 
 
 def measure(run, steps, jax_device):
-    """Seconds a step, kernels a step, and the heaviest kernels, of `run()` which takes `steps` training steps."""
+    """Returns the seconds per step, kernels per step and heaviest kernels of `run()`, which takes `steps` training steps."""
     return summary((of_jax if jax_device else _of_torch)(run), steps, "jax.profiler" if jax_device else "torch.profiler")
 
 
 def summary(events, steps, by):
-    """What a record keeps of (name, start, end) in nanoseconds; `seconds` is None, with the reason, where there are none."""
+    """Summarises events (name, start, end) in nanoseconds. Without events, `seconds` is None and `why` is the reason."""
     if not events:
         return {"seconds": None, "why": by + " recorded no kernels"}
     kernels = [e for e in events if not e[0].lower().startswith(("memcpy", "memset"))]
@@ -48,7 +48,7 @@ def summary(events, steps, by):
 
 
 def busy(events):
-    """Length of the union of the intervals (name, start, end)."""
+    """Returns the length of the union of the intervals (name, start, end)."""
     total, until = 0, float("-inf")
     for _, start, end in sorted(events, key=lambda e: e[1]):
         total += max(0, end - max(start, until))
@@ -57,7 +57,7 @@ def busy(events):
 
 
 def of_jax(run):
-    """(name, start, end) of all that ran on the GPU during `run()`, in nanoseconds."""
+    """Returns (name, start, end) of everything that ran on the GPU during `run()`, in nanoseconds."""
     import jax
 
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def of_jax(run):
 
 
 def gpu_events(profile):
-    """(name, start, end) of all that ran on the streams of GPUs; other lines of their planes repeat it by module and scope."""
+    """Returns (name, start, end) of everything on GPU streams. Other lines of the planes repeat it by module and scope."""
     return [
         (event.name, event.start_ns, event.start_ns + event.duration_ns)
         for plane in profile.planes

@@ -1,4 +1,4 @@
-"""Figures after the papers', as SVG beside the results: time an epoch, construction share, ablation, scaling."""
+"""The papers' figures as SVG, beside the results: time per epoch, share of construction, ablation, scaling."""
 
 import re
 import statistics
@@ -9,17 +9,17 @@ import matplotlib
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402  (its back end is chosen first)
+import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first)
 
 from bench import cases  # noqa: E402
 from bench.report import Records, median  # noqa: E402
 
-# The same bytes for the same results.
+# Equal results give equal bytes.
 STYLE: Any = {"svg.hashsalt": "cavs", "svg.fonttype": "none", "font.size": 8, "axes.grid": True, "grid.alpha": 0.3}
 
 
 def draw(found: Records, results: Path) -> list[Path]:
-    """All figures that the results have the cases for; the files written."""
+    """Draws every figure for which there are results, and returns the files."""
     written: list[Path] = []
     with plt.rc_context(STYLE):
         for device, records in found.items():
@@ -42,7 +42,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def _panels(records: list[dict[str, Any]]) -> list[tuple[str, str, str, dict[str, list[tuple[float, float]]]]]:
-    """(title, x axis, y axis, lines): seconds an epoch against whatever one of batch, hidden, leaves varies."""
+    """Returns (title, x axis, y axis, lines): seconds per epoch against batch size, hidden size or leaves."""
     panels = []
     axes = {"batch": lambda c: c.batch, "hidden": lambda c: c.hidden, "leaves": _leaves}
     for axis, x_of in axes.items():
@@ -67,7 +67,7 @@ def _panels(records: list[dict[str, Any]]) -> list[tuple[str, str, str, dict[str
                     t = median(s)
                     if t is not None:
                         lines.setdefault(name, []).append((x_of(c), t * r["epoch"] / r["batch"]))
-            panels.append((title, axis, f"seconds an epoch of {members[0][1]['epoch']}", lines))
+            panels.append((title, axis, f"seconds per epoch of {members[0][1]['epoch']}", lines))
     return panels
 
 
@@ -76,7 +76,7 @@ def _leaves(case: cases.Case) -> int:
 
 
 def _ablation_panels(records: list[dict[str, Any]]) -> list[tuple[str, str, str, dict[str, list[tuple[float, float]]]]]:
-    """What each optimization brings: time without it over time with all, against hidden (Cavs figure 10)."""
+    """Returns the time without each optimization over the time with all, against hidden size (Cavs, figure 10)."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for r in sorted(records, key=lambda r: cases.parse(r["case"]).hidden):
         c, ours = cases.parse(r["case"]), median(r["systems"].get("cavs", {}))
@@ -85,7 +85,7 @@ def _ablation_panels(records: list[dict[str, Any]]) -> list[tuple[str, str, str,
             if ours and t is not None and name != "cavs":
                 line = panels.setdefault(f"{c.cell}, {c.shape}, batch {c.batch}", {}).setdefault(name, [])
                 line.append((c.hidden, t / ours))
-    return [(title, "hidden", "times as long as with all", lines) for title, lines in panels.items()]
+    return [(title, "hidden", "time relative to all optimizations", lines) for title, lines in panels.items()]
 
 
 def _lines_figure(panels: list[tuple[str, str, str, dict[str, list[tuple[float, float]]]]]) -> Any:
@@ -112,13 +112,13 @@ def _lines_figure(panels: list[tuple[str, str, str, dict[str, list[tuple[float, 
 
 
 def _shares(record: dict[str, Any]) -> dict[str, float]:
-    """System -> percentage of its step that schedules or constructs graphs."""
+    """Returns the percentage of a step that each system spends on scheduling or graph construction."""
     timed = {n: s for n, s in record["systems"].items() if s.get("schedule") and median(s)}
     return {n: 100 * statistics.median(s["schedule"]) / (median(s) or 1) for n, s in timed.items()}
 
 
 def _share_figure(records: list[dict[str, Any]]) -> Any:
-    """Bars after Cavs figure 9."""
+    """Draws the bars of Cavs, figure 9."""
     names = list(dict.fromkeys(n for r in records for n in _shares(r)))
     figure, ax = plt.subplots(figsize=(7, 0.5 + 0.14 * len(records) * (len(names) + 1)))
     for i, name in enumerate(names):

@@ -1,8 +1,8 @@
-"""Trees, chains and directed acyclic graphs of the bench, drawn from a seed (NumPy only, and for Python 3.8 too).
+"""Trees, chains and directed acyclic graphs, drawn from a seed (NumPy only; also for Python 3.8).
 
-A graph is a dict of arrays, as `bench.peers` says: trees and two-child DAGs have `left`, `right`, `word`, `label`; chains have
-`words`, `labels`; graphs of any fan-in have `child_offsets`, `children`, `word`, `label`. Children come before their parents,
-the one root last.
+A graph is a dict of arrays (see `bench.peers`). Trees and two-child DAGs have `left`, `right`, `word`, `label`. Chains have
+`words`, `labels`. Graphs of any fan-in have `child_offsets`, `children`, `word`, `label`. Children come before their parents,
+and the only root is last.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 VOCAB, CLASSES = 10_000, 5
-GATES = 12  # kinds of gates of a netlist
+GATES = 12  # kinds of gates in a netlist
 
-# SST's training trees (Socher et al., 2013): leaves at these quantiles, and where a constituent of n leaves is cut (as counted,
-# but for the larger ones, where a little more of single leaves makes up for cuts being drawn independently).
+# SST's training trees (Socher et al., 2013): the number of leaves at these quantiles, and how a constituent of n leaves is
+# split. These are counts, except that large constituents have slightly more single leaves to make up for independent draws.
 _QUANTILES = (0, 0.01, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 0.99, 1)
 _LEAVES = (2, 3, 5, 7, 11, 12, 13, 16, 18, 21, 24, 25, 27, 32, 35, 43, 52)
-# n up to -> probability that the left child is one leaf, the right is one, the left has two, the right has two.
+# Largest n -> probabilities that the left child has one leaf, the right one, the left two, the right two.
 _CUTS = (
     (3, (0.773, 0.227, 0, 0)),
     (4, (0.699, 0.170, 0.131, 0)),
@@ -30,7 +30,7 @@ _CUTS = (
 
 
 def sst_like(rng, count: int) -> list:
-    """Binary trees with the leaves, heights and level widths of SST's; the longest of `count` is made SST's longest."""
+    """Draws binary trees with the leaves, heights and level widths of SST. Of 1,000 or more, one has SST's maximum."""
     leaves = np.rint(np.interp(rng.random(count), _QUANTILES, _LEAVES)).astype(int)
     if count >= 1000:
         leaves[0] = _LEAVES[-1]
@@ -38,7 +38,7 @@ def sst_like(rng, count: int) -> list:
 
 
 def _cut_like_sst(rng, n: int) -> int:
-    """Leaves of the left child of a constituent of n."""
+    """Draws the number of leaves of the left child of a constituent of n leaves."""
     if n == 2:
         return 1
     left_1, right_1, left_2, right_2 = next(p for limit, p in _CUTS if n <= limit)
@@ -51,7 +51,7 @@ def _cut_like_sst(rng, n: int) -> int:
 
 
 def binary_tree(rng, leaves: int, cut) -> dict:
-    """A binary tree in post-order; `cut(rng, n)` says how many of n leaves go left."""
+    """Draws a binary tree in post-order. `cut(rng, n)` returns how many of n leaves go left."""
     left, right = [], []
     todo, done = [leaves], []
     while todo:
@@ -77,12 +77,12 @@ def _words(rng, left, right) -> dict:
 
 
 def complete(rng, count: int, leaves: int = 256) -> list:
-    """Complete binary trees (Tree-FC of TensorFlow Fold)."""
+    """Draws complete binary trees (Tree-FC of TensorFlow Fold)."""
     return [binary_tree(rng, leaves, lambda _, n: n // 2) for _ in range(count)]
 
 
 def pyramid(rng, count: int) -> list:
-    """Two-child DAGs over sentences: row k combines neighbours of row k - 1 (TD-RNN and TD-LSTM of VPPS)."""
+    """Draws two-child DAGs over sentences. Row k combines neighbours of row k - 1 (TD-RNN and TD-LSTM of VPPS)."""
     graphs = []
     for n in np.rint(np.interp(rng.random(count), _QUANTILES, _LEAVES)).astype(int).tolist():
         left, right, below = [-1] * n, [-1] * n, 0
@@ -96,18 +96,18 @@ def pyramid(rng, count: int) -> list:
 
 
 def chains(rng, count: int, shortest: int = 5, longest: int = 60) -> list:
-    """Sentences of a language model; few labels instead of all words, so that the softmax does not hide the net."""
+    """Draws sentences of a language model. Few labels replace the vocabulary, so that the softmax does not dominate."""
     lengths = rng.integers(shortest, longest + 1, count).tolist()
     return [{"words": rng.integers(VOCAB, size=n), "labels": rng.integers(CLASSES, size=n)} for n in lengths]
 
 
 def fixed(rng, count: int, length: int = 64) -> list:
-    """Chains of one length."""
+    """Draws chains of one length."""
     return chains(rng, count, length, length)
 
 
 def dependency(rng, count: int) -> list:
-    """Dependency-like trees: every vertex has a word and 0 to 12 children, most of them leaves."""
+    """Draws trees like dependency trees: every vertex has a word and 0 to 12 children, most of them leaves."""
     return [_tree_of_any_fan_in(rng, 1 + int(n)) for n in np.interp(rng.random(count), _QUANTILES, _LEAVES)]
 
 
@@ -131,7 +131,7 @@ def _tree_of_any_fan_in(rng, vertices: int) -> dict:
 
 
 def lattice(rng, count: int) -> list:
-    """Sequence lattices: a chain, and words that skip over 2 to 4 positions."""
+    """Draws sequence lattices: a chain, and words that skip 2 to 4 positions."""
     graphs = []
     for n in rng.integers(10, 60, count).tolist():
         children, ends = [[]], [[0]]  # ends: the vertices that end at each position
@@ -149,7 +149,7 @@ def lattice(rng, count: int) -> list:
 
 
 def deep(rng, count: int, levels: int = 300) -> list:
-    """Deep, narrow DAGs: each vertex reads the one before and one of the eight before that."""
+    """Draws deep, narrow DAGs: each vertex reads the previous one and one of the eight before it."""
     return [
         _any_fan_in(rng, [[]] + [sorted({v - 1, max(0, v - 2 - int(rng.integers(8)))}) for v in range(1, levels)])
         for _ in range(count)
@@ -157,7 +157,7 @@ def deep(rng, count: int, levels: int = 300) -> list:
 
 
 def wide(rng, count: int, width: int = 128) -> list:
-    """Wide, shallow DAGs: six layers, three children each from the layer below, a root over all that nothing else reads."""
+    """Draws wide, shallow DAGs: six layers, three children each in the layer below, and a root over all unread vertices."""
     graphs = []
     for _ in range(count):
         children = [[] for _ in range(width)]
@@ -170,7 +170,7 @@ def wide(rng, count: int, width: int = 128) -> list:
 
 
 def netlist(rng, count: int, gates: int = 400) -> list:
-    """Circuits: inputs, gates of fan-in 1 to 9 (mostly 2) that read near ones, and a last vertex over what nothing reads."""
+    """Draws circuits: inputs, gates of fan-in 1 to 9 (mostly 2) that read nearby ones, and a root over all unread vertices."""
     graphs, inputs = [], gates // 8
     for _ in range(count):
         fan_in = rng.choice([1, 2, 3, 4, 5, 8, 9], size=gates, p=[0.2, 0.6, 0.08, 0.06, 0.03, 0.02, 0.01])

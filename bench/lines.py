@@ -1,10 +1,11 @@
-"""Lines of code that a user writes for one model, counted in this repository's own files (Cavs section 5.3, "Others").
+"""Lines of code that a user writes for one model, counted in this repository (Cavs, section 5.3, "Others").
 
     python -m bench lines
 
-Counted: the lines of code of the functions and classes named below, without docstrings, comments and blank lines. Ours is the
-vertex function; a peer's is what it needs beyond the code that its models share. That shared code (levels and live rows of the
-hand-levelled peers, say) is what ours has in the scheduler and the engine; a new kind of graph may need more of it there.
+The count covers the functions and classes named below, without docstrings, comments and blank lines. For Cavs this is the
+vertex function. For a peer it is the code beyond what its models share. In Cavs the scheduler and the engine do the work of
+that shared code (levels and live rows of the hand-levelled peers, for example). A new kind of graph may need more of it in a
+peer.
 """
 
 import ast
@@ -13,7 +14,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# model -> system -> the functions that declare it, as file:function; ours are in vertex_programs/, others in bench/peers/
+# model -> system -> the functions that declare it, as file:function, in vertex_programs/ (cavs) or bench/peers/
 DECLARATIONS = {
     "Tree-LSTM": {
         "cavs": ("binary_tree_lstm:BinaryTreeLSTM.__call__",),
@@ -85,7 +86,7 @@ DECLARATIONS = {
 
 
 def count() -> dict[str, dict[str, int]]:
-    """Model -> system -> lines."""
+    """Returns the number of lines of each model in each system."""
     return {
         model: {name: sum(_lines(name, f) for f in functions) for name, functions in systems.items()}
         for model, systems in DECLARATIONS.items()

@@ -1,4 +1,4 @@
-"""What the machine does while a case is timed: its cores, their load, and who causes it."""
+"""The machine while a case is timed: its cores, and how busy this benchmark and other programs keep them."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ def cores() -> int:
 
 
 def processor_seconds(processes: list[int]) -> tuple[float, float] | None:
-    """Seconds that the machine's cores have worked so far, and those of `processes`; None where there is no /proc."""
+    """Returns the busy seconds of all cores so far, and those of `processes`. Returns None without /proc."""
     try:
         user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
         mine = 0
@@ -23,7 +23,7 @@ def processor_seconds(processes: list[int]) -> tuple[float, float] | None:
 
 
 def _children(process: int) -> list[int]:
-    """Processes that a process started, such as the one that makes our schedules."""
+    """Returns the child processes of a process, such as the workers that schedule."""
     try:
         return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:  # a kernel without this file

@@ -1,14 +1,16 @@
-"""Our system under the peers' contract: schedule, then one jitted training step.
+"""Cavs under the contract of the peers (`bench.peers`): schedule, then one jitted training step.
 
-Graphs are read once (`load`), as a user's are from a file: that is where a vertex's height is computed, outside the clock,
-and `reading` says how long it took. Inside the clock, every step: selecting the batch, its schedule (`cavs.data.schedules`,
-which prepares the next few thousand vertices at once, words and labels with them), transfer (one vector), a training step.
-JAX dispatches asynchronously, so the next batch is scheduled while this one computes; the clock runs until the last step's
-losses are here. On a GPU processes of their own make the schedules (`workers=WORKERS`), and batches of equal shape, each
-with graphs of its own, go there together: one transfer and one dispatch for 16 or 32 training steps (`cavs.data.stacked`,
-`lax.scan`), in which XLA runs kernels beside each other (`cavs.concurrent_jit`). A thread stacks and sends them,
-unless they are small (`cavs.data.prefetch`). All of these work within the clock: they make nothing before it starts. On a
-CPU, whose cores the step itself uses, the loop makes schedules between steps. The peers are synchronous by nature.
+`load` reads the graphs once, as a user reads them from a file. It computes the heights of vertices, outside the clock, and
+`reading` is its time. Every step inside the clock selects the batch, schedules it (`cavs.data.schedules`, which prepares the
+next few thousand vertices at once, with words and labels), transfers one vector, and runs a training step. JAX dispatches
+asynchronously, so the next batch is scheduled while the current one computes. The clock stops when the losses of the last
+step have arrived.
+
+On a GPU, worker processes schedule (`workers=WORKERS`). Batches of equal shape, each with its own graphs, are sent together:
+one transfer and one dispatch for 16 or 32 training steps (`cavs.data.stacked`, `lax.scan`), in which XLA runs independent
+kernels in parallel (`cavs.concurrent_jit`). A thread stacks and sends the batches (`cavs.data.prefetch`), unless they are
+small. All of this happens inside the clock: nothing is prepared before it starts. On a CPU the step itself uses all cores, so
+the loop schedules between steps.
 """
 
 import concurrent.futures
@@ -27,14 +29,14 @@ from cavs._run import run as _run
 from cavs._run.plans import plan_of
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
-STACK, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many where a batch has at most so few graphs
-UNROLL = 4  # of them in one CUDA graph
-WORKERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # that make schedules there
-NO_WORD = 1 << 30  # out of every vocabulary: reads the last row and is never written
+STACK, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for batches of at most FEW graphs
+UNROLL = 4  # training steps in one CUDA graph
+WORKERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # processes that schedule on a GPU machine
+NO_WORD = 1 << 30  # beyond every vocabulary: reads the last row and is never written
 
 
 def program(cell: str, hidden: int, embed: int) -> Any:
-    """The ready vertex program of a cell."""
+    """Returns the ready vertex program of a cell."""
     return {
         "tree_lstm": lambda: BinaryTreeLSTM(hidden, embed, leaf_inputs_only=True),
         "tree_fc": lambda: TreeFC(hidden),
@@ -44,7 +46,7 @@ def program(cell: str, hidden: int, embed: int) -> Any:
 
 
 def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
-    """`cavs.Graphs` of graphs as `bench.cases` makes them; labels at roots, or at every vertex of a chain."""
+    """Converts graphs of `bench.cases` to `cavs.Graphs`, with labels at roots, or at every vertex of a chain."""
     if "words" in samples[0]:
         words, labels = (np.concatenate([g[k] for g in samples]) for k in ("words", "labels"))
         return cavs.from_lengths([len(g["words"]) for g in samples], input_id=words, label=labels)
@@ -62,12 +64,12 @@ def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
 
 
 def stack_of(sizes: list[int]) -> int:
-    """How many training steps go together, of batches of these numbers of graphs."""
+    """Returns the number of training steps in one dispatch, for batches of these numbers of graphs."""
     return STACK if max(sizes) > FEW else 2 * STACK
 
 
 class Cavs:
-    """One model; `fusion`, `eager`, `lazy` as in `cavs.Optimizations`, `policy` as in `schedule`, `engine` as in `run`."""
+    """One model. The options are those of `cavs.Optimizations`, `cavs.schedule` (`policy`) and `cavs.run` (`engine`)."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class Cavs:
         return {k: np.asarray(v) for k, v in (self._p | {"embed": self._embed}).items()}
 
     def load(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
-        """Reads a data set once: (graphs, which of them) for each batch."""
+        """Reads a data set once. Returns (graphs, indices of graphs) for each batch."""
         start = time.perf_counter()
         graphs, sizes = graphs_of([g for b in batches for g in b]), [len(b) for b in batches]
         self.reading = (time.perf_counter() - start) / len(batches)
@@ -104,41 +106,41 @@ class Cavs:
         return [(graphs, i) for i in np.split(order, np.cumsum(sizes)[:-1])]
 
     def schedules(self, batches: list[Any], workers: int = 0) -> Iterator[Any]:
-        """All that the host does for these batches, one after another: schedules, with which words and labels come along."""
+        """Does all host work of these batches: yields schedules that hold words and labels."""
         indices, with_ids = (i for _, i in batches), ("input_id", "label")
         shapes = tuple(self._shapes) if workers > 1 else self._shapes
         options: Any = {"policy": self._policy, "shapes": shapes, "fields": with_ids, "workers": workers}
         return (sched for _, sched in cavs.data.schedules(batches[0][0], indices, **options))
 
     def ahead(self, batches: list[Any]) -> Iterator[Any]:
-        """The same as a training loop on this device should have it."""
+        """Does the same in the way recommended for a training loop on this device."""
         if self._device == "cpu":
             return self.schedules(batches)
-        workers = WORKERS if self._warm else 1  # several, once no shape is new
+        workers = WORKERS if self._warm else 1  # several, if no shape is new
         stacks = cavs.data.stacked(self.schedules(batches, workers=workers), self._stack)
         return cavs.data.prefetch(stacks, jax.device_put) if self._stack == STACK else stacks
 
     def compile(self, batches: list[Any], lr: float = 0.05) -> None:
-        """Beside each other, all that a stream of these batches will run: each shape alone and in stacks."""
+        """Compiles in parallel all that a stream of these batches will run: each shape alone and in stacks."""
         each: dict[Any, Any] = {}
         for batch in self.schedules(batches):
             each.setdefault(jax.tree.structure(batch), {})[*(x.shape for x in jax.tree.leaves(batch))] = batch
         counts, distinct = (1, self._stack), [b for of in each.values() for b in of.values()]
         stacks = [jax.tree.map(lambda x, n=n: np.stack([x] * n), b) for b in distinct for n in counts]
-        # What is lowered here is found again when a step is called.
+        # A later call of the step finds this code.
         lowered = [self._step.lower(self._p, self._embed, stack, np.float32(lr)) for stack in stacks]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda x: x.compile(), lowered))
 
     def warm(self, batches: list[Any]) -> None:
-        """Runs each shape in stacks once, and starts what makes them."""
+        """Runs a stack of each shape once, and starts the processes that schedule."""
         if self._device != "cpu":
             self.train(cavs.data.stacked((b for b in self.schedules(batches) for _ in range(self._stack)), self._stack))
             self._warm = True
             self.run(batches)
 
     def engines(self, batches: list[Any]) -> list[str]:
-        """The engines that run these batches."""
+        """Returns the names of the engines that run these batches."""
         if self._F is None:
             return []
         avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._p)
@@ -148,11 +150,11 @@ class Cavs:
         return sorted(map(choose.name_of, found))
 
     def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
-        """Training steps one after another; the losses before each update."""
+        """Runs training steps and returns the losses before each update."""
         return self.train(self.ahead(batches), lr)
 
     def train(self, batches: Iterable[Any], lr: float = 0.05) -> list[float]:
-        """The same for batches as `schedules` or `ahead` prepare them."""
+        """Does the same for batches prepared by `schedules` or `ahead`."""
         if lr not in self._rates:
             self._rates[lr] = jax.device_put(np.float32(lr))
         losses, rate = [], self._rates[lr]
@@ -166,14 +168,19 @@ class Cavs:
         return self.run(self.load([batch]) if isinstance(batch, list) else [batch], lr)[0]
 
     def compilations(self) -> int:
-        """How many shapes of batches were compiled."""
+        """Returns the number of compiled batch shapes."""
         return self._step._cache_size()
 
 
 def make_step(loss: Any, parts_of: Any = cavs.data.Packed.unpack, stacked: bool = False) -> Any:
-    """One jitted training step over a batch of which the second of `parts_of` is words: SGD of all parameters, and of the rows
-    of the table that were read. `loss(params, rows, parts)`; the words may be an array or a tree of them, so are the rows. For
-    `stacked` batches one step after another, and their losses."""
+    """Returns one jitted training step: SGD of all parameters, and of the rows of the embedding that the batch reads.
+
+    Args:
+        loss: The loss, `loss(params, rows, parts)`.
+        parts_of: Splits a batch into parts. The second part is the words, an array or a tree of arrays; `rows` has the
+            same structure.
+        stacked: Whether a batch is a stack of batches. The step then runs them in order and returns all losses.
+    """
 
     def step(params: Any, embed: Any, batch: Any, lr: Any) -> Any:
         parts = parts_of(batch)
@@ -197,12 +204,12 @@ def make_step(loss: Any, parts_of: Any = cavs.data.Packed.unpack, stacked: bool 
 
 
 def _parts(sched: cavs.Schedule) -> tuple[Any, ...]:
-    """A schedule, and the words and labels that came along with it."""
+    """Returns a schedule and its words and labels."""
     return sched, jnp.where(sched.input_id < 0, NO_WORD, sched.input_id), sched.label
 
 
 def _loss(F: cavs.VertexFunction, everywhere: bool, engine: str | None) -> Any:
-    """The mean loss over roots, or over all vertices, as `make_step` takes it."""
+    """Returns the mean loss over roots, or over all vertices, as a function for `make_step`."""
 
     def loss(params: Any, x: Any, parts: tuple[Any, ...]) -> Any:
         sched, _, labels = parts

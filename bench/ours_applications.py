@@ -1,8 +1,8 @@
-"""Our system on the applications of `bench.cells` under the peers' contract: as `bench.ours`, with several graphs a sample.
+"""Cavs on the applications of `bench.cells`: `bench.ours` with several graphs per sample.
 
-An encoder-decoder has chains and attention graphs, a tagger chains both ways and perhaps the chains of letters of its rare
-words: each is scheduled by itself, and all go to the device as one vector. What several graphs need is scheduled in the
-training loop's process, also on a GPU.
+An encoder-decoder has chains and attention graphs. A tagger has chains in both directions, and possibly the chains of letters
+of its rare words. Each is scheduled separately, and all are sent to the device as one vector. Samples with several graphs are
+scheduled in the process of the training loop, also on a GPU.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from bench.ours import NO_WORD, Cavs, graphs_of, make_step, stack_of
 from bench.sentences import CHARACTERS
 from cavs.vertex_programs import DAGNN, TDLSTM, TDRNN, BiLSTMTagger, CharBiLSTMTagger, EncoderDecoder, LatticeLSTM, RvNN
 
-ROOM = 8  # words to spell in a batch, at least: rounded up to a power of two, so that batches share compiled code
+ROOM = 8  # minimum number of spellings per batch; rounded up to a power of two, so that batches share compiled code
 
 
 def program(cell: str, hidden: int, embed: int, classes: int) -> Any:
-    """The ready vertex program of a cell."""
+    """Returns the ready vertex program of a cell."""
     return {
         "td_rnn": lambda: TDRNN(hidden),
         "td_lstm": lambda: TDLSTM(hidden),
@@ -39,13 +39,14 @@ def program(cell: str, hidden: int, embed: int, classes: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """A data set, read.
+    """A data set in memory.
 
-    - `graphs`: what is scheduled for each batch; the one with labels has a loss at all labelled vertices, those with
-      `input_id` read words of the table.
-    - `spellings`: chains of letters, both ways, or none; graph 0 stands in where a batch has fewer than there is room for.
-    - `first`: of each sample, and one more: the number of its first spelling.
-    - `room`: spellings of every batch.
+    Attributes:
+        graphs: The graphs to schedule for each batch. The loss is taken at all vertices with a label. Graphs with
+            `input_id` read words from the embedding.
+        spellings: Chains of letters in both directions, or none. Graph 0 is padding.
+        first: The index of the first spelling of each sample, and the number of spellings.
+        room: The number of spellings in every batch.
     """
 
     graphs: tuple[cavs.Graphs, ...]
@@ -54,12 +55,12 @@ class Samples:
     room: int = 0
 
     def streams(self, indices: list[np.ndarray]) -> list[tuple[cavs.Graphs, list[np.ndarray]]]:
-        """All kinds of graphs, and which of them these batches need."""
+        """Returns each kind of graphs with the indices that these batches need."""
         spelled = self._spelled(indices) if self.spellings else []
         return [(g, indices) for g in self.graphs] + [(g, spelled) for g in self.spellings]
 
     def _spelled(self, indices: list[np.ndarray]) -> list[np.ndarray]:
-        """The numbers of the spellings of each batch, and of stand-ins."""
+        """Returns the indices of the spellings of each batch, padded with graph 0."""
         index, batch = np.concatenate(indices), np.arange(len(indices)).repeat([len(i) for i in indices])
         counts = self.first[index + 1] - self.first[index]
         at, batch = np.arange(counts.sum()), batch.repeat(counts)
@@ -69,7 +70,7 @@ class Samples:
 
 
 def read(cell: str, batches: list[list[dict[str, Any]]]) -> Samples:
-    """All samples of these batches."""
+    """Reads all samples of these batches."""
     samples = [g for batch in batches for g in batch]
     if cell == "encoder_decoder":
         source, target = ([len(g[k]) for g in samples] for k in ("source", "target"))
@@ -97,14 +98,14 @@ def read(cell: str, batches: list[list[dict[str, Any]]]) -> Samples:
 
 
 def _with(graphs: cavs.Graphs, words: list[Any], labels: list[Any] | None = None) -> cavs.Graphs:
-    """These graphs with words, -1 where there are none, and labels."""
+    """Returns the graphs with words (-1 for no word) and labels."""
     ids = np.concatenate(words).astype(np.int32)
     label = None if labels is None else np.concatenate(labels).astype(np.int32)
     return dataclasses.replace(graphs, input_id=np.where(ids < 0, np.int32(NO_WORD), ids), label=label)
 
 
 def _spellings(batches: list[list[dict[str, Any]]]) -> tuple[tuple[cavs.Graphs, cavs.Graphs], np.ndarray, int]:
-    """`spellings`, `first` and `room` of `Samples`."""
+    """Returns `spellings`, `first` and `room` of `Samples`."""
     letters = [np.zeros(1, int), *(s for batch in batches for g in batch for s in g["spellings"])]
     first = np.cumsum([1, *(len(g["spellings"]) for batch in batches for g in batch)])
     most = max(sum(len(g["spellings"]) for g in batch) for batch in batches)
@@ -113,7 +114,7 @@ def _spellings(batches: list[list[dict[str, Any]]]) -> tuple[tuple[cavs.Graphs, 
 
 
 class CavsApplication(Cavs):
-    """One application, trained as `Cavs` trains."""
+    """One application, trained like `Cavs`."""
 
     def __init__(
         self, cell: str, params: dict[str, np.ndarray], threads: int = 2, device: str = "cpu", engine: str | None = None
@@ -122,7 +123,7 @@ class CavsApplication(Cavs):
         self._cell, self._everywhere = cell, cell in (*TAGGERS, "encoder_decoder", "lattice_lstm")
         self._p, self._embed = _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"}), jnp.array(params["embed"])
         loss = _loss(program(cell, hidden, embed, classes), self._everywhere, engine)
-        self._F = None  # several, perhaps, and each chooses its engine
+        self._F = None  # there may be several, and each chooses its engine
         self._step = make_step(loss, _parts, stacked=device != "cpu")
         self._device, self._rates = device, {}
         self._shapes: list[list[Any]] = [[] for _ in range(4)]  # one list for each kind of graphs
@@ -132,13 +133,13 @@ class CavsApplication(Cavs):
         return {k: np.asarray(v) for k, v in (_flat(self._p) | {"embed": self._embed}).items()}
 
     def load(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
-        """Reads a data set once: (samples, which of them) for each batch."""
+        """Reads a data set once. Returns (samples, indices of samples) for each batch."""
         start = time.perf_counter()
         samples, sizes = read(self._cell, batches), [len(b) for b in batches]
         self._stack = stack_of(sizes)
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
         for (graphs, numbers), shapes in zip(samples.streams(indices), self._shapes, strict=False):
-            # Few shapes, taken up from the largest: those of several kinds of graphs multiply.
+            # Use few shapes, starting with the largest: the numbers of shapes of several kinds of graphs multiply.
             vertices = [np.diff(graphs.vertex_offsets)[i].sum() for i in numbers]
             largest = [numbers[k] for k in np.argsort(vertices)[::-1]]
             for _ in cavs.data.schedules(graphs, largest, shapes=shapes, fields=_fields(graphs)):
@@ -147,7 +148,7 @@ class CavsApplication(Cavs):
         return [(samples, i) for i in indices]
 
     def schedules(self, batches: list[Any], workers: int = 0) -> Iterator[cavs.data.Packed]:
-        """All that the host does for these batches, one after another: schedules, words, letters, labels."""
+        """Does all host work of these batches: yields schedules with words, letters and labels."""
         of = batches[0][0].streams([i for _, i in batches])
         workers = workers if len(of) == 1 else 0
         known = [tuple(s) if workers > 1 else s for s in self._shapes]
@@ -160,29 +161,29 @@ class CavsApplication(Cavs):
 
 
 def _fields(graphs: cavs.Graphs) -> list[str]:
-    """What comes along with schedules of these graphs: words or letters, labels."""
+    """Returns the fields that schedules of these graphs hold: words or letters, and labels."""
     return [name for name in ("input_id", "label") if getattr(graphs, name) is not None]
 
 
 def _parts(batch: Any) -> tuple[Any, ...]:
-    """The schedules of a batch, and the words of each kind of graphs that reads them."""
+    """Returns the schedules of a batch, and the words of each kind of graphs that reads words."""
     scheds = tuple(batch.unpack()) if isinstance(batch, cavs.data.Packed) else (batch,)
     return scheds, tuple(jnp.where(s.input_id < 0, NO_WORD, s.input_id) for s in _readers(scheds))
 
 
 def _readers(scheds: tuple[cavs.Schedule, ...]) -> list[cavs.Schedule]:
-    """Those of graphs that read the words' table, not letters."""
+    """Returns the schedules of graphs that read words, not letters."""
     return [s for s in scheds if "input_id" in s.shape.fields][: 1 if len(scheds) == 4 else None]
 
 
 def _letters(words: cavs.Schedule, spellings: cavs.Schedule) -> tuple[jax.Array, jax.Array]:
-    """The letters of a batch, and for each word which spelling is its own."""
+    """Returns the letters of a batch, and the spelling of each word (-1 for none)."""
     rare = words.input_id == NO_WORD
     return jnp.maximum(spellings.input_id, 0), jnp.where(rare, jnp.cumsum(rare) - 1, -1)
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """`encoder.w` becomes `w` within `encoder`."""
+    """Nests a flat dict: `encoder.w` becomes `w` in `encoder`."""
     out: dict[str, Any] = {}
     for name, value in flat.items():
         at, (*parts, last) = out, name.split(".")
@@ -200,7 +201,7 @@ def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _loss(ready: Any, everywhere: bool, engine: str | None) -> Any:
-    """The mean loss over the labels, as `make_step` takes it."""
+    """Returns the mean loss over the labels, as a function for `make_step`."""
 
     def loss(params: Any, rows: tuple[Any, ...], batch: tuple[Any, ...]) -> Any:
         scheds, _ = batch

@@ -1,4 +1,4 @@
-"""A system's worker process (`bench.worker`), and the pipe to it."""
+"""The worker process of a system (`bench.worker`), and the pipe to it."""
 
 import json
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PRECISION = {"cpu": "fp32", "gpu": "tf32"}  # unless a run asks for another
-OF_JAX = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "BF16_BF16_F32"}  # float32 kept and summed in all of them
-PROFILED = "--xla_enable_command_buffers_during_profiling=true"  # XLA's kernels as they run when nobody looks
-# Without these every large temporary is mapped and page-faulted anew each step; all systems get them.
+PRECISION = {"cpu": "fp32", "gpu": "tf32"}  # the default precision
+OF_JAX = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "BF16_BF16_F32"}  # all keep and sum float32
+PROFILED = "--xla_enable_command_buffers_during_profiling=true"  # profiled kernels run as they do without the profiler
+# Without these settings every large temporary is mapped and page-faulted again in each step. All systems get them.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
 
 
 class WorkerDied(Exception):
-    """The process of a system ended."""
+    """The process of a system has ended."""
 
 
 class Remote:
@@ -31,7 +31,10 @@ class Remote:
         log: Path | None = None,
         precision: str | None = None,
     ):
-        paths = [str(ROOT), *([] if python else filter(None, [os.environ.get("PYTHONPATH")]))]  # an older Python has its own
+        paths = [
+            str(ROOT),
+            *([] if python else filter(None, [os.environ.get("PYTHONPATH")])),
+        ]  # for this Python
         environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
         if device == "cpu":
             environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
@@ -57,7 +60,7 @@ class Remote:
             os.sched_setaffinity(self._process.pid, cores)
 
     def __call__(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """The answer to one command; `{"error": ...}` where it failed."""
+        """Sends one command and returns the answer, `{"error": ...}` if the command failed."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")

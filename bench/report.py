@@ -1,4 +1,4 @@
-"""The Markdown tables, from committed results alone: the same JSON gives the same bytes."""
+"""The Markdown tables, generated from committed results only. Equal JSON gives equal bytes."""
 
 import dataclasses
 import statistics
@@ -6,53 +6,53 @@ from typing import Any
 
 from bench.cases import parse
 
-MOST_SCHEDULING = 0.05  # of a step, that ours should stay below
-BUSY_CORES = 0.15  # that other programs took while a case was timed, above which the table warns
+MOST_SCHEDULING = 0.05  # the largest share of a step that scheduling should take in Cavs
+BUSY_CORES = 0.15  # cores used by other programs during a case, above which the table warns
 
 Records = dict[str, list[dict[str, Any]]]
 
 HEAD = """# Results
 
-Written by `python -m bench report` from the JSON beside this file; do not edit. Times are medians of a whole training step
-in milliseconds. Ratios are of medians within one run: how many times as long as ours a system takes (below 1: it is faster).
-Floor: the step's matrix products alone at the rate of a 1024 x 1024 x 1024 product (8192 on GPU) measured in the same run;
-element-wise work, memory traffic and the order of the levels are not in it.
+`python -m bench report` generates this file from the JSON files next to it; do not edit it. Times are medians of a whole
+training step in milliseconds. Ratios compare medians of one run: the time of a system relative to Cavs (below 1: it is faster
+than Cavs). The floor is the time of the step's matrix products at the rate of a 1024 x 1024 x 1024 product (8192 on a GPU),
+measured in the same run. It excludes element-wise operations, memory traffic and the order of the levels.
 """
 
 
 OURS = ("cavs", "cavs_scan", "cavs_persistent")
-# These replay one structure, launched once for all: bounds, not ways to train on changing graphs.
+# These replay one captured structure. They are bounds: they cannot train on graphs that change.
 BOUNDS = ("torch_cuda_graph", "torch_triton_graph", "torch_packed_graph", "torch_padded_graph")
 
 
 def median(system: dict[str, Any]) -> float | None:
-    """Seconds a step of one system of a record, or None where it did not run."""
+    """Returns the median seconds per step of one system of a record, or None if it did not run."""
     return statistics.median(system["samples"]) if system.get("samples") else None
 
 
 def engine_of(name: str, system: dict[str, Any]) -> str:
-    """The engine that one of ours ran, by its record or its name."""
+    """Returns the engine that Cavs ran, by its record or its name."""
     return system.get("engine", name.removeprefix("cavs_") if name != "cavs" else "scan")
 
 
 def cannot_run(system: dict[str, Any]) -> bool:
-    """Whether it is absent from this case by design or for want of a package, rather than failed."""
+    """Returns whether a system is absent by design or for lack of a package, rather than because it failed."""
     why = system.get("absent", "")
     return why.startswith(("no ", "not on ", "trees only", "needs ", "compiles for minutes"))
 
 
 def tables(found: Records) -> str:
-    """All tables of all devices."""
+    """Returns all tables of all devices."""
     out = [HEAD]
     for device, records in found.items():
         suites = list(dict.fromkeys((r["suite"], r.get("precision", "")) for r in records))
-        out.append(f"\n## {device}\n\n{_environment(records)}\n### Against us\n\n{_against(records)}")
+        out.append(f"\n## {device}\n\n{_environment(records)}\n### Where another system is faster\n\n{_against(records)}")
         for suite, precision in suites:
             mine = [r for r in records if (r["suite"], r.get("precision", "")) == (suite, precision)]
             mine.sort(key=lambda r: dataclasses.astuple(parse(r["case"])))
             suite += f", {precision}" if precision else ""
             if suite == "scheduling":
-                out.append(f"\n### Suite {suite}: every setting of the other suites, ours alone\n\n{_schedules(mine)}")
+                out.append(f"\n### Suite {suite}: every setting of the other suites, Cavs alone\n\n{_schedules(mine)}")
                 continue
             out.append(f"\n### Suite {suite}: a training step\n\n{_steps(mine)}")
             if precision:
@@ -75,7 +75,7 @@ def _environment(records: list[dict[str, Any]]) -> str:
     newest = max(records, key=lambda r: (r["date"], r["started"]))
     e = newest["environment"]
     versions: dict[str, str] = {}
-    for system in e["versions"].values():  # ours first; a peer under another interpreter adds what it alone has
+    for system in e["versions"].values():  # Cavs first; a peer under another interpreter adds its own packages
         versions = {k: v for k, v in system.items() if k != "device"} | versions
     changed = " with changes" if e["changed"] else ""
     lines = [
@@ -89,29 +89,29 @@ def _environment(records: list[dict[str, Any]]) -> str:
             if s.get("gemm"):
                 rates[n] = max(rates.get(n, 0.0), s["gemm"])
     by_rate = ", ".join(f"{n} {rate:.0f}" for n, rate in rates.items())
-    lines.append(f"- Rate of a large float32 product, GFLOP/s, best seen, by the library that each system calls: {by_rate}")
+    lines.append(f"- Rate of a large float32 product in GFLOP/s, the best measured, by the library of each system: {by_rate}")
     busy = [r for r in records if r.get("other_cores", 0.0) > BUSY_CORES]
     if busy:
         most = max(r["other_cores"] for r in busy)
-        lines.append(f"- NOISY: other programs took up to {most:.1f} cores during {len(busy)} of {len(records)} cases.")
+        lines.append(f"- NOISY: other programs used up to {most:.1f} cores during {len(busy)} of {len(records)} cases.")
     cached = sum(_cached(r) for r in records)
     if cached:
-        lines.append(f"- JAX found compiled code in its cache in {cached} cases: the tables of compilation leave them out.")
+        lines.append(f"- JAX found compiled code in its cache in {cached} cases; the tables of compilation omit them.")
     streams = [s["stream"] for r in records for s in r["systems"].values() if "stream" in s]
     if streams and max(streams) > 256:  # on a GPU
-        lines.append(f"- A sample is a stream of {min(streams)} to {max(streams)} steps, its pipeline's start inside.")
+        lines.append(f"- A sample is a stream of {min(streams)} to {max(streams)} steps and includes the start-up.")
     quick = sum(r["quick"] for r in records)
     if quick:
-        lines.append(f"- {quick} of {len(records)} cases by `--quick`: few samples.")
+        lines.append(f"- {quick} of {len(records)} cases are from `--quick` runs, with few samples.")
     absent: dict[str, str] = {}
     for r in records:
         absent |= {n: s["absent"] for n, s in r["systems"].items() if s.get("absent", "").startswith("needs ")}
-    lines += [f"- Not here: {name}, {why}" for name, why in absent.items()]
+    lines += [f"- Not installed: {name}, {why}" for name, why in absent.items()]
     return "\n".join(lines) + "\n"
 
 
 def _against(records: list[dict[str, Any]]) -> str:
-    """Where another system is faster than ours, and where our scheduling takes more of a step than it may."""
+    """Lists the cases in which another system is faster than Cavs, and those in which Cavs' scheduling takes too much."""
     faster, slow, compared, most = [], [], 0, 0.0
     for r in sorted(records, key=lambda r: (r["suite"], dataclasses.astuple(parse(r["case"])))):
         times = {n: t for n, s in r["systems"].items() if (t := median(s)) is not None}
@@ -132,7 +132,7 @@ def _against(records: list[dict[str, Any]]) -> str:
                 slow.append(f"- {_named(r)}: {n} {100 * share:.1f} %\n")
     return (
         f"Another system is faster in {len(faster)} of {compared} cases:\n\n{''.join(faster)}\n"
-        f"Scheduling takes over {100 * MOST_SCHEDULING:.0f} % of a step, of host time, in "
+        f"Scheduling takes over {100 * MOST_SCHEDULING:.0f} % of a step in host time in "
         + (f"{len(slow)}:\n\n{''.join(slow)}" if slow else f"none of {len(records)} cases: at most {100 * most:.1f} %.\n")
     )
 
@@ -142,17 +142,17 @@ def _named(record: dict[str, Any]) -> str:
 
 
 def row(*cells: str) -> str:
-    """A line of a Markdown table."""
+    """Returns a row of a Markdown table."""
     return "| " + " | ".join(cells) + " |\n"
 
 
 def head(*cells: str) -> str:
-    """Its first two lines."""
+    """Returns the first two lines of a Markdown table."""
     return row(*cells) + "|" + "---|" * len(cells) + "\n"
 
 
 def names_of(records: list[dict[str, Any]]) -> list[str]:
-    """The systems that ran anywhere in these records, in the order of the suite."""
+    """Returns the systems that ran in any of these records, in the order of the suite."""
     names = dict.fromkeys(n for r in records for n in r["systems"])
     return [n for n in names if any(median(r["systems"].get(n, {})) is not None or _failed(r, n) for r in records)]
 
@@ -196,7 +196,7 @@ def _steps(records: list[dict[str, Any]]) -> str:
             share,
             *cells,
         )
-    notes = [f"- (!) another loss than the median of all systems before or after two updates: {x}" for x in disagree]
+    notes = [f"- (!) the loss before or after two updates differs from the median of all systems: {x}" for x in disagree]
     notes += [f"- failed: {n}: {why}" for n, why in failures.items()]
     return out + ("\n" + "\n".join(notes) + "\n" if notes else "")
 
@@ -204,8 +204,8 @@ def _steps(records: list[dict[str, Any]]) -> str:
 def _schedules(records: list[dict[str, Any]]) -> str:
     names = [n for n in names_of(records) if any(r["systems"].get(n, {}).get("schedule") for r in records)]
     adds = any("with_schedule" in r["systems"].get("cavs", {}) for r in records)
-    columns = (("cavs: what it adds to the step, by steps with and without it",) if adds else ()) + (
-        "cavs reading files, ms a step",
+    columns = (("cavs: time added to the step, from steps with and without scheduling",) if adds else ()) + (
+        "cavs reading files, ms per step",
     )
     out = head("case", *(f"{n}, ms (share of its step)" for n in names), *columns)
     for r in records:
@@ -230,7 +230,7 @@ def _schedules(records: list[dict[str, Any]]) -> str:
 
 def _device_times(records: list[dict[str, Any]]) -> str:
     names = [n for n in names_of(records) if any(r["systems"].get(n, {}).get("device", {}).get("seconds") for r in records)]
-    out = head("case", *(f"{n}: ms a step, of it products, moves (kernels)" for n in names))
+    out = head("case", *(f"{n}: ms per step, of which products, moves (kernels)" for n in names))
     for r in records:
         cells = []
         for n in names:

@@ -1,9 +1,9 @@
-"""Runs a suite: one worker process a system, systems interleaved in rounds, every sample recorded.
+"""Runs a suite: one worker process per system, systems interleaved in rounds, every sample recorded.
 
-A worker holds its system through all cases, so imports are paid once. Only one worker is timed at a time; on a GPU's machine
-of many cores several cases are compiled beside each other, in workers of their own, before any of them is timed. A round lets
-each open system pass over the same batches once or a few times, in an order that rotates: a drift of the machine hits all
-alike, and ratios are of medians within the run.
+A worker keeps its system through all cases, so it imports once. Only one worker is timed at a time. On a GPU machine with many
+cores, several cases are compiled in parallel, in workers of their own, before any of them is timed. In a round each system
+passes over the same batches once or a few times, in an order that rotates. Drift of the machine therefore affects all systems
+equally, and ratios compare medians of one run.
 """
 
 import math
@@ -21,10 +21,10 @@ from bench.remote import PRECISION, Remote, WorkerDied
 from bench.systems import SYSTEMS
 
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}  # relative, of the losses before and after two updates
-QUICK_WARM = 60.0  # seconds of a quick run after which a system that still compiles is left out of a case, if there are others
-BUSY = 0.5  # load above which a run is suspect
-# On a GPU one sample is a stream of steps as an epoch is: so many seconds, with the start of whatever pipeline a system has,
-# but of so many batches at most. Of each system at least so many samples.
+QUICK_WARM = 60.0  # seconds of compilation after which a quick run leaves a system out of a case, if there are others
+BUSY = 0.5  # load above which the results may be noisy
+# On a GPU one sample is a stream of steps, like an epoch, with the start-up of the system's pipeline. These are its length in
+# seconds, its maximum number of batches, and the minimum number of samples of each system.
 STREAM, LONGEST, SAMPLES = 0.35, 1024, 5
 
 
@@ -44,10 +44,10 @@ class Bench:
         self.missing: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
         self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log, precision)
-        # Workers of the second, third, ... case that is prepared at once: (system, number) -> worker.
+        # Workers of the second, third, ... case that is prepared in parallel: (system, index) -> worker.
         self._more: dict[tuple[str, int], Remote] = {}
         self.device, self._log, self._precision = device, log, precision or PRECISION[device]
-        # On a machine of many cores workers start and compile beside each other; they are timed one at a time.
+        # On a GPU machine workers start and compile in parallel. They are timed one at a time.
         self._pool = ThreadPoolExecutor(cores() if device == "gpu" else 1)
         wanted = [n for n in names if device in SYSTEMS[n].devices]
         for name, (remote, hello) in zip(wanted, self._pool.map(self._start, wanted), strict=True):
@@ -73,7 +73,7 @@ class Bench:
             remote.close()
 
     def ask(self, name: str, command: str, slot: int = 0, **arguments: Any) -> dict[str, Any]:
-        """A worker's answer; a worker that dies (out of memory, say) is started anew for the next case."""
+        """Returns a worker's answer. A worker that dies (out of memory, for example) is restarted for the next case."""
         try:
             if slot and (name, slot) not in self._more:
                 self._more[name, slot] = self._new(name)
@@ -104,7 +104,7 @@ class Bench:
         left_out: Callable[[Case, str], str | None] = lambda case, name: None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> Iterator[dict[str, Any]]:
-        """Cases on all systems that can run them: all prepared at once, then timed one after another; a record each."""
+        """Runs cases on all systems that can run them. Prepares all cases in parallel, then times and yields each."""
 
         def prepare(job: tuple[int, Case, str]) -> dict[str, Any]:
             slot, case, name = job
@@ -126,7 +126,7 @@ class Bench:
 
         before, started = load(), time.strftime("%Y-%m-%dT%H:%M:%S")
         jobs = [(slot, case, name) for slot, case in enumerate(cases) for name in names]
-        # Those that compile for long come first: what is left then fills the other cores.
+        # Systems with long compilation come first; the others then fill the remaining cores.
         order = sorted(range(len(jobs)), key=lambda i: not SYSTEMS[jobs[i][2]].compiles_long)
         answers = dict(zip(order, self._pool.map(prepare, [jobs[i] for i in order]), strict=True))
         prepared = [answers[i] for i in range(len(jobs))]
@@ -154,7 +154,7 @@ class Bench:
         seconds: float,
         tell: Callable[[str], None],
     ) -> None:
-        """The timed part of one case, into its record; `found` is what preparing gave for each system."""
+        """Times one case and fills its record. `found` holds the answers of each system's preparation."""
         case, steps, systems = record["case"], record["steps"], record["systems"]
         for name, prepared in found.items():
             if "error" in prepared:
@@ -198,7 +198,7 @@ class Bench:
         record["load_after"] = load()
 
     def _passes(self, name: str, slot: int, steps: int) -> int:
-        """Passes over a case's batches in one sample on a GPU; what a short stream takes is mostly its start: look again."""
+        """Returns the passes over the batches in one sample on a GPU. Short streams are mostly start-up: measure again."""
         passes, most = 1, max(1, LONGEST // steps)
         for _ in range(3):
             answer = self.ask(name, "round", slot, samples=1, passes=passes)
@@ -222,7 +222,7 @@ def _check(systems: dict[str, Any], tolerance: float) -> None:
 
 
 def _rounded(x: Any) -> Any:
-    """Seven digits are plenty, and a diff of results stays readable."""
+    """Rounds to seven digits, so that diffs of results stay readable."""
     if isinstance(x, float):
         return float(f"{x:.7g}")
     if isinstance(x, dict):

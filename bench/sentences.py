@@ -1,8 +1,11 @@
-"""Sentences of the bench, drawn from a seed: for pyramids, translation, lattices and taggers (NumPy only, Python 3.8 too).
+"""Sentences for pyramids, translation, lattices and taggers, drawn from a seed (NumPy only; also for Python 3.8).
 
-Samples are dicts of arrays: sentences `words`, `label`; pairs `source`, `target`, `labels` (one a target word); character
-lattices `words`, `labels`, `spans` (words of a lexicon: first and last character), `span_words`; tagged sentences `words`,
-`labels`, and where rare words are spelled `spellings`, the characters of each word that is -1.
+Samples are dicts of arrays:
+
+- sentences: `words`, `label`
+- pairs: `source`, `target`, `labels` (one per target word)
+- character lattices: `words`, `labels`, `spans` (first and last character of each word of the lexicon), `span_words`
+- tagged sentences: `words`, `labels`, and, if rare words are spelled, `spellings`: the characters of each word that is -1
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ CHARACTERS = 100
 
 
 def sentences(rng, count: int) -> list:
-    """Sentences of a treebank's lengths, for pyramids: 19.2 words on average, standard deviation 9.3."""
+    """Draws sentences of a treebank's lengths, for pyramids: 19.2 words on average, standard deviation 9.3."""
     lengths = np.clip(np.rint(rng.gamma(4.26, 4.5, count)), 2, 52).astype(int)
     return [{"words": rng.integers(VOCAB, size=n), "label": int(rng.integers(CLASSES))} for n in lengths.tolist()]
 
 
 def pairs(rng, count: int) -> list:
-    """Sentence pairs with the lengths of a small English-Japanese corpus: 9.3 words on average, and 13.7."""
+    """Draws sentence pairs with the lengths of a small English-Japanese corpus: 9.3 and 13.7 words on average."""
     source = np.clip(np.rint(rng.gamma(5.6, 1.66, count)), 2, 54).astype(int)
     target = np.clip(np.rint(source * rng.normal(1.47, 0.28, count)), 2, 66).astype(int)
     return [
@@ -31,7 +34,7 @@ def pairs(rng, count: int) -> list:
 
 
 def characters(rng, count: int) -> list:
-    """Character lattices: 44 characters on average, and a word of 2 to 4 characters from every second one."""
+    """Draws character lattices: 44 characters on average, and a word of 2 to 4 characters at every second one."""
     samples = []
     for n in np.clip(np.rint(rng.gamma(3.0, 14.7, count)), 5, 211).astype(int).tolist():
         first = np.flatnonzero(rng.random(n) < 0.53)
@@ -49,13 +52,16 @@ def characters(rng, count: int) -> list:
 
 
 def tagged(rng, count: int) -> list:
-    """Sentences with WikiNER's lengths, a label a word: 24.5 words on average, standard deviation 11.9."""
+    """Draws sentences of WikiNER's lengths with a label per word: 24.5 words on average, standard deviation 11.9."""
     lengths = np.clip(np.rint(rng.gamma(4.24, 5.79, count)), 1, 144).astype(int)
     return [{"words": rng.integers(VOCAB, size=n), "labels": rng.integers(CLASSES, size=n)} for n in lengths.tolist()]
 
 
 def spelled(rng, count: int) -> list:
-    """The same where words seen fewer than 5 times are spelled, one in eight there: 7.5 letters, deviation 2.8."""
+    """Draws the same with spelled rare words: one in eight, 7.5 letters on average, standard deviation 2.8.
+
+    In WikiNER one word in eight is seen fewer than 5 times.
+    """
     samples = tagged(rng, count)
     for sample in samples:
         rare = rng.random(len(sample["words"])) < 0.125

@@ -1,4 +1,4 @@
-"""Results as data: `bench/results/<device>/<date>.json`, written after every case so that a run resumes where it stopped."""
+"""Results as data: `bench/results/<device>/<date>.json`, written after every case so that a run can be resumed."""
 
 import json
 import os
@@ -10,23 +10,23 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CLOCK = (
-    "Wall time of a whole training step. In: selecting the batch, scheduling or graph construction, padding, transfer to the "
-    "device, forward, backward, SGD of all parameters and of the embedding's rows that were read, and for the synchronous "
-    "systems reading the loss. Out: reading graphs from files (ours computes heights there; `reading` is its time a step), "
-    "compilation and every batch's first pass (`first`, `warm`). Ours may prepare the next batches while the device works."
+    "Wall time of a whole training step. Included: selecting the batch, scheduling or graph construction, padding, transfer to "
+    "the device, forward, backward, SGD of all parameters and of the embedding's rows that were read, and for the synchronous "
+    "systems reading the loss. Excluded: reading graphs from files (Cavs computes heights there; `reading` is its time per "
+    "step), compilation and the first pass over every batch (`first`, `warm`). Cavs may prepare the next batches meanwhile."
 )
 
 
-# What the precision of a run means, in every record's environment.
+# The meaning of a run's precision, stored in every record's environment.
 MEANING = {
     "fp32": "float32",
-    "tf32": "float32 with TF32 products; ours may be of scaled float16 instead, which has as many bits",
+    "tf32": "float32 with TF32 products; products of Cavs may be in scaled float16, which has as many bits",
     "bf16": "bf16 products: JAX systems keep float32 and sum in float32 (BF16_BF16_F32), PyTorch's are bf16 throughout",
 }
 
 
 def device_name(device: str, threads: int, versions: dict[str, dict[str, str]]) -> str:
-    """Such as `cpu-amd-epyc-2t`, or `gpu-nvidia-h200`."""
+    """Returns the name of the device, for example `cpu-amd-epyc-2t` or `gpu-nvidia-h200`."""
     if device == "gpu":
         name = next((v["device"] for v in versions.values() if "device" in v), "unknown")
     else:
@@ -43,7 +43,7 @@ def device_name(device: str, threads: int, versions: dict[str, dict[str, str]]) 
 def environment(
     device: str, threads: int, versions: dict[str, dict[str, str]], commit: str | None = None, precision: str | None = None
 ) -> dict[str, Any]:
-    """What a reader must know to judge or repeat the numbers; `commit` where this is no checkout that could tell."""
+    """Returns what a reader needs to judge or repeat the results. Pass `commit` if this is not a git checkout."""
     from bench.lines import count
 
     return {
@@ -70,7 +70,7 @@ def _git(*arguments: str) -> str:
 
 
 class Store:
-    """One file of results: environments, and records that say by number which one was theirs."""
+    """One file of results: environments, and records with the index of their environment."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -79,7 +79,7 @@ class Store:
             self.data = json.loads(path.read_text())
 
     def done(self, suite: str, case: str, names: tuple[str, ...], quick: bool, precision: str = "") -> bool:
-        """Whether a record of this case holds all these systems (or why they are absent); a full one serves for a quick one."""
+        """Returns whether a record of this case holds all these systems. A full record also counts as a quick one."""
         return any(
             key(r) == (suite, case, precision) and r["quick"] <= quick and set(names) <= set(r["systems"])
             for r in self.data["records"]
@@ -98,19 +98,19 @@ class Store:
 
 
 def dumps(data: dict[str, Any]) -> str:
-    """JSON with one system a line: small enough to commit, and a diff shows what changed."""
+    """Returns JSON with one line per system, so that diffs are readable."""
     text = json.dumps(data, indent=1)
-    # Collapse what is nested deeper than a system of a record.
+    # Collapse everything nested deeper than the systems of a record.
     return re.sub(r"\n {6,}|\n {5}(?=[}\]])", " ", text) + "\n"
 
 
 def key(record: dict[str, Any]) -> tuple[str, str, str]:
-    """Suite, case and precision, "" for a device's own: of equal ones the newest counts."""
+    """Returns suite, case and precision ("" for the device's default). The newest record of a key counts."""
     return record["suite"], record["case"], record.get("precision", "")
 
 
 def latest(results: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
-    """Device -> records, of each suite's case the newest; each with its environment and date put in."""
+    """Returns the newest record of each case by device, with its environment and date."""
     found: dict[str, list[dict[str, Any]]] = {}
     for folder in sorted(p for p in results.glob("*") if p.is_dir()):
         newest: dict[tuple[str, str, str], dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Which cases and systems a suite runs: the grids of the papers' figures, and smaller ones for `--quick`."""
+"""The cases and systems of each suite: the grids of the papers' figures, and smaller ones for `--quick`."""
 
 from bench.cases import Case
 from bench.systems import SYSTEMS
@@ -32,7 +32,7 @@ PEERS = (
     "dgl",
     "dynet",
 )
-# Each optimization off alone, on alone (as in the paper), all off, and vertex after vertex.
+# Each optimization off alone, on alone (as in the paper), all off, and the serial policy.
 ABLATION = (
     "cavs",
     "cavs-no-fusion",
@@ -44,9 +44,9 @@ ABLATION = (
     "cavs-lazy-alone",
     "cavs-serial",
 )
-# Suite `lstm`: who runs long chains of equal length.
+# Suite `lstm`: the systems for long chains of equal length.
 CHAINS = ("cavs", "torch_packed_lstm", "torch_packed_graph", "torch_padded_graph", "jax_cudnn_rnn", "torch_flashrnn")
-# What the applications run over.
+# The data of the applications.
 SHAPE = {
     "td_rnn": "sentences",
     "td_lstm": "sentences",
@@ -64,8 +64,8 @@ def _case(cell: str, shape: str, hidden: int, batch: int, embed: int | None = No
 
 
 def _cavs(quick: bool, device: str) -> list[Case]:
-    """Cavs, figures 8 and 9, tables 1 and 2: four models over batch and hidden, Tree-FC over leaves, Tree-LSTM over batch."""
-    if quick and device == "gpu":  # what matters most comes first: a run may be cut off by --minutes
+    """Cavs, figures 8 and 9, tables 1 and 2: models over batch and hidden size, Tree-FC over leaves."""
+    if quick and device == "gpu":  # the most important cases come first: --minutes may end a run
         return [
             *(_case("tree_lstm", "sst", 512, b) for b in (64, 1, 16, 256)),
             *(_case("lstm", shape, 512, 64) for shape in ("fixed-64", "chains")),
@@ -86,7 +86,7 @@ def _cavs(quick: bool, device: str) -> list[Case]:
 def _vpps(quick: bool, device: str) -> list[Case]:
     """VPPS, figure 8 (Tree-LSTM over batch), 9 (over hidden and batch), 12 (its other applications over batch), at its sizes.
 
-    Table I, weights loaded, counts bytes of a GPU's memory, which no clock shows.
+    Table I counts bytes of GPU memory, which timings cannot show.
     """
     batches = (2, 32) if quick else (1, 2, 4, 8, 16, 32, 64, 128)
     cases = [_case("tree_lstm", "sst", 256, b) for b in batches]
@@ -103,7 +103,7 @@ def _ablation(quick: bool, device: str) -> list[Case]:
 
 
 def _scaling(quick: bool, device: str) -> list[Case]:
-    """Other shapes of graphs, and how time grows with batch and leaves."""
+    """Other shapes of graphs, and scaling with batch size and leaves."""
     h = 64 if quick else 256
     shapes = ("dependency", "lattice", "deep-300", "wide-128")
     cases = [_case("child_sum", s, h, b) for s in shapes for b in ((16,) if quick else (1, 16, 64))]
@@ -111,24 +111,24 @@ def _scaling(quick: bool, device: str) -> list[Case]:
 
 
 def _applications(quick: bool, device: str) -> list[Case]:
-    """The models of VPPS, section IV, Echo's encoder-decoder, and what users of the field run, at batch 1, 16 and 64."""
+    """The models of VPPS, section IV, Echo's encoder-decoder, a lattice LSTM and DAGNN, at batch size 1, 16 and 64."""
     return [_case(cell, shape, 64 if quick else 256, b) for cell, shape in SHAPE.items() for b in (1, 16, 64)]
 
 
 def _lstm(quick: bool, device: str) -> list[Case]:
-    """The LSTM against the libraries made for it: chains of 64 words over hidden and batch."""
+    """The LSTM against libraries specialised in it: chains of 64 words over hidden and batch size."""
     sizes = (256, 512, 1024) if device == "gpu" else (256,)
     return [_case("lstm", "fixed-64", h, b) for h in sizes for b in (64, 16, 1)]
 
 
 def _scheduling(quick: bool, device: str) -> list[Case]:
-    """Every setting of the other suites, full and quick: ours alone, for the share of a step that scheduling takes."""
+    """Every setting of the other suites, full and quick, with Cavs alone: scheduling's share of a step."""
     others = [suite for suite in SUITES.values() if suite is not _scheduling]
     return [c for suite in others for full in (False, True) for c in suite(full, device)]
 
 
-# Quick runs on a GPU: every system in the first case, elsewhere ours and what comes closest to it, since JAX compiles a minute
-# for each case and system.
+# Quick runs on a GPU time every system in the first case, and Cavs and the closest peers elsewhere, because JAX compiles for a
+# minute per case and system.
 CLOSEST = {
     "lstm": ("cavs", "torch_packed_lstm", "torch_packed_graph", "jax_cudnn_rnn"),
     "tree_lstm": ("cavs", "torch_triton_graph", "torch_cuda_graph", "jax_scan"),
@@ -147,12 +147,12 @@ SUITES = {
 
 
 def cases_of(suite: str, quick: bool, device: str = "cpu") -> list[Case]:
-    """The cases of a suite, each once."""
+    """Returns the distinct cases of a suite."""
     return list(dict.fromkeys(SUITES[suite](quick, device)))
 
 
 def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
-    """The systems of a suite that there are on a device, ours first."""
+    """Returns the systems of a suite that a device supports, Cavs first."""
     if suite == "scheduling":
         return ("cavs",)
     if suite == "ablation":
@@ -161,7 +161,7 @@ def systems_of(suite: str, quick: bool, device: str = "cpu") -> tuple[str, ...]:
 
 
 def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str | None:
-    """Why a quick run leaves a system out of a case, or None."""
+    """Returns why a quick run leaves a system out of a case, or None."""
     if suite != "cavs" or not quick or device != "gpu":
         return None
     if name in ("torch_compiled", "cavs_scan"):

@@ -1,11 +1,11 @@
-"""Which systems the bench knows: where each lives, what it needs, what it runs (also read by the older Python of DyNet)."""
+"""The systems: where each is implemented, what it needs, and what it runs (also read under Python 3.8 for DyNet)."""
 
 import importlib
 import importlib.util
 
 from bench.cells import APPLICATIONS, BASIC, CELLS, TAGGERS, TREES
 
-PRECISIONS = ("fp32", "tf32", "bf16")  # of products; fp32 alone on a CPU
+PRECISIONS = ("fp32", "tf32", "bf16")  # of products; only fp32 on a CPU
 DYNET_LIKE = (*BASIC, "td_rnn", "rvnn")
 VPPS = ("td_rnn", "td_lstm", "rvnn", *TAGGERS)
 
@@ -31,15 +31,15 @@ class System:
     ):
         self.module, self.cls, self.cells, self.needs, self.install = module, cls, cells, needs, install
         self.devices, self.trees_only, self.widest, self.options = devices, trees_only, widest, options
-        self.compiles = compiles  # every new structure, for long
-        self.elsewhere = dict(elsewhere)  # cell -> module and class, where they are others
-        self.slow = slow  # to compile or to run, or beaten by a sibling: quick runs time it in one size alone
-        # JAX takes the precision of products for all code; PyTorch peers in bf16 are written so.
+        self.compiles = compiles  # compiles every new structure, for a long time
+        self.elsewhere = dict(elsewhere)  # cell -> other module and class
+        self.slow = slow  # to compile or to run, or slower than a sibling: quick runs time it at one size
+        # JAX sets the precision of products globally; PyTorch peers need code for bf16.
         self.precisions = precisions or (PRECISIONS if "jax" in needs else PRECISIONS[:2])
-        self.compiles_long = bool({"jax", "flashrnn"} & set(needs))  # on a GPU: prepared before the others
+        self.compiles_long = bool({"jax", "flashrnn"} & set(needs))  # on a GPU it is prepared first
 
     def runs(self, case, device, quick=False, precision=""):
-        """Why this system cannot run a case, or None."""
+        """Returns why this system cannot run a case, or None."""
         if device not in self.devices:
             return "not on " + device
         if precision and precision not in self.precisions:
@@ -57,11 +57,11 @@ class System:
         return None
 
     def missing(self):
-        """The modules that it needs and that this interpreter lacks."""
+        """Returns the required modules that this interpreter lacks."""
         return [m for m in self.needs if importlib.util.find_spec(m) is None]
 
     def make(self, case, params, threads, device):
-        """The model, by the contract of `bench.peers`."""
+        """Returns the model, under the contract of `bench.peers`."""
         module, cls = self.elsewhere.get(case.cell, (self.module, self.cls))
         cls = getattr(importlib.import_module(module), cls)
         options = dict(self.options)

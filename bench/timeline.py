@@ -1,7 +1,7 @@
-"""`python -m bench profile CASE ...`: what a training step of ours runs on this GPU, kernel after kernel.
+"""`python -m bench profile CASE ...`: the kernels of a training step of Cavs on this GPU, in order.
 
-Batches are made and sent beforehand, so that the device alone is seen. What kernels take is per step, of all steps that were
-profiled; the step that is shown in order is one of them. Kernels run beside each other: their sum is more than the time busy.
+Batches are prepared and sent beforehand, so only the device is measured. Times of kernels are per step, averaged over all
+profiled steps. The step shown in order is one of them. Kernels overlap, so their sum exceeds the busy time.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from bench import device_time
 
 Event = tuple[str, float, float]  # a kernel's name, start and end in nanoseconds
-LAUNCH = "cavs_forward"  # a step's first launch, by which steps are told apart
-STACKS = 4  # dispatches that are profiled, each of one batch again and again
-REPEATS = 5  # of all of them by the clock
-MOST = 30  # kernels by name
-WIDTH = 80  # of a name
+LAUNCH = "cavs_forward"  # the first launch of a step, which separates steps
+STACKS = 4  # profiled dispatches, each of one repeated batch
+REPEATS = 5  # of all dispatches, for the wall time
+MOST = 30  # kernel names shown
+WIDTH = 80  # of a kernel name
 
 
 def profile(names: list[str], precision: str) -> Iterator[str]:
-    """Text for each case."""
+    """Yields the text of each case."""
     import jax
 
     from bench import cases, ours, remote, systems
@@ -32,12 +32,12 @@ def profile(names: list[str], precision: str) -> Iterator[str]:
         known = [cases.parse(name) for name in names]
     except ValueError as error:
         raise SystemExit(f"profile: {error}") from None
-    cells = systems.SYSTEMS["cavs_persistent"].cells  # without the applications, whose batches are of other kinds
+    cells = systems.SYSTEMS["cavs_persistent"].cells  # not the applications, which have other batches
     for case in known:
         if case.cell not in cells:
-            raise SystemExit(f"profile: case {case.name!r} is of cell {case.cell!r}, wanted one of {', '.join(cells)}")
+            raise SystemExit(f"case: got {case.name!r} of cell {case.cell!r}; expected one of {', '.join(cells)}")
     if jax.default_backend() != "gpu":
-        raise SystemExit(f"profile: it shows kernels on a GPU, and JAX runs on {jax.default_backend()!r} here")
+        raise SystemExit(f"profile: JAX runs on {jax.default_backend()!r}; expected a GPU")
     jax.config.update("jax_default_matmul_precision", remote.OF_JAX[precision])
     for case in known:
         model = ours.Cavs(case.cell, cases.parameters(case), device="gpu")
@@ -53,7 +53,7 @@ def profile(names: list[str], precision: str) -> Iterator[str]:
 
 
 def _stacks(model: Any, batches: list[Any]) -> list[Any]:
-    """Stacks of training steps, on the device."""
+    """Returns stacks of training steps on the device."""
     import jax
 
     import cavs
@@ -64,7 +64,7 @@ def _stacks(model: Any, batches: list[Any]) -> list[Any]:
 
 
 def text(events: list[Event], steps: int) -> str:
-    """The kernels by what they take, and those of one step in order."""
+    """Formats the kernels by their time, and those of one step in order."""
     if not events:
         return "  the profiler recorded no kernels"
     by_name: dict[str, list[float]] = defaultdict(list)
@@ -72,12 +72,12 @@ def text(events: list[Event], steps: int) -> str:
         by_name[kernel[:WIDTH]].append((end - start) / 1000)
     total = sum(map(sum, by_name.values()))
     lines = [
-        f"  busy {device_time.busy(events) / steps / 1000:.1f} us, kernels {total / steps:.1f} us in all",
-        "  us, times a step:",
+        f"  busy {device_time.busy(events) / steps / 1000:.1f} us, kernels {total / steps:.1f} us in total",
+        "  us per step, launches per step:",
     ]
     for kernel, took in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:MOST]:
         lines.append(f"  {sum(took) / steps:9.2f}  x{len(took) / steps:5.2f}  {kernel}")
-    lines.append("  one step, from one forward launch to the next: us from, to, and what it took")
+    lines.append("  one step, from one forward launch to the next: start, end and duration in us")
     one = a_step(events)
     for kernel, start, end in one:
         a, b = (start - one[0][1]) / 1000, (end - one[0][1]) / 1000
@@ -86,10 +86,10 @@ def text(events: list[Event], steps: int) -> str:
 
 
 def a_step(events: list[Event]) -> list[Event]:
-    """From the middle one of the launches that begin a step to the one after it; all events, where there are not two."""
+    """Returns the events between the middle two launches that begin a step, or all events if there are fewer than two."""
     in_order = sorted(events, key=lambda event: event[1])
     launches = [i for i, event in enumerate(in_order) if event[0].startswith(LAUNCH)]
-    before = ["", *(in_order[i][0] for i in launches)]  # one for wide levels is followed by another of the same step
+    before = ["", *(in_order[i][0] for i in launches)]  # a launch for wide levels is followed by another of the same step
     begins = [i for i, name in zip(launches, before, strict=False) if not name.startswith(LAUNCH + "_wide")]
     if len(begins) < 2:
         return in_order

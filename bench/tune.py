@@ -1,9 +1,9 @@
-"""`python -m bench tune`: measures the layouts of the persistent kernels on this device (VPPS III-A).
+"""`python -m bench tune`: times layouts of the persistent kernels on this device (VPPS, section III-A).
 
-For each recurrent part and batch, the layouts that promise most are timed, forward and backward apart, on batches as the
-bench's; the fastest are kept in kernels/tuned/, by device, and `cavs.run` uses them from then on. What is there already is
-not measured again: delete the file for that. One launch runs all levels meanwhile; that of wide ones has no record, and is
-laid out by a cost model (`cavs._engines.widest`).
+For each recurrent part and batch, it times the most promising layouts, forward and backward separately, on batches of the
+benchmarks. It stores the fastest in kernels/tuned/, by device, and `cavs.run` uses them from then on. Existing entries are not
+measured again: delete the file to repeat them. One launch runs all levels during tuning. The launch for wide levels has no
+entry; a cost model lays it out (`cavs._engines.widest`).
 """
 
 import concurrent.futures
@@ -32,15 +32,16 @@ SIZES = [("tree_lstm", h, b) for h in (512, 1024) for b in (64, 1, 16, 256)]
 SIZES += [("lstm", h, b) for h in (512, 1024) for b in (64, 16, 1)] + [("tree_fc", 512, b) for b in (64, 16, 1)]
 SIZES += [("tree_lstm", 256, b) for b in (64, 1, 16, 256)] + [("lstm", 256, b) for b in (64, 16, 1)]
 REPEATS = 20
-# Layouts that are measured: the first by the cost model. Wherever all were, on an H200, the fastest was among the first 14.
+# The number of layouts measured, the best by the cost model. In a measurement of all layouts on an H200, the fastest was always
+# among the first 14.
 PROMISING = 16
 
 
 def tune(minutes: float, precision: str | None) -> Iterator[str]:
-    """Measures until the time is over; some lines of text for each recurrent part, direction and size."""
+    """Measures until the time is over. Yields lines of text for each recurrent part, direction and size."""
     why = persistent.supported()
     if why:
-        raise SystemExit(f"tune: the persistent kernels cannot run here: {why}")
+        raise SystemExit(f"tune: the persistent kernels cannot run on this machine: {why}")
     device, end = jax.devices()[0].device_kind, time.monotonic() + 60 * minutes
     for cell, hidden, batch in SIZES:
         if time.monotonic() > end:
@@ -53,7 +54,7 @@ def tune(minutes: float, precision: str | None) -> Iterator[str]:
 
 
 def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[dict[str, Any]]]:
-    """Every layout's record, the fastest first, by key."""
+    """Returns the records of all layouts by key, the fastest first."""
     make = {"tree_lstm": graphs.sst_like, "lstm": graphs.fixed, "tree_fc": graphs.complete}[cell]
     sched = jax.device_put(cavs.schedule(graphs_of(make(np.random.default_rng(0), batch))))
     ready = program(cell, hidden, hidden)
@@ -71,8 +72,8 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
         layouts = sorted(chip.candidates(made.level, asked), key=lambda c: chip.mean_cost(made.level, c, sched.shape))
         layouts = layouts[:PROMISING]
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
-        with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # before anything is timed
-            # Only the launch is timed: XLA need not measure its own products.
+        with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # compile before the timed part
+            # Only the launch is timed, so XLA need not tune its own products.
             compiled = list(pool.map(lambda step: step.compile({"xla_gpu_autotune_level": 0}), lowered))
         times = [round(_time(step, params, forward), 1) for step in compiled]
         fields = [f.name for f in dataclasses.fields(Config) if f.name not in ("precision", "spins", "interpret", "wide")]
@@ -88,7 +89,7 @@ def _fresh(ready: Any) -> cavs.VertexFunction:
 
 
 def _lowered(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool) -> Any:
-    """`REPEATS` passes, each from what the one before left; the other direction is laid out as it would be."""
+    """Lowers `REPEATS` chained passes. The other direction keeps its usual layout."""
 
     def choose(level: Any, way: bool, other: Any) -> Any:
         return dataclasses.replace(config, precision=other.precision) if way == forward else other
@@ -108,7 +109,7 @@ def _lowered(F: Any, params: Any, sched: Any, x: Any, config: Any, forward: bool
 
 
 def _time(step: Any, params: Any, forward: bool) -> float:
-    """Microseconds of the launch, whatever is around it."""
+    """Returns the microseconds of the launch alone."""
     jax.block_until_ready(step(params))
     events = device_time.of_jax(lambda: jax.block_until_ready(step(params)))
     name = "cavs_forward" if forward else "cavs_backward"

@@ -1,10 +1,19 @@
-"""One system in a process of its own: reads commands as JSON lines on stdin, answers on stdout.
+"""One system in a process of its own: reads commands as JSON lines from stdin and answers on stdout.
 
     python -m bench.worker SYSTEM --threads 2 --device cpu
 
-Commands: `open` a case, `check` (losses before and after two updates; the first step), `warm` (every batch once), `round` (the
-timed passes), `schedule` (the host's share alone), `profile` (time on the GPU), `gemm` (the machine's rate), `quit`. One worker
-is timed at a time; the others sleep in `readline`. It also runs under the older Python of DyNet's wheel.
+The commands are:
+
+- `open`: load a case
+- `check`: losses before and after two updates, and the time of the first step
+- `warm`: run every batch once
+- `round`: the timed passes
+- `schedule`: the host's share alone
+- `profile`: time on the GPU
+- `gemm`: the rate of a large product
+- `quit`
+
+One worker is timed at a time; the others wait in `readline`. This file also runs under Python 3.8 for DyNet.
 """
 
 from __future__ import annotations
@@ -23,11 +32,11 @@ from bench import cases
 from bench.systems import SYSTEMS
 
 LEARNING_RATE = 0.05
-STREAM = 1024  # batches that the time of scheduling is the mean of, where several are scheduled at once
+STREAM = 1024  # batches over which the time of scheduling is averaged, if several are scheduled at once
 
 
 class Worker:
-    """The state between commands: one open case."""
+    """The open case between commands."""
 
     def __init__(self, name, threads, device):
         self.name, self.threads, self.device, self.system = name, threads, device, SYSTEMS[name]
@@ -94,7 +103,7 @@ class Worker:
         return dict({"engine": engine} if engine else {}, warm=seconds, compilations=count() if count else 0)
 
     def round(self, samples, passes):
-        """So many samples, each of so many passes over the batches in one stream: seconds a step."""
+        """Takes `samples` samples of `passes` passes over the batches in one stream, in seconds per step."""
         gc.collect()
         batches, count, samples = self.batches * passes, samples, []
         for _ in range(count):
@@ -104,12 +113,15 @@ class Worker:
         return {"samples": samples}
 
     def schedule(self, passes=1):
-        """The host's share alone: `schedules` of all batches where there is one, in turn with training steps, so with the
-        caches that these leave; else `schedule` of each, one pass after another. `passes` as timed."""
+        """Times the host's share alone.
+
+        `schedules` of all batches, if the system has it, runs in turn with training steps, so that caches are as in a training
+        loop. Otherwise `schedule` runs on each batch, in consecutive passes. `passes` is the number of timed passes.
+        """
         one, many = getattr(self.model, "schedule", None), getattr(self.model, "schedules", None)
         if one is None and many is None:
             return {"schedule": []}
-        # `many` looks at several batches at once: it is given a stream of them, as an epoch is, or as half a second's.
+        # `many` schedules several batches at once. It gets a stream of them: an epoch's, or half a second's.
         batches = self.batches
         if many:
             start = time.perf_counter()
@@ -132,7 +144,7 @@ class Worker:
         return dict(self._waiting(passes) if many else {}, schedule=samples)
 
     def _disturb(self, seconds=0.1):
-        """Training steps, which leave the host's caches as a training loop does."""
+        """Runs training steps, which leave the host's caches as a training loop does."""
         start = time.perf_counter()
         while time.perf_counter() - start < seconds:
             for batch in self.batches:
@@ -141,11 +153,11 @@ class Worker:
                     return
 
     def _waiting(self, passes, most=0.5):
-        """Steps with scheduling, and with schedules made beforehand, in turn: what scheduling adds to the wall clock."""
+        """Times steps with scheduling and with prepared schedules, in turn: what scheduling adds to the wall time."""
         found = {"with_schedule": [], "without_schedule": []}
         ahead = getattr(self.model, "ahead", self.model.schedules)
         pairs, most = (7, most) if self.device == "cpu" else (5, 4 * most)
-        if self.device == "cpu":  # a stream as long as `schedule` takes, or as there is time for
+        if self.device == "cpu":  # a stream as long as that of `schedule`, if there is time
             start = time.perf_counter()
             self.model.train(ahead(self.batches), LEARNING_RATE)
             fit = int(most / 2 / (time.perf_counter() - start))
@@ -157,25 +169,25 @@ class Worker:
                 start = time.perf_counter()
                 self.model.train(steps, LEARNING_RATE)
                 found[name].append((time.perf_counter() - start) / len(batches))
-                if time.perf_counter() - start > most:  # a long pass: scheduling is lost in its noise
+                if time.perf_counter() - start > most:  # in a long pass, scheduling is lost in the noise
                     return {}
         return found
 
     def profile(self, most=16):
-        """Time on the device by its profiler, apart from the timed rounds."""
+        """Measures the time on the device by its profiler, outside the timed rounds."""
         if self.device == "cpu":
-            return {"device": {"seconds": None, "why": "on a CPU the device is the host: its time is the wall time"}}
+            return {"device": {"seconds": None, "why": "on a CPU the device is the host, and its time is the wall time"}}
         from bench import device_time
 
         batches = self.batches[:most]
         try:
             return {"device": device_time.measure(lambda: self._run(batches), len(batches), "jax" in self.system.needs)}
-        except Exception as error:  # a profiler that may not look at the device must not cost the timings
+        except Exception as error:  # keep the timings if the profiler may not access the device
             traceback.print_exc()
             return {"device": {"seconds": None, "why": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"}}
 
     def gemm(self):
-        """GFLOP/s of products in the run's precision as this system's library runs them."""
+        """Measures the GFLOP/s of a large product by this system's library, in the run's precision."""
         n = 1024 if self.device == "cpu" else 8192
         if "jax" in self.system.needs:
             import jax.numpy as jnp
@@ -213,7 +225,7 @@ def main():
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     args = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints goes to stderr
+    os.dup2(2, 1)  # libraries print to stderr
     worker = Worker(args.system, args.threads, args.device)
     for line in sys.stdin:
         request = json.loads(line)
@@ -222,7 +234,7 @@ def main():
             break
         try:
             answer = getattr(worker, command)(**request)
-        except Exception as error:  # the bench reports it in the table
+        except Exception as error:  # the table reports it
             traceback.print_exc()
             text = (str(error).splitlines() or [""])[0]
             answer = {"error": text if isinstance(error, TimeoutError) else f"{type(error).__name__}: {text}"}

@@ -222,7 +222,7 @@ def test_an_absent_interpreter_is_reported():
 def test_a_failing_worker_answers_with_its_error():
     remote = Remote("cavs", 2, "cpu")
     try:
-        assert "wanted cell/shape" in remote("open", case="nonsense", steps=1)["error"]
+        assert "expected cell/shape" in remote("open", case="nonsense", steps=1)["error"]
     finally:
         remote.close()
 

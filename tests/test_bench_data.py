@@ -52,7 +52,7 @@ def test_names_of_cases_are_read_back():
         for quick in (False, True):
             for case in suites.cases_of(suite, quick):
                 assert cases.parse(case.name) == case
-    with pytest.raises(ValueError, match="wanted cell/shape"):
+    with pytest.raises(ValueError, match="expected cell/shape"):
         cases.parse("tree_lstm/sst")
 
 

@@ -50,7 +50,7 @@ def test_ours_and_torch_agree_over_any_fan_in():
 
 @pytest.mark.parametrize("cell, shape, count", [("tree_lstm", "complete-8", 4), ("bilstm", "tagged", 1)])
 def test_ours_as_it_runs_on_a_gpu_computes_the_same(cell, shape, count, monkeypatch):
-    monkeypatch.setattr(ours, "PROCESSES", 2)
+    monkeypatch.setattr(ours, "WORKERS", 2)
     case = cases.Case(cell, shape, 8, 3, 8)
     found = []
     for device in ("cpu", "gpu"):  # there schedules come from a process, and steps of one shape go in one dispatch
