@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs.kernels._program.specs import Tile
+from cavs.kernels._layout.specs import Tile
 
 _ROWS, COLUMNS, _CTAS = 8, 16, 264
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import jax
 
 from cavs._schedule.schedule import Shape
-from cavs.kernels import PARTS, SHARED_MEMORY, Config, Level, Unfit, layout_of, tuned
+from cavs.kernels import PARTS, SHARED_MEMORY, Config, LevelProgram, Unfit, layout_of, tuned
 
 
 class Program(Protocol):
@@ -39,8 +39,8 @@ class Layouts:
             level is wide. Without it, and with `narrow`, one launch runs all levels.
     """
 
-    narrow: Callable[[Level, bool, Config], Config] | None = None
-    wide: Callable[[Level, Config], tuple[Config | None, int]] | None = None
+    narrow: Callable[[LevelProgram, bool, Config], Config] | None = None
+    wide: Callable[[LevelProgram, Config], tuple[Config | None, int]] | None = None
 
 
 MEASURED = Layouts()  # no overrides: measured layouts, or the cost model's
@@ -53,7 +53,7 @@ _WAYS += [(True, 16, 2, 12), (True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 
 _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4, 8), (True, 8, 4, 8)]
 
 
-def candidates(level: Level, precision: str) -> list[Config]:
+def candidates(program: LevelProgram, precision: str) -> list[Config]:
     """Every layout on the chip that fits, weights resident where any can be."""
     unit, found, available = level.unit, [], multiprocessors()
     for hb in (64, 32, 16, 8):
@@ -70,11 +70,11 @@ def candidates(level: Level, precision: str) -> list[Config]:
                 Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
                 for paired in (False, True)
             ]
-            fitting = [c for c in ways if layout_of(level, c).shared_memory(c) <= room][:1]  # with room, nothing is paired
+            fitting = [c for c in ways if layout_of(program, c).shared_memory(c) <= room][:1]  # with room, nothing is paired
             if resident and not clustered and ctas % 2 == 0:
                 with contextlib.suppress(Unfit):
                     divided = [dataclasses.replace(c, split=2) for c in ways]
-                    fitting += [c for c in divided if layout_of(level, c).shared_memory(c) <= room]
+                    fitting += [c for c in divided if layout_of(program, c).shared_memory(c) <= room]
             found += fitting
             if level.flows and resident and not clustered:
                 found += [dataclasses.replace(c, dataflow=True) for c in fitting]
@@ -83,7 +83,7 @@ def candidates(level: Level, precision: str) -> list[Config]:
     return [c for c in found if not c.tight or c.hb not in loose]  # where there is room, there is nothing to decode
 
 
-def cost(level: Level, config: Config, rows: float) -> float:
+def cost(program: LevelProgram, config: Config, rows: float) -> float:
     """Microseconds that a level of `rows` vertices takes, roughly; fitted to runs on an H200.
 
     A level has a fixed part, mostly the group's meeting, or the way of a number from CTA to CTA; its rows come from L2 at about
@@ -91,7 +91,7 @@ def cost(level: Level, config: Config, rows: float) -> float:
     weights from shared memory, at 128 bytes a clock, and computes `rows * hb / 128` numbers a thread; the warpgroups of a CTA
     overlap. Where CTAs divide K, each reads its part of a row, and each tile waits for the others' sums.
     """
-    layout = layout_of(level, config)
+    layout = layout_of(program, config)
     mine = rows / config.groups
     width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for specs in layout.specs for spec, _ in specs)
     read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
@@ -100,7 +100,7 @@ def cost(level: Level, config: Config, rows: float) -> float:
     return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
-def mean_cost(level: Level, config: Config, shape: Shape | None) -> float:
+def mean_cost(program: LevelProgram, config: Config, shape: Shape | None) -> float:
     """`cost` on schedules of a shape: most levels are narrow, half of a mean one, and most vertices in few wide ones."""
     mean = mean_rows(shape)
     return (3 * cost(level, config, mean / 2) + cost(level, config, 4 * mean)) / 4
@@ -122,7 +122,7 @@ def mean_rows(shape: Shape | None) -> float:
     return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
 
 
-def tuning_key(level: Level, forward: bool, precision: str, shape: Shape | None) -> str:
+def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> str:
     """Under which a layout is recorded in `kernels/tuned`."""
     weights = {(p.weight, p.axis): p for phase in level.phases for p in phase.products}
     sizes = [(level.size(p.weight.aval.shape[p.axis]), p.blocks * level.unit) for p in weights.values()]

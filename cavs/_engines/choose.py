@@ -125,7 +125,7 @@ def _explain(plan: Plan, name: str | None) -> str:
             made = program_of(plan, name, way == "forward")
             level, precision = made.level, made.precision
             config = configure(made, precision, False)
-            layout = layout_of(level, config)
+            layout = layout_of(program, config)
             size = layout.words * 4 * (level.unit // config.hb)
             where = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
             if config.resident:

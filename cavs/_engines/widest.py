@@ -43,7 +43,7 @@ def launches(
     return ([wide, narrow] if program.forward else [narrow, wide]), rows
 
 
-def widest(level: Level, narrow: Config, shape: Shape) -> tuple[Config | None, int]:
+def widest(program: LevelProgram, narrow: Config, shape: Shape) -> tuple[Config | None, int]:
     """The layout of a launch for levels that it runs faster than `narrow` does, and how many vertices these have at least.
 
     None where batches of this shape will hardly have such a level: it is at most half of a complete binary tree's vertices with
@@ -63,19 +63,19 @@ def widest(level: Level, narrow: Config, shape: Shape) -> tuple[Config | None, i
     return (wide, min(rows)) if rows else (None, 0)
 
 
-def possible(level: Level, precision: str) -> list[Config]:
+def possible(program: LevelProgram, precision: str) -> list[Config]:
     """Every layout of a launch for wide levels: products in tf32 alone, of sums that are long enough."""
     return [c for hb in (256, 128, 64, 32) for c in fitting(level, hb)] if precision == "tf32" else []
 
 
-def fitting(level: Level, hb: int) -> list[Config]:
+def fitting(program: LevelProgram, hb: int) -> list[Config]:
     """A layout with `hb` units a CTA, if there is one."""
     groups = chip.multiprocessors() * hb // level.unit
     if level.unit % hb or not groups or not any(phase.products for phase in level.phases):
         return []
     config = Config(hb, groups, False, 64, 2, "tf32", False, wide=True)
     with contextlib.suppress(Unfit):
-        layout = layout_of(level, config)
+        layout = layout_of(program, config)
         held = layout.columns // 2 + max(32, 16 * max(map(_sources, _specs(layout))))  # registers: sums, and rows on their way
         fits = layout.shared_memory(config) <= SHARED_MEMORY and max(part.width for part in layout.packed) <= 256
         if fits and layout.columns <= 256 and held <= 170:
@@ -92,13 +92,13 @@ def _sources(spec: ProductSpec) -> int:
     return len(spec.sources) // spec.joined
 
 
-def _flops(level: Level) -> int:
+def _flops(program: LevelProgram) -> int:
     """Of a vertex's products."""
     products = [p for phase in level.phases for p in phase.products]
     return sum(2 * level.size(p.weight.aval.shape[p.axis]) * p.blocks * level.unit * len(p.operands) for p in products)
 
 
-def _moved(level: Level) -> int:
+def _moved(program: LevelProgram) -> int:
     """Blocks of units that a vertex's equations read and store, beside what its products read."""
     count = 0
     for phase in level.phases:
@@ -110,10 +110,10 @@ def _moved(level: Level) -> int:
     return count
 
 
-def cost(level: Level, config: Config, rows: float) -> float:
+def cost(program: LevelProgram, config: Config, rows: float) -> float:
     """Microseconds that a wide level of `rows` vertices takes, roughly: each tile reads its rows and all weights from L2."""
     read = 0
-    for spec in _specs(layout_of(level, config)):
+    for spec in _specs(layout_of(program, config)):
         columns = sum(weight.width for weight in spec.weights)
         read += 128 * spec.chunks * (columns + config.rows * config.warpgroups * _sources(spec))
     tiles = -(-rows // (config.rows * config.warpgroups))

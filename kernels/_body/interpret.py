@@ -13,7 +13,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from cavs.kernels._layout.pack import RING_ORDER, pack_weights
-from cavs.kernels._program.specs import FACTOR, Tile, half_of
+from cavs.kernels._layout.specs import Tile
+from cavs.kernels._program.widths import FACTOR, half_of
 
 
 def sync() -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs.kernels._program.specs import HALVES
+from cavs.kernels._program.widths import HALVES
 
 # Where each of a chunk's 32 numbers of K lies for a `wgmma` of a wide level: step s multiplies numbers 8 s ... of this, and
 # lane t of the other operand holds the t-th of them and the one 4 after it, so it reads 4 numbers of K at once.

@@ -17,7 +17,7 @@ from jax._src.lib.mlir.dialects import arith, gpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._layout.layout import EXCHANGE_WORDS
+from cavs.kernels._layout.config import EXCHANGE_WORDS
 from cavs.kernels._mosaic.mlir import REF, address, await_phase, int32, ptx
 
 _THERE, _FREE, _TURN = 0, 8, 16  # where a warpgroup's two barriers of 64 bits and the parity of its tile are, in bytes

@@ -13,7 +13,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._program.specs import Tile
+from cavs.kernels._layout.specs import Tile
 
 REF, SCALAR = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
 

@@ -41,7 +41,8 @@ from cavs.kernels._mosaic.products import product as product
 from cavs.kernels._mosaic.rows import product_rows as product_rows, read_product as read_product
 from cavs.kernels._mosaic.weights import copy_weights as copy_weights
 from cavs.kernels._mosaic.wide import begin_ring as begin_ring, wide_product as wide_product
-from cavs.kernels._program.specs import FACTOR, Tile, half_of
+from cavs.kernels._layout.specs import Tile
+from cavs.kernels._program.widths import FACTOR, half_of
 
 
 def sync() -> None:

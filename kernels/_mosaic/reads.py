@@ -18,7 +18,7 @@ from jax._src.lib.mlir.dialects import arith, scf, vector
 from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._mosaic.mlir import address, false, int32, patience, ptx, scalar, true
-from cavs.kernels._program.specs import UNWRITTEN, UNWRITTEN_HALF
+from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
 
 # Reads, of 16 bytes, that a thread repeats at most while it waits: with more, those who wait hinder those who write.
 POLLED = 12

@@ -12,7 +12,7 @@ from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, int32, ptx, scalar
-from cavs.kernels._program.specs import HALVES
+from cavs.kernels._program.widths import HALVES
 
 
 def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
