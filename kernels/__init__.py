@@ -6,11 +6,24 @@ from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_
 from cavs.kernels._layout.layout import Layout as Layout, layout_of as layout_of
 from cavs.kernels._layout.specs import ProductSpec as ProductSpec
 from cavs.kernels._program.arrays import Arrays as Arrays, Output as Output
-from cavs.kernels._program.fit import REDUCTIONS as REDUCTIONS, Unfit as Unfit, contracted_axis as contracted_axis, is_product as is_product
+from cavs.kernels._program.fit import (
+    REDUCTIONS as REDUCTIONS,
+    Unfit as Unfit,
+    contracted_axis as contracted_axis,
+    is_product as is_product,
+)
 from cavs.kernels._program.halves import with_halves as with_halves
-from cavs.kernels._program.jaxprs import Atom as Atom, Domains as Domains, Eqn as Eqn, Var as Var, aval as aval, is_var as is_var
+from cavs.kernels._program.jaxprs import (
+    Atom as Atom,
+    Domains as Domains,
+    Eqn as Eqn,
+    Var as Var,
+    aval as aval,
+    is_var as is_var,
+)
 from cavs.kernels._program.names import Index as Index, IndexRole as IndexRole, Role as Role, Tensor as Tensor
 from cavs.kernels._program.operations import (
+    Across as Across,
     ConstantRead as ConstantRead,
     Equation as Equation,
     LevelProgram as LevelProgram,
@@ -28,7 +41,12 @@ from cavs.kernels._program.padding import (
     weight_in_memory as weight_in_memory,
 )
 from cavs.kernels._program.phases import cut as cut
-from cavs.kernels._program.widths import FACTOR as FACTOR, HALVES as HALVES, num_blocks as num_blocks, stored_dtype as stored_dtype
+from cavs.kernels._program.widths import (
+    FACTOR as FACTOR,
+    HALVES as HALVES,
+    num_blocks as num_blocks,
+    stored_dtype as stored_dtype,
+)
 from cavs.kernels.persistent import checked as checked
 from cavs.kernels.rows import COLUMNS as COLUMNS, segment_rows as segment_rows
 from cavs.kernels.turns import begin_p as begin_p, end_p as end_p

@@ -197,7 +197,7 @@ class _Names:
 
 
 def checked(x: jax.Array, lost: jax.Array) -> jax.Array:
-    """Returns `x`, or NaN (the least integer) everywhere if a thread block gave up waiting, so that no wrong result looks right."""
+    """Returns `x`, or NaN (the least integer) everywhere if a thread block gave up waiting."""
     if x.dtype == bool:
         return x
     return jnp.where(lost[0] == 0, x, jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min)

@@ -23,9 +23,10 @@ from cavs._engines.scan import Scan
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
-from cavs.kernels._layout.layout import SHARED_MEMORY, Config, layout_of
+from cavs.kernels._layout.config import SHARED_MEMORY, Config
+from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import Packed, pack_weights
-from cavs.kernels._program.specs import HALVES
+from cavs.kernels._program.widths import HALVES
 from tests.odd_graphs import chain, joined
 
 
@@ -39,7 +40,7 @@ def plan_of(hidden: int) -> Any:
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "f16"])
 def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
     for forward in (True, False):
-        level = lower.program_of(plan_of(hidden), None, forward).level
+        level = lower.recurrence_of(plan_of(hidden), None, forward).program
         found = chip.candidates(level, precision)
         assert found
         for config in found:
@@ -71,10 +72,10 @@ def test_every_layout_on_record_is_taken() -> None:
             params = jax.eval_shape(ready.init, jax.random.key(0))
             plan = tune._fresh(ready).plan(params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
             for forward in (True, False):
-                made = lower.program_of(plan, None, forward)
+                made = lower.recurrence_of(plan, None, forward)
                 precision = made.precision
-                key = chip.tuning_key(made.level, forward, precision, None).rsplit(" ", 1)[0]
-                found = chip.candidates(made.level, precision)
+                key = chip.tuning_key(made.program, forward, precision, None).rsplit(" ", 1)[0]
+                found = chip.candidates(made.program, precision)
                 mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
                 for name, record in mine.items():
                     fields = {field: value for field, value in record.items() if field != "us"}

@@ -19,9 +19,10 @@ from cavs._engines import lower
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
-from cavs.kernels._layout.layout import Config, layout_of
+from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._mosaic import products, reads, weights as _mosaic_weights
-from cavs.kernels._program.specs import HALVES
+from cavs.kernels._program.widths import HALVES
 from tests.device_numbers import ARITHMETIC, WORD, bits
 
 
@@ -90,12 +91,12 @@ def test_products_find_the_weights_that_were_copied(
     program = vp.BinaryTreeLSTM(128, 16)
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((16,), jnp.float32))
-    level = lower.program_of(plan, None, forward).level
+    level = lower.recurrence_of(plan, None, forward).program
     config = Config(hb, 1, False, 8, 1, precision, True, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
     rng, chunk = np.random.default_rng(0), 32 if precision in HALVES else 16
     weights = {p.offset: rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed}
-    pairs = [(s, w) for specs in layout.specs for s, _ in specs for w in s.weights]
+    pairs = [(s, w) for s in layout.specs() for w in s.weights]
     assert len(pairs) >= 2
     for cta in (0, 3):
         memory.words.clear()
@@ -153,11 +154,11 @@ def test_products_read_the_rows_of_their_part_of_k(
     """Of rows side by side those that a warp reads, and from the number on whose weights it holds; see the test above."""
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((128,), jnp.float32))
-    level = lower.program_of(plan, None, True).level
+    level = lower.recurrence_of(plan, None, True).program
     layout = layout_of(level, Config(16, 1, False, 8, 1, precision, True, split=split))
     emit_numbers(monkeypatch)
     size, row, width = 4 if dtype == "f32" else 2, 5, 1024
-    specs = [spec for of_phase in layout.specs for spec, _ in of_phase]
+    specs = layout.specs()
     assert specs
     for spec, peer, warp, quad in itertools.product(specs, range(split), range(4), range(4)):
         if warp >= spec.splits:

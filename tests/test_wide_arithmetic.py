@@ -15,7 +15,8 @@ from cavs._engines import lower
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
-from cavs.kernels._layout.layout import STAGES, Config, layout_of
+from cavs.kernels._layout.config import STAGES, Config
+from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import pack_ring
 from cavs.kernels._mosaic import wide as _mosaic_wide
 from tests.device_numbers import ARITHMETIC
@@ -100,12 +101,12 @@ def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, 
     """Two rows, as their four threads read them, times all columns of a CTA, as the ring brings them: all of K, once."""
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = program.vertex_function().plan(params, jax.ShapeDtypeStruct((getattr(program, "inputs", 256),), jnp.float32))
-    level = lower.program_of(plan, None, forward).level
+    level = lower.recurrence_of(plan, None, forward).program
     layout = layout_of(level, Config(HB, 1, False, ROWS, 2, "tf32", False, wide=True))
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed]
     ring = pack_ring(layout.packed, [jnp.asarray(w) for w in weights], level.unit, HB, "fp32")
-    phases = [[spec for spec, _ in phase] for phase in layout.specs if phase]
+    phases = [phase.specs for phase in layout.phases if phase.specs]
     assert phases
     for specs in phases:
         shape = ROWS, max(s.column + spec.chunk * spec.chunks for spec in specs for s in spec.sources)

@@ -12,11 +12,11 @@ from cavs._schedule.schedule import Shape
 from cavs.kernels import PARTS, SHARED_MEMORY, Config, LevelProgram, Unfit, layout_of, tuned
 
 
-class Program(Protocol):
-    """What a layout is chosen for; see `_engines.lower.Program`."""
+class Direction(Protocol):
+    """What a layout is chosen for; see `_engines.lower.Recurrence`."""
 
     @property
-    def level(self) -> Level: ...
+    def program(self) -> LevelProgram: ...
     @property
     def forward(self) -> bool: ...
 
@@ -55,7 +55,7 @@ _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4,
 
 def candidates(program: LevelProgram, precision: str) -> list[Config]:
     """Every layout on the chip that fits, weights resident where any can be."""
-    unit, found, available = level.unit, [], multiprocessors()
+    unit, found, available = program.unit, [], multiprocessors()
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
         if unit % hb or ctas > available:
@@ -76,7 +76,7 @@ def candidates(program: LevelProgram, precision: str) -> list[Config]:
                     divided = [dataclasses.replace(c, split=2) for c in ways]
                     fitting += [c for c in divided if layout_of(program, c).shared_memory(c) <= room]
             found += fitting
-            if level.flows and resident and not clustered:
+            if program.flows and resident and not clustered:
                 found += [dataclasses.replace(c, dataflow=True) for c in fitting]
     found = [c for c in found if c.resident] or found
     loose = {c.hb for c in found if not c.tight}
@@ -93,7 +93,7 @@ def cost(program: LevelProgram, config: Config, rows: float) -> float:
     """
     layout = layout_of(program, config)
     mine = rows / config.groups
-    width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for specs in layout.specs for spec, _ in specs)
+    width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for spec in layout.specs())
     read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
     tile = 0.35 + read + 0.24 * config.rows * config.hb / 128 + 1.6 * (config.split > 1)
     fixed, again = (0.9, 3.0) if config.dataflow else (1.6, 1.0)
@@ -103,7 +103,7 @@ def cost(program: LevelProgram, config: Config, rows: float) -> float:
 def mean_cost(program: LevelProgram, config: Config, shape: Shape | None) -> float:
     """`cost` on schedules of a shape: most levels are narrow, half of a mean one, and most vertices in few wide ones."""
     mean = mean_rows(shape)
-    return (3 * cost(level, config, mean / 2) + cost(level, config, 4 * mean)) / 4
+    return (3 * cost(program, config, mean / 2) + cost(program, config, 4 * mean)) / 4
 
 
 # Vertices a level, as `mean_rows` tells, from which loops over large products (engine scan) beat weights that stream from L2
@@ -124,25 +124,25 @@ def mean_rows(shape: Shape | None) -> float:
 
 def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> str:
     """Under which a layout is recorded in `kernels/tuned`."""
-    weights = {(p.weight, p.axis): p for phase in level.phases for p in phase.products}
-    sizes = [(level.size(p.weight.aval.shape[p.axis]), p.blocks * level.unit) for p in weights.values()]
+    weights = {(p.weight, p.axis): p for p in program.products()}
+    sizes = [(program.size(p.size), p.blocks * program.unit) for p in weights.values()]
     return tuned.key(sizes, forward, "bf16" if precision == "f16" else precision, mean_rows(shape))  # as fast
 
 
 def configure(
-    program: Program, precision: str, interpret: bool, shape: Shape | None = None, layouts: Layouts = MEASURED
+    recurrence: Direction, precision: str, interpret: bool, shape: Shape | None = None, layouts: Layouts = MEASURED
 ) -> Config:
     """The layout on the chip: one measured on this device, or the one of lowest estimated cost among those that fit."""
-    level = program.level
+    program = recurrence.program
     if interpret:
-        config = Config(level.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=level.flows)
-        return layouts.narrow(level, program.forward, config) if layouts.narrow else config
-    fitting = candidates(level, precision)
+        config = Config(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
+        return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
+    fitting = candidates(program, precision)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
-    best = min(fitting, key=lambda c: mean_cost(level, c, shape))
-    known = tuned.records(jax.devices()[0].device_kind).get(tuning_key(level, program.forward, precision, shape))
+    best = min(fitting, key=lambda c: mean_cost(program, c, shape))
+    known = tuned.records(jax.devices()[0].device_kind).get(tuning_key(program, recurrence.forward, precision, shape))
     if known:
         measured = Config(precision=precision, **{k: v for k, v in known.items() if k != "us"})
         best = measured if measured in fitting else best  # the kernels may have changed since
-    return layouts.narrow(level, program.forward, best) if layouts.narrow else best
+    return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best

@@ -2,7 +2,7 @@
 
 from cavs._engines.chip import WIDE, Layouts, configure, too_wide
 from cavs._engines.engine import Engine
-from cavs._engines.lower import program_of
+from cavs._engines.lower import recurrence_of
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
@@ -79,7 +79,7 @@ def _unfit(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], layouts: Lay
     try:
         for name, n in zip(kinds, shape.inner, strict=True):
             for forward in (True, False) if n else ():
-                made = program_of(plan, name, forward, shape.forest)
+                made = recurrence_of(plan, name, forward, shape.forest)
                 configure(made, made.precision, False, shape, layouts)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
@@ -103,7 +103,7 @@ def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) ->
     try:
         for name in deep:
             for forward in (True, False):
-                program_of(plan, name, forward, shape.forest)
+                recurrence_of(plan, name, forward, shape.forest)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
@@ -111,7 +111,7 @@ def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) ->
 
 def _slower(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
     """Whether engine scan should be faster, where both can run."""
-    made = [program_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
+    made = [recurrence_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
     return any(too_wide(configure(p, p.precision, False, shape), shape) for p in made)
 
 
@@ -122,26 +122,26 @@ def _explain(plan: Plan, name: str | None) -> str:
     try:
         texts = []
         for way in ("forward", "backward"):
-            made = program_of(plan, name, way == "forward")
-            level, precision = made.level, made.precision
+            made = recurrence_of(plan, name, way == "forward")
+            program, precision = made.program, made.precision
             config = configure(made, precision, False)
             layout = layout_of(program, config)
-            size = layout.words * 4 * (level.unit // config.hb)
+            size = layout.words * 4 * (program.unit // config.hb)
             where = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
             if config.resident:
                 where = "stay in shared memory" + ", three numbers in two words" * config.tight
-            meetings = f"{sum(p.meet for p in level.phases)} meetings a level"
+            meetings = f"{sum(p.barrier for p in program.phases)} meetings a level"
             if config.dataflow:
                 meetings = "no meetings, as a product waits for its numbers alone"
             divided = f" ({config.split} of a cluster divide K of each product, and send each other sums)" * (config.split > 1)
-            padded = "" if level.unit == level.valid else f"vectors of {level.valid} run as {level.unit}; "
+            padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
             texts.append(
-                f"{way}: {padded}{len(level.phases)} phases and {meetings}; {config.groups} groups of "
-                f"{level.unit // config.hb} CTAs with {config.hb} units each{divided}; {size / 1e6:.1f} MB of weights a group, "
-                f"which {where}; products in {PRODUCTS.get(precision, precision)}"
+                f"{way}: {padded}{len(program.phases)} phases and {meetings}; {config.groups} groups of "
+                f"{program.unit // config.hb} CTAs with {config.hb} units each{divided}; "
+                f"{size / 1e6:.1f} MB of weights a group, which {where}; products in {PRODUCTS.get(precision, precision)}"
             )
         text = "fits. " + "; ".join(texts) + "."
-        if (made.arity > 1 or made.part.gathers_all) and possible(made.level, precision):
+        if (made.arity > 1 or made.part.gathers_all) and possible(made.program, precision):
             text += " Levels of thousands of vertices run as tiled products, in a launch of their own, where that is faster."
         return text
     except Unfit as e:

@@ -42,7 +42,7 @@ from cavs.kernels import (
 # Of the scalars that a launch reads, after `kernels._program.arrays.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: bases of rows.
 STATE_ROW, PAD, EDGE_PAD, SLOTS = 3, 4, 5, 6
 LARGEST = 128.0  # of what products in float16 may read: times `FACTOR`, half of float16's range, for a sum's parts
-EDGE_CHILD = Index(IndexRole.EDGE_CHILD)
+EDGE_CHILD, EDGE_COUNT = Index(IndexRole.EDGE_CHILD), Index(IndexRole.EDGE_COUNT)
 PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
 PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
 PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(Role.NUM_CHILDREN)
@@ -127,7 +127,9 @@ class Recurrence:
         out |= {v: RowRead(Tensor(Role.CROSSING, n)) for n, v in enumerate(part.forward.cross)}
         for v, (slot, i) in zip(part.forward.slots, part.recurrent.slots, strict=True):
             out[v] = RowRead(Tensor(Role.STATE, i), Index(IndexRole.KID, slot))
-        out |= {v: RowRead(Tensor(Role.STATE, i), EDGE_CHILD) for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
+        out |= {
+            v: RowRead(Tensor(Role.STATE, i), EDGE_CHILD) for v, i in zip(part.forward.child, part.recurrent.child, strict=True)
+        }
         out[part.forward.num_children] = RowRead(NUM_CHILDREN)
         return out if self.forward else self._backward_sources(out, forest)
 

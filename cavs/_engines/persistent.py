@@ -15,6 +15,7 @@ from cavs._engines.chip import MEASURED, Layouts
 from cavs._engines.engine import BackwardLevels, Cotangents, ForwardLevels
 from cavs._engines.lower import (
     EDGE_CHILD,
+    EDGE_COUNT,
     EDGE_PAD,
     NUM_CHILDREN,
     PAD,
@@ -145,11 +146,9 @@ def launch(
     program = recurrence.program
     configs, wide_rows = launches(recurrence, recurrence.precision, engine.interpret, sched.shape, engine.layouts)
     constants, weights = _constants(recurrence, statics)
-    scalars = _scalars(recurrence, rows, sched)
-    if len(configs) > 1:
-        scalars.append(wide_levels(sched.part_start, wide_rows))
-    integers = _integers(recurrence, rows, sched, scalars, g_row)
-    tensors = tensors | {NUM_CHILDREN: rows.inner(rows.num_children)}
+    state_row = sched.task_row[0]
+    integers = _integers(recurrence, rows, sched, state_row, wide_rows if len(configs) > 1 else None, g_row)
+    tensors = tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     outputs = _outputs(recurrence, rows)
     updated = {Tensor(Role.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states or [])}
     for twin, name in program.halves.items():
@@ -159,7 +158,7 @@ def launch(
         elif name in updated:
             updated[twin] = (updated[name] * FACTOR[recurrence.precision]).astype(dtype)
     awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
-    updated = {name: _begun(x, sched, name in awaited) for name, x in updated.items()}
+    updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
@@ -183,26 +182,33 @@ def _constants(recurrence: Recurrence, statics: list[jax.Array]) -> tuple[dict[T
     return constants, {v: weight_in_memory(env[v], program) for v in recurrence.weights}
 
 
-def _scalars(recurrence: Recurrence, rows: KindRows, sched: Schedule) -> list[jax.Array | int]:
-    """The scalars of a launch, in the order of `kernels._program.arrays.NUM_LEVELS` and `_engines.lower.STATE_ROW`."""
+def _integers(
+    recurrence: Recurrence,
+    rows: KindRows,
+    sched: Schedule,
+    state_row: jax.Array,
+    wide_rows: int | None,
+    g_row: jax.Array | None,
+) -> dict[Index, jax.Array]:
+    """The vectors of integers of a launch.
+
+    The scalars are in the order of `kernels._program.arrays.NUM_LEVELS` and `_engines.lower.STATE_ROW`. The last is the number
+    of wide levels, which have at least `wide_rows` vertices, if these have a launch of their own.
+    """
     num_children, first = rows.inner(rows.num_children), sched.first_edge[_inner_slice(sched, rows)]
+    owner, size = rows.inner_edges(rows.edge_owner), rows.size
     last = jnp.maximum(rows.count - 1, 0)
     num_edges = first[last] + num_children[last]
-    slots = [k * rows.size for k in range(max(recurrence.arity, 1))]
-    return [sched.num_levels, rows.count, num_edges, sched.task_row[0], rows.pad, rows.edge_pad, *slots]
-
-
-def _integers(
-    recurrence: Recurrence, rows: KindRows, sched: Schedule, scalars: list[jax.Array | int], g_row: jax.Array | None
-) -> dict[Index, jax.Array]:
-    """The vectors of integers of a launch."""
-    state_row, size = sched.task_row[0], rows.size
+    slots = [k * size for k in range(max(recurrence.arity, 1))]
+    scalars = [sched.num_levels, rows.count, num_edges, state_row, rows.pad, rows.edge_pad, *slots]
+    if wide_rows is not None:
+        scalars.append(wide_levels(sched.part_start, wide_rows))
     integers = {
         Index(IndexRole.SCALARS): jnp.stack([jnp.asarray(x, jnp.int32) for x in scalars]),
         Index(IndexRole.PART_STARTS): sched.part_start,
-        Index(IndexRole.FIRST_EDGE): sched.first_edge[_inner_slice(sched, rows)],
-        Index(IndexRole.EDGE_COUNT): rows.inner(rows.num_children),
-        Index(IndexRole.EDGE_OWNER): rows.inner_edges(rows.edge_owner),
+        Index(IndexRole.FIRST_EDGE): first,
+        EDGE_COUNT: num_children,
+        Index(IndexRole.EDGE_OWNER): owner,
         EDGE_CHILD: rows.inner_edges(rows.edge_child),
         **{Index(IndexRole.KID, k): rows.inner(rows.kids)[:, k] for k in range(recurrence.arity)},
     }
@@ -228,10 +234,10 @@ def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
     return found
 
 
-def _begun(x: jax.Array, sched: Schedule, awaited: bool) -> jax.Array:
+def _begun(x: jax.Array, sched: Schedule, state_row: jax.Array, awaited: bool) -> jax.Array:
     """States of which the leaves' rows are known; the launch writes the rows after them, and those of no vertex."""
     if awaited:
-        launched = jnp.arange(x.shape[0])[:, None] >= sched.task_row[0]
+        launched = jnp.arange(x.shape[0])[:, None] >= state_row
         return jnp.where(launched, persistent.unwritten(x.shape, x.dtype), x)
     there = sched.shape.pad + sum(sched.shape.leaves)
     return lax.dynamic_update_slice(lax.empty(x.shape, x.dtype), x[:there], (0, 0))
@@ -242,149 +248,20 @@ def _inner_slice(sched: Schedule, rows: KindRows) -> slice:
     return slice(start, start + rows.size)
 
 
-def levels(
-        self,
-        plan: Plan,
-        sched: Schedule,
-        kinds: tuple[str | None, ...],
-        all_rows: list[KindRows],
-        zeros: Zeros,
-        states: list[jax.Array],
-        statics: list[list[jax.Array]],
-        eager: list[list[jax.Array]],
-        save: bool,
-    ) -> ForwardLevels:
-        """Runs the forward's levels of each kind in one launch, or in two."""
-        return levels(self, plan, sched, kinds, all_rows, zeros, states, statics, eager, save)
-
-    def reverse(
-        self,
-        plan: Plan,
-        sched: Schedule,
-        kinds: tuple[str | None, ...],
-        all_rows: list[KindRows],
-        zeros: Zeros,
-        saved: dict[str, Any],
-        cotangents: Cotangents,
-    ) -> BackwardLevels:
-        """Runs the backward's levels of each kind in one launch, or in two, and after it one lazy batch of all rows."""
-        parts = [plan.inner[name] for name in kinds]
-        g, cuts, operands = reverse(self, plan, sched, kinds, parts, all_rows, saved, cotangents)
-        static_cts, ct_inputs = list(cotangents.statics), cotangents.inputs
-        for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
-            if not sched.shape.inner[k]:
-                continue
-            if cuts[k]:
-                view, memory = View(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
-                now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
-                static_cts[k] = merged(static_cts[k], now)
-            ct_static, ct_pulled = saved["eager"][k](eager_cotangents(part, cotangents.eager[k], cuts[k]))
-            # One kind has children, so its rows follow one another.
-            ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
-            static_cts[k] = merged(static_cts[k], floats(ct_static))
-        return BackwardLevels(g, static_cts, ct_inputs)
-
-
-def launch(
-    engine: Persistent,
-    program: Program,
-    rows: KindRows,
-    sched: Schedule,
-    statics: list[Any],
-    tensors: dict[str, Any],
-    states: list[Any] | None,
-    g_row: Any = None,
-) -> tuple[dict[str, Any], Any]:
-    """Runs all levels in one direction.
-
-    `tensors` are what the sources name, by vertex or edge, (N, ...). Returns the tensors made, (N, ...), by name, the
-    states under `state0` ... where they are given (updated), and the flag of `persistent.launches`. `g_row` as in `reverse`.
-    """
-    part, level = program.part, program.level
-    precision = program.precision
-    configs, wide_rows = launches(program, precision, engine.interpret, sched.shape, engine.layouts)
-    env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
-    evaluate(program.static_eqns, env, {})
-    statics_of = {f"static{n}": env[v] for n, v in enumerate(program.statics) if v not in program.weights}
-    constants = {name: constant_in_memory(x, level) for name, x in statics_of.items()}
-    weights = {v: weight_in_memory(env[v], level) for v in program.weights}
-
-    num_children, first = rows.inner(rows.num_children), sched.first_edge[_inner_slice(sched, rows)]
-    owner, size = rows.inner_edges(rows.edge_owner), rows.size
-    state_row = sched.task_row[0]
-    last = jnp.maximum(rows.count - 1, 0)
-    num_edges = first[last] + num_children[last]
-    slots = [k * size for k in range(max(program.arity, 1))]
-    scalars = [sched.num_levels, rows.count, num_edges, state_row, rows.pad, rows.edge_pad, *slots]
-    if len(configs) > 1:
-        scalars.append(wide_levels(sched.part_start, wide_rows))
-    integers = {
-        "scalars": jnp.stack([jnp.asarray(x, jnp.int32) for x in scalars]),
-        "starts": sched.part_start,
-        "first": first,
-        "count": num_children,
-        "edge_owner": owner,
-        "edge_child": rows.inner_edges(rows.edge_child),
-        **{f"kid{k}": rows.inner(rows.kids)[:, k] for k in range(program.arity)},
-    }
-    tensors = tensors | {"num_children": num_children}
-    if not program.forward:
-        integers |= parents(sched, rows, program.arity, state_row, size)
-        own = state_row + jnp.arange(size, dtype=jnp.int32)
-        integers["g_row"] = own if g_row is None else lax.dynamic_slice_in_dim(g_row, state_row, size)
-    made = {}
-    for name, (v, lv, base, copies) in program.made.items():
-        width = max(1, num_blocks(v.aval, level.valid)) * level.unit
-        n = rows.edges + (2 * rows.edge_pad if base == EDGE_PAD else 0) if lv == EDGE else copies * size
-        if base == PAD:
-            n = size + 2 * rows.pad
-        sparse = name.startswith(("up", "edge_up"))
-        made[name] = persistent.Made(n, width, stored_dtype(v.aval), lv, None if sparse else base, sparse)
-    updated = {f"state{i}": rows_in_memory(s, level, written=True) for i, s in enumerate(states or [])}
-    for twin, name in level.halves.items():
-        if name in made:
-            made[twin] = dataclasses.replace(made[name], dtype=HALVES[precision], sparse=True)
-        elif name in updated:
-            updated[twin] = (updated[name] * FACTOR[precision]).astype(HALVES[precision])
-    awaited = level.exchanged() if any(config.dataflow for config in configs) else set()
-    there = sched.shape.pad + sum(sched.shape.leaves)
-    for name, x in updated.items():  # leaves are there; a launch writes the rows after them, and those of no vertex
-        if name in awaited:
-            made_here = jnp.arange(x.shape[0])[:, None] >= state_row
-            updated[name] = jnp.where(made_here, persistent.unwritten(x.shape, x.dtype), x)
-        else:
-            updated[name] = lax.dynamic_update_slice(lax.empty(x.shape, x.dtype), x[:there], (0, 0))
-    used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
-    wanted = level.tensors()
-    tensors = {name: rows_in_memory(x, level) for name, x in tensors.items() if name in wanted}
-    arrays = persistent.Arrays(tensors, constants, used, updated, made)
-    out, lost = persistent.launches(level, configs, weights, arrays, not program.forward)
-    for name, (v, _, _, _) in program.made.items():
-        out[name] = rows_from_memory(out[name], level, v.aval)
-    for i, s in enumerate(states or []):
-        out[Tensor(Role.STATE, i)] = rows_from_memory(out[Tensor(Role.STATE, i)], level, jax.ShapeDtypeStruct(s.shape[1:], s.dtype))
-    return out, lost
-
-
-def _inner_slice(sched: Schedule, rows: KindRows) -> slice:
-    start = sum(sched.shape.inner[: rows.kind])
-    return slice(start, start + rows.size)
-
-
-def parents(sched: Schedule, rows: KindRows, arity: int, at: Any, size: int) -> dict[str, Any]:
-    """Where vertices from row `at` of the dynamic tensors find what their parents left: by edge and by slot."""
+def parents(sched: Schedule, rows: KindRows, arity: int, at: jax.Array | int, size: int) -> dict[Index, jax.Array]:
+    """Returns where vertices from row `at` of the dynamic tensors find what their parents wrote: by edge and by slot."""
     edge = jnp.asarray(sched.parent_edge)
-    out = {}
+    out: dict[Index, jax.Array] = {}
     if sched.shape.forest:
         edge = lax.dynamic_slice_in_dim(edge, at, size)
     else:
-        out["parent_first"] = lax.dynamic_slice_in_dim(jnp.asarray(sched.parent_first), at, size)
-        out["parent_count"] = lax.dynamic_slice_in_dim(jnp.asarray(sched.parent_count), at, size)
-    out["parent"] = edge
+        out[PARENT_FIRST] = lax.dynamic_slice_in_dim(jnp.asarray(sched.parent_first), at, size)
+        out[PARENT_COUNT] = lax.dynamic_slice_in_dim(jnp.asarray(sched.parent_count), at, size)
+    out[PARENT] = edge
     known = jnp.maximum(edge, 0)
     owner = get_rows(rows.inner_edges(rows.edge_owner), known)
     slot = known - get_rows(jnp.asarray(sched.first_edge[_inner_slice(sched, rows)]), jnp.minimum(owner, rows.size - 1))
-    out["parent_slot"] = jnp.where((edge < 0) | (slot >= arity), -1, slot * rows.size + owner)
+    out[PARENT_SLOT] = jnp.where((edge < 0) | (slot >= arity), -1, slot * rows.size + owner)
     return out
 
 
@@ -405,7 +282,9 @@ def levels(
     for k, (name, rows) in enumerate(zip(kinds, all_rows, strict=True)):
         part = plan.inner[name]
         if not sched.shape.inner[k]:
-            kept.append([rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())])
+            kept.append(
+                [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
+            )
             edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
             tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
             extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])

@@ -150,13 +150,14 @@ class Values:
 
     def _terms(self, source: Source, dtype: np.dtype, b: int) -> list[jax.Array]:
         """What adds up to a block of a loaded value."""
+        column = self._launch.column(b)
         match source:
             case RowRead():
                 return [self._rows(source, dtype, b, source.index)]
             case ConstantRead(tensor):
-                return [self._constant(self._launch.buffers.tensors[tensor], b)]
+                return [self._constant(self._launch.buffers.tensors[tensor], column)]
             case ParentSum():
-                return self._from_parents(source, dtype, b)
+                return self._from_parents(source, dtype, column)
 
     def _rows(self, source: RowRead, dtype: np.dtype, b: int, index: Index | None) -> jax.Array:
         ref = self._launch.buffers.tensors[source.tensor]
@@ -165,14 +166,14 @@ class Values:
         found = None if index is None else self._rows_at(index)
         return self._device.load(self._tile, dtype, ref, found, self._launch.scalar(source.base), column, wide)
 
-    def _constant(self, ref: Ref, b: int) -> jax.Array:
-        column, first = self._launch.column(b), Tile(self._tile.shape, jnp.int32(0), jnp.int32(0))
+    def _constant(self, ref: Ref, column: jax.Array) -> jax.Array:
+        first = Tile(self._tile.shape, jnp.int32(0), jnp.int32(0))
         wide = ref.shape[1] > 1
         column = column if wide else jnp.int32(0)
         return self._device.load(first, np.dtype(np.float32), ref, None, jnp.int32(0), column, wide)
 
-    def _from_parents(self, source: ParentSum, dtype: np.dtype, b: int) -> list[jax.Array]:
-        buffers, column, found = self._launch.buffers, self._launch.column(b), []
+    def _from_parents(self, source: ParentSum, dtype: np.dtype, column: jax.Array) -> list[jax.Array]:
+        buffers, found = self._launch.buffers, []
         if source.direct is not None:
             ref, rows = buffers.tensors[source.direct[0]], self._rows_at(source.direct[1])
             wide = ref.shape[1] > 1

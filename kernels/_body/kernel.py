@@ -99,9 +99,7 @@ def run(strategy: Strategy) -> None:
     strategy.end()
 
 
-def _run_level(
-    strategy: Strategy, low: jax.Array, high: jax.Array, met: jax.Array, first_tiles: "list[Where | None]"
-) -> None:
+def _run_level(strategy: Strategy, low: jax.Array, high: jax.Array, met: jax.Array, first_tiles: "list[Where | None]") -> None:
     """Runs the phases of one level; `met` is how many barriers came before."""
     launch, ahead = strategy.launch, iter(first_tiles)
     for n, phase in enumerate(launch.program.phases):
@@ -132,7 +130,9 @@ def _clear_padding(launch: Launch) -> None:
     for name, output in launch.whole_outputs().items():
         count = launch.scalar(NUM_ROWS if output.domain == ROW else NUM_EDGES) + launch.scalar(output.base)
 
-        def clear(i: jax.Array, _: jax.Array, name: Tensor = name, output: Output = output, count: jax.Array = count) -> jax.Array:
+        def clear(
+            i: jax.Array, _: jax.Array, name: Tensor = name, output: Output = output, count: jax.Array = count
+        ) -> jax.Array:
             row = count + i * step + (launch.group * config.warpgroups + launch.wg) * config.rows
             here = Tile((config.rows, config.hb), row, jnp.int32(output.rows - 1))
             zeros = jnp.zeros(here.shape, output.dtype)
@@ -142,5 +142,3 @@ def _clear_padding(launch: Launch) -> None:
 
         turns = lax.div(output.rows - count + step - 1, jnp.int32(step))
         lax.fori_loop(jnp.int32(0), turns, clear, jnp.int32(0))
-
-

@@ -12,7 +12,6 @@ from cavs.kernels._program.fit import Unfit
 from cavs.kernels._program.jaxprs import Var
 from cavs.kernels._program.names import Tensor
 from cavs.kernels._program.operations import LevelProgram, Phase, Product, RowRead
-from cavs.kernels._program.widths import HALVES
 
 _SLACK = 2048  # bytes of shared memory, for barriers and alignment
 _WeightKey: TypeAlias = tuple[Var, int, int]  # a weight, its contracted axis, and how many rows lie side by side
@@ -111,9 +110,7 @@ def _packed(program: LevelProgram, config: Config) -> tuple[list[tuple[int, Pack
 class _PhaseBuilder:
     """Assigns the products of one phase their columns of the partial sums."""
 
-    def __init__(
-        self, program: LevelProgram, config: Config, offsets: dict[_WeightKey, int], words: int, awaited: set[Tensor]
-    ):
+    def __init__(self, program: LevelProgram, config: Config, offsets: dict[_WeightKey, int], words: int, awaited: set[Tensor]):
         self.program, self.config, self.offsets, self.words, self.awaited = program, config, offsets, words, awaited
         self.columns = 0
         self.sums: dict[Var, Sums] = {}

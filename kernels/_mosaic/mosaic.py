@@ -22,6 +22,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from cavs.kernels._layout.specs import Tile
 from cavs.kernels._mosaic.exchange import begin_exchange as begin_exchange, end_exchange as end_exchange
 from cavs.kernels._mosaic.mlir import (
     REF,
@@ -41,7 +42,6 @@ from cavs.kernels._mosaic.products import product as product
 from cavs.kernels._mosaic.rows import product_rows as product_rows, read_product as read_product
 from cavs.kernels._mosaic.weights import copy_weights as copy_weights
 from cavs.kernels._mosaic.wide import begin_ring as begin_ring, wide_product as wide_product
-from cavs.kernels._layout.specs import Tile
 from cavs.kernels._program.widths import FACTOR, half_of
 
 

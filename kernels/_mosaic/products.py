@@ -14,10 +14,10 @@ from jax._src.lib.mlir.dialects import arith, memref, scf
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from cavs.kernels._layout.specs import Tile
 from cavs.kernels._mosaic.exchange import Exchange
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, false, int32, ptx, scalar
 from cavs.kernels._mosaic.reads import POLLED, Reader, Step
-from cavs.kernels._layout.specs import Tile
 from cavs.kernels._program.widths import FACTOR, HALVES
 
 

@@ -14,8 +14,8 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._mosaic.mlir import REF, SCALAR, as_index, elements, int32, scalar, tile_layout
 from cavs.kernels._layout.specs import Tile
+from cavs.kernels._mosaic.mlir import REF, SCALAR, as_index, elements, int32, scalar, tile_layout
 
 
 def read_product(tile: Tile, part: Any, slots: int, column: Any) -> Any:

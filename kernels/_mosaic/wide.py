@@ -21,8 +21,8 @@ from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.config import STAGES
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, await_phase, int32, ptx, scalar
 from cavs.kernels._layout.specs import Tile
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, await_phase, int32, ptx, scalar
 
 _AHEAD = 32  # words of rows that a thread has on their way, and a chunk of all sources at least
 _LATE = 2  # a stage is filled again so many chunks after it was multiplied: by then all warpgroups are done with it

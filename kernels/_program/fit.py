@@ -107,5 +107,3 @@ def reads_all_units(eqn: Eqn, domains: Domains) -> bool:
 def varying(eqn: Eqn, domains: Domains) -> list[Var]:
     """The variables that an equation reads and that differ from vertex to vertex."""
     return [x for x in eqn.invars if is_var(x) and domain_of(x, domains) != STATIC]
-
-

@@ -174,7 +174,7 @@ class Store:
 
 
 Operation: TypeAlias = Load | Product | Equation | Spread | ReduceChildren | ReduceVector | Store
-Across: TypeAlias = Spread | ReduceChildren | ReduceVector  # read what other thread blocks, or other rows, have stored
+Across: TypeAlias = Spread | ReduceChildren | ReduceVector  # these read values where they are stored
 _Kind = TypeVar("_Kind", bound=Operation)
 
 
@@ -213,7 +213,7 @@ class Phase:
 
     def reads(self) -> set[Tensor]:
         """The tensors that operations other than products read."""
-        found = {op.source for op in self.operations if isinstance(op, Load | Spread | ReduceChildren | ReduceVector)}
+        found = {op.source for op in self.operations if isinstance(op, Load | Across)}
         return {tensor for source in found for tensor in tensors_of(source)}
 
     def operands(self) -> set[Tensor]:

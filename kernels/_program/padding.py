@@ -19,9 +19,7 @@ def rows_in_memory(x: jax.Array, program: LevelProgram, written: bool = False) -
     return _padded(flat, program)
 
 
-def rows_from_memory(
-    x: jax.Array, program: LevelProgram, aval: jax.core.ShapedArray | jax.ShapeDtypeStruct
-) -> jax.Array:
+def rows_from_memory(x: jax.Array, program: LevelProgram, aval: jax.core.ShapedArray | jax.ShapeDtypeStruct) -> jax.Array:
     """The inverse of `rows_in_memory`: returns (N, *shape) for values like `aval`."""
     if int(np.prod(aval.shape)) == 1:
         x = x[:, :1]

@@ -24,7 +24,20 @@ from cavs.kernels._program.fit import (
     is_product,
     varying,
 )
-from cavs.kernels._program.jaxprs import DOMAIN_NAMES, EDGE, ROW, STATIC, Atom, Domains, Eqn, Var, aval, domain_of, dtype_of, is_var
+from cavs.kernels._program.jaxprs import (
+    DOMAIN_NAMES,
+    EDGE,
+    ROW,
+    STATIC,
+    Atom,
+    Domains,
+    Eqn,
+    Var,
+    aval,
+    domain_of,
+    dtype_of,
+    is_var,
+)
 from cavs.kernels._program.names import Role, Tensor
 from cavs.kernels._program.operations import (
     ConstantRead,
@@ -272,7 +285,9 @@ class _Cutter:
 
         A value that is also reduced whole is loaded late: the reduction reads it first.
         """
-        operands = {e.invars[0] for e in draft.eqns.values() if e.primitive.name in (*ACROSS, *REDUCTIONS) if is_var(e.invars[0])}
+        operands = {
+            e.invars[0] for e in draft.eqns.values() if e.primitive.name in (*ACROSS, *REDUCTIONS) if is_var(e.invars[0])
+        }
         by_eqn = {id(e.eqn): e for e in equations}
         read = [x for e in draft.eqns.values() if id(e) in by_eqn for x in e.invars if is_var(x)]
         found = [x for x in dict.fromkeys([*read, *draft.stores]) if x not in draft.eqns]

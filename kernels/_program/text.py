@@ -41,12 +41,17 @@ class _Printer:
 
     def __init__(self, names: dict[Var, str]):
         self.names = dict(names)
-        self.letters = ("".join(x) for n in itertools.count(1) for x in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=n))
+        self.letters = (
+            "".join(x) for n in itertools.count(1) for x in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=n)
+        )
 
     def phase(self, n: int, phase: Phase) -> list[str]:
         """The lines of a phase."""
         barrier = ", after a barrier" if phase.barrier else ""
-        return [f"phase {n}, over {DOMAIN_NAMES[phase.domain]}{barrier}:", *(f"  {self.line(op, phase)}" for op in phase.operations)]
+        return [
+            f"phase {n}, over {DOMAIN_NAMES[phase.domain]}{barrier}:",
+            *(f"  {self.line(op, phase)}" for op in phase.operations),
+        ]
 
     def line(self, op: Operation, phase: Phase) -> str:
         """One operation."""
