@@ -52,7 +52,7 @@ class Worker:
             if jax.default_backend() != "gpu":
                 return {"missing": "needs a GPU that JAX sees: pip install 'jax[cuda13]'"}
         if not missing and "engine" in self.system.options:
-            from cavs._run.run import ENGINES
+            from cavs._engines.choose import ENGINES
 
             if self.system.options["engine"] not in ENGINES:
                 return {"missing": f"needs engine {self.system.options['engine']!r}, which this version of cavs lacks"}
