@@ -21,7 +21,7 @@ def test_a_step_is_shown_kernel_after_kernel():
     events = [(name, start + 10_000 * n, end + 10_000 * n) for n in (2, 0, 1) for name, start, end in step]
     assert timeline.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in step]
     lines = timeline.text(events, 3).splitlines()
-    assert lines[0].split() == "busy 5.0 us, kernels 6.0 us in all".split()
+    assert lines[0].split() == "busy 5.0 us, kernels 6.0 us in total".split()
     assert [line.split() for line in lines[2:5]] == [
         ["3.00", "x", "1.00", "gates"],
         ["2.00", "x", "1.00", "cavs_forward_mosaic"],
@@ -39,12 +39,12 @@ def test_profiles_are_of_whole_stacks():
     model = ours.Cavs(case.cell, cases.parameters(case), device="gpu", engine="scan")
     (stack, *_) = timeline._stacks(model, model.load(cases.dataset(case, 1)))
     assert len(stack.data) == model._stack > 1 and len(model.train([stack])) == model._stack
-    with pytest.raises(SystemExit, match="kernels on a GPU, and JAX runs on 'cpu'"):
+    with pytest.raises(SystemExit, match="JAX runs on 'cpu'; expected a GPU"):
         next(timeline.profile([case.name], "tf32"))
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("tree", "case 'tree': wanted cell/"), ("dagnn/netlist/h8/b2", "of cell 'dagnn', wanted")]
+    ("name", "why"), [("tree", "case: got 'tree'; expected cell/"), ("dagnn/netlist/h8/b2", "of cell 'dagnn'; expected")]
 )
 def test_profiles_of_what_there_is_not_are_refused(name: str, why: str):
     with pytest.raises(SystemExit, match=why):
