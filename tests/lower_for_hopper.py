@@ -48,7 +48,7 @@ def lowered(seed: int) -> str:
         try:
             jax.jit(jax.grad(loss, (0, 1))).trace(*shapes).lower(lowering_platforms=("cuda",))
         except ValueError as error:
-            if "engine is 'persistent', but" not in str(error):
+            if "engine: got 'persistent', but" not in str(error):
                 raise
             return "refused"
     return "lowered"

@@ -188,7 +188,7 @@ def test_loops_of_any_length_run_forward() -> None:
     F, sched = cavs.VertexFunction(loop, state=(H,)), cavs.schedule(graphs)
     assert_close(cavs.run(F, params, sched, x), cavs.interpret(F, params, graphs, x), 1e-12)
     with pytest.raises(
-        TypeError, match=r"number of turns depends on values \(.*test_any_function.py, line .* in loop.*lax.scan"
+        TypeError, match=r"number of iterations depends on values \(.*test_any_function.py, line .* in loop.*lax.scan"
     ):
         jax.grad(lambda p: cavs.run(F, p, sched, x).sum())(params)
 
@@ -251,7 +251,7 @@ def test_too_many_children_are_refused_under_jit(arity: int, children: int) -> N
     sched = cavs.schedule(graphs)
     F = cavs.VertexFunction(lambda p, v: done(v, jnp.tanh(v.gather(arity - 1) + v.pull())), state=(H,), arity=arity)
     # Of five and more children the number is known when the compiled code runs; the error then comes from there.
-    with pytest.raises(Exception, match=f"a vertex has .*but F only sees {arity}: arity is {arity}"):
+    with pytest.raises(Exception, match=f"got a vertex with .*; expected at most {arity}, as arity is {arity}"):
         jax.block_until_ready(jax.jit(lambda s, x: cavs.run(F, params, s, x))(sched, sched.pad(x)))
         jax.effects_barrier()
 

@@ -138,7 +138,7 @@ def test_independent_launches_on_the_card() -> None:
 
 
 def test_what_it_refuses() -> None:
-    with pytest.raises(TypeError, match="jit: fun is a int, wanted a function. Write cavs.concurrent_jit"):
+    with pytest.raises(TypeError, match="jit: fun: got a int; expected a function. Write cavs.concurrent_jit"):
         cavs.concurrent_jit(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match='"persistent" has no second derivative. Write cavs.run.*engine="scan"'):
         jax.grad(persistent._not_differentiated)(1.0)

@@ -1,4 +1,4 @@
-"""Every misuse is an error that says what it got, what it wanted and what to write."""
+"""Every misuse is an error that says what it got, what was expected and what to write."""
 
 import re
 from collections.abc import Callable
@@ -234,10 +234,10 @@ def test_pull_of_a_name_that_inputs_lack() -> None:
     [
         (
             np.ones((2, H)),
-            f"inputs has leaves of shapes [(2, {H})]; wanted a first axis of 3 (one row per vertex) or 16 (padded)",
+            f"inputs: got leaves of shapes [(2, {H})]; expected a first axis of 3 (one row per vertex) or 16 (padded)",
         ),
-        ({"a": np.ones((3, H)), "b": np.ones((16, H))}, "wanted a first axis of 3"),
-        (np.ones(()), "wanted a first axis of 3"),
+        ({"a": np.ones((3, H)), "b": np.ones((16, H))}, "expected a first axis of 3"),
+        (np.ones(()), "expected a first axis of 3"),
     ],
 )
 def test_inputs_of_the_wrong_length(inputs: Any, match: str) -> None:
@@ -246,23 +246,25 @@ def test_inputs_of_the_wrong_length(inputs: Any, match: str) -> None:
 
 
 def test_inputs_under_jit_must_be_padded() -> None:
-    with pytest.raises(ValueError, match=re.escape("wanted a first axis of 16 (padded). Under jax.jit write sched.pad(rows)")):
+    with pytest.raises(
+        ValueError, match=re.escape("expected a first axis of 16 (padded). Under jax.jit, write sched.pad(rows)")
+    ):
         jax.jit(lambda s, x: call(good, x, sched=s))(cavs.schedule(TREE), np.ones((3, H)))
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"F": good}, TypeError, "F is a function, wanted a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...)"),
+        ({"F": good}, TypeError, "F: got a function; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...)"),
         ({"F": vp.LSTM(H, E)}, TypeError, "or program.vertex_function() for a ready vertex program"),
-        ({"sched": TREE}, TypeError, "sched is a Graphs, wanted a cavs.Schedule. Write cavs.schedule(graphs)"),
-        ({"engine": "turbo"}, ValueError, "engine is 'turbo', wanted None or one of 'scan'"),
+        ({"sched": TREE}, TypeError, "sched: got a Graphs; expected a cavs.Schedule. Write cavs.schedule(graphs)"),
+        ({"engine": "turbo"}, ValueError, "engine: got 'turbo'; expected None or one of 'scan'"),
         (
             {"select": np.zeros((2, 2), int)},
             ValueError,
-            "select has shape (2, 2) and dtype int64, wanted a 1-d array of vertex rows",
+            "select: got shape (2, 2) and dtype int64; expected a 1-d array of ints",
         ),
-        ({"select": np.zeros(2)}, ValueError, "and dtype float64, wanted a 1-d array of vertex rows"),
+        ({"select": np.zeros(2)}, ValueError, "and dtype float64; expected a 1-d array of ints"),
     ],
 )
 def test_run(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -281,7 +283,7 @@ def test_kinds_without_a_function() -> None:
     graphs = with_kinds(GRAPHS["trees"], ("leaf", "inner", "root"))
     program = PROGRAMS["RvNN"]
     with pytest.raises(
-        ValueError, match=re.escape("kind 'root' (kinds ['leaf', 'inner', 'root']), but F has functions for ['inner', 'leaf']")
+        ValueError, match=re.escape("kind 'root' (kinds ['leaf', 'inner', 'root']); expected the kinds of F, ['inner', 'leaf']")
     ):
         cavs.run(program.function, program.params, cavs.schedule(graphs), program.inputs(graphs.num_vertices))
 
@@ -327,14 +329,14 @@ def test_more_children_than_f_sees(traced: bool) -> None:
     def run(sched: cavs.Schedule, x: jax.Array) -> jax.Array:
         return cavs.run(program.vertex_function(), params, sched, x)
 
-    with pytest.raises(ValueError, match="children.* but F only sees 2"):
+    with pytest.raises(ValueError, match="children; expected at most 2"):
         (jax.jit(run) if traced else run)(sched, jnp.zeros((sched.shape.vertices, 3), jnp.float32))
 
 
 @pytest.mark.parametrize("row", [-1, 3])
 def test_rows_that_are_no_vertices(row: int) -> None:
     F, params, sched = cavs.VertexFunction(good, state=(H,), arity=2), {"u": np.eye(H)}, cavs.schedule(TREE)
-    with pytest.raises(ValueError, match="select has rows.*wanted 0 to 2"):
+    with pytest.raises(ValueError, match="select: got vertices .*; expected 0 to 2"):
         cavs.run(F, params, sched, ONES, select=np.array([0, row]))
 
 

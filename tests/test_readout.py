@@ -44,15 +44,15 @@ def test_readouts_are_loops_over_graphs(reduce: str) -> None:
 def test_readout_refuses_what_does_not_fit() -> None:
     schedule, rows = sched("chains"), BATCHES["chains"].num_vertices
     h = np.zeros((rows, 2))
-    with pytest.raises(TypeError, match=r"sched is a Graphs, wanted a cavs\.Schedule"):
+    with pytest.raises(TypeError, match=r"sched: got a Graphs; expected a cavs\.Schedule"):
         cavs.readout(h, BATCHES["chains"])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="reduce is 'median', wanted one of 'sum', 'mean', 'max', 'softmax'"):
+    with pytest.raises(ValueError, match="reduce: got 'median'; expected one of 'sum', 'mean', 'max', 'softmax'"):
         cavs.readout(h, schedule, "median")
-    with pytest.raises(ValueError, match="'softmax' with no score"):
+    with pytest.raises(ValueError, match="got no score with reduce='softmax'"):
         cavs.readout(h, schedule, "softmax")
-    with pytest.raises(ValueError, match="'sum' with a score"):
+    with pytest.raises(ValueError, match="got a score with reduce='sum'"):
         cavs.readout(h, schedule, score=h[:, 0])
-    with pytest.raises(ValueError, match=f"wanted a first axis of {rows} or"):
+    with pytest.raises(ValueError, match=f"expected a first axis of {rows} or"):
         cavs.readout(h[1:], schedule)
-    with pytest.raises(ValueError, match="a score is 1-d"):
+    with pytest.raises(ValueError, match="and a 1-d score"):
         cavs.readout(h, schedule, "softmax", score=h)

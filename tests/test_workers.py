@@ -216,6 +216,19 @@ def test_a_process_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
         assert not worker.alive and worker._process.poll() is not None and not elsewhere(graphs)
 
 
+def test_a_worker_in_garbage_is_not_used_again() -> None:
+    """The garbage collector may close the connection of an abandoned iterator's worker before it ends the iterator."""
+    graphs = cavs.from_lengths([3, 4, 5])
+    found = cavs.data.schedules(graphs, [[0]] * 9000, workers=1)
+    next(found)
+    cycle: list[object] = [found]
+    cycle.append(cycle)
+    del found, cycle
+    gc.collect()
+    assert not elsewhere(graphs)
+    assert len(list(cavs.data.schedules(graphs, [[0]], workers=1))) == 1
+
+
 SCRIPT = """
 import sys, cavs
 graphs = cavs.from_lengths([5, 6, 7])

@@ -23,7 +23,7 @@ def engine_of(engine: str | Engine | None) -> Engine | None:
     if engine is None or isinstance(engine, Scan | Persistent):
         return engine
     if not isinstance(engine, str) or engine not in ENGINES:
-        raise ValueError(f"run: engine is {engine!r}, wanted None or one of {', '.join(map(repr, ENGINES))}.")
+        raise ValueError(f"run: engine: got {engine!r}; expected None or one of {', '.join(map(repr, ENGINES))}.")
     return ENGINES[engine]
 
 
@@ -46,7 +46,7 @@ def choose_engine(engine: str | Engine | None, plan: Plan, shape: Shape, kinds: 
     if asked is None:
         return Scan() if reason or _slower(plan, shape, kinds) else fitting
     if reason:
-        raise ValueError(f"run: engine is 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
+        raise ValueError(f"run: engine: got 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
     return fitting
 
 
@@ -93,13 +93,13 @@ def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) ->
         if len(deep) > 1:
             return f"vertices of {len(deep)} kinds have children ({', '.join(map(repr, deep))}), and it runs one such kind"
         return (
-            "no vertex of the batch has children, or its schedule has no scripts for the engine (cavs.schedule makes them "
-            "where JAX runs on a GPU)"
+            "no vertex of the batch has children, or its schedule has no scripts (cavs.schedule creates them if JAX runs on "
+            "a GPU, or with scripts=True)"
         )
     if not plan.function.optimizations.lazy:
-        return "F was made with Optimizations(lazy=False)"
+        return "F was created with Optimizations(lazy=False)"
     if not all(plan.inner[name].joint.differentiable for name in deep):
-        return "F has a loop with a dynamic number of turns"
+        return "F has a loop with a dynamic number of iterations"
     try:
         for name in deep:
             for forward in (True, False):

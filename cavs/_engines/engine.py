@@ -5,10 +5,34 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from cavs._function.plan import Plan
+from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule
 from cavs._stages.tensors import Rows, Zeros
 
 Arrays = list[jax.Array]
+
+
+class Batch(NamedTuple):
+    """A batch of vertices, as an engine runs it.
+
+    Attributes:
+        plan: F, traced and split.
+        sched: The schedule.
+        kinds: The kinds of vertices, in the schedule's order.
+        rows: For each kind, where its vertices with children are in the batch.
+        zeros: Creates dynamic tensors.
+    """
+
+    plan: Plan
+    sched: Schedule
+    kinds: tuple[str | None, ...]
+    rows: list[Rows]
+    zeros: Zeros
+
+    @property
+    def parts(self) -> list[Split]:
+        """F at vertices with children, for each kind."""
+        return [self.plan.inner[name] for name in self.kinds]
 
 
 class ForwardLevels(NamedTuple):
@@ -69,11 +93,7 @@ class Engine(Protocol):
 
     def levels(
         self,
-        plan: Plan,
-        sched: Schedule,
-        kinds: tuple[str | None, ...],
-        all_rows: list[Rows],
-        zeros: Zeros,
+        batch: Batch,
         states: Arrays,
         statics: list[Arrays],
         eager: list[Arrays],
@@ -84,11 +104,7 @@ class Engine(Protocol):
 
     def reverse(
         self,
-        plan: Plan,
-        sched: Schedule,
-        kinds: tuple[str | None, ...],
-        all_rows: list[Rows],
-        zeros: Zeros,
+        batch: Batch,
         saved: dict[str, Any],
         cotangents: Cotangents,
     ) -> BackwardLevels:

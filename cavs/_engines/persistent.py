@@ -12,20 +12,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._engines.chip import MEASURED, Layouts
-from cavs._engines.engine import BackwardLevels, Cotangents, ForwardLevels
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
 from cavs._engines.lower import EDGE_PAD, PAD, Program, program_of
 from cavs._engines.scan_reverse import eager_cotangents
 from cavs._engines.widest import launches, wide_levels
 from cavs._function.domains import EDGE
 from cavs._function.equations import is_float
 from cavs._function.evaluate import evaluate
-from cavs._function.plan import Plan
-from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import floats, merged, take_rows
 from cavs._stages.entrance import memory_of
 from cavs._stages.lazy import lazy_gradients
-from cavs._stages.tensors import Rows as KindRows, View, Zeros, get_rows
+from cavs._stages.tensors import Rows as KindRows, View, get_rows
 from cavs.kernels import (
     COLUMNS,
     FACTOR,
@@ -57,34 +55,21 @@ class Persistent:
 
     def levels(
         self,
-        plan: Plan,
-        sched: Schedule,
-        kinds: tuple[str | None, ...],
-        all_rows: list[KindRows],
-        zeros: Zeros,
+        batch: Batch,
         states: list[jax.Array],
         statics: list[list[jax.Array]],
         eager: list[list[jax.Array]],
         save: bool,
     ) -> ForwardLevels:
         """Runs the forward's levels of each kind in one launch, or in two."""
-        return levels(self, plan, sched, kinds, all_rows, zeros, states, statics, eager, save)
+        return levels(self, batch, states, statics, eager, save)
 
-    def reverse(
-        self,
-        plan: Plan,
-        sched: Schedule,
-        kinds: tuple[str | None, ...],
-        all_rows: list[KindRows],
-        zeros: Zeros,
-        saved: dict[str, Any],
-        cotangents: Cotangents,
-    ) -> BackwardLevels:
+    def reverse(self, batch: Batch, saved: dict[str, Any], cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels of each kind in one launch, or in two, and after it one lazy batch of all rows."""
-        parts = [plan.inner[name] for name in kinds]
-        g, cuts, operands = reverse(self, plan, sched, kinds, parts, all_rows, saved, cotangents)
+        g, cuts, operands = reverse(self, batch, saved, cotangents)
+        sched = batch.sched
         static_cts, ct_inputs = list(cotangents.statics), cotangents.inputs
-        for k, (part, rows) in enumerate(zip(parts, all_rows, strict=True)):
+        for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
             if not sched.shape.inner[k]:
                 continue
             if cuts[k]:
@@ -203,17 +188,14 @@ def parents(sched: Schedule, rows: KindRows, arity: int, at: Any, size: int) -> 
 
 def levels(
     engine: Persistent,
-    plan: Plan,
-    sched: Schedule,
-    kinds: tuple[str | None, ...],
-    all_rows: list[KindRows],
-    zeros: Zeros,
+    batch: Batch,
     states: list[jax.Array],
     statics: list[list[jax.Array]],
     eager: list[list[jax.Array]],
     save: bool,
 ) -> ForwardLevels:
-    """The forward's levels: states; per kind what the backward keeps and the lazy part reads; and a flag for `checked`."""
+    """Launches the forward's levels of each kind that has vertices with children."""
+    plan, sched, kinds, all_rows, zeros = batch
     kept, extras, gave_up = [], [], jnp.zeros(1, jnp.int32)
     for k, (name, rows) in enumerate(zip(kinds, all_rows, strict=True)):
         part = plan.inner[name]
@@ -237,23 +219,17 @@ def levels(
 
 
 def reverse(
-    engine: Persistent,
-    plan: Plan,
-    sched: Schedule,
-    kinds: tuple[str | None, ...],
-    parts: list[Split],
-    all_rows: list[KindRows],
-    saved: dict[str, Any],
-    cotangents: Cotangents,
+    engine: Persistent, batch: Batch, saved: dict[str, Any], cotangents: Cotangents
 ) -> tuple[dict[int, Any], list[dict[Any, Any]], list[dict[Any, Any]]]:
     """The backward's levels: the states' cotangents at leaves; of each kind the cut cotangents, and operands made again.
 
     The pushes' cotangents of states are in the states' rows, or by number if `cotangents.row` is given (`by_number`).
     """
+    plan, sched, kinds, all_rows, _ = batch
     g, g_row, extra_cts = cotangents.states, cotangents.row, cotangents.extras
     cuts: list[dict[Any, Any]] = []
     operands: list[dict[Any, Any]] = []
-    for k, (name, part, rows) in enumerate(zip(kinds, parts, all_rows, strict=True)):
+    for k, (name, part, rows) in enumerate(zip(kinds, batch.parts, all_rows, strict=True)):
         cuts.append({})
         operands.append({})
         if not sched.shape.inner[k]:

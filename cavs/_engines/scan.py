@@ -7,16 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Cotangents, ForwardLevels
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
 from cavs._engines.scan_reverse import reverse
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
-from cavs._function.plan import Plan
 from cavs._function.split import Split
-from cavs._schedule.schedule import Schedule
 from cavs._stages.entrance import barred, crossing, entrance, fixed
-from cavs._stages.tensors import Rows, View, Zeros, write
+from cavs._stages.tensors import Rows, View, write
 
 
 class _Kind(NamedTuple):
@@ -41,47 +39,27 @@ class Scan:
 
     def levels(
         self,
-        plan: Plan,
-        sched: Schedule,
-        kinds: tuple[str | None, ...],
-        all_rows: list[Rows],
-        zeros: Zeros,
+        batch: Batch,
         states: list[jax.Array],
         statics: list[list[jax.Array]],
         eager: list[list[jax.Array]],
         save: bool,
     ) -> ForwardLevels:
         """Runs the forward's levels task by task."""
-        return levels(plan, sched, kinds, all_rows, zeros, states, statics, eager, save)
+        return levels(batch, states, statics, eager, save)
 
-    def reverse(
-        self,
-        plan: Plan,
-        sched: Schedule,
-        kinds: tuple[str | None, ...],
-        all_rows: list[Rows],
-        zeros: Zeros,
-        saved: dict[str, Any],
-        cotangents: Cotangents,
-    ) -> BackwardLevels:
+    def reverse(self, batch: Batch, saved: dict[str, Any], cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels task by task, in reverse."""
-        return reverse(plan, sched, [plan.inner[name] for name in kinds], all_rows, zeros, saved, cotangents)
+        return reverse(batch, saved, cotangents)
 
 
 def levels(
-    plan: Plan,
-    sched: Schedule,
-    kinds: tuple[str | None, ...],
-    all_rows: list[Rows],
-    zeros: Zeros,
-    states: list[jax.Array],
-    statics: list[list[jax.Array]],
-    eager: list[list[jax.Array]],
-    save: bool,
+    batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[jax.Array]], save: bool
 ) -> ForwardLevels:
-    """The forward's levels: states; per kind what the backward keeps and the lazy part reads; no flag (`persistent`)."""
-    of = zip(kinds, all_rows, statics, eager, strict=True)
-    found = [_kind(plan.inner[name], rows, own, eager_rows, save) for name, rows, own, eager_rows in of]
+    """Runs the forward's loop over tasks."""
+    plan, sched, _, all_rows, zeros = batch
+    of = zip(batch.parts, all_rows, statics, eager, strict=True)
+    found = [_kind(part, rows, own, eager_rows, save) for part, rows, own, eager_rows in of]
     tensors = [[k.rows.tensor(zeros, v.aval, lv == EDGE) for v, lv in zip(k.stored, k.level, strict=True)] for k in found]
 
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:

@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Cotangents
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents
 from cavs._function.domains import EDGE, ROW, Domains
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.jaxprs import is_var
-from cavs._function.plan import Plan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, pull
@@ -41,19 +40,12 @@ class _Kind(NamedTuple):
     level: Domains  # of cut cotangents
 
 
-def reverse(
-    plan: Plan,
-    sched: Schedule,
-    parts: list[Split],
-    all_rows: list[Rows],
-    zeros: Zeros,
-    saved: dict[str, Any],
-    cotangents: Cotangents,
-) -> BackwardLevels:
+def reverse(batch: Batch, saved: dict[str, Any], cotangents: Cotangents) -> BackwardLevels:
     """Runs the backward's loop over tasks."""
+    plan, sched, _, all_rows, zeros = batch
     g, _, eager_cts, extra_cts, static_cts, ct_inputs = cotangents
     shape, options, one_window = sched.shape, plan.function.optimizations, sched.shape.windows[0] == 1
-    found = [_kind(k, *of, saved, options.lazy) for k, of in enumerate(zip(parts, all_rows, extra_cts, strict=True))]
+    found = [_kind(k, *of, saved, options.lazy) for k, of in enumerate(zip(batch.parts, all_rows, extra_cts, strict=True))]
     totals = list(static_cts)
     if not options.lazy:  # tasks add to them
         totals = [filled(total, statics) for total, statics in zip(static_cts, saved["statics"], strict=True)]

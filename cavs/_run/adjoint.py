@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import Cotangents, Engine
+from cavs._engines.engine import Batch, Cotangents, Engine
 from cavs._function.equations import is_float
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule
@@ -87,7 +87,7 @@ def backward(
     # The levels, and the eager part.
     ct_inputs = no_rows(saved["inputs"])
     so_far = Cotangents(g, g_row, eager_cts, extra_cts, static_cts, ct_inputs)
-    g, static_cts, ct_inputs = engine.reverse(plan, sched, kinds, all_rows, zeros, saved, so_far)
+    g, static_cts, ct_inputs = engine.reverse(Batch(plan, sched, kinds, all_rows, zeros), saved, so_far)
 
     # A kind without vertices in this batch adds nothing, whatever F makes of its rows (`_stages.tensors`).
     counts = [rows.count for rows in all_rows]

@@ -1,11 +1,12 @@
-"""`concurrent_jit`: XLA runs beside each other what does not depend on each other, and launches of engine `persistent` in turn.
+"""`concurrent_jit`: XLA runs independent kernels at the same time, and launches of engine `persistent` one after another.
 
 A training step is two launches and some forty small kernels around them: products, updates, bookkeeping. A GPU that runs them
-one after another is idle in most of them. As branches of a CUDA graph they overlap (on one H200, 2026-11-21, a Tree-LSTM step
-at hidden 512 and batch 64 takes 364 us, and 391 by `jax.jit`; at hidden 256, 236 and 259; at batch 1, 140 and 147).
+one after another is mostly idle. As branches of a CUDA graph they overlap. On one H200 (2026-11-21), a Tree-LSTM step at hidden
+512 and batch 64 takes 364 us, and 391 us with `jax.jit`; at hidden 256, 236 and 259 us; at batch 1, 140 and 147 us.
 
-Which are independent XLA knows. That two launches must not run at once it does not: the CTAs of a launch wait for each other,
-so all of them must be on the chip. The step is therefore traced, and each launch made to depend on the one before it.
+XLA knows which kernels are independent. It does not know that two launches must not run at the same time: the thread blocks
+of a launch wait for each other, so all of them must be on the chip. The step is therefore traced, and each launch is made to
+depend on the launch before it.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does n
 
 
 def concurrent_jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """`jax.jit` for a training step on a GPU: what does not depend on each other runs side by side.
+    """Compiles a training step like `jax.jit`, but on a GPU independent kernels run at the same time.
 
     ```python
     @cavs.concurrent_jit(donate_argnums=(0, 1))
@@ -38,26 +39,33 @@ def concurrent_jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> 
         ...
     ```
 
-    The results are those of `jax.jit`. For the outermost function, which takes its derivatives inside: not under another
-    `jax.jit` or `jax.grad`, which JAX refuses. On a CPU it is `jax.jit`; it was not tried on TPUs, nor on several GPUs.
+    The results are those of `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
+    under another `jax.jit` or `jax.grad`. On a CPU it is `jax.jit`. It has not been tried on TPUs or on several GPUs.
 
-    **Arguments:** `fun` and `options` as `jax.jit` takes them; without `fun` a decorator.
+    Args:
+        fun: the function, as for `jax.jit`. Without it, a decorator is returned.
+        options: the keyword arguments of `jax.jit`.
 
-    **Returns:** what `jax.jit` returns.
+    Returns:
+        What `jax.jit` returns.
 
-    **Raises:** `TypeError` for a `fun` that is no function; `NotImplementedError`, when traced, where engine `"persistent"`
-    runs inside something else than `jit`, `grad`, `checkpoint`, `scan`, `while_loop` and `cond`, such as `shard_map`.
+    Raises:
+        TypeError: `fun` is not callable.
+        NotImplementedError: when traced, if engine `"persistent"` runs inside something else than `jit`, `grad`, `checkpoint`,
+            `scan`, `while_loop` and `cond`, such as `shard_map`.
     """
     if fun is None:
         return functools.partial(concurrent_jit, **options)
     if not callable(fun):
-        raise TypeError(f"concurrent_jit: fun is a {type(fun).__name__}, wanted a function. Write cavs.concurrent_jit(step).")
+        raise TypeError(
+            f"concurrent_jit: fun: got a {type(fun).__name__}; expected a function. Write cavs.concurrent_jit(step)."
+        )
     given = options.pop("compiler_options", None) or {}
     return jax.jit(in_turn(fun), compiler_options=BESIDE | given, **options)
 
 
 def in_turn(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """`fun` with each of its launches dependent on the one before it."""
+    """Returns `fun` with each launch made to depend on the launch before it."""
 
     @functools.wraps(fun)
     def ordered(*args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import Engine
+from cavs._engines.engine import Batch, Engine
 from cavs._function.plan import Plan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
@@ -58,7 +58,7 @@ def forward(
         eager_rows.append(values)
 
     # The levels.
-    levels = engine.levels(plan, sched, kinds, all_rows, zeros, states, statics, eager_rows, save)
+    levels = engine.levels(Batch(plan, sched, kinds, all_rows, zeros), states, statics, eager_rows, save)
     states, kept, extras, gave_up = levels
 
     # Pushes.

@@ -11,31 +11,35 @@ READOUTS = ("sum", "mean", "max", "softmax")
 
 
 def readout(values: Any, sched: Schedule, reduce: str = "sum", *, score: Any = None) -> Any:
-    """Sum, mean, maximum or attention over the vertices of each graph (the readouts of Gilmer et al., 2017, section 2;
-    attention as in Li et al., 2016, equation 7, with a softmax over the graph).
+    """Reduces values of vertices to one value per graph (the readouts of Gilmer et al., 2017, section 2).
 
-    Plain JAX: composes with `jit`, `grad`, `vmap`. All vertices are `cavs.run(...)` itself, roots `h[sched.roots]`.
+    This is plain JAX and composes with `jit`, `grad` and `vmap`. V is the number of vertices, Vp the padded number, and G the
+    number of graphs.
 
-    **Arguments:**
+    Args:
+        values: a pytree of arrays with one row per vertex, as [`cavs.run`][] returns: (V, ...), or padded (Vp, ...). Padding
+            is not read.
+        sched: the schedule of the batch, from [`cavs.schedule`][].
+        reduce: `"sum"`, `"mean"`, `"max"`, or `"softmax"`: attention (Li et al., 2016, equation 7), the sum of the values
+            weighted by the softmax of `score` over the vertices of each graph.
+        score: (V,) or (Vp,) floats, for `"softmax"` only.
 
-    - `values`: pytree of arrays with one row per vertex, as `cavs.run` returns: (V, ...), or padded (Vp, ...). What stands
-      in padding is not read.
-    - `sched`: from `cavs.schedule`.
-    - `reduce`: `"sum"`, `"mean"`, `"max"`, or `"softmax"`: the sum of the values weighted by the softmax of `score`
-      over the vertices of each graph.
-    - `score`: (V,) or (Vp,) floats, for `"softmax"` alone.
+    Returns:
+        The pytree with leaves (G, ...), in the order of the graphs.
 
-    **Returns:** the pytree with leaves (G, ...), in the order of the graphs.
-
-    **Raises:** `TypeError` or `ValueError` for arguments that do not fit each other.
+    Raises:
+        TypeError: `sched` is not a schedule.
+        ValueError: `reduce` is unknown, `score` does not fit it, or the arrays have another number of rows.
     """
     if not isinstance(sched, Schedule):
-        raise TypeError(f"readout: sched is a {type(sched).__name__}, wanted a cavs.Schedule. Write cavs.schedule(graphs).")
+        raise TypeError(f"readout: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")
     if reduce not in READOUTS:
-        raise ValueError(f"readout: reduce is {reduce!r}, wanted one of {', '.join(map(repr, READOUTS))}.")
+        raise ValueError(f"readout: reduce: got {reduce!r}; expected one of {', '.join(map(repr, READOUTS))}.")
     if (score is not None) != (reduce == "softmax"):
         has = "a score" if score is not None else "no score"
-        raise ValueError(f'readout: reduce is {reduce!r} with {has}; wanted readout(values, sched, "softmax", score=...).')
+        raise ValueError(
+            f'readout: score: got {has} with reduce={reduce!r}. Write readout(values, sched, "softmax", score=...).'
+        )
     padded, graphs = sched.shape.vertices, sched.shape.graphs
     allowed = {padded, int(sched.host().num_vertices)} if sched.is_concrete else {padded}
     values = jax.tree.map(jnp.asarray, values)
@@ -43,9 +47,8 @@ def readout(values: Any, sched: Schedule, reduce: str = "sum", *, score: Any = N
     rows = {s[0] if s else None for s in shapes}
     if len(rows) > 1 or not rows <= allowed or (score is not None and len(shapes[-1]) != 1):
         raise ValueError(
-            f"readout: values (and score) have leaves of shapes {shapes}, wanted a first axis of "
-            f"{' or '.join(map(str, sorted(allowed)))}: one row per vertex, as cavs.run returns without select; "
-            "a score is 1-d."
+            f"readout: values and score: got leaves of shapes {shapes}; expected a first axis of "
+            f"{' or '.join(map(str, sorted(allowed)))}, one row per vertex, as cavs.run returns it, and a 1-d score."
         )
     if not rows:
         return values

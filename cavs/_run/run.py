@@ -1,4 +1,4 @@
-"""`run`: evaluates F at every vertex of a batch, with a VJP of our own (`_run.forward`, `_run.adjoint`)."""
+"""`run`: evaluates F at every vertex of a batch, with its own VJP (`_run.forward`, `_run.adjoint`)."""
 
 import contextlib
 import contextvars
@@ -36,36 +36,39 @@ def run(
     select: Any = None,
     engine: str | Engine | None = None,
 ) -> Any:
-    """Evaluates F at every vertex of a scheduled batch; returns what the vertices pushed.
+    """Evaluates F at every vertex of a scheduled batch, and returns what the vertices pushed.
 
-    A pure function of `params` and `inputs`: composes with `jax.jit`, `jax.grad`, `jax.vmap` over params,
-    `jax.checkpoint`. Forward-mode derivatives of the gradient work (Hessian-vector products by `jax.jvp` of `jax.grad`);
-    `jax.jvp` of `run` itself and reverse over reverse are refused by JAX.
+    This is a pure function of `params` and `inputs`. It composes with `jax.jit`, `jax.grad`, `jax.checkpoint`, and `jax.vmap`
+    over params or inputs. `jax.jvp` of `jax.grad` gives Hessian-vector products on engine `"scan"`; JAX refuses `jax.jvp` of
+    `run` itself and reverse over reverse. V is the number of vertices and Vp = `sched.shape.vertices` the padded number.
 
-    **Arguments:**
+    Args:
+        F: the vertex function.
+        params: a pytree of arrays, which F receives as its first argument.
+        sched: the schedule of the batch, from [`cavs.schedule`][].
+        inputs: a pytree of arrays with one row per vertex, which `v.pull()` reads, in the order of the graphs. Leaves are
+            (V, ...), or (Vp, ...) as `sched.pad` returns, which is required if `sched` is traced. `None` if F pulls nothing.
+        select: (M,) ints, the vertices whose pushes are returned, such as `sched.roots`. `None` selects all. Selecting few
+            saves computation and memory traffic.
+        engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
+            Hopper GPU, JAX 0.11 or newer, and an F that fits. `None` chooses; `F.explain()` tells which one and why. Under
+            `jax.vmap`, engine `"scan"` runs. Engine `"persistent"` has no second derivatives.
 
-    - `F`: the vertex function.
-    - `params`: any pytree of arrays.
-    - `sched`: from `cavs.schedule`.
-    - `inputs`: pytree of arrays with one row per vertex, in the graphs' own order, which `v.pull()` reads; `None` where F
-      pulls nothing. (V, ...), or, as under `jax.jit`, padded to (Vp, ...), Vp = `sched.shape.vertices`, by `sched.pad`.
-    - `select`: (M,) vertices whose pushes are wanted, such as `sched.roots`; `None`: all. Less is computed and moved.
-    - `engine`: `"scan"`, XLA loops on any device; `"persistent"`, one kernel launch for all levels (NVIDIA Hopper, JAX
-      0.11 or newer, and an F that fits; else it says why not); `None` chooses, and `F.explain()` says which and why. Under
-      `jax.vmap` engine scan runs in any case. The persistent engine has no second derivative: there write `"scan"`.
+    Returns:
+        The pytree that F pushes. Its leaves are (V, ...) for inputs of V rows and (Vp, ...) for padded inputs, with zeros in
+        the padding; (M, ...) with `select`. Without inputs they have V rows if `sched` is concrete, else Vp.
 
-    **Returns:** the pushed pytree with leaves (V, ...) for inputs of V rows, (Vp, ...) for padded ones; (M, ...) with
-    `select`. Padding rows are zeros. Without inputs: V rows where the schedule is concrete, else Vp.
-
-    **Raises:** `TypeError`, `ValueError` for arguments that do not fit each other, and for misuse inside F (when traced).
+    Raises:
+        TypeError: `F` or `sched` has another type, or F is misused while it is traced.
+        ValueError: the arguments do not fit each other, F is misused while it is traced, or the engine cannot run F.
     """
     if not isinstance(F, VertexFunction):
         raise TypeError(
-            f"run: F is a {type(F).__name__}, wanted a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), or "
+            f"run: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), or "
             "program.vertex_function() for a ready vertex program."
         )
     if not isinstance(sched, Schedule):
-        raise TypeError(f"run: sched is a {type(sched).__name__}, wanted a cavs.Schedule. Write cavs.schedule(graphs).")
+        raise TypeError(f"run: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")
     asked = engine_of(engine)
     params, inputs = as_arrays(params, "run: params"), as_arrays(inputs, "run: inputs")
     exact = int(sched.host().num_vertices) if sched.is_concrete else None
@@ -76,7 +79,7 @@ def run(
     too_many = _check_arity(F, plan, sched)
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
-        asked = Scan()  # under jax.vmap, whose tracers JAX shows by name alone
+        asked = Scan()  # under jax.vmap: JAX exports no public type of its tracers
     outs = _compiled(plan, sched.shape, kinds, asked)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), select)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
@@ -86,29 +89,32 @@ def run(
 
 
 def _padded(inputs: Any, sched: Schedule, exact: int | None) -> tuple[Any, int]:
-    """`inputs` with (Vp, ...) rows, and how many they had; V, where it is known, and Vp without inputs."""
+    """Returns `inputs` padded to Vp rows, and the number of rows they had; without inputs V if it is known, else Vp."""
     padded = sched.shape.vertices
     shapes = [x.shape for x in jax.tree.leaves(inputs)]
     lengths = {shape[0] if shape else None for shape in shapes}
     if not lengths <= {padded, exact} or len(lengths) > 1 or None in lengths:
-        wanted = f"{padded} (padded)" if exact is None else f"{exact} (one row per vertex) or {padded} (padded)"
+        expected = f"{padded} (padded)" if exact is None else f"{exact} (one row per vertex) or {padded} (padded)"
         raise ValueError(
-            f"run: inputs has leaves of shapes {shapes}; wanted a first axis of {wanted}. Under jax.jit write sched.pad(rows) "
-            "on the host before the call."
+            f"run: inputs: got leaves of shapes {shapes}; expected a first axis of {expected}. Under jax.jit, write "
+            "sched.pad(rows) on the host before the call."
         )
     length = shapes[0][0] if shapes else padded if exact is None else exact
     return jax.tree.map(lambda x: pad_rows(x, padded), inputs) if length != padded else inputs, length
 
 
 def _checked_rows(select: Any, exact: int | None) -> Any:
-    """`select` as an array; its values are checked where they and the number of vertices are known."""
+    """Returns `select` as an array. Its values are checked if they and the number of vertices are concrete."""
     select = jnp.asarray(select)
     if select.ndim != 1 or not jnp.issubdtype(select.dtype, jnp.integer):
-        raise ValueError(f"run: select has shape {select.shape} and dtype {select.dtype}, wanted a 1-d array of vertex rows.")
+        raise ValueError(
+            f"run: select: got shape {select.shape} and dtype {select.dtype}; expected a 1-d array of ints. Write "
+            "select=sched.roots, for instance."
+        )
     if exact is not None and not isinstance(select, Tracer) and select.size:
         low, high = int(np.asarray(select).min()), int(np.asarray(select).max())
         if low < 0 or high >= exact:
-            raise ValueError(f"run: select has rows {low} to {high}, wanted 0 to {exact - 1}, as in sched.roots.")
+            raise ValueError(f"run: select: got vertices {low} to {high}; expected 0 to {exact - 1}, as in sched.roots.")
     return select
 
 
@@ -117,23 +123,24 @@ def _aval(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
-    """For each kind of the schedule, the name of the function that runs it."""
+    """Returns for each kind of the schedule the name of the function that evaluates it."""
     if None in F.fns:
         return (None,) * len(sched.shape.kinds)
     missing = [k for k in sched.shape.kinds if k not in F.fns]
     if missing:
         raise ValueError(
-            f"run: the graphs have vertices of kind {missing[0]!r} (kinds {list(sched.shape.kinds)}), but F has functions for "
+            f"run: sched: got vertices of kind {missing[0]!r} (kinds {list(sched.shape.kinds)}); expected the kinds of F, "
             f"{sorted(F.fns)}. Write VertexFunction({{{missing[0]!r}: fn, ...}}), or graphs with kinds of these names."
         )
     return sched.shape.kinds
 
 
 def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> Any:
-    """Refuses graphs of which F would not see some children; `None` if there are none.
+    """Raises `ValueError` if a vertex has more children than F reads.
 
-    Of a traced schedule no more is known than that a vertex has more than four. For an F that sees more the number is checked
-    when the compiled code runs: the error then comes from there, and (1,) int32 is returned, not 0 if there is one.
+    The shape of a traced schedule only tells whether a vertex has more than four children. If F reads more than four, compiled
+    code checks the number: a host callback raises the error. In this case (1,) int32 is returned, nonzero if a vertex has too
+    many children, which turns the pushes into NaN. Otherwise `None` is returned.
     """
     if not F.arity or any(part.gathers_all for part in plan.inner.values()):
         return None
@@ -156,7 +163,7 @@ _WITHOUT_CALLBACKS = contextvars.ContextVar("without_callbacks", default=False)
 
 @contextlib.contextmanager
 def without_callbacks() -> Iterator[None]:
-    """What is compiled for another machine cannot call back: within this, a vertex with too many children gives NaN alone."""
+    """Disables the host callback of `_check_arity`, for code that is exported: too many children then only give NaN."""
     before = _WITHOUT_CALLBACKS.set(True)
     try:
         yield
@@ -172,21 +179,21 @@ def _refuse(arity: int, most: Any) -> None:
 def _too_many(arity: int, most: int | None) -> str:
     has = f"{most} children" if most else f"more than {arity} children"
     return (
-        f"run: a vertex has {has}, but F only sees {arity}: arity is {arity} and it does not call gather_all. "
+        f"run: sched: got a vertex with {has}; expected at most {arity}, as arity is {arity} and F does not call gather_all. "
         f"Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
     )
 
 
 MSG_LOOP = (
-    "run: F has a loop whose number of turns depends on values{where}, and JAX differentiates such loops forward alone. For "
-    "gradients write it with a fixed number of turns: jax.lax.scan, or fori_loop with Python ints as bounds and "
+    "run: F: got a loop whose number of iterations depends on values{where}; JAX has no reverse derivative of such loops. For "
+    "gradients, write a fixed number of iterations: jax.lax.scan, or fori_loop with Python ints as bounds and "
     "jnp.where(i < n, new, old) inside."
 )
 
 
 @contextlib.contextmanager
 def _loops_are_refused(plan: Plan) -> Iterator[None]:
-    """A loop in F that has no reverse derivative, as an error that names its line."""
+    """Turns JAX's error for a loop without a reverse derivative into one that names the line of F."""
     try:
         yield
     except ValueError as e:
@@ -196,7 +203,7 @@ def _loops_are_refused(plan: Plan) -> Iterator[None]:
 
 
 def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None) -> Any:
-    """The jitted forward of one plan over schedules of one shape, with its VJP, by the engine asked for; cached on the plan."""
+    """Returns the jitted function of a plan for schedules of one shape, with its VJP; cached on the plan."""
     key = (shape, kinds, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
         engine = choose_engine(asked, plan, shape, kinds)

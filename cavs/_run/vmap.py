@@ -1,8 +1,8 @@
-"""Engine `persistent` under `jax.vmap`: engine `scan` takes its place, for a launch takes one batch.
+"""Engine `persistent` under `jax.vmap`: engine `scan` replaces it, because a launch runs one batch.
 
-Whether a function is batched is not known when `run` is traced: `jax.vmap` may come after `jax.jit` and `jax.grad`. So both
-passes of a sweep say what they are when batched. The backward then runs the forward again, as the batched forward leaves
-nothing for it.
+When `run` is traced, it is not known whether the function will be batched: `jax.vmap` may be applied after `jax.jit` and
+`jax.grad`. Both passes of a sweep therefore have a batching rule. The backward pass then runs the forward pass again, because
+the batched forward pass saves nothing for it.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,10 @@ from cavs._function.stored import from_stored, key_impl, stored_aval
 class Sweep(NamedTuple):
     """The passes of one plan over schedules of one shape, by one engine; all arguments and results are flat.
 
-    **Fields:** `primal(params, data, inputs, at) -> pushes`; `forward`, of the same arguments, `-> (pushes, saved)`;
-    `backward(saved, data, at, cotangents of pushes) -> (cotangents of params, of inputs)`.
+    Attributes:
+        primal: `primal(params, data, inputs, select) -> pushes`.
+        forward: `forward(params, data, inputs, select) -> (pushes, saved)`.
+        backward: `backward(saved, data, select, cotangents of pushes) -> (cotangents of params, cotangents of inputs)`.
     """
 
     primal: Callable[..., Any]
@@ -29,7 +31,7 @@ class Sweep(NamedTuple):
 
 
 def differentiable(sweep: Sweep) -> Callable[..., Any]:
-    """`sweep.primal` with the derivative that the other two make."""
+    """Returns `sweep.primal` with the derivative that the other two passes compute."""
 
     @jax.custom_vjp
     def run(params: list[Any], data: Any, inputs: list[Any], select: Any) -> list[Any]:
@@ -48,7 +50,7 @@ def differentiable(sweep: Sweep) -> Callable[..., Any]:
 
 
 def batched_by(sweep: Sweep, other: Callable[..., Any]) -> Sweep:
-    """`sweep`, whose passes are those of `other`, a `differentiable` sweep, when they are batched."""
+    """Returns `sweep`, with passes that are replaced by those of `other`, a `differentiable` sweep, if they are batched."""
     primal = _with_rule(sweep.primal, other)
 
     def forward(params: list[Any], data: Any, inputs: list[Any], select: Any) -> Any:
