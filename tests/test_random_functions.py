@@ -26,19 +26,19 @@ def assert_equal(case: Case) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(7))
+@pytest.mark.parametrize("seed", range(12))
 def test_engine_scan_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "scan"))
 
 
 @INTERPRETER
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(3))
 def test_engine_persistent_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, INTERPRET, float32=True))
 
 
 @INTERPRETER
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_kernels_lower_for_hopper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistent, "supported", lambda: None)
     assert lowered(seed) in ("lowered", "refused", "no scripts")
