@@ -1,14 +1,14 @@
 """Cavs under the contract of the peers (`bench.peers`): schedule, then one jitted training step.
 
 `load` reads the graphs once, as a user reads them from a file. It computes the heights of vertices, outside the clock, and
-`reading` is its time. Every step inside the clock selects the batch, schedules it (`cavs.data.schedules`, which prepares the
+`reading` is its time. Every step inside the clock selects the batch, schedules it (`_feed.schedules`, which prepares the
 next few thousand vertices at once, with words and labels), transfers one vector, and runs a training step. JAX dispatches
 asynchronously, so the next batch is scheduled while the current one computes. The clock stops when the losses of the last
 step have arrived.
 
 On a GPU, worker processes schedule (`workers=WORKERS`). Batches of equal shape, each with its own graphs, are sent together:
-one transfer and one dispatch for 16 or 32 training steps (`cavs.data.stacked`, `lax.scan`), in which XLA runs independent
-kernels in parallel (`cavs.concurrent_jit`). A thread stacks and sends the batches (`cavs.data.prefetch`), unless they are
+one transfer and one dispatch for 16 or 32 training steps (`_feed.stacked`, `lax.scan`), in which XLA runs independent
+kernels in parallel (`cavs.concurrent_jit`). A thread stacks and sends the batches (`_feed.prefetch`), unless they are
 small. All of this happens inside the clock: nothing is prepared before it starts. On a CPU the step itself uses all cores, so
 the loop schedules between steps.
 """
@@ -25,6 +25,10 @@ import numpy as np
 
 import cavs
 from cavs._engines import choose
+from cavs._feed.packed import Packed
+from cavs._feed.prefetch import prefetch
+from cavs._feed.schedules import schedules
+from cavs._feed.stacked import stacked
 from cavs._run import run as _run
 from cavs._run.plans import plan_of
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
@@ -110,15 +114,15 @@ class Cavs:
         indices, with_ids = (i for _, i in batches), ("input_id", "label")
         shapes = tuple(self._shapes) if workers > 1 else self._shapes
         options: Any = {"policy": self._policy, "shapes": shapes, "fields": with_ids, "workers": workers}
-        return (sched for _, sched in cavs.data.schedules(batches[0][0], indices, **options))
+        return (sched for _, sched in schedules(batches[0][0], indices, **options))
 
     def ahead(self, batches: list[Any]) -> Iterator[Any]:
         """Does the same in the way recommended for a training loop on this device."""
         if self._device == "cpu":
             return self.schedules(batches)
         workers = WORKERS if self._warm else 1  # several, if no shape is new
-        stacks = cavs.data.stacked(self.schedules(batches, workers=workers), self._stack)
-        return cavs.data.prefetch(stacks, jax.device_put) if self._stack == STACK else stacks
+        stacks = stacked(self.schedules(batches, workers=workers), self._stack)
+        return prefetch(stacks, jax.device_put) if self._stack == STACK else stacks
 
     def compile(self, batches: list[Any], lr: float = 0.05) -> None:
         """Compiles in parallel all that a stream of these batches will run: each shape alone and in stacks."""
@@ -135,7 +139,7 @@ class Cavs:
     def warm(self, batches: list[Any]) -> None:
         """Runs a stack of each shape once, and starts the processes that schedule."""
         if self._device != "cpu":
-            self.train(cavs.data.stacked((b for b in self.schedules(batches) for _ in range(self._stack)), self._stack))
+            self.train(stacked((b for b in self.schedules(batches) for _ in range(self._stack)), self._stack))
             self._warm = True
             self.run(batches)
 
@@ -172,7 +176,7 @@ class Cavs:
         return self._step._cache_size()
 
 
-def make_step(loss: Any, parts_of: Any = cavs.data.Packed.unpack, stacked: bool = False) -> Any:
+def make_step(loss: Any, parts_of: Any = Packed.unpack, stacked: bool = False) -> Any:
     """Returns one jitted training step: SGD of all parameters, and of the rows of the embedding that the batch reads.
 
     Args:

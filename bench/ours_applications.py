@@ -18,6 +18,8 @@ import cavs
 from bench.cells import TAGGERS
 from bench.ours import NO_WORD, Cavs, graphs_of, make_step, stack_of
 from bench.sentences import CHARACTERS
+from cavs._feed.packed import Packed, pack
+from cavs._feed.schedules import schedules
 from cavs.vertex_programs import DAGNN, TDLSTM, TDRNN, BiLSTMTagger, CharBiLSTMTagger, EncoderDecoder, LatticeLSTM, RvNN
 
 ROOM = 8  # minimum number of spellings per batch; rounded up to a power of two, so that batches share compiled code
@@ -142,22 +144,22 @@ class CavsApplication(Cavs):
             # Use few shapes, starting with the largest: the numbers of shapes of several kinds of graphs multiply.
             vertices = [np.diff(graphs.vertex_offsets)[i].sum() for i in numbers]
             largest = [numbers[k] for k in np.argsort(vertices)[::-1]]
-            for _ in cavs.data.schedules(graphs, largest, shapes=shapes, fields=_fields(graphs)):
+            for _ in schedules(graphs, largest, shapes=shapes, fields=_fields(graphs)):
                 pass
         self.reading = (time.perf_counter() - start) / len(batches)
         return [(samples, i) for i in indices]
 
-    def schedules(self, batches: list[Any], workers: int = 0) -> Iterator[cavs.data.Packed]:
+    def schedules(self, batches: list[Any], workers: int = 0) -> Iterator[Packed]:
         """Does all host work of these batches: yields schedules with words, letters and labels."""
         of = batches[0][0].streams([i for _, i in batches])
         workers = workers if len(of) == 1 else 0
         known = [tuple(s) if workers > 1 else s for s in self._shapes]
         found = []
         for (graphs, numbers), shapes in zip(of, known, strict=False):
-            found.append(cavs.data.schedules(graphs, numbers, shapes=shapes, fields=_fields(graphs), workers=workers))
+            found.append(schedules(graphs, numbers, shapes=shapes, fields=_fields(graphs), workers=workers))
         if len(found) == 1:
             return (sched for _, sched in found[0])
-        return (cavs.data.pack([sched for _, sched in parts]) for parts in zip(*found, strict=True))
+        return (pack([sched for _, sched in parts]) for parts in zip(*found, strict=True))
 
 
 def _fields(graphs: cavs.Graphs) -> list[str]:
@@ -167,7 +169,7 @@ def _fields(graphs: cavs.Graphs) -> list[str]:
 
 def _parts(batch: Any) -> tuple[Any, ...]:
     """Returns the schedules of a batch, and the words of each kind of graphs that reads words."""
-    scheds = tuple(batch.unpack()) if isinstance(batch, cavs.data.Packed) else (batch,)
+    scheds = tuple(batch.unpack()) if isinstance(batch, Packed) else (batch,)
     return scheds, tuple(jnp.where(s.input_id < 0, NO_WORD, s.input_id) for s in _readers(scheds))
 
 

@@ -56,11 +56,11 @@ def _stacks(model: Any, batches: list[Any]) -> list[Any]:
     """Returns stacks of training steps on the device."""
     import jax
 
-    import cavs
-
     model.compile(batches)
     repeated = itertools.chain.from_iterable(itertools.repeat(s, model._stack) for s in model.schedules(batches))
-    return [jax.device_put(stack) for stack in cavs.data.stacked(repeated, model._stack)]
+    from cavs._feed.stacked import stacked
+
+    return [jax.device_put(stack) for stack in stacked(repeated, model._stack)]
 
 
 def text(events: list[Event], steps: int) -> str:

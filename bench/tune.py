@@ -26,7 +26,7 @@ from cavs._engines.persistent import Persistent
 from cavs._run.plans import plan_of
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
-from cavs.kernels._layout.layout import Config
+from cavs.kernels._layout.config import Config
 
 SIZES = [("tree_lstm", h, b) for h in (512, 1024) for b in (64, 1, 16, 256)]
 SIZES += [("lstm", h, b) for h in (512, 1024) for b in (64, 16, 1)] + [("tree_fc", 512, b) for b in (64, 16, 1)]
@@ -64,12 +64,12 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
     found: dict[str, list[dict[str, Any]]] = {}
     for forward in (True, False):
         plan = plan_of(_fresh(ready), shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
-        made = lower.program_of(plan, None, forward, sched.shape.forest)
+        made = lower.recurrence_of(plan, None, forward, sched.shape.forest)
         asked = made.precision
-        key = chip.tuning_key(made.level, forward, asked, sched.shape)
+        key = chip.tuning_key(made.program, forward, asked, sched.shape)
         if key in tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:
             continue
-        layouts = sorted(chip.candidates(made.level, asked), key=lambda c: chip.mean_cost(made.level, c, sched.shape))
+        layouts = sorted(chip.candidates(made.program, asked), key=lambda c: chip.mean_cost(made.program, c, sched.shape))
         layouts = layouts[:PROMISING]
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # compile before the timed part

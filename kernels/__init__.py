@@ -1,16 +1,44 @@
-"""The persistent kernels. What `cavs` uses of them is named here, and `cavs` imports nothing else of this folder."""
+"""The persistent kernels. `cavs` imports only the names of this file; README.md follows one level through the folders."""
 
 from cavs.kernels import persistent as persistent
 from cavs.kernels._layout import tuned as tuned
-from cavs.kernels._layout.layout import (
-    PARTS as PARTS,
-    SHARED_MEMORY as SHARED_MEMORY,
-    Config as Config,
-    Layout as Layout,
-    layout_of as layout_of,
+from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_MEMORY, Config as Config
+from cavs.kernels._layout.layout import layout_of as layout_of
+from cavs.kernels._layout.specs import ProductSpec as ProductSpec
+from cavs.kernels._program.arrays import Output as Output
+from cavs.kernels._program.fit import (
+    REDUCTIONS as REDUCTIONS,
+    Unfit as Unfit,
+    contracted_axis as contracted_axis,
+    is_product as is_product,
 )
-from cavs.kernels._program.fit import REDUCTIONS as REDUCTIONS, is_product as is_product
-from cavs.kernels._program.halves import add_halves as add_halves
+from cavs.kernels._program.halves import with_halves as with_halves
+from cavs.kernels._program.jaxprs import (
+    EDGE as EDGE,
+    ROW as ROW,
+    STATIC as STATIC,
+    Atom as Atom,
+    Domain as Domain,
+    Domains as Domains,
+    Eqn as Eqn,
+    Literal as Literal,
+    Var as Var,
+    aval as aval,
+    domain_of as domain_of,
+    is_var as is_var,
+)
+from cavs.kernels._program.names import Index as Index, IndexRole as IndexRole, Role as Role, Tensor as Tensor
+from cavs.kernels._program.operations import (
+    Across as Across,
+    ConstantRead as ConstantRead,
+    Equation as Equation,
+    LevelProgram as LevelProgram,
+    Load as Load,
+    ParentSum as ParentSum,
+    Place as Place,
+    RowRead as RowRead,
+    Source as Source,
+)
 from cavs.kernels._program.padding import (
     constant_in_memory as constant_in_memory,
     rows_from_memory as rows_from_memory,
@@ -18,17 +46,10 @@ from cavs.kernels._program.padding import (
     weight_in_memory as weight_in_memory,
 )
 from cavs.kernels._program.phases import cut as cut
-from cavs.kernels._program.specs import (
+from cavs.kernels._program.text import program_text as program_text
+from cavs.kernels._program.widths import (
     FACTOR as FACTOR,
     HALVES as HALVES,
-    Constant as Constant,
-    Level as Level,
-    Place as Place,
-    ProductSpec as ProductSpec,
-    Rows as Rows,
-    Sum as Sum,
-    Unfit as Unfit,
-    is_var as is_var,
     num_blocks as num_blocks,
     stored_dtype as stored_dtype,
 )

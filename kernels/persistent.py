@@ -1,52 +1,70 @@
-"""All levels of a pass in one launch, weights on chip (VPPS section III; MegaKernels): a kernel from a `Level` program.
+"""All levels of a pass in one launch, weights on chip (VPPS section III; MegaKernels): a kernel from a `LevelProgram`.
 
-The grid is `groups` groups of CTAs; a group is one virtual processor of VPPS. Its CTA j owns units j*hb ... of every
-vector and keeps the weights' columns for them in shared memory for the whole launch. Groups take graphs of their own, so
-they never wait for each other; within a group the CTAs meet where a product reads what others stored (see `_program.phases`),
-or a product waits for the numbers themselves (`Config.dataflow`: dependencies finer than a level; MegaKernels, sections 4.2
-and 6). Levels so wide that they are ordinary large products have a launch of their own (`_body.wide`).
+The grid consists of `groups` groups of thread blocks; a group is one virtual processor of VPPS. Its j-th thread block owns
+units j*hb to (j+1)*hb of every vector and keeps the weights' columns for them in shared memory for the whole launch. Groups
+run graphs of their own, so they never wait for each other. Within a group, the thread blocks synchronise before a product
+reads what others stored (see `_program.phases`), or the product polls the rows that it reads (`Config.dataflow`: dependencies
+finer than a level; MegaKernels, sections 4.2 and 6). Very wide levels, which are ordinary large products, have a launch of
+their own (`_body.wide`).
 """
 
 import dataclasses
-from typing import Any
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from cavs.kernels._body.kernel import Kernel
-from cavs.kernels._body.wide import WideKernel
-from cavs.kernels._layout.layout import EXCHANGE_WORDS, RING_WORDS, Config, layout_of
+from cavs.kernels._body.kernel import run as run_levels
+from cavs.kernels._body.launch import Buffers, Launch
+from cavs.kernels._body.narrow import Narrow
+from cavs.kernels._body.wide import Wide
+from cavs.kernels._layout.config import EXCHANGE_WORDS, RING_WORDS, Config
+from cavs.kernels._layout.layout import Layout, layout_of
 from cavs.kernels._layout.pack import pack_ring, pack_weights
-from cavs.kernels._program.specs import ROW, UNWRITTEN, UNWRITTEN_HALF, Arrays as Arrays, Level, Made as Made, concatenated
+from cavs.kernels._program.arrays import Arrays as Arrays, Output as Output, Ref, concatenated
+from cavs.kernels._program.jaxprs import ROW, Var
+from cavs.kernels._program.names import EDGE_OWNER, FIRST_EDGE, Index, Tensor
+from cavs.kernels._program.operations import LevelProgram
+from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
 from cavs.kernels.turns import begin_p, end_p
 
+Weights: TypeAlias = dict[Var, jax.Array]
+Written: TypeAlias = tuple[dict[Tensor, jax.Array], jax.Array]  # the tensors that a launch writes, and its flag
+_FIELDS = ("tensors", "constants", "integers", "updated")  # of `Arrays`: those that hold arrays
 
-def launches(
-    level: Level, configs: list[Config], weights: dict[Any, Any], arrays: Arrays, reverse: bool
-) -> tuple[dict[str, Any], Any]:
-    """Runs all levels, in one launch or two (`_body.wide`). Returns the tensors written, by name, and (1,) int32, not 0 where a
-    wait was given up. They take one batch: see `cavs._run.vmap`."""
+
+def launches(program: LevelProgram, configs: list[Config], weights: Weights, arrays: Arrays, reverse: bool) -> Written:
+    """Runs all levels, in one launch or two (`_body.wide`).
+
+    The launches take one batch: see `cavs._run.vmap`.
+
+    Returns:
+        The tensors written, by name, and (1,) int32, nonzero if a thread block gave up waiting.
+    """
     flows, variables = any(config.dataflow for config in configs), list(weights)
-    named = {name: getattr(arrays, name) for name in ("tensors", "constants", "integers", "updated")}
+    named = {field: getattr(arrays, field) for field in _FIELDS}
 
-    # One equation for JAX, which has no batches: what `jax.checkpoint` runs again it cuts to what is read, and a kernel that
+    # One equation for JAX, without a batching rule. `jax.checkpoint` cuts what it runs again to what is read, and a kernel that
     # writes to references has no outputs that anybody reads.
     @jax.custom_batching.custom_vmap
-    def run(values: list[Any], given: list[list[Any]]) -> tuple[dict[str, Any], Any]:
+    def run(values: list[jax.Array], given: list[list[jax.Array]]) -> Written:
         weights = dict(zip(variables, values, strict=True))
         mine = dataclasses.replace(
             arrays, **{k: dict(zip(named[k], x, strict=True)) for k, x in zip(named, given, strict=True)}
         )
-        out, lost = _launch(level, configs[0], weights, mine, reverse, flows, len(configs) > 1)
+        out, lost = _launch(program, configs[0], weights, mine, reverse, flows, len(configs) > 1)
         for config in configs[1:]:
-            out, late = _launch(level, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
+            out, late = _launch(program, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
             lost = lost + late
-        inner = level.scratch.keys() | level.halves.keys()
+        inner = program.scratch.keys() | program.halves.keys()
         return {name: x for name, x in out.items() if name not in inner}, lost
 
     @run.def_vmap
-    def batches(*_: Any) -> Any:
+    def batches(*_: object) -> NoReturn:
         raise NotImplementedError("launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._run.vmap`).")
 
     given = [list(x.values()) for x in named.values()]  # lists, as JAX would sort dicts: their order is that in memory
@@ -59,101 +77,162 @@ def _not_differentiated(x: Any) -> Any:
 
 
 @_not_differentiated.defjvp
-def _no_derivative(*_: Any) -> Any:
+def _no_derivative(*_: object) -> NoReturn:
     raise TypeError('run: engine "persistent" has no second derivative. Write cavs.run(..., engine="scan").')
 
 
 def _launch(
-    level: Level, config: Config, weights: dict[Any, Any], arrays: Arrays, reverse: bool, flows: bool, shared: bool
-) -> tuple[dict[str, Any], Any]:
-    """One launch; its levels are all, or where they are `shared` with another those of its `Config.wide`."""
-    from jax.experimental import pallas as pl
+    program: LevelProgram, config: Config, weights: Weights, arrays: Arrays, reverse: bool, flows: bool, shared: bool
+) -> Written:
+    """Runs one launch: all levels, or if they are `shared` with another launch, those of its `Config.wide`."""
     from jax.experimental.pallas import mosaic_gpu as plgpu  # not every JAX that cavs runs on has all of it
 
-    layout, ctas = layout_of(level, config), level.unit // config.hb
-    rows_padded, edges_padded = (arrays.integers[k].shape[0] for k in ("first", "edge_owner"))
-    # One vector of integers: parts of the schedule's own would not be aligned as XLA wants a kernel's operands.
-    integers, places = concatenated(arrays.integers, jnp.int32)
+    layout, blocks = layout_of(program, config), program.unit // config.hb
+    # One vector of integers: parts of the schedule's own would not be aligned as XLA needs a kernel's operands to be.
+    integers, integer_places = concatenated(arrays.integers, jnp.int32)
     constants, constant_places = concatenated(arrays.constants, jnp.float32)
-    made = dict(arrays.made)
-    for name, (domain, width, dtype) in level.scratch.items():
-        made[name] = Made(rows_padded if domain == ROW else edges_padded, width, dtype, domain)
-    given = [weights[p.variable] for p in layout.packed]
-    if config.wide:
-        held_weights = {"packed": pack_ring(layout.packed, given, level.unit, config.hb, config.precision)}
-    elif config.resident:
-        held_weights = {f"weight{n}": w for n, w in enumerate(given)}
-    else:
-        held_weights = {"packed": pack_weights(layout.packed, given, level.unit, config.hb, config.precision)}
-    names = [*arrays.tensors, *held_weights, "constants", "integers"]
+    outputs = arrays.outputs | _scratch_outputs(program, arrays)
+    packed = _packed_weights(program, config, layout, weights)
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
     counters = begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32))
     if flows:  # filled after the launch before: XLA would fill those of several steps at once, beside a launch, which delays it
-        for n, name in enumerate(name for name in made if name in level.exchanged() and name not in held):
-            m = made[name]
-            held[name] = jax.new_ref(unwritten((m.rows, m.width), m.dtype, integers[n] + counters[n]))
-    held["counters"] = jax.new_ref(counters)
-    mutable, fresh = list(held), {name: m for name, m in made.items() if name not in held}
-    out_type = [jax.ShapeDtypeStruct((m.rows, m.width), m.dtype) for m in fresh.values()]
+        for n, name in enumerate(name for name in outputs if name in program.exchanged() and name not in held):
+            out = outputs[name]
+            held[name] = jax.new_ref(unwritten((out.rows, out.width), out.dtype, integers[n] + counters[n]))
+    counted = jax.new_ref(counters)
+    fresh = {name: out for name, out in outputs.items() if name not in held}
+    out_type = [jax.ShapeDtypeStruct((out.rows, out.width), out.dtype) for out in fresh.values()]
+    names = _Names(list(arrays.tensors), len(packed), list(held), list(fresh), integer_places, constant_places)
+    scratch = _scratch_memory(config, layout)
 
-    def body(*refs: Any) -> None:
-        count = len(names) + len(mutable)
-        table = dict(zip([*names, *mutable], refs[:count], strict=True))
-        table |= dict(zip(fresh, refs[count : count + len(fresh)], strict=True))
-        table |= {k: table["integers"].at[pl.ds(begin, size)] for k, (begin, size) in places.items()}
-        table |= {k: table["constants"].at[:, pl.ds(begin, size)] for k, (begin, size) in constant_places.items()}
-        scratch = list(refs[count + len(fresh) :])
-        (WideKernel if config.wide else Kernel)(level, config, layout, table, made, scratch, reverse, shared).run()
+    def body(*refs: Ref) -> None:
+        launch = Launch(program, config, layout, names.buffers(refs, list(scratch)), outputs, reverse, shared)
+        run_levels((Wide if config.wide else Narrow)(launch))
 
     body.__name__ = ("cavs_backward" if reverse else "cavs_forward") + "_wide" * config.wide
-    scratch = []
-    if layout.columns:
-        scratch.append(plgpu.SMEM(layout.part(config), jnp.float32))
-        if config.resident:
-            scratch.append(plgpu.SMEM((layout.words,), jnp.float32))
-        words = RING_WORDS if config.wide else config.warpgroups * EXCHANGE_WORDS if config.split > 1 else 0
-        if words:
-            scratch.append(plgpu.SMEM((words,), jnp.int32))
-    cluster = config.cluster(level.unit)
-    grid = {"group": config.groups} | ({"cluster": ctas // cluster} if cluster < ctas else {})
+    kernel = plgpu.kernel(
+        body,
+        out_type=out_type,
+        scratch_types=list(scratch.values()),
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
+        interpret=getattr(plgpu, "InterpretGPUParams")() if config.interpret else None,  # noqa: B009  (of jax 0.11)
+        **_grid(config, blocks, config.cluster(program.unit)),
+    )
+    out = kernel(*arrays.tensors.values(), *packed, constants[None], integers, *held.values(), counted)
+    left = {name: jax.freeze(ref) for name, ref in held.items()}
+    lost = end_p.bind(jax.freeze(counted)[:1])
+    return dict(zip(fresh, out, strict=True)) | left, lost
+
+
+def _scratch_outputs(program: LevelProgram, arrays: Arrays) -> dict[Tensor, Output]:
+    """The tensors for values between phases, of as many rows or edges as the batch has."""
+    rows, edges = (arrays.integers[index].shape[0] for index in (FIRST_EDGE, EDGE_OWNER))
+    return {
+        name: Output(rows if scratch.domain == ROW else edges, scratch.width, scratch.dtype, scratch.domain)
+        for name, scratch in program.scratch.items()
+    }
+
+
+def _packed_weights(program: LevelProgram, config: Config, layout: Layout, weights: Weights) -> list[jax.Array]:
+    """The kernel's operands for the weights: the matrices if it packs them itself, otherwise the packed words."""
+    given = [weights[p.variable] for p in layout.packed]
+    if config.wide:
+        return [pack_ring(layout.packed, given, program.unit, config.hb, config.precision)]
+    if config.resident:
+        return given
+    return [pack_weights(layout.packed, given, program.unit, config.hb, config.precision)]
+
+
+def _scratch_memory(config: Config, layout: Layout) -> dict[str, Any]:
+    """The kernel's shared memory, by the fields of `Buffers`."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if not layout.columns:
+        return {}
+    scratch: dict[str, Any] = {"sums": plgpu.SMEM(layout.part(config), jnp.float32)}
+    if config.resident:
+        scratch["resident"] = plgpu.SMEM((layout.words,), jnp.float32)
+    words = RING_WORDS if config.wide else config.warpgroups * EXCHANGE_WORDS if config.split > 1 else 0
+    if words:
+        scratch["ring"] = plgpu.SMEM((words,), jnp.int32)
+    return scratch
+
+
+def _grid(config: Config, blocks: int, cluster: int) -> dict[str, Any]:
+    """The kernel's grid, clusters and warpgroups, as arguments of `plgpu.kernel`."""
+    grid = {"group": config.groups} | ({"cluster": blocks // cluster} if cluster < blocks else {})
     shape: dict[str, Any] = {"grid": tuple(grid.values()), "grid_names": tuple(grid)}
     if cluster > 1:
         shape |= {"cluster": (cluster,), "cluster_names": ("peer",)}
     if config.warpgroups > 1:
         shape |= {"num_threads": config.warpgroups, "thread_name": "wg"}
-    kernel = plgpu.kernel(
-        body,
-        out_type=out_type,
-        scratch_types=scratch,
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=getattr(plgpu, "InterpretGPUParams")() if config.interpret else None,  # noqa: B009  (of jax 0.11)
-        **shape,
-    )
-    operands = [*arrays.tensors.values(), *held_weights.values(), constants[None], integers]
-    out = kernel(*operands, *held.values())
-    left = {name: jax.freeze(ref) for name, ref in held.items()}
-    lost = end_p.bind(left.pop("counters")[:1])
-    return dict(zip(fresh, out, strict=True)) | left, lost
+    return shape
 
 
-def checked(x: Any, lost: Any) -> Any:
-    """NaN (the least of integers) everywhere if a wait was given up: a wrong result never looks like a right one."""
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """The names of a kernel's references, in their order."""
+
+    tensors: list[Tensor]
+    weights: int
+    held: list[Tensor]  # tensors that are read and written
+    fresh: list[Tensor]  # tensors that are written
+    integers: Mapping[Index, tuple[int, int]]
+    constants: Mapping[Tensor, tuple[int, int]]
+
+    def buffers(self, refs: tuple[Ref, ...], scratch: list[str]) -> Buffers:
+        """The references by name; after those of arrays follow those of shared memory."""
+        from jax.experimental import pallas as pl
+
+        rest = iter(refs)
+        tensors = {name: next(rest) for name in self.tensors}
+        weights = [next(rest) for _ in range(self.weights)]
+        constants, integers = next(rest), next(rest)
+        tensors |= {name: next(rest) for name in self.held}
+        counters = next(rest)
+        tensors |= {name: next(rest) for name in self.fresh}
+        vectors = {name: integers.at[pl.ds(begin, size)] for name, (begin, size) in self.integers.items()}
+        tensors |= {name: constants.at[:, pl.ds(begin, size)] for name, (begin, size) in self.constants.items()}
+        shared = dict.fromkeys(("sums", "resident", "ring")) | dict(zip(scratch, rest, strict=True))
+        return Buffers(tensors, vectors, counters, weights, **shared)
+
+
+def checked(x: jax.Array, lost: jax.Array) -> jax.Array:
+    """Returns `x`, or NaN (the least integer) everywhere if a thread block gave up waiting."""
     if x.dtype == bool:
         return x
     return jnp.where(lost[0] == 0, x, jnp.nan if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.iinfo(x.dtype).min)
 
 
-def unwritten(shape: tuple[int, ...], dtype: Any, count: Any = 0) -> Any:
-    """Numbers that products wait for (`Config.dataflow`). With a `count`, a number that is known at run time and not negative,
-    XLA cannot tell that these are the same as others, of which it would make copies."""
+def unwritten(shape: tuple[int, ...], dtype: np.dtype, count: jax.Array | int = 0) -> jax.Array:
+    """Returns an array of `UNWRITTEN`, which products poll (`Config.dataflow`).
+
+    With a `count`, a value known at run time and not negative, XLA cannot tell that two such arrays are equal, and makes none
+    of them a copy of the other.
+    """
     bits = UNWRITTEN if dtype == jnp.float32 else UNWRITTEN_HALF
     return jnp.broadcast_to(lax.bitcast_convert_type(bits + jnp.minimum(count, 0).astype(bits.dtype), dtype), shape)
 
 
+def cure() -> str:
+    """Returns how to get the JAX that the kernels need."""
+    if sys.version_info < (3, 12):
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"jax 0.11 needs Python 3.12, and this is Python {version}: install cavs in an environment of Python 3.12"
+    return "Write: pip install --upgrade 'jax[cuda13]'"
+
+
+def held_back() -> bool:
+    """Returns whether only an old version of JAX prevents the kernels from running: the GPU is a Hopper."""
+    device = jax.devices()[0]
+    hopper = device.platform == "gpu" and str(getattr(device, "compute_capability", "")) == "9.0"
+    return hopper and (supported() or "").startswith("they need jax")
+
+
 def supported() -> str | None:
-    """Why the kernels cannot run here; `None` where they can."""
+    """Returns why the kernels cannot run here, or `None` if they can."""
     if tuple(int(x) for x in jax.__version__.split(".")[:2]) < (0, 11):
-        return f"they need jax 0.11 or newer, and this is {jax.__version__}"
+        return f"they need jax 0.11 or newer, and this is {jax.__version__}. {cure()}"
     device = jax.devices()[0]
     if device.platform != "gpu":
         return f"they need an NVIDIA GPU of compute capability 9.0 (Hopper), and JAX runs on {device.platform!r} here"

@@ -1,20 +1,28 @@
-"""Sums of rows by number, in a fixed order: gather's transpose without atomics."""
-
-from typing import Any
+"""Sums of rows by index, in a fixed order: gather's transpose without atomics."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs.kernels._program.specs import Tile
+from cavs.kernels._layout.specs import Tile
+from cavs.kernels._program.arrays import Ref
 
 _ROWS, COLUMNS, _CTAS = 8, 16, 264
 
 
-def segment_rows(tensor: Any, index: Any, first: Any, count: Any) -> Any:
-    """(n, width): row i is the sum of `tensor[index[e]]` over e from `first[i]`, `count[i]` of them; negative ones give 0.
+def segment_rows(tensor: jax.Array, index: jax.Array, first: jax.Array, count: jax.Array) -> jax.Array:
+    """Returns in row i the sum of `tensor[index[e]]` for `count[i]` values of e from `first[i]` on.
 
-    `tensor` (rows, width) float32, the width a multiple of `COLUMNS`; the others int32 vectors. For Hopper GPUs, and JAX 0.11.
+    It needs a Hopper GPU and JAX 0.11.
+
+    Args:
+        tensor: float32 of shape (rows, width), the width a multiple of `COLUMNS`.
+        index: int32; negative indices contribute nothing.
+        first: int32 of shape (n,).
+        count: int32 of shape (n,).
+
+    Returns:
+        float32 of shape (n, width).
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -24,8 +32,8 @@ def segment_rows(tensor: Any, index: Any, first: Any, count: Any) -> Any:
     blocks = width // COLUMNS
     tiles = -(-n // _ROWS) * blocks
 
-    def body(tensor: Any, index: Any, first: Any, count: Any, out: Any) -> None:
-        def one(i: Any, _: Any) -> Any:
+    def body(tensor: Ref, index: Ref, first: Ref, count: Ref, out: Ref) -> None:
+        def one(i: jax.Array, _: jax.Array) -> jax.Array:
             t = lax.axis_index("cta") + i * _CTAS
             tile = Tile((_ROWS, COLUMNS), lax.div(t, jnp.int32(blocks)) * _ROWS, jnp.int32(n - 1))
             column = lax.rem(t, jnp.int32(blocks)) * COLUMNS

@@ -1,14 +1,15 @@
-"""Launches in turn: the CTAs of a launch wait for each other, so no two launches may share a GPU, each with half of its CTAs.
+"""Marks at the beginning and the end of a launch, by which launches run one after another.
 
-XLA runs the kernels of a program one after another unless it is told otherwise; `cavs.concurrent_jit` tells it, and orders the
-launches by these two marks, which are the identity everywhere else.
+The thread blocks of a launch wait for each other. If two launches shared a GPU, each with a part of its thread blocks, they
+would wait forever. XLA runs the kernels of a program one after another unless it is told otherwise; `cavs.concurrent_jit` tells
+it otherwise, and orders the launches by these marks. Everywhere else they are the identity.
 """
 
 from jax.extend import core as jex
 from jax.interpreters import mlir
 
-begin_p = jex.Primitive("cavs_begin")  # of a launch's counters, before it
-end_p = jex.Primitive("cavs_end")  # of its flag (1,), after it
+begin_p = jex.Primitive("cavs_begin")  # on a launch's counters, before the launch
+end_p = jex.Primitive("cavs_end")  # on its flag (1,), after the launch
 
 
 for _p in (begin_p, end_p):

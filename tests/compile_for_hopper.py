@@ -1,6 +1,6 @@
 """Compiles the persistent kernels of some programs for an H200, on a machine without one; run by `test_chip`.
 
-Prints one line of JSON: registers, spilled bytes and tensor products of each kernel. Needs jax-cuda13-plugin,
+Prints one line of JSON: registers, spilled bytes, tensor products and instructions of each kernel. Needs jax-cuda13-plugin,
 jax-cuda13-pjrt, nvidia-cuda-nvcc, nvidia-nvvm and nvidia-nvjitlink; no driver.
 """
 
@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 DUMP = Path(sys.argv[1])
 SPEC = importlib.util.find_spec("nvidia.cu13")
@@ -37,6 +38,7 @@ from cavs._engines.chip import Layouts  # noqa: E402
 from cavs._engines.persistent import Persistent  # noqa: E402
 from cavs._schedule import group_rows  # noqa: E402
 from cavs.kernels import persistent  # noqa: E402
+from tests.markdown import ROOT, blocks  # noqa: E402
 
 # What XLA must know of the card (a GpuTargetConfigProto).
 H200 = """
@@ -56,10 +58,16 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 12 patch: 0 } device_de
 def compile_step(
     program: vp.LSTM | vp.BinaryTreeLSTM | vp.NaryTreeLSTM, graphs: cavs.Graphs, width: int, engine: Persistent | None = None
 ) -> None:
-    """Compiles a forward and a backward pass."""
+    """Compiles a forward and a backward pass of a vertex program."""
+    compile_gradient(program.vertex_function(), jax.eval_shape(program.init, jax.random.key(0)), graphs, width, engine)
+
+
+def compile_gradient(
+    F: cavs.VertexFunction, params: object, graphs: cavs.Graphs, width: int, engine: Persistent | None = None
+) -> None:
+    """Compiles a forward and a backward pass of F, for parameters of these shapes and inputs of a width."""
     persistent.supported = lambda: None
     sched = group_rows.with_scripts(cavs.schedule(graphs))
-    F = program.vertex_function()
 
     def gradient(params: object, data: object, x: jax.Array) -> object:
         loss = lambda p: cavs.run(F, p, cavs.Schedule(data, sched.shape), x, engine=engine or "persistent").sum()  # noqa: E731
@@ -68,7 +76,7 @@ def compile_step(
     mesh = topologies.make_mesh(TOPOLOGY, (1,), ("x",))
     place = NamedSharding(mesh, PartitionSpec())
     shapes = (
-        jax.eval_shape(program.init, jax.random.key(0)),
+        params,
         jax.ShapeDtypeStruct(sched.data.shape, jnp.int32),
         jax.ShapeDtypeStruct((sched.shape.vertices, width), jnp.float32),
     )
@@ -93,6 +101,14 @@ divided = Persistent(layouts=Layouts(lambda level, forward, config: dataclasses.
 compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64, divided)
 wide = Persistent(layouts=Layouts(wide=lambda level, narrow: (widest.fitting(level, 128)[0], 64)))
 compile_step(vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 512, wide)
+# The level of kernels/README.md, in the layout that it shows.
+page: dict[str, Any] = {}
+for block in blocks("python", (ROOT / "kernels" / "README.md").read_text()):
+    exec(block, page)
+shown = Persistent(
+    layouts=Layouts(lambda level, forward, config: dataclasses.replace(page["narrow"], precision=config.precision))
+)
+compile_gradient(page["F"], page["params"], cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64, shown)
 found = {}
 for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
     text = Path(path).read_text()
@@ -107,5 +123,6 @@ for n, path in enumerate(sorted(glob.glob(f"{DUMP}/*.ptx"))):
             "wide": "wgmma" in text,
             "prefetches": text.count("prefetch.global"),
             "exchanges": text.count("st.shared::cluster"),
+            "instructions": sorted(set(re.findall(r"\b[a-z]+(?:\.\w+)+(?=\s)", text))),
         }
 print(json.dumps(found))

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 RUN = r"""
 import doctest, pathlib, re, sys, time, warnings
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "Error reading persistent compilation cache")  # another process is still writing it
 for path in sys.argv[1:]:
     text, begin = pathlib.Path(path).read_text(), time.monotonic()
     names = {"__name__": "__main__"}

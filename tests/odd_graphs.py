@@ -87,12 +87,15 @@ BATCHES = {
     "long chain": GRAPHS["chain of 60"],
     "very long chain": GRAPHS["chain of 500"],
     "binary": joined([GRAPHS[g] for g in ("one vertex", "trees", "shared children", "two of one vertex")] + [chain(6)]),
+    "forest": joined([GRAPHS[g] for g in ("one vertex", "trees", "two of one vertex")] + [chain(6)]),
     "one vertex": GRAPHS["one vertex"],
     "wide": joined([GRAPHS[g] for g in ("star of 40", "one vertex", "shared children", "wide DAG")] + [chain(4)]),
     "very wide": joined([GRAPHS["star of 300"], chain(3)]),
 }
 BATCHES["leaf and inner"] = vp.RvNN.add_kinds(BATCHES["binary"])
 BATCHES["three kinds"] = with_kinds(BATCHES["binary"], ("word", "phrase", "root"))
+BATCHES["forest of leaf and inner"] = vp.RvNN.add_kinds(BATCHES["forest"])
+BATCHES["forest of three kinds"] = with_kinds(BATCHES["forest"], ("word", "phrase", "root"))
 BATCHES["pyramids"] = vp.TDRNN.graphs([1, 5, 2])
 # One character; words that share first and last characters, a word of two vertices; no words.
 BATCHES["lattices"] = vp.LatticeLSTM.graphs([1, 7, 3], [[], [(0, 2), (0, 3), (2, 3), (1, 6), (3, 6), (3, 6)], []])

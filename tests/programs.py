@@ -24,6 +24,7 @@ from tests.vertex_functions import (
     eager_state,
     edges_in_push,
     embedding,
+    gathered_twice,
     integer_reductions,
     lazy_push,
     matrix_on_the_left,
@@ -33,6 +34,7 @@ from tests.vertex_functions import (
     no_inputs,
     one_kind,
     own_values,
+    twin_states,
 )
 
 ROW = jax.ShapeDtypeStruct((E,), jnp.float64)
@@ -165,12 +167,24 @@ PROGRAMS: dict[str, Program] = {
         ROW,
         "three kinds",
     ),
+    "twin states": _made(twin_states, {"a": (H,), "b": (H,)}, 2, _W, ROW, "binary"),
+    "gathered twice": _made(gathered_twice, {"c": (H,), "h": (H,)}, 2, _W, ROW, "binary"),
     "without fusion": _lstm_like(fusion=False),
     "without eager": _lstm_like(eager=False),
     "without lazy": _lstm_like(lazy=False),
 }
 
-CASES = [(name, batch) for name, program in PROGRAMS.items() for batch in program.batches]
+# In a forest, cotangents overwrite states of some programs (`tests/test_keeping.py` checks that these are among them).
+IN_FORESTS = [
+    *(
+        (name, "forest")
+        for name in ("BinaryTreeLSTM", "BinaryTreeLSTM, inputs everywhere", "NaryTreeLSTM", "NaryTreeLSTM of 3")
+    ),
+    *((name, "forest") for name in ("ChildSumTreeLSTM", "TDLSTM", "twin states", "gathered twice", "lazy push")),
+    ("RvNN", "forest of leaf and inner"),
+    ("three kinds", "forest of three kinds"),
+]
+CASES = [(name, batch) for name, program in PROGRAMS.items() for batch in program.batches] + IN_FORESTS
 
 # Each ready program once, for slow tests.
 READY = [(name, PROGRAMS[name].batches[0]) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "GRU")]

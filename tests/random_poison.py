@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs.kernels import persistent
-from cavs.kernels._program.specs import ROW, Made
+from cavs.kernels import Output, persistent
+from cavs.kernels._program.jaxprs import EDGE, ROW
+from cavs.kernels._program.names import EDGE_OWNER, FIRST_EDGE
 from tests.random_cases import Case, functions
 from tests.random_check import batched
 from tests.random_compare import Outcome, named
@@ -28,13 +29,14 @@ def poisoned(value: float) -> Iterator[None]:
         whole = jnp.issubdtype(dtype, jnp.integer)
         return jnp.full(shape, jnp.iinfo(dtype).max if whole else value, dtype)
 
-    def launch(level: Any, config: Any, weights: Any, arrays: Any, reverse: bool, flows: bool, shared: bool) -> Any:
-        count = {domain: arrays.integers[k].shape[0] for domain, k in ((ROW, "first"), (ROW + 1, "edge_owner"))}
-        made = arrays.made | {n: Made(count[domain], width, d, domain) for n, (domain, width, d) in level.scratch.items()}
-        waited = level.exchanged() if flows else set()  # these are initialised, with `UNWRITTEN`
-        fresh = {n: filled((m.rows, m.width), m.dtype) for n, m in made.items() if n not in waited}
+    def launch(program: Any, config: Any, weights: Any, arrays: Any, reverse: bool, flows: bool, shared: bool) -> Any:
+        count = {domain: arrays.integers[k].shape[0] for domain, k in ((ROW, FIRST_EDGE), (EDGE, EDGE_OWNER))}
+        scratch = {n: Output(count[s.domain], s.width, s.dtype, s.domain) for n, s in program.scratch.items()}
+        outputs = arrays.outputs | scratch
+        waited = program.exchanged() if flows else set()  # these are initialised: with `UNWRITTEN`
+        fresh = {n: filled((m.rows, m.width), m.dtype) for n, m in outputs.items() if n not in waited}
         arrays = dataclasses.replace(arrays, updated=fresh | arrays.updated)
-        return _LAUNCH(level, config, weights, arrays, reverse, flows, shared)
+        return _LAUNCH(program, config, weights, arrays, reverse, flows, shared)
 
     with mock.patch.object(jax.lax, "empty", filled), mock.patch.object(persistent, "_launch", launch):
         yield

@@ -56,12 +56,12 @@ def test_bounds_hold(name: str, scale: float) -> None:
 def test_products_of_what_is_bounded_are_in_float16(name: str) -> None:
     plan = planned(name, 32)
     for kind in plan.inner:
-        assert lower.program_of(plan, kind, True).precision == ("f16" if name in BOUNDED else "tf32")
-        assert lower.program_of(plan, kind, False).precision == "tf32"
+        assert lower.recurrence_of(plan, kind, True).precision == ("f16" if name in BOUNDED else "tf32")
+        assert lower.recurrence_of(plan, kind, False).precision == "tf32"
     for asked, precision in (("highest", "fp32"), ("TF32_TF32_F32", "tf32"), ("BF16_BF16_F32", "bf16")):
         with jax.default_matmul_precision(asked):
             plan = planned(name, 32)
-            assert all(lower.program_of(plan, kind, True).precision == precision for kind in plan.inner)
+            assert all(lower.recurrence_of(plan, kind, True).precision == precision for kind in plan.inner)
 
 
 def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
@@ -84,4 +84,4 @@ def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
     made.append(plans.plan_of(large.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32)))
     for plan in made:
         assert bounds.state_bounds(plan)[-1] == 1
-        assert lower.program_of(plan, None, True).precision == "tf32"
+        assert lower.recurrence_of(plan, None, True).precision == "tf32"

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,11 @@ from cavs._run import plans
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
-from cavs.kernels._layout.layout import SHARED_MEMORY, Config, layout_of
+from cavs.kernels._layout.config import SHARED_MEMORY, Config
+from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import Packed, pack_weights
-from cavs.kernels._program.specs import HALVES
+from cavs.kernels._program.widths import HALVES
+from tests.markdown import blocks
 from tests.odd_graphs import chain, joined
 
 
@@ -40,7 +43,7 @@ def plan_of(hidden: int) -> Any:
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "f16"])
 def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
     for forward in (True, False):
-        level = lower.program_of(plan_of(hidden), None, forward).level
+        level = lower.recurrence_of(plan_of(hidden), None, forward).program
         found = chip.candidates(level, precision)
         assert found
         for config in found:
@@ -72,10 +75,10 @@ def test_every_layout_on_record_is_taken() -> None:
             params = jax.eval_shape(ready.init, jax.random.key(0))
             plan = plans.plan_of(tune._fresh(ready), params, jax.ShapeDtypeStruct((hidden,), jnp.float32))
             for forward in (True, False):
-                made = lower.program_of(plan, None, forward)
+                made = lower.recurrence_of(plan, None, forward)
                 precision = made.precision
-                key = chip.tuning_key(made.level, forward, precision, None).rsplit(" ", 1)[0]
-                found = chip.candidates(made.level, precision)
+                key = chip.tuning_key(made.program, forward, precision, None).rsplit(" ", 1)[0]
+                found = chip.candidates(made.program, precision)
                 mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
                 for name, record in mine.items():
                     fields = {field: value for field, value in record.items() if field != "us"}
@@ -124,12 +127,16 @@ def test_kernels_compile_for_hopper(tmp_path: Any) -> None:
             found = None
         if found is None:
             pytest.skip(f"CUDA's compiler is not installed ({module}); CONTRIBUTING.md says how")
-    script = Path(__file__).with_name("compile_for_hopper.py")
-    done = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=240)
+    command = [sys.executable, "-m", "tests.compile_for_hopper", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = json.loads(done.stdout.splitlines()[-1])
-    assert len(kernels) == 12 and sum(use["exchanges"] > 0 for use in kernels.values()) == 2, kernels
+    assert len(kernels) == 14 and sum(use["exchanges"] > 0 for use in kernels.values()) == 2, kernels
     assert sum(use["wide"] for use in kernels.values()) == 2, kernels
     for name, use in kernels.items():
         assert use["registers"] <= 255 and use["spilled"] == 0 and use["products"] > 0, (name, use)
         assert use["prefetches"] > 0 or use["wide"] or "backward" not in name, (name, use)
+    page = (Path(__file__).parents[1] / "kernels" / "README.md").read_text()
+    shown = set(re.findall(r"\b[a-z]+(?:\.\w+)+(?=\s)", re.sub(r"//.*", "", "".join(blocks("asm", page)))))
+    made = {instruction for use in kernels.values() if not use["wide"] for instruction in use["instructions"]}
+    assert len(shown) > 10 and not shown - made, f"kernels/README.md shows {shown - made}, which no kernel has"

@@ -1,12 +1,12 @@
 """Where the device's own code puts weights, and finds them and the rows they are multiplied with: its arithmetic, on numbers.
 
-`_mosaic.weights`, `_mosaic.products` and `_mosaic.reads` emit MLIR; here what they emit is given Python's numbers instead.
+`_mosaic.weights`, `_mosaic.operands` and `_mosaic.reads` emit MLIR; here what they emit is given Python's numbers instead.
 """
 
 import itertools
 import re
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,10 @@ if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
 from cavs._run.plans import plan_of
-from cavs.kernels._layout.layout import Config, layout_of
-from cavs.kernels._mosaic import products, reads, weights as _mosaic_weights
-from cavs.kernels._program.specs import HALVES
+from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.layout import layout_of
+from cavs.kernels._mosaic import operands, reads, weights as _mosaic_weights
+from cavs.kernels._program.widths import HALVES
 from tests.device_numbers import ARITHMETIC, WORD, bits
 
 
@@ -60,7 +61,7 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
         for u in range(total):
             write(u, read(u))
 
-    for module in (_mosaic_weights, products, reads):
+    for module in (_mosaic_weights, operands, reads):
         monkeypatch.setattr(module, "arith", ARITHMETIC)
         monkeypatch.setattr(module, "int32", int)
         monkeypatch.setattr(module, "ptx", memory.ptx)
@@ -70,8 +71,10 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
     monkeypatch.setattr(reads, "ir", SimpleNamespace(**types))
     monkeypatch.setattr(_mosaic_weights, "as_index", int)
     monkeypatch.setattr(_mosaic_weights, "memref", SimpleNamespace(load=lambda ref, at: ref[tuple(at)]))
-    kinds = SimpleNamespace(get_signless=lambda n: f"i{n}")
-    monkeypatch.setattr(_mosaic_weights, "ir", SimpleNamespace(IntegerType=kinds))
+    kinds = {"IntegerType": SimpleNamespace(get_signless=lambda n: f"i{n}"), "F32Type": SimpleNamespace(get=lambda: "f32")}
+    monkeypatch.setattr(_mosaic_weights, "ir", SimpleNamespace(**kinds))
+    monkeypatch.setattr(operands, "ir", SimpleNamespace(**kinds))
+    monkeypatch.setattr(operands, "to_tf32", lambda values, precision: values)
     monkeypatch.setattr(_mosaic_weights, "_spread", spread)
     return memory
 
@@ -91,12 +94,12 @@ def test_products_find_the_weights_that_were_copied(
     program = vp.BinaryTreeLSTM(128, 16)
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
-    level = lower.program_of(plan, None, forward).level
+    level = lower.recurrence_of(plan, None, forward).program
     config = Config(hb, 1, False, 8, 1, precision, True, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
     rng, chunk = np.random.default_rng(0), 32 if precision in HALVES else 16
     weights = {p.offset: rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed}
-    pairs = [(s, w) for specs in layout.specs for s, _ in specs for w in s.weights]
+    pairs = [(s, w) for s in layout.specs() for w in s.weights]
     assert len(pairs) >= 2
     for cta in (0, 3):
         memory.words.clear()
@@ -118,12 +121,9 @@ def test_products_find_the_weights_that_were_copied(
             w = weights[weight.offset] if part.axis == 0 else weights[weight.offset].T
             per_warp = spec.chunks // spec.splits
             for warp, lane in itertools.product(range(spec.splits), (6, 29)):
-                product: Any = object.__new__(products._Product)
-                product.spec, product.weights, product.warp, product.lane = spec, 0, warp, lane
-                product.i32, product.f32, product.triples = "i32", "f32", {}
-                product._tf32 = lambda values: values
+                left = operands.Weights(*cast(Any, (0, warp, lane)))
                 for m, c, step in itertools.product(range(weight.tiles), range(per_warp), range(2)):
-                    got = product._left(spec, weight, m, c, step)
+                    got = left.read(spec, weight, m, c, step)
                     k = ((cta % split * spec.splits + warp) * per_warp + c) * chunk + lane % 4 * chunk // 4 + step * chunk // 8
                     for n, word in enumerate(got):
                         pair, half = divmod(n, 2)
@@ -154,11 +154,11 @@ def test_products_read_the_rows_of_their_part_of_k(
     """Of rows side by side those that a warp reads, and from the number on whose weights it holds; see the test above."""
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((128,), jnp.float32))
-    level = lower.program_of(plan, None, True).level
+    level = lower.recurrence_of(plan, None, True).program
     layout = layout_of(level, Config(16, 1, False, 8, 1, precision, True, split=split))
     emit_numbers(monkeypatch)
     size, row, width = 4 if dtype == "f32" else 2, 5, 1024
-    specs = [spec for of_phase in layout.specs for spec, _ in of_phase]
+    specs = layout.specs()
     assert specs
     for spec, peer, warp, quad in itertools.product(specs, range(split), range(4), range(4)):
         if warp >= spec.splits:
@@ -170,9 +170,9 @@ def test_products_read_the_rows_of_their_part_of_k(
         reader.warp, reader.quad, reader.peer, reader.f32, reader.i32, reader.i64 = warp, quad, peer, "f32", "i32", "i64"
         whole = spec.chunk * spec.chunks * split // spec.joined  # of one of the rows that are side by side
         first = (peer * spec.splits + warp) * (spec.chunks // spec.splits) * spec.chunk
-        for n, place in enumerate(reader.places(0, 1)):
+        for n, pointer in enumerate(reader.pointers(0, 1)):
             source = n * spec.joined + first // whole
             at = row * width + spec.sources[source].column + first % whole + quad * spec.chunk // 4
-            assert place.start == refs[source].begin + at * size
-            assert place.quarter == spec.chunk * size // 4
-            assert place.kind == ("f32" if dtype == "f32" else "i32")
+            assert pointer.start == refs[source].begin + at * size
+            assert pointer.quarter == spec.chunk * size // 4
+            assert pointer.kind == ("f32" if dtype == "f32" else "i32")

@@ -1,6 +1,8 @@
 """The encoder-decoder equals two interpreted nets and PyTorch's modules; a translator is trained and translates."""
 
 import functools
+import json
+import sys
 from typing import Any
 
 import jax
@@ -111,7 +113,7 @@ def test_encoder_decoder_is_that_of_torch() -> None:
         np.testing.assert_allclose(got_gradient, want_gradient, rtol=1e-10, atol=1e-10)
 
 
-def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any) -> None:
+def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:
     words, said = ["eins", "zwei", "drei", "vier"], ["one", "two", "three", "four"]
     rng = np.random.default_rng(0)
     numbers = [rng.integers(0, 4, n) for n in (1, 3, 2, 3, 2, 1, 3, 2, 1, 3, 2, 3)]
@@ -127,6 +129,17 @@ def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any) -> N
     assert cli.main(["train", "--task", "nmt", path, "--out", out, *given]) == 0
     capsys.readouterr()
     assert cli.main(["predict", out, str(tmp_path / "new.txt")]) == 0
-    got = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    got = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
     assert [line[0] for line in got] == ["0", "1", "2", "3"]
     assert [line[1] for line in got[:3]] == [target for _, target in known]
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "sacrebleu", None)
+        assert cli.main(["evaluate", out, path, "--json"]) == 2
+    assert "sacrebleu is not installed" in capsys.readouterr().err
+    pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
+    assert cli.main(["evaluate", out, path, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    best = json.loads((tmp_path / "run" / "best.json").read_text())["dev"]
+    assert values["nll"] == pytest.approx(best["nll"] / best["count"], rel=1e-5)
+    assert values["words"] == best["count"] and values["chrf"] > 90 and "tok:none" in values["bleu_signature"]

@@ -12,7 +12,8 @@ import cavs
 from cavs._engines import widest
 from cavs._function import products
 from cavs._schedule import group_rows
-from cavs.kernels._layout.layout import SHARED_MEMORY, layout_of
+from cavs.kernels._layout.config import SHARED_MEMORY
+from cavs.kernels._layout.layout import layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, laid_out, values
 

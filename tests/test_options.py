@@ -31,7 +31,7 @@ def gradients(name: str, sched: cavs.Schedule) -> Any:
     return jax.value_and_grad(f, (0, 1))(program.init(jax.random.key(0)), inputs)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ["ChildSumTreeLSTM", "RvNN"])
 def test_windows_of_lazy_batching_change_no_gradient(name: str) -> None:
     whole, windowed = cavs.schedule(PROGRAMS[name][1]), cavs.schedule(PROGRAMS[name][1], window=256)
     assert whole.shape.windows[0] == 1 and windowed.shape.windows[0] > 1 and windowed.num_windows > 1

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,36 @@ print(cavs.__file__)
 def test_import_loads_nothing_of_the_command_line(tmp_path):
     code = f"import cavs, sys; print(sorted(set({NOT_NEEDED}) & set(sys.modules)))"
     assert python(code, tmp_path) == "[]"
+
+
+def test_help_and_version_do_not_wait_for_jax(tmp_path):
+    code = """
+import sys
+from cavs import cli
+for words in (["--version"], ["train", "--help"], []):
+    try:
+        cli.main(words)
+    except SystemExit as end:
+        assert end.code == 0
+assert not {"jax", "numpy"} & set(sys.modules)
+"""
+    begin = time.monotonic()
+    assert "cavs 0." in python(code, tmp_path)
+    assert time.monotonic() - begin < 3  # 0.1 s on an idle machine
+
+
+def test_public_names_are_those_of_the_type_checker(tmp_path):
+    imported = {name for _, name in ((n.rpartition(".")[0], n.rpartition(".")[2]) for n in imports(ROOT / "cavs/__init__.py"))}
+    code = """
+import cavs
+assert all(getattr(cavs, name) for name in cavs.__all__)
+try:
+    cavs.nothing
+except AttributeError as error:
+    assert "module 'cavs' has no attribute 'nothing'" in str(error)
+print(*cavs.__all__)
+"""
+    assert {*python(code, tmp_path).split()} == imported - {"TYPE_CHECKING", "importlib"}
 
 
 def test_import_starts_no_backend(tmp_path):
@@ -157,7 +188,11 @@ def declared(requirements: list[str]) -> set[str]:
 
 def test_every_import_is_declared():
     project = PROJECT["project"]
-    known = declared(project["dependencies"]) | declared(project["optional-dependencies"]["interop"]) | {"cavs"}
+    known = (
+        declared(project["dependencies"])
+        | declared(sum(map(project["optional-dependencies"].get, ("interop", "nmt")), []))
+        | {"cavs"}
+    )
     known |= {"typing_extensions"}  # imported by type checkers only, which bring it along
     for folder in ("cavs", "kernels", "vertex_programs"):
         for path in sources(folder):
@@ -168,6 +203,26 @@ def test_every_import_is_declared():
 def test_the_data_of_the_command_line_is_there():
     for name in ("reviews.train.txt", "reviews.dev.txt"):
         assert (ROOT / "cavs" / "data" / name).stat().st_size > 1000
+
+
+def test_type_checkers_read_the_annotations():
+    assert (ROOT / "cavs" / "py.typed").exists()
+
+
+def test_the_default_environment_has_neither_type_checker_nor_other_frameworks():
+    groups = PROJECT["dependency-groups"]
+    assert PROJECT["tool"]["uv"]["default-groups"] == ["test"]
+    light = declared(PROJECT["project"]["dependencies"]) | declared(groups["test"])
+    assert not {"pyright", "ruff", "flax", "equinox", "sacrebleu", "torch", "cavs"} & light and {"pytest", "jax"} <= light
+    interop = declared(PROJECT["project"]["optional-dependencies"]["interop"])
+    assert {"flatbuffers", "networkx", "safetensors"} <= interop  # the same packages, for users
+
+
+def test_the_readme_needs_no_extra():
+    text = (ROOT / "README.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    modules = {m for line in re.findall(r"^import (.+)$", code, re.MULTILINE) for m in re.findall(r"(?:^|, )(\w+)", line)}
+    assert {"cavs", "jax", "optax"} <= modules <= {"cavs"} | declared(PROJECT["project"]["dependencies"])
 
 
 def test_the_hooks_are_what_ci_runs():

@@ -16,8 +16,10 @@ from cavs._engines.engine import Engine
 from cavs._run import adjoint, plans
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
-from cavs.kernels._program.fit import REDUCTIONS
-from cavs.kernels._program.specs import HALVES, Unfit
+from cavs.kernels._program.fit import Unfit
+from cavs.kernels._program.names import Role
+from cavs.kernels._program.operations import ReduceVector
+from cavs.kernels._program.widths import HALVES
 from tests.lower_for_hopper import DEVICE
 from tests.odd_graphs import from_children, joined, star
 from tests.persistent_programs import CASES, CHAINS, INTERPRETED, E, H, assert_near, inputs_of, laid_out, plan_of, values
@@ -123,8 +125,8 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
         some = isinstance(program, vp.TreeFC) and program.hidden == 512
         assert ("run as tiled products" in plan.function.explain(shapes, inputs)) == some
         for forward in (True, False):
-            made = lower.program_of(plan, None, forward)
-            found, rows = widest.launches(made, "tf32", False, shape)
+            made = lower.recurrence_of(plan, None, forward)
+            found, rows = widest.launch_configs(made, "tf32", False, shape)
             want = ([True, False] if forward else [False, True]) if wide else [False]
             assert [config.wide for config in found] == want
             assert shape.inner[0] / 64 < rows <= shape.inner[0] / 4 if wide else rows == 0
@@ -143,8 +145,8 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
             for forward in (True, False):
                 for kind, part in plan.inner.items():
                     if part.recurrent.eqns:
-                        made = lower.program_of(plan, kind, forward)
-                        assert widest.launches(made, made.precision, False, shape)[0]
+                        made = lower.recurrence_of(plan, kind, forward)
+                        assert widest.launch_configs(made, made.precision, False, shape)[0]
 
 
 @INTERPRETER
@@ -164,14 +166,12 @@ def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
         want = values(F, params, graphs, x, "scan")
     with jax.default_matmul_precision("BF16_BF16_F32" if precision == "bf16" else None):
         got, plan = values(F, params, graphs, x, INTERPRETED), plan_of(F, params, x)
-        programs = [lower.program_of(plan, None, forward) for forward in (True, False)]
+        programs = [lower.recurrence_of(plan, None, forward) for forward in (True, False)]
     assert_near(got, want, 2e-2 if precision == "bf16" else 2e-3)
     assert [p.precision for p in programs] == [precision, "bf16" if precision == "bf16" else "tf32"]  # cotangents have no bound
-    for level in [p.level for p in programs if p.precision == precision]:
-        read = {name for phase in level.phases for p in phase.products for name in p.tensors()}
-        stored = {place.tensor for phase in level.phases for places in phase.stores.values() for place in places}
-        assert read & stored and read & stored <= level.halves.keys()
-        assert all(level.scratch[twin][2] == HALVES[precision] for twin in level.halves if twin in level.scratch)
+    for program in [p.program for p in programs if p.precision == precision]:
+        assert program.exchanged() and program.exchanged() <= program.halves.keys()
+        assert all(program.scratch[twin].dtype == HALVES[precision] for twin in program.halves if twin in program.scratch)
 
 
 @INTERPRETER
@@ -203,8 +203,8 @@ def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
     F, params = make()
     x, sched = inputs_of("BinaryTreeLSTM", graphs), group_rows.with_scripts(cavs.schedule(graphs))
     plan = plan_of(F, params, x)
-    kept, alone = (lower.program_of(plan, None, True, keep=keep).made for keep in (True, False))
-    assert {n.rstrip("0123456789") for n in kept} - {n.rstrip("0123456789") for n in alone} == {"kept"}
+    kept, alone = (lower.recurrence_of(plan, None, True, keep=keep).written for keep in (True, False))
+    assert {tensor.role for tensor in kept} - {tensor.role for tensor in alone} == {Role.KEPT}
     with jax.default_matmul_precision("highest"):
         assert_near(*(cavs.run(F, params, sched, x, engine=engine) for engine in (INTERPRETED, "scan")), 1e-5)
 
@@ -215,21 +215,18 @@ def test_every_program_is_cut_into_phases(name: str) -> None:
     make, graphs = CASES[name]
     F, params = make()
     plan = plan_of(F, params, inputs_of(name, graphs))
-    for program in (lower.program_of(plan, None, forward) for forward in (True, False)):
-        assert 1 <= sum(p.meet for p in program.level.phases) <= 4
-        stored: set[str] = set(program._written())
-        phases, met = program.level.phases, set()
-        written = {place.tensor for phase in phases for places in phase.stores.values() for place in places}
+    for recurrence in (lower.recurrence_of(plan, None, forward) for forward in (True, False)):
+        phases, before = recurrence.program.phases, recurrence._exchanged_states()
+        assert 1 <= sum(phase.barrier for phase in phases) <= 4
+        stored, met = set(before), set()
         for phase in phases:
-            met = stored.copy() if phase.meet else met
-            made = {place.tensor for places in phase.stores.values() for place in places}
-            read = {name for product in phase.products for name in product.tensors()}
-            summed = [e.invars[0] for e in phase.eqns.values() if e.primitive.name in REDUCTIONS]
-            for name in read | {program.level.sources[x].tensor for x in summed}:
-                assert name not in written or name in met
-                assert name not in made or name in program._written()
-            stored |= made
-            met -= made
+            met = stored.copy() if phase.barrier else met
+            summed = {op.source.tensor for op in phase.of(ReduceVector)}
+            for tensor in phase.operands() | summed:
+                assert tensor not in recurrence.program.stored() or tensor in met
+                assert tensor not in phase.writes() or tensor in before
+            stored |= phase.writes()
+            met -= phase.writes()
 
 
 def refused(fn: Any, width: int = H, **kwargs: Any) -> str:
@@ -237,7 +234,7 @@ def refused(fn: Any, width: int = H, **kwargs: Any) -> str:
     params = {"u": jnp.zeros((width, width), jnp.float32)}
     plan = plan_of(F, params, np.zeros((1, width), np.float32))
     with pytest.raises(Unfit) as error:
-        lower.program_of(plan, None, True)
+        lower.recurrence_of(plan, None, True)
     return str(error.value)
 
 
@@ -273,10 +270,10 @@ def test_other_widths_are_padded() -> None:
             F, params = CASES["LSTM"][0](width)
             plan = plan_of(F, params, inputs_of("LSTM", CHAINS))
             for forward in (True, False):
-                level = lower.program_of(plan, None, forward).level
-                assert level.valid == width
-                assert level.unit == unit or (level.unit == width and not forward)  # it sums over four gates
-                assert chip.candidates(level, "bf16" if precision else "tf32")
+                program = lower.recurrence_of(plan, None, forward).program
+                assert program.valid == width
+                assert program.unit == unit or (program.unit == width and not forward)  # it sums over four gates
+                assert chip.candidates(program, "bf16" if precision else "tf32")
             said = plan.function.explain()
         assert (f"vectors of {width} run as {unit}" in said) == (width != unit)
 
@@ -291,9 +288,9 @@ def test_where_products_may_wait_for_numbers() -> None:
         with jax.default_matmul_precision(precision):
             F, params = make(128)
             plan = plan_of(F, params, inputs_of(name, graphs, 128))
-            made = lower.program_of(plan, None, True)
-            assert made.level.flows == flows, name
-            found = chip.candidates(made.level, made.precision)
+            made = lower.recurrence_of(plan, None, True)
+            assert made.program.flows == flows, name
+            found = chip.candidates(made.program, made.precision)
         assert any(config.dataflow for config in found) == flows
 
 

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.figure import Figure
 
 from cavs._debug.inspect import inspect
 from cavs._graphs.converters import from_edges, from_lengths, from_parents
 from cavs._graphs.graphs import Graphs
 from cavs._readers import read_trees, write_edges
-from cavs._schedule.plot import layout, plot_schedule, task_table
+from cavs._schedule.layout import layout, layout_of_batch
+from cavs._schedule.plot import MAX_BATCH_VERTICES, plot_schedule, task_table
 from cavs._schedule.scheduler import schedule
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -67,6 +69,10 @@ def test_nothing_is_written_or_left_in_pyplot_without_a_path(tmp_path, monkeypat
     assert not helpers.Gcf.figs
 
 
+def test_the_figure_has_the_method_that_notebooks_call():
+    assert schedule(DIAMONDS).plot()._repr_png_().startswith(PNG)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("kinds", [True, False])
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("name", CASES)
@@ -86,6 +92,54 @@ def test_vertices_of_a_level_do_not_overlap(name):
     assert np.isfinite(x).all()
     for level in range(int(graph.height.max()) + 1):
         assert (np.diff(np.sort(x[graph.height == level])) > 1 - 1e-6).all()
+
+
+def test_graphs_of_a_batch_are_side_by_side():
+    graphs = random_trees(5, 12)
+    x = layout_of_batch(graphs)
+    for g in range(1, 5):
+        begin = graphs.vertex_offsets[g]
+        assert x[:begin].max() < x[begin:].min()
+    np.testing.assert_allclose(x[:12], layout(graphs[0]) - layout(graphs[0]).min())
+
+
+def drawn(graphs: Graphs) -> tuple[str, int]:
+    """The title of the picture of the graphs, and the number of vertices that it shows."""
+    axes = schedule(graphs).plot(graphs=graphs).axes[1]
+    marks = [c for c in axes.collections if isinstance(c, PathCollection)]
+    return axes.get_title(loc="left"), sum(len(c.get_offsets()) for c in marks)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["sequences", "trees", "forest"])
+def test_lines_lead_from_vertices_to_their_children(name):
+    graphs = CASES[name][:4]
+    place = np.stack([layout_of_batch(graphs), graphs.height], 1)
+    want = [
+        (place[first + v], place[first + child])
+        for graph, first in zip(graphs, graphs.vertex_offsets, strict=False)
+        for v in range(graph.num_vertices)
+        for child in graph.children[graph.child_offsets[v] : graph.child_offsets[v + 1]]
+    ]
+    axes = schedule(graphs).plot(graphs=graphs).axes[1]
+    (lines,) = (c for c in axes.collections if isinstance(c, LineCollection))
+    np.testing.assert_allclose([(line[0], line[-1]) for line in lines.get_segments()], want)
+
+
+def test_a_small_batch_is_drawn_as_a_whole():
+    graphs = random_trees(4, 12)
+    levels = int(graphs.height.max()) + 1
+    assert drawn(graphs) == (f"all 4 graphs: 48 vertices, 44 edges, {levels} levels", 48)
+    title, vertices = drawn(DIAMONDS)
+    assert vertices == 7 and title.startswith("the graph: 7 vertices")
+
+
+def test_the_picture_says_if_it_shows_a_part():
+    title, vertices = drawn(random_trees(40, 40))
+    assert vertices == MAX_BATCH_VERTICES and title.startswith("only the first 15 graphs of 40")
+    title, vertices = drawn(from_lengths([5000, 2]))
+    assert vertices == 5000 and title.startswith("only the first graph of 2")
+    title, vertices = drawn(from_lengths([30_000]))
+    assert vertices == 0 and title.startswith("the graph: 30,000 vertices")
 
 
 def test_leaves_of_a_tree_stand_in_order_under_their_parents():

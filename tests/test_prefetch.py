@@ -1,4 +1,4 @@
-"""`cavs.data.prefetch`: order, depth, exceptions, and a thread that ends with its consumer; `cavs.data.pack`: one transfer."""
+"""`_feed.prefetch`: order, depth, exceptions, and a thread that ends with its consumer; `_feed.pack`: one transfer."""
 
 import contextlib
 import gc
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs._feed.packed import pack
 from cavs._feed.prefetch import prefetch
 
 
@@ -183,7 +184,7 @@ def test_pack_is_one_vector_that_comes_apart():
         {"x": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2], "n": np.uint32([2**32 - 1])},
         np.zeros((0, 2), np.int32),
     )
-    for batch in (cavs.data.pack(tree), jax.device_put(cavs.data.pack(tree))):
+    for batch in (pack(tree), jax.device_put(pack(tree))):
         assert len(jax.tree.leaves(batch)) == 1
         for apart in (batch.unpack(), jax.jit(lambda batch: batch.unpack())(batch)):
             assert jax.tree.structure(apart) == jax.tree.structure(tree)
@@ -197,11 +198,11 @@ def test_pack_compiles_once_for_equal_shapes():
     for n in (3, 4):
         graphs = cavs.from_lengths([n])
         sched = cavs.schedule(graphs)
-        assert step(cavs.data.pack((sched, sched.pad(np.ones(n, np.int32))))) == 2 * n
+        assert step(pack((sched, sched.pad(np.ones(n, np.int32))))) == 2 * n
     assert step._cache_size() == 1
 
 
 @pytest.mark.parametrize("leaf", [np.zeros(2), np.zeros(2, bool), 3.0, jax.numpy.ones(2), np.zeros(2, np.int64)], ids=repr)
 def test_pack_refuses_other_leaves(leaf):
     with pytest.raises(TypeError, match="pack: tree: got a leaf .*; expected NumPy arrays of int32, uint32 or float32"):
-        cavs.data.pack((np.zeros(2, np.int32), leaf))
+        pack((np.zeros(2, np.int32), leaf))

@@ -69,7 +69,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
 
 
-@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "NaryTreeLSTM", "GRU", "reset before the product", "layer norm", "linear"])
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "reset before the product", "layer norm"])
 def test_a_run_in_float16(name: str, hopper: None) -> None:
     """Values and every gradient, with the precision of tf32."""
     hidden = 28  # of no other test: compiled code is kept

@@ -1,5 +1,6 @@
 """Trees in brackets, compared with a parser that uses a stack; and the cache."""
 
+import io
 import os
 
 import numpy as np
@@ -39,6 +40,37 @@ def test_deep_trees_need_no_stack(tmp_path):
     depth = 20_000
     graphs = cavs.read_trees(write(tmp_path, "deep.txt", "(1 " * depth + "w" + ")" * depth))
     assert graphs.height.tolist() == list(range(depth))
+
+
+def test_open_files_and_lines_are_read_as_the_file_is(tmp_path):
+    path = write(tmp_path, "a.txt", "\ufeff" + SST)
+    with open(path, encoding="utf-8") as file:
+        check_trees(SST.encode(), cavs.read_trees(file))
+    check_trees(SST.encode(), cavs.read_trees(io.StringIO(SST)))
+    check_trees(SST.encode(), cavs.read_trees(SST.split("\n")))
+    check_trees(SST.encode(), cavs.read_trees(line for line in SST.splitlines(keepends=True)))
+    assert len(cavs.read_trees([])) == 0
+
+
+def test_errors_in_open_files_and_lines_name_the_line(tmp_path):
+    with open(write(tmp_path, "a.txt", "(1 a)\n(1 a"), encoding="utf-8") as file:
+        with pytest.raises(cavs.io.FormatError, match="a.txt, line 2: got '.1 a'"):
+            cavs.read_trees(file)
+    with pytest.raises(cavs.io.FormatError, match="^lines, line 2: got '.1 a'"):
+        cavs.read_trees(["(1 a)", "(1 a"])
+    with pytest.raises(cavs.io.FormatError, match="^lines, line 2: got .*; expected text that UTF-8 can encode"):
+        cavs.read_trees(["(1 a)", "(1 \ud800)"])
+
+
+def test_other_sources_are_refused(tmp_path):
+    expected = "expected a path, a file opened as text, or lines of type str"
+    with open(write(tmp_path, "a.txt", SST), "rb") as file:
+        with pytest.raises(TypeError, match=f"read_trees: source: got a line of type bytes; {expected}. Write open.path"):
+            cavs.read_trees(file)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=f"read_trees: source: got int; {expected}"):
+        cavs.read_trees(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="read_trees: cache: got True for list; expected a path, .* Write cache=False"):
+        cavs.read_trees([SST], cache=True)
 
 
 trees = st.recursive(

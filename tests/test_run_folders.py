@@ -17,11 +17,9 @@ from cavs._train.config import Config, TrainError
 from cavs._train.loop import Trainer
 from tests.small_run import SMALL, arrays_of, fails, rewrite, train_run
 
-pytestmark = pytest.mark.usefixtures("compiled")
-
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, compiled) -> Path:
+def trained(tmp_path_factory) -> Path:
     """The folder of a run of two epochs, beside its data."""
     return train_run(tmp_path_factory.mktemp("trained"))
 

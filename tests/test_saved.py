@@ -41,6 +41,8 @@ def test_weights_as_safetensors(tmp_path: Path) -> None:
     cavs.io.save_params(path, jnp.arange(3))
     assert_close(cavs.io.load_params(path), jnp.arange(3), 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.safetensors"]
+    (tmp_path / "plain").touch()
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode  # as umask has it
 
 
 def test_weights_of_modules_as_safetensors(tmp_path: Path) -> None:

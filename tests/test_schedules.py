@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs._feed.schedules import schedules
 from cavs._graphs.deferred import consecutive
 from cavs._schedule import tasks
 from cavs._schedule.batches import Options, schedule_batches
@@ -26,7 +27,7 @@ def test_many_batches_at_once_are_scheduled_as_one_by_one(name: str, options: di
     for batch in (1, 3):
         order = rng.permutation(len(graphs))
         batches = [*np.split(order, range(batch, len(order), batch)), slice(0, 2), [], 0, -1, order % 2 == 0]
-        found = list(cavs.data.schedules(graphs, iter(batches), shapes=known_at_once, **options))
+        found = list(schedules(graphs, iter(batches), shapes=known_at_once, **options))
         assert len(found) == len(batches)
         for index, (some, sched) in zip(batches, found, strict=True):
             alone = graphs[index]
@@ -39,7 +40,7 @@ def test_many_batches_at_once_are_scheduled_as_one_by_one(name: str, options: di
 def test_a_tuple_of_shapes_stays_as_it_is() -> None:
     graphs = joined([random_binary_tree(n, seed=n) for n in (40, 38, 9, 300)])
     known = (cavs.schedule(graphs[:1]).shape,)
-    (_, fits), (_, small), (_, large) = cavs.data.schedules(graphs, [[1], [2], [3]], shapes=known)
+    (_, fits), (_, small), (_, large) = schedules(graphs, [[1], [2], [3]], shapes=known)
     assert fits.shape in known and small.shape not in known
     assert_same(small, cavs.schedule(graphs[2]))
     assert_same(large, cavs.schedule(graphs[3], shapes=known))
@@ -69,7 +70,7 @@ def test_fields_that_the_graphs_do_not_have() -> None:
     with pytest.raises(ValueError, match=r"schedule: fields: got 'label'; expected fields that these graphs have: input_id\."):
         cavs.schedule(graphs, fields=("input_id", "label"))
     with pytest.raises(ValueError, match="schedules: fields: got 'words'"):
-        cavs.data.schedules(graphs, [[0]], fields=("words",))
+        schedules(graphs, [[0]], fields=("words",))
     with pytest.raises(AttributeError, match=r"no attribute 'label'. Write .*fields=\('label',\)"):
         _ = cavs.schedule(graphs, fields=("input_id",)).label
 
@@ -79,7 +80,7 @@ def test_fields_that_the_graphs_do_not_have() -> None:
 def test_many_random_batches_at_once(a: cavs.Graphs, b: cavs.Graphs, exact: bool) -> None:
     for graphs in (a, b):  # kinds without names, too: numbered up to the largest of a batch
         graphs = dataclasses.replace(graphs, kind_names=None)
-        for some, sched in cavs.data.schedules(graphs, [[i] for i in range(len(graphs))] + [range(len(graphs))], exact=exact):
+        for some, sched in schedules(graphs, [[i] for i in range(len(graphs))] + [range(len(graphs))], exact=exact):
             check(some, sched)
             assert_same(sched, cavs.schedule(some, exact=exact))
 
@@ -87,7 +88,7 @@ def test_many_random_batches_at_once(a: cavs.Graphs, b: cavs.Graphs, exact: bool
 def test_batches_in_passes_of_many_vertices() -> None:
     graphs = joined([random_binary_tree(40, seed=i) for i in range(64)])
     batches = np.random.default_rng(0).integers(0, 64, (700, 3))  # more vertices, and more batches, than one pass takes
-    for index, (_, sched) in zip(batches, cavs.data.schedules(graphs, batches), strict=True):
+    for index, (_, sched) in zip(batches, schedules(graphs, batches), strict=True):
         assert_same(sched, cavs.schedule(graphs[index]))
 
 
@@ -114,7 +115,7 @@ def test_tasks_of_mixed_fan_in_are_the_same_found_at_once_and_one_by_one(seed: i
 def test_batches_with_fields_are_the_graphs_that_were_selected() -> None:
     graphs = joined([random_binary_tree(n, seed=n) for n in (3, 8, 5)])
     graphs = dataclasses.replace(graphs, label=np.arange(graphs.num_vertices, dtype=np.int32))
-    for index, (batch, sched) in zip([[2, 0], [1]], cavs.data.schedules(graphs, [[2, 0], [1]], fields=("label",)), strict=True):
+    for index, (batch, sched) in zip([[2, 0], [1]], schedules(graphs, [[2, 0], [1]], fields=("label",)), strict=True):
         assert isinstance(batch, cavs.Graphs) and len(batch) == len(index)
         np.testing.assert_array_equal(batch.label, graphs[index].label)
         np.testing.assert_array_equal(sched.label[: batch.num_vertices], batch.label)
@@ -156,9 +157,9 @@ def assert_equal_but_for_arity(one: cavs.Schedule, other: cavs.Schedule) -> None
 
 
 def test_batches_come_before_the_error_of_the_next() -> None:
-    found = cavs.data.schedules(GRAPHS["trees"], [[0], [1], [99]])
+    found = schedules(GRAPHS["trees"], [[0], [1], [99]])
     assert next(found)[1].num_vertices and next(found)[1].num_vertices
     with pytest.raises(IndexError, match="99"):
         next(found)
     with pytest.raises(TypeError, match=r"schedules: graphs: got a list; expected cavs\.Graphs"):
-        cavs.data.schedules([GRAPHS["trees"]], [])  # at the call, not at the first batch
+        schedules([GRAPHS["trees"]], [])  # at the call, not at the first batch

@@ -13,8 +13,6 @@ from cavs._train.batches import epoch_batches
 from cavs._train.tagged import read_tagged
 from cavs._train.task import configure, find_task
 
-pytestmark = pytest.mark.usefixtures("compiled")
-
 
 def corpus(path: Path, count: int, seed: int = 0) -> str:
     """Sentences with mostly unique names, whose kind only the spelling determines."""
@@ -71,7 +69,7 @@ FAST = "--hidden 12 --embedding-size 16 --char-size 8 --lr 0.02 --batch 50 --see
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, compiled) -> Path:
+def run(tmp_path_factory) -> Path:
     """A folder with a tagger that was trained to find names."""
     folder = tmp_path_factory.mktemp("tags")
     train, dev = corpus(folder / "train.txt", 200), corpus(folder / "dev.txt", 40, seed=9)
@@ -90,7 +88,7 @@ def test_a_tagger_learns_names_from_their_spelling(run):
 def test_predictions_have_the_accuracy_that_training_reported(run, capsys):
     capsys.readouterr()
     assert cli.main(["predict", str(run / "run"), str(run / "dev.txt")]) == 0
-    lines = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split("\t")[1] for line in capsys.readouterr().out.splitlines()[1:]]
     want = (run / "dev.txt").read_text().splitlines()
     pairs = [(w.split("|"), g.split("|")) for w, g in zip(" ".join(want).split(), " ".join(lines).split(), strict=True)]
     assert all(w[0] == g[0] for w, g in pairs)
@@ -98,11 +96,21 @@ def test_predictions_have_the_accuracy_that_training_reported(run, capsys):
     assert sum(w[1] == g[1] for w, g in pairs) == best["right"] and len(pairs) == best["count"]
 
 
+def test_evaluation_has_the_scores_that_training_reported(run, capsys):
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(run / "run"), str(run / "dev.txt"), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    best = json.loads((run / "run" / "best.json").read_text())["dev"]
+    every = values["entities"]["all"]
+    assert (every["true"], every["predicted"], every["both"]) == (best["entities"], best["guessed"], best["both"])
+    assert values["words"]["count"] == best["count"] and values["words"]["accuracy"] == best["right"] / best["count"]
+
+
 def test_prediction_accepts_plain_text_and_unseen_letters(run, capsys):
     (run / "new.txt").write_text("so a bagx bago\nZzy\n")
     capsys.readouterr()
     assert cli.main(["predict", str(run / "run"), str(run / "new.txt"), "--vertices"]) == 0
-    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
     assert [(line[0], line[1], line[4]) for line in lines] == [
         ("0", "0", "so"),
         ("0", "1", "a"),

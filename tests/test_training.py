@@ -72,7 +72,7 @@ def test_softmax_loss_and_its_derivative_are_those_of_whole_logits(monkeypatch, 
     np.testing.assert_array_equal(right, jnp.argmax(h @ w + b, -1) == jnp.maximum(labels, 0))
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "adamw"])
 def test_row_updates_are_the_dense_ones_where_every_row_is_read(name):
     config = Config(optimizer=name, lr=0.1, weight_decay=0.0)
     dense = optimiser.dense(config)
@@ -90,7 +90,7 @@ def test_row_updates_are_the_dense_ones_where_every_row_is_read(name):
     np.testing.assert_allclose(table, whole, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["adagrad", "adam"])
+@pytest.mark.parametrize("name", ["adagrad", "adam", "adamw"])
 def test_rows_that_a_batch_does_not_read_do_not_change(name):
     config = Config(optimizer=name, lr=0.1)
     table = jnp.ones((5, 2))
@@ -99,6 +99,17 @@ def test_rows_that_a_batch_does_not_read_do_not_change(name):
     new, changed = optimiser.update_rows(config, table, slots, index, table[index], 3 * table[index], jnp.int32(1))
     for before, after in [(table, new), *((slots[k], changed[k]) for k in slots)]:
         np.testing.assert_array_equal(np.flatnonzero((before != after).any(1)), [3])
+
+
+def test_the_learning_rate_rises_and_falls():
+    steps = jnp.arange(12)
+    linear = [float(optimiser.factor(Config(schedule="linear", warmup=2), n, 12)) for n in steps]
+    np.testing.assert_allclose(linear, [0.5, 1, *(1 - np.arange(10) / 10)], rtol=1e-6)
+    cosine = [float(optimiser.factor(Config(schedule="cosine"), n, 12)) for n in steps]
+    np.testing.assert_allclose(cosine, (1 + np.cos(np.pi * np.arange(12) / 12)) / 2, rtol=1e-5)
+    rising = [float(optimiser.factor(Config(warmup=4), n, 12)) for n in steps]
+    np.testing.assert_allclose(rising, [0.25, 0.5, 0.75, *[1] * 9])
+    assert optimiser.factor(Config(), steps[3], 12) == 1.0
 
 
 def test_clipping_bounds_the_common_norm():
@@ -200,10 +211,13 @@ def trainer_of(given: dict, folder: Path) -> tuple[Trainer, State]:
     return Trainer(config, data, model, folder), init_state(model, config, None)
 
 
-@pytest.mark.parametrize("task, optimizer", [("classify", "adagrad"), ("lm", "adam")])
-def test_stopping_and_resuming_changes_no_bit(tmp_path, task, optimizer):
+MORE = {"schedule": "cosine", "warmup": 3, "weight_decay": 0.1, "save_every": 3}
+
+
+@pytest.mark.parametrize("task, optimizer, more", [("classify", "adagrad", {}), ("lm", "adamw", MORE)])
+def test_stopping_and_resuming_changes_no_bit(tmp_path, task, optimizer, more):
     path = trees(tmp_path / "t.txt", 22) if task == "classify" else sentences(tmp_path / "t.txt", 22)
-    given = SMALL | {"train": path, "task": task, "optimizer": optimizer, "min_count": 1}
+    given = SMALL | {"train": path, "task": task, "optimizer": optimizer, "min_count": 1} | more
     trainer, state = trainer_of(given, tmp_path / "straight")
     never = StopAfter(10**9)
     straight, progress = trainer.fit(state, done := Progress(), never, never), done
@@ -220,8 +234,25 @@ def test_stopping_and_resuming_changes_no_bit(tmp_path, task, optimizer):
     assert int(state.count) == 10
     for a, b in zip(jax.tree.leaves(straight), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)
-    for a, b in zip(done.history, progress.history, strict=True):
+    assert [record["epoch"] for record in done.within] == ([0.6, 1.6] if more else [])
+    for a, b in zip(done.records, progress.records, strict=True):
         assert a | {"seconds": 0} == b | {"seconds": 0}
+
+
+def test_max_steps_ends_within_an_epoch_and_can_be_raised(tmp_path):
+    given = SMALL | {"train": trees(tmp_path / "t.txt", 22), "hidden": 4, "program": "tree-fc", "max_steps": 7}
+    trainer, state = trainer_of(given, tmp_path / "run")
+    never, progress = StopAfter(10**9), Progress()
+    state = trainer.fit(state, progress, never, never)
+    assert trainer.steps == 5 and int(state.count) == 7 and trainer.is_done(progress)
+    assert [record["epoch"] for record in progress.records] == [1, 1.4]
+    saved = json.loads((tmp_path / "run" / "best.json").read_text())
+    assert saved["epoch"] == progress.best(trainer.config)["epoch"]
+    state, progress = trainer.resume(state)
+    trainer.config = trainer.config.replace({"max_steps": 8})
+    assert trainer.is_done(progress) is False
+    state = trainer.fit(state, progress, never, never)
+    assert int(state.count) == 8 and [record["epoch"] for record in progress.records] == [1, 1.4, 1.6]
 
 
 def test_padding_graphs_do_not_count_and_the_key_determines_dropout(tmp_path):
@@ -231,7 +262,8 @@ def test_padding_graphs_do_not_count_and_the_key_determines_dropout(tmp_path):
     whole = trainer.evaluate(state.weights, train)
     assert whole["roots"] == len(train) == 20 and whole["vertices"] == train.num_vertices
     numbers = np.array([0, 1, -1, -1])
-    (batch,) = jax.device_put(list(batches.prepare(train, model.num_words, numbers[None])))
+    prepare = batches.preparer(train, model.num_words, numbers[None])
+    (batch,) = jax.device_put(list(prepare(numbers[None])))
     params, rows = state.params, state.table.at[batch.words].get(mode="fill", fill_value=0)
 
     @jax.jit
@@ -267,6 +299,15 @@ def test_a_language_model_beats_the_frequencies_of_words(tmp_path, monkeypatch, 
 
     Path("new.txt").write_text("w3 w4 w5\nw3 w5 w4\nnever seen\n")
     assert cli.main(["predict", "run", "new.txt"]) == 0
-    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
     assert [(line[0], line[3]) for line in lines] == [("0", "w3 w4 w5"), ("1", "w3 w5 w4"), ("2", "never seen")]
     assert float(lines[0][1]) > float(lines[1][1])
+
+    assert cli.main(["evaluate", "run", "new.txt", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert (values["sentences"], values["words"], values["unknown_words"]) == (3, 11, 2)
+    assert cli.main(["predict", "run", "new.txt", "--vertices", "--json"]) == 0
+    words = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [w["text"] for w in words[:4]] == ["w3", "w4", "w5", "</s>"]
+    assert sum(w["log_probability"] for w in words[:4]) == pytest.approx(float(lines[0][1]), abs=1e-3)
+    assert values["nll"] == pytest.approx(-sum(w["log_probability"] for w in words) / 11)

@@ -16,9 +16,10 @@ if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
 from cavs._run.plans import plan_of
-from cavs.kernels._layout.layout import STAGES, Config, layout_of
+from cavs.kernels._layout.config import STAGES, Config
+from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import pack_ring
-from cavs.kernels._mosaic import wide as _mosaic_wide
+from cavs.kernels._mosaic import ring as _mosaic_ring, wide as _mosaic_wide
 from tests.device_numbers import ARITHMETIC
 
 REGION = 1 << 28  # bytes between the arrays of the memory below
@@ -42,8 +43,8 @@ class Memory:
             _, source, size, _ = args
             self.stages[offsets[0] // 4 :][: size // 4] = self.words(source, size // 4)
         elif text.startswith("ld."):
-            got = self.words(args[0] + offsets[0], max(1, len(results))).tolist()
-            return got if len(results) > 1 else got[0]
+            got = self.words(args[0] + offsets[0], 1 if isinstance(results, str) else len(results)).tolist()
+            return got[0] if isinstance(results, str) else got
         else:
             assert text.startswith("mbarrier.arrive.expect_tx")
         return None
@@ -72,21 +73,23 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch, memory: Memory, thread: int) -
         "ir": SimpleNamespace(**kinds, IntegerType=integers),
         "mu": SimpleNamespace(thread_idx=lambda: thread),
     }.items():
-        monkeypatch.setattr(_mosaic_wide, name, value)
+        for module in (_mosaic_wide, _mosaic_ring):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
 
 
 def ref(region: int, shape: tuple[int, ...]) -> Any:
     return SimpleNamespace(type=SimpleNamespace(shape=shape), begin=region * REGION)
 
 
-def multiplied(wide: Any, n: int, places: list[Any], memory: Memory, quad: int) -> dict[tuple[int, int], Any]:
+def multiplied(wide: Any, n: int, pointers: list[Any], memory: Memory, quad: int) -> dict[tuple[int, int], Any]:
     """What one thread's numbers add to its two rows, by weight and operand of the n-th product."""
     spec = wide.specs[n]
     found = {(w, o): np.zeros((2, weight.width)) for w, weight in enumerate(spec.weights) for o in weight.operands}
     for chunk in range(spec.chunks):
         stage = chunk % STAGES
-        wide._fill(wide.starts[n] + chunk, stage)
-        read = wide._read(spec, places, chunk)
+        wide.ring.fill(wide.ring.starts[n] + chunk, stage)
+        read = wide._read(spec, pointers, chunk)
         for (w, o), sums in found.items():
             for step, (a, b, c, d) in enumerate(wide._operand(spec.operands[o], read)):
                 at = wide._at(stage, spec.weights[w], step)
@@ -101,12 +104,12 @@ def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, 
     """Two rows, as their four threads read them, times all columns of a CTA, as the ring brings them: all of K, once."""
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((getattr(program, "inputs", 256),), jnp.float32))
-    level = lower.program_of(plan, None, forward).level
+    level = lower.recurrence_of(plan, None, forward).program
     layout = layout_of(level, Config(HB, 1, False, ROWS, 2, "tf32", False, wide=True))
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed]
     ring = pack_ring(layout.packed, [jnp.asarray(w) for w in weights], level.unit, HB, "fp32")
-    phases = [[spec for spec, _ in phase] for phase in layout.specs if phase]
+    phases = [phase.specs for phase in layout.phases if phase.specs]
     assert phases
     for specs in phases:
         shape = ROWS, max(s.column + spec.chunk * spec.chunks for spec in specs for s in spec.sources)
@@ -121,9 +124,9 @@ def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, 
             emit_numbers(monkeypatch, memory, 128 + 32 * WARP + 4 * GROUP + quad)
             shared = ref(0, ())
             wide = _mosaic_wide._Wide(specs, given, ref(0, ring.shape), shared, shared, ROW, LAST, CTA)
-            places = iter(wide.places)
+            pointers = iter(wide.pointers)
             for n, spec in enumerate(specs):
-                more = multiplied(wide, n, [next(places) for _ in spec.sources], memory, quad)
+                more = multiplied(wide, n, [next(pointers) for _ in spec.sources], memory, quad)
                 found[n] = {key: x + found[n][key] for key, x in more.items()} if quad else more
         own = np.minimum(ROW + 16 * WARP + GROUP + np.array([0, 8]), LAST)
         rows = iter(x[(index[own] if n % 2 else own) + BASE] for n, (x, index) in enumerate(zip(sources, indices, strict=True)))

@@ -19,6 +19,8 @@ import pytest
 
 import cavs
 from cavs._feed import messages, schedules as schedules_file, workers as workers_file
+from cavs._feed.prefetch import prefetch
+from cavs._feed.schedules import schedules
 from cavs._graphs.deferred import DeferredGraphs
 from tests.odd_graphs import BATCHES, chain, joined, random_binary_tree
 
@@ -41,20 +43,19 @@ def test_a_process_makes_the_same_schedules(name: str) -> None:
     known: list = []
     known_there: list = []
     graphs = dataclasses.replace(graphs, label=np.arange(graphs.num_vertices, dtype=np.int32))
-    here = cavs.data.schedules(graphs, order, shapes=known, fields=("label",))
-    there = cavs.data.schedules(graphs, order, shapes=known_there, fields=("label",), workers=1)
+    here = schedules(graphs, order, shapes=known, fields=("label",))
+    there = schedules(graphs, order, shapes=known_there, fields=("label",), workers=1)
     for one, other in zip(here, there, strict=True):
         assert_same(one, other)
     assert known == known_there
     (worker,) = elsewhere(graphs)
-    next(cavs.data.schedules(graphs, order, workers=1))  # and no more
-    for found in cavs.data.schedules(graphs, [[0]], workers=1, exact=True):
+    next(schedules(graphs, order, workers=1))  # and no more
+    for found in schedules(graphs, [[0]], workers=1, exact=True):
         assert_same(found, (graphs[:1], cavs.schedule(graphs[:1], exact=True)))
     assert elsewhere(graphs) == [worker]  # the same process served all three
 
 
-@pytest.mark.parametrize("files", [True, False])
-@pytest.mark.parametrize("fields", [(), ("input_id", "label")])
+@pytest.mark.parametrize(("fields", "files"), [((), True), (("input_id", "label"), False)])
 def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not files:  # as where memory has no files
         monkeypatch.setattr(workers_file, "file_in_memory", lambda: None)
@@ -65,12 +66,12 @@ def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, m
     graphs = dataclasses.replace(graphs, input_id=ids[0], label=ids[1], vocab=tuple("abcdefghi"))
     order = [rng.integers(0, len(graphs), n) for n in rng.integers(0, 50, 200)]
     shapes: list = []
-    for _ in cavs.data.schedules(graphs, order[::2], shapes=shapes, fields=fields):
+    for _ in schedules(graphs, order[::2], shapes=shapes, fields=fields):
         pass
     for known in (tuple(shapes), None):
-        here = list(cavs.data.schedules(graphs, order, shapes=known, fields=fields))
+        here = list(schedules(graphs, order, shapes=known, fields=fields))
         for workers in (2, 3, 1):
-            there = list(cavs.data.schedules(graphs, order, shapes=known, fields=fields, workers=workers))  # all are kept
+            there = list(schedules(graphs, order, shapes=known, fields=fields, workers=workers))  # all are kept
             for one, other in zip(here, there, strict=True):
                 assert_same(one, other)
     assert len(elsewhere(graphs)) == 3
@@ -80,14 +81,14 @@ def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, m
 def test_graphs_are_selected_when_they_are_looked_at() -> None:
     graphs = dataclasses.replace(joined([chain(5), chain(7)]), label=np.arange(12, dtype=np.int32))
     looks = (len, repr, copy.copy, copy.deepcopy, pickle.dumps, dataclasses.asdict, lambda g: g[0], lambda g: g.label)
-    found = [batch for batch, _ in cavs.data.schedules(graphs, [[1]] * len(looks), fields=("label",), workers=1)]
+    found = [batch for batch, _ in schedules(graphs, [[1]] * len(looks), fields=("label",), workers=1)]
     for look, batch in zip(looks, found, strict=True):
         assert isinstance(batch, DeferredGraphs) and not isinstance(batch._held, cavs.Graphs)
         look(batch)
         assert isinstance(batch._held, cavs.Graphs)
         assert batch.label is not None and batch.label.tolist() == [5, 6, 7, 8, 9, 10, 11]
         assert batch._source()[0] is graphs
-    untouched = [batch for batch, _ in cavs.data.schedules(graphs, [[1]] * 2, fields=("label",), workers=1)]
+    untouched = [batch for batch, _ in schedules(graphs, [[1]] * 2, fields=("label",), workers=1)]
     for same in (dataclasses.replace(untouched[0], label=None), pickle.loads(pickle.dumps(untouched[1]))):
         assert len(same) == 1 and same._arity == graphs._arity and same.height.tolist() == list(range(7))
 
@@ -95,7 +96,7 @@ def test_graphs_are_selected_when_they_are_looked_at() -> None:
 def test_processes_end_with_their_graphs() -> None:
     graphs = joined([chain(5)])
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-    assert len(list(cavs.data.schedules(graphs, [[0]] * 5, workers=2))) == 5
+    assert len(list(schedules(graphs, [[0]] * 5, workers=2))) == 5
     processes = [worker._process for worker in elsewhere(graphs)]
     assert len(processes) == 2
     del graphs
@@ -106,15 +107,15 @@ def test_processes_end_with_their_graphs() -> None:
 
 def test_errors_reach_the_caller_of_a_process() -> None:
     graphs = dataclasses.replace(joined([chain(5)] * 4), vocab=("a",))
-    found = cavs.data.schedules(graphs, [[0], [1], [99]], workers=1)
+    found = schedules(graphs, [[0], [1], [99]], workers=1)
     assert next(found)[1].num_vertices and next(found)[1].num_vertices
     with pytest.raises(IndexError, match="99"):  # after the batches before it
         next(found)
     broken = dataclasses.replace(graphs, height=np.zeros(0, np.int32))
     with pytest.raises(IndexError, match="empty axes") as caught:
-        next(cavs.data.schedules(broken, [[0]], workers=1))
+        next(schedules(broken, [[0]], workers=1))
     assert "order_of" in "".join(traceback.format_exception(caught.value))  # where it happened
-    found = cavs.data.schedules(graphs, [[0]] * 9000, workers=2)
+    found = schedules(graphs, [[0]] * 9000, workers=2)
     next(found)
     team = [r for r in gc.get_objects() if type(r) is workers_file._Worker and r._under_way]
     assert len(team) == 2
@@ -122,18 +123,18 @@ def test_errors_reach_the_caller_of_a_process() -> None:
     with pytest.raises(RuntimeError, match="the worker ended with status -9"):
         list(found)
     assert elsewhere(graphs) == [team[0]]
-    assert len(list(cavs.data.schedules(graphs, [[0]] * 9, workers=2))) == 9  # by it and a new one
-    next(found := cavs.data.schedules(graphs, [[0]] * 9000, workers=1))
+    assert len(list(schedules(graphs, [[0]] * 9, workers=2))) == 9  # by it and a new one
+    next(found := schedules(graphs, [[0]] * 9000, workers=1))
     found.close()  # type: ignore[attr-defined]
     elsewhere(graphs)[-1]._process.kill()
     with pytest.raises(RuntimeError, match="the worker ended with status -9"):
-        next(cavs.data.schedules(graphs, [[0]], workers=1))
+        next(schedules(graphs, [[0]], workers=1))
     for workers, error in (("yes", TypeError), (2.0, TypeError), (True, TypeError), (-1, ValueError)):
         with pytest.raises(error, match=f"workers: got {workers!r}; expected an int >= 0"):
-            cavs.data.schedules(graphs, [], workers=workers)  # type: ignore[arg-type]
+            schedules(graphs, [], workers=workers)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Write shapes=tuple"):
-        cavs.data.schedules(graphs, [], shapes=[], workers=2)
-    assert len(list(cavs.data.schedules(graphs, [[0]], shapes=[], workers=1))) == 1
+        schedules(graphs, [], shapes=[], workers=2)
+    assert len(list(schedules(graphs, [[0]], shapes=[], workers=1))) == 1
 
 
 def in_a_fork(work) -> object:
@@ -170,27 +171,27 @@ def sizes(found) -> list[int]:
 def test_a_fork_uses_its_own_workers() -> None:
     graphs = joined([chain(n) for n in range(1, 101)])
     here, there = [[i] for i in range(100)], [[i] for i in reversed(range(100))]
-    assert sizes(cavs.data.schedules(graphs, here, workers=1)) == [*range(1, 101)]
+    assert sizes(schedules(graphs, here, workers=1)) == [*range(1, 101)]
     (worker,) = elsewhere(graphs)
-    ours = cavs.data.schedules(graphs, here, workers=1)
+    ours = schedules(graphs, here, workers=1)
     next(ours)
 
     def work() -> object:
         # Otherwise the worker would live as long as the fork, which holds an end of its pipe.
         assert not elsewhere(graphs) and not worker.alive and worker._in.closed and worker._out.closed
-        return sizes(cavs.data.schedules(graphs, there, workers=1)), [r._process.terminate() for r in elsewhere(graphs)]
+        return sizes(schedules(graphs, there, workers=1)), [r._process.terminate() for r in elsewhere(graphs)]
 
     assert in_a_fork(work) == ([*range(100, 0, -1)], [None])
     message = in_a_fork(lambda: next(ours))
     assert f"schedules: got an iterator of process {os.getpid()}" in str(message)
-    assert "Call cavs.data.schedules after the fork" in str(message)
+    assert "Iterate over the loader after the fork" in str(message)
     assert sizes(ours) == [*range(2, 101)]  # untouched
     assert elsewhere(graphs) == [worker] and worker.alive
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_fork_does_not_wait_for_our_thread() -> None:
-    ours = cavs.data.prefetch(range(9), lambda x: x)
+    ours = prefetch(range(9), lambda x: x)
     next(ours)
     assert f"prefetch: got an iterator of process {os.getpid()}" in str(in_a_fork(lambda: next(ours)))
     assert in_a_fork(ours.close) is None
@@ -204,42 +205,44 @@ def test_a_process_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     for size in (1, 1 << 20):  # while we read; while we write more than a pipe takes
         with monkeypatch.context() as patch:
             patch.setattr(messages, "TIMEOUT", 60)  # it has to start
-            assert len(list(cavs.data.schedules(graphs, [[0]], workers=1))) == 1
+            assert len(list(schedules(graphs, [[0]], workers=1))) == 1
         (worker,) = elsewhere(graphs)
         wait = worker._process.wait
         # It would have five seconds to end by itself.
         monkeypatch.setattr(worker._process, "wait", lambda _=None, wait=wait, kill=worker._process.kill: (kill(), wait()))
         worker._process.send_signal(signal.SIGSTOP)
-        message = "has not answered for 0.2 s .is it stopped.. and was ended. Call cavs.data.schedules again"
+        message = "has not answered for 0.2 s .is it stopped.. and was ended. Iterate over the loader again"
         with pytest.raises(RuntimeError, match=message):
-            next(cavs.data.schedules(graphs, [np.zeros(size, int)], workers=1))
+            next(schedules(graphs, [np.zeros(size, int)], workers=1))
         assert not worker.alive and worker._process.poll() is not None and not elsewhere(graphs)
 
 
 def test_a_worker_in_garbage_is_not_used_again() -> None:
     """The garbage collector may close the connection of an abandoned iterator's worker before it ends the iterator."""
     graphs = cavs.from_lengths([3, 4, 5])
-    found = cavs.data.schedules(graphs, [[0]] * 9000, workers=1)
+    found = schedules(graphs, [[0]] * 9000, workers=1)
     next(found)
     cycle: list[object] = [found]
     cycle.append(cycle)
     del found, cycle
     gc.collect()
     assert not elsewhere(graphs)
-    assert len(list(cavs.data.schedules(graphs, [[0]], workers=1))) == 1
+    assert len(list(schedules(graphs, [[0]], workers=1))) == 1
 
 
 SCRIPT = """
 import sys, cavs
+from cavs._feed.prefetch import prefetch
+from cavs._feed.schedules import schedules
 graphs = cavs.from_lengths([5, 6, 7])
-found = cavs.data.schedules(graphs, ([i % 3] for i in range(10**9)), workers=1)
+found = schedules(graphs, ([i % 3] for i in range(10**9)), workers=1)
 print(int(next(found)[1].num_vertices), flush=True)
 if sys.argv[1] == "endless":
     for _ in found: pass
 if sys.argv[1] == "prefetch":
-    for _ in cavs.data.prefetch(found, lambda x: x): pass
+    for _ in prefetch(found, lambda x: x): pass
 if sys.argv[1] == "prefetch, leaves":
-    next(ahead := cavs.data.prefetch(found, lambda x: x))
+    next(ahead := prefetch(found, lambda x: x))
 """  # no `if __name__ == "__main__"`; leaves with schedules under way
 
 

@@ -62,6 +62,24 @@ def children_counted(params: Any, v: cavs.Vertex) -> None:
     v.push(h * v.gather_all(lambda s: params["b"], reduce="max") + count)
 
 
+def twin_states(params: Any, v: cavs.Vertex) -> None:
+    """Two leaves of the state are one value; a product reads the second, cheap equations read the first."""
+    left, right = v.gather(0), v.gather(1)
+    z = (left["b"] + right["b"]) @ params["u"] + v.pull() @ params["w"]
+    h = jnp.tanh(z + jnp.sin(left["a"]) * jnp.cos(right["a"]))
+    v.scatter({"a": h, "b": h})
+    v.push(2 * z)
+
+
+def gathered_twice(params: Any, v: cavs.Vertex) -> None:
+    """Reads the same state of a child by number and by `gather_all`."""
+    left = v.gather(0)
+    total = v.gather_all(lambda child: jnp.sin(child["c"]))
+    z = left["h"] @ params["u"] + total * jnp.cos(left["c"]) + v.pull() @ params["w"]
+    v.scatter({"c": jnp.sin(z) + 0.3 * z, "h": jnp.tanh(z)})
+    v.push(jnp.tanh(z))
+
+
 def edges_in_push(params: Any, v: cavs.Vertex) -> None:
     """Scatters an eager value alone; the children are read for the push, as in one layer of a graph network."""
     message = jnp.tanh(v.pull() @ params["w"])

@@ -1,4 +1,4 @@
-"""The peers of the bench: one system a file, one class a system; helpers of several in files of their own.
+"""The benchmarks' peers: one file and one class per system. Code that several peers share is in separate files.
 
 Every peer is a class with `__init__(cell, params, threads=2)`, `step(batch, lr) -> float`
 and `params() -> dict` of NumPy arrays.
@@ -8,13 +8,13 @@ and `params() -> dict` of NumPy arrays.
   (n,) child indices in post-order and -1 at leaves, `word`, (n,) and -1 at inner nodes, and
   `label`, the class of the root. A chain has `words` and `labels`, both (n,). For the rest see
   `bench.graphs` and `bench.sentences`.
-- `step` is one whole training step and the clock covers all of it: from these arrays to
-  levels, forward, backward, plain SGD on every parameter (of the embedding only the rows
-  that the batch reads). It returns the loss before the update.
-- Optional: `schedule(batch)`, the host's preparation alone, which the bench times apart; `run(batches, lr)`, steps one after
-  another; `device`, "cpu" or "gpu".
+- `step` is one whole training step, and all of it is timed: levels from these arrays, forward,
+  backward, and plain SGD on every parameter (in the embedding, only on the rows that the batch
+  reads). It returns the loss before the update.
+- Optional: `schedule(batch)`, only the preparation on the host, which is timed separately; `run(batches, lr)`, several steps
+  in sequence; `device`, "cpu" or "gpu".
 
-`torch_lm`, `torch_sst` and `torch_tagger` are programs of their own: they train to an accuracy, on a file, and are not timed.
+`torch_lm`, `torch_sst` and `torch_tagger` are separate programs. They train on a file to compare accuracy, and are not timed.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Peer: DGL by `prop_nodes_topo`, as in its own Tree-LSTM example.
+"""Peer: DGL with `prop_nodes_topo`, as in DGL's own Tree-LSTM example.
 
     pip install --no-deps dgl==1.1.3; pip install torch scipy networkx requests tqdm psutil
 
-Inside the clock: a DGL graph a sample, `dgl.batch`, topological frontiers, forward, autograd, SGD. CPU wheels only.
+Timed: one DGL graph per sample, `dgl.batch`, topological frontiers, forward, autograd, SGD. Only CPU wheels exist.
 """
 
 import os

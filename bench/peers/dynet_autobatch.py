@@ -3,8 +3,8 @@
     pip install dynet38 'numpy<1.25'      # Python 3.8, in an environment of its own
     python -m bench run --python dynet=/path/to/that/bin/python
 
-The wheel's CPU back end, which runs one thread whatever is asked for. Inside the clock: declaring every sample's graph,
-autobatching, forward, backward, sparse SGD. Weights are kept transposed, as DyNet multiplies columns. This file runs under
+Uses the wheel's CPU back end, which always runs one thread. Timed: the declaration of every sample's graph, autobatching,
+forward, backward, sparse SGD. Weights are stored transposed, because DyNet multiplies column vectors. This file must run under
 Python 3.8.
 """
 

@@ -3,7 +3,7 @@
     pip install flax
 
 What a Flax user runs on sequences of unequal length: `nnx.RNN(nnx.OptimizedLSTMCell)` with the longest of the batch, rounded up
-so that batches share compiled code. The loss counts real positions alone. Steps are dispatched asynchronously, as ours are.
+so that batches share compiled code. The loss does not count padding. Steps are dispatched asynchronously, like those of Cavs.
 """
 
 import jax

@@ -2,8 +2,8 @@
 
     pip install 'jax[cuda13]'
 
-The longest of the batch is rounded up so that batches share compiled code; the loss counts real positions alone. cuDNN's second
-bias is held at zero: one bias, as in the other systems. Steps are dispatched asynchronously, as ours are.
+The longest length of a batch is rounded up so that batches share compiled code. The loss does not count padding. cuDNN's second
+bias stays zero, because the other systems have one bias. Steps are dispatched asynchronously, like those of Cavs.
 """
 
 import jax

@@ -4,8 +4,8 @@
 
 What a JAX user writes without a library for dynamic nets: leaves (or all words) in one product, then a scan over levels that
 writes its states into one table, every level padded to the batch's widest. Sizes are rounded up so that batches share compiled
-code. Inside the clock: levels from the raw arrays, padding, transfer, forward, backward, SGD. Steps are dispatched
-asynchronously, as ours are.
+code. Timed: levels from the raw arrays, padding, transfer, forward, backward, SGD. Steps are dispatched asynchronously, like
+those of Cavs.
 """
 
 import concurrent.futures

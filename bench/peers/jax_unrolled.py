@@ -2,9 +2,9 @@
 
     pip install jax
 
-Every level is a piece of the program with its own width (rounded up), so nothing is padded to the widest and XLA sees the
-whole net; but each new sequence of widths compiles anew, for seconds to minutes: the bench reports how often and for how
-long. Steps are dispatched asynchronously, as ours are.
+The program contains each level with its own width (rounded up). No level is padded to the widest one, and XLA optimizes the
+whole net, but each new sequence of widths compiles again, which takes seconds to minutes. The benchmark reports how often and
+for how long. Steps are dispatched asynchronously, like those of Cavs.
 """
 
 import functools

@@ -2,15 +2,15 @@
 
     pip install torch
 
-What a careful PyTorch user writes for one model: one batch a height level, all graphs of the
-batch together, leaves (or all words of a chain) in one product, every gate in one product.
-Inside the clock: levels from the raw arrays, forward, `torch.autograd.grad`, SGD.
+What a careful PyTorch user writes for one model: one batch per level over all graphs, one product
+for all leaves (or all words of a chain), and one product for all gates.
+Timed: levels from the raw arrays, forward, `torch.autograd.grad`, SGD.
 
-A level's states are read by several later levels. Were all states one table, every level's
-gradient would be as large as the table; were they one list, every level would concatenate it.
-So the table CARRIES live rows only: one `index_select` a level takes the children to the front
-and keeps the rows that a later level still reads. Measured against a preallocated table, a
-list with `cat`, and a list of pieces cut by reader: fastest or equal at every batch size.
+Several later levels read the states of a level. If all states were in one table, each level's
+gradient would be as large as the table; with a list, each level would concatenate the list.
+Therefore the table holds only live rows: per level, one `index_select` moves the children to the
+front and keeps the rows that a later level still reads. This was as fast as or faster than a
+preallocated table, a list with `cat`, and a list split by reader, at every batch size.
 """
 
 import numpy as np

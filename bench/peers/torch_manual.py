@@ -2,21 +2,20 @@
 
     pip install torch
 
-Inside the clock: levels from the raw arrays, forward, backward, SGD. No autograd; products and
-element-wise maths write into buffers that live from step to step. What it does that autograd
-cannot:
+Timed: levels from the raw arrays, forward, backward, SGD. There is no autograd. Products and
+element-wise operations write into buffers that later steps reuse. Optimizations that autograd does
+not have:
 
-- lazy batching: after the loop ONE product a weight, over all vertices, and that product is the
-  SGD update itself (`addmm(W, Aᵀ, dZ, alpha=-lr, out=W)`);
-- local derivatives of all vertices are formed at once before the backward loop, in place of the
-  activations, so a level of the backward is a handful of multiplications;
-- a tree node has one parent, so children are gathered going up AND gradients are gathered going
-  down (row `slot[v]` of the table of child gradients): never a scatter, never an addition.
+- lazy batching: after the loop, one product per weight over all vertices, which is also the SGD
+  update (`addmm(W, Aᵀ, dZ, alpha=-lr, out=W)`);
+- the local derivatives of all vertices are computed together before the backward loop and overwrite
+  the activations, so that each backward level needs only a few multiplications;
+- a tree node has one parent, so both passes gather: forward the states of the children, backward
+  the gradients (row `slot[v]` of the table of child gradients). Nothing is scattered or added;
+- tanh(x) is computed as 1 - 2 sigmoid(-2x), because PyTorch's tanh on a CPU takes ten times as long
+  as its sigmoid. Buffers hold the sigmoid, and the operation that reads it applies "1 - 2".
 
-- tanh(x) = 1 - 2 sigmoid(-2x), as PyTorch's CPU tanh takes ten times its sigmoid; below, a buffer
-  of such a sigmoid stands for the tanh, and the "1 - 2" is folded into the product that reads it.
-
-Tree-LSTM columns are kept in the order o, i, u (i and u side by side share one multiplication).
+Columns of the Tree-LSTM are in the order o, i, u, so that one multiplication covers i and u.
 On short padded chains oneDNN's fused LSTM (`torch_packed_lstm`, padded) can still be faster.
 """
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._debug.interpret import compiled, loop, place_of
+from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
-from cavs._function.vertex import Vertex, VertexFunction, as_arrays
+from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.run import run

@@ -1,7 +1,7 @@
 """`cavs inspect FILE`: shows the contents of a file of graphs and the schedule of its first batch."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,17 +16,24 @@ from cavs._readers.source import printable
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.scheduler import schedule
 
+PICTURES = (".png", ".pdf", ".svg")
 BAR = 44  # characters of the longest bar
 MAX_BARS = 24  # more levels than this are shown as ranges of levels
 MAX_SHAPES = 256  # at most this many batches are scheduled to count their shapes
 
 
-def inspect(path: str | os.PathLike[str], batch: int = 64, out: str | os.PathLike[str] | None = None) -> None:
+def inspect(
+    path: str | os.PathLike[str],
+    batch: int = 64,
+    out: str | os.PathLike[str] | None = None,
+    read: Callable[[str], Graphs] = read,
+) -> None:
     """Prints a summary of a file of graphs, the schedule of its first batch, and the number of shapes of all batches.
 
     Args:
         path: the file.
         batch: graphs per batch.
+        read: the function that reads the file.
         out: a file for a picture of the schedule: PNG, PDF or SVG, by its suffix; `None` for no picture.
 
     Raises:
@@ -36,7 +43,9 @@ def inspect(path: str | os.PathLike[str], batch: int = 64, out: str | os.PathLik
         raise ValueError(f"--batch: got {batch}; expected an integer >= 1, the number of graphs to schedule together.")
     if out is not None and not Path(out).absolute().parent.is_dir():
         raise ValueError(f"--out: got {os.fspath(out)}; expected a file in an existing folder.")
-    graphs = read(path)
+    if out is not None and (Path(out).suffix.lower() not in PICTURES or Path(out).is_dir()):
+        raise ValueError(f"--out: got {os.fspath(out)}; expected a name that ends in .png, .pdf or .svg.")
+    graphs = read(os.fspath(path))
     if not len(graphs):
         raise ValueError(f"FILE: got {os.fspath(path)} without graphs; expected at least one.")
     console = Console(highlight=False)
@@ -46,12 +55,7 @@ def inspect(path: str | os.PathLike[str], batch: int = 64, out: str | os.PathLik
     console.print(_levels_table(sched))
     console.print(_facts_table("Schedule", schedule_facts(graphs, sched, batch)))
     if out is not None:
-        try:
-            sched.plot(os.fspath(out), first)
-        except ValueError as error:
-            raise ValueError(
-                f"--out: got {os.fspath(out)}; expected a name that ends in .png, .pdf or .svg ({error})."
-            ) from error
+        sched.plot(os.fspath(out), first)
         console.print(f"A picture of this schedule is in {os.fspath(out)}", soft_wrap=True)
 
 
@@ -72,7 +76,9 @@ def graphs_facts(graphs: Graphs) -> Iterator[tuple[str, str]]:
     yield "form", _form(graphs)
     for name, ids, names in (("kinds", graphs.kind, graphs.kind_names), ("labels", graphs.label, graphs.label_names)):
         if ids is not None:
-            yield name, _histogram(ids, names)
+            yield name, _histogram(ids, names) if ids.dtype == np.int32 and ids.ndim == 1 else _range(ids)
+    if graphs.graph_label is not None:
+        yield "labels of graphs", _range(graphs.graph_label)
     if graphs.input_id is not None:
         reading = graphs.input_id >= 0
         words = f", {len(graphs.vocab):,} words in the vocabulary" if graphs.vocab is not None else ""
@@ -152,6 +158,13 @@ def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:
     more = f", and {len(values) - len(order):,} more" if len(values) > len(order) else ""
     none = f"; {(ids < 0).sum():,} vertices without" if (ids < 0).any() else ""
     return f"{len(values):,}: {shown}{more}{none}"
+
+
+def _range(values: np.ndarray) -> str:
+    given = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+    if not given.size:
+        return f"{values.dtype}{list(values.shape[1:])}, none"
+    return f"{values.dtype}{list(values.shape[1:])}, {given.min():g} to {given.max():g}, {given.mean():g} on average"
 
 
 def _shape(shape: Shape) -> str:

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import score_and_value
 from cavs._function.stored import from_stored, stored_aval
-from cavs._function.vertex import Vertex, VertexFunction, as_arrays
+from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.plans import plan_of

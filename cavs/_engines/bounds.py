@@ -1,30 +1,38 @@
-"""Bounds of |x| that hold whatever F is given: interval arithmetic over its equations, which begins at tanh and sigmoid."""
+"""Bounds of |x| for the values of F that hold for any parameters and inputs; they tell where products can use float16.
+
+Interval arithmetic over the equations of F: bounds begin at functions such as tanh and sigmoid.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from cavs._function.children import reduce_max_p, spread_p
-from cavs._function.jaxprs import is_var
+from cavs._function.jaxprs import Atom, Eqn, Var, is_var
+from cavs._function.plan import Plan
 
-_ONE = {"tanh", "logistic", "sin", "cos", "erf", "sign"}
-_THE_SAME = {
+_AT_MOST_ONE = {"tanh", "logistic", "sin", "cos", "erf", "sign"}
+_UNCHANGED = {
     "neg", "abs", "copy", "copy_p", "reshape", "squeeze", "slice", "transpose", "rev", "broadcast_in_dim", "concatenate",
     "stack", "split", "max", "min", "stop_gradient", "reduce_max", "reduce_min", "select_n", spread_p.name, reduce_max_p.name,
 }  # fmt: skip
 
 
-def bounds(eqns: Sequence[Any], known: dict[Any, float]) -> dict[Any, float]:
-    """The bound of each variable that has one; `known` are those of the inputs."""
+def bounds(eqns: Sequence[Eqn], known: Mapping[Var, float]) -> dict[Var, float]:
+    """Returns the bound of each variable that has one.
+
+    Args:
+        eqns: Equations, in order.
+        known: The bounds of the inputs; other inputs have none.
+    """
     found = {v: b for v, b in known.items() if b < math.inf}
     for e in eqns:
         of = [bound(x, found) for x in e.invars]
         b = math.inf
-        if e.primitive.name in _ONE:
+        if e.primitive.name in _AT_MOST_ONE:
             b = 1.0
-        elif e.primitive.name in _THE_SAME:
+        elif e.primitive.name in _UNCHANGED:
             b = max(of[1:] if e.primitive.name == "select_n" else of)
         elif e.primitive.name in ("add", "sub", "add_any"):
             b = sum(of)
@@ -32,20 +40,20 @@ def bounds(eqns: Sequence[Any], known: dict[Any, float]) -> dict[Any, float]:
             b = of[0] * of[1]
         elif e.primitive.name == "square" or (e.primitive.name == "integer_pow" and e.params["y"] == 2):
             b = of[0] ** 2
-        if b < math.inf:  # NaN is no bound
+        if b < math.inf:  # False for NaN, too
             found |= dict.fromkeys(e.outvars, b)
     return found
 
 
-def bound(x: Any, found: dict[Any, float]) -> float:
-    """Of a variable or literal, from what `bounds` has found; infinite where there is none."""
+def bound(x: Atom, found: Mapping[Var, float]) -> float:
+    """Returns the bound of a variable or literal, given those that `bounds` found; infinity if it has none."""
     if is_var(x):
         return found.get(x, math.inf)
     return float(np.max(np.abs(x.val), initial=0)) if np.issubdtype(x.aval.dtype, np.number) else math.inf
 
 
-def state_bounds(plan: Any) -> list[float]:
-    """Of each leaf of the state, at vertices of any kind."""
+def state_bounds(plan: Plan) -> list[float]:
+    """Returns a bound for each leaf of the state, which holds at vertices of every kind; infinity if it has none."""
     roles = [*plan.leaf.values(), *(part.role for part in plan.inner.values())]
     found = [bounds(role.program.eqns, {}) for role in roles]
     return [

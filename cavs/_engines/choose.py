@@ -1,8 +1,11 @@
-"""Which engine runs the levels: what the user asked for, else what fits and is fastest here."""
+"""The choice of an engine: the one that the user asked for, or else the one that fits and should be fastest."""
+
+import functools
+import warnings
 
 from cavs._engines.chip import WIDE, Layouts, configure, too_wide
 from cavs._engines.engine import Engine
-from cavs._engines.lower import program_of
+from cavs._engines.lower import recurrence_of
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
@@ -11,11 +14,11 @@ from cavs._schedule.schedule import Shape
 from cavs.kernels import Unfit, layout_of, persistent
 
 ENGINES: dict[str, Engine] = {"scan": Scan(), "persistent": Persistent()}  # by the names that users write
-PRODUCTS = {"f16": "float16 (what they read is bounded, and has as many bits as in tf32)"}
+PRODUCTS = {"f16": "float16 (their operands are bounded, and it has as many bits as tf32)"}
 
 
 def engine_of(engine: str | Engine | None) -> Engine | None:
-    """Returns the engine of a name; `None`, for the choice of `choose_engine`, and engines themselves are returned as given.
+    """Returns the engine of a name. Returns engines, and `None` (for the choice of `choose_engine`), as they are.
 
     Raises:
         ValueError: If no engine has this name.
@@ -33,10 +36,10 @@ def name_of(engine: Engine) -> str:
 
 
 def choose_engine(engine: str | Engine | None, plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> Engine:
-    """Returns the engine to run: the one asked for, or with `None` the one that fits and should be fastest here.
+    """Returns the engine to run: the one that was asked for or, for `None`, the one that fits and should be fastest.
 
     Raises:
-        ValueError: If the engine asked for cannot run the plan on schedules of this shape.
+        ValueError: If the engine that was asked for cannot run the plan on schedules of this shape.
     """
     asked = engine_of(engine)
     if isinstance(asked, Scan):
@@ -44,10 +47,20 @@ def choose_engine(engine: str | Engine | None, plan: Plan, shape: Shape, kinds: 
     fitting = asked if isinstance(asked, Persistent) else Persistent()
     reason = unfit(fitting, plan, shape, kinds)
     if asked is None:
+        _warn_once_if_held_back()
         return Scan() if reason or _slower(plan, shape, kinds) else fitting
     if reason:
         raise ValueError(f"run: engine: got 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
     return fitting
+
+
+@functools.cache
+def _warn_once_if_held_back() -> None:
+    if persistent.held_back():
+        message = (
+            f"cavs: this GPU could run the fast engine, persistent. Its kernels cannot run here: {persistent.supported()}."
+        )
+        warnings.warn(message, stacklevel=2)
 
 
 def unfit(engine: Persistent, plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
@@ -58,12 +71,12 @@ def unfit(engine: Persistent, plan: Plan, shape: Shape, kinds: tuple[str | None,
 
 
 def explain_engines(plan: Plan) -> list[str]:
-    """Which engine runs here, and how F lies on the chip in engine `persistent`, or why it does not."""
+    """Returns lines that say which engine runs here, and how engine `persistent` lays F out on the chip or why it cannot."""
     lines = ["Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere."]
     fits = True
     for name in plan.inner:
-        text = _explain(plan, name)
-        fits = fits and not text.startswith("no")
+        fit, text = _explain(plan, name)
+        fits = fits and fit
         lines.append(f"Engine persistent{'' if name is None else f', kind {name!r}'}: {text}")
     here = persistent.supported()
     chosen = "scan" if here or not fits else "persistent"
@@ -73,13 +86,13 @@ def explain_engines(plan: Plan) -> list[str]:
 
 
 def _unfit(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], layouts: Layouts) -> str | None:
-    """Why the engine cannot run a plan on schedules of a shape, in words that follow "but"; `None` where it can."""
+    """Why the engine cannot run a plan on schedules of a shape, as words that follow "but"; `None` if it can."""
     if reason := _without_program(plan, shape, kinds):
         return reason
     try:
         for name, n in zip(kinds, shape.inner, strict=True):
             for forward in (True, False) if n else ():
-                made = program_of(plan, name, forward, shape.forest)
+                made = recurrence_of(plan, name, forward, shape.forest)
                 configure(made, made.precision, False, shape, layouts)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
@@ -87,7 +100,7 @@ def _unfit(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], layouts: Lay
 
 
 def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
-    """The same, but for whether a layout fits the chip."""
+    """As `_unfit`, without asking whether a layout fits the chip."""
     deep = [name for name, n in zip(kinds, shape.inner, strict=True) if n]
     if not shape.levels and deep:
         if len(deep) > 1:
@@ -103,46 +116,46 @@ def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) ->
     try:
         for name in deep:
             for forward in (True, False):
-                program_of(plan, name, forward, shape.forest)
+                recurrence_of(plan, name, forward, shape.forest)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
 
 
 def _slower(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
-    """Whether engine scan should be faster, where both can run."""
-    made = [program_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
+    """Whether engine scan should be faster, if both can run."""
+    made = [recurrence_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
     return any(too_wide(configure(p, p.precision, False, shape), shape) for p in made)
 
 
-def _explain(plan: Plan, name: str | None) -> str:
-    """How a kind's levels run in one launch each way; or "no: ..." and why not."""
+def _explain(plan: Plan, name: str | None) -> tuple[bool, str]:
+    """Whether one launch can run the levels of a kind in each direction; and how, or why not."""
     if not plan.function.optimizations.lazy:
-        return "no: F was made with Optimizations(lazy=False)."
+        return False, "no: F was created with Optimizations(lazy=False)."
     try:
         texts = []
         for way in ("forward", "backward"):
-            made = program_of(plan, name, way == "forward")
-            level, precision = made.level, made.precision
+            made = recurrence_of(plan, name, way == "forward")
+            program, precision = made.program, made.precision
             config = configure(made, precision, False)
-            layout = layout_of(level, config)
-            size = layout.words * 4 * (level.unit // config.hb)
-            where = f"stream from L2 in every tile, as they do not fit on chip (beyond {WIDE} vertices a level, scan runs)"
+            layout = layout_of(program, config)
+            size = layout.words * 4 * (program.unit // config.hb)
+            where = f"stream from L2 for every tile, as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
             if config.resident:
-                where = "stay in shared memory" + ", three numbers in two words" * config.tight
-            meetings = f"{sum(p.meet for p in level.phases)} meetings a level"
+                where = "stay in shared memory" + ", three weights in two words" * config.tight
+            barriers = f"{sum(p.barrier for p in program.phases)} barriers per level"
             if config.dataflow:
-                meetings = "no meetings, as a product waits for its numbers alone"
-            divided = f" ({config.split} of a cluster divide K of each product, and send each other sums)" * (config.split > 1)
-            padded = "" if level.unit == level.valid else f"vectors of {level.valid} run as {level.unit}; "
+                barriers = "no barriers, as products poll the rows that they read"
+            divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
+            padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
             texts.append(
-                f"{way}: {padded}{len(level.phases)} phases and {meetings}; {config.groups} groups of "
-                f"{level.unit // config.hb} CTAs with {config.hb} units each{divided}; {size / 1e6:.1f} MB of weights a group, "
-                f"which {where}; products in {PRODUCTS.get(precision, precision)}"
+                f"{way}: {padded}{len(program.phases)} phases and {barriers}; {config.groups} groups of "
+                f"{program.unit // config.hb} thread blocks with {config.hb} units each{divided}; "
+                f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {PRODUCTS.get(precision, precision)}"
             )
         text = "fits. " + "; ".join(texts) + "."
-        if (made.arity > 1 or made.part.gathers_all) and possible(made.level, precision):
-            text += " Levels of thousands of vertices run as tiled products, in a launch of their own, where that is faster."
-        return text
+        if (made.arity > 1 or made.part.gathers_all) and possible(made.program, precision):
+            text += " Levels of thousands of vertices run as tiled products in a launch of their own, if that is faster."
+        return True, text
     except Unfit as e:
-        return f"no: {e}."
+        return False, f"no: {e}."

@@ -1,66 +1,75 @@
-"""Equations of one vertex as the persistent kernels compute them: rewritten where they know another way."""
+"""Rewrites of a vertex's equations into those that the persistent kernels compute."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
 from cavs._function.children import spread, spread_p
 from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
 from cavs._function.equations import open_custom_calls, trace
-from cavs._function.jaxprs import Var, is_var
+from cavs._function.jaxprs import Atom, Eqn, Var, is_var
 from cavs._function.products import power_of, two_to
 from cavs.kernels import REDUCTIONS, is_product
 
 
-def rewritten(eqns: Sequence[Any], level: Domains) -> tuple[list[Any], Domains]:
-    """`eqns` with custom derivatives opened up, products that have no matrix as elementwise maths, and so on.
+def rewritten(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
+    """Replaces the equations that the kernels cannot compute, or compute better in another way.
 
-    A product of two vectors is a sum over one: exact in float32, and no work for tensor cores. Returns the levels of all
-    variables, too. Only for what is not differentiated any more.
+    Functions with custom derivatives are inlined, so the result must not be differentiated. A product without a matrix becomes
+    elementwise: for example, a product of two vectors is a sum, which is exact in float32 and needs no tensor cores.
+
+    Args:
+        eqns: Equations, in order.
+        known: The domains of their variables.
+
+    Returns:
+        The new equations, and the domains of all variables.
     """
-    eqns, level = open_custom_calls(eqns, level)
-    out: list[Any] = []
+    eqns, domain = open_custom_calls(eqns, known)
+    out: list[Eqn] = []
     for e in eqns:
-        fn = _another_way(e, level)
+        fn = _replacement(e, domain)
         mine = [e] if fn is None else _traced(fn, e.invars, e.outvars)
         if fn is not None:
-            level = domains(mine, level) | {v: level[v] for v in e.outvars}
+            domain = domains(mine, domain) | {v: domain[v] for v in e.outvars}
         out += mine
-    return out, level
+    return out, domain
 
 
-def at_level(x: Any, want: Domain, level: Domains, eqns: list[Any]) -> Any:
-    """A variable of level `want` with the value of `x`, which may be a constant or the same for all of a vertex's edges.
+def in_domain(x: Atom, want: Domain, domain: Domains, eqns: list[Eqn]) -> Var:
+    """Returns a variable of domain `want` with the value of `x`, whose domain is the same or a smaller one.
 
-    Adds what makes it to `eqns` and `level`, where it is not `x` itself.
+    Unless that variable is `x` itself, appends the equations that compute it to `eqns`, and adds it to `domain`.
     """
-    have = domain_of(x, level)
+    have = domain_of(x, domain)
     if is_var(x) and have == want:
         return x
-    assert have < want, "a vertex has no one value of what its edges have each"
+    assert have < want, "a value of a vertex's edges is not one value of the vertex"
     made = Var(x.aval)
     eqns += _traced(spread if have == ROW else jnp.copy, [x], [made])
-    level[made] = want
+    domain[made] = want
     return made
 
 
-def zeros_at(aval: Any, want: Domain, level: Domains, eqns: list[Any]) -> Any:
-    """A variable of level `want` like `aval` that is zero; see `at_level`."""
+def zeros_in_domain(aval: ShapedArray, want: Domain, domain: Domains, eqns: list[Eqn]) -> Var:
+    """Returns a variable of domain `want` that is zero, of the shape and dtype of `aval`; see `in_domain`."""
     made = Var(aval)
     eqns += _traced(lambda: jnp.copy(jnp.zeros(aval.shape, aval.dtype)), [], [made])
-    level[made] = want
+    domain[made] = want
     return made
 
 
-def with_scaled_weights(eqns: Sequence[Any], level: Domains) -> tuple[list[Any], Domains]:
-    """Each product with a matrix of row values as one with that times a power of two, which float16 holds; see
-    `_function.products`."""
-    out: list[Any] = []
-    level, scaled = dict(level), {}
+def with_scaled_weights(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
+    """Scales the weights of products by powers of two, so that float16 can represent them, and the results by the inverse.
+
+    See `_function.products`. Takes and returns what `rewritten` does.
+    """
+    out: list[Eqn] = []
+    domain, scaled = dict(known), {}
     for e in eqns:
-        if not is_product(e, {**level}):
+        if not is_product(e, {**domain}):
             out.append(e)
             continue
         w, z = e.invars[1], e.outvars[0]
@@ -70,17 +79,19 @@ def with_scaled_weights(eqns: Sequence[Any], level: Domains) -> tuple[list[Any],
         product = Var(z.aval)
         mine = [e.replace(invars=[e.invars[0], scaled[w][0]], outvars=[product])]
         mine += _traced(lambda x, back: x * back, [product, scaled[w][1]], [z])
-        level |= dict.fromkeys([v for new in mine for v in new.outvars], level[z])
+        domain |= dict.fromkeys([v for new in mine for v in new.outvars], domain[z])
         out += mine
-    return out, level
+    return out, domain
 
 
-def _times_power(w: Any) -> tuple[Any, Any]:
+def _times_power(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A weight times a power of two, and the inverse of this power."""
     power = power_of(w)
     return w * two_to(power), two_to(-power)
 
 
-def _another_way(e: Any, level: Domains) -> Callable[..., Any] | None:
+def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:
+    """A function that computes the equation in another way, or `None`."""
     if not e.invars:
         return None
     name, x = e.primitive.name, e.invars[0].aval
@@ -93,13 +104,13 @@ def _another_way(e: Any, level: Domains) -> Callable[..., Any] | None:
             return lambda x, y: x * y
     if name in REDUCTIONS and x.size == 1:
         return lambda x: x.reshape(e.outvars[0].aval.shape)
-    if e.primitive is spread_p and domain_of(e.invars[0], level) == STATIC:
+    if e.primitive is spread_p and domain_of(e.invars[0], domain) == STATIC:
         return jnp.copy
     return None
 
 
-def _traced(fn: Callable[..., Any], invars: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
-    """The equations of `outvars = fn(invars)`."""
+def _traced(fn: Callable[..., object], invars: Sequence[Atom], outvars: Sequence[Var]) -> list[Eqn]:
+    """The equations of `outvars = fn(*invars)`."""
     program, _, _ = trace(fn, *[jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in invars])
     rename = dict(zip(program.invars, invars, strict=True)) | dict(zip(program.outs, outvars, strict=True))
     return [

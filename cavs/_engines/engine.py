@@ -7,6 +7,7 @@ import jax
 from cavs._function.plan import Plan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule
+from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, Zeros
 
 Arrays = list[jax.Array]
@@ -91,7 +92,7 @@ class Engine(Protocol):
         """
         ...
 
-    def levels(
+    def forward_levels(
         self,
         batch: Batch,
         states: Arrays,
@@ -102,10 +103,10 @@ class Engine(Protocol):
         """Runs the forward's levels, from the states of the leaves; with `save` it keeps what the backward reads."""
         ...
 
-    def reverse(
+    def backward_levels(
         self,
         batch: Batch,
-        saved: dict[str, Any],
+        saved: Saved,
         cotangents: Cotangents,
     ) -> BackwardLevels:
         """Runs the backward's levels and the transpose of the eager part."""

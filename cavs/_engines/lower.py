@@ -1,159 +1,235 @@
-"""One direction of F's recurrent part as a `Level`: what a launch of engine `persistent` computes, reads and writes.
+"""One direction of F's recurrent part as a `LevelProgram`: what a launch of engine `persistent` computes, reads and writes.
 
-The levels of the forward are F's recurrent equations; those of the backward the rest of the joint program (`_function.split`).
+A level of the forward computes F's recurrent equations, a level of the backward the rest of the joint program
+(`_function.split`).
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+
+from jax.core import ShapedArray
 
 from cavs._engines.bounds import bound, bounds, state_bounds
 from cavs._engines.chip import candidates
-from cavs._engines.device_equations import at_level, rewritten, with_scaled_weights, zeros_at
+from cavs._engines.device_equations import in_domain, rewritten, with_scaled_weights, zeros_in_domain
 from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.equations import depends, needed
-from cavs._function.jaxprs import is_var
+from cavs._function.jaxprs import Atom, Eqn, Var, is_var
+from cavs._function.plan import Plan
 from cavs._function.products import of_tf32_bits
 from cavs._function.split import Split
-from cavs.kernels import HALVES, Constant, Level, Place, Rows, Sum, Unfit, add_halves, cut, is_product
+from cavs.kernels import (
+    HALVES,
+    ConstantRead,
+    Index,
+    IndexRole,
+    LevelProgram,
+    ParentSum,
+    Place,
+    Role,
+    RowRead,
+    Source,
+    Tensor,
+    Unfit,
+    contracted_axis,
+    cut,
+    is_product,
+    program_text,
+    with_halves,
+)
 
-# Of the scalars that a launch reads, after `kernels._body.kernel.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: bases of rows.
+# Indices of a launch's scalars, after `kernels._program.arrays.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: offsets of rows.
 STATE_ROW, PAD, EDGE_PAD, SLOTS = 3, 4, 5, 6
-LARGEST = 128.0  # of what products in float16 may read: times `FACTOR`, half of float16's range, for a sum's parts
+# The largest operand of products in float16. Times `FACTOR` it is half of float16's range, so that a sum of two rows fits.
+LARGEST = 128.0
+EDGE_CHILD, EDGE_COUNT = Index(IndexRole.EDGE_CHILD), Index(IndexRole.EDGE_COUNT)
+PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
+PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
+PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(Role.NUM_CHILDREN)
+_OF_PARENTS = (Role.TO_SLOT, Role.TO_EDGE)
 
 
-class Program:
-    """One direction of the recurrent part of an inner role as a `Level`, and what its launch is given and gives.
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A tensor that a launch writes.
 
-    `pushed`: states whose cotangents the pushes begin; those of the others come from parents alone. `largest`: bounds of the
-    states, see `_engines.bounds.state_bounds`.
+    Attributes:
+        value: The variable whose values it holds.
+        domain: ROW or EDGE.
+        base: The scalar that is added to its rows, if any.
+        copies: How many rows it has for each row of the batch.
+    """
+
+    value: Var
+    domain: Domain
+    base: int | None
+    copies: int
+
+
+class Recurrence:
+    """One direction of the recurrent part of an inner role as a `LevelProgram`, with what its launch reads and writes.
+
+    Args:
+        part: The inner role.
+        forward: The direction.
+        forest: Whether no vertex has two parents.
+        keep: Whether the forward keeps values for a backward.
+        pushed: The states to whose cotangents pushes contribute; those of the others come only from parents.
+        largest: Bounds of the states; see `_engines.bounds.state_bounds`.
+
+    Raises:
+        Unfit: If the kernels cannot compute it.
     """
 
     def __init__(self, part: Split, forward: bool, forest: bool, keep: bool, pushed: frozenset[int], largest: list[float]):
         self.part, self.forward, self.pushed = part, forward, pushed
-        self.kept = part.forward.keep if keep else []
-        self.made: dict[str, tuple[Any, int, int | None, int]] = {}  # name -> (variable, level, base, copies of its rows)
-        joint, level = part.joint.program, part.joint.domain
-        if forward:
-            outputs = [*part.forward.states, *part.forward.extra, *self.kept]
-            eqns, _ = needed(joint.eqns, outputs, set())
-        else:
-            self.operands = _summed_operands(part)
-            outputs = [
-                *part.reverse.ct_slots.values(),
-                *part.reverse.ct_child.values(),
-                *part.reverse.cuts,
-                *self.operands,
-            ]
-            eqns, _ = needed(joint.eqns, outputs, part.joint.available)
-        eqns, level = rewritten(eqns, level)
-        places = self._places(eqns, level)
+        self.kept: list[Var] = part.forward.keep if keep else []
+        self.operands: list[Var] = [] if forward else _summed_operands(part)
+        self.written: dict[Tensor, Written] = {}
+        eqns, domains = rewritten(self._needed(), part.joint.domain)
+        places = self._places(eqns, domains)
         gathered = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
         gathered |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
-        self.precision = _precision(eqns, level, bounds(eqns, gathered))
+        self.precision = _precision(eqns, domains, bounds(eqns, gathered))
         if self.precision == "f16":
-            eqns, level = with_scaled_weights(eqns, level)
-        moving = [e for e in eqns if level.get(e.outvars[0], STATIC) != STATIC]
-        self.static_eqns = [e for e in eqns if level.get(e.outvars[0], STATIC) == STATIC]
+            eqns, domains = with_scaled_weights(eqns, domains)
+        moving = [e for e in eqns if domains.get(e.outvars[0], STATIC) != STATIC]
+        self.static_eqns = [e for e in eqns if domains.get(e.outvars[0], STATIC) == STATIC]
         weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
         read = dict.fromkeys(x for e in moving for x in e.invars if is_var(x))
-        self.statics = [x for x in read if level.get(x, STATIC) == STATIC]
+        self.statics = [x for x in read if domains.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
-        sources = self._sources(forest)
         half = HALVES.get(self.precision)
-        self.level: Level = cut(moving, {**level}, sources, places, self._written(), 32 if half else 16)
-        if half:
-            add_halves(self.level, half)
+        program = cut(moving, domains, self._sources(forest), places, self._exchanged_states(), 32 if half else 16)
+        self.program: LevelProgram = with_halves(program, half) if half else program
 
-    def _written(self) -> frozenset[str]:
-        if self.forward:
-            return frozenset(f"state{i}" for i in range(len(self.part.forward.states)))
-        return frozenset()
-
-    def _sources(self, forest: bool) -> dict[Any, Any]:
-        part = self.part
-        out: dict[Any, Any] = {v: Constant(f"static{n}") for n, v in enumerate(self.statics)}
-        out |= {v: Rows(f"cross{n}") for n, v in enumerate(part.forward.cross)}
-        out |= {
-            v: Rows(f"state{i}", index=f"kid{k}") for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
-        }
-        out |= {v: Rows(f"state{i}", index="edge_child") for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
-        out[part.forward.num_children] = Rows("num_children")
-        if self.forward:
-            return out
-        for n, v in enumerate(part.forward.extra):
-            if is_var(v):
-                out.setdefault(v, Rows(f"extra{n}"))
-        for i, v in enumerate(part.forward.states):
-            if domain_of(v, part.joint.domain) != STATIC:
-                out.setdefault(v, Rows(f"state{i}", base=STATE_ROW))
-        for n, v in enumerate(part.forward.keep):
-            out[v] = Rows(f"kept{n}", base=EDGE_PAD if part.joint.domain.get(v) == EDGE else PAD)
-        for i, v in part.reverse.state_cts.items():
-            parts = [(f"up{i}", "parent_slot")] if any(part.recurrent.slots[j][1] == i for j in part.reverse.ct_slots) else []
-            parts += [(f"edge_up{i}", "parent")] if any(part.recurrent.child[j] == i for j in part.reverse.ct_child) else []
-            ends = (None, None) if forest else ("parent_first", "parent_count")
-            out[v] = Sum((f"g{i}", "g_row") if i in self.pushed else None, tuple(parts), *ends)
-        for i, v in part.reverse.extra_cts.items():
-            out[v] = Rows(f"extra_ct{i}")
-        return out
-
-    def _places(self, eqns: list[Any], level: Domains) -> dict[Any, list[Place]]:
-        """Where outputs are stored; `eqns` and `level` gain what makes constants among them values of a vertex."""
-        part = self.part
-        places: dict[Any, list[Place]] = {}
-
-        def put(v: Any, name: str, base: int | None, copies: int = 1, want: Domain = ROW) -> None:
-            v = at_level(v, want, level, eqns)
-            places.setdefault(v, []).append(Place(name, base))
-            if not name.startswith("state"):
-                self.made[name] = (v, want, base, copies)
-
-        if self.forward:
-            for i, v in enumerate(part.forward.states):
-                put(v, f"state{i}", STATE_ROW)
-            for n, v in enumerate(part.forward.extra):
-                edge = part.role.domain.get(part.recurrent.extra[n]) == EDGE
-                put(v, f"extra{n}", None, want=EDGE if edge else ROW)
-            for n, v in enumerate(self.kept):
-                edge = level.get(v) == EDGE
-                put(v, f"kept{n}", EDGE_PAD if edge else PAD, want=level.get(v, STATIC))
-            return places
-        for j, v in part.reverse.ct_slots.items():
-            slot, i = part.recurrent.slots[j]
-            put(v, f"up{i}", SLOTS + slot, self.arity)
-        # A child in a slot of which a state is not read gets nothing; but it looks there.
-        read = {part.recurrent.slots[j]: v.aval for j, v in part.reverse.ct_slots.items()}
-        for i, aval in {i: aval for (_, i), aval in read.items()}.items():
-            for slot in range(self.arity):
-                if (slot, i) not in read:
-                    put(zeros_at(aval, ROW, level, eqns), f"up{i}", SLOTS + slot, self.arity)
-        for j, v in part.reverse.ct_child.items():
-            put(v, f"edge_up{part.recurrent.child[j]}", None, want=EDGE)
-        for n, v in enumerate(part.reverse.cuts):
-            put(v, f"cut{n}", None, want=part.reverse.cut_domain[v])
-        for n, v in enumerate(self.operands):
-            put(v, f"operand{n}", None, want=level.get(v, STATIC))
-        return places
+    def __str__(self) -> str:
+        """The phases and operations of a level, as text."""
+        return f"{'forward' if self.forward else 'backward'}, products in {self.precision}\n{program_text(self.program)}"
 
     @property
     def arity(self) -> int:
-        """Slots that children fill."""
+        """The number of slots that children fill."""
         return max((k for k, _ in self.part.recurrent.slots), default=-1) + 1
 
+    def _needed(self) -> list[Eqn]:
+        """The equations that this direction's outputs need."""
+        part = self.part
+        if self.forward:
+            return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept], set())[0]
+        outputs = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts, *self.operands]
+        return needed(part.joint.program.eqns, outputs, part.joint.available)[0]
 
-def _summed_operands(part: Split) -> list[Any]:
-    """What parameter gradients read of the forward that is a sum over children: made in the kernel, in a fixed order."""
+    def _exchanged_states(self) -> frozenset[Tensor]:
+        """The tensors that a level reads and that an earlier level of the launch wrote."""
+        return frozenset(Tensor(Role.STATE, i) for i in range(len(self.part.forward.states) if self.forward else 0))
+
+    def _sources(self, forest: bool) -> dict[Var, Source]:
+        """Where the launch reads each input."""
+        part = self.part
+        out: dict[Var, Source] = {v: ConstantRead(Tensor(Role.STATIC, n)) for n, v in enumerate(self.statics)}
+        out |= {v: RowRead(Tensor(Role.CROSSING, n)) for n, v in enumerate(part.forward.cross)}
+        for v, (slot, i) in zip(part.forward.slots, part.recurrent.slots, strict=True):
+            out[v] = RowRead(Tensor(Role.STATE, i), Index(IndexRole.KID, slot))
+        out |= {
+            v: RowRead(Tensor(Role.STATE, i), EDGE_CHILD) for v, i in zip(part.forward.child, part.recurrent.child, strict=True)
+        }
+        out[part.forward.num_children] = RowRead(NUM_CHILDREN)
+        return out if self.forward else self._backward_sources(out, forest)
+
+    def _backward_sources(self, out: dict[Var, Source], forest: bool) -> dict[Var, Source]:
+        """Adds where the backward reads values of the forward, and cotangents."""
+        part = self.part
+        for n, v in enumerate(part.forward.extra):
+            if is_var(v):
+                out.setdefault(v, RowRead(Tensor(Role.EXTRA, n)))
+        for i, v in enumerate(part.forward.states):
+            if is_var(v) and domain_of(v, part.joint.domain) != STATIC:
+                out.setdefault(v, RowRead(Tensor(Role.STATE, i), base=STATE_ROW))
+        for n, v in enumerate(part.forward.keep):
+            out[v] = RowRead(Tensor(Role.KEPT, n), base=EDGE_PAD if part.joint.domain.get(v) == EDGE else PAD)
+        for i, v in part.reverse.state_cts.items():
+            by_slot = any(part.recurrent.slots[j][1] == i for j in part.reverse.ct_slots)
+            by_edge = any(part.recurrent.child[j] == i for j in part.reverse.ct_child)
+            parts = [(Tensor(Role.TO_SLOT, i), PARENT_SLOT)] * by_slot + [(Tensor(Role.TO_EDGE, i), PARENT)] * by_edge
+            ends = (None, None) if forest else (PARENT_FIRST, PARENT_COUNT)
+            direct = (Tensor(Role.PUSHED, i), PUSHED_ROW) if i in self.pushed else None
+            out[v] = ParentSum(direct, tuple(parts), *ends)
+        for i, v in part.reverse.extra_cts.items():
+            out[v] = RowRead(Tensor(Role.EXTRA_COTANGENT, i))
+        return out
+
+    def _places(self, eqns: list[Eqn], domains: Domains) -> dict[Var, list[Place]]:
+        """Where outputs are stored. Adds equations to `eqns` that give each vertex its value of a constant, and `domains`."""
+        places: dict[Var, list[Place]] = {}
+
+        def put(x: Atom, tensor: Tensor, base: int | None, copies: int = 1, domain: Domain = ROW) -> None:
+            v = in_domain(x, domain, domains, eqns)
+            places.setdefault(v, []).append(Place(tensor, base))
+            if tensor.role is not Role.STATE:
+                self.written[tensor] = Written(v, domain, base, copies)
+
+        part = self.part
+        if self.forward:
+            for i, v in enumerate(part.forward.states):
+                put(v, Tensor(Role.STATE, i), STATE_ROW)
+            for n, v in enumerate(part.forward.extra):
+                edge = part.role.domain.get(part.recurrent.extra[n]) == EDGE
+                put(v, Tensor(Role.EXTRA, n), None, domain=EDGE if edge else ROW)
+            for n, v in enumerate(self.kept):
+                edge = domains.get(v) == EDGE
+                put(v, Tensor(Role.KEPT, n), EDGE_PAD if edge else PAD, domain=domains.get(v, STATIC))
+            return places
+        for j, v in part.reverse.ct_slots.items():
+            slot, i = part.recurrent.slots[j]
+            put(v, Tensor(Role.TO_SLOT, i), SLOTS + slot, self.arity)
+        for slot, i, like in self._unread_slots():
+            put(zeros_in_domain(like, ROW, domains, eqns), Tensor(Role.TO_SLOT, i), SLOTS + slot, self.arity)
+        for j, v in part.reverse.ct_child.items():
+            put(v, Tensor(Role.TO_EDGE, part.recurrent.child[j]), None, domain=EDGE)
+        for n, v in enumerate(part.reverse.cuts):
+            put(v, Tensor(Role.CUT, n), None, domain=part.reverse.cut_domain[v])
+        for n, v in enumerate(self.operands):
+            put(v, Tensor(Role.OPERAND, n), None, domain=domains.get(v, STATIC))
+        return places
+
+    def _unread_slots(self) -> list[tuple[int, int, ShapedArray]]:
+        """(slot, state, its type) for the slots in which a state is not read, if it is read in another one.
+
+        A child in such a slot reads the cotangent, which must therefore be zero.
+        """
+        part = self.part
+        read = {part.recurrent.slots[j]: v.aval for j, v in part.reverse.ct_slots.items()}
+        types = {i: shape for (_, i), shape in read.items()}
+        return [(slot, i, shape) for i, shape in types.items() for slot in range(self.arity) if (slot, i) not in read]
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether a tensor is read only by indices, so that its padding rows may hold anything."""
+    return tensor.role in _OF_PARENTS
+
+
+def _summed_operands(part: Split) -> list[Var]:
+    """Operands of parameter gradients that depend on sums over children. The kernel computes them again, in a fixed order."""
     sums = [v for e in part.joint.program.eqns if e.primitive in REDUCTIONS for v in e.outvars]
     wanted = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v) and v not in part.joint.available]
     return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.program.eqns, set(sums))]
 
 
-def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Program:
-    """One direction of the inner role of a kind, kept with it. Raises [`Unfit`][].
+def recurrence_of(plan: Plan, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Recurrence:
+    """Returns one direction of the inner role of a kind; it is cached on the role.
 
-    `forest`: no vertex has two parents; without `keep` a forward leaves nothing for a backward.
+    Args:
+        plan: The plan.
+        name: The kind.
+        forward: The direction.
+        forest: Whether no vertex has two parents.
+        keep: Whether a forward keeps values for a backward.
+
+    Raises:
+        Unfit: If the kernels cannot compute it.
     """
     part = plan.inner[name]
     key = (forward, forest or forward, keep or not forward)
@@ -161,9 +237,9 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
         pushes = plan.push_states
         pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
         try:
-            made = Program(part, *key, pushed, state_bounds(plan))
+            made = Recurrence(part, *key, pushed, state_bounds(plan))
             if made.precision == "f16" and not _measured(made):
-                made = Program(part, *key, pushed, [math.inf] * len(plan.state_avals))
+                made = Recurrence(part, *key, pushed, [math.inf] * len(plan.state_avals))
             part.launches[key] = made
         except Unfit as e:
             part.launches[key] = e
@@ -173,24 +249,25 @@ def program_of(plan: Any, name: str | None, forward: bool, forest: bool = True, 
     return found
 
 
-def _measured(program: Program) -> bool:
-    """Whether such products in float16 have run on a GPU: of at most two rows' sum, with weights that stay on chip."""
-    sums = [operand for phase in program.level.phases for p in phase.products for operand in p.operands]
-    return all(len(rows) <= 2 for rows in sums) and any(c.resident for c in candidates(program.level, program.precision))
+def _measured(recurrence: Recurrence) -> bool:
+    """Whether float16 products like these have run on a GPU: operands sum at most two rows, and weights are resident."""
+    program = recurrence.program
+    sums = [operand for p in program.products() for operand in p.operands]
+    return all(len(rows) <= 2 for rows in sums) and any(c.resident for c in candidates(program, recurrence.precision))
 
 
-def _precision(eqns: Sequence[Any], level: Domains, found: dict[Any, float]) -> str:
-    """How products are computed: as JAX computes float32 products on this GPU at the precision that F asks for.
+def _precision(eqns: Sequence[Eqn], domains: Domains, found: dict[Var, float]) -> str:
+    """The precision of products: that of JAX's float32 products on this GPU, for the precision that F asks for.
 
-    What is in tf32 is as exact in "f16" where all that products read is bounded (`bounds`), so that it is in float16's range;
-    half the bytes come from L2 then, and half as many steps are multiplied.
+    If all operands of tf32 products have bounds (`found`) within float16's range, "f16" is as exact. It reads half the bytes
+    from L2, and multiplies in half as many steps.
     """
-    products = [e for e in eqns if is_product(e, {**level})]
+    products = [e for e in eqns if is_product(e, domains)]
     asked = {str(e.params["precision"]) for e in products}
     if any("HIGHEST" in a or "F32_F32_F32" in a for a in asked if "TF32" not in a and "BF16" not in a):
         return "fp32"
     if any("BF16_BF16" in a for a in asked):
         return "bf16"
-    summed = [e.invars[1].aval.shape[e.params["dimension_numbers"][0][1][0]] for e in products]
+    summed = [e.invars[1].aval.shape[contracted_axis(e)] for e in products]
     small = all(bound(e.invars[0], found) <= LARGEST and of_tf32_bits(e.params["precision"]) for e in products)
     return "f16" if products and small and all(k % 32 == 0 for k in summed) else "tf32"

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
-from cavs._engines.scan_reverse import reverse
+from cavs._engines.scan_reverse import backward_levels
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.split import Split
 from cavs._stages.entrance import barred, crossing, entrance, fixed
+from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, View, write
 
 
@@ -37,7 +38,7 @@ class Scan:
 
     launches = False
 
-    def levels(
+    def forward_levels(
         self,
         batch: Batch,
         states: list[jax.Array],
@@ -46,14 +47,14 @@ class Scan:
         save: bool,
     ) -> ForwardLevels:
         """Runs the forward's levels task by task."""
-        return levels(batch, states, statics, eager, save)
+        return forward_levels(batch, states, statics, eager, save)
 
-    def reverse(self, batch: Batch, saved: dict[str, Any], cotangents: Cotangents) -> BackwardLevels:
+    def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels task by task, in reverse."""
-        return reverse(batch, saved, cotangents)
+        return backward_levels(batch, saved, cotangents)
 
 
-def levels(
+def forward_levels(
     batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[jax.Array]], save: bool
 ) -> ForwardLevels:
     """Runs the forward's loop over tasks."""

@@ -23,7 +23,7 @@ class _Parts:
 
 @jax.tree_util.register_pytree_node_class
 class Packed:
-    """A pytree of arrays as one int32 vector. Created by [`cavs.data.pack`][]; a pytree itself.
+    """A pytree of arrays as one int32 vector. Created by `pack`; a pytree itself.
 
     Attributes:
         data: (N,) int32, the concatenated bits of all arrays.
@@ -60,7 +60,7 @@ def pack(tree: PyTree) -> Packed:
         sched, words, labels = batch.unpack()
         ...
 
-    params = step(params, cavs.data.pack((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))))
+    params = step(params, pack((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))))
     ```
 
     Each transfer costs the host 50 to 200 microseconds, however small it is, which matters if a step takes less than a

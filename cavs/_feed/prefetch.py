@@ -11,7 +11,12 @@ Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
 
 
-def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int = 2) -> Generator[Prepared, None, None]:
+def prefetch(
+    items: Iterable[Item],
+    prepare: Callable[[Item], Prepared],
+    depth: int = 2,
+    ended: Callable[[], None] | None = None,
+) -> Generator[Prepared, None, None]:
     """Runs `prepare(item)` for each item on a background thread, and yields the results in order.
 
     ```python
@@ -20,7 +25,7 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
         sched = cavs.schedule(batch)
         return jax.device_put((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1)))
 
-    for sched, words, labels in cavs.data.prefetch(batches, prepare):
+    for sched, words, labels in prefetch(batches, prepare):
         params, opt_state, loss = step(params, opt_state, sched, words, labels)
     ```
 
@@ -34,6 +39,7 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
         items: an iterable, which may be infinite.
         prepare: a function of one item.
         depth: how many prepared items may wait, at least 1. Their memory stays allocated.
+        ended: called on the thread when it ends, such as the `close` of `items`.
 
     Returns:
         A generator of the prepared items.
@@ -48,7 +54,7 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: 
         raise TypeError(f"prefetch: prepare: got a {type(prepare).__name__}; expected a function of one item.")
     if not isinstance(depth, int) or depth < 1:
         raise ValueError(f"prefetch: depth: got {depth!r}; expected an int >= 1, the number of prepared items that may wait.")
-    return _consume(iter(items), prepare, depth)
+    return _consume(iter(items), prepare, depth, ended or (lambda: None))
 
 
 def refuse_inherited(what: str, made_in: int) -> None:
@@ -60,11 +66,13 @@ def refuse_inherited(what: str, made_in: int) -> None:
     if os.getpid() != made_in:
         raise RuntimeError(
             f"{what}: got an iterator of process {made_in} in process {os.getpid()}, which was forked from it; expected an "
-            f"iterator of this process. Call cavs.data.{what} after the fork."
+            f"iterator of this process. Iterate over the loader after the fork."
         )
 
 
-def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
+def _consume(
+    items: Iterator[Any], prepare: Callable[[Any], Any], depth: int, ended: Callable[[], None]
+) -> Generator[Any, None, None]:
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     # The thread acquires it before it prepares an item, and the consumer releases it. At most `depth` items are being prepared
@@ -72,7 +80,9 @@ def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) ->
     room = threading.Semaphore(depth)
     stop = threading.Event()
     # A daemon thread does not keep the interpreter alive if the consumer fails and keeps the iterator.
-    thread = threading.Thread(target=_produce, args=(items, prepare, ready, room, stop), name="cavs-prefetch", daemon=True)
+    thread = threading.Thread(
+        target=_produce, args=(items, prepare, ready, room, stop, ended), name="cavs-prefetch", daemon=True
+    )
     thread.start()
     # Bound here: at the end of the interpreter the iterator is closed after modules were cleared and daemon threads stopped.
     ending, this_thread = sys.is_finalizing, threading.get_ident
@@ -101,6 +111,7 @@ def _produce(
     ready: "queue.SimpleQueue[tuple[str, Any]]",
     room: threading.Semaphore,
     stop: threading.Event,
+    ended: Callable[[], None],
 ) -> None:
     try:
         while True:
@@ -115,3 +126,5 @@ def _produce(
             ready.put(("item", prepare(item)))
     except BaseException as error:  # the consumer raises it
         ready.put(("error", error))
+    finally:
+        ended()

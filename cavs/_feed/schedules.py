@@ -1,9 +1,11 @@
 """`schedules`: schedules of many batches, several in one pass of NumPy, in this process or in workers."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from cavs._feed.serve import Request
 from cavs._feed.workers import schedules_of_workers
 from cavs._graphs.checks import Index
 from cavs._graphs.deferred import DeferredGraphs, Pass
@@ -37,7 +39,7 @@ def schedules(
     """Selects and schedules one batch after another.
 
     ```python
-    for batch, sched in cavs.data.schedules(graphs, np.split(order, range(16, len(order), 16))):
+    for batch, sched in schedules(graphs, np.split(order, range(16, len(order), 16))):
         params, loss = step(params, sched, sched.pad(batch.input_id), batch.label[sched.roots])
     ```
 
@@ -53,7 +55,7 @@ def schedules(
 
     With `workers=4`, four processes create smaller passes in turn, for steps that are shorter than the creation of their
     schedule. The results are the same, in the same order. Concurrent passes cannot add to a list of `shapes`: collect the
-    shapes in a loop over `cavs.data.schedules(graphs, batches, shapes=shapes)` first, and pass `tuple(shapes)`.
+    shapes in a loop over `schedules(graphs, batches, shapes=shapes)` first, and pass `tuple(shapes)`.
 
     Args:
         graphs: the data set.
@@ -88,20 +90,41 @@ def schedules(
             f"schedules: shapes: got a list with workers={workers}; expected a tuple or None, as several workers cannot add to "
             "a list. Write shapes=tuple(shapes), collected before, or workers=1."
         )
+    indices: Iterator[Index | tuple[np.ndarray, int]] = iter(batches)
+    return _in_passes(graphs, indices, options, workers)
+
+
+def planned_schedules(
+    graphs: Graphs, batches: Iterator[tuple[np.ndarray, int]], options: Options, workers: int
+) -> Iterator[tuple[Graphs, Schedule]]:
+    """As `schedules`, if the shape of each batch is known: `batches` yields its graphs and its index into `options.fixed`."""
+    return _in_passes(graphs, batches, options, workers)
+
+
+def _in_passes(
+    graphs: Graphs, batches: Iterator[Index | tuple[np.ndarray, int]], options: Options, workers: int
+) -> Iterator[tuple[Graphs, Schedule]]:
     # Kinds without names are numbered up to the largest kind of a batch, so a pass has one batch.
-    unnamed_kinds = kinds and graphs.kind is not None and graphs.kind_names is None
+    unnamed_kinds = options.kinds and graphs.kind is not None and graphs.kind_names is None and not options.fixed
     most = 1 if unnamed_kinds else BATCHES_PER_PASS
     if workers:  # the first passes are small, so that training begins while the next ones are created
         first, limit = VERTICES_PER_PASS // 64, VERTICES_PER_PASS // min(2 * workers, 4)
-        passes = _passes(graphs, iter(batches), most, first, limit, 2 ** (1 / workers))
+        passes = _passes(graphs, batches, bool(options.fixed), most, first, limit, 2 ** (1 / workers))
         return schedules_of_workers(graphs, passes, options, workers)
-    return _schedules_here(graphs, _passes(graphs, iter(batches), most, VERTICES_PER_PASS, VERTICES_PER_PASS), options)
+    passes = _passes(graphs, batches, bool(options.fixed), most, VERTICES_PER_PASS, VERTICES_PER_PASS)
+    return _schedules_here(graphs, passes, options)
 
 
 def _passes(
-    graphs: Graphs, batches: Iterator[Index], most: int, first: float, limit: int, growth: float = 1
-) -> Iterator[list[np.ndarray]]:
-    """Groups batches into passes, as lists of index arrays.
+    graphs: Graphs,
+    batches: Iterator[Index | tuple[np.ndarray, int]],
+    planned: bool,
+    most: int,
+    first: float,
+    limit: int,
+    growth: float = 1,
+) -> Iterator[Request]:
+    """Groups batches into passes. If they are `planned`, they are pairs as in `planned_schedules`.
 
     A pass has at most `most` batches. The first pass has about `first` vertices, and each further one `growth` times as many,
     up to `limit`.
@@ -110,25 +133,30 @@ def _passes(
     error: Exception | None = None
     while error is None:
         picked: list[np.ndarray] = []
+        shapes: list[int] = []
         vertices = 0.0
         while len(picked) < most and vertices < first:
             try:
-                index = numbers[next(batches)]  # type: ignore[index, call-overload]
+                batch: Any = next(batches)
+                if planned:
+                    batch, shape = batch
+                    shapes.append(shape)
+                index = numbers[batch]
             except Exception as e:  # the end of the batches or an error, raised after the batches before it
                 error = e
                 break
             picked.append(index if index.ndim else index[None])
             vertices += mean * index.size
         if picked:
-            yield picked
+            counts = np.array([len(index) for index in picked])
+            yield Request(np.concatenate(picked), counts, np.array(shapes) if shapes else None)
         first = min(growth * first, limit)
     if not isinstance(error, StopIteration):
         raise error
 
 
-def _schedules_here(graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options) -> Iterator[tuple[Graphs, Schedule]]:
-    for picked in passes:
-        counts, index = np.array([len(index) for index in picked]), np.concatenate(picked)
+def _schedules_here(graphs: Graphs, passes: Iterator[Request], options: Options) -> Iterator[tuple[Graphs, Schedule]]:
+    for index, counts, shapes in passes:
         of_pass = Pass(graphs, index, counts)
-        for number, sched in enumerate(schedule_batches(graphs, counts, options, index)):
+        for number, sched in enumerate(schedule_batches(graphs, counts, options, index, shapes)):
             yield DeferredGraphs.of(of_pass, number), sched

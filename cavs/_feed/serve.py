@@ -25,14 +25,15 @@ from cavs._schedule.buckets import Options
 from cavs._schedule.shape import Shape
 
 UNDER_WAY = 3  # passes of one worker: one that is read, one that is created, one that waits
-ARRAYS = ("vertex_offsets", "child_offsets", "children", "height", "kind", "label", "input_id")
+ARRAYS = ("vertex_offsets", "child_offsets", "children", "height", "kind", "label", "input_id", "graph_label")
 
 
 class Request(NamedTuple):
-    """A pass to schedule: batch k has the next `counts[k]` graphs of `index`."""
+    """A pass to schedule: batch k has the next `counts[k]` graphs of `index` and, if `shapes` is given, that fixed shape."""
 
     index: np.ndarray
     counts: np.ndarray
+    shapes: np.ndarray | None = None
 
 
 Fields: TypeAlias = dict[str, Any]  # of `Graphs`, by name
@@ -110,7 +111,7 @@ def _listen(requests: Requests, file: int | None) -> None:
 
 def _answer(graphs: Graphs, request: Request, options: Options, known: int) -> Answer:
     """Schedules a pass. The first `known` of `options.shapes` are known to the caller."""
-    schedules = schedule_batches(graphs, request.counts, options, request.index)
+    schedules = schedule_batches(graphs, request.counts, options, request.index, request.shapes)
     number: dict[Shape, int] = {}
     which = [number.setdefault(sched.shape, len(number)) for sched in schedules]
     ends = np.cumsum([len(sched.data) for sched in schedules]).tolist()

@@ -20,13 +20,13 @@ def stacked(batches: Iterable[Any], count: int) -> Iterator[Any]:
     def steps(state, batches):
         return jax.lax.scan(step, state, batches, unroll=4)  # one dispatch and one transfer; four steps per CUDA graph
 
-    prepared = (cavs.data.pack((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))) for batch, sched in schedules)
-    for batches in cavs.data.stacked(prepared, 8):
+    prepared = (pack((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1))) for batch, sched in schedules)
+    for batches in stacked(prepared, 8):
         state, losses = steps(state, batches)
     ```
 
     The graphs of the batches may differ; only their padded shapes are equal. Stacking is useful if there are few shapes (see
-    `shapes` of [`cavs.data.schedules`][]). A dispatch costs about 0.1 ms of host time, and a transfer up to twice as much.
+    `shapes` of `schedules`). A dispatch costs about 0.1 ms of host time, and a transfer up to twice as much.
 
     Args:
         batches: an iterable, which may be infinite, of pytrees of NumPy arrays.

@@ -11,8 +11,6 @@ import sys
 import weakref
 from collections.abc import Iterator
 
-import numpy as np
-
 from cavs._feed import messages
 from cavs._feed.messages import PIPE_BYTES, PipeEnd, file_in_memory, receive, send, widen
 from cavs._feed.prefetch import refuse_inherited
@@ -24,16 +22,16 @@ from cavs._schedule.schedule import Schedule
 
 
 def schedules_of_workers(
-    graphs: Graphs, passes: Iterator[list[np.ndarray]], options: Options, workers: int
+    graphs: Graphs, passes: Iterator[Request], options: Options, workers: int
 ) -> Iterator[tuple[Graphs, Schedule]]:
-    """Yields (batch, schedule) for each batch of each pass. A pass is a list of index arrays; workers create passes in turn."""
+    """Yields (batch, schedule) for each batch of each pass. Workers create passes in turn."""
     made_in = os.getpid()
     idle = _idle.setdefault(graphs, [])
     team = [idle.pop() if idle else _Worker(graphs) for _ in range(workers)]
     turns = itertools.cycle(team)
     ahead = 2 * workers + 1  # one is read; for each worker, one is created and one waits
     assert ahead <= UNDER_WAY * workers
-    under_way: collections.deque[tuple[_Worker, np.ndarray, np.ndarray]] = collections.deque()
+    under_way: collections.deque[tuple[_Worker, Request]] = collections.deque()
     error, more = None, True
     try:
         for worker in team:
@@ -41,20 +39,19 @@ def schedules_of_workers(
         while True:
             while more and len(under_way) < ahead:
                 try:
-                    picked = next(passes)
+                    request = next(passes)
                 except StopIteration:
                     more = False
                     break
                 except Exception as e:  # raised after the batches before it
                     error, more = e, False
                     break
-                index, counts = np.concatenate(picked), np.array([len(some) for some in picked])
                 worker = next(turns)
-                worker.send(Request(index, counts))
-                under_way.append((worker, index, counts))
+                worker.send(request)
+                under_way.append((worker, request))
             if not under_way:
                 break
-            worker, index, counts = under_way.popleft()
+            worker, (index, counts, _) = under_way.popleft()
             answer = worker.receive()
             if isinstance(options.shapes, list):
                 options.shapes.extend(answer.new_shapes)
@@ -146,8 +143,8 @@ class _Worker:
         """The error to raise for an error of the connection."""
         if isinstance(error, TimeoutError):
             return RuntimeError(
-                f"schedules: the worker has not answered for {messages.TIMEOUT:g} s (is it stopped?) and was ended. Call "
-                "cavs.data.schedules again."
+                f"schedules: the worker has not answered for {messages.TIMEOUT:g} s (is it stopped?) and was ended. Iterate "
+                "over the loader again."
             )
         if isinstance(error, (EOFError, BrokenPipeError)):
             ended = f"ended with status {self._process.poll()}; see its output above."

@@ -1,27 +1,29 @@
-"""Primitives between a vertex and its children, with which `gather_all` is traced for ONE vertex.
+"""Primitives between a vertex and its children. `gather_all` is traced with them, for ONE vertex.
 
-A value is STATIC (parameters), ROW (one per vertex) or EDGE (one per child of a vertex, inside the function given to
-`gather_all`); see `_function.equations`. These primitives move between the last two:
+A value is STATIC (the same for all vertices), ROW (one per vertex) or EDGE (one per child of a vertex, inside the function
+that `gather_all` calls); see `_function.domains`. The primitives convert between ROW and EDGE:
 
-- `enter`: the child's state at the start of one call of `gather_all`; an identity that marks the call (`checked_calls`);
-- `spread`: ROW to EDGE, the same value for every child;
-- `reduce_sum`, `reduce_max`: EDGE to ROW, over the vertex's children;
-- `stack`: EDGE to ROW, all children side by side, (size, ...). A vertex with fewer children repeats its first one;
-- `unstack`: the other way.
+- `enter`: a child's state at the start of a call of `gather_all`. It returns its argument; it marks the call for
+  `checked_calls`.
+- `spread`: ROW to EDGE. Every child gets the value of its vertex.
+- `reduce_sum`, `reduce_max`: EDGE to ROW. They reduce over the children of a vertex.
+- `stack`: EDGE to ROW, (size, ...). It stacks the values of all children; if there are fewer than `size`, it repeats the first.
+- `unstack`: ROW to EDGE. It is the transpose of `stack`.
 
-Sum and spread are each other's transpose, as gather and scatter are (Cavs 3.4); so are stack and unstack. All of them act
-on each number alone, so that `jax.vmap` over them changes nothing but shapes.
+Sum and spread are each other's transpose, as gather and scatter are (Cavs 3.4). All primitives are elementwise within the
+value of a vertex or child, so `jax.vmap` over them only changes shapes.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend import core as jex
 from jax.interpreters import ad, batching
+from jax.typing import ArrayLike
 
+from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
 from cavs._function.lines import line_of
 
 enter_p = jex.Primitive("enter_gather_all")
@@ -31,25 +33,25 @@ reduce_max_p = jex.Primitive("reduce_children_max")
 stack_p = jex.Primitive("stack_children")
 unstack_p = jex.Primitive("unstack_children")
 REDUCTIONS = (reduce_sum_p, reduce_max_p)
-TO_ROWS = (*REDUCTIONS, stack_p)  # from a value per child to one per vertex
-TO_EDGES = (spread_p, unstack_p)
+TO_ROWS = (*REDUCTIONS, stack_p)  # EDGE to ROW
+TO_EDGES = (spread_p, unstack_p)  # ROW to EDGE
 ALL = (enter_p, *TO_ROWS, *TO_EDGES)
 
-# `call` is the number of the call of `gather_all` whose children a value belongs to; `None` after `checked_calls`.
+# `call` numbers F's calls of `gather_all`. It is `None` after `checked_calls`.
 
 
-def spread(x: Any, call: int | None = None) -> Any:
-    """A vertex's value for each of its children."""
+def spread(x: ArrayLike, call: int | None = None) -> jax.Array:
+    """Returns the value of a vertex for each of its children."""
     return spread_p.bind(jnp.asarray(x), call=call)
 
 
-def reduce_sum(x: Any, call: int | None = None) -> Any:
-    """The sum over a vertex's children, in their dtype."""
+def reduce_sum(x: ArrayLike, call: int | None = None) -> jax.Array:
+    """Returns the sum over the children of a vertex, in the dtype of `x`."""
     return reduce_sum_p.bind(jnp.asarray(x), call=call)
 
 
-def reduce_max(x: Any, call: int | None = None) -> Any:
-    """The largest of a vertex's children; its gradient goes to the largest in equal parts, as that of `jnp.max` does."""
+def reduce_max(x: ArrayLike, call: int | None = None) -> jax.Array:
+    """Returns the maximum over the children of a vertex. Children that share it share its gradient, as for `jnp.max`."""
     return reduce_max_p.bind(jnp.asarray(x), call=call)
 
 
@@ -61,13 +63,15 @@ ad.deflinear2(spread_p, lambda ct, x, *, call: [reduce_sum(ct, call)])
 ad.deflinear2(reduce_sum_p, lambda ct, x, *, call: [spread(ct, call)])
 
 
-def _reduce_max_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: int | None) -> tuple[Any, Any]:
+def _reduce_max_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array], *, call: int | None
+) -> tuple[jax.Array, jax.Array]:
     (x,), (t,) = primals, tangents
     top = reduce_max(x, call)
     if type(t) is ad.Zero:
         return top, ad.Zero.from_primal_value(top)  # type: ignore
     hit = x == spread(top, call)
-    # Selected, not multiplied: the others may be infinite.
+    # `where` rather than a product: tangents of other children may be infinite.
     total = reduce_sum(jnp.where(hit, t, jnp.zeros_like(t)), call)
     return top, total / reduce_sum(hit.astype(t.dtype), call)
 
@@ -81,16 +85,16 @@ ad.deflinear2(unstack_p, lambda ct, x, *, size: [stack_p.bind(ct, size=size)])
 batching.primitive_batchers[stack_p] = lambda args, dims, *, size: (stack_p.bind(*args, size=size), dims[0] + 1)
 
 
-def _unstack_batched(args: Sequence[Any], dims: Sequence[int], *, size: int) -> tuple[Any, int]:
+def _unstack_batched(args: Sequence[jax.Array], dims: Sequence[int], *, size: int) -> tuple[jax.Array, int]:
     return unstack_p.bind(jnp.moveaxis(args[0], dims[0], 1), size=size), 0
 
 
 batching.primitive_batchers[unstack_p] = _unstack_batched
 
 
-def has_children_in(jaxpr: Any) -> bool:
-    """Whether a jaxpr, or one inside it, calls `gather_all`."""
-    return any(e.primitive in ALL or any(map(has_children_in, jex.jaxprs_in_params(e.params))) for e in jaxpr.eqns)
+def has_children_in(jaxpr: Jaxpr) -> bool:
+    """Returns whether a jaxpr calls `gather_all`, itself or in a jaxpr inside it."""
+    return any(e.primitive in ALL or any(map(has_children_in, bodies_in(e))) for e in jaxpr.eqns)
 
 
 MSG_ESCAPED = (
@@ -100,16 +104,21 @@ MSG_ESCAPED = (
 )
 
 
-def checked_calls(eqns: Sequence[Any], outs: Sequence[Any]) -> None:
-    """Refuses a child's value that is used outside its own call of `gather_all`.
+def checked_calls(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> None:
+    """Checks that no value of a child is used outside its own call of `gather_all`.
 
-    **Raises:** `ValueError` with the line of F that uses it.
+    Args:
+        eqns: the equations of F.
+        outs: what F scatters and pushes.
+
+    Raises:
+        ValueError: such a value is used elsewhere; the message names the line of F.
     """
-    calls: dict[Any, frozenset[int]] = {}  # of which calls a variable is a child's value
-    maker: dict[Any, Any] = {}
+    calls: dict[Var, frozenset[int | None]] = {}  # the calls in which a variable is a value of a child
+    maker: dict[Var, Eqn] = {}
     for e in eqns:
-        read = frozenset().union(*(calls.get(x, frozenset()) for x in e.invars if not isinstance(x, jex.Literal)))
-        call = e.params.get("call") if e.primitive in ALL else None
+        read: frozenset[int | None] = frozenset().union(*(calls.get(x, frozenset()) for x in e.invars if is_var(x)))
+        call: int | None = e.params.get("call") if e.primitive in ALL else None
         if e.primitive is enter_p or e.primitive is spread_p:
             read = read | {call}
         elif e.primitive in REDUCTIONS:
@@ -120,28 +129,38 @@ def checked_calls(eqns: Sequence[Any], outs: Sequence[Any]) -> None:
             calls |= dict.fromkeys(e.outvars, read)
             maker |= dict.fromkeys(e.outvars, e)
     for x in outs:
-        if not isinstance(x, jex.Literal) and x in calls:
+        if is_var(x) and x in calls:
             raise ValueError(MSG_ESCAPED.format(where=line_of(maker[x])))
 
 
-def stack_rows(x: Any, segments: Any, rows: int, size: int) -> Any:
-    """`stack` for all rows at once: (edges, ...) to (rows, size, ...); `segments` as in `_function.equations.evaluate`."""
+def stack_rows(x: jax.Array, segments: jax.Array, rows: int, size: int) -> jax.Array:
+    """Evaluates `stack` for all rows at once.
+
+    Args:
+        x: (edges, ...).
+        segments: (edges,) the row of each edge, as in `_function.evaluate.evaluate`.
+        rows: the number of rows.
+        size: the number of children that are stacked.
+
+    Returns:
+        (rows, size, ...).
+    """
     first, count = _edges_of(segments, rows)
     slot = jnp.arange(size)
     at = first[:, None] + jnp.where(slot < count[:, None], slot, 0)
     return x.at[jnp.minimum(at, len(segments) - 1)].get(mode="clip")
 
 
-def unstack_rows(x: Any, segments: Any, rows: int) -> Any:
-    """`unstack` for all edges at once: (rows, size, ...) to (edges, ...)."""
+def unstack_rows(x: jax.Array, segments: jax.Array, rows: int) -> jax.Array:
+    """Evaluates `unstack` for all edges at once: (rows, size, ...) to (edges, ...)."""
     first, _ = _edges_of(segments, rows)
     owner = jnp.where((segments >= 0) & (segments < rows), segments, 0)
     slot = jnp.clip(jnp.arange(len(segments)) - first[owner], 0, x.shape[1] - 1)
     return x[owner, slot]
 
 
-def _edges_of(segments: Any, rows: int) -> tuple[Any, Any]:
-    """The first edge of each row, and how many it has."""
+def _edges_of(segments: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the first edge of each row, and the number of its edges."""
     at = jnp.arange(len(segments), dtype=jnp.int32)
     first = jax.ops.segment_min(at, segments, rows, mode="drop")
     count = jax.ops.segment_sum(jnp.ones_like(at), segments, rows, mode="drop")

@@ -1,16 +1,17 @@
 """Programs: straight-line equations, written for one vertex, and what can be asked about them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jex
+from jax.extend import core as jex, source_info_util
 from jax.interpreters import ad
 
 from cavs._function.domains import STATIC, Domains
 from cavs._function.inline import inlined, unrolled
-from cavs._function.jaxprs import Atom, Env, Eqn, Literal, PyTreeDef, Var, body_of, is_var, opened
+from cavs._function.jaxprs import Atom, ClosedJaxpr, Env, Eqn, Literal, PyTreeDef, Var, body_of, is_var, opened
 
 tap_p = jex.Primitive("tap")
 tap_p.def_abstract_eval(lambda x, delta: x)
@@ -41,7 +42,7 @@ def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, PyTreeDef, PyTre
         The program, and the tree structures of the arguments and of the result.
     """
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    jaxpr, values = opened(unrolled(closed))
+    jaxpr, values = opened(unrolled(cast(ClosedJaxpr, closed)))
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns)
     consts = dict(zip(jaxpr.constvars, values, strict=True))
@@ -98,6 +99,19 @@ def bind(eqn: Eqn, args: Sequence[Any]) -> list[jax.Array]:
     subfuns, params = ((), params) if isinstance(params, dict) else params
     out = eqn.primitive.bind(*subfuns, *args, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def run_equations(eqns: Sequence[Eqn], env: Env) -> None:
+    """Runs equations as they are and adds their results to `env`."""
+    for eqn in eqns:
+        with lines_of(eqn):
+            env.update(zip(eqn.outvars, bind(eqn, [env[x] if is_var(x) else x.val for x in eqn.invars]), strict=True))
+
+
+def lines_of(eqn: Eqn) -> AbstractContextManager[None]:
+    """Returns a context in which new equations get the source lines of `eqn`."""
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=names)
 
 
 def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: set[Var]) -> tuple[list[Eqn], list[Var]]:

@@ -1,26 +1,40 @@
-"""`gather_all` as it is traced: over the children of a vertex, however many, and padded inside another `gather_all`.
+"""How `gather_all` is traced: over any number of children, and inside another `gather_all` over children that are padded.
 
-`fn` takes the arrays that are stored of one child's state.
+Here `fn` takes the leaves of one child's state, as they are stored (see `_function.stored`).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer, eval_jaxpr
+from jax.typing import ArrayLike
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
+from cavs._graphs.pytree import PyTree
 
 REDUCERS = ("sum", "mean", "max", "softmax")
+OfChild: TypeAlias = Callable[[list[jax.Array]], PyTree]
 
 
 class NestedGatherAll(Exception):
-    """F calls `gather_all` within `gather_all`; to be traced for a known largest number of children."""
+    """F calls `gather_all` within `gather_all`, so it must be traced for a known largest number of children."""
 
 
-def over_children(fn: Callable[[list[Any]], Any], reduce: str, child: list[Any], count: Any, call: int) -> Any:
-    """For any number of children: `child` is any one of them, `count` their number, `call` the number of this call in F."""
+def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Array, call: int) -> PyTree:
+    """Traces a call of `gather_all` for any number of children.
+
+    Args:
+        fn: the function that `gather_all` received.
+        reduce: one of `REDUCERS`.
+        child: the leaves of the state of one child, which stands for all.
+        count: the number of children.
+        call: the number of this call of `gather_all` in F.
+
+    Returns:
+        What `gather_all` returns: the results of `fn`, reduced over the children.
+    """
     out = _of_child(fn, child, call)
     if reduce == "softmax":
         score, value = score_and_value(out)
@@ -29,7 +43,7 @@ def over_children(fn: Callable[[list[Any]], Any], reduce: str, child: list[Any],
         total = reduce_sum(weight, call)
         return jax.tree.map(lambda x: reduce_sum(weight * x, call) / total, value)
 
-    def reduced(x: Any) -> Any:
+    def reduced(x: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)
         if reduce == "max":
             return reduce_max(_counted(x), call).astype(x.dtype)
@@ -39,17 +53,17 @@ def over_children(fn: Callable[[list[Any]], Any], reduce: str, child: list[Any],
     return jax.tree.map(reduced, out)
 
 
-def _of_child(fn: Callable[[list[Any]], Any], child: list[Any], call: int) -> Any:
-    """`fn` of a child's state.
+def _of_child(fn: OfChild, child: list[jax.Array], call: int) -> PyTree:
+    """Returns `fn` of a child's state.
 
-    What is the vertex's own is the same for every child, which `rewrite.make_levels_explicit` sees later. It must be seen now
-    where F itself differentiates: there the sum over the children belongs to the derivative.
+    `fn` may read values of the vertex, which are the same for every child. `rewrite.make_domains_explicit` spreads them to the
+    children later. If F itself differentiates such a value, it is spread now, because its derivative sums over the children.
     """
-    trace = child[0]._trace  # of F
+    trace = child[0]._trace  # type: ignore[attr-defined]; of F
 
-    def differentiated(x: Any) -> bool:
+    def differentiated(x: ArrayLike) -> bool:
         while type(x).__name__ == "BatchTracer":
-            x = x.val
+            x = x.val  # type: ignore[union-attr]
         return isinstance(x, Tracer) and x._trace is not trace
 
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in child]
@@ -59,16 +73,16 @@ def _of_child(fn: Callable[[list[Any]], Any], child: list[Any], call: int) -> An
     return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
 
-def over_padded(fn: Callable[[list[Any]], Any], reduce: str, child: list[Any], count: Any, size: int) -> Any:
-    """The same in plain JAX, for `count` children side by side, padded to `size` of them."""
+def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Array, size: int) -> PyTree:
+    """Traces a call of `gather_all` in plain JAX, over `count` children that are stacked and padded to `size`."""
     out = jax.vmap(fn)([stack_p.bind(x, size=size) for x in child])
     there = jnp.arange(size) < count
 
-    def only(x: Any, rest: Any) -> Any:
+    def only(x: ArrayLike, rest: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)
         return jnp.where(there.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.asarray(rest, x.dtype))
 
-    def reduced(x: Any) -> Any:
+    def reduced(x: ArrayLike) -> jax.Array:
         x = jnp.asarray(x)
         if reduce == "max":
             return only(x, _least(x.dtype)).max(0)
@@ -82,10 +96,15 @@ def over_padded(fn: Callable[[list[Any]], Any], reduce: str, child: list[Any], c
     return jax.tree.map(lambda x: jnp.tensordot(weight, x, 1), value)
 
 
-def score_and_value(out: Any, shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
-    """What `fn` returns for a softmax; `shape` is that of the children.
+def score_and_value(out: PyTree, shape: tuple[int, ...] = ()) -> tuple[jax.Array, PyTree]:
+    """Returns the score and the value of what `fn` returned for a softmax.
 
-    **Raises:** `ValueError` unless it is a pair that begins with a scalar.
+    Args:
+        out: what `fn` returned.
+        shape: the axes of the children before those of one result.
+
+    Raises:
+        ValueError: `out` is not a pair that begins with a scalar.
     """
     if not isinstance(out, tuple) or len(out) != 2 or jnp.shape(out[0]) != shape:
         got = jax.tree.map(lambda x: jnp.shape(x)[len(shape) :], out)
@@ -96,18 +115,18 @@ def score_and_value(out: Any, shape: tuple[int, ...] = ()) -> tuple[Any, Any]:
     return jnp.asarray(out[0]), out[1]
 
 
-def _counted(x: Any) -> Any:
-    """Booleans as int32."""
+def _counted(x: jax.Array) -> jax.Array:
+    """Converts booleans to int32."""
     return x.astype(jnp.int32) if x.dtype == bool else x
 
 
-def _mean(total: Any, count: Any) -> Any:
-    dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), total.dtype)).dtype  # of integers a float
+def _mean(total: jax.Array, count: jax.Array) -> jax.Array:
+    dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), total.dtype)).dtype  # a float for integers
     return total.astype(dtype) / count.astype(dtype)
 
 
-def _least(dtype: Any) -> Any:
-    """What is below all numbers of a dtype."""
+def _least(dtype: jnp.dtype) -> float | bool:
+    """Returns a value that no number of a dtype is less than."""
     if jnp.issubdtype(dtype, bool):
         return False
     return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min

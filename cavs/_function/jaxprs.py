@@ -1,30 +1,14 @@
-"""Types of the parts of a jaxpr, and the jaxprs that equations call."""
+"""Jaxprs, the jaxprs that equations call, and types of their parts; those that the kernels need come from `cavs.kernels`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import jax
-from jax.core import ShapedArray
 from jax.extend import core as jex
 
+from cavs.kernels import Atom as Atom, Eqn as Eqn, Literal as Literal, Var as Var, is_var as is_var
+
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
-    # JAX annotates these with `AbstractValue`, which has no shape.
-    class Var(jex.Var):
-        aval: ShapedArray  # type: ignore[assignment]
-
-    class Literal:
-        val: Any
-        aval: ShapedArray
-
-        def __init__(self, val: Any, aval: ShapedArray): ...
-
-    class Eqn(jex.JaxprEqn):
-        invars: list["Var | Literal"]  # type: ignore[assignment]
-        outvars: list[Var]  # type: ignore[assignment]
-
-        def replace(self, **changes: object) -> "Eqn": ...
 
     class Jaxpr(jex.Jaxpr):
         constvars: list[Var]  # type: ignore[assignment]
@@ -36,18 +20,12 @@ if TYPE_CHECKING:
         jaxpr: Jaxpr  # type: ignore[assignment]
         consts: list[jax.Array]  # type: ignore[assignment]
 else:
-    Var, Literal, Eqn, Jaxpr, ClosedJaxpr = jex.Var, jex.Literal, jex.JaxprEqn, jex.Jaxpr, jex.ClosedJaxpr
+    Jaxpr, ClosedJaxpr = jex.Jaxpr, jex.ClosedJaxpr
 
-Atom: TypeAlias = Var | Literal
 PyTreeDef: TypeAlias = Any  # `jax.tree_util.PyTreeDef`, which no type checker can read
 Env: TypeAlias = dict[Var, jax.Array]
 
 CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
-
-
-def is_var(x: Atom) -> "TypeIs[Var]":
-    """Returns whether `x` is a variable rather than a literal."""
-    return not isinstance(x, Literal)
 
 
 def bodies_in(eqn: Eqn) -> list[Jaxpr]:

@@ -60,6 +60,7 @@ class Forward:
         states: outputs: what the vertex scatters.
         extra: outputs that the lazy part reads.
         keep: variables that the forward stores for the backward.
+        overwritten: state leaves whose cotangents overwrite them, so that the backward cannot read a vertex's own state.
     """
 
     statics: tuple[Var, ...]
@@ -70,6 +71,7 @@ class Forward:
     states: tuple[Atom, ...]
     extra: tuple[Atom, ...]
     keep: list[Var]
+    overwritten: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,4 +130,5 @@ class Joint:
         """The variables that the backward can read without computing them: kept, gathered again, or states."""
         f = self.forward
         free = {*f.statics, *f.cross, *f.slots, *f.child, f.num_children, *f.keep}
-        return free | {v for v in (*f.states, *f.extra) if is_var(v)}
+        own = [v for i, v in enumerate(f.states) if i not in f.overwritten]
+        return free | {v for v in (*own, *f.extra) if is_var(v)}

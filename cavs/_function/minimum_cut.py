@@ -1,73 +1,166 @@
-"""What the backward keeps of the forward: a minimum cut, each variable counted once however many read it (as in Echo's
-footprint accounting)."""
+"""The cheapest values of a forward computation to keep for its backward: a minimum cut, in which equations may run again.
+
+Each value and each equation counts once, no matter how many read it, as in Echo's footprint accounting (Echo, section IV-B).
+"""
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-import numpy as np
+from cavs._function.costs import bytes_of_var
+from cavs._function.jaxprs import Eqn, Var, is_var
 
-from cavs._function.domains import EDGE, STATIC, Domains
-from cavs._function.jaxprs import is_var
-
-# Not run a second time in the backward: what costs more than storing its result.
+# In F these do not run again unless the caller allows it: they cost more than storing their results. Unlike in a function that
+# runs once (`costs.is_costly`), random bits are not among them: a level computes them in registers.
 _COSTLY = {"dot_general", "conv_general_dilated", "scan", "while", "cond", "custom_vjp_call", "sort", "reduce_children_max"}
-# An edge value stands for this many of its kind per vertex when bytes are counted.
-_EDGES_PER_ROW = 2
+_UNIT = 4096  # capacities are integers, in 1/4096 byte
+_ENDLESS = 1 << 62
 
 
-def minimum_cut(eqns: Sequence[Any], sinks: set[Any], free: set[Any], level: Domains) -> list[Any]:
-    """The cheapest variables to store so that all `sinks` follow from them and from `free` without running a product twice.
+def keep_products(
+    eqns: Sequence[Eqn],
+    needed: Iterable[Var],
+    free: Collection[Var] = (),
+    stored: Sequence[Var] = (),
+    again: Collection[Var] = (),
+    size: Callable[[Var], float] = bytes_of_var,
+) -> list[Var]:
+    """Returns the cheapest values to keep if no product of F runs again, except those with results in `again`.
 
-    A maximum flow (Edmonds and Karp, 1972) from the results of costly equations to the sinks; a variable's capacity is its
-    bytes per vertex. Of the minimum cuts, the one nearest the sinks: the same bytes, the least to run again.
+    Cheap equations cost nothing. The other arguments are those of `minimum_cut`.
     """
-    made = {v: e for e in eqns for v in e.outvars if level.get(v, STATIC) != STATIC and v not in free}
-    source, sink = "source", "sink"
-    capacity: dict[Any, dict[Any, float]] = {}
 
-    def edge(a: Any, b: Any, c: float) -> None:
-        capacity.setdefault(a, {})[b] = capacity.get(a, {}).get(b, 0.0) + c
-        capacity.setdefault(b, {}).setdefault(a, 0.0)
+    def price(i: int) -> float | None:
+        eqn = eqns[i]
+        return None if eqn.primitive.name in _COSTLY and not any(v in again for v in eqn.outvars) else 0.0
 
-    for v, e in made.items():
-        edge(("in", v), ("out", v), _bytes_a_vertex(v, level))
-        if e.primitive.name in _COSTLY:
-            edge(source, ("in", v), float("inf"))
-        for x in e.invars:
-            if is_var(x) and x in made:
-                edge(("out", x), ("in", v), float("inf"))
-    for v in sinks:
-        if v in made:
-            edge(("out", v), sink, float("inf"))
+    return minimum_cut(eqns, needed, price, free, stored, size)[0]
 
-    def search(start: Any, forward: bool) -> dict[Any, Any]:
-        """Breadth-first: what `start` reaches along edges with room (or is reached from), with where it came from."""
-        seen = {start: None}
-        queue = deque([start])
+
+def minimum_cut(
+    eqns: Sequence[Eqn],
+    needed: Iterable[Var],
+    price: Callable[[int], float | None],
+    free: Collection[Var] = (),
+    stored: Sequence[Var] = (),
+    size: Callable[[Var], float] = bytes_of_var,
+) -> tuple[list[Var], set[int]]:
+    """Chooses which values to keep so that all `needed` values follow from them.
+
+    Minimises the sizes of the kept values plus the prices of the equations that run again. A value is kept (its "in" on the
+    source's side, its "out" on the sink's), or computed again (both on the sink's side: the equation is paid for, and its
+    inputs must be available), or not there.
+
+    Args:
+        eqns: the forward computation, in order.
+        needed: the values that the backward reads.
+        price: from the index of an equation to its price in bytes; None: it must not run again.
+        free: results of equations that the backward has in any case. Inputs are free unless they are `stored`.
+        stored: inputs that cost their size if they are kept, such as the carry of a loop.
+        size: the bytes of a value if it is kept.
+
+    Returns:
+        The values to keep, and the indices of the equations that run again. Of the minimum cuts, the one nearest the needed
+        values, which computes least again.
+    """
+    flow = _Flow()
+    source, sink = flow.node(), flow.node()
+    inside: dict[Var, int] = {}
+    outside: dict[Var, int] = {}
+
+    def value(v: Var, node: int) -> None:
+        inside[v], outside[v] = node, flow.node()
+        flow.edge(node, outside[v], int(size(v) * _UNIT))
+
+    for v in stored:
+        value(v, flow.node())
+        flow.edge(source, inside[v], _ENDLESS)
+    runs = []
+    for i, eqn in enumerate(eqns):
+        run, cost = flow.node(), price(i)
+        runs.append(run)
+        flow.edge(source, run, _ENDLESS if cost is None else int(cost * _UNIT))
+        for x in {x for x in eqn.invars if is_var(x) and x in outside}:
+            flow.edge(outside[x], run, _ENDLESS)
+        results = [v for v in eqn.outvars if v not in free]
+        for v in results:
+            value(v, run if len(results) == 1 else flow.node())
+            if inside[v] != run:
+                flow.edge(run, inside[v], _ENDLESS)
+    for v in set(needed):
+        if v in outside:
+            flow.edge(outside[v], sink, _ENDLESS)
+    after = flow.reaches(source, sink)
+    keep = [v for v in outside if outside[v] in after and inside[v] not in after]
+    return keep, {i for i, run in enumerate(runs) if run in after}
+
+
+class _Flow:
+    """A maximum flow (Dinic, 1970): shortest paths in phases, each phase blocked by a depth-first search without recursion."""
+
+    def __init__(self) -> None:
+        self.edges: list[list[int]] = []  # of each node, indices into `to` and `room`; edge i and i ^ 1 are opposite
+        self.to: list[int] = []
+        self.room: list[int] = []
+
+    def node(self) -> int:
+        self.edges.append([])
+        return len(self.edges) - 1
+
+    def edge(self, a: int, b: int, capacity: int) -> None:
+        for start, end, room in ((a, b, capacity), (b, a, 0)):
+            self.edges[start].append(len(self.to))
+            self.to.append(end)
+            self.room.append(room)
+
+    def reaches(self, source: int, sink: int) -> set[int]:
+        """Runs the flow. Returns the nodes from which the sink can still be reached."""
+        while (level := self._levels(source)) and level[sink] >= 0:
+            self._block(source, sink, level)
+        seen, queue = {sink}, deque([sink])
         while queue:
-            a = queue.popleft()
-            for b in capacity.get(a, {}):
-                room = capacity[a][b] if forward else capacity[b][a]
-                if room > 0 and b not in seen:
-                    seen[b] = a
-                    queue.append(b)
+            for i in self.edges[queue.popleft()]:
+                a = self.to[i]
+                if self.room[i ^ 1] > 0 and a not in seen:
+                    seen.add(a)
+                    queue.append(a)
         return seen
 
-    while sink in (seen := search(source, True)):
-        path, b = [], sink
-        while seen[b] is not None:
-            path.append((seen[b], b))
-            b = seen[b]
-        amount = min(capacity[a][b] for a, b in path)
-        assert amount < float("inf"), "a product's result is not storable"
-        for a, b in path:
-            capacity[a][b] -= amount
-            capacity[b][a] += amount
-    reaches_sink = search(sink, False)
-    return [v for v in made if ("out", v) in reaches_sink and ("in", v) not in reaches_sink]
+    def _levels(self, source: int) -> list[int]:
+        level = [-1] * len(self.edges)
+        level[source] = 0
+        queue = deque([source])
+        while queue:
+            a = queue.popleft()
+            for i in self.edges[a]:
+                if self.room[i] > 0 and level[self.to[i]] < 0:
+                    level[self.to[i]] = level[a] + 1
+                    queue.append(self.to[i])
+        return level
 
-
-def _bytes_a_vertex(v: Any, level: Domains) -> float:
-    itemsize = getattr(v.aval.dtype, "itemsize", 4)  # keys of `jax.random` have none
-    return float(np.prod(v.aval.shape, dtype=float) * itemsize * (_EDGES_PER_ROW if level.get(v) == EDGE else 1))
+    def _block(self, source: int, sink: int, level: list[int]) -> None:
+        at, path, node = [0] * len(self.edges), [], source
+        while True:
+            if node == sink:
+                amount = min(self.room[i] for i in path)
+                for i in path:
+                    self.room[i] -= amount
+                    self.room[i ^ 1] += amount
+                first = next(k for k, i in enumerate(path) if not self.room[i])
+                node = self.to[path[first] ^ 1]
+                del path[first:]
+                continue
+            edges = self.edges[node]
+            while at[node] < len(edges):
+                i = edges[at[node]]
+                if self.room[i] > 0 and level[self.to[i]] == level[node] + 1:
+                    break
+                at[node] += 1
+            else:
+                if not path:
+                    return
+                i = path.pop()
+                node = self.to[i ^ 1]
+                at[node] += 1
+                continue
+            path.append(i)
+            node = self.to[i]

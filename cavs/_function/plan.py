@@ -28,6 +28,7 @@ class Plan:
         leaf: F at leaves, by kind.
         inner: F at vertices with children, by kind.
         sweeps: a cache of `_run.run`: compiled functions, by schedule shape.
+        kept: a cache of `keeping`.
     """
 
     function: VertexFunction
@@ -38,6 +39,7 @@ class Plan:
     leaf: dict[str | None, Role]
     inner: dict[str | None, Split]
     sweeps: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    kept: dict[Any, "Plan"] = dataclasses.field(default_factory=dict)
 
     @property
     def loop(self) -> str:
@@ -61,6 +63,34 @@ class Plan:
                 return None
             found.append(min(hits))
         return found
+
+    @property
+    def overwritten(self) -> frozenset[int]:
+        """The leaves of the state whose rows their cotangents overwrite."""
+        return next(iter(self.inner.values())).forward.overwritten
+
+    def keeping(self, overwrite: bool = False, share: bool = False, again: bool = False) -> "Plan":
+        """Returns the plan with another choice of what the backward keeps (`_function.keeping`); cached.
+
+        Args:
+            overwrite: whether cotangents may overwrite states: every vertex has at most one parent, and the root is known.
+            share: whether values are preferred that cut cotangents can overwrite.
+            again: whether products run again, as far as that saves memory.
+        """
+        leaves = self._overwritable() if overwrite else frozenset()
+        if not leaves and not share and not again:
+            return self
+        if (overwrite, share, again) not in self.kept:
+            inner = {kind: part.keeping(leaves, share, again) for kind, part in self.inner.items()}
+            self.kept[overwrite, share, again] = dataclasses.replace(self, inner=inner, sweeps={}, kept={})
+        return self.kept[overwrite, share, again]
+
+    def _overwritable(self) -> frozenset[int]:
+        """The leaves of the state whose rows the cotangents of a forest may overwrite."""
+        found = set(range(len(self.state_avals)))
+        for part in self.inner.values():
+            found &= part.can_overwrite(self.function.arity)
+        return frozenset(found - set(self.push_states or ()))
 
 
 def make_plan(function: VertexFunction, params: PyTree, inputs: PyTree, most: int | None) -> Plan:

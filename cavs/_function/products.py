@@ -1,37 +1,48 @@
-"""x @ W for all rows at once, and its gradients: of these what is eager or lazy (Cavs 3.5) is made, a step's largest products.
+"""x @ W for all rows at once, and its gradients. The eager and lazy parts consist of such products (Cavs 3.5), the largest of
+a training step.
 
-Where JAX computes them in tf32, float16 has as many bits (eleven) and is twice as fast; three times for x^T dY, as tensor
-cores read tf32 along what is summed, here the rows, which neither x nor dY has side by side. But float16's range is small.
-So an operand is multiplied by a power of two that brings its largest number just under 2^15: all that are 2^-29 of the largest
-or more keep eleven bits, smaller ones err by 2^-40 of it at most. Sums are float32.
+Where JAX would compute a product in tf32, it may be computed in float16: both have eleven significant bits, and float16 is
+twice as fast. For x^T dY it is three times as fast, because tensor cores read tf32 along the axis that is summed over, here
+the rows, which are contiguous neither in x nor in dY. The range of float16 is small, so each operand is first multiplied by a
+power of two that brings its largest number just below 2^15. Numbers of at least 2^-29 of the largest keep eleven bits; the
+error of smaller ones is at most 2^-40 of the largest. Sums are float32.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import PrecisionLike
+from jax.typing import DTypeLike
 
-BIAS, BITS = 127, 23  # of float32: its exponent's bias, and the bits of its mantissa
-LARGEST = 14  # the exponent of the largest number; float16's go from -14 to 15
+BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa
+LARGEST = 14  # the exponent of the largest number after scaling; those of float16 go from -14 to 15
 
 
-def rows_times_matrix(x: Any, w: Any, axis: int, precision: Any, dtype: Any) -> Any:
-    """x (rows, K) times W, whose `axis` of K entries is summed over; `precision` and `dtype` as in `lax.dot_general`."""
+def rows_times_matrix(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:
+    """Returns x @ W, (rows, N).
+
+    Args:
+        x: (rows, K).
+        w: (K, N) or (N, K).
+        axis: the axis of `w` that is summed over.
+        precision: as in `lax.dot_general`.
+        dtype: `preferred_element_type` of `lax.dot_general`.
+    """
     return _plain(x, w, (1, axis), precision, dtype)
 
 
-def large_product(x: Any, w: Any, axis: int, precision: Any, dtype: Any) -> Any:
-    """`rows_times_matrix` of all rows of a batch, which is done once in a pass and differentiated: perhaps in float16."""
+def large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:
+    """Returns `rows_times_matrix(...)` for all rows of a batch. It uses float16 if that is faster."""
     rows, k = x.shape
     if _tf32(precision, x.dtype, w.dtype, dtype) and _faster(rows, k, w.shape[1 - axis]):
         return _large_product(x, w, axis, precision)
     return rows_times_matrix(x, w, axis, precision, dtype)
 
 
-def weight_gradient(x: Any, ct: Any, w: Any, axis: int, precision: Any) -> Any:
-    """The cotangent of W from that of `rows_times_matrix(x, w, axis, ...)`: perhaps in float16."""
+def weight_gradient(x: jax.Array, ct: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> jax.Array:
+    """Returns the cotangent of W; `ct` is that of `rows_times_matrix(x, w, axis, ...)`. It uses float16 if that is faster."""
     rows, k = x.shape
     if _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1]):
         return _product(*_in_order(x, ct, axis), (0, 0), precision)
@@ -39,85 +50,91 @@ def weight_gradient(x: Any, ct: Any, w: Any, axis: int, precision: Any) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _large_product(x: Any, w: Any, axis: int, precision: Any) -> Any:
+def _large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> jax.Array:
     return _product(x, w, (1, axis), precision)
 
 
-def _forward(x: Any, w: Any, axis: int, precision: Any) -> tuple[Any, Any]:
+def _forward(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return _product(x, w, (1, axis), precision), (x, w)
 
 
-def _backward(axis: int, precision: Any, saved: Any, ct: Any) -> tuple[Any, Any]:
-    x, w = saved  # XLA converts each once, though here it is done where it is read
+def _backward(
+    axis: int, precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], ct: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, w = saved  # XLA converts each operand once, although it is converted here for each product
     return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
 
 
 _large_product.defvjp(_forward, _backward)
 
 
-def _in_order(x: Any, ct: Any, axis: int) -> tuple[Any, Any]:
+def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     return (x, ct) if axis == 0 else (ct, x)
 
 
-def _product(a: Any, b: Any, axes: tuple[int, int], precision: Any) -> Any:
-    """The product of two float32 matrices, with one axis of each summed over: on a GPU in float16."""
+def _product(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike) -> jax.Array:
+    """Returns the product of two float32 matrices over one axis of each. On a GPU it is computed in float16."""
     plain = functools.partial(_plain, axes=axes, precision=precision, dtype=jnp.float32)
     return lax.platform_dependent(a, b, cuda=functools.partial(in_float16, axes=axes), default=plain)
 
 
-def _plain(a: Any, b: Any, axes: tuple[int, int], precision: Any, dtype: Any) -> Any:
+def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:
     dims = ((axes[:1], axes[1:]), ((), ()))
     return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=dtype)
 
 
-def in_float16(a: Any, b: Any, axes: tuple[int, int]) -> Any:
-    """The same by a product of float16. Numbers that are not finite stay so."""
+def in_float16(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
+    """Returns `_product(a, b, axes)` by a product in float16. Numbers that are not finite stay so."""
     a_power, b_power = power_of(a), power_of(b)
     out = _plain(_scaled(a, a_power), _scaled(b, b_power), axes, lax.Precision.DEFAULT, jnp.float32)
-    back = -(a_power + b_power)  # in two steps: 2^back may be no float32 where the result is one
+    back = -(a_power + b_power)  # in two steps: 2^back may overflow although the result does not
     return out * two_to(back >> 1) * two_to(back - (back >> 1))
 
 
-def power_of(x: Any) -> Any:
-    """The n that brings the largest finite |x| into [2^14, 2^15), as far as 2^n and 2^-n are float32."""
+def power_of(x: jax.Array) -> jax.Array:
+    """Returns the n that brings the largest finite |x| to [2^14, 2^15), clipped so that 2^n and 2^-n are float32."""
     largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), initial=0)
     exponent = (lax.bitcast_convert_type(largest, jnp.int32) >> BITS) - BIAS
     return jnp.clip(LARGEST - exponent, 1 - BIAS, BIAS - 1)
 
 
-def _scaled(x: Any, power: Any) -> Any:
+def _scaled(x: jax.Array, power: jax.Array) -> jax.Array:
     return (x * two_to(power)).astype(jnp.float16)
 
 
-def two_to(power: Any) -> Any:
-    """2^power, from -126 to 126, by its bits: XLA puts it into the loop over what is multiplied."""
+def two_to(power: jax.Array) -> jax.Array:
+    """Returns 2^power for powers from -126 to 126. It is made of its bits, so XLA fuses it into the product with it."""
     return lax.bitcast_convert_type((power + BIAS) << BITS, jnp.float32)
 
 
-def of_tf32_bits(precision: Any) -> bool:
-    """Whether a product of float32 is asked to be as exact as tf32, and no more. Where an algorithm is named, that is done."""
+def of_tf32_bits(precision: PrecisionLike) -> bool:
+    """Returns whether `precision` asks a product in float32 for at most the bits of tf32. A named algorithm is respected."""
     asked = precision if isinstance(precision, tuple) else (precision,)
     return all(p in (None, lax.Precision.DEFAULT, lax.Precision.HIGH) for p in asked)
 
 
-def _tf32(precision: Any, *dtypes: Any) -> bool:
-    """Whether JAX computes such a product in tf32 here, and may as well in float16."""
+def _tf32(precision: PrecisionLike, *dtypes: DTypeLike | None) -> bool:
+    """Returns whether JAX would compute such a product in tf32 on this device, so float16 is as exact."""
     return of_tf32_bits(precision) and all(d in (None, jnp.float32) for d in dtypes) and _hopper()
 
 
 def _hopper() -> bool:
-    """Other GPUs have not been measured."""
+    """Returns whether the GPU is a Hopper. Others have not been measured."""
     return str(getattr(jax.devices()[0], "compute_capability", "")) == "9.0"
 
 
-# Models of one H200 (2026-11-22): what float16 saves, and what it takes to look for the largest numbers and convert all.
+# Models of seconds on one H200 (2026-11-22): the time that float16 saves, and the time to find the largest numbers and to
+# convert.
 
 
 def _faster(rows: int, k: int, n: int) -> bool:
-    """For x @ W and both gradients."""
+    """Returns whether float16 is faster for x @ W and both gradients."""
     return 2 * rows * k * n / 100e12 > 9e-6 + 2.6e-12 * k * n + rows * (0.9e-12 * k + 2.6e-12 * n)
 
 
 def _faster_gradient(rows: int, k: int, n: int) -> bool:
-    """For the weight's gradient. Half of what dY takes: where x and h have weights of their own, it counts for both."""
+    """Returns whether float16 is faster for the gradient of the weight.
+
+    Half of the time to convert dY counts: if x and h have weights of their own, both gradients read it.
+    """
     return 2 * rows * k * n / 270e12 > 6e-6 + rows * (0.6e-12 * k + 1.3e-12 * n)

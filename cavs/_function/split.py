@@ -16,6 +16,7 @@ from cavs._function.domains import ROW, STATIC, Domain, domain_of
 from cavs._function.equations import needed, reads
 from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Forward, Joint, Recurrent, Reverse
+from cavs._function.keeping import can_overwrite, front, with_keeping
 from cavs._function.role import Role
 from cavs._function.transpose import joint_of
 
@@ -76,6 +77,32 @@ class Split:
     def extra_domain(self) -> list[Domain]:
         """The domain of each of `recurrent.extra`."""
         return [self.role.domain[v] for v in self.recurrent.extra]
+
+    def keeping(self, overwritten: frozenset[int], share: bool, again: bool) -> "Split":
+        """Returns the split whose backward overwrites these leaves of the state; the other arguments as in `Plan.keeping`."""
+        products = front(self.joint, overwritten)[-1].again if again else ()
+        return dataclasses.replace(self, joint=with_keeping(self.joint, products, overwritten, share), launches={})
+
+    def can_overwrite(self, arity: int) -> set[int]:
+        """The leaves of the state whose rows the cotangents of a forest may overwrite.
+
+        In a forest, the task of a vertex's parent is the last to read its state, and the only one to write its cotangent. So
+        the lazy part and the lazy gradients must not read the leaf, and a task must write the cotangent of each child once: by
+        number or by `gather_all`, not by both.
+        """
+        role, reverse, lazy = self.role, self.reverse, reads(self.lazy_eqns, self.role.pushes)
+        by_number = {self.recurrent.slots[j] for j in reverse.ct_slots}
+        by_all = {self.recurrent.child[j] for j in reverse.ct_child}
+
+        def written_once(i: int) -> bool:
+            numbers = {k for k, leaf in by_number if leaf == i}
+            return not numbers if i in by_all else len(numbers) == arity > 0 and not self.gathers_all
+
+        def read_later(i: int) -> bool:
+            return role.states[i] in lazy or role.child[i] in lazy or any(slot[i] in lazy for slot in role.slots)
+
+        found = can_overwrite(self.joint, self.recurrent.slots, self.recurrent.child)
+        return {i for i in found if written_once(i) and not read_later(i)}
 
 
 def split(role: Role, eager: bool) -> Split:

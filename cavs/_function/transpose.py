@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
 from cavs._function.equations import Program, bind, depends, is_float, needed, reads, shape_of, tap_p, trace, value_of
-from cavs._function.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
+from cavs._function.jaxprs import Atom, Env, Eqn, bodies_in, is_var
 from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse
-from cavs._function.minimum_cut import minimum_cut
+from cavs._function.keeping import with_keeping
 from cavs._function.role import Role
 
 
@@ -52,7 +52,7 @@ def _joint_of(role: Role, part: Recurrent, differentiable: bool) -> Joint:
         num_children=inputs.num_children,
         states=tuple(outputs.states),
         extra=tuple(outputs.extra),
-        keep=_kept(program, domain, inputs, outputs, uses),
+        keep=[],
     )
     reverse = Reverse(
         state_cts=dict(zip(_floats(role.states), inputs.state_cts, strict=True)),
@@ -62,7 +62,7 @@ def _joint_of(role: Role, part: Recurrent, differentiable: bool) -> Joint:
         ct_child=_present(outputs.ct_child),
         uses=uses,
     )
-    return Joint(program, domain, forward, reverse, differentiable)
+    return with_keeping(Joint(program, domain, forward, reverse, differentiable))
 
 
 class _Reader(NamedTuple):
@@ -216,23 +216,6 @@ def _operands_of_gradient(reader: _Reader) -> set[int]:
     program, _, _ = trace(gradient, _shapes(eqn.invars), _shapes([v for v in eqn.outvars if is_float(v)]))
     read = reads(needed(program.eqns, program.outs, set())[0], program.outs)
     return {i for i, v in enumerate(program.invars[: len(eqn.invars)]) if v in read}
-
-
-def _kept(program: Program, domain: Domains, inputs: _Inputs, outputs: _Outputs, uses: Sequence[ParamUse]) -> list[Var]:
-    """What the forward keeps for the backward: a minimum cut.
-
-    The backward reads the operands of its equations, forward values that are themselves cotangents, and the operands of lazy
-    gradients.
-    """
-    backward = depends(program.eqns, {*inputs.state_cts, *inputs.extra_cts})
-    cts = (*outputs.ct_cross, *outputs.ct_slots, *outputs.ct_child, *(cut for cuts in outputs.cuts for cut in cuts))
-    results = [v for v in cts if v is not None and is_var(v)]
-    backward_eqns = [e for e in needed(program.eqns, results, set())[0] if e.outvars[0] in backward]
-    sinks = reads(backward_eqns, [*results, *(v for use in uses for v in use.operands.values())]) - backward
-    free = {*inputs.statics, *inputs.cross, *inputs.slots, *inputs.child, inputs.num_children, *program.consts}
-    free |= {v for v in (*outputs.states, *outputs.extra) if is_var(v)}
-    forward_eqns = [e for e in program.eqns if e.outvars[0] not in backward]
-    return minimum_cut(forward_eqns, sinks, free, domain)
 
 
 def _floats(values: Sequence[Atom]) -> list[int]:

@@ -30,6 +30,7 @@ class OptionalFields(TypedDict):
     vocab: tuple[str, ...] | None
     kind_names: tuple[str, ...] | None
     label_names: tuple[str, ...] | None
+    graph_label: np.ndarray | None
 
 
 def checked_structure(
@@ -86,6 +87,7 @@ def checked_fields(
     vocab: Iterable[str] | None = None,
     kind_names: Iterable[str] | None = None,
     label_names: Iterable[str] | None = None,
+    graph_label: ArrayLike | None = None,
 ) -> OptionalFields:
     """Validates the optional arguments of `Graphs.build`.
 
@@ -109,12 +111,32 @@ def checked_fields(
     words, kinds, labels = (None if names is None else tuple(names) for names in (vocab, kind_names, label_names))
     return {
         "kind": ids("kind", kind, kinds),
-        "label": ids("label", label, labels),
+        "label": ids("label", label, labels) if are_ids(label) else _values("label", label, int(vertex_offsets[-1]), labels),
         "input_id": ids("input_id", input_id, words),
         "vocab": words,
         "kind_names": kinds,
         "label_names": labels,
+        "graph_label": None if graph_label is None else _values("graph_label", graph_label, len(vertex_offsets) - 1, None),
     }
+
+
+def are_ids(label: ArrayLike | None) -> bool:
+    """Whether labels are one integer per vertex, rather than numbers of another dtype or arrays."""
+    return label is None or np.ndim(label) == 1 and (np.size(label) == 0 or np.issubdtype(np.asarray(label).dtype, np.integer))
+
+
+def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ...] | None) -> np.ndarray:
+    """Labels that are no ids: (count, ...) numbers of any dtype."""
+    array, what = np.asarray(value), "graph" if name == "graph_label" else "vertex"
+    if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
+        raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.")
+    if array.shape[:1] != (count,):
+        raise ValueError(f"{name}: got shape {array.shape}; expected ({count}, ...), one row per {what}.")
+    if names is not None:
+        raise ValueError(
+            f"label_names: got names, but the labels are {array.dtype}{list(array.shape[1:])}; expected indices of names."
+        )
+    return array
 
 
 def checked_index(index: Index, count: int) -> slice | np.ndarray:

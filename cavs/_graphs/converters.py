@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cavs._graphs.checks import Structure, checked_fields
+from cavs._graphs.checks import Structure, are_ids, checked_fields
 from cavs._graphs.flat import children_of_parents
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.heights import offsets
@@ -230,12 +230,18 @@ def _place(sizes: np.ndarray, row: int) -> tuple[int, int]:
 
 def _flat_fields(function: str, num_vertices: np.ndarray, fields: dict[str, Any]) -> dict[str, Any]:
     """The optional arguments of `Graphs.build`. Concatenates ids that are a list of one array per graph."""
-    known = ("kind", "label", "input_id", "kind_names", "label_names", "vocab")
+    known = ("kind", "label", "input_id", "kind_names", "label_names", "vocab", "graph_label")
     out = {}
     for field, value in fields.items():
         if field not in known:
             raise TypeError(f"{function}: got unknown argument {field!r}; expected one of {', '.join(known)}.")
-        if field in known[:3] and isinstance(value, (list, tuple)) and len(value) and np.ndim(value[0]) == 1:
+        if (
+            field in known[:3]
+            and isinstance(value, (list, tuple))
+            and len(value)
+            and np.ndim(value[0]) == 1
+            and are_ids(value[0])
+        ):
             arrays = _per_graph(f"{function}: {field}", value)
             if len(arrays) != len(num_vertices):
                 raise ValueError(f"{function}: {field}: got {len(arrays)} arrays; expected {len(num_vertices)}, one per graph.")

@@ -66,6 +66,7 @@ class DeferredGraphs(Graphs):
     vocab = _read_on_first_use("vocab")
     kind_names = _read_on_first_use("kind_names")
     label_names = _read_on_first_use("label_names")
+    graph_label = _read_on_first_use("graph_label")
 
 
 def consecutive(graphs: Graphs, counts: np.ndarray) -> Iterator[Graphs]:
@@ -80,5 +81,6 @@ def consecutive(graphs: Graphs, counts: np.ndarray) -> Iterator[Graphs]:
             graphs.child_offsets[v0 : v1 + 1] - e0,
             slice(v0, v1),
             slice(e0, e1),
+            slice(start, stop),
         )
         yield part._selected_from(graphs, np.arange(start, stop))

@@ -40,12 +40,14 @@ class Graphs:
         kind: (V,) int32, the kind of each vertex, an index into `kind_names` if there are names. `None` if all vertices
             are of one kind.
         label: (V,) int32, the label of each vertex, an index into `label_names` if there are names; -1 at a vertex
-            without a label. `None` if there are no labels.
+            without a label. Or numbers of any other dtype or shape (V, ...), such as targets of a regression, in which NaN
+            says that there is none. `None` if there are no labels.
         input_id: (V,) int32, what each vertex reads from outside, such as a word: an index into `vocab` if there is one;
             -1 at a vertex that reads nothing. `None` if no vertex reads anything.
         vocab: tuple of str, the names of `input_id`, or `None`.
         kind_names: tuple of str, the names of `kind`, or `None`.
         label_names: tuple of str, the names of `label`, or `None`.
+        graph_label: (G, ...) numbers of any dtype, the label of each graph, or `None`.
     """
 
     vertex_offsets: np.ndarray
@@ -58,6 +60,7 @@ class Graphs:
     vocab: tuple[str, ...] | None = None
     kind_names: tuple[str, ...] | None = None
     label_names: tuple[str, ...] | None = None
+    graph_label: np.ndarray | None = None
     # For selected graphs: a weak reference to the graphs they were selected from, and their numbers there. The scheduler
     # then reads the facts of the whole data set, which are computed once.
     _selected: ClassVar["tuple[weakref.ref[Graphs], np.ndarray] | None"] = None
@@ -74,6 +77,7 @@ class Graphs:
         vocab: Iterable[str] | None = None,
         kind_names: Iterable[str] | None = None,
         label_names: Iterable[str] | None = None,
+        graph_label: ArrayLike | None = None,
     ) -> "Graphs":
         """Validates flat arrays and computes heights.
 
@@ -82,11 +86,12 @@ class Graphs:
             num_children: (V,) integers, the number of children of each vertex.
             children: (E,) integers, the children of all vertices, as vertex numbers within the graph.
             kind: (V,) integers >= 0, or `None`.
-            label: (V,) integers >= -1, or `None`.
+            label: (V,) integers >= -1, or (V, ...) numbers of any other dtype or shape, or `None`.
             input_id: (V,) integers >= -1, or `None`.
             vocab: names of `input_id`.
             kind_names: names of `kind`.
             label_names: names of `label`.
+            graph_label: (G, ...) numbers, or `None`.
 
         Returns:
             The graphs.
@@ -105,6 +110,7 @@ class Graphs:
             vocab=vocab,
             kind_names=kind_names,
             label_names=label_names,
+            graph_label=graph_label,
         )
         return Graphs(*structure, **fields)
 
@@ -162,7 +168,7 @@ class Graphs:
         v0, v1 = int(self.vertex_offsets[start]), int(self.vertex_offsets[stop])
         e0, e1 = int(self.child_offsets[v0]), int(self.child_offsets[v1])
         vertex_offsets, child_offsets = self.vertex_offsets[start : stop + 1] - v0, self.child_offsets[v0 : v1 + 1] - e0
-        part = self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1))
+        part = self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1), slice(start, stop))
         return part._selected_from(self, np.arange(start, stop))
 
     def _select(self, index: np.ndarray) -> "Graphs":
@@ -173,13 +179,18 @@ class Graphs:
         edges = self.child_offsets[starts + sizes] - first
         edge_offsets = offsets(edges)
         child_offsets = np.append(self.child_offsets.take(rows) - (first - edge_offsets[:-1]).repeat(sizes), edge_offsets[-1])
-        part = self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges))
+        part = self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges), index)
         return part._selected_from(self, index)
 
     def _with_rows(
-        self, vertex_offsets: np.ndarray, child_offsets: np.ndarray, rows: np.ndarray | slice, edges: np.ndarray | slice
+        self,
+        vertex_offsets: np.ndarray,
+        child_offsets: np.ndarray,
+        rows: np.ndarray | slice,
+        edges: np.ndarray | slice,
+        numbers: np.ndarray | slice,
     ) -> "Graphs":
-        """Graphs with these offsets, the vertices `rows` and the edges `edges`."""
+        """Graphs with these offsets: the vertices `rows`, the edges `edges` and the graphs `numbers`."""
         return Graphs(
             vertex_offsets,
             child_offsets,
@@ -191,6 +202,7 @@ class Graphs:
             self.vocab,
             self.kind_names,
             self.label_names,
+            None if self.graph_label is None else self.graph_label[numbers],
         )
 
     def _selected_from(self, graphs: "Graphs", index: np.ndarray) -> "Graphs":
@@ -217,11 +229,15 @@ class Graphs:
             if fields[name] != getattr(other, name):
                 hint = " Write graphs + other.with_vocab(graphs.vocab)." if name == "vocab" else ""
                 raise ValueError(f"graphs + other: got different {name}; expected the same on both sides.{hint}")
-        for name in ("kind", "label", "input_id"):
-            a, b = getattr(self, name), getattr(other, name)
+        for name in ("kind", "label", "input_id", "graph_label"):
+            a: np.ndarray | None = getattr(self, name)
+            b: np.ndarray | None = getattr(other, name)
+            if a is not None and b is not None and (a.dtype, a.shape[1:]) != (b.dtype, b.shape[1:]):
+                got = f"{a.dtype}{list(a.shape[1:])} and {b.dtype}{list(b.shape[1:])}"
+                raise ValueError(f"graphs + other: {name}: got {got}; expected the same dtype and shape on both sides.")
             if (a is None) != (b is None):
                 raise ValueError(f"graphs + other: got {name} on one side only; expected it on both sides or on neither.")
-            fields[name] = None if a is None else np.concatenate([a, b])
+            fields[name] = None if a is None or b is None else np.concatenate([a, b])
         return Graphs(
             np.concatenate([self.vertex_offsets, other.vertex_offsets[1:] + self.vertex_offsets[-1]]),
             np.concatenate([self.child_offsets, other.child_offsets[1:] + self.child_offsets[-1]]),

@@ -8,6 +8,7 @@ import numpy as np
 
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
+from cavs._readers.targets import as_values, target_shape, targets
 
 if TYPE_CHECKING:
     import networkx
@@ -59,6 +60,10 @@ def from_networkx(
     for ids, attribute, names in (("kind", kind, "kind_names"), ("label", label, "label_names"), ("input_id", input, "vocab")):
         given: list[Any] = [value.item() if isinstance(value, np.integer) else value for value in values[ids]]
         if all(value is None for value in given):
+            continue
+        shape = target_shape(given) if ids == "label" else None
+        if isinstance(shape, tuple):
+            fields[ids] = targets(given, shape)
             continue
         found = value_type(given, optional=ids != "kind")
         if isinstance(found, str):
@@ -119,15 +124,17 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
         ("label", graphs.label, graphs.label_names),
         ("input", graphs.input_id, graphs.vocab),
     ):
-        if ids is not None:
-            attributes.append((attribute, ids.tolist(), names))
+        if ids is not None and ids.dtype == np.int32 and ids.ndim == 1:
+            attributes.append((attribute, [None if i < 0 else i if names is None else names[i] for i in ids.tolist()]))
+        elif ids is not None:
+            attributes.append((attribute, as_values(ids)))
     out = []
     for start, stop in pairwise(graphs.vertex_offsets.tolist()):
         first, last = int(graphs.child_offsets[start]), int(graphs.child_offsets[stop])
         pairs = list(zip(children[first:last], parents[first:last], strict=True))
         graph = networkx.DiGraph() if len(set(pairs)) == len(pairs) else networkx.MultiDiGraph()
         for row in range(start, stop):
-            own = {a: ids[row] if names is None else names[ids[row]] for a, ids, names in attributes if ids[row] >= 0}
+            own = {attribute: values[row] for attribute, values in attributes if values[row] is not None}
             graph.add_node(row - start, **own)
         for (child, parent), place in zip(pairs, order[first:last], strict=True):
             graph.add_edge(child, parent, order=place)

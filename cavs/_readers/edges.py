@@ -10,8 +10,9 @@ from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.integers import INT32_MAX
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines, write_bytes
+from cavs._readers.targets import TargetShape, as_values, target_shape, targets
 
-_KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds")
+_KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label")
 _FIELDS = {"inputs": ("input_id", "vocab"), "labels": ("label", "label_names"), "kinds": ("kind", "kind_names")}
 
 # The most vertices without an edge, an input, a label or a kind. A line of 40 bytes must not allocate gigabytes.
@@ -33,10 +34,12 @@ def read_edges(path: Path) -> Graphs:
     - `num_vertices` accompanies `edges`. It is at most 1000 more than the edges can name, unless `inputs`, `labels` or
       `kinds` has that length.
     - `inputs`, `labels` and `kinds` are optional and have one value per vertex.
+    - `label` is optional, the label of the graph: a number or nested lists of numbers of one shape, which become `graph_label`.
 
     The values of `inputs`, of `labels` and of `kinds` are of one type in the whole file: integers >= 0, or strings, which
     become `vocab`, `label_names`, `kind_names` in the order of first appearance. An input or a label may be null, which
-    becomes -1. Each of these keys is on every line or on none.
+    becomes -1. If any of the `labels` is a number with decimals or a list of numbers, all of them are targets of a
+    regression: they become (V, ...) float64, and null becomes NaN. Each of these keys is on every line or on none.
 
     Args:
         path: the file; it is decompressed if its name ends in `.gz`.
@@ -54,6 +57,8 @@ def read_edges(path: Path) -> Graphs:
     children: list[int] = []
     columns: dict[str, list[Any]] = {}
     types: dict[str, type] = {}
+    label_shape: TargetShape = None
+    graph_labels = _GraphLabels(path)
     for position, (number, line) in enumerate(lines):
         graph = _load(path, number, line)
         rows = _children(path, number, line, graph)
@@ -61,6 +66,7 @@ def read_edges(path: Path) -> Graphs:
         num_vertices.append(n)
         num_children.extend(map(len, rows))
         children.extend(chain.from_iterable(rows))
+        graph_labels.add(number, line, graph, position)
         for key in _FIELDS:
             values = graph.get(key)
             if (key in columns) != (values is not None) and position:
@@ -70,6 +76,11 @@ def read_edges(path: Path) -> Graphs:
                 continue
             if type(values) is not list or len(values) != n:
                 raise format_error(path, number, line, f"{key!r} to be a list of {n} values, one per vertex")
+            if key == "labels":
+                label_shape = _joined(path, number, line, values, label_shape, types.get(key))
+                if label_shape is not None:
+                    columns.setdefault(key, []).extend(values)
+                    continue
             found = value_type(values, optional=key != "kinds")
             if isinstance(found, str) or found is not None and types.setdefault(key, found) is not found:
                 expected = types[key].__name__ if key in types else "int or str"
@@ -85,7 +96,11 @@ def read_edges(path: Path) -> Graphs:
     fields: dict[str, Any] = {}
     for key, values in columns.items():
         ids, names = _FIELDS[key]
-        fields[ids], fields[names] = ids_and_names(values)
+        if key == "labels" and label_shape is not None:
+            fields[ids] = targets(values, label_shape)
+        else:
+            fields[ids], fields[names] = ids_and_names(values)
+    fields["graph_label"] = graph_labels.array()
 
     def cycle_error(graph: int, vertex: int) -> FormatError:
         number, line = lines[graph]
@@ -108,14 +123,63 @@ def write_edges(graphs: Graphs, path: Path) -> None:
     children = graphs.children.tolist()
     columns = {}
     for key, (ids, names) in _FIELDS.items():
-        if getattr(graphs, ids) is not None:
-            columns[key] = _values(getattr(graphs, ids), getattr(graphs, names))
+        array = getattr(graphs, ids)
+        if array is not None:
+            columns[key] = (
+                _values(array, getattr(graphs, names)) if array.dtype == np.int32 and array.ndim == 1 else as_values(array)
+            )
+    labels = None if graphs.graph_label is None else as_values(graphs.graph_label)
     lines = []
-    for start, stop in pairwise(vertex_offsets):
+    for g, (start, stop) in enumerate(pairwise(vertex_offsets)):
         rows = [children[child_offsets[r] : child_offsets[r + 1]] for r in range(start, stop)]
-        graph = {"children": rows} | {key: values[start:stop] for key, values in columns.items()}
+        graph: JSONObject = {"children": rows} | {key: values[start:stop] for key, values in columns.items()}
+        graph |= {} if labels is None else {"label": labels[g]}
         lines.append(json.dumps(graph, separators=(",", ":")) + "\n")
     write_bytes(path, "".join(lines).encode("ascii"))
+
+
+class _GraphLabels:
+    """The values of `label`, one per line."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.values: list[Any] = []
+        self.shape: TargetShape = None
+
+    def add(self, number: int, line: str, graph: JSONObject, position: int) -> None:
+        if ("label" in graph) != bool(self.values) and position:
+            first = "has" if self.values else "lacks"
+            raise format_error(self.path, number, line, f"'label' on every line or on none; the first {first} it")
+        if "label" not in graph:
+            return
+        value = graph["label"]
+        right = value is None or type(value) in (int, float) or isinstance(target_shape([value]), tuple)
+        if not right or value is not None and self.shape not in (None, np.shape(value)):
+            raise format_error(
+                self.path, number, line, "'label' to be a number, or lists of numbers of one shape, in all lines"
+            )
+        self.shape = np.shape(value) if value is not None else self.shape
+        self.values.append(value)
+
+    def array(self) -> np.ndarray | None:
+        """(G, ...) int64 if all labels are integers, else float64."""
+        if not self.values:
+            return None
+        if set(map(type, self.values)) == {int}:
+            return np.array(self.values)
+        return targets(self.values, self.shape or ())
+
+
+def _joined(path: Path, number: int, line: str, values: list[Any], known: TargetShape, ids: type | None) -> TargetShape:
+    """The shape of the targets of all lines up to this one; `None` if labels are ids so far."""
+    found = target_shape(values)
+    if found is None:
+        plain = known is not None and (known == () or all(v is None for v in values))
+        if known is None or plain and {type(v) for v in values} <= {int, type(None)}:
+            return known
+    elif not isinstance(found, str) and known in (None, found) and (ids is None or ids is int and found == ()):
+        return found
+    raise format_error(path, number, line, "'labels' to be of one type and shape in all lines")
 
 
 def _values(ids: np.ndarray, names: tuple[str, ...] | None) -> list[int | str | None]:

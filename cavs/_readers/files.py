@@ -20,8 +20,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     # The name is unique, because two processes may write the same file at once.
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
+        with open(temporary, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode  # as umask has it; a library may write files that only the owner reads
         yield temporary
         with open(temporary, "rb+") as file:
+            os.chmod(temporary, stat.S_IMODE(mode))
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(folder or os.curdir)
@@ -32,7 +35,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Writes a file; if the write is interrupted, the old file stays."""
-    with replacing(path) as temporary, open(temporary, "xb") as file:
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(data)
 
 

@@ -84,12 +84,39 @@ def read_bytes(path: Path) -> bytes:
 def read_utf8(path: Path) -> bytes:
     """Reads a file, checks that it is UTF-8, and returns its bytes without a byte order mark."""
     data = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff") or data[:4].count(0) == 2:
+        name = os.fspath(path)
+        raise FormatError(f"{name}: got UTF-16 text; expected UTF-8. Write: iconv -f UTF-16 -t UTF-8 {name} > utf8.txt")
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         got = data[error.start : error.start + 8]
         raise format_error(path, line_at(data, error.start), got, f"UTF-8 text ({error.reason})") from error
     return data
+
+
+def utf8_of_lines(reader: str, lines: Iterable[str]) -> tuple[str, bytes]:
+    """Joins an open text file or other lines, with or without `\\n`. Returns their name in error messages, and UTF-8.
+
+    Raises:
+        TypeError: `lines` is not an iterable of strings. The message names `reader`.
+        FormatError: a line cannot be encoded as UTF-8.
+    """
+    own = getattr(lines, "name", None)
+    name, parts = own if isinstance(own, str) else "lines", []
+    expected = "expected a path, a file opened as text, or lines of type str"
+    if not isinstance(lines, Iterable):
+        raise TypeError(f"{reader}: source: got {type(lines).__name__}; {expected}.")
+    for line in lines:
+        if not isinstance(line, str):
+            raise TypeError(f"{reader}: source: got a line of type {type(line).__name__}; {expected}. Write open(path).")
+        parts.append(line.removesuffix("\n"))
+    try:
+        return name, "\n".join(parts).removeprefix("\ufeff").encode("utf-8")
+    except UnicodeEncodeError as error:
+        number = error.object.count("\n", 0, error.start) + 1
+        got = error.object[error.start : error.start + 8]
+        raise format_error(name, number, got, f"text that UTF-8 can encode ({error.reason})") from error
 
 
 def read_lines(path: Path) -> list[str]:

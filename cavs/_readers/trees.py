@@ -3,6 +3,7 @@
 import os
 import re
 import warnings
+from collections.abc import Iterable
 from itertools import compress
 
 import numpy as np
@@ -11,10 +12,10 @@ from cavs._graphs.flat import children_of_parents, number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers.files import read_whole
 from cavs._readers.npz import graphs_from_bytes, graphs_to_bytes
-from cavs._readers.source import FormatError, Path, format_error, line_at, read_utf8, write_bytes
+from cavs._readers.source import FormatError, Path, format_error, line_at, read_utf8, utf8_of_lines, write_bytes
 
 
-def read_trees(path: Path, *, cache: bool = False) -> Graphs:
+def read_trees(source: Path | Iterable[str], *, cache: bool = False) -> Graphs:
     """Reads trees in brackets: `(label word)` is a leaf, `(label child child ...)` is an inner vertex.
 
     An inner vertex has one or more children, each in brackets. Before a child, the label may be omitted, as in the Penn
@@ -36,9 +37,10 @@ def read_trees(path: Path, *, cache: bool = False) -> Graphs:
     ```
 
     Args:
-        path: the file; it is decompressed if its name ends in `.gz`.
-        cache: if `True`, stores the graphs in `<path>.npz`, and reads that file instead as long as the size and the
-            modification time of `path` do not change. A cache that is damaged or of another version is replaced. If it
+        source: the path of a file, which is decompressed if its name ends in `.gz`; or a file opened as text; or any
+            iterable of lines, such as `["(3 (2 good) (2 .))"]`.
+        cache: if `True`, stores the graphs in `<source>.npz`, and reads that file instead as long as the size and the
+            modification time of `source` do not change. A cache that is damaged or of another version is replaced. If it
             cannot be written, a warning is issued.
 
     Returns:
@@ -47,18 +49,27 @@ def read_trees(path: Path, *, cache: bool = False) -> Graphs:
     Raises:
         FormatError: there is text outside brackets, a vertex has neither a word nor children, or both, or two words, a
             bracket is unmatched, or the file is not UTF-8. The message names the line.
+        TypeError: `source` is neither a path nor an iterable of `str`.
+        ValueError: `cache=True`, and `source` is not a path.
     """
+    if not isinstance(source, str | os.PathLike):
+        if cache:
+            raise ValueError(
+                f"read_trees: cache: got True for {type(source).__name__}; expected a path, beside which the cache is stored. "
+                "Write cache=False."
+            )
+        return _parse(*utf8_of_lines("read_trees", source))
     if not cache:
-        return _parse(path, read_utf8(path))
+        return _parse(source, read_utf8(source))
     # Before reading: if the file changes meanwhile, the cache is out of date.
-    stat = os.stat(path)
+    stat = os.stat(source)
     stamp = (stat.st_size, stat.st_mtime_ns)
-    cached = f"{os.fspath(path)}.npz"
+    cached = f"{os.fspath(source)}.npz"
     try:
         return graphs_from_bytes(cached, read_whole(cached), stamp)
     except (OSError, FormatError):
         pass
-    graphs = _parse(path, read_utf8(path))
+    graphs = _parse(source, read_utf8(source))
     try:
         write_bytes(cached, graphs_to_bytes(graphs, stamp))
     except OSError as error:

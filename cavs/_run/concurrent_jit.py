@@ -11,25 +11,25 @@ depend on the launch before it.
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.extend import core as jex
 
 from cavs._function.equations import bind
-from cavs._function.jaxprs import CALLS, body_of, opened, scan_parts
+from cavs._function.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
+from cavs._graphs.pytree import PyTree
 from cavs.kernels import begin_p, end_p
 
 BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
 
 
-def concurrent_jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) -> Callable[..., Any]:
     """Compiles a training step like `jax.jit`, but on a GPU independent kernels run at the same time.
 
     ```python
@@ -64,15 +64,15 @@ def concurrent_jit(fun: Callable[..., Any] | None = None, /, **options: Any) -> 
     return jax.jit(in_turn(fun), compiler_options=BESIDE | given, **options)
 
 
-def in_turn(fun: Callable[..., Any]) -> Callable[..., Any]:
+def in_turn(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns `fun` with each launch made to depend on the launch before it."""
 
     @functools.wraps(fun)
-    def ordered(*args: Any, **kwargs: Any) -> Any:
+    def ordered(*args: PyTree, **kwargs: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten((args, kwargs))
         traced = [n for n, x in enumerate(leaves) if isinstance(x, Tracer)]
 
-        def flat(*given: Any) -> Any:
+        def flat(*given: jax.Array) -> PyTree:
             mine = list(leaves)
             for n, x in zip(traced, given, strict=True):
                 mine[n] = x
@@ -81,18 +81,30 @@ def in_turn(fun: Callable[..., Any]) -> Callable[..., Any]:
 
         given = [leaves[n] for n in traced]
         closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*given)
-        outs, _ = _run(closed.jaxpr, closed.consts, given, None)
+        outs, _ = _run(*opened(cast(ClosedJaxpr, closed)), given, None)
         return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
     return ordered
 
 
-def _run(jaxpr: Any, consts: Any, args: Any, before: Any) -> tuple[list[Any], Any]:
-    """Evaluates a jaxpr after the launch whose flag `before` is (None: there was none); also the flag of its last one."""
+def _run(
+    jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array], before: jax.Array | None
+) -> tuple[list[jax.Array], jax.Array | None]:
+    """Evaluates a jaxpr after a launch.
+
+    Args:
+        jaxpr: the jaxpr.
+        consts: the values of its constants.
+        args: the values of its arguments.
+        before: the flag of the launch; `None` if there was none.
+
+    Returns:
+        The results, and the flag of the last launch.
+    """
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(x: Any) -> Any:
-        return x.val if isinstance(x, jex.Literal) else env[x]
+    def read(x: Atom) -> jax.Array:
+        return env[x] if is_var(x) else x.val
 
     for eqn in jaxpr.eqns:
         operands = [read(x) for x in eqn.invars]
@@ -109,8 +121,8 @@ def _run(jaxpr: Any, consts: Any, args: Any, before: Any) -> tuple[list[Any], An
     return [read(x) for x in jaxpr.outvars], before
 
 
-def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]:
-    """Runs an equation with launches in its jaxprs; these are in turn with those before and after it."""
+def _inside(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tuple[list[jax.Array], jax.Array | None]:
+    """Evaluates an equation that contains launches. They run after the launch `before` and before those that follow."""
     name, params = eqn.primitive.name, eqn.params
     if name in CALLS:
         with _scope(params.get("name", "")):
@@ -129,7 +141,7 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
     if name == "scan":
         consts, init, xs = scan_parts(params, operands)
 
-        def one(carry: Any, x: Any) -> Any:
+        def one(carry: PyTree, x: list[jax.Array]) -> PyTree:
             outs, flag = _run(*body_of(eqn), [*consts, *carry[1], *x], carry[0])
             return (flag, outs[: len(init)]), outs[len(init) :]
 
@@ -151,12 +163,12 @@ def _inside(eqn: Any, operands: list[Any], before: Any) -> tuple[list[Any], Any]
     )
 
 
-def _scope(name: Any) -> Any:
-    """What a profile shows an equation under."""
+def _scope(name: object) -> contextlib.AbstractContextManager[object]:
+    """Enters the name under which profiles show an equation."""
     return jax.named_scope(str(name)) if str(name) else contextlib.nullcontext()
 
 
-def _launches(eqn: Any) -> bool:
-    """Whether a jaxpr of an equation has a launch in it."""
-    inner = [e for jaxpr in jex.jaxprs_in_params(eqn.params) for e in jaxpr.eqns]
+def _launches(eqn: Eqn) -> bool:
+    """Returns whether an equation contains a launch."""
+    inner = [e for jaxpr in bodies_in(eqn) for e in jaxpr.eqns]
     return any(e.primitive is begin_p or _launches(e) for e in inner)

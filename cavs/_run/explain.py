@@ -2,11 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cavs._engines.choose import explain_engines
+from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.domains import EDGE, STATIC
 from cavs._function.jaxprs import Atom, Eqn, is_var
+from cavs._function.keeping import front
 from cavs._function.split import Split
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
@@ -74,6 +75,10 @@ def _inner(part: Split) -> list[str]:
         + (f", {keep_edge} B an edge" if keep_edge else "")
         + f" (minimum cut, {len(part.forward.keep)} values); {cuts} B of cut cotangents while the backward runs"
     )
+    points = front(part.joint)
+    if len(points) > 1:
+        steps = "; ".join(f"{int(p.bytes)} B for {_number(int(p.flops))} FLOPs" for p in points[1:])
+        lines.append(f"  it can keep less, if products run again in the backward: {steps} a vertex (cavs.memory.recompute)")
     lines.append(
         f"  lazy parameter gradients: {len(part.reverse.uses)} equations read parameters, each transposed once for all vertices"
     )
@@ -81,15 +86,11 @@ def _inner(part: Split) -> list[str]:
 
 
 def _bytes(v: Atom) -> int:
-    return int(np.prod(v.aval.shape, dtype=np.int64)) * getattr(v.aval.dtype, "itemsize", 4) if is_var(v) else 0
+    return bytes_of_var(v) if is_var(v) else 0
 
 
 def _flops(eqn: Eqn) -> int:
-    if eqn.primitive.name != "dot_general":
-        return 0
-    (lc, _), _ = eqn.params["dimension_numbers"]
-    contracted = int(np.prod([eqn.invars[0].aval.shape[i] for i in lc], dtype=np.int64))
-    return 2 * contracted * int(np.prod(eqn.outvars[0].aval.shape, dtype=np.int64))
+    return int(flops_of(eqn)) if eqn.primitive.name == "dot_general" else 0
 
 
 def _number(n: int) -> str:

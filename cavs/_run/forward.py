@@ -1,17 +1,49 @@
-"""The forward of `run` (Cavs Algorithm 1): static part, leaves, eager part, the levels on an engine, lazy part."""
+"""The forward pass of `run` (Cavs Algorithm 1): leaves, static and eager parts, the levels on an engine, the lazy part."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import Batch, Engine
+from cavs._engines.engine import Batch, Engine, ForwardLevels
 from cavs._function.plan import Plan
+from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
+from cavs._stages.saved import Saved, Transpose
+from cavs._stages.segment import cut_vjp
 from cavs._stages.tensors import Zeros, get_rows, leaf_vertices, rows_of_kinds, write
 from cavs.kernels import checked
+
+Arrays = list[jax.Array]
+T = TypeVar("T")
+
+
+class _Leaves(NamedTuple):
+    """F at the leaves.
+
+    Attributes:
+        vertices: For each kind, the rows of its leaves in the inputs, padded.
+        states: The dynamic tensors, with the leaves' states.
+        pushes: For each kind, the pushes of its leaves.
+        transposes: For each kind, the transpose of F.
+    """
+
+    vertices: list[jax.Array]
+    states: Arrays
+    pushes: list[Arrays]
+    transposes: list[Transpose]
+
+
+class _Early(NamedTuple):
+    """For each kind, the values of the static and of the eager part, with their transposes."""
+
+    statics: list[Arrays]
+    static: list[Transpose]
+    eager_rows: list[Arrays]
+    eager: list[Transpose]
 
 
 def forward(
@@ -19,77 +51,123 @@ def forward(
     sched: Schedule,
     kinds: tuple[str | None, ...],
     engine: Engine,
-    params: list[Any],
-    inputs: list[Any],
-    select: Any,
+    params: list[jax.Array],
+    inputs: list[jax.Array],
+    select: jax.Array | None,
     save: bool,
-) -> tuple[list[Any], dict[str, Any]]:
-    """The pushes, flat: (Vp, ...), or (M, ...) at `select`; and with `save` what the backward reads (`_run.adjoint`)."""
-    shape = sched.shape
-    all_rows = rows_of_kinds(sched, plan.function.arity)
-    zeros = Zeros(sched)
-    whole = engine.launches and len(kinds) == 1  # states are made of the leaves' in one piece
-    states = [] if whole else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
-    saved: dict[str, Any] = {"inputs": inputs, "leaf": [], "static": [], "eager": [], "lazy": []}
+) -> tuple[list[jax.Array], Saved | None]:
+    """Evaluates F at every vertex of a batch.
 
-    # Leaves: nothing is gathered, so every leaf of a kind is evaluated in one batch.
-    leaf_pushes, leaves = [], leaf_vertices(sched)
-    for k, (name, size) in enumerate(zip(kinds, shape.leaves, strict=True)):
-        pulled = [get_rows(x, leaves[k]) for x in inputs]
-        (s, y), vjp = _maybe_vjp(leaf_function(plan.leaf[name], size, stored=engine.launches), save, params, pulled)
-        saved["leaf"].append(vjp)
+    Args:
+        plan: F, traced and split.
+        sched: The schedule of the batch.
+        kinds: For each kind of the schedule, the name of the function that evaluates it.
+        engine: Runs the levels.
+        params: The leaves of the parameters.
+        inputs: The leaves of the inputs, (Vp, ...).
+        select: (M,) ints, the vertices whose pushes are returned; `None` for all.
+        save: Whether to save what `_run.adjoint.backward` reads.
+
+    Returns:
+        The leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
+    """
+    batch = Batch(plan, sched, kinds, rows_of_kinds(sched, plan.function.arity), Zeros(sched))
+    with jax.named_scope("leaves"):  # the names are those of profiles and memory plans
+        leaves = _leaves(batch, engine, params, inputs, save)
+    with jax.named_scope("eager"):
+        early = _static_and_eager(batch, params, inputs, save)
+    with jax.named_scope("levels"):
+        levels = engine.forward_levels(batch, leaves.states, early.statics, early.eager_rows, save)
+    lazy: list[Transpose] = []
+    if plan.push_states is not None:
+        index = sched.row if select is None else jnp.asarray(sched.row).at[select].get(mode="clip")
+        outs = [get_rows(levels.states[i], index) for i in plan.push_states]
+    else:
+        with jax.named_scope("lazy"):
+            outs, lazy = _pushes(batch, leaves, early, levels, save)
+        if select is not None:
+            outs = [o.at[select].get(mode="clip") for o in outs]
+    if levels.gave_up is not None:
+        outs = [checked(x, levels.gave_up) for x in outs]
+    if not save:
+        return outs, None
+    return outs, Saved(
+        eager=early.eager,
+        eager_rows=early.eager_rows,
+        extras=levels.extras,
+        inputs=inputs,
+        kept=levels.kept,
+        lazy=lazy,
+        leaf=leaves.transposes,
+        states=levels.states,
+        static=early.static,
+        statics=early.statics,
+    )
+
+
+def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: bool) -> _Leaves:
+    """Evaluates F at the leaves: they gather nothing, so all leaves of a kind are one batch."""
+    plan, sched, kinds, _, zeros = batch
+    shape = sched.shape
+    whole = engine.launches and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
+    states = [] if whole else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
+    vertices = leaf_vertices(sched)
+    pushes: list[Arrays] = []
+    transposes: list[Transpose] = []
+    for k, (name, size, vertex) in enumerate(zip(kinds, shape.leaves, vertices, strict=True)):
+        fn = leaf_function(plan.leaf[name], size, stored=engine.launches)
+        (s, y), vjp = _with_vjp(fn, save, (params,), lambda vertex=vertex: ([get_rows(x, vertex) for x in inputs],))
+        transposes += vjp
         if whole:
             after = shape.rows - shape.pad - size
             states = [jnp.pad(x, ((shape.pad, after), *((0, 0),) * (x.ndim - 1))) for x in s]
         else:
             states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, s, strict=True)]
-        leaf_pushes.append(y)
-
-    # Inner vertices: static and eager parts.
-    statics, eager_rows = [], []
-    for rows, name in zip(all_rows, kinds, strict=True):
-        part = plan.inner[name]
-        values, vjp = _maybe_vjp(functools.partial(static_values, part), save, params)
-        saved["static"].append(vjp)
-        statics.append(values)
-        fn = eager_function(part, rows.inner(rows.num_children))
-        values, vjp = _maybe_vjp(fn, save, values, pull(part, inputs, rows.vertex))
-        saved["eager"].append(vjp)
-        eager_rows.append(values)
-
-    # The levels.
-    levels = engine.levels(Batch(plan, sched, kinds, all_rows, zeros), states, statics, eager_rows, save)
-    states, kept, extras, gave_up = levels
-
-    # Pushes.
-    push_states = plan.push_states
-    if push_states is not None:
-        index = sched.row if select is None else jnp.asarray(sched.row).at[select].get(mode="clip")
-        outs = [get_rows(states[i], index) for i in push_states]
-    else:
-        outs = [jnp.zeros((shape.vertices, *a.shape), a.dtype) for a in plan.push_avals]
-        for k, (rows, name) in enumerate(zip(all_rows, kinds, strict=True)):
-            index = _only(leaves[k], sched.leaf_count[k], shape.vertices)
-            outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaf_pushes[k], strict=True)]
-            part = plan.inner[name]
-            args = lazy_arguments(part, rows, states, eager_rows[k], extras[k])
-            y, vjp = _maybe_vjp(lazy_function(part, rows), save, statics[k], *args)
-            saved["lazy"].append(vjp)
-            index = _only(rows.vertex, rows.count, shape.vertices)
-            outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]
-        if select is not None:
-            outs = [o.at[select].get(mode="clip") for o in outs]
-    if gave_up is not None:
-        outs = [checked(x, gave_up) for x in outs]
-    if save:
-        saved |= {"states": states, "kept": kept, "extras": extras, "statics": statics, "eager_rows": eager_rows}
-    return outs, saved
+        pushes.append(y)
+    return _Leaves(vertices, states, pushes, transposes)
 
 
-def _maybe_vjp(fn: Any, save: bool, *args: Any) -> tuple[Any, Any]:
-    return jax.vjp(fn, *args) if save else (fn(*args), None)
+def _static_and_eager(batch: Batch, params: Arrays, inputs: Arrays, save: bool) -> _Early:
+    """Evaluates the static and eager parts of F at the vertices with children."""
+    early = _Early([], [], [], [])
+    for part, rows in zip(batch.parts, batch.rows, strict=True):
+        statics, vjp = _with_vjp(functools.partial(static_values, part), save, (params,))
+        early.statics.append(statics)
+        early.static.extend(vjp)
+        fn, pulled = eager_function(part, rows.inner(rows.num_children)), functools.partial(pull, part, inputs, rows.vertex)
+        eager_rows, vjp = _with_vjp(fn, save, (statics,), lambda pulled=pulled: (pulled(),))
+        early.eager_rows.append(eager_rows)
+        early.eager.extend(vjp)
+    return early
 
 
-def _only(index: Any, count: Any, nowhere: int) -> Any:
-    """`index` with its padding sent out of bounds."""
+def _pushes(batch: Batch, leaves: _Leaves, early: _Early, levels: ForwardLevels, save: bool) -> tuple[Arrays, list[Transpose]]:
+    """Evaluates the lazy part. Returns the pushes of all vertices, (Vp, ...), and for each kind the transpose."""
+    plan, sched, _, all_rows, _ = batch
+    vertices = sched.shape.vertices
+    transposes: list[Transpose] = []
+    outs = [jnp.zeros((vertices, *a.shape), a.dtype) for a in plan.push_avals]
+    for k, (part, rows) in enumerate(zip(batch.parts, all_rows, strict=True)):
+        index = _only(leaves.vertices[k], sched.leaf_count[k], vertices)
+        outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaves.pushes[k], strict=True)]
+        read = functools.partial(lazy_arguments, part, rows, levels.states, early.eager_rows[k], levels.extras[k])
+        y, vjp = _with_vjp(lazy_function(part, rows), save, (early.statics[k],), read)
+        transposes += vjp
+        index = _only(rows.vertex, rows.count, vertices)
+        outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]
+    return outs, transposes
+
+
+def _with_vjp(
+    fn: Callable[..., T], save: bool, args: tuple[PyTree, ...], gather: Callable[[], tuple[PyTree, ...]] = tuple
+) -> tuple[T, list[Transpose]]:
+    """Returns `fn(*args, *gather())`, and with `save` its transpose."""
+    if not save:
+        return fn(*args, *gather()), []
+    out, transpose = cut_vjp(fn, args, gather)
+    return out, [transpose]
+
+
+def _only(index: jax.Array, count: jax.Array, nowhere: int) -> jax.Array:
+    """Returns `index` with `nowhere` from place `count` on: a row that is out of bounds, so that nothing is written there."""
     return jnp.where(jnp.arange(index.shape[0]) < count, index, nowhere)

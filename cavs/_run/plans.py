@@ -22,7 +22,9 @@ def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int 
         most: no vertex has more children. Only read if F calls `gather_all` within `gather_all`.
     """
     leaves, tree = jax.tree.flatten((params, inputs))
-    context = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    # The types of values inside `jax.shard_map` name its mesh.
+    mesh = jax.sharding.get_abstract_mesh()
+    context = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, mesh)  # type: ignore[attr-defined]
     shapes = (tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves), context)
     if _NESTED not in function.cache:
         try:

@@ -1,16 +1,16 @@
 """`readout`: one value per graph from one per vertex."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
+from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 
 READOUTS = ("sum", "mean", "max", "softmax")
 
 
-def readout(values: Any, sched: Schedule, reduce: str = "sum", *, score: Any = None) -> Any:
+def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None) -> PyTree:
     """Reduces values of vertices to one value per graph (the readouts of Gilmer et al., 2017, section 2).
 
     This is plain JAX and composes with `jit`, `grad` and `vmap`. V is the number of vertices, Vp the padded number, and G the
@@ -54,13 +54,13 @@ def readout(values: Any, sched: Schedule, reduce: str = "sum", *, score: Any = N
         return values
     graph = jnp.asarray(sched.graph)[: rows.pop()]
 
-    def total(x: Any) -> Any:  # padding is of graph G, which is dropped
+    def total(x: jax.Array) -> jax.Array:  # padding is of graph G, which is dropped
         return jax.ops.segment_sum(x, graph, graphs, indices_are_sorted=True)
 
-    def top(x: Any) -> Any:
+    def top(x: jax.Array) -> jax.Array:
         return jax.ops.segment_max(x, graph, graphs, indices_are_sorted=True)
 
-    def per_graph(x: Any, like: Any) -> Any:
+    def per_graph(x: jax.Array, like: jax.Array) -> jax.Array:
         return x.reshape(-1, *(1,) * (like.ndim - 1))
 
     if reduce == "max":

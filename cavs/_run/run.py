@@ -3,39 +3,48 @@
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
 from cavs._engines.choose import choose_engine, engine_of
 from cavs._engines.engine import Engine
 from cavs._engines.scan import Scan
+from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
+from cavs._function.keeping import keeps_least
 from cavs._function.plan import Plan
 from cavs._function.stored import from_stored
-from cavs._function.vertex import VertexFunction, as_arrays
+from cavs._function.vertex import VertexFunction
 from cavs._graphs.facts import SMALL_FAN_IN
+from cavs._graphs.pytree import PyTree
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward
+from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of
 from cavs._run.vmap import Sweep, batched_by, differentiable
 from cavs._schedule.schedule import Schedule, Shape
+from cavs._stages.cotangents import Cotangent
+from cavs._stages.saved import Saved
 from cavs.kernels import checked
+
+Arrays: TypeAlias = list[jax.Array]
 
 
 def run(
     F: VertexFunction,
-    params: Any,
+    params: PyTree,
     sched: Schedule,
-    inputs: Any = None,
+    inputs: PyTree = None,
     *,
-    select: Any = None,
+    select: ArrayLike | Sequence[int] | None = None,
     engine: str | Engine | None = None,
-) -> Any:
+) -> PyTree:
     """Evaluates F at every vertex of a scheduled batch, and returns what the vertices pushed.
 
     This is a pure function of `params` and `inputs`. It composes with `jax.jit`, `jax.grad`, `jax.checkpoint`, and `jax.vmap`
@@ -80,7 +89,8 @@ def run(
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
         asked = Scan()  # under jax.vmap: JAX exports no public type of its tracers
-    outs = _compiled(plan, sched.shape, kinds, asked)(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), select)
+    call = across_axes(_compiled(plan, sched.shape, kinds, asked))
+    outs = call(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), select)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
     if select is None and length != sched.shape.vertices:
@@ -88,7 +98,7 @@ def run(
     return plan.push_tree.unflatten(map(from_stored, outs, plan.push_impls))
 
 
-def _padded(inputs: Any, sched: Schedule, exact: int | None) -> tuple[Any, int]:
+def _padded(inputs: PyTree, sched: Schedule, exact: int | None) -> tuple[PyTree, int]:
     """Returns `inputs` padded to Vp rows, and the number of rows they had; without inputs V if it is known, else Vp."""
     padded = sched.shape.vertices
     shapes = [x.shape for x in jax.tree.leaves(inputs)]
@@ -103,7 +113,7 @@ def _padded(inputs: Any, sched: Schedule, exact: int | None) -> tuple[Any, int]:
     return jax.tree.map(lambda x: pad_rows(x, padded), inputs) if length != padded else inputs, length
 
 
-def _checked_rows(select: Any, exact: int | None) -> Any:
+def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.Array:
     """Returns `select` as an array. Its values are checked if they and the number of vertices are concrete."""
     select = jnp.asarray(select)
     if select.ndim != 1 or not jnp.issubdtype(select.dtype, jnp.integer):
@@ -118,7 +128,7 @@ def _checked_rows(select: Any, exact: int | None) -> Any:
     return select
 
 
-def _aval(x: Any) -> jax.ShapeDtypeStruct:
+def _aval(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
@@ -135,7 +145,7 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     return sched.shape.kinds
 
 
-def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> Any:
+def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> jax.Array | None:
     """Raises `ValueError` if a vertex has more children than F reads.
 
     The shape of a traced schedule only tells whether a vertex has more than four children. If F reads more than four, compiled
@@ -171,7 +181,7 @@ def without_callbacks() -> Iterator[None]:
         _WITHOUT_CALLBACKS.reset(before)
 
 
-def _refuse(arity: int, most: Any) -> None:
+def _refuse(arity: int, most: np.ndarray) -> None:
     if int(most) > arity:
         raise ValueError(_too_many(arity, int(most)))
 
@@ -202,29 +212,39 @@ def _loops_are_refused(plan: Plan) -> Iterator[None]:
         raise TypeError(MSG_LOOP.format(where=plan.loop)) from e
 
 
-def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None) -> Any:
+def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None) -> Callable[..., list[jax.Array]]:
     """Returns the jitted function of a plan for schedules of one shape, with its VJP; cached on the plan."""
-    key = (shape, kinds, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    least = keeps_least()
+    key = (shape, kinds, asked, least, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
-        engine = choose_engine(asked, plan, shape, kinds)
-        sweep = _sweep(plan, shape, kinds, engine)
+        kept = plan.keeping(again=least)
+        engine = choose_engine(asked, kept, shape, kinds)
         if engine.launches:
-            sweep = batched_by(sweep, differentiable(_sweep(plan, shape, kinds, Scan())))
+            sweep = batched_by(_sweep(kept, shape, kinds, engine), differentiable(_sweep(kept, shape, kinds, Scan())))
+        else:
+            # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
+            share = least and shape.windows[0] == 1
+            kept = plan.keeping(shape.forest and shape.rooted, share, again=least and not share)
+            sweep = _sweep(kept, shape, kinds, engine)
         plan.sweeps[key] = jax.jit(differentiable(sweep))
     return plan.sweeps[key]
 
 
 def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:
-    def primal(params: list[Any], data: Any, inputs: list[Any], select: Any) -> list[Any]:
+    def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None) -> Arrays:
         return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=False)[0]
 
-    def forward_saving(params: list[Any], data: Any, inputs: list[Any], select: Any) -> Any:
+    def forward_saving(
+        params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None
+    ) -> tuple[Arrays, Saved | None]:
         if any(not part.joint.differentiable for part in plan.inner.values()):
             raise TypeError(MSG_LOOP.format(where=plan.loop))
         with _loops_are_refused(plan):
             return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=True)
 
-    def reverse(saved: Any, data: Any, select: Any, cts: list[Any]) -> Any:
+    def reverse(
+        saved: Saved, data: jax.Array, select: jax.Array | None, cts: list[Cotangent]
+    ) -> tuple[list[Cotangent], list[jax.Array | None]]:
         with _loops_are_refused(plan):
             return backward(plan, Schedule(data, shape), kinds, engine, saved, select, cts)
 

@@ -6,14 +6,21 @@ the batched forward pass saves nothing for it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cavs._function.equations import is_float
+from cavs._function.jaxprs import PyTreeDef
 from cavs._function.stored import from_stored, key_impl, stored_aval
+from cavs._graphs.pytree import PyTree
+from cavs._stages.cotangents import Cotangent
+
+Arrays: TypeAlias = list[jax.Array]
+Cotangents: TypeAlias = list[Cotangent]
+Select: TypeAlias = jax.Array | None
 
 
 class Sweep(NamedTuple):
@@ -25,23 +32,23 @@ class Sweep(NamedTuple):
         backward: `backward(saved, data, select, cotangents of pushes) -> (cotangents of params, cotangents of inputs)`.
     """
 
-    primal: Callable[..., Any]
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
+    primal: Callable[..., PyTree]
+    forward: Callable[..., PyTree]
+    backward: Callable[..., PyTree]
 
 
-def differentiable(sweep: Sweep) -> Callable[..., Any]:
+def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
     """Returns `sweep.primal` with the derivative that the other two passes compute."""
 
     @jax.custom_vjp
-    def run(params: list[Any], data: Any, inputs: list[Any], select: Any) -> list[Any]:
+    def run(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> Arrays:
         return sweep.primal(params, data, inputs, select)
 
-    def forward(params: list[Any], data: Any, inputs: list[Any], select: Any) -> Any:
+    def forward(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         outs, saved = sweep.forward(params, data, inputs, select)
         return outs, (saved, data, select)
 
-    def backward(residuals: Any, cts: list[Any]) -> Any:
+    def backward(residuals: PyTree, cts: Cotangents) -> PyTree:
         ct_params, ct_inputs = sweep.backward(*residuals, cts)
         return ct_params, None, ct_inputs, None
 
@@ -49,20 +56,20 @@ def differentiable(sweep: Sweep) -> Callable[..., Any]:
     return run
 
 
-def batched_by(sweep: Sweep, other: Callable[..., Any]) -> Sweep:
+def batched_by(sweep: Sweep, other: Callable[..., PyTree]) -> Sweep:
     """Returns `sweep`, with passes that are replaced by those of `other`, a `differentiable` sweep, if they are batched."""
     primal = _with_rule(sweep.primal, other)
 
-    def forward(params: list[Any], data: Any, inputs: list[Any], select: Any) -> Any:
-        tree: list[Any] = []
+    def forward(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
+        tree: list[PyTreeDef] = []
 
-        def leaves_of(*args: Any) -> tuple[Any, list[Any]]:
+        def leaves_of(*args: PyTree) -> tuple[PyTree, Arrays]:
             outs, saved = sweep.forward(*args)
             leaves, found = jax.tree.flatten(saved)
             tree[:] = [found]
             return outs, leaves
 
-        def rule(size: int, which: Any, *args: Any) -> Any:
+        def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
             shapes = jax.eval_shape(leaves_of, *jax.tree.map(_element, args, which))[1]
             outs = jax.vmap(other, in_axes=_axes(which), axis_size=size)(*args)
             saved = [from_stored(jnp.zeros(a.shape, a.dtype), key_impl(x)) for x in shapes for a in (stored_aval(x),)]
@@ -71,31 +78,31 @@ def batched_by(sweep: Sweep, other: Callable[..., Any]) -> Sweep:
         outs, leaves = _batching(leaves_of, rule)(params, data, inputs, select)
         return outs, (jax.tree.unflatten(tree[0], leaves), params, inputs)
 
-    def backward(residuals: Any, data: Any, select: Any, cts: list[Any]) -> Any:
+    def backward(residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
         saved, params, inputs = residuals
         leaves, tree = jax.tree.flatten(saved)
         which = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
 
-        def all_cts(some: list[Any], like: Callable[[int], Any]) -> list[Any]:
+        def all_cts(some: Cotangents, like: Callable[[int], tuple[int, ...]]) -> Cotangents:
             given = dict(zip(which, some, strict=True))
             return [given[i] if i in given else np.zeros(like(i), jax.dtypes.float0) for i in range(len(cts))]
 
-        def floats(found: Any) -> Any:
+        def floats(found: PyTree) -> PyTree:
             return [
                 [ct for ct, x in zip(own, of, strict=True) if is_float(x)]
                 for own, of in zip(found, (params, inputs), strict=True)
             ]
 
-        def one(leaves: list[Any], params: list[Any], data: Any, inputs: list[Any], select: Any, some: list[Any]) -> Any:
-            del params, inputs  # in what was saved
+        def one(leaves: Arrays, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
+            del params, inputs  # `saved` holds what the backward reads
             saved = jax.tree.unflatten(tree, leaves)
             return floats(sweep.backward(saved, data, select, all_cts(some, lambda i: cts[i].shape)))
 
-        def again(params: list[Any], data: Any, inputs: list[Any], select: Any, some: list[Any]) -> Any:
+        def again(params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
             outs, pull = jax.vjp(lambda p, x: other(p, data, x, select), params, inputs)
             return floats(pull(all_cts(some, lambda i: outs[i].shape)))
 
-        def rule(size: int, which: Any, *args: Any) -> Any:
+        def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
             found = jax.vmap(again, in_axes=_axes(which[1:]), axis_size=size)(*args[1:])
             return found, jax.tree.map(lambda _: True, found)
 
@@ -109,25 +116,25 @@ def batched_by(sweep: Sweep, other: Callable[..., Any]) -> Sweep:
     return Sweep(primal, forward, backward)
 
 
-def _with_rule(fn: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-    def rule(size: int, which: Any, *args: Any) -> Any:
+def _with_rule(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
         outs = jax.vmap(other, in_axes=_axes(which), axis_size=size)(*args)
         return outs, jax.tree.map(lambda _: True, outs)
 
     return _batching(fn, rule)
 
 
-def _batching(fn: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with a rule for `jax.vmap`: `rule(size, which arguments are batched, *args) -> (results, which of them are)`."""
+def _batching(fn: Callable[..., PyTree], rule: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fn` with a rule for `jax.vmap`: `rule(size, which arguments are batched, *args) -> (results, which are)`."""
     with_rule = jax.custom_batching.custom_vmap(fn)
     with_rule.def_vmap(lambda size, which, *args: rule(size, tuple(which), *args))
     return with_rule
 
 
-def _axes(which: Any) -> Any:
-    """As `jax.vmap` takes it."""
+def _axes(which: PyTree) -> PyTree:
+    """Returns `in_axes` of `jax.vmap` for batched arguments."""
     return jax.tree.map(lambda batched: 0 if batched else None, which)
 
 
-def _element(x: Any, batched: bool) -> jax.ShapeDtypeStruct:
+def _element(x: jax.Array, batched: bool) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape[1:] if batched else x.shape, x.dtype)

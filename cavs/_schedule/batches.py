@@ -8,35 +8,61 @@ import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._schedule import group_rows
-from cavs._schedule.buckets import Options as Options, groups_of, padded_sizes, shapes_of
-from cavs._schedule.order import order_of, rows_of, take
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.buckets import Options as Options, fixed_windows, groups_of, padded_sizes, shapes_of
+from cavs._schedule.order import Order, order_of, rows_of, take
+from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.tasks import cut_rounds, cut_tasks
 from cavs._schedule.write import write_schedules, write_windows
 
 
-def schedule_batches(graphs: Graphs, batches: np.ndarray, options: Options, index: np.ndarray | None = None) -> list[Schedule]:
-    """Schedules consecutive batches of `graphs[index]`, by default of all graphs. `batches` (K,): number of graphs of each."""
+def schedule_batches(
+    graphs: Graphs,
+    batches: np.ndarray,
+    options: Options,
+    index: np.ndarray | None = None,
+    numbers: np.ndarray | None = None,
+) -> list[Schedule]:
+    """Schedules consecutive batches of `graphs[index]`, by default of all graphs.
+
+    Args:
+        graphs: the graphs.
+        batches: (K,) number of graphs of each batch.
+        options: the options.
+        index: the graphs of all batches, one batch after another.
+        numbers: (K,) the shape of each batch, an index into `options.fixed`, if there are such shapes.
+    """
     if index is None:
         graphs, index = graphs._source()
     source = rows_of(graphs, index)
     kind = None if graphs.kind is None or not options.kinds else take(graphs.kind, source)
     names = ("",) if kind is None else graphs.kind_names or tuple(map(str, range(int(kind.max(initial=0)) + 1)))
+    if numbers is not None:
+        names = options.fixed[0].kinds
     order = order_of(graphs, index, batches, kind, len(names), source)
 
     # Sizes and tasks.
-    sizes = padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
-    groups = groups_of(sizes, batches, order.rooted, order.fan_in, options.policy)
+    if numbers is None:
+        sizes = padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
+        rooted, forest, fan_in = order.rooted, order.forest, order.fan_in
+    else:
+        sizes, rooted, forest = fixed_sizes(options.fixed, numbers, order)
+        fan_in = np.full(len(batches), graphs._facts.fan_in.max(initial=0))
+    groups = groups_of(sizes, batches, rooted, forest, fan_in, options.policy)
     tasks = cut_tasks(order, groups.classes, groups.class_of, groups.num_classes, options.policy == "serial")
-    shapes, which, window_of = shapes_of(options, names, graphs._facts.arity, groups, tasks)
+    if numbers is None:
+        shapes, which, window_of = shapes_of(options, names, graphs._facts.arity, groups, tasks)
+    else:
+        shapes, which, window_of = list(options.fixed), numbers.tolist(), fixed_windows(options, numbers, tasks)
     num_loops = len(names) * groups.num_classes
     rounds = cut_rounds(tasks, window_of, num_loops)
     scripts = None
     if options.scripts:
         widths = graphs._widths if index is None else graphs._widths.of(index)
-        with_parents = order.vertices - order.roots
-        scripts = group_rows.scripted(order.counts, order.inner_count, order.num_edges, with_parents, widths)
-        shapes, which = group_rows.with_levels(shapes, which, scripts)
+        scripts = group_rows.scripted(order.counts, order.inner_count, forest, widths)
+        if numbers is None:
+            shapes, which = group_rows.with_levels(shapes, which, scripts)
+        else:  # a batch without inner vertices has scripts of no levels
+            scripts = scripts._replace(batch=np.array([shapes[i].levels > 0 for i in which]))
 
     schedules = write_schedules(graphs, batches, order, tasks, rounds, num_loops, scripts, shapes, which)
     if any(shape.windows[0] > 1 for shape in shapes):
@@ -44,3 +70,19 @@ def schedule_batches(graphs: Graphs, batches: np.ndarray, options: Options, inde
             mine = slice(first, first + count)
             write_windows(sched, window_of[mine], rounds.number[mine], tasks.cls[mine], tasks.start[mine], tasks.edge[mine])
     return schedules
+
+
+def fixed_sizes(shapes: tuple[Shape, ...], numbers: np.ndarray, order: Order) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(K, 3, kinds) sizes of K batches whose shapes are `shapes[numbers]`, and (K,) whether they are rooted and forests.
+
+    Raises:
+        ValueError: a batch does not fit its shape.
+    """
+    sizes = np.array([[s.leaves, s.inner, s.edges] for s in shapes])[numbers]
+    rooted, forest = (np.array([getattr(s, name) for s in shapes])[numbers] for name in ("rooted", "forest"))
+    found = np.stack([order.leaf_count, order.inner_count, order.num_edges], 1)
+    bad = (found > sizes).any((1, 2)) | (rooted & ~order.rooted) | (forest & ~order.forest)
+    if bad.any():
+        b = int(bad.argmax())
+        raise ValueError(f"a batch has sizes {found[b].tolist()}; its shape is {shapes[numbers[b]]}.")
+    return sizes, rooted, forest

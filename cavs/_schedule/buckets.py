@@ -26,6 +26,7 @@ class Options(NamedTuple):
     shapes: list[Shape] | tuple[Shape, ...] | None
     fields: tuple[str, ...] = ()
     scripts: bool = False
+    fixed: tuple[Shape, ...] = ()  # if given, the shape of each batch is one of these, which the caller chose
 
 
 def bucket(n: int) -> int:
@@ -55,19 +56,22 @@ class Groups(NamedTuple):
     sizes: list[Sizes]  # of each group
     graphs: list[int]  # of each group: number of graphs
     rooted: list[bool]  # of each group: whether each graph has one root
+    forest: list[bool]  # of each group: whether no vertex has two parents
     fan_in: list[int]  # of each group: the largest number of children
     classes: list[Classes]  # the distinct classes of tasks
     class_of: np.ndarray  # (K,) index into `classes` of each batch
     num_classes: np.ndarray  # (K,) number of classes of each batch
 
 
-def groups_of(sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, fan_in: np.ndarray, policy: str) -> Groups:
+def groups_of(
+    sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, forest: np.ndarray, fan_in: np.ndarray, policy: str
+) -> Groups:
     """The groups of K batches with these padded `sizes` (K, 3, kinds). The other arrays are (K,)."""
-    facts = zip(*sizes.reshape(len(graphs), -1).T.tolist(), graphs.tolist(), rooted.tolist(), fan_in.tolist(), strict=True)
+    each = (*sizes.reshape(len(graphs), -1).T, graphs, rooted, forest, fan_in)
     number: dict[tuple[int, ...], int] = {}
-    group = np.array([number.setdefault(key, len(number)) for key in facts])
+    group = np.array([number.setdefault(key, len(number)) for key in zip(*(x.tolist() for x in each), strict=True)])
     first = np.unique(group, return_index=True)[1]
-    sizes, graphs, rooted, fan_in = sizes[first], graphs[first], rooted[first], fan_in[first]
+    sizes, graphs, rooted, forest, fan_in = (x[first] for x in (sizes, graphs, rooted, forest, fan_in))
     inner, edges = sizes[:, 1], sizes[:, 2]
     rooms, inner = (edges // np.maximum(inner, 1)).max(1), inner.sum(1)
     of = [task_classes(n, f, policy, r) for n, f, r in zip(*(x.tolist() for x in (inner, fan_in, rooms)), strict=True)]
@@ -80,6 +84,7 @@ def groups_of(sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, fan_in:
         sizes=sizes.tolist(),
         graphs=graphs.tolist(),
         rooted=rooted.tolist(),
+        forest=forest.tolist(),
         fan_in=fan_in.tolist(),
         classes=classes,
         class_of=class_of,
@@ -135,6 +140,7 @@ def shapes_of(
             classes=classes,
             kinds=names,
             rooted=groups.rooted[group],
+            forest=groups.forest[group],
             fan_in=groups.fan_in[group] if groups.fan_in[group] <= SMALL_FAN_IN else 2 * SMALL_FAN_IN,
             arity=arity,
             windows=windows,
@@ -150,14 +156,28 @@ def shapes_of(
     return found, which, window_of
 
 
+def fixed_windows(options: Options, numbers: np.ndarray, tasks: Tasks) -> np.ndarray:
+    """The window of each task of K batches whose shapes are `options.fixed[numbers]`.
+
+    Raises:
+        ValueError: a shape has no room for the tasks.
+    """
+    window_of = np.zeros(len(tasks.cls), np.int64)
+    for b, number in enumerate(numbers.tolist()):
+        shape, needed = options.fixed[number], 1
+        if shape.windows[0] > 1:
+            mine = slice(tasks.first[b], tasks.first[b] + tasks.count[b])
+            (needed, *_), window_of[mine] = cut_windows(
+                tasks.size[mine], tasks.edges[mine], shape.inner, shape.edges, shape.classes, options.window
+            )
+        if tasks.count[b] > shape.tasks or needed > shape.windows[0]:
+            raise ValueError(f"a batch needs {tasks.count[b]} tasks and {needed} windows; its shape is {shape}.")
+    return window_of
+
+
 def _known(shape: Shape, shapes: list[Shape] | tuple[Shape, ...]) -> Shape:
     """The smallest of `shapes` with room for `shape` and little waste. If there is none, `shape`, which a list gains."""
-    (same, needed), most = _compared(shape), 4 * shape.vertices
-    fits = [
-        s
-        for s, (fixed, sizes) in zip(shapes, map(_compared, shapes), strict=True)
-        if fixed == same and 3 * s.vertices <= most and all(map(operator.ge, sizes, needed))
-    ]
+    fits = [s for s in shapes if covers(s, shape) and 3 * s.vertices <= 4 * shape.vertices]
     if fits:
         return min(fits, key=lambda s: s.vertices)
     if isinstance(shapes, list):
@@ -165,8 +185,14 @@ def _known(shape: Shape, shapes: list[Shape] | tuple[Shape, ...]) -> Shape:
     return shape
 
 
+def covers(shape: Shape, needed: Shape) -> bool:
+    """Whether what has the shape `needed` fits into `shape`."""
+    (fixed, sizes), (same, least) = _compared(shape), _compared(needed)
+    return fixed == same and all(map(operator.ge, sizes, least))
+
+
 @functools.lru_cache(maxsize=1024)
 def _compared(s: Shape) -> tuple[tuple[object, ...], tuple[int, ...]]:
     """What must be equal in a shape that replaces another, and what may be larger."""
-    fixed = s.graphs, s.classes, s.kinds, s.rooted, s.fan_in, s.arity, s.windows[0] == 1 or s.windows[1:], s.fields
-    return fixed, (*s.leaves, *s.inner, *s.edges, s.tasks, s.windows[0])
+    fixed = s.graphs, s.classes, s.kinds, s.rooted, s.forest, s.fan_in, s.arity, s.windows[0] == 1 or s.windows[1:], s.fields
+    return fixed, (*s.leaves, *s.inner, *s.edges, s.tasks, s.windows[0], s.levels)

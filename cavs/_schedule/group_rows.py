@@ -27,32 +27,29 @@ class Scripted(NamedTuple):
     widths: Widths  # of the graphs of all batches
 
 
-def scripted(
-    counts: np.ndarray, inner_count: np.ndarray, num_edges: np.ndarray, with_parents: np.ndarray, widths: Widths
-) -> Scripted:
+def scripted(counts: np.ndarray, inner_count: np.ndarray, forest: np.ndarray, widths: Widths) -> Scripted:
     """Decides which of K batches have scripts.
 
     Args:
         counts: (K, levels, kinds) number of vertices.
         inner_count: (K, kinds) number of inner vertices.
-        num_edges: (K, kinds) number of edges.
-        with_parents: (K,) number of vertices that have parents.
+        forest: (K,) bool, whether no vertex has two parents.
         widths: of the graphs of all batches.
     """
     batch = (inner_count > 0).sum(1) == 1
     deep = counts[:, 1:].any(2)
     levels = np.where(batch, deep.sum(1), 0)  # no level below a vertex is empty
-    return Scripted(batch, levels, with_parents == num_edges.sum(1), widths)
+    return Scripted(batch, levels, forest, widths)
 
 
 def with_levels(shapes: list[Shape], which: list[int], found: Scripted) -> tuple[list[Shape], list[int]]:
     """Adds the levels of the scripts to shapes. Returns the shapes and the index of each batch's shape."""
-    index: dict[tuple[int, int, bool], int] = {}
+    index: dict[tuple[int, int], int] = {}
     out = []
-    for key in zip(which, found.levels.tolist(), found.forest.tolist(), strict=True):
-        n = key[1] and max(FEWEST_LEVELS, 1 << (key[1] - 1).bit_length())
-        out.append(index.setdefault((key[0], n, key[2] or not n), len(index)))
-    return [shapes[i]._replace(levels=n, forest=forest) for i, n, forest in index], out
+    for i, levels in zip(which, found.levels.tolist(), strict=True):
+        n = levels and max(FEWEST_LEVELS, 1 << (levels - 1).bit_length())
+        out.append(index.setdefault((i, n), len(index)))
+    return [shapes[i]._replace(levels=n) for i, n in index], out
 
 
 def part_starts(found: Scripted, padded: np.ndarray, batches: np.ndarray) -> np.ndarray:
@@ -123,8 +120,7 @@ def with_scripts(sched: Schedule) -> Schedule:
     offsets = np.append(0, here.graph_end)
     num_edges = int(here.num_children[before : before + count].sum())
     child = here.edge_child[edges_before : edges_before + num_edges].astype(np.int64)
-    forest = len(np.unique(child)) == num_edges
-    found = Scripted(np.array([True]), level[-1:], np.array([forest]), widths_of(offsets, height))
+    found = Scripted(np.array([True]), level[-1:], np.array([shape.forest]), widths_of(offsets, height))
     (shape,), _ = with_levels([shape], [0], found)
 
     data, end = np.zeros(length_of(shape), np.int32), end_of(sched.shape)
@@ -133,7 +129,7 @@ def with_scripts(sched: Schedule) -> Schedule:
     out.num_levels[...] = level[-1]
     out.part_start[:] = part_starts(found, np.array([shape.levels]), np.array([shape.graphs]))
     rows, edges = np.array([shape.rows]), np.array([num_edges])
-    if forest:
+    if shape.forest:
         out.parent_edge[:] = parents_of_forests(rows, edges, child)
     else:
         out.parent_edge[:num_edges], out.parent_first[:], out.parent_count[:] = parents_of_dags(rows, edges, child)

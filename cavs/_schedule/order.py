@@ -44,6 +44,11 @@ class Order(NamedTuple):
     root: np.ndarray  # (G,) the first vertex without parents of each graph
     rooted: np.ndarray  # (K,) bool: every graph has exactly one root
 
+    @property
+    def forest(self) -> np.ndarray:
+        """(K,) bool: no vertex has two parents."""
+        return self.vertices - self.roots == self.num_edges.sum(1)
+
 
 def order_of(
     graphs: Graphs,

@@ -1,40 +1,59 @@
-"""The picture of a schedule: its levels cut into tasks, and one graph of the batch coloured by level."""
+"""The picture of a schedule: its levels cut into tasks, and the graphs of the batch coloured by level."""
 
-from typing import Any
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cavs._graphs.graphs import Graphs
+from cavs._schedule.layout import layout_of_batch
+
+if TYPE_CHECKING:
+    from cavs._schedule.schedule import Schedule
+
+Colours: TypeAlias = Callable[[np.ndarray], np.ndarray]  # (n,) levels -> (n, 4) RGBA
 
 INK, FAINT, PADDING = "#222222", "#8a8a8a", "#d9d9d9"
-# Beyond these a mark is too small to see: tasks are not outlined, vertices not named, the graph not drawn.
+# Above these limits a mark would be too small to see: tasks are not outlined, and vertices and graphs are not drawn or named.
 MAX_OUTLINED_LEVELS = 120
 MAX_OUTLINED_TASKS = 60  # in one level
 MAX_NAMED_VERTICES = 48
-MAX_DRAWN_VERTICES = 20_000
+MAX_DRAWN_VERTICES = 20_000  # of one graph
+MAX_BATCH_VERTICES = 600  # of graphs side by side
 
 
-def plot_schedule(sched: Any, path: str | None = None, graphs: Graphs | None = None) -> Figure:
-    """Draws a concrete schedule, and the first of `graphs` where given; writes `path` where given, by its suffix.
+class Picture(Figure):
+    """A figure that a notebook shows as an image, whether or not pyplot was imported."""
 
-    Left: the vertices of every level, cut into the tasks that run them; what padding adds, in grey. Right: a graph, each
-    vertex at its level, above all its children. One colour a level in both. Returns the figure, which belongs to no
-    pyplot state.
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        self.savefig(image, format="png")
+        return image.getvalue()
+
+
+def plot_schedule(sched: "Schedule", path: str | None = None, graphs: Graphs | None = None) -> Figure:
+    """Draws a schedule and, if they are given, its graphs. `Schedule.plot` documents the arguments.
+
+    On the left are the vertices of every level, divided into the tasks that run them; padding is grey. On the right are the
+    graphs, each vertex at its level, above all its children. Both sides have the same colour for a level. The figure does not
+    belong to pyplot.
     """
     if not sched.is_concrete:
         raise ValueError("Schedule.plot: this schedule is traced; plot it outside jax.jit.")
     levels = len(sched.widths)
     colour = _colours(levels)
     with matplotlib.rc_context({"font.size": 9, "axes.edgecolor": FAINT, "axes.labelcolor": INK, "text.color": INK}):
-        figure = Figure(figsize=(11.0 if graphs is not None and len(graphs) else 6.4, 4.8), layout="constrained", dpi=150)
+        figure = Picture(figsize=(11.0 if graphs is not None and len(graphs) else 6.4, 4.8), layout="constrained", dpi=150)
         if graphs is not None and len(graphs):
             left, right = figure.subplots(1, 2, width_ratios=[1, 1.15])
-            _draw_graph(right, graphs[0], colour, levels)
+            _draw_graphs(right, graphs, colour)
         else:
             left = figure.subplots()
         _draw_tasks(left, sched, colour)
@@ -43,8 +62,12 @@ def plot_schedule(sched: Any, path: str | None = None, graphs: Graphs | None = N
     return figure
 
 
-def task_table(sched: Any) -> dict[str, np.ndarray]:
-    """Per task that runs, the leaves' batches first: its `level`, the vertices it holds (`size`) and is padded to (`width`)."""
+def task_table(sched: "Schedule") -> dict[str, np.ndarray]:
+    """Returns facts about each task that runs, where the leaves of each kind are one task and come first.
+
+    Returns:
+        (tasks,) ints: `level`, the number of vertices (`size`), and the number to which they are padded (`width`).
+    """
     tasks, rounds, shape = int(sched.num_tasks), int(sched.num_rounds), sched.shape
     per_loop = np.diff(np.asarray(sched.round_end)[:rounds].ravel(), prepend=0)
     widths = np.tile([w for w, _ in shape.classes], len(shape.kinds) * rounds)
@@ -56,8 +79,8 @@ def task_table(sched: Any) -> dict[str, np.ndarray]:
     }
 
 
-def _colours(levels: int) -> Any:
-    """Level -> colour; the ends of the map, too dark and too bright to tell apart from ink and paper, are left out."""
+def _colours(levels: int) -> Colours:
+    """Returns the colours of levels. The ends of the colour map are not used: they look like ink and paper."""
     norm = Normalize(0, max(levels - 1, 1))
     return lambda level: matplotlib.colormaps["viridis"](0.08 + 0.8 * norm(np.asarray(level, float)))
 
@@ -65,7 +88,8 @@ def _colours(levels: int) -> Any:
 # --- the tasks ---
 
 
-def _draw_tasks(axes: Any, sched: Any, colour: Any) -> None:
+def _draw_tasks(axes: Axes, sched: "Schedule", colour: Colours) -> None:
+    """Draws a bar for every level, divided into tasks."""
     table = task_table(sched)
     widths = np.asarray(sched.widths)
     levels = len(widths)
@@ -75,7 +99,7 @@ def _draw_tasks(axes: Any, sched: Any, colour: Any) -> None:
     half = 0.42 if levels <= MAX_OUTLINED_LEVELS else 0.5
     if outlined:
         before = np.cumsum(table["size"]) - table["size"]
-        first = np.searchsorted(table["level"], np.arange(levels))  # tasks come level after level
+        first = np.searchsorted(table["level"], np.arange(levels))  # tasks are sorted by level
         bottom = before - before[first[table["level"]]] if len(before) else before
         boxes, fill = _boxes(table["level"], bottom, bottom + table["size"], half), colour(table["level"])
     else:
@@ -98,7 +122,7 @@ def _draw_tasks(axes: Any, sched: Any, colour: Any) -> None:
     axes.set_xticks(_whole_ticks(levels - 1))
     axes.set_yticks(_whole_ticks(top))
     if top > 40:
-        # Trees are wide at the leaves and narrow above; on a root scale both can be seen.
+        # Trees have many leaves and few vertices above them; a square-root scale shows both.
         axes.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
         axes.set_yticks(_root_ticks(top))
         axes.set_ylabel("vertices (square-root scale)")
@@ -111,26 +135,27 @@ def _draw_tasks(axes: Any, sched: Any, colour: Any) -> None:
     axes.set_title(
         f"{_count(sched.shape.graphs, 'graph')}, {_count(vertices, 'vertex', 'vertices')} in {_count(levels, 'level')}, "
         f"{_count(inner, 'task')} above the leaves\n"
-        f"{'white lines part tasks; ' if outlined else ''}grey is padding, {100 * sched.waste:.0f} % of all rows",
+        f"{'white lines separate tasks; ' if outlined else ''}grey is padding, {100 * sched.waste:.0f} % of all rows",
         loc="left",
         fontsize=9,
     )
 
 
 def _boxes(x: np.ndarray, low: np.ndarray, high: np.ndarray, half: float) -> list[np.ndarray]:
-    """n arrays (4, 2): the corners."""
+    """Returns the corners of n boxes, each (4, 2)."""
     left, right = x - half, x + half
     corners = ((left, low), (left, high), (right, high), (right, low))
     return list(np.stack([np.stack([a, b], -1) for a, b in corners], 1))
 
 
 def _whole_ticks(top: float) -> list[float]:
+    """Returns whole numbers from 0 to `top`."""
     ticks = MaxNLocator(nbins=9, integer=True, min_n_ticks=1).tick_values(0, max(top, 1))
     return [float(tick) for tick in ticks if 0 <= tick <= top]
 
 
 def _root_ticks(top: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, as far apart as text needs on a root scale."""
+    """Returns 0 and numbers 1, 2 and 5 times powers of ten, with room for their text on a square-root scale."""
     ticks = [0.0]
     for power in range(12):
         for digit in (1, 2, 5):
@@ -144,37 +169,39 @@ def _count(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
-# --- the graph ---
+# --- the graphs ---
 
 
-def _draw_graph(axes: Any, graph: Graphs, colour: Any, levels: int) -> None:
+def _draw_graphs(axes: Axes, graphs: Graphs, colour: Colours) -> None:
+    """Draws the graphs of a batch side by side. If they have more than `MAX_BATCH_VERTICES`, it draws only the first ones."""
+    shown = max(1, int(np.searchsorted(graphs.vertex_offsets, MAX_BATCH_VERTICES, side="right")) - 1)
+    graph = graphs[:shown] if shown < len(graphs) else graphs
     n, y = graph.num_vertices, graph.height.astype(float)
     depth = int(graph.height.max(initial=0)) + 1
-    axes.set_title(
-        f"the first graph: {_count(n, 'vertex', 'vertices')}, {_count(graph.num_edges, 'edge')}, {_count(depth, 'level')}",
-        loc="left",
-        fontsize=9,
-    )
+    size = f"{_count(n, 'vertex', 'vertices')}, {_count(graph.num_edges, 'edge')}, {_count(depth, 'level')}"
+    if shown < len(graphs):
+        which = "the first graph" if shown == 1 else f"the first {shown} graphs"
+        title = (
+            f"only {which} of {len(graphs):,}, as more than {MAX_BATCH_VERTICES} vertices\nare not drawn side by side: {size}"
+        )
+    else:
+        title = f"{'the graph' if shown == 1 else f'all {shown} graphs'}: {size}"
+    axes.set_title(title, loc="left", fontsize=9)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
     axes.tick_params(colors=INK, bottom=False, labelbottom=False)
     if n > MAX_DRAWN_VERTICES:
         axes.set_axis_off()
-        axes.text(0.5, 0.5, "too large to draw", ha="center", va="center", color=FAINT, transform=axes.transAxes)
+        text = f"too large to draw:\nthe graph has more than {MAX_DRAWN_VERTICES:,} vertices"
+        axes.text(0.5, 0.5, text, ha="center", va="center", color=FAINT, transform=axes.transAxes)
         return
-    x = layout(graph)
-    owner, child = np.repeat(np.arange(n), np.diff(graph.child_offsets)), graph.children
-    corners = [np.stack([x[owner], y[owner]], -1), np.stack([x[child], y[child]], -1)]
-    if np.bincount(child, minlength=n).max(initial=0) <= 1:
-        # Lines of a tree with corners: across, then down. Between ordered leaves they never cross, slanted ones may.
-        corners.insert(1, np.stack([x[child], y[owner]], -1))
-    many = n > 200
-    axes.add_collection(
-        LineCollection(
-            list(np.stack(corners, 1)), colors="#b4b4b4", linewidths=0.4 if many else 1.0, alpha=0.5 if many else 1.0, zorder=1
-        )
-    )
-    size = 110 if n <= 25 else 60 if n <= MAX_NAMED_VERTICES else 12 if n <= 400 else 3
-    axes.scatter(x, y, s=size, c=colour(graph.height), edgecolors="white" if size > 12 else "none", linewidths=0.8, zorder=2)
+    if not n:
+        axes.set_axis_off()
+        return
+    x = layout_of_batch(graph)
+    _draw_edges(axes, graph, x, y)
+    size_of_mark = 110 if n <= 25 else 60 if n <= MAX_NAMED_VERTICES else 12 if n <= 400 else 3
+    edge = "white" if size_of_mark > 12 else "none"
+    axes.scatter(x, y, s=size_of_mark, c=colour(graph.height), edgecolors=edge, linewidths=0.8, zorder=2)
     spread, tall = float(np.ptp(x)), max(depth - 1, 1)
     axes.set_xlim(x.min() - 0.05 * spread - 0.7, x.max() + 0.05 * spread + 0.7)
     axes.set_ylim(-0.06 * tall - 0.04, depth - 1 + 0.06 * tall + 0.04)
@@ -184,8 +211,26 @@ def _draw_graph(axes: Any, graph: Graphs, colour: Any, levels: int) -> None:
         _name_vertices(axes, graph, x, y, tall)
 
 
-def _name_vertices(axes: Any, graph: Graphs, x: np.ndarray, y: np.ndarray, tall: int) -> None:
-    """Words (else kinds) below the leaves, turned where they are many; above and to the right of the vertices higher up."""
+def _draw_edges(axes: Axes, graph: Graphs, x: np.ndarray, y: np.ndarray) -> None:
+    """Draws a line from every vertex to each of its children."""
+    n = graph.num_vertices
+    owner = np.repeat(np.arange(n), np.diff(graph.child_offsets))
+    edges = np.diff(graph.child_offsets[graph.vertex_offsets])
+    child = graph.children + np.repeat(graph.vertex_offsets[:-1], edges)  # `children` counts within each graph
+    corners = [np.stack([x[owner], y[owner]], -1), np.stack([x[child], y[child]], -1)]
+    if np.bincount(child, minlength=n).max(initial=0) <= 1:
+        # In trees, lines go across and then down. Such lines do not cross, because leaves are in order; slanted ones may.
+        corners.insert(1, np.stack([x[child], y[owner]], -1))
+    many = n > 200
+    axes.add_collection(
+        LineCollection(
+            list(np.stack(corners, 1)), colors="#b4b4b4", linewidths=0.4 if many else 1.0, alpha=0.5 if many else 1.0, zorder=1
+        )
+    )
+
+
+def _name_vertices(axes: Axes, graph: Graphs, x: np.ndarray, y: np.ndarray, tall: int) -> None:
+    """Writes the word of each vertex, or else its kind: below leaves, turned if there are many, and beside other vertices."""
     leaf = graph.height == 0
     names = [_name(graph, v) for v in range(graph.num_vertices)]
     below = int(leaf.sum()) > 1
@@ -203,64 +248,10 @@ def _name_vertices(axes: Any, graph: Graphs, x: np.ndarray, y: np.ndarray, tall:
 
 
 def _name(graph: Graphs, v: int) -> str:
+    """Returns the word of a vertex, or else its kind, or else nothing."""
     for ids, names in ((graph.input_id, graph.vocab), (graph.kind, graph.kind_names)):
         if ids is not None and ids[v] >= 0 and (names is not None or ids is graph.input_id):
             name = names[ids[v]] if names is not None else str(int(ids[v]))
-            # matplotlib reads a pair of dollar signs as mathematics.
+            # matplotlib would render text between dollar signs as mathematics.
             return (name if len(name) <= 16 else name[:15] + "…").replace("$", r"\$")
     return ""
-
-
-def layout(graph: Graphs) -> np.ndarray:
-    """(n,) x of every vertex of ONE graph: leaves in the order in which the roots reach them, the others above the middle
-    of their children, at least 1 apart within a level; then a few sweeps that pull vertices towards their neighbours
-    (Sugiyama 1981), which for trees change nothing.
-    """
-    n, height = graph.num_vertices, graph.height
-    counts = np.diff(graph.child_offsets)
-    owner = np.repeat(np.arange(n), counts)
-    parents = np.bincount(graph.children, minlength=n)
-    x = np.full(n, -1.0)
-    seen, stack, leaves = np.zeros(n, bool), np.flatnonzero(parents == 0)[::-1].tolist(), 0
-    while stack:
-        v = stack.pop()
-        if seen[v]:
-            continue
-        seen[v] = True
-        if counts[v] == 0:
-            x[v], leaves = leaves, leaves + 1
-        stack.extend(graph.children[graph.child_offsets[v] : graph.child_offsets[v + 1]][::-1].tolist())
-    by_level = np.argsort(height, kind="stable")
-    bounds = np.searchsorted(height[by_level], np.arange(int(height.max(initial=0)) + 2))
-    rows = [by_level[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-    for row in rows[1:]:
-        for v in row:
-            x[v] = x[graph.children[graph.child_offsets[v] : graph.child_offsets[v + 1]]].mean()
-        x[row] = _apart(x[row])
-    if parents.max(initial=0) > 1:
-        degree = np.maximum(counts + parents, 1)
-        for _ in range(12):
-            pull = np.bincount(owner, x[graph.children], minlength=n) + np.bincount(graph.children, x[owner], minlength=n)
-            x = np.where(counts + parents > 0, pull / degree, x)
-            for row in rows:
-                x[row] = _apart(x[row])
-    return x
-
-
-def _apart(x: np.ndarray) -> np.ndarray:
-    """The nearest places (least squares) in the same order that are at least 1 apart: isotonic regression, by pooling."""
-    order = np.argsort(x, kind="stable")
-    target = x[order] - np.arange(len(x))
-    means: list[float] = []
-    sizes: list[int] = []
-    for value in target.tolist():
-        mean, size = value, 1
-        while means and means[-1] >= mean:
-            other = sizes.pop()
-            mean = (means.pop() * other + mean * size) / (other + size)
-            size += other
-        means.append(mean)
-        sizes.append(size)
-    out = np.empty(len(x))
-    out[order] = np.repeat(means, sizes) + np.arange(len(x))
-    return out

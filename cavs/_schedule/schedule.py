@@ -188,10 +188,11 @@ class Schedule:
 
         Args:
             path: a file to write; its suffix chooses the format (`.png`, `.svg`, `.pdf`).
-            graphs: the graphs of the batch, to draw them too, coloured by level.
+            graphs: the graphs of the batch, to draw them too, coloured by level. If they have more than 600 vertices, only the
+                first ones are drawn, and the picture says so; a single graph may have 20,000.
 
         Returns:
-            The matplotlib figure.
+            The matplotlib figure. A notebook shows it as an image.
 
         Raises:
             ValueError: the schedule is traced.
@@ -201,7 +202,7 @@ class Schedule:
         return plot_schedule(self, path, graphs)
 
     def __repr__(self) -> str:
-        if not self.is_concrete:
+        if not self.is_concrete or self.data.ndim != 1:  # traced, or a stack of schedules
             return f"Schedule({self.shape})"
         widths = self.widths
         shown = ", ".join(map(str, widths[:12])) + (", ..." if len(widths) > 12 else "")

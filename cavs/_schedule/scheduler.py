@@ -83,6 +83,11 @@ def options_of(
     fields = tuple(fields)
     has = [name for name in FIELDS if getattr(graphs, name) is not None]
     for field in fields:
+        if field == "label" and graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):
+            raise ValueError(
+                f"{function}: fields: got 'label', but the labels are {graphs.label.dtype}{list(graphs.label.shape[1:])}; "
+                "expected one int32 per vertex. Pass others to the step as an argument: sched.pad(batch.label)."
+            )
         if field not in has:
             raise ValueError(f"{function}: fields: got {field!r}; expected fields that these graphs have: {', '.join(has)}.")
     on_gpu = jax.default_backend() == "gpu" if scripts is None else scripts

@@ -63,7 +63,7 @@ def task_classes(num_inner: int, fan_in: int, policy: str, edges_per_row: int = 
 
 
 @functools.lru_cache(maxsize=32)
-def _decomposition(widths: tuple[int, ...]) -> np.ndarray:
+def decomposition(widths: tuple[int, ...]) -> np.ndarray:
     """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, and how many tasks that is.
 
     The last task is padded.
@@ -161,7 +161,7 @@ def _pieces(
     # A task always has room for the edges of its vertices.
     widths = (1,) if serial else tuple(w for w, _ in classes)
     whole, rest = np.divmod(run_size, widths[0])
-    pieces = _decomposition(widths)[rest]
+    pieces = decomposition(widths)[rest]
     per_run = pieces[:, -1] + whole
     pieces = pieces[:, :-1]
     pieces[:, 0] += whole

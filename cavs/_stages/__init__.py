@@ -1,1 +1,1 @@
-"""What every engine shares: tensors of all vertices, the parts of F that run in one batch, and the cotangents of both."""
+"""What all engines share: dynamic tensors, the parts of F that run as one batch, and their cotangents."""

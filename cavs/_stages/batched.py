@@ -1,20 +1,32 @@
-"""The parts of F that run in one batch, not level by level: leaves, static, eager and lazy (see `_function.split`)."""
+"""The parts of F that run as one batch rather than level by level: leaves, static, eager and lazy (see `_function.split`)."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeAlias
+
+import jax
 
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, value_at
-from cavs._function.jaxprs import is_var
+from cavs._function.jaxprs import Var, is_var
 from cavs._function.products import large_product
+from cavs._function.role import Role
 from cavs._function.split import Split
 from cavs._stages.tensors import Rows, get_rows, repeated
 
+Arrays: TypeAlias = list[jax.Array]
 
-def leaf_function(role: Any, size: int, stored: bool) -> Any:
-    """(params, pulled rows) -> (states, pushes) of all `size` leaves of a kind; `stored` as in `evaluate`."""
 
-    def leaf(params: list[Any], pulled: list[Any]) -> tuple[list[Any], list[Any]]:
+def leaf_function(role: Role, size: int, stored: bool) -> Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]:
+    """Returns F at the leaves: (params, pulled rows) -> (states, pushes), for all `size` leaves of a kind.
+
+    Args:
+        role: F at leaves of one kind.
+        size: the number of leaves, padded.
+        stored: as in `evaluate`.
+    """
+
+    def leaf(params: Arrays, pulled: Arrays) -> tuple[Arrays, Arrays]:
         env = (
             dict(role.program.consts)
             | dict(zip(role.params, params, strict=True))
@@ -27,8 +39,8 @@ def leaf_function(role: Any, size: int, stored: bool) -> Any:
     return leaf
 
 
-def static_variables(part: Split) -> list[Any]:
-    """The STATIC variables that the eager, recurrent and lazy parts of an inner role read."""
+def static_variables(part: Split) -> list[Var]:
+    """Returns the STATIC variables that the eager, recurrent and lazy parts read; first those of `part.recurrent.statics`."""
     level, made = part.role.domain, {v for e in part.static_eqns for v in e.outvars} | set(part.role.params)
     read = [x for e in (*part.eager.eqns, *part.lazy_eqns) for x in e.invars]
     read = [
@@ -37,24 +49,24 @@ def static_variables(part: Split) -> list[Any]:
     return list(dict.fromkeys([*part.recurrent.statics, *read]))
 
 
-def static_values(part: Split, params: list[Any]) -> list[Any]:
-    """What follows from parameters alone, evaluated once."""
+def static_values(part: Split, params: Arrays) -> Arrays:
+    """Evaluates the static part. Returns the values of `static_variables(part)`."""
     env = dict(part.role.program.consts) | dict(zip(part.role.params, params, strict=True))
     wanted = static_variables(part)
     evaluate(needed(part.static_eqns, wanted, set())[0], env, {})
     return [env[v] for v in wanted]
 
 
-def pull(part: Split, inputs: list[Any], vertex: Any) -> list[Any]:
-    """Rows of the inputs that the eager part reads or passes on; none of the others."""
+def pull(part: Split, inputs: Arrays, vertex: jax.Array) -> Arrays:
+    """Returns the rows `vertex` of each leaf of the inputs. Leaves that the eager part does not read or return get no rows."""
     used = reads(part.eager.eqns, part.eager.outs)
     return [get_rows(x, vertex) if v in used else x[:0] for v, x in zip(part.role.inputs, inputs, strict=True)]
 
 
-def eager_function(part: Split, num_children: Any) -> Any:
-    """(static values, pulled rows) -> the rows of `part.eager.outs`."""
+def eager_function(part: Split, num_children: jax.Array) -> Callable[[Arrays, Arrays], Arrays]:
+    """Returns the eager part: (static values, pulled rows) -> the rows of `part.eager.outs`."""
 
-    def eager(statics: list[Any], pulled: list[Any]) -> list[Any]:
+    def eager(statics: Arrays, pulled: Arrays) -> Arrays:
         env = dict(part.role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env |= dict(zip(part.role.inputs, pulled, strict=True))
         env[part.role.num_children] = num_children
@@ -64,8 +76,19 @@ def eager_function(part: Split, num_children: Any) -> Any:
     return eager
 
 
-def lazy_arguments(part: Split, rows: Rows, states: list[Any], eager: list[Any], extras: list[Any]) -> tuple[Any, ...]:
-    """What the lazy part reads: own states, gathered states, edge states, eager rows, extra recurrent values."""
+def lazy_arguments(part: Split, rows: Rows, states: Arrays, eager: Arrays, extras: Arrays) -> tuple[Arrays, ...]:
+    """Returns what the lazy part reads.
+
+    Args:
+        part: F at vertices with children, of one kind.
+        rows: the vertices.
+        states: the dynamic tensors.
+        eager: the outputs of the eager part.
+        extras: the values of `part.recurrent.extra`.
+
+    Returns:
+        The vertices' own states, the states of numbered children, the states of all children by edge, `eager`, and `extras`.
+    """
     kids = rows.inner(rows.kids)
     own = [get_rows(b, rows.row) for b in states]
     slots = [get_rows(states[i], kids[:, k]) for k, i in part.recurrent.slots]
@@ -73,13 +96,11 @@ def lazy_arguments(part: Split, rows: Rows, states: list[Any], eager: list[Any],
     return own, slots, child, eager, extras
 
 
-def lazy_function(part: Split, rows: Rows) -> Any:
-    """(static values, *lazy_arguments) -> the pushes of all inner vertices of a kind."""
+def lazy_function(part: Split, rows: Rows) -> Callable[..., Arrays]:
+    """Returns the lazy part: (static values, *lazy_arguments) -> the pushes of all vertices with children of a kind."""
     role = part.role
 
-    def lazy(
-        statics: list[Any], own: list[Any], slots: list[Any], child: list[Any], eager: list[Any], extras: list[Any]
-    ) -> Any:
+    def lazy(statics: Arrays, own: Arrays, slots: Arrays, child: Arrays, eager: Arrays, extras: Arrays) -> Arrays:
         env = dict(role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env[role.num_children] = rows.inner(rows.num_children)
         env |= {role.slots[k][i]: x for (k, i), x in zip(part.recurrent.slots, slots, strict=True)}

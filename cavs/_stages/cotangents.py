@@ -1,92 +1,135 @@
-"""Cotangents: zero ones, sums of them, and the transposes of gather, pull and push, as gather and scatter swap roles."""
+"""Zeros and sums of cotangents, and the transposes of gather, pull and push: in the backward, gather and scatter swap roles."""
 
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cavs._function.equations import is_float
-from cavs._stages.tensors import get_rows
+from cavs._function.stored import Shaped
+from cavs._stages.tensors import Index, get_rows
+
+Cotangent: TypeAlias = jax.Array | np.ndarray  # of an integer a NumPy array of JAX's float0
+# Per leaf of the inputs: (Vp, ...); a shape as long as no vertex has added to it, and `None` for integers.
+InputCotangents: TypeAlias = list[jax.Array | jax.ShapeDtypeStruct | None]
+Floats: TypeAlias = dict[int, jax.Array]  # cotangents by their place in a list, without those of integers
 
 
-def zero_cotangent(x: Any) -> Any:
-    """The zero cotangent of an array or shape: of its dtype, or JAX's float0 for integers."""
+def zero_cotangent(x: Shaped) -> Cotangent:
+    """Returns the zero cotangent of `x`: of its dtype, or of JAX's float0 for integers."""
     return jnp.zeros(x.shape, x.dtype) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
 
 
-def floats(cts: list[Any]) -> dict[int, Any]:
-    """Cotangents by their place in a list, without those of integers."""
-    return {i: ct for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0}
+def floats(cts: list[Cotangent]) -> Floats:
+    """Returns the cotangents that are not of integers, by their place in the list."""
+    return {i: jnp.asarray(ct) for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0}
 
 
-def merged(a: dict[int, Any], b: dict[int, Any]) -> dict[int, Any]:
-    """The sum of two, either of which may lack some."""
-    return {i: a[i] + b[i] if i in a and i in b else a.get(i, b.get(i)) for i in sorted({*a, *b})}
+def merged(a: Floats, b: Floats) -> Floats:
+    """Returns the sums of cotangents; one that is missing on one side is zero."""
+    return {i: a[i] + b[i] if i in a and i in b else a[i] if i in a else b[i] for i in sorted({*a, *b})}
 
 
-def filled(cts: dict[int, Any], like: list[Any]) -> dict[int, Any]:
-    """The cotangents with zeros for those that are missing, of the floats of `like`."""
-    return {i: cts.get(i, zero_cotangent(x)) for i, x in enumerate(like) if is_float(x)}
+def filled(cts: Floats, like: list[jax.Array]) -> Floats:
+    """Returns the cotangents of all floats of `like`, zeros where `cts` has none."""
+    return {i: cts[i] if i in cts else jnp.zeros(x.shape, x.dtype) for i, x in enumerate(like) if is_float(x)}
 
 
-def mask_rows(x: Any, real: Any) -> Any:
-    """`x` with zeros in the rows where `real` is false."""
+def mask_rows(x: jax.Array, real: jax.Array) -> jax.Array:
+    """Returns `x` with zeros in the rows where `real` is false."""
     return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
 
 
-def rows_of_push(ct: Any, vertex: Any, count: Any) -> Any:
-    """push's transpose: rows of its cotangent in schedule order, zero in padding."""
+def rows_of_push(ct: Cotangent, vertex: jax.Array, count: Index) -> Cotangent:
+    """Transposes a push of some vertices.
+
+    Args:
+        ct: (Vp, ...) the cotangent of the pushes of all vertices.
+        vertex: (rows,) the vertices.
+        count: the number of rows that are not padding.
+
+    Returns:
+        (rows, ...), zero in padding.
+    """
     if ct.dtype == jax.dtypes.float0:
         return np.zeros((vertex.shape[0], *ct.shape[1:]), jax.dtypes.float0)
-    return mask_rows(get_rows(ct, vertex), jnp.arange(vertex.shape[0]) < count)
+    return mask_rows(get_rows(jnp.asarray(ct), vertex), jnp.arange(vertex.shape[0]) < count)
 
 
-def add_rows(g: dict[int, Any], i: int, index: Any, ct: Any) -> None:
-    """gather's transpose: `ct` added to rows of the cotangent of state leaf i, where that is a float."""
+def add_rows(g: Floats, i: int, index: jax.Array, ct: Cotangent) -> None:
+    """Transposes a gather: adds `ct` to the rows `index` of `g[i]`, the cotangent of state leaf i, unless it is an integer."""
     if i in g:
         g[i] = g[i].at[index].add(ct, mode="promise_in_bounds")
 
 
 def by_number(
-    g: dict[int, Any], pushed: list[int], index: Any, cts: list[Any], rows: int, unique: bool
-) -> tuple[dict[int, Any], Any]:
-    """`add_rows` of all pushes without tensors of zeros: the cotangents as they are, and for each of the states' `rows` the
-    number of its own, or -1. Unless `index` is `unique`, what goes to one row is summed under one number."""
+    g: Floats, pushed: list[int], index: jax.Array, cts: list[Cotangent], rows: int, unique: bool
+) -> tuple[Floats, jax.Array]:
+    """Like `add_rows` for all pushes, but without tensors of zeros: the cotangents keep their rows, and states refer to them.
+
+    Args:
+        g: has the state leaves that are floats as keys.
+        pushed: for each push, the state leaf that it is.
+        index: (M,) the row of each pushed vertex in the dynamic tensors.
+        cts: the cotangents of the pushes, (M, ...).
+        rows: the number of rows of the dynamic tensors.
+        unique: whether no row occurs twice in `index`. Otherwise the cotangents of one row are summed.
+
+    Returns:
+        The cotangents of state leaves, (M, ...), and (rows,) int32: for each row of the dynamic tensors its row in them, or -1.
+    """
     number = jnp.full(rows, -1, jnp.int32).at[index].set(jnp.arange(index.shape[0], dtype=jnp.int32))
-    found: dict[int, Any] = {}
+    found: Floats = {}
     for i, ct in zip(pushed, cts, strict=True):
         if i in g:
             ct = ct if unique else jnp.zeros_like(ct).at[get_rows(number, index)].add(ct)
-            found[i] = found[i] + ct if i in found else ct
+            found[i] = found[i] + ct if i in found else jnp.asarray(ct)
     return found, number
 
 
-def no_rows(inputs: list[Any]) -> list[Any]:
-    """Cotangents of the inputs before any vertex has added to them: shapes for zeros, `None` for integers."""
+def no_rows(inputs: list[jax.Array]) -> InputCotangents:
+    """Returns the cotangents of the inputs before any vertex has added to them: shapes for zeros, `None` for integers."""
     return [jax.ShapeDtypeStruct(x.shape, x.dtype) if is_float(x) else None for x in inputs]
 
 
-def made(ct_inputs: list[Any]) -> list[Any]:
-    """The cotangents as arrays."""
-    return [jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x for x in ct_inputs]
+def made(ct_inputs: InputCotangents) -> list[jax.Array | None]:
+    """Returns the cotangents of the inputs with arrays of zeros in place of shapes."""
+    return [None if x is None else _array(x) for x in ct_inputs]
 
 
-def put_rows(ct_inputs: list[Any], ct_rows: list[Any], vertex: Any, count: Any, add: bool = False) -> list[Any]:
-    """pull's transpose: each vertex's cotangent to its row of the inputs; `count` of the rows are no padding."""
+def _array(x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x
+
+
+def put_rows(
+    ct_inputs: InputCotangents, ct_rows: list[Cotangent], vertex: jax.Array, count: Index, add: bool = False
+) -> InputCotangents:
+    """Transposes a pull: writes the cotangents of some vertices to their rows of the inputs.
+
+    Args:
+        ct_inputs: the cotangents of the inputs so far, (Vp, ...).
+        ct_rows: the cotangents of the vertices' rows, (rows, ...).
+        vertex: (rows,) the vertices.
+        count: the number of rows that are not padding.
+        add: whether to add rather than write.
+    """
     out = list(ct_inputs)
     for i, (total, ct) in enumerate(zip(ct_inputs, ct_rows, strict=True)):
         if total is not None and ct.shape[0]:
             index = jnp.where(jnp.arange(ct.shape[0]) < count, vertex, total.shape[0])
-            place = made([total])[0].at[index]
+            place = _array(total).at[index]
             out[i] = (place.add if add else place.set)(ct, mode="drop", unique_indices=True)
     return out
 
 
-def take_rows(ct_inputs: list[Any], ct_rows: list[Any], row: Any, begin: Any, count: Any) -> list[Any]:
-    """`put_rows` from the other side, for vertices in the rows `begin` ... of the states: vertex v reads what is in `row[v]`.
+def take_rows(
+    ct_inputs: InputCotangents, ct_rows: list[Cotangent], row: jax.Array, begin: Index, count: Index
+) -> InputCotangents:
+    """Like `put_rows`, but gathers: vertex v reads the cotangent of row `row[v]` of the dynamic tensors, from row `begin` on.
 
-    Nothing is filled with zeros first, and XLA fuses the reading into what reads the sum, such as an embedding's update.
+    No tensor of zeros is written first, and XLA fuses the gather into the operation that reads its result, such as the update
+    of an embedding.
     """
     out = list(ct_inputs)
     for i, (total, ct) in enumerate(zip(ct_inputs, ct_rows, strict=True)):
@@ -94,5 +137,5 @@ def take_rows(ct_inputs: list[Any], ct_rows: list[Any], row: Any, begin: Any, co
             at = row - begin
             mine = ((at >= 0) & (at < count)).reshape(-1, *(1,) * (ct.ndim - 1))
             before = jnp.zeros((), ct.dtype) if isinstance(total, jax.ShapeDtypeStruct) else total
-            out[i] = jnp.where(mine, get_rows(ct, jnp.clip(at, 0, ct.shape[0] - 1)), before)
+            out[i] = jnp.where(mine, get_rows(jnp.asarray(ct), jnp.clip(at, 0, ct.shape[0] - 1)), before)
     return out

@@ -1,56 +1,74 @@
-"""F's entrance: what the joint program (`_function.transpose`) reads at some vertices, gathered, pulled, or kept by the
-forward.
+"""The inputs of the joint program (`_function.transpose`) at some vertices: gathered, pulled, or kept by the forward.
 
-Memory moves here and where F scatters, nowhere between (Cavs section 3.3).
+Rows are copied here and where F scatters, and nowhere else (Cavs section 3.3).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import jax
 import numpy as np
 from jax import lax
 
 from cavs._function.domains import EDGE
-from cavs._function.jaxprs import is_var
+from cavs._function.jaxprs import Env, Var, is_var
 from cavs._function.split import Split
+from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, View, get_rows
 
 
 class Memory(NamedTuple):
-    """What the forward leaves for the backward of the inner vertices of one kind; `crossing`, `kept`, `extras` with slack."""
+    """What the forward saved for the backward of one kind's vertices with children.
 
-    states: list[Any]
-    statics: list[Any]
-    crossing: list[Any]
-    kept: list[Any]
-    extras: list[Any]
+    Attributes:
+        states: the dynamic tensors, one per leaf of the state.
+        statics: the static values.
+        crossing: the eager rows that the recurrent part reads, with slack.
+        kept: the values that the backward levels read, with slack.
+        extras: the values that the lazy part reads, with slack.
+    """
+
+    states: list[jax.Array]
+    statics: list[jax.Array]
+    crossing: list[jax.Array]
+    kept: list[jax.Array]
+    extras: list[jax.Array]
 
 
-def memory_of(part: Split, rows: Rows, saved: dict[str, Any], kind: int) -> Memory:
-    """The memory of a kind, of what `_run.forward.forward` saved."""
+def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
+    """Returns the memory of a kind."""
     return Memory(
-        states=saved["states"],
-        statics=saved["statics"][kind],
-        crossing=crossing(part, rows, saved["eager_rows"][kind]),
-        kept=saved["kept"][kind],
+        states=saved.states,
+        statics=saved.statics[kind],
+        crossing=crossing(part, rows, saved.eager_rows[kind]),
+        kept=saved.kept[kind],
         extras=[
             rows.padded_edges(x) if level == EDGE else rows.padded(x)
-            for level, x in zip(part.extra_domain, saved["extras"][kind], strict=True)
+            for level, x in zip(part.extra_domain, saved.extras[kind], strict=True)
         ],
     )
 
 
-def crossing(part: Split, rows: Rows, eager: list[Any]) -> list[Any]:
-    """The eager rows that the recurrent part reads, with slack."""
+def crossing(part: Split, rows: Rows, eager: list[jax.Array]) -> list[jax.Array]:
+    """Returns the eager rows that the recurrent part reads, with slack."""
     return [rows.padded(x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross]
 
 
-def fixed(part: Split, statics: list[Any]) -> dict[Any, Any]:
-    """What the joint program reads that is the same for all vertices."""
+def fixed(part: Split, statics: list[jax.Array]) -> Env:
+    """Returns the inputs of the joint program that are the same for all vertices."""
     return dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
 
 
-def entrance(part: Split, rows: Rows, view: View, states: list[Any], crossing: list[Any], wanted: set[Any]) -> dict[Any, Any]:
-    """The `wanted` inputs of the joint program at the vertices of a view."""
+def entrance(part: Split, rows: Rows, view: View, states: list[jax.Array], crossing: list[jax.Array], wanted: set[Var]) -> Env:
+    """Returns the `wanted` inputs of the joint program at the vertices of a view.
+
+    Args:
+        part: F at vertices with children, of one kind.
+        rows: the vertices of the kind.
+        view: some of them.
+        states: the dynamic tensors.
+        crossing: as in `Memory`.
+        wanted: variables of the joint program.
+    """
     kids = view.rows(rows.kids)
     env = {v: view.rows(x) for v, x in zip(part.forward.cross, crossing, strict=True) if v in wanted}
     env |= {
@@ -58,17 +76,17 @@ def entrance(part: Split, rows: Rows, view: View, states: list[Any], crossing: l
         for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
         if v in wanted
     }
-    children = view.of_edges(rows.edge_child) if part.recurrent.child else None
-    env |= {
-        v: get_rows(states[i], children) for v, i in zip(part.forward.child, part.recurrent.child, strict=True) if v in wanted
-    }
+    if part.recurrent.child:
+        children = view.of_edges(rows.edge_child)
+        own = zip(part.forward.child, part.recurrent.child, strict=True)
+        env |= {v: get_rows(states[i], children) for v, i in own if v in wanted}
     if part.forward.num_children in wanted:
         env[part.forward.num_children] = view.rows(rows.num_children)
     return env
 
 
-def slots_together(part: Split, rows: Rows, view: View, states: list[Any], values: list[Any]) -> dict[Any, Any]:
-    """Those of `values` that are one state of several children, side by side or stacked: one gather, and no copy after it."""
+def slots_together(part: Split, rows: Rows, view: View, states: list[jax.Array], values: list[Var]) -> Env:
+    """Gathers the `values` that concatenate or stack one state of several children, each by one gather without a copy."""
     makers = {e.outvars[0]: e for e in part.joint.program.eqns if e.primitive.name in ("concatenate", "stack")}
     slot_of = dict(zip(part.forward.slots, part.recurrent.slots, strict=True))
     env = {}
@@ -84,8 +102,8 @@ def slots_together(part: Split, rows: Rows, view: View, states: list[Any], value
     return env
 
 
-def kept_values(part: Split, view: View, memory: Memory, wanted: set[Any], have: dict[Any, Any]) -> dict[Any, Any]:
-    """The `wanted` values that the forward kept, at the vertices of a view or their edges; without those in `have`."""
+def kept_values(part: Split, view: View, memory: Memory, wanted: set[Var], have: Env) -> Env:
+    """Returns the `wanted` values that the forward kept, at the vertices of a view or their edges, except those in `have`."""
     env = {}
     for v, x in zip((*part.forward.keep, *part.forward.extra), (*memory.kept, *memory.extras), strict=True):
         if is_var(v) and v in wanted and v not in have:
@@ -93,7 +111,10 @@ def kept_values(part: Split, view: View, memory: Memory, wanted: set[Any], have:
     return env
 
 
-def barred(env: dict[Any, Any]) -> dict[Any, Any]:
-    """`env`, read before anything is computed: else XLA fuses reads into late consumers, and then copies whole tensors in
-    every iteration of a loop that writes them."""
+def barred(env: Env) -> Env:
+    """Returns `env` behind a barrier, so that it is read before anything is computed.
+
+    Otherwise XLA fuses these reads into later operations, and then copies whole tensors in every iteration of a loop that
+    writes to them.
+    """
     return dict(zip(env, lax.optimization_barrier(list(env.values())), strict=True))

@@ -1,10 +1,10 @@
 """Lazy batching (Cavs 3.5): parameter gradients of the recurrent part, for many vertices at once.
 
-The levels leave the cut cotangent dY of every equation Y = f(A, p) that reads a parameter p. Here f is transposed ONCE
-for all rows of a view: for a product Y = A p that is the single product A^T dY.
+For every equation Y = f(A, p) that reads a parameter p, the levels store the cotangent dY (a cut cotangent). This module
+transposes f ONCE for all rows of a view: for a product Y = A p that is the single product A^T dY.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,24 +12,29 @@ import jax.numpy as jnp
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.equations import bind, is_float, needed, reads
 from cavs._function.evaluate import evaluate, matrix_product, value_at
-from cavs._function.jaxprs import is_var
+from cavs._function.jaxprs import Atom, Env, is_var
 from cavs._function.joint import ParamUse
 from cavs._function.products import weight_gradient
 from cavs._function.split import Split
-from cavs._stages.cotangents import mask_rows
+from cavs._stages.cotangents import Floats, mask_rows
 from cavs._stages.entrance import Memory, entrance, fixed, kept_values, slots_together
-from cavs._stages.tensors import Rows, View, get_rows, repeated
+from cavs._stages.tensors import Index, Rows, View, get_rows, repeated
 
 
 class Some(NamedTuple):
-    """Some of n rows (or edges)."""
+    """Some of n rows or edges.
 
-    which: Any  # (n,) bool
-    one: Any  # the number of one of them, if there is any
+    Attributes:
+        which: (n,) bool.
+        one: the number of one of them, if there is any.
+    """
+
+    which: jax.Array
+    one: Index
 
 
 class Mine(NamedTuple):
-    """The rows and edges of a view that are its own. What F makes of the others may be anything (`_stages.tensors`)."""
+    """The rows and edges that belong to a view. F may compute anything on its other rows (see `_stages.tensors`)."""
 
     rows: Some
     edges: Some
@@ -40,14 +45,23 @@ def lazy_gradients(
     rows: Rows,
     view: View,
     memory: Memory,
-    cuts: dict[Any, Any],
+    cuts: Env,
     mine: Mine | None = None,
-    given: dict[Any, Any] | None = None,
-) -> dict[int, Any]:
-    """Cotangents of the recurrent part's static values, by their index, summed over the rows of `view`.
+    given: Env | None = None,
+) -> Floats:
+    """Computes the cotangents of the recurrent part's static values, summed over the rows of a view.
 
-    `cuts` maps cut cotangents to their (view.size, ...) or (view.edges, ...) rows, zero where a row is padding. Without `mine`
-    the view is all rows; else only those count. `given` operands are not computed.
+    Args:
+        part: F at vertices with children, of one kind.
+        rows: the vertices of the kind.
+        view: the rows to sum over.
+        memory: what the forward saved.
+        cuts: the cut cotangents, (view.size, ...) or (view.edges, ...), zero in padding.
+        mine: the rows and edges of the view that count. `None` if the view is all rows of the kind.
+        given: operands that are known, so they are not computed again.
+
+    Returns:
+        The cotangents, by the index of the static value.
     """
     operands = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
     given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}
@@ -69,8 +83,8 @@ def lazy_gradients(
     real = rows.count - (view.start - rows.pad)
     evaluate(eqns, env, part.joint.domain, view.segments(rows) if part.gathers_all else None, view.size, real=real)
 
-    place = {v: i for i, v in enumerate(part.recurrent.statics)}
-    totals: dict[int, Any] = {}
+    place: dict[Atom, int] = {v: i for i, v in enumerate(part.recurrent.statics)}
+    totals: Floats = {}
     for use in part.reverse.uses:
         n = view.edges if use.domain == EDGE else view.size
         which = mine and (mine.edges if use.domain == EDGE else mine.rows)
@@ -82,14 +96,14 @@ def lazy_gradients(
 def _transpose(
     part: Split,
     use: ParamUse,
-    place: dict[Any, int],
-    statics: list[Any],
-    env: dict[Any, Any],
-    cuts: dict[Any, Any],
+    place: dict[Atom, int],
+    statics: list[jax.Array],
+    env: Env,
+    cuts: Env,
     n: int,
     mine: Some | None,
-) -> list[tuple[int, Any]]:
-    """(static value, cotangent) for one equation, over n rows at once."""
+) -> list[tuple[int, jax.Array]]:
+    """Returns (static value, cotangent) for one equation, summed over n rows."""
     level = part.role.domain
     args, axes = [], []
     for i, x in enumerate(use.eqn.invars):
@@ -102,7 +116,7 @@ def _transpose(
         elif i in use.operands:
             value = value_at(use.operands[i], ROW, n, env, part.joint.domain)
             args.append(value if mine is None else _only(value, mine))
-        else:  # its value does not matter for the gradient
+        else:  # the gradient does not depend on it
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
     if all(a is None for a in axes):
         return []
@@ -116,7 +130,7 @@ def _transpose(
         gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"])
         return [(place[use.eqn.invars[1]], _if_any(gradient, mine))]
 
-    def f(values: list[Any]) -> list[Any]:
+    def f(values: list[jax.Array]) -> list[jax.Array]:
         full = list(args)
         for i, x in zip(use.statics, values, strict=True):
             full[i] = x
@@ -127,10 +141,11 @@ def _transpose(
     return [(place[use.eqn.invars[i]], _if_any(ct, mine)) for i, ct in zip(use.statics, out, strict=True)]
 
 
-def _only(x: Any, mine: Some) -> Any:
-    """`x` with one of our rows in all others."""
+def _only(x: jax.Array, mine: Some) -> jax.Array:
+    """Returns `x` with all rows that do not count replaced by one that does."""
     return jnp.where(mine.which.reshape(-1, *(1,) * (x.ndim - 1)), x, x[mine.one])
 
 
-def _if_any(x: Any, mine: Some | None) -> Any:
+def _if_any(x: jax.Array, mine: Some | None) -> jax.Array:
+    """Returns `x`, or zeros if no row counts."""
     return x if mine is None else jnp.where(mine.which.any(), x, jnp.zeros_like(x))

@@ -1,25 +1,27 @@
 """Dynamic tensors (Cavs section 3.3): rows of one kind in schedule order, read and written in contiguous windows.
 
-A task's window in the FORWARD begins at the task's first row and may run past its last one: what it writes there is
-overwritten by the tasks that own those rows, as they come later. A window in the BACKWARD ends at the task's last row
-and may begin before its first one, for the same reason. So no row is ever masked or copied; every tensor has `pad` rows
-of slack at both ends.
+In the FORWARD, the window of a task begins at the task's first row and may extend beyond its last one. The task overwrites
+rows there that belong to later tasks, which write them again. In the BACKWARD, the window of a task ends at the task's last row
+and may begin before its first one, for the same reason. So no row is ever masked or copied. Every tensor has `pad` rows of
+slack at both ends.
 
-**Padding.** F may be anything: 1/x, log, a maximum. So no equation of F ever runs on made-up values in a batch over all rows,
-where 0 * NaN would reach a sum. The rules, for a kind with `size` rows (and `edges` edges) of which `count` are vertices:
+**Padding.** F may compute anything: 1/x, log, a maximum. In a batch over all rows it must not run on arbitrary values, because
+0 * NaN would reach a sum. These are the rules for a kind with `size` rows (and `edges` edges), of which `count` are vertices:
 
-1. Rows from `count` on repeat row 0, and edges beyond the last repeat edge 0: same vertex, same children, same owner. The
-   scheduler writes index arrays so (`_schedule.write`), and `repeated` does the same with what the levels stored. F computes
-   there what it computes at a real vertex, and nobody reads it.
-2. Cotangents of these rows and edges are zero, so that they add zero times a finite number to the sums.
-3. A batch may have no vertex of a kind whose rows it has (`count` is 0). Then the kind's sums are replaced by zeros
+1. Rows from `count` on repeat row 0, and edges after the last repeat edge 0: the same vertex, children and owner. The
+   scheduler writes its index arrays like this (`_schedule.write`), and `repeated` does the same with values that the levels
+   stored. F computes on padding what it computes at a real vertex, and nothing reads it.
+2. Cotangents of padding are zero, so padding adds zero times a finite number to the sums.
+3. A batch may have rows of a kind but no vertex of it (`count` is 0). Then the sums of the kind are replaced by zeros
    (`_run.adjoint`).
-4. Within a level, a window's rows beyond its task hold garbage. It is written only to rows that a later task overwrites, to
-   slack, or to row 0 of the cotangents, none of which is read.
-5. Row 0 of the states is zeros: what a vertex gathers from a child that it does not have.
+4. Within a level, the rows of a window that are not its task's hold arbitrary values. They are only written to rows that a
+   later task overwrites, to slack, or to row 0 of the cotangents; nothing reads them there.
+5. Row 0 of the states is zero: a vertex gathers it for a child that it does not have.
 """
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,107 +31,145 @@ from jax import lax
 from cavs._function.evaluate import pad_rows
 from cavs._schedule.schedule import Schedule
 
+Index: TypeAlias = int | jax.Array  # of a row or an edge; a scalar
 
-def repeated(x: Any, real: Any) -> Any:
-    """`x` with its first row in the rows where `real` (rows,) is false."""
+
+class _Aval(Protocol):
+    """A shape and a dtype."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> jnp.dtype: ...
+
+
+def repeated(x: jax.Array, real: jax.Array | np.ndarray) -> jax.Array:
+    """Returns `x` with its first row in the rows where `real`, (rows,) bool, is false."""
     return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 1)), x, x[:1]) if x.shape[0] else x
 
 
 class Zeros:
-    """Makes tensors of zeros that XLA does not share.
+    """Creates tensors of zeros that XLA does not share.
 
-    Loops update their tensors in place, but XLA keeps ONE constant of zeros for all tensors of a shape and copies it for
-    each: a second pass over memory. So each is filled with its own run-time number, which is 0: min(an index, 0).
+    Loops update their tensors in place. If all tensors of a shape began as the same constant, XLA would keep ONE and copy it
+    for each of them, which is a second pass over memory. So each is filled with a number of its own that is only known at run
+    time, and is 0 whatever the schedule contains: min(an integer without its sign bit, 0).
+
+    Args:
+        sched: the schedule whose integers are used.
+        after: arrays that are computed first. Otherwise XLA might fill the backward's tensors before the forward runs, and keep
+            them all the time.
+        start: the number of the first integer. The forward and the backward use different ones.
     """
 
-    def __init__(self, sched: Schedule, start: int = 0):
+    def __init__(self, sched: Schedule, after: Sequence[jax.Array] = (), start: int = 0):
         self._data, self._next = sched.data, start
+        # XLA removes optimization barriers before it orders operations. Whether an element is NaN it cannot know: 0 or 1.
+        elements = [x[(0,) * x.ndim] for x in after if x.size and jnp.issubdtype(x.dtype, jnp.floating)]
+        self._late = [jnp.isnan(x).astype(self._data.dtype) for x in elements]
 
-    def __call__(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def __call__(self, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        """Returns zeros of a shape and dtype."""
         self._next += 1
-        zero = jnp.minimum(self._data[self._next % self._data.shape[0]], 0)
+        number = self._data[self._next % self._data.shape[0]] & np.int32(0x7FFFFFFF)
+        zero = functools.reduce(jnp.minimum, self._late, jnp.minimum(number, 0))
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             stored = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
-            return jax.random.wrap_key_data(self(stored.shape, stored.dtype), impl=dtype._impl.name)
+            return jax.random.wrap_key_data(self(stored.shape, stored.dtype), impl=dtype._impl.name)  # type: ignore[attr-defined]
         return jnp.broadcast_to(zero.astype(dtype), shape)
 
 
 class Rows(NamedTuple):
-    """The inner vertices of one kind: index arrays over its rows, padded at both ends for windows."""
+    """The vertices with children of one kind: index arrays over its rows, padded at both ends for windows.
+
+    Attributes:
+        kind: the number of the kind.
+        size: the number of rows, padded.
+        edges: the number of edges, padded.
+        pad: the slack at both ends of a tensor of rows.
+        edge_pad: the slack at both ends of a tensor of edges.
+        count: the number of vertices.
+        vertex: (size,) rows in the inputs.
+        row: (size,) rows in the dynamic tensors of the states.
+        num_children: (pad + size + pad,).
+        kids: (pad + size + pad, arity) the row of child k in the dynamic tensors; 0, a row of zeros, if there is none.
+        edge_child: (edge_pad + edges + edge_pad,) the row of an edge's child in the dynamic tensors.
+        edge_owner: (edge_pad + edges + edge_pad,) the row (of `size`) that owns the edge; `size` or more for padding.
+    """
 
     kind: int
-    size: int  # inner rows, padded to the bucket
+    size: int
     edges: int
     pad: int
     edge_pad: int
-    count: Any  # vertices in truth
-    vertex: Any  # (size,) row in inputs
-    row: Any  # (size,) row in the state tensors
-    num_children: Any  # (pad + size + pad,)
-    kids: Any  # (pad + size + pad, arity): row of child k in the state tensors, 0 (zeros) where there is none
-    edge_child: Any  # (edge_pad + edges + edge_pad,): the same per edge
-    edge_owner: Any  # (edge_pad + edges + edge_pad,): inner row that owns the edge; `size` or more where none does
+    count: jax.Array
+    vertex: jax.Array
+    row: jax.Array
+    num_children: jax.Array
+    kids: jax.Array
+    edge_child: jax.Array
+    edge_owner: jax.Array
 
     @property
-    def real(self) -> Any:
-        """(size,) which rows are vertices."""
+    def real(self) -> jax.Array:
+        """(size,) bool: which rows are vertices."""
         return jnp.arange(self.size) < self.count
 
     @property
-    def real_edges(self) -> Any:
-        """(edges,) which edges are no padding."""
+    def real_edges(self) -> jax.Array:
+        """(edges,) bool: which edges are not padding."""
         return self.inner_edges(self.edge_owner) < self.count
 
-    def inner(self, padded: Any) -> Any:
-        """The rows of a padded tensor without its slack."""
+    def inner(self, padded: jax.Array) -> jax.Array:
+        """Returns the rows of a tensor without its slack."""
         return padded[self.pad : self.pad + self.size]
 
-    def inner_edges(self, padded: Any) -> Any:
-        """The edges of a padded tensor without its slack."""
+    def inner_edges(self, padded: jax.Array) -> jax.Array:
+        """Returns the edges of a tensor without its slack."""
         return padded[self.edge_pad : self.edge_pad + self.edges]
 
-    def padded(self, x: Any) -> Any:
-        """(size, ...) with zeros of slack at both ends."""
+    def padded(self, x: jax.Array) -> jax.Array:
+        """Returns `x`, (size, ...), with zeros of slack at both ends."""
         return pad_rows(x, self.size + 2 * self.pad, self.pad)
 
-    def padded_edges(self, x: Any) -> Any:
-        """(edges, ...) with zeros of slack at both ends."""
+    def padded_edges(self, x: jax.Array) -> jax.Array:
+        """Returns `x`, (edges, ...), with zeros of slack at both ends."""
         return pad_rows(x, self.edges + 2 * self.edge_pad, self.edge_pad)
 
-    def tensor(self, zeros: Zeros, aval: Any, edge: bool = False) -> Any:
-        """A dynamic tensor of zeros for values like `aval` at these rows (or their edges)."""
+    def tensor(self, zeros: Zeros, aval: _Aval, edge: bool = False) -> jax.Array:
+        """Returns a dynamic tensor of zeros for values like `aval` at these rows, or with `edge` at their edges."""
         n = self.edges + 2 * self.edge_pad if edge else self.size + 2 * self.pad
         return zeros((n, *aval.shape), aval.dtype)
 
 
 class View(NamedTuple):
-    """A contiguous part of the inner rows of a kind, and of their edges: where they lie in padded tensors."""
+    """A contiguous part of the rows of a kind, and of their edges: where they begin in tensors with slack, and how many."""
 
-    start: Any
+    start: Index
     size: int
-    edge_start: Any
+    edge_start: Index
     edges: int
 
-    def rows(self, padded: Any) -> Any:
-        """The view's rows of a tensor with slack."""
+    def rows(self, padded: jax.Array) -> jax.Array:
+        """Returns the view's rows of a tensor with slack."""
         return _part(padded, self.start, self.size)
 
-    def of_edges(self, padded: Any) -> Any:
-        """The view's edges of a tensor with slack."""
+    def of_edges(self, padded: jax.Array) -> jax.Array:
+        """Returns the view's edges of a tensor with slack."""
         return _part(padded, self.edge_start, self.edges)
 
-    def segments(self, rows: Rows) -> Any:
-        """For each edge the row of its owner within the view; `size` or more where it is none of the view's."""
+    def segments(self, rows: Rows) -> jax.Array:
+        """Returns for each edge the row of its owner within the view; `size` or more if the owner is not in the view."""
         owner = self.of_edges(rows.edge_owner) - (self.start - rows.pad)
         return jnp.where(owner < 0, self.size, owner)
 
 
-def _part(x: Any, start: Any, size: int) -> Any:
+def _part(x: jax.Array, start: Index, size: int) -> jax.Array:
     return x[start : start + size] if isinstance(start, int) else window(x, start, size)
 
 
 def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
-    """The index arrays of every kind of a schedule."""
+    """Returns the index arrays of every kind of a schedule, for an F that reads `arity` numbered children."""
     shape, out = sched.shape, []
     pad, edge_pad = shape.pad, max(e for _, e in shape.classes)
     at = edge_at = 0
@@ -141,7 +181,7 @@ def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
         if shape.arity and edges:
             kids = jnp.pad(edge_child, (0, max(0, size * shape.arity - edges)))[: size * shape.arity]
             kids = kids.reshape(size, shape.arity)[:, :arity]
-            kids = repeated(kids, np.arange(size) < sched.inner_count[k])  # `edge_child` repeats an edge, not a row
+            kids = repeated(kids, np.arange(size) < sched.inner_count[k])  # `edge_child` repeats an edge
         elif edges:
             first, slots = sched.first_edge[at : at + size], np.arange(arity, dtype=np.int32)
             kids = edge_child.at[first[:, None] + slots].get(mode="clip")
@@ -168,8 +208,8 @@ def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
     return out
 
 
-def leaf_vertices(sched: Schedule) -> list[Any]:
-    """For each kind the rows of its leaves in the inputs, padded."""
+def leaf_vertices(sched: Schedule) -> list[jax.Array]:
+    """Returns for each kind the rows of its leaves in the inputs, padded."""
     out, end = [], 0
     for size in sched.shape.leaves:
         begin, end = end, end + size
@@ -177,16 +217,16 @@ def leaf_vertices(sched: Schedule) -> list[Any]:
     return out
 
 
-def window(x: Any, start: Any, size: int) -> Any:
-    """Rows start .. start + size - 1."""
+def window(x: jax.Array, start: Index, size: int) -> jax.Array:
+    """Returns the rows start, ..., start + size - 1."""
     return lax.dynamic_slice_in_dim(x, start, size)
 
 
-def write(x: Any, value: Any, start: Any) -> Any:
-    """`x` with rows from `start` replaced by `value`."""
+def write(x: jax.Array, value: jax.Array, start: Index) -> jax.Array:
+    """Returns `x` with rows from `start` replaced by `value`."""
     return lax.dynamic_update_slice_in_dim(x, value if value.dtype == x.dtype else value.astype(x.dtype), start, 0)
 
 
-def get_rows(x: Any, index: Any) -> Any:
-    """Rows of `x` by number (gather, pull)."""
+def get_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns the rows of `x` with the numbers `index` (gather, pull)."""
     return x.at[index].get(mode="promise_in_bounds")

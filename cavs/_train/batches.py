@@ -1,16 +1,22 @@
 """Batches: which graphs form a batch, and the padded arrays of a batch, so that only a few shapes are compiled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from cavs._feed.schedules import schedules
+from cavs._feed.epochs import strata
+from cavs._feed.plan import Shapes, plan
+from cavs._feed.schedules import planned_schedules
+from cavs._feed.settings import Source, members_of
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.buckets import bucket
-from cavs._schedule.schedule import Schedule, Shape
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.tasks import LAZY_WINDOW
 from cavs._train.data import root_rows
+
+SHAPES = 3  # the most shapes of a part of the data
 
 A = TypeVar("A")  # np.ndarray on the host, jax.Array within a step
 
@@ -41,44 +47,9 @@ class Prepare(Protocol):
 
         Args:
             grid: (batches, batch) numbers of samples; -1 where a batch has fewer.
-            workers: as in `cavs.data.schedules`.
+            workers: as in `cavs.data.Loader`.
         """
         ...
-
-
-def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np.ndarray:
-    """Groups graphs into batches of nearly equal total size, so that few shape buckets and compilations are needed.
-
-    The graphs are sorted by size, equal sizes in random order, and cut into as many strata as a batch has places. A batch takes
-    one graph from each stratum. The strata of large graphs are assigned at random. In the strata of small graphs, the batch
-    that is smallest so far takes the largest graph.
-
-    Args:
-        sizes: (G,) the number of vertices of each graph.
-        batch: graphs per batch.
-        rng: the source of randomness; `None` for the same batches every time.
-
-    Returns:
-        (batches, batch) numbers of graphs; -1 where a batch has fewer.
-    """
-    total = len(sizes)
-    batch = min(batch, total)
-    count = -(-total // batch)
-    tie = np.arange(total) if rng is None else rng.permutation(total)
-    order = np.lexsort((tie, sizes))
-    grid = np.concatenate([np.full(count * batch - total, -1), order]).reshape(batch, count)
-    size = np.where(grid >= 0, sizes[grid], sizes.min())
-    sums = np.zeros(count, np.int64)
-    for i in reversed(range(batch)):
-        if rng is not None and i >= batch // 2:
-            take = rng.permutation(count)
-        else:
-            take = np.empty(count, np.int64)
-            take[np.argsort(sums, kind="stable")] = np.arange(count)[::-1]
-        grid[i] = grid[i, take]
-        sums += size[i, take]
-    out = np.ascontiguousarray(grid.T)
-    return out if rng is None else out[rng.permutation(count)]
 
 
 def epoch_batches(sizes: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
@@ -117,30 +88,51 @@ def labels_of(graphs: Graphs, present: np.ndarray) -> np.ndarray:
     return label if present.all() else np.where(np.repeat(present, np.diff(graphs.vertex_offsets)), label, -1)
 
 
-def shapes_of(graphs: Graphs, grid: np.ndarray) -> tuple[Shape, ...]:
-    """A few shapes into which the schedules of these batches fit, found from the largest batch down."""
-    edges = np.diff(graphs.child_offsets[graphs.vertex_offsets])[grid].sum(1)
-    shapes: list[Shape] = []
-    for _ in schedules(graphs, grid[np.argsort(-edges, kind="stable")], shapes=shapes):
-        pass
-    # All shapes get the number of tasks of the deepest batch. This pads only integers.
-    return tuple(dict.fromkeys(shape._replace(tasks=max(s.tasks for s in shapes)) for shape in shapes))
+class FewSchedules:
+    """Schedules of the batches of a part of the data, in at most `SHAPES` shapes.
+
+    The shapes are chosen once, from the batches of the first epoch, so that a resumed run has the same ones. Nearly all batches
+    take the first shape, because the loop draws batches of nearly equal size.
+    """
+
+    def __init__(self, sources: Sequence[Source], grid: np.ndarray):
+        """`sources` are data sets as `cavs.data.Loader` takes them; `grid` (batches, batch) contains typical batches."""
+        self._members = members_of(list(sources), (), "batching", False, LAZY_WINDOW)[0]
+        self._shapes = Shapes(self._members)
+        self._sizes = np.diff(self._members[0].graphs.vertex_offsets)
+        if len(grid):
+            self._shapes.add([*grid], SHAPES, closed=False)
+
+    def __call__(self, numbers: np.ndarray, workers: int = 0) -> Iterator[tuple[tuple[Graphs, Schedule], ...]]:
+        """Yields (graphs, schedule) of each source for each row of `numbers` (batches, batch)."""
+        planned = plan(self._members, self._shapes, [*numbers], self._sizes, 1)
+        streams = []
+        for m, member in enumerate(self._members):
+            asked = zip(planned.graphs[m], planned.shape.tolist(), strict=True)
+            options = member.options._replace(fixed=self._shapes.fixed(m))
+            streams.append(planned_schedules(member.graphs, asked, options, workers))
+        return zip(*streams, strict=True)
 
 
-def prepare(graphs: Graphs, num_words: int, grid: np.ndarray, workers: int = 0) -> Iterator[Batch[np.ndarray]]:
-    """Implements `Prepare`. The smallest graph, without its labels, replaces each -1."""
-    numbers, presents = with_stand_ins(grid, np.diff(graphs.vertex_offsets))
-    found = schedules(graphs, numbers, kinds=False, workers=workers)
-    for present, (some, sched) in zip(presents, found, strict=True):
-        padded = sched.shape.vertices
-        assert some.input_id is not None
-        words, word = distinct(some.input_id, padded, num_words)
-        if sched.shape.rooted:
-            roots = sched.roots
-        else:
-            roots = root_rows(some).astype(np.int32)
-            roots = np.append(roots, np.full(bucket(len(roots)) - len(roots), padded, np.int32))
-        yield Batch(sched, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), roots)
+def preparer(graphs: Graphs, num_words: int, grid: np.ndarray) -> Prepare:
+    """Returns the function that creates the batches of a part. The smallest graph, without its labels, replaces each -1."""
+    sizes = np.diff(graphs.vertex_offsets)
+    few = FewSchedules([graphs], with_stand_ins(grid, sizes)[0])
+
+    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[Batch[np.ndarray]]:
+        numbers, presents = with_stand_ins(grid, sizes)
+        for present, ((some, sched),) in zip(presents, few(numbers, workers), strict=True):
+            padded = sched.shape.vertices
+            assert some.input_id is not None
+            words, word = distinct(some.input_id, padded, num_words)
+            if sched.shape.rooted:
+                roots = sched.roots
+            else:
+                roots = root_rows(some).astype(np.int32)
+                roots = np.append(roots, np.full(bucket(len(roots)) - len(roots), padded, np.int32))
+            yield Batch(sched, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), roots)
+
+    return prepare
 
 
 # Graphs per batch of `in_order`.

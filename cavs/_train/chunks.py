@@ -1,6 +1,7 @@
 """Entities in tag sequences, counted as the CoNLL shared tasks' `conlleval` does, for all sentences of a batch at once."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +20,14 @@ class Chunks:
     Attributes:
         starts: (C + 1, C + 1) bool: whether a chunk starts between a tag (row) and the next tag (column).
         ends: (C + 1, C + 1) bool: whether a chunk ends there.
-        types: (C + 1,) int32, the type of each tag.
+        types: (C + 1,) int32, the type of each tag, an index of `names`.
+        names: the names of the types, "" for that of `O`.
     """
 
     starts: np.ndarray
     ends: np.ndarray
     types: np.ndarray
+    names: tuple[str, ...]
 
     @staticmethod
     def of(labels: tuple[str, ...]) -> "Chunks | None":
@@ -39,7 +42,7 @@ class Chunks:
                 starts[a, b] = tag + next_tag in _STARTS or next_tag != "O" and kind != next_kind
                 ends[a, b] = tag + next_tag in _ENDS or tag != "O" and kind != next_kind
         names = {kind: i for i, kind in enumerate(dict.fromkeys(kind for _, kind in pairs))}
-        return Chunks(starts, ends, np.array([names[kind] for _, kind in pairs], np.int32))
+        return Chunks(starts, ends, np.array([names[kind] for _, kind in pairs], np.int32), tuple(names))
 
     def count(self, right: jax.Array, guessed: jax.Array, graph: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Counts the true entities, the predicted entities, and those predicted with both ends and the type correct.
@@ -63,6 +66,28 @@ class Chunks:
         (start, end, kind), (start_, end_, kind_) = spans(right), spans(guessed)
         both = start & start_ & (end == end_) & (kind == kind_)
         return start.sum(), start_.sum(), both.sum()
+
+    def scores(self, true: np.ndarray, predicted: np.ndarray, graph: np.ndarray) -> "dict[str, Found]":
+        """The entities "all" and of each type. The arguments are (V,) arrays, as those of `count`."""
+        found, outside = {}, len(self.types) - 1
+        for kind, name in [(None, "all"), *((i, name) for i, name in enumerate(self.names) if name)]:
+            # Entities of other types become `O`, which neither begins nor ends another entity.
+            sides = [x if kind is None else np.where((x >= 0) & (self.types[x] != kind), outside, x) for x in (true, predicted)]
+            found[name] = Found(*map(int, self.count(*map(jnp.asarray, (*sides, graph)))))
+        return found
+
+
+class Found(NamedTuple):
+    """Numbers of entities: the true ones, the predicted ones, and those predicted with both ends and the type correct."""
+
+    true: int
+    predicted: int
+    both: int
+
+    @property
+    def f1(self) -> float:
+        """Their F1."""
+        return f1(*self)
 
 
 def f1(right: float, guessed: float, both: float) -> float:

@@ -1,14 +1,18 @@
 """`Config`: all settings that determine a training run, as one value that a checkpoint can store."""
 
 import dataclasses
+import os
 import typing
 from pathlib import Path
 from typing import Any
 
+from cavs._graphs.suggest import suggestion
+
 # Each task has a file, `task_NAME.py`; see `task.py`.
-TASKS = ("classify", "lm", "nmt", "tag")
+TASKS = ("classify", "lm", "nmt", "regress", "tag")
 ALIASES = {"dag": "classify", "sentiment": "classify"}
-OPTIMIZERS = ("adam", "adagrad", "sgd")
+OPTIMIZERS = ("adam", "adamw", "adagrad", "sgd")
+SCHEDULES = ("constant", "linear", "cosine")
 LOSSES = ("root", "all")
 # Upper bounds far beyond any real model: a checkpoint with larger values is refused before memory is allocated for it.
 LARGEST = 2**31 - 1
@@ -32,11 +36,13 @@ class SaveError(TrainError):
 class Config:
     """The settings of `cavs train`. `None` in `program`, `loss`, `score` and `embedding_size` means: choose by the data.
 
-    The fields are the flags of the command line. `train` is `None` for the reviews shipped with the package. Create a
+    The fields are the flags of the command line. `train` is `None` for the reviews shipped with the package. `also` are further
+    training files, separated by `os.pathsep`. Create a
     `Config` with `cavs._train.task.configure`, which knows the defaults of each task.
     """
 
     train: str | None = None
+    also: str | None = None
     dev: str | None = None
     test: str | None = None
     task: str = "classify"
@@ -49,7 +55,11 @@ class Config:
     score: str | None = None
     batch: int = 20
     epochs: int = 20
+    max_steps: int = 0
+    save_every: int = 0
     optimizer: str = "adagrad"
+    schedule: str = "constant"
+    warmup: int = 0
     lr: float = 0.05
     embedding_lr: float | None = None
     weight_decay: float = 1e-5
@@ -68,12 +78,13 @@ class Config:
             value = getattr(self, name, None)
             _check(name, value, value is None or value >= 1, "an integer >= 1")
             _check(name, value, value is None or value <= most, f"an integer <= {most}")
-        for name in ("patience", "vocab_size", "weight_decay", "clip", "seed"):
+        for name in ("patience", "max_steps", "save_every", "warmup", "vocab_size", "weight_decay", "clip", "seed"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "a number >= 0")
         _check("lr", self.lr, self.lr > 0, "a number > 0")
         _check("embedding_lr", self.embedding_lr, self.embedding_lr is None or self.embedding_lr >= 0, "a number >= 0")
         _check("dropout", self.dropout, 0 <= self.dropout < 1, "a probability >= 0 and < 1")
         _check("optimizer", self.optimizer, self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
+        _check("schedule", self.schedule, self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
         _check("loss", self.loss, self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         _check("score", self.score, self.score in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         _check("vocab_size", self.vocab_size, self.vocab_size == 0 or self.vocab_size >= 4, "0 (no limit) or at least 4")
@@ -112,7 +123,7 @@ class Config:
 
 def flag(name: str) -> str:
     """A field as the user writes it on the command line: `FILE` or `--name`."""
-    return "FILE" if name in ("train", "file") else "--" + name.replace("_", "-")
+    return "FILE" if name in ("train", "also", "file") else "--" + name.replace("_", "-")
 
 
 def check_file(name: str, path: str) -> None:
@@ -120,7 +131,11 @@ def check_file(name: str, path: str) -> None:
     if Path(path).is_file():
         return
     what = "a directory" if Path(path).is_dir() else "which is not a regular file" if Path(path).exists() else None
-    raise TrainError(f"{flag(name)}: got {path}, {what or 'which does not exist'}; expected the path of a file.")
+    parent = Path(path).parent
+    hint = "" if what or not parent.is_dir() else suggestion(Path(path).name, os.listdir(parent))
+    raise TrainError(
+        f"{flag(name)}: got {path}, {what or 'which does not exist'}; expected the path of a file. {hint}".rstrip()
+    )
 
 
 def _check(name: str, got: object, right: bool, expected: str) -> None:

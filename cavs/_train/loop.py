@@ -52,6 +52,7 @@ class Progress:
         sums: the summed metrics of these batches.
         seconds: the time spent in this epoch.
         history: one record per finished epoch.
+        within: the records of evaluations within epochs; their `epoch` is a fraction.
     """
 
     epoch: int = 0
@@ -59,6 +60,12 @@ class Progress:
     sums: Sums = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    within: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All records, in the order of time."""
+        return sorted((*self.history, *self.within), key=lambda record: record["epoch"])
 
     @staticmethod
     def from_json(value: Any, count: int, steps: int) -> "Progress":
@@ -69,14 +76,14 @@ class Progress:
         """
         try:
             progress = Progress(**value)
-            records = [progress.sums, *(record[part] for record in progress.history for part in ("train", "dev"))]
+            records = [progress.sums, *(record[part] for record in progress.records for part in ("train", "dev"))]
             numbers = [progress.seconds, *(x for record in records for x in record.values())]
             right = (
                 all(type(x) is int for x in (progress.epoch, progress.step))
                 and 0 <= progress.step <= steps
                 and progress.epoch * steps + progress.step == count
                 and [record["epoch"] for record in progress.history] == [*range(1, progress.epoch + 1)]
-                and all(isinstance(x, (int, float)) for x in (*numbers, *(r["seconds"] for r in progress.history)))
+                and all(isinstance(x, (int, float)) for x in (*numbers, *(r["seconds"] for r in progress.records)))
             )
         except (TypeError, KeyError, AttributeError):
             right = False
@@ -86,7 +93,7 @@ class Progress:
 
     def best(self, config: Config) -> dict[str, Any] | None:
         """The record of the best epoch so far; of equal scores the earliest."""
-        return max(self.history, key=lambda record: find_task(config.task).score(record["dev"], config), default=None)
+        return max(self.records, key=lambda record: find_task(config.task).score(record["dev"], config), default=None)
 
 
 class Trainer:
@@ -103,32 +110,49 @@ class Trainer:
         self.notes: list[str] = []
         self.task = find_task(config.task)
         self._preparers: dict[int, Prepare] = {}
-        self.step, self.evaluation = build_step(model, config), build_evaluation(model)
+        self.step, self.evaluation = build_step(model, config, self.total), build_evaluation(model)
 
     def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
         """Trains from `state` and `progress`, which is updated in place. Saves after each epoch and when stopped."""
-        config = self.config
         while not stop and not self.is_done(progress):
             state = self._epoch(state, progress, stop, watcher)
-            if stop and progress.step < self.steps:
+            if progress.step < self.steps:
                 break
-            record = {
-                "epoch": progress.epoch + 1,
-                "seconds": progress.seconds,
-                "train": progress.sums,
-                "dev": self.evaluate(state.weights, self.data.dev),
-            }
-            progress.history.append(record)
-            progress.epoch, progress.step, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
-            best = progress.best(config) is record
-            if best:
-                about = {"run": self.run, "epoch": record["epoch"], "dev": record["dev"]}
-                checkpoint.save(self.folder, "best", state.weights, about, int(state.count))
-            watcher.epoch(record, best)
-            self.save(state, progress)
+            self._evaluate(state, progress, watcher)
+        if not stop and progress.step and not (progress.within and progress.within[-1]["epoch"] == self._place(progress)):
+            self._evaluate(state, progress, watcher)  # --max-steps ends within an epoch
         if stop:
             self.save(state, progress)
         return state
+
+    def _evaluate(self, state: State, progress: Progress, watcher: Watcher) -> None:
+        """Evaluates at the end of an epoch or within it, keeps the best weights, and saves."""
+        whole = progress.step == self.steps
+        record = {
+            "epoch": progress.epoch + 1 if whole else self._place(progress),
+            "seconds": progress.seconds,
+            "train": progress.sums,
+            "dev": self.evaluate(state.weights, self.data.dev),
+        }
+        (progress.history if whole else progress.within).append(record)
+        if whole:
+            progress.epoch, progress.step, progress.sums, progress.seconds = progress.epoch + 1, 0, {}, 0.0
+        best = progress.best(self.config) is record
+        if best:
+            about = {"run": self.run, "epoch": record["epoch"], "dev": record["dev"]}
+            checkpoint.save(self.folder, "best", state.weights, about, int(state.count))
+        watcher.epoch(record, best)
+        self.save(state, progress)
+
+    def _place(self, progress: Progress) -> float:
+        """The place in the run, in epochs."""
+        return round(progress.epoch + progress.step / self.steps, 6)
+
+    @property
+    def total(self) -> int:
+        """The number of batches of the whole run."""
+        total = self.config.epochs * self.steps
+        return min(total, self.config.max_steps or total)
 
     @property
     def steps(self) -> int:
@@ -139,10 +163,13 @@ class Trainer:
         """Whether all epochs are done, or the score has not improved for `patience` epochs."""
         best = progress.best(self.config)
         waited = 0 if best is None else progress.epoch - best["epoch"]
+        if progress.epoch * self.steps + progress.step >= self.total:
+            return True
         return progress.epoch >= self.config.epochs or bool(self.config.patience) and waited >= self.config.patience
 
     def _epoch(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
-        grid, prepare = self._batches(progress.epoch)[progress.step :], self._preparer(self.data.train, self._batches(0))
+        last = self.total - progress.epoch * self.steps
+        grid, prepare = self._batches(progress.epoch)[progress.step : last], self._preparer(self.data.train, self._batches(0))
         host_batches = prepare(grid, workers=int(jax.default_backend() == "gpu"))
         before, spent = time.monotonic(), progress.seconds
         saved, pending = before, _PendingMetrics()
@@ -165,13 +192,19 @@ class Trainer:
                 now = time.monotonic()
                 progress.seconds = spent + now - before
                 watcher.step(progress, self.steps, progress.sums)
-                if stop or now - saved > SAVE_EVERY:
+                every = self.config.save_every
+                due = bool(every) and progress.step % every == 0 and progress.step < self.steps
+                if stop or due or now - saved > SAVE_EVERY:
                     while pending:
                         add_oldest()
+                    if due:
+                        self._evaluate(state, progress, watcher)
                     if stop:
                         break
-                    self.save(state, progress)
+                    if not due:
+                        self.save(state, progress)
                     saved = time.monotonic()
+                    before += saved - now
         while pending:
             add_oldest()
         progress.seconds = spent + time.monotonic() - before

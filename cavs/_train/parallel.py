@@ -6,14 +6,13 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
-from cavs._feed.schedules import schedules
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError
 from cavs._readers.source import read_lines
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import A, Prepare, distinct, labels_of, shapes_of, with_stand_ins
+from cavs._train.batches import A, FewSchedules, Prepare, distinct, labels_of, with_stand_ins
 from cavs._train.config import TrainError
 from cavs._train.data import UNKNOWN
 from cavs.vertex_programs.encoder_decoder import sentence_pairs
@@ -148,13 +147,11 @@ def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Prepare:
     """
     sizes = np.diff(data.pairs.vertex_offsets)
     numbers, _ = with_stand_ins(grid, sizes)
-    source_shapes, pair_shapes = shapes_of(data.chains, numbers), shapes_of(data.pairs, numbers)
+    few = FewSchedules([data.chains, data.pairs], numbers)
 
     def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[PairBatch[np.ndarray]]:
         numbers, presents = with_stand_ins(grid, sizes)
-        sources = schedules(data.chains, numbers, shapes=source_shapes, workers=workers)
-        targets = schedules(data.pairs, numbers, shapes=pair_shapes, workers=workers)
-        for present, (chains, source), (pairs, sched) in zip(presents, sources, targets, strict=True):
+        for present, ((chains, source), (pairs, sched)) in zip(presents, few(numbers, workers), strict=True):
             assert chains.input_id is not None and pairs.input_id is not None
             rows = source.shape.vertices + sched.shape.vertices
             words, ids = distinct(np.concatenate([chains.input_id, pairs.input_id]), rows, num_words)

@@ -11,6 +11,7 @@ from cavs import vertex_programs
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.suggest import suggestion
 from cavs._run.run import run
 from cavs._schedule.schedule import Schedule
 from cavs._train.config import Config, TrainError
@@ -82,7 +83,9 @@ def find_program(name: str) -> str:
     """The full name of a program from itself or an unambiguous abbreviation. Raises a `TrainError` that lists the programs."""
     found = complete(name, PROGRAMS)
     if found is None:
-        raise TrainError(f"--program: got {name!r}; expected one of {', '.join(PROGRAMS)}.")
+        raise TrainError(
+            f"--program: got {name!r}; expected one of {', '.join(PROGRAMS)}. {suggestion(name, PROGRAMS)}".rstrip()
+        )
     return found
 
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from cavs._train.task import Task
 
 
+# Seconds after which a log gets a line within an epoch.
+SAY_EVERY = 30.0
+
+
 class Screen:
     """Prints the progress of training to a console. The progress bar lives as long as the context."""
 
@@ -34,6 +39,7 @@ class Screen:
             transient=True,
         )
         self._id: TaskID | None = None
+        self._said = time.monotonic()
 
     def __enter__(self) -> "Screen":
         self._bar.start()
@@ -50,13 +56,24 @@ class Screen:
         self._bar.update(
             self._id, completed=done.epoch * steps + done.step, epoch=f"{done.epoch + 1}/{self.epochs}", shown=shown
         )
+        # A log has no progress bar.
+        if not self.console.is_terminal and time.monotonic() - self._said > SAY_EVERY:
+            self._print(f"epoch {done.epoch + 1:3d}, step {done.step} of {steps}  {done.seconds:.1f} s  {shown}")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+        self._said = time.monotonic()
 
     def epoch(self, record: dict[str, Any], best: bool) -> None:
-        """Prints the line of an epoch."""
-        parts = [f"epoch {record['epoch']:3d}", f"{record['seconds']:6.1f} s"]
+        """Prints the line of an epoch, or of an evaluation within it."""
+        parts = [f"epoch {_epoch(record['epoch'])}", f"{record['seconds']:6.1f} s"]
         for name in ("train", "dev"):
             parts.append(f"{'held-out' if name == 'dev' else name} {self.task.shown(record[name])}")
-        self.console.print("  ".join(parts) + ("  *" if best else ""), highlight=False, soft_wrap=True)
+        self._print("  ".join(parts) + ("  *" if best else ""))
+
+
+def _epoch(number: float) -> str:
+    return f"{number:3d}" if isinstance(number, int) else f"{number:.2f}"
 
 
 def mean_nll(sums: dict[str, float]) -> float:
@@ -91,9 +108,11 @@ def describe(data: Data, task: "Task") -> str:
     return escape(", ".join(parts))
 
 
-def plot(path: Path, history: list[dict[str, Any]], task: "Task") -> None:
-    """Writes a PNG of the training curve: the panels of the task over epochs."""
-    from matplotlib.figure import Figure  # needs no display; imported here because only this function needs it
+def plot(path: Path, history: list[dict[str, Any]], task: "Task", best: float) -> None:
+    """Writes a PNG of the training curve: the panels of the task over epochs, with a mark at the epoch `best`."""
+    # Needs no display. Imported here because only this function needs it.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     panels = task.panels
     figure = Figure(figsize=(1 + 4 * len(panels), 3.6), layout="constrained")
@@ -106,6 +125,12 @@ def plot(path: Path, history: list[dict[str, Any]], task: "Task") -> None:
                 if None not in values:
                     ax.plot(epochs, values, style, marker=".", color=colour, label=shown + name)
         ax.set(xlabel="epoch", ylabel=panel.label, yscale="log" if panel.log else "linear")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if panel.log:
+            ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
+        ax.axvline(best, color="tab:red", linestyle=":", linewidth=1, label=f"best epoch: {best:g}")
         ax.legend(frameon=False)
         ax.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()

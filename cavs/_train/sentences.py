@@ -1,17 +1,16 @@
 """Sentences whose rare words are spelled: chains of words, chains of characters, and batches of both."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Generic, NamedTuple
 
 import numpy as np
 
-from cavs._feed.schedules import schedules
+from cavs._feed.settings import Source
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import A, Prepare, distinct, labels_of, shapes_of, with_stand_ins
+from cavs._train.batches import A, FewSchedules, Prepare, distinct, labels_of, with_stand_ins
 from cavs._train.data import UNKNOWN, with_labels
 
 
@@ -95,36 +94,26 @@ def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Prepare:
     """
     sizes = np.diff(sentences.words.vertex_offsets)
     numbers, _ = with_stand_ins(grid, sizes)
-    word_shapes = shapes_of(sentences.words, numbers)
-    room, spelling_shapes = 8, ()
-    if sentences.spellings is not None:
-        found = [_spelled_in(sentences.back[some])[0] for some in numbers]
-        room = _power_of_two(max(map(len, found), default=8))
-        filled = np.array([_filled(some, room) for some in found], int).reshape(-1, room)
-        spelling_shapes = shapes_of(sentences.spellings, filled)
+    sources: list[Source] = [sentences.words, sentences.back]
+    if sentences.spellings is not None and sentences.spellings_back is not None:
+        room = _power_of_two(max((len(_spelled_in(sentences.back[some])[0]) for some in numbers), default=8))
+        sources += [
+            (chains, lambda some: _filled(_spelled_in(sentences.back[some])[0], room))
+            for chains in (sentences.spellings, sentences.spellings_back)
+        ]
+    few = FewSchedules(sources, numbers)
 
     def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[TagBatch[np.ndarray]]:
         numbers, presents = with_stand_ins(grid, sizes)
-        forward = schedules(sentences.words, numbers, shapes=word_shapes, workers=workers)
-        backward = schedules(sentences.back, numbers, shapes=word_shapes, workers=workers)
-        spelled: Iterator[Spellings[np.ndarray] | None] = itertools.repeat(None)
-        if sentences.spellings is not None:
-            backward, to_spell = itertools.tee(backward)
-            spelled = spell(to_spell, workers)
-        for present, (some, sched), (_, back), spellings in zip(presents, forward, backward, spelled, strict=False):
+        for present, ((some, sched), (turned, back), *of_spellings) in zip(presents, few(numbers, workers), strict=True):
             assert some.input_id is not None
             words, word = distinct(some.input_id, sched.shape.vertices, num_words)
+            spellings = None
+            if of_spellings:
+                (chains, chars), (_, chars_back) = of_spellings
+                spelled = sched.pad(_spelled_in(turned)[1], -1)
+                spellings = Spellings(chars, chars_back, chars.pad(chains.input_id), spelled)
             yield TagBatch(sched, back, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), spellings)
-
-    def spell(batches: Iterator[tuple[Graphs, Schedule]], workers: int) -> Iterator[Spellings[np.ndarray]]:
-        words, ahead, ahead_back = itertools.tee(((back, *_spelled_in(turned)) for turned, back in batches), 3)
-        assert sentences.spellings is not None and sentences.spellings_back is not None
-        forward, backward = (
-            schedules(chains, (_filled(found, room) for _, found, _ in some), shapes=spelling_shapes, workers=workers)
-            for chains, some in ((sentences.spellings, ahead), (sentences.spellings_back, ahead_back))
-        )
-        for (sched, _, spelled), (chains, chars), (_, back) in zip(words, forward, backward, strict=True):
-            yield Spellings(chars, back, chars.pad(chains.input_id), sched.pad(spelled, -1))
 
     return prepare
 

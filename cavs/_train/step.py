@@ -71,8 +71,14 @@ def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
 
 
-def build_step(model: "Model", config: Config) -> Callable[[State, Packed], tuple[State, DeviceMetrics]]:
-    """Builds `step(state, packed_batch)`: loss, gradients and updates. `state` is donated."""
+def build_step(model: "Model", config: Config, total: int = 0) -> Callable[[State, Packed], tuple[State, DeviceMetrics]]:
+    """Builds `step(state, packed_batch)`: loss, gradients and updates. `state` is donated.
+
+    Args:
+        model: the model.
+        config: the settings.
+        total: the number of steps of the run, at which the schedule of the learning rate ends.
+    """
     rule = optimiser.dense(config)
 
     def step(state: State, packed: Packed) -> tuple[State, DeviceMetrics]:
@@ -83,9 +89,10 @@ def build_step(model: "Model", config: Config) -> Callable[[State, Packed], tupl
         (_, metrics), gradients = value_and_grad(state.params, rows, batch, key)
         by_params, by_rows = optimiser.clip(gradients, config.clip)
         updates, rule_state = rule.update(by_params, state.optimiser, state.params)
-        params = jax.tree.map(jnp.add, state.params, updates)
+        factor = optimiser.factor(config, state.count, total)
+        params = jax.tree.map(lambda p, u: p + factor * u, state.params, updates)
         count = state.count + 1
-        table, slots = optimiser.update_rows(config, state.table, state.slots, batch.words, rows, by_rows, count)
+        table, slots = optimiser.update_rows(config, state.table, state.slots, batch.words, rows, by_rows, count, factor)
         return State(params, rule_state, table, slots, count), DeviceMetrics.of(metrics)
 
     return concurrent_jit(step, donate_argnums=0)

@@ -78,10 +78,9 @@ class TagModel:
         """The metrics without dropout."""
         return self.objective(weights.params, read_rows(weights.table, batch.words), batch)[1]
 
-    def best(self, weights: Weights, batch: TagBatch[jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """The most likely label of every word (Vp,) and its probability (Vp,)."""
-        p = jax.nn.softmax(self.logits(weights.params, read_rows(weights.table, batch.words), batch))
-        return jnp.argmax(p, -1), jnp.max(p, -1)
+    def probabilities(self, weights: Weights, batch: TagBatch[jax.Array]) -> jax.Array:
+        """(Vp, labels) the probabilities of the labels of every word."""
+        return jax.nn.softmax(self.logits(weights.params, read_rows(weights.table, batch.words), batch))
 
     def describe(self) -> dict[str, Any]:
         """The model without its labels as JSON, which `from_json` restores."""

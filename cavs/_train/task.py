@@ -7,10 +7,9 @@ metrics) and its batches, scores an epoch, and formats results and predictions.
 
 import abc
 import dataclasses
-import functools
 import importlib
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.suggest import suggestion
 from cavs._train import batches
 from cavs._train.batches import Prepare
 from cavs._train.config import ALIASES, TASKS, Config, TrainError, flag
@@ -25,8 +25,50 @@ from cavs._train.data import Data, Samples
 from cavs._train.embeddings import Vectors
 from cavs._train.model import Weights
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Sums: TypeAlias = dict[str, float]  # summed metrics by name, on the host
 Cells: TypeAlias = tuple[object, ...]  # the cells of a line that `cavs predict` prints
+
+
+class Predictions(NamedTuple):
+    """What `cavs predict` writes.
+
+    Attributes:
+        columns: the name of each cell of a row.
+        rows: the cells of each line. A cell is a string, a number, or a list of pairs (word, tag).
+        labels: if given, each row has one more cell: the probabilities of these labels.
+    """
+
+    columns: tuple[str, ...]
+    rows: Iterable[Cells]
+    labels: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What `cavs evaluate` shows.
+
+    Attributes:
+        values: all scores as JSON.
+        lines: the name and the text of each fact that is printed.
+        tables: the tables below them.
+        pictures: functions that draw a picture into given axes.
+    """
+
+    values: dict[str, Any]
+    lines: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...] = ()
+    pictures: "tuple[Callable[[Axes], None], ...]" = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What `cavs predict` is asked for: a line per vertex, and the probabilities of all labels."""
+
+    vertices: bool = False
+    probabilities: bool = False
 
 
 class Metrics(Protocol):
@@ -41,7 +83,10 @@ class Metrics(Protocol):
 class Model(Protocol):
     """A model: a frozen dataclass of sizes. `init` creates the `Weights` that it learns."""
 
-    num_words: int
+    @property
+    def num_words(self) -> int:
+        """The rows of the table of word vectors."""
+        ...
 
     def init(self, key: jax.Array, vectors: Vectors | None = None) -> Weights:
         """The initial weights."""
@@ -92,7 +137,6 @@ class Task(abc.ABC):
         own: fields that no other task accepts.
         foreign: fields that this task does not accept, each with the end of an error message.
         needs_file: the expected content of the training file; `None` if the file is optional.
-        inspectable: whether `cavs inspect` reads the files of this task.
         noun: the plural of a sample.
         predicts: what `cavs predict` does, for the last lines of a run.
         panels: the panels of the plot.
@@ -102,7 +146,6 @@ class Task(abc.ABC):
     own: ClassVar[tuple[str, ...]] = ()
     foreign: ClassVar[dict[str, str]] = {}
     needs_file: ClassVar[str | None] = None
-    inspectable: ClassVar[bool] = False
     noun: ClassVar[str] = "graphs"
     predicts: ClassVar[str] = "label your own graphs"
     panels: ClassVar[tuple[Curve, ...]]
@@ -132,8 +175,16 @@ class Task(abc.ABC):
         """A table of the best epoch's scores on each part of the data, beside those of a trivial baseline."""
 
     @abc.abstractmethod
-    def predict(self, about: dict[str, Any], model: Any, weights: Weights, path: str, vertices: bool) -> Iterator[Cells]:
-        """Yields the cells of each line that `cavs predict` prints."""
+    def predict(self, about: dict[str, Any], model: Any, weights: Weights, path: str, asked: Asked) -> Predictions:
+        """What `cavs predict` writes for the samples of a file. Raises a `TrainError`."""
+
+    @abc.abstractmethod
+    def evaluate(self, about: dict[str, Any], model: Any, weights: Weights, path: str) -> Evaluation:
+        """The scores on the labelled samples of a file. Raises a `TrainError`."""
+
+    @abc.abstractmethod
+    def graphs(self, path: str) -> Graphs:
+        """The graphs of a file, for `cavs inspect`. Raises a `TrainError` or a `FormatError`."""
 
     def sizes(self, part: Samples) -> np.ndarray:
         """The number of vertices of each sample of a part. Batches have nearly equal sums."""
@@ -142,18 +193,26 @@ class Task(abc.ABC):
 
     def preparer(self, model: Any, part: Samples, grid: np.ndarray) -> Prepare:
         """Returns the function that creates the batches of a part. `grid` contains typical batches, which determine shapes."""
-        return functools.partial(batches.prepare, part, model.num_words)
+        return batches.preparer(part, model.num_words, grid)
 
     def parts(self, data: Data) -> dict[str, Samples]:
         """The parts of the data, by their names in `results`."""
         return {"while training": data.train, "held-out": data.dev, "test": data.test}
 
 
+def refuse(asked: Asked, task: str, *fields: str) -> None:
+    """Raises a `TrainError` if `cavs predict` is asked for something that a task does not have."""
+    for field in fields:
+        if getattr(asked, field):
+            raise TrainError(f"{flag(field)}: not valid with a model of --task {task}. Omit it.")
+
+
 def find_task(name: str) -> Task:
     """The task of a name or an alias. Raises a `TrainError` that lists the names."""
     name = ALIASES.get(name, name)
     if name not in TASKS:
-        raise TrainError(f"--task: got {name!r}; expected one of {', '.join((*TASKS, *ALIASES))}.")
+        names = (*TASKS, *ALIASES)
+        raise TrainError(f"--task: got {name!r}; expected one of {', '.join(names)}. {suggestion(name, names)}".rstrip())
     return importlib.import_module(f"cavs._train.task_{name}").TASK
 
 

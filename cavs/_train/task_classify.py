@@ -2,27 +2,31 @@
 
 import dataclasses
 import importlib.resources
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
 from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError, read
-from cavs._train import data, programs
-from cavs._train.batches import Batch, in_order
+from cavs._readers.source import bare_suffix, read_utf8
+from cavs._train import data, programs, several
+from cavs._train.batches import in_order
+from cavs._train.circuits import FIFTHS, fifths, probabilities
 from cavs._train.config import Config, TrainError, check_file, flag
 from cavs._train.data import UNKNOWN, Data, root_rows
 from cavs._train.model import SoftmaxModel, Weights
+from cavs._train.parallel import read_sources as read_sentences
+from cavs._train.phrases import phrases_of, sentences_of
 from cavs._train.report import mean_nll, percent
-from cavs._train.task import Cells, Curve, Sums, Task
+from cavs._train.scores import Scores, with_unseen
+from cavs._train.task import Asked, Cells, Curve, Evaluation, Predictions, Sums, Task
 
 # The reviews shipped with the package, and the meanings of their labels 0 to 4.
 REVIEWS = {"train": "reviews.train.txt", "dev": "reviews.dev.txt"}
+NETLISTS = (".bench", ".blif")  # their labels are simulated
 REVIEW_LABELS = ("very negative", "negative", "neutral", "positive", "very positive")
 
 
@@ -34,7 +38,6 @@ def accuracy(sums: Sums, where: str) -> float | None:
 class Classify(Task):
     """A softmax over the labels at roots or vertices, scored by accuracy."""
 
-    inspectable = True
     own = ("loss", "score")
     panels = (
         Curve("loss", (("", "-", mean_nll),)),
@@ -52,7 +55,7 @@ class Classify(Task):
         if config.train is None:
             folder = importlib.resources.files("cavs") / "data"
             paths = {name: str(folder / file) for name, file in REVIEWS.items()}
-        parts = {name: _read_labelled(path, name) for name, path in paths.items()}
+        parts = several.read_parts(config, paths, _read_labelled)
         parts = data.with_dev(config, parts, paths["train"])
         words, vectors = data.vocabulary(config, parts)
         labels = data.label_names(parts, paths)
@@ -61,7 +64,7 @@ class Classify(Task):
         config = _settle(config, parts["train"], paths["train"])
         if config.train is None:
             labels = REVIEW_LABELS
-        files = data.fingerprints(paths)
+        files = several.fingerprints(config, paths)
         notes = data.unseen_labels({name: g.label for name, g in parts.items()}, labels)
         return config, Data(parts["train"], parts["dev"], parts.get("test"), words, labels, files, vectors, notes=notes)
 
@@ -96,32 +99,91 @@ class Classify(Task):
                     table.add_row(name, shown, f"{int(sums[where])}", percent(base), right)
         return table
 
-    def predict(
-        self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, path: str, vertices: bool
-    ) -> Iterator[Cells]:
-        graphs = read_graphs(path)
+    def predict(self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, path: str, asked: Asked) -> Predictions:
+        graphs = _read_new(about, path)
+        labels, read = tuple(about["labels"]), data.words_of(graphs)
+        p = self._probabilities(about, model, weights, graphs, path)
+        best = p.argmax(1)
+        graph = np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets))
+        rows = np.arange(len(graph)) if asked.vertices else root_rows(graphs)
+        texts = phrases_of(graphs, read) if asked.vertices else sentences_of(graphs, read)
+
+        def cells(row: int) -> Cells:
+            g = int(graph[row])
+            where = (g, row - int(graphs.vertex_offsets[g])) if asked.vertices else (g,)
+            shown = (labels[best[row]], float(p[row, best[row]]), texts[row if asked.vertices else g])
+            return (*where, *shown, *((p[row],) if asked.probabilities else ()))
+
+        columns = ("graph", "vertex", "label", "probability", "text")
+        columns = columns if asked.vertices else (columns[0], *columns[2:])
+        return Predictions(columns, map(cells, rows.tolist()), labels if asked.probabilities else ())
+
+    def evaluate(self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, path: str) -> Evaluation:
+        graphs = _read_new(about, path)
+        labels, true = _true_labels(about, graphs, path)
+        p = self._probabilities(about, model, weights, graphs, path)
+        roots = root_rows(graphs)
+        at_roots = np.full_like(true, -1)
+        at_roots[roots] = true[roots]
+        scores = {"roots": Scores.of("roots", labels, at_roots, p.argmax(1))}
+        if (true >= 0).sum() > scores["roots"].count:
+            scores["vertices"] = Scores.of("all vertices", labels, true, p.argmax(1))
+        found = [s for s in scores.values() if s.count]
+        lines = [("graphs", f"{len(graphs):,}"), *(s.summary() for s in found)]
+        values = {"graphs": len(graphs), **{name: s.as_json() for name, s in scores.items() if s.count}}
+        return Evaluation(values, tuple(lines), tuple(t for s in found for t in s.tables()), tuple(s.draw for s in found))
+
+    def graphs(self, path: str) -> Graphs:
+        return read_graphs(path)
+
+    def _probabilities(
+        self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, graphs: Graphs, path: str
+    ) -> np.ndarray:
+        """(V, C) the probabilities of the labels at every vertex."""
         known = graphs.with_vocab(about["words"], UNKNOWN)
         programs.check_fit(about["config"]["program"], known, f"FILE: {path}", getattr(model.program, "arity", None))
-        return self._lines(about["labels"], model, weights, graphs, known, vertices)
-
-    def _lines(
-        self, labels: list[str], model: SoftmaxModel, weights: Weights, graphs: Graphs, known: Graphs, vertices: bool
-    ) -> Iterator[Cells]:
-        @jax.jit
-        def best(weights: Weights, batch: Batch[jax.Array]) -> tuple[jax.Array, jax.Array]:
-            p = model.probabilities(weights, batch)
-            return jnp.argmax(p, -1), jnp.max(p, -1)
-
-        label, probability = np.zeros(known.num_vertices, int), np.zeros(known.num_vertices)
+        probabilities = jax.jit(model.probabilities)
+        p = np.zeros((known.num_vertices, model.num_labels), np.float32)
         for rows, batch in in_order(known, self.preparer(model, known, np.zeros((0, 1), int))):
-            label[rows], probability[rows] = (np.asarray(x)[: len(rows)] for x in best(weights, batch))
-        graph = np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets))
-        read = data.words_of(graphs)
-        for row in range(len(graph)) if vertices else root_rows(graphs):
-            g = int(graph[row])
-            start, stop = graphs.vertex_offsets[g], graphs.vertex_offsets[g + 1]
-            shown = labels[label[row]], f"{probability[row]:.4f}"
-            yield (g, row - start, *shown, read[row]) if vertices else (g, *shown, " ".join(filter(None, read[start:stop])))
+            p[rows] = np.asarray(probabilities(weights, batch))[: len(rows)]
+        return p
+
+
+def _read_new(about: dict[str, Any], path: str) -> Graphs:
+    """Reads the graphs to predict. A model of chains also reads plain text, one sentence per line."""
+    check_file("file", path)
+    name = about["config"]["program"]
+    if bare_suffix(path) != ".txt" or (start := read_utf8(path).lstrip()[:60])[:1] in (b"(", b""):
+        return read_graphs(path)
+    if programs.PROGRAMS[name].arity == 1:
+        return named_inputs(read_sentences(path))
+    raise TrainError(
+        f"FILE: got {path}, plain text that begins with {start.decode('utf-8', 'replace').splitlines()[0]!r}; expected graphs, "
+        f"because this model (--program {name}) reads trees or DAGs. Write each sentence as a tree in brackets, "
+        "(2 (2 not) (1 bad)), or in another format of `cavs predict --help`. Models of --program lstm, gru and elman-rnn, "
+        "trained on chains in .jsonl, read plain sentences."
+    )
+
+
+def _true_labels(about: dict[str, Any], graphs: Graphs, path: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """The labels of the model and of a file, and the label of each vertex as an index of them; -1 if it has none."""
+    names: tuple[str, ...] = tuple(about["labels"])
+    label = graphs.label
+    if label is None or not (label >= 0).any():
+        raise TrainError(f"FILE: got {path} without labels; expected a label at each root or at every vertex.")
+    values, which = np.unique(label[label >= 0], return_inverse=True)
+    if graphs.label_names is not None:
+        used = [graphs.label_names[i] for i in values.tolist()]
+    else:  # numbers; those of the reviews have names
+        known = [*names] if about["config"]["train"] is None else []
+        used = [known[i] if i < len(known) else str(i) for i in values.tolist()]
+    if not set(used) & set(names):
+        raise TrainError(f"FILE: got {path} with the labels {', '.join(used[:5])}; expected some of {', '.join(names)}.")
+    labels = with_unseen(names, tuple(used))
+    index = {name: i for i, name in enumerate(labels)}
+    true = np.full(len(label), -1)
+    true[label >= 0] = np.array([index[name] for name in used])[which]
+    return labels, true
 
 
 def _percent(sums: Sums, where: str) -> str:
@@ -130,6 +192,8 @@ def _percent(sums: Sums, where: str) -> str:
 
 def _read_labelled(path: str, name: str) -> Graphs:
     graphs = read_graphs(path, name)
+    if graphs.graph_label is not None or graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):
+        raise TrainError(f"{flag(name)}: got {path} with numbers to predict as labels. Write: cavs train --task regress FILE")
     if graphs.label is None or not (graphs.label >= 0).any():
         raise TrainError(
             f"{flag(name)}: got {path} without labels; expected a label at each root or at every vertex. To label it, write: "
@@ -140,6 +204,8 @@ def _read_labelled(path: str, name: str) -> Graphs:
 
 def read_graphs(path: str, name: str = "file") -> Graphs:
     """Reads a file of graphs by its suffix. The `input_id` of every vertex is an index of `vocab`.
+
+    The labels of netlists are fifths of the probability that a gate is 1, found by simulation.
 
     Args:
         path: the file.
@@ -156,6 +222,8 @@ def read_graphs(path: str, name: str = "file") -> Graphs:
         raise TrainError(f"{flag(name)}: {error}{hint}") from error
     except ValueError as error:
         raise TrainError(f"{flag(name)}: {error}") from error
+    if bare_suffix(path) in NETLISTS and graphs.kind is not None:
+        graphs = dataclasses.replace(graphs, label=fifths(probabilities(graphs)), label_names=FIFTHS)
     if not len(graphs):
         raise TrainError(f"{flag(name)}: got {path} without graphs; expected at least one.")
     return named_inputs(graphs)

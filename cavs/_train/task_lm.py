@@ -1,6 +1,6 @@
 """The task `lm`: a language model over a text, one sentence per line (Cavs' Fixed-LSTM and Var-LSTM)."""
 
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from cavs._train.data import Data
 from cavs._train.model import SoftmaxModel, Weights, read_rows
 from cavs._train.report import mean_nll, perplexity, unigram_perplexity
 from cavs._train.softmax import softmax_loss
-from cavs._train.task import Cells, Curve, Sums, Task
+from cavs._train.task import Asked, Cells, Curve, Evaluation, Predictions, Sums, Task, refuse
 
 
 class LanguageModel(Task):
@@ -32,7 +32,9 @@ class LanguageModel(Task):
         "loss": "all",
         "score": "all",
     }
-    foreign = dict.fromkeys(("loss", "score"), "a language model predicts at every vertex.")
+    foreign = {"also": "it reads one training file."} | dict.fromkeys(
+        ("loss", "score"), "a language model predicts at every vertex."
+    )
     needs_file = "a text file, one sentence per line"
     predicts = "score your own sentences"
     panels = (Curve("perplexity", (("", "-", perplexity),), log=True),)
@@ -68,13 +70,45 @@ class LanguageModel(Task):
             table.add_row(name, f"{len(part)}", f"{int(sums['count'])}", f"{base:.1f}", f"[bold]{perplexity(sums):.1f}[/]")
         return table
 
-    def predict(
-        self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, path: str, vertices: bool
-    ) -> Iterator[Cells]:
+    def predict(self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, path: str, asked: Asked) -> Predictions:
+        refuse(asked, "lm", "probabilities")
         graphs = text.read_text(path)
-        return self._lines(model, weights, graphs, text.relabel(graphs, tuple(about["words"])))
+        nll = self._nll(model, weights, text.relabel(graphs, tuple(about["words"])))
+        assert graphs.label_names is not None and graphs.label is not None
+        following = [graphs.label_names[i] for i in graphs.label.tolist()]
+        spans = [*pairwise(graphs.vertex_offsets.tolist())]
+        if asked.vertices:
+            rows = ((g, v, following[a + v], -float(nll[a + v])) for g, (a, b) in enumerate(spans) for v in range(b - a))
+            return Predictions(("sentence", "word", "text", "log_probability"), rows)
 
-    def _lines(self, model: SoftmaxModel, weights: Weights, graphs: Graphs, known: Graphs) -> Iterator[Cells]:
+        def cells(g: int) -> Cells:
+            a, b = spans[g]
+            mine = nll[a:b]
+            return g, -float(mine.sum()), float(np.exp(min(mine.mean(), 700))), " ".join(following[a : b - 1])
+
+        return Predictions(("sentence", "log_probability", "perplexity", "text"), map(cells, range(len(graphs))))
+
+    def evaluate(self, about: dict[str, Any], model: SoftmaxModel, weights: Weights, path: str) -> Evaluation:
+        graphs = text.read_text(path)
+        known = text.relabel(graphs, tuple(about["words"]))
+        nll = self._nll(model, weights, known)
+        assert known.label is not None
+        unknown = int((known.label == about["words"].index(data.UNKNOWN)).sum())
+        value = float(np.exp(min(nll.mean(), 700)))
+        values = {"sentences": len(graphs), "words": len(nll), "unknown_words": unknown}
+        lines = (
+            ("sentences", f"{len(graphs):,}"),
+            ("words", f"{len(nll):,} with </s>, {unknown:,} of them read as {data.UNKNOWN}"),
+            ("perplexity", f"{value:.2f}"),
+        )
+        return Evaluation(values | {"nll": float(nll.mean()), "perplexity": value}, lines)
+
+    def graphs(self, path: str) -> Graphs:
+        return text.read_text(path)
+
+    def _nll(self, model: SoftmaxModel, weights: Weights, known: Graphs) -> np.ndarray:
+        """(V,) the negative log-likelihood of the word after each vertex."""
+
         @jax.jit
         def nll(weights: Weights, batch: Batch[jax.Array]) -> jax.Array:
             params, rows = weights.params, read_rows(weights.table, batch.words)
@@ -84,11 +118,7 @@ class LanguageModel(Task):
         values = np.zeros(known.num_vertices)
         for rows, batch in in_order(known, self.preparer(model, known, np.zeros((0, 1), int))):
             values[rows] = np.asarray(nll(weights, batch))[: len(rows)]
-        read = data.words_of(graphs)
-        for g in range(len(graphs)):
-            start, stop = graphs.vertex_offsets[g], graphs.vertex_offsets[g + 1]
-            mine = values[start:stop]
-            yield g, f"{-mine.sum():.3f}", f"{np.exp(min(mine.mean(), 700)):.2f}", " ".join(read[start + 1 : stop])
+        return values
 
 
 TASK = LanguageModel()

@@ -1,20 +1,22 @@
 """The task `nmt`: translation with an LSTM encoder-decoder with attention (Echo's first workload)."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from cavs._train import data, parallel, programs
+from cavs._graphs.graphs import Graphs
+from cavs._train import bleu, data, parallel, programs
 from cavs._train.batches import Prepare, in_order_grid
 from cavs._train.config import Config
 from cavs._train.data import UNKNOWN, Data
 from cavs._train.model import Weights
 from cavs._train.parallel import END, Parallel
+from cavs._train.phrases import sentences_of
 from cavs._train.report import mean_nll, percent, perplexity, unigram_perplexity
-from cavs._train.task import Cells, Curve, Sums, Task
+from cavs._train.sums import sums_of
+from cavs._train.task import Asked, Curve, Evaluation, Predictions, Sums, Task, refuse
 from cavs._train.translator import Translator
 
 
@@ -36,6 +38,7 @@ class Translation(Task):
         "min_count": 2,
     }
     foreign = {
+        "also": "it reads one training file.",
         **dict.fromkeys(("loss", "score"), "a translator predicts every target word."),
         **dict.fromkeys(("program", "layers"), "it trains an encoder-decoder of one layer."),
         "embeddings": "it learns the vectors of both languages.",
@@ -89,16 +92,47 @@ class Translation(Task):
             table.add_row(name, *cells, percent(accuracy(sums)))
         return table
 
-    def predict(self, about: dict[str, Any], model: Translator, weights: Weights, path: str, vertices: bool) -> Iterator[Cells]:
+    def predict(self, about: dict[str, Any], model: Translator, weights: Weights, path: str, asked: Asked) -> Predictions:
+        refuse(asked, "nmt", "vertices", "probabilities")
+        lines = self._translate(about, model, weights, parallel.read_sources(path))
+        return Predictions(("sentence", "text"), enumerate(lines))
+
+    def evaluate(self, about: dict[str, Any], model: Translator, weights: Weights, path: str) -> Evaluation:
+        bleu.check_installed()
+        sources, targets = parallel.read_pairs(path)
+        part = Parallel.of(sources, targets, tuple(about["words"]), tuple(about["labels"]))
+        sums = sums_of(self, model, weights, part)
+        found = bleu.score(self._translate(about, model, weights, sources), sentences_of(targets, data.words_of(targets)))
+        values = {"pairs": len(part), "words": int(sums["count"]), "nll": mean_nll(sums), "perplexity": perplexity(sums)}
+        lines = [
+            ("pairs", f"{len(part):,}"),
+            ("target words", f"{int(sums['count']):,} with {END}"),
+            ("perplexity", f"{perplexity(sums):.2f}"),
+            ("words right, each predicted from the true words before it", percent(accuracy(sums))),
+            *((name, f"{value:.2f}   {signature}") for name, (value, signature) in found.items()),
+        ]
+        values["words_right"] = accuracy(sums)
+        for name, (value, signature) in found.items():
+            values |= {name.lower(): value, f"{name.lower()}_signature": signature}
+        return Evaluation(values, tuple(lines))
+
+    def graphs(self, path: str) -> Graphs:
+        sources, targets = parallel.read_pairs(path)
+        words = tuple(dict.fromkeys((UNKNOWN, END, *data.words_of(sources), *data.words_of(targets))))
+        return dataclasses.replace(Parallel.of(sources, targets, words, words).pairs, label=None, vocab=words)
+
+    def _translate(self, about: dict[str, Any], model: Translator, weights: Weights, sources: Graphs) -> list[str]:
+        """The greedy translation of each chain of words."""
         labels, index = about["labels"], {word: i for i, word in enumerate(about["words"])}
         rows = np.array([index[word] for word in labels])
-        sources = parallel.read_sources(path).with_vocab(about["words"], UNKNOWN)
-        lines: dict[int, str] = {}
+        sources = sources.with_vocab(about["words"], UNKNOWN)
+        lines = [""] * len(sources)
         for numbers in in_order_grid(np.diff(sources.vertex_offsets)):
             numbers = numbers[numbers >= 0]
             found = model.translate(weights, sources[numbers], rows, labels.index(END))
-            lines |= {g: " ".join(labels[i] for i in words) for g, words in zip(numbers.tolist(), found, strict=True)}
-        yield from sorted(lines.items())
+            for g, words in zip(numbers.tolist(), found, strict=True):
+                lines[g] = " ".join(labels[i] for i in words)
+        return lines
 
 
 TASK = Translation()

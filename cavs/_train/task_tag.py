@@ -1,25 +1,28 @@
 """The task `tag`: a label for every word of a sentence, such as parts of speech or entities. Rare words are spelled."""
 
 import dataclasses
-from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import jax
 import numpy as np
+from rich.markup import escape
 from rich.table import Table
 
 from cavs._graphs.graphs import Graphs
+from cavs._readers.source import printable
 from cavs._train import data, programs, sentences
 from cavs._train.batches import Prepare, in_order, in_order_grid
-from cavs._train.chunks import Chunks, f1
+from cavs._train.chunks import Chunks, Found, f1
 from cavs._train.config import Config, TrainError, flag
 from cavs._train.data import UNKNOWN, Data
 from cavs._train.model import Weights
 from cavs._train.report import mean_nll, percent
+from cavs._train.scores import Scores, with_unseen
 from cavs._train.sentences import Sentences
 from cavs._train.tagged import read_tagged
 from cavs._train.tagger import TagModel
-from cavs._train.task import Cells, Curve, Sums, Task
+from cavs._train.task import Asked, Cells, Curve, Evaluation, Predictions, Sums, Task
 
 PROGRAMS = ("char-bilstm", "bilstm")
 
@@ -54,7 +57,7 @@ class Tag(Task):
         "min_count": 5,
     }
     own = ("column", "char_size")
-    foreign = dict.fromkeys(("loss", "score"), "a tagger labels every word.")
+    foreign = {"also": "it reads one training file."} | dict.fromkeys(("loss", "score"), "a tagger labels every word.")
     needs_file = "a file of tagged sentences"
     noun = "sentences"
     predicts = "tag your own sentences"
@@ -127,28 +130,66 @@ class Tag(Task):
             table.add_row(*cells)
         return table
 
-    def predict(self, about: dict[str, Any], model: TagModel, weights: Weights, path: str, vertices: bool) -> Iterator[Cells]:
+    def predict(self, about: dict[str, Any], model: TagModel, weights: Weights, path: str, asked: Asked) -> Predictions:
+        if asked.probabilities and not asked.vertices:
+            raise TrainError("--probabilities: got it without --vertices; expected both for a tagger: one line per word.")
         graphs = read_tagged(path, about["config"]["column"], labelled=False)
+        p = self._probabilities(about, model, weights, graphs)
+        labels, best, read = tuple(about["labels"]), p.argmax(1), data.words_of(graphs)
+        spans = [*pairwise(graphs.vertex_offsets.tolist())]
+        if not asked.vertices:
+            tagged = [(word, labels[i]) for word, i in zip(read, best.tolist(), strict=True)]
+            return Predictions(("sentence", "text"), ((g, tagged[a:b]) for g, (a, b) in enumerate(spans)))
+
+        def cells(g: int, a: int, row: int) -> Cells:
+            shown = (g, row - a, labels[best[row]], float(p[row, best[row]]), read[row])
+            return (*shown, *((p[row],) if asked.probabilities else ()))
+
+        rows = (cells(g, a, row) for g, (a, b) in enumerate(spans) for row in range(a, b))
+        return Predictions(("sentence", "word", "label", "probability", "text"), rows, labels if asked.probabilities else ())
+
+    def evaluate(self, about: dict[str, Any], model: TagModel, weights: Weights, path: str) -> Evaluation:
+        graphs = _read_labelled(path, about["config"]["column"], "file")
+        assert graphs.label is not None and graphs.label_names is not None
+        labels = with_unseen(tuple(about["labels"]), graphs.label_names)
+        index = {name: i for i, name in enumerate(labels)}
+        true = np.array([index[name] for name in graphs.label_names] + [-1])[graphs.label]
+        best = self._probabilities(about, model, weights, graphs).argmax(1)
+        scores = Scores.of("words", labels, true, best)
+        values = {"sentences": len(graphs), "words": scores.as_json()}
+        lines, tables = [("sentences", f"{len(graphs):,}"), scores.summary()], []
+        chunks = Chunks.of(labels)
+        if chunks is not None:
+            entities = chunks.scores(true, best, np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets)))
+            values["entities"] = {name: score._asdict() | {"f1": score.f1} for name, score in entities.items()}
+            every = entities["all"]
+            lines.append(("F1 of entities, as conlleval", f"{100 * every.f1:.2f} of {every.true:,}"))
+            tables.append(_entity_table(entities))
+        return Evaluation(values, tuple(lines), (*tables, *scores.tables()), (scores.draw,))
+
+    def graphs(self, path: str) -> Graphs:
+        return read_tagged(path, labelled=False)
+
+    def _probabilities(self, about: dict[str, Any], model: TagModel, weights: Weights, graphs: Graphs) -> np.ndarray:
+        """(V, labels) the probabilities of the labels of every word."""
         bare = dataclasses.replace(graphs, label=None, label_names=None)
         known = Sentences.of(bare, tuple(about["words"]), (), tuple(about["facts"]["characters"]))
-        return self._lines(about["labels"], model, weights, graphs, known, vertices)
-
-    def _lines(
-        self, labels: list[str], model: TagModel, weights: Weights, graphs: Graphs, known: Sentences, vertices: bool
-    ) -> Iterator[Cells]:
-        best = jax.jit(model.best)
-        label, probability = np.zeros(graphs.num_vertices, int), np.zeros(graphs.num_vertices)
+        probabilities = jax.jit(model.probabilities)
+        p = np.zeros((graphs.num_vertices, len(model.labels)), np.float32)
         prepare = self.preparer(model, known, in_order_grid(self.sizes(known)))
         for rows, batch in in_order(known.words, prepare):
-            label[rows], probability[rows] = (np.asarray(x)[: len(rows)] for x in best(weights, batch))
-        read = data.words_of(graphs)
-        for g in range(len(graphs)):
-            rows = range(*graphs.vertex_offsets[g : g + 2].tolist())
-            if vertices:
-                for v, row in enumerate(rows):
-                    yield g, v, labels[label[row]], f"{probability[row]:.4f}", read[row]
-            else:
-                yield g, " ".join(f"{read[row]}|{labels[label[row]]}" for row in rows)
+            p[rows] = np.asarray(probabilities(weights, batch))[: len(rows)]
+        return p
+
+
+def _entity_table(entities: dict[str, Found]) -> Table:
+    table = Table(title="entities", title_justify="left", title_style="bold")
+    for column in ("", "count", "predicted", "precision", "recall", "F1"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, score in entities.items():
+        shares = (score.both / max(score.predicted, 1), score.both / max(score.true, 1), score.f1)
+        table.add_row(escape(printable(name)), str(score.true), str(score.predicted), *(f"{100 * x:.1f}" for x in shares))
+    return table
 
 
 def find_tagger(name: str | None) -> str:

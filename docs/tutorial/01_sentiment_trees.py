@@ -99,8 +99,8 @@ draw_tree(train[0], train[0].label, "A tree and its labels")
 # together, whichever tree they belong to. `cavs.schedule` sorts the vertices of a batch into such levels.
 #
 # `sched.plot` draws them. On the left, each coloured bar counts the vertices of one level, over all 16 trees. Grey is
-# padding: the scheduler rounds sizes up, so that batches of similar size share compiled code. On the right is the first
-# tree of the batch in the same colours.
+# padding: the scheduler rounds sizes up, so that batches of similar size share compiled code. On the right are the
+# trees of the batch in the same colours.
 
 # %%
 batch = train[:16]
@@ -224,27 +224,26 @@ def accuracy(params, sched):
 # %% [markdown]
 # ## 6. Train
 #
-# `cavs.data.schedules` selects and schedules batch after batch. With `fields`, the words and labels travel with the schedule
-# as `sched.input_id` and `sched.label`. The list `shapes` starts empty and remembers the padded shapes that were used. A
-# batch that fits one of them takes it, so after the first few batches nothing compiles any more. Each epoch leaves out the
-# few trees that do not fill a batch.
+# `cavs.data.Loader` draws the batches of an epoch, schedules them, and pads them to a few shapes, so after the first batches
+# nothing compiles any more. The words and labels travel with the schedule as `sched.input_id` and `sched.label`. Each epoch
+# leaves out the few trees that do not fill a batch. With `steps=1` the loader yields single batches, for a function under
+# `jax.jit`. The third tutorial runs several steps in one call.
 
 # %%
 BATCH, EPOCHS = 32, 10
 fields = ("input_id", "label")
 dev_sched = cavs.schedule(dev, fields=fields)
-state, shapes, losses = optimizer.init(params), [], []
+loader = cavs.data.Loader(train, BATCH, last="drop", steps=1)
+state, losses = optimizer.init(params), []
 accuracies = [accuracy(params, dev_sched)]
 
 for _ in range(EPOCHS):
-    order = rng.permutation(len(train))
-    batches = [order[i : i + BATCH] for i in range(0, len(train) - BATCH + 1, BATCH)]
-    for _, sched in cavs.data.schedules(train, batches, shapes=shapes, fields=fields):
+    for sched in loader:
         params, state, loss = step(params, state, sched)
         losses.append(loss)
     accuracies.append(accuracy(params, dev_sched))
 
-print(f"{len(losses)} steps, {len(shapes)} padded shapes")
+print(f"{len(losses)} steps\n{loader}")
 
 # %% [markdown]
 # The loss falls, and the accuracy at the roots of the development set rises. The dashed line is the accuracy of a model

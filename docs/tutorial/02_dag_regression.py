@@ -208,16 +208,20 @@ def step(params, state, sched, y):
     return optax.apply_updates(params, updates), state, loss
 
 
-state, shapes, losses = optimizer.init(params), [], []
+def with_targets(sample):
+    return sample.sched, y_train[sample.numbers]
+
+
+loader = cavs.data.Loader(train, BATCH, collate=with_targets, steps=1)
+state, losses = optimizer.init(params), []
 for _ in range(EPOCHS):
-    rows = rng.permutation(num_train).reshape(-1, BATCH)
-    scheds = cavs.data.schedules(train, rows, shapes=shapes, fields=fields)
-    for index, (_, sched) in zip(rows, scheds, strict=True):
-        params, state, loss = step(params, state, sched, y_train[index])
+    for sched, y in loader:
+        params, state, loss = step(params, state, sched, y)
         losses.append(loss)
 
 predicted = np.asarray(predict(params, test_sched))
-print(f"R² on test circuits: {r2(predicted):.3f}, baseline {r2(baseline):.3f}; {len(shapes)} padded shapes")
+print(f"R² on test circuits: {r2(predicted):.3f}, baseline {r2(baseline):.3f}")
+print(loader)
 
 # %% [markdown]
 # Each point below is a circuit that the model has not seen. On the diagonal the prediction is exact.

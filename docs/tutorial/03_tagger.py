@@ -146,26 +146,18 @@ def evaluate(params):
 # %% [markdown]
 # ## 4. A simple loop
 #
-# Each step needs two schedules of the same sentences, one per direction. `zip` over two calls of `cavs.data.schedules` gives
-# these pairs. All batches here fit one padded shape, so each model compiles once.
+# Each step needs two schedules of the same sentences, one per direction. A loader of both data sets yields these pairs. All
+# batches here fit one padded shape, so each model compiles once. With `steps=1` the loader yields single batches, for a
+# function under `jax.jit`.
 
 # %%
 BATCH = 64
-shapes, shapes_back = [], []
-
-
-def pairs(**options):
-    rows = rng.permutation(len(train)).reshape(-1, BATCH)
-    there = cavs.data.schedules(train, rows, shapes=shapes, fields=fields, **options)
-    back = cavs.data.schedules(train_back, rows, shapes=shapes_back, fields=fields, **options)
-    return ((a, b) for (_, a), (_, b) in zip(there, back, strict=True))
-
-
+loader = cavs.data.Loader((train, train_back), BATCH, steps=1)
 jitted_update = jax.jit(update)
 
 
 def simple_epoch(carry):
-    for pair in pairs():
+    for pair in loader:
         carry, loss = jitted_update(carry, pair)
     return jax.block_until_ready(carry)
 
@@ -187,26 +179,20 @@ for name, directions, epochs in (("one way", ["forward"], 6), ("both ways", ["fo
 # %% [markdown]
 # ## 5. Several steps per call
 #
-# A GPU may finish such a small step before Python has started the next one. Four tools help:
-#
-# - `workers=1` moves the scheduling to another process, which runs ahead;
-# - `cavs.data.stacked` stacks 8 batches of one padded shape along a new first axis;
-# - `jax.lax.scan` runs 8 steps in one call;
-# - `cavs.concurrent_jit` is `jax.jit` which lets independent GPU kernels run at the same time. On a CPU both are the same.
-#
-# The structure of the graphs is data, so `scan` may step through batches of different sentences. We go on with the model
-# that reads both ways.
-
+# A GPU may finish such a small step before Python has started the next one. `cavs.data.step` runs all batches that a loader
+# yields together in one call: `jax.lax.scan` steps through batches of different sentences, because the structure of the graphs
+# is data. It also updates the parameters in place, and lets independent GPU kernels run at the same time. A loader yields about
+# 16 batches together on a GPU, and one on a CPU; here are 8, to show it. `workers=1` moves the scheduling to another process,
+# which runs ahead. We go on with the model that reads both ways.
 
 # %%
-@cavs.concurrent_jit
-def steps(carry, stacked_pairs):
-    return jax.lax.scan(update, carry, stacked_pairs)
+fast_loader = cavs.data.Loader((train, train_back), BATCH, steps=8, workers=1)
+steps = cavs.data.step(update)
 
 
 def fast_epoch(carry):
-    for stacked_pairs in cavs.data.stacked(pairs(workers=1), 8):
-        carry, losses = steps(carry, stacked_pairs)
+    for batches in fast_loader:
+        carry, losses = steps(carry, batches)
     return jax.block_until_ready(carry)
 
 

@@ -1,98 +1,110 @@
-"""Twins of `_mosaic.mosaic`'s device operations in plain Pallas, for interpret mode: one CTA, any machine, no GPU.
+"""The device operations of `_mosaic.mosaic` in plain Pallas, for Pallas' interpreter: one thread block, any machine, no GPU.
 
-They read the packed weights as the device does, so that the packing is tested too. An access outside a buffer, which ends a
-program on a GPU or worse, shows: such a read gives NaN (the least of integers), and such a write fills the buffer with it.
+The functions have the parameters of those of `_mosaic`, which documents them. Products read packed weights as the device does,
+so tests cover the packing, too. An access outside a buffer, which may end a program on a GPU, becomes visible: a read gives NaN
+(of integers the least), and a write fills the whole buffer with it.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from cavs.kernels._layout.pack import RING_ORDER, pack_weights
-from cavs.kernels._program.specs import FACTOR, Tile, half_of
+from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.pack import RING_ORDER, Packed, pack_weights
+from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
+from cavs.kernels._program.arrays import Ref
+from cavs.kernels._program.widths import FACTOR, half_of
+
+_Read: TypeAlias = tuple[Ref, jax.Array]  # a tensor, and for each row of a tile which of its rows a product reads
 
 
 def sync() -> None:
-    """One thread runs after another."""
+    """Does nothing: the interpreter runs one thread after another."""
 
 
-def begin_exchange(ring: Sequence[Any], config: Any) -> None:
-    """One CTA has nobody to exchange sums with."""
+def begin_exchange(ring: Sequence[Ref], config: Config) -> None:
+    """Checks that no other thread block has to send sums."""
     assert config.split == 1 and not ring
 
 
-def end_exchange(ring: Sequence[Any]) -> None:
-    """Nothing here."""
+def end_exchange(ring: Sequence[Ref]) -> None:
+    """Does nothing; see `begin_exchange`."""
 
 
-def begin_ring(ring: Any, config: Any) -> None:
-    """Nothing here."""
+def begin_ring(ring: Ref, config: Config) -> None:
+    """Does nothing: `wide_product` reads the weights where they are."""
 
 
-def group_barrier(counters: Any, slot: Any, target: Any, clustered: bool, spins: int) -> None:
-    """One CTA is alone."""
+def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: bool, spins: int) -> None:
+    """Does nothing: there is one thread block."""
     del counters, slot, target, clustered, spins
 
 
-def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
-    """See `_mosaic.mosaic`."""
+def copy_weights(
+    parts: Sequence[Packed], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
+) -> None:
+    """Packs the thread block's columns of all weights."""
     target[...] = pack_weights(parts, [ref[...] for ref in refs], unit, hb, config.precision)[cta]
 
 
-def _numbers(tile: Tile) -> Any:
+def _numbers(tile: Tile) -> jax.Array:
     return jnp.minimum(tile.row + jnp.arange(tile.shape[0]), tile.last)
 
 
-def _columns(tile: Tile, column: Any) -> Any:
-    return column + jnp.arange(tile.shape[1])
+def _columns(tile: Tile, column: jax.Array, wide: bool = True) -> jax.Array:
+    return column + jnp.arange(tile.shape[1]) if wide else jnp.full(tile.shape[1], column)
 
 
-def number(tile: Tile, index: Any) -> Any:
-    """See `_mosaic.mosaic`."""
+def number(tile: Tile, index: Ref) -> jax.Array:
+    """Loads `index[r]` for each row r of a tile."""
     return jnp.broadcast_to(_at(index, _numbers(tile))[:, None], tile.shape)
 
 
-def _at(ref: Any, *index: Any) -> Any:
-    """Numbers of a buffer by their places."""
+def _at(ref: Ref, *index: jax.Array) -> jax.Array:
+    """Returns elements of a buffer; NaN, or the least integer, for positions outside it."""
     index = tuple(jnp.where(i < 0, n, i) for i, n in zip(index, ref.shape, strict=False))  # a negative one is outside, too
     return ref[...].at[index].get(mode="fill")
 
 
-def load(tile: Tile, dtype: Any, ref: Any, index: Any, base: Any, column: Any, wide: bool = True) -> Any:
-    """See `_mosaic.mosaic`."""
+def load(
+    tile: Tile, dtype: np.dtype, ref: Ref, index: jax.Array | None, base: jax.Array, column: jax.Array, wide: bool = True
+) -> jax.Array:
+    """Loads a tile's rows of a tensor, by `index` if given; negative indices give zeros."""
     n = _numbers(tile) if index is None else index[:, 0]
-    columns = _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
-    got = _at(ref, (jnp.maximum(n, 0) + base)[:, None], columns[None])
+    got = _at(ref, (jnp.maximum(n, 0) + base)[:, None], _columns(tile, column, wide)[None])
     return jnp.where(n[:, None] < 0, 0, got).astype(dtype)
 
 
-def prefetch(tile: Tile, ref: Any, base: Any, column: Any) -> None:
-    """Nothing here."""
+def prefetch(tile: Tile, ref: Ref, base: jax.Array, column: jax.Array) -> None:
+    """Does nothing: there is no cache."""
 
 
 def segments(
     tile: Tile,
-    dtype: Any,
-    ref: Any,
-    index: Any,
-    first: Any,
-    count: Any,
-    base: Any,
-    column: Any,
+    dtype: np.dtype,
+    ref: Ref,
+    index: Ref | None,
+    first: Ref,
+    count: Ref,
+    base: jax.Array,
+    column: jax.Array,
     largest: bool,
     wide: bool = True,
-    offset: Any = None,
-) -> Any:
-    """See `_mosaic.mosaic`."""
-    columns = _columns(tile, column) if wide else jnp.full(tile.shape[1], column)
+    offset: jax.Array | None = None,
+) -> jax.Array:
+    """Sums, or takes the maximum of, `count[r]` rows of a tensor for each row r of a tile."""
+    columns = _columns(tile, column, wide)
     begin, size = _at(first, _numbers(tile) + base), _at(count, _numbers(tile) + base)
     start = jnp.full(tile.shape, -jnp.inf if largest else 0.0, dtype)
 
-    def one(k: Any, total: Any) -> Any:
+    def one(k: jax.Array, total: jax.Array) -> jax.Array:
         e = begin + jnp.minimum(k, jnp.maximum(size - 1, 0))
         n = e if index is None else _at(index, e)
         got = _at(ref, (jnp.maximum(n, 0) + (0 if offset is None else offset))[:, None], columns[None])
@@ -102,15 +114,23 @@ def segments(
     return lax.fori_loop(0, jnp.max(size), one, start)
 
 
-def whole_rows(tile: Tile, dtype: Any, ref: Any, base: Any, unit: int, valid: int, operation: str) -> Any:
-    """See `_mosaic.mosaic`."""
+def whole_rows(tile: Tile, dtype: np.dtype, ref: Ref, base: jax.Array, unit: int, valid: int, operation: str) -> jax.Array:
+    """Reduces all elements of each of a tile's rows of a tensor."""
     reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}[operation]
     rows = _at(ref, _numbers(tile) + base).reshape(tile.shape[0], -1, unit)[:, :, :valid]
     return jnp.broadcast_to(reduce(rows, axis=(1, 2))[:, None], tile.shape).astype(dtype)
 
 
-def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any = None, awaited: bool = False) -> None:
-    """See `_mosaic.mosaic`."""
+def store(
+    tile: Tile,
+    ref: Ref,
+    value: jax.Array,
+    base: jax.Array,
+    column: jax.Array,
+    valid: jax.Array | None = None,
+    awaited: bool = False,
+) -> None:
+    """Stores a tile's rows to a tensor, zeros from column `valid` of the tile on."""
     del awaited
     if valid is not None:
         value = jnp.where(jnp.arange(tile.shape[1]) < valid, value, 0)
@@ -125,36 +145,43 @@ def store(tile: Tile, ref: Any, value: Any, base: Any, column: Any, valid: Any =
 _POISON = {True: np.nan, False: np.iinfo(np.int32).min}
 
 
-def _factor(ref: Any) -> Any:
-    """By which the numbers of a tensor are multiplied."""
+def _factor(ref: Ref) -> float:
+    """What the elements of a tensor are multiplied by in memory."""
     return FACTOR.get(half_of(ref.dtype) or "", 1)
 
 
-def read_product(tile: Tile, part: Any, slots: int, column: int) -> Any:
-    """See `_mosaic.mosaic`."""
+def read_product(tile: Tile, part: Ref, slots: int, column: jax.Array) -> jax.Array:
+    """Adds the partial sums of a product for a tile."""
     total = jnp.zeros(tile.shape, jnp.float32)
     for w in range(slots):
         total = total + part[w, pl.ds(0, tile.shape[0]), pl.ds(column, tile.shape[1])]
     return total
 
 
-def product_rows(tile: Tile, indices: Sequence[Any], bases: Sequence[Any]) -> Any:
-    """The rows of a tile that each source is read at."""
+def product_rows(tile: Tile, indices: Sequence[Ref | None], bases: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns which rows the sources of a tile's products are."""
     at = _numbers(tile)
     return [(at if index is None else _at(index, at)) + base for index, base in zip(indices, bases, strict=True)]
 
 
 def product(
-    tile: Tile, specs: Sequence[Any], refs: Sequence[Any], numbers: Any, weights: Any, part: Any, cta: Any, counters: Any
+    tile: Tile,
+    specs: Sequence[ProductSpec],
+    refs: Sequence[Ref],
+    numbers: list[jax.Array],
+    weights: Ref,
+    part: Ref,
+    cta: jax.Array,
+    counters: Ref,
 ) -> None:
-    """See `_mosaic.mosaic`. Weights in bf16 are for the device alone."""
+    """Computes all products of a phase for a tile, into the partial sums. It cannot read weights of 16 bits."""
     del tile, counters
     left = zip(refs, numbers, strict=True)
     for spec in specs:
         _product(spec, [next(left) for _ in spec.sources], weights, part, cta)
 
 
-def _product(spec: Any, read: list[tuple[Any, Any]], weights: Any, part: Any, cta: Any) -> None:
+def _product(spec: ProductSpec, read: list[_Read], weights: Ref, part: Ref, cta: jax.Array) -> None:
     k, sources = spec.chunk * spec.chunks, _sources(spec, read)
     words = weights[...] if spec.resident else weights[cta]
     for weight in spec.weights:
@@ -168,17 +195,17 @@ def _product(spec: Any, read: list[tuple[Any, Any]], weights: Any, part: Any, ct
         _multiply(spec, weight, sources, w, part)
 
 
-def _multiply(spec: Any, weight: Any, sources: list[Any], w: Any, part: Any) -> None:
-    """A weight's columns (columns, K) times all its operands, into `part`."""
+def _multiply(spec: ProductSpec, weight: WeightSpec, sources: list[jax.Array], w: jax.Array, part: Ref) -> None:
+    """Multiplies all operands of a weight by it, (columns, K), into `part`."""
     for o, column in zip(weight.operands, weight.columns, strict=True):
-        x = sum(sources[s] for s in spec.operands[o])
+        x = functools.reduce(operator.add, [sources[s] for s in spec.operands[o]])
         z = lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
         for n in range(spec.slots):
             part[n, :, pl.ds(column, w.shape[0])] = z if n == 0 else jnp.zeros_like(z)
 
 
-def _sources(spec: Any, read: list[tuple[Any, Any]]) -> list[Any]:
-    """What the sources of a product hold at the rows of a tile."""
+def _sources(spec: ProductSpec, read: list[_Read]) -> list[jax.Array]:
+    """Returns the rows of each source of a product."""
     k = spec.chunk * spec.chunks
     parts = [
         _at(ref, mine[:, None], source.column + jnp.arange(k // spec.joined)[None]).astype(jnp.float32) / _factor(ref)
@@ -187,8 +214,8 @@ def _sources(spec: Any, read: list[tuple[Any, Any]]) -> list[Any]:
     return [jnp.concatenate(parts[i : i + spec.joined], 1) for i in range(0, len(parts), spec.joined)]
 
 
-def _loosened(spec: Any, weight: Any, words: Any) -> Any:
-    """The words of a tight weight, a number in each."""
+def _loosened(spec: ProductSpec, weight: WeightSpec, words: jax.Array) -> jax.Array:
+    """Returns the words of a tight weight with one element in each."""
     steps = 2 * spec.chunks // spec.splits
     triples = -(-steps * weight.tiles // 3)
     tight = lax.slice(words, (weight.offset,), (weight.offset + spec.splits * triples * 256,))
@@ -201,16 +228,16 @@ def _loosened(spec: Any, weight: Any, words: Any) -> Any:
 
 def wide_product(
     tile: Tile,
-    specs: Sequence[Any],
-    refs: Sequence[Any],
-    indices: Sequence[Any],
-    bases: Sequence[Any],
-    weights: Any,
-    part: Any,
-    ring: Any,
-    cta: Any,
+    specs: Sequence[ProductSpec],
+    refs: Sequence[Ref],
+    indices: Sequence[Ref | None],
+    bases: Sequence[jax.Array],
+    weights: Ref,
+    part: Ref,
+    ring: Ref,
+    cta: jax.Array,
 ) -> None:
-    """See `_mosaic.wide`."""
+    """Computes all products of a phase for a tile of a wide level, into the partial sums."""
     del ring
     left = zip(refs, product_rows(tile, indices, bases), strict=True)
     for spec in specs:

@@ -1,99 +1,108 @@
 """The widest levels as ordinary tiled products, in a launch of their own: before the others forward, after them backward.
 
-Where weights stay on the chip every CTA reads all rows of its group for its few columns, which a level of thousands of rows
-pays for most. Here the `groups` share a level's rows tile by tile, each CTA has many columns, weights stream (`_mosaic.wide`),
-and all CTAs meet before a product reads what others stored.
+With weights that stay on the chip, every thread block reads all rows of its group for its few columns, which costs most for a
+level of thousands of rows. Here the `groups` share a level's rows tile by tile, each thread block has many columns, weights
+stream (`_mosaic.wide`), and all thread blocks synchronise before a product reads what others stored.
 """
 
-from typing import Any
-
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from cavs.kernels._body.evaluate import Values
-from cavs.kernels._body.kernel import Kernel
-from cavs.kernels._layout.layout import PARTS
-from cavs.kernels._program.specs import Phase, Tile
+from cavs.kernels._body.evaluate import Values, Where
+from cavs.kernels._body.launch import Launch
+from cavs.kernels._layout.config import PARTS
+from cavs.kernels._layout.specs import Tile
+from cavs.kernels._program.names import PART_STARTS
+from cavs.kernels._program.operations import Phase
 
-NUMBERS = 16  # of an array that a thread holds while it evaluates a phase: registers allow no whole tile
+ELEMENTS = 16  # of an array that a thread holds while it evaluates a phase: registers do not hold a whole tile
 
 
-class WideKernel(Kernel):
-    """The body of a launch for the widest levels."""
+class Wide:
+    """Runs the widest levels; a `_body.kernel.Strategy`."""
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        self.ring = self.weights
+    def __init__(self, launch: Launch):
+        self.launch = launch
 
     def begin(self) -> None:
-        self.device.begin_ring(self.ring, self.config)
+        """Sets up the barriers of the ring of weights."""
+        assert self.launch.buffers.ring is not None
+        self.launch.device.begin_ring(self.launch.buffers.ring, self.launch.config)
 
     def end(self) -> None:
-        pass
+        """Does nothing: no thread block accesses the shared memory of another."""
 
-    def levels(self) -> tuple[Any, Any]:
-        return None, self.scalars[-1]
+    def level_range(self) -> tuple[jax.Array | None, jax.Array]:
+        """The levels from the leaves' parents on that are wide."""
+        return None, self.launch.scalars[-1]
 
-    def rows_at(self, i: Any) -> tuple[Any, Any]:
-        return self.table["starts"][i * PARTS], self.table["starts"][(i + 1) * PARTS]
+    def rows_of(self, level: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """All rows of a level."""
+        starts = self.launch.buffers.integers[PART_STARTS]
+        return starts[level * PARTS], starts[(level + 1) * PARTS]
 
-    def meets(self, phase: Phase) -> bool:
-        """Always: a tile's rows, and those that they read, may have been another CTA's in the phase before."""
+    def has_barrier(self, phase: Phase) -> bool:
+        """Always: a tile's rows, and those that they read, may have belonged to another thread block in the phase before."""
         return True
 
-    def meet(self, times: Any) -> None:
-        config = self.config
-        target = times * (self.ctas * config.groups)
-        self.device.group_barrier(self.table["counters"], jnp.int32(1), target, config.clustered, config.spins)
+    def barrier(self, times: jax.Array) -> None:
+        """Synchronises all thread blocks."""
+        launch, config = self.launch, self.launch.config
+        target = times * (launch.blocks * config.groups)
+        launch.device.group_barrier(launch.buffers.counters, jnp.int32(1), target, config.clustered, config.spins)
 
-    def first_numbers(self, low: Any, high: Any) -> list[Any]:
-        """A tile takes far longer than to read where its rows are."""
-        return [None] * len(self.level.phases)
+    def first_tiles(self, low: jax.Array, high: jax.Array) -> list[Where | None]:
+        """Nothing is read ahead: a tile takes far longer than to read where its rows are."""
+        return [None] * len(self.launch.program.phases)
 
-    def numbers(self, n: int, tile: Tile) -> Any:
-        return None
+    def prefetch(self, low: jax.Array, high: jax.Array) -> None:
+        """Does nothing; see `first_tiles`."""
 
-    def prefetch(self, low: Any, high: Any) -> None:
-        pass
+    def where(self, n: int, tile: Tile) -> None:
+        """Nothing; see `first_tiles`."""
 
-    def run_phase(self, n: int, phase: Phase, begin: Any, last: Any, first: Any) -> None:
-        """Every so many-th tile of the CTA's warpgroups together; each evaluates its rows piece by piece."""
-        config = self.config
+    def run_phase(self, n: int, phase: Phase, begin: jax.Array, last: jax.Array, first: Where | None) -> None:
+        """The warpgroups of a thread block run every so many-th tile together; each evaluates its rows piece by piece."""
+        launch, config = self.launch, self.launch.config
         rows = config.rows * config.warpgroups
-        height = min(config.rows, NUMBERS * 128 // config.hb)
+        height = min(config.rows, ELEMENTS * 128 // config.hb)
 
-        def one(t: Any, _: Any) -> Any:
-            row = begin + (self.group + t * config.groups) * rows + self.wg * config.rows
+        def one(t: jax.Array, _: jax.Array) -> jax.Array:
+            row = begin + (launch.group + t * config.groups) * rows + launch.wg * config.rows
             tile = Tile((config.rows, config.hb), jnp.minimum(row, last), last)
             self.products(n, tile)
             lax.fori_loop(jnp.int32(0), jnp.int32(config.rows // height), lambda p, _: piece(tile, p), jnp.int32(0))
             return _
 
-        def piece(tile: Tile, p: Any) -> Any:
+        def piece(tile: Tile, p: jax.Array) -> jax.Array:
             small = Tile((height, config.hb), tile.row + p * height, last)
-            values = Values(self, phase, small, self.layout.results[n], part=self.part.at[:, pl.ds(p * height, height)])
-            values.fetch()
-            self.finish(phase, small, values)
+            assert launch.buffers.sums is not None
+            sums = launch.buffers.sums.at[:, pl.ds(p * height, height)]
+            values = Values(launch, phase, small, launch.layout.phases[n].sums, part=sums)
+            values.issue()
+            values.finish()
             return jnp.int32(0)
 
         tiles = lax.div(last - begin + rows, jnp.int32(rows))
-        mine = lax.div(tiles - self.group + config.groups - 1, jnp.int32(config.groups))
+        mine = lax.div(tiles - launch.group + config.groups - 1, jnp.int32(config.groups))
         lax.fori_loop(jnp.int32(0), mine, one, jnp.int32(0))
 
     def products(self, n: int, tile: Tile) -> None:
-        """All products of a phase for a tile, into `part`."""
-        if not self.layout.specs[n]:
+        """Computes all products of a phase for a tile, into the partial sums."""
+        launch, layout = self.launch, self.launch.layout.phases[n]
+        if not layout.specs:
             return
-        sources = [s for _, of_spec in self.layout.specs[n] for s in of_spec]
-        self.device.wide_product(
+        assert launch.buffers.sums is not None and launch.buffers.ring is not None
+        launch.device.wide_product(
             tile,
-            [spec for spec, _ in self.layout.specs[n]],
-            [self.table[s.tensor] for s in sources],
-            [self.table[s.index] if s.index else None for s in sources],
-            [self.scalar(s.base) for s in sources],
-            self.table["packed"],
-            self.part,
-            self.ring,
-            self.cta,
+            layout.specs,
+            [launch.buffers.tensors[source.tensor] for source in layout.sources],
+            [launch.index(source.index) for source in layout.sources],
+            [launch.scalar(source.base) for source in layout.sources],
+            launch.buffers.weights[0],
+            launch.buffers.sums,
+            launch.buffers.ring,
+            launch.block,
         )

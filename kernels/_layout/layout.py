@@ -1,73 +1,67 @@
-"""How a launch lies on the chip: groups of CTAs, tiles, and where each product's weights and sums are."""
+"""The place of each product of a level on the chip: specs for the device, packed weights, and partial sums."""
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TypeAlias, TypeVar
 
+from cavs.kernels._layout.config import STAGES, Config
 from cavs.kernels._layout.pack import Packed
-from cavs.kernels._program.specs import HALVES, Level, ProductSpec, Rows, SourceSpec, Unfit, WeightSpec
+from cavs.kernels._layout.specs import ProductSpec, SourceSpec, WeightSpec
+from cavs.kernels._program.fit import Unfit
+from cavs.kernels._program.jaxprs import Var
+from cavs.kernels._program.names import Tensor
+from cavs.kernels._program.operations import LevelProgram, Phase, Product, RowRead
 
-PARTS = 16  # the schedule deals graphs into so many parts; a group takes PARTS / groups of them
-SHARED_MEMORY = 227 * 1024
-EXCHANGE_WORDS = 8  # of shared memory for each warpgroup where `Config.split`, for `_mosaic.exchange`
-STAGES = 4  # chunks of weights that a wide product has in shared memory (`_mosaic.wide`)
-RING_WORDS = 4 * STAGES  # of shared memory, for their barriers
-_SLACK = 2048  # of shared memory, for barriers and alignment
+_SLACK = 2048  # bytes of shared memory, for barriers and alignment
+_WeightKey: TypeAlias = tuple[Var, int, int]  # a weight, its contracted axis, and how many rows lie side by side
+_T = TypeVar("_T", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """How a kernel is laid out on the chip.
+class Sums:
+    """Where a product's partial sums are: in so many slots, from these columns on, one for each leading index."""
 
-    **Fields:** `hb`: units that a CTA owns; `groups`: of CTAs, each with all weights; `clustered`: whether a group is a
-    thread-block cluster; `rows`: of a tile, which one warpgroup runs; `warpgroups` of a CTA; `precision` of products:
-    "fp32" (3xtf32), "tf32", "bf16" or "f16"; `resident`: weights in shared memory (else they stream from L2); `tight`: three
-    tf32 weights in two words (`pack`), so that a CTA holds half as many again; `in_flight`: reads of rows, 16 bytes each,
-    that a thread has on the way; `paired`: four warps add their sums of a product two by two, so that these take half the
-    room; `spins`: after so many reads of a counter in vain a CTA reports and goes on; `dataflow`: groups never meet, and a
-    product waits for the numbers that it reads instead (`Level.flows`): they are `UNWRITTEN` before; `split`: CTAs of a
-    cluster that divide K of every product, each for the units of all of them, and send each other sums (`_mosaic.exchange`);
-    `wide`: for the widest levels alone, whose rows `groups` share tile by tile, and whose weights stream (`_mosaic.wide`).
-    """
+    slots: int
+    columns: tuple[int, ...]
 
-    hb: int
-    groups: int
-    clustered: bool
-    rows: int
-    warpgroups: int
-    precision: str
-    resident: bool
-    tight: bool = False
-    in_flight: int = 12
-    paired: bool = False
-    spins: int = 1 << 22
-    interpret: bool = False
-    dataflow: bool = False
-    split: int = 1
-    wide: bool = False
 
-    def cluster(self, unit: int) -> int:
-        """CTAs of a thread-block cluster, where vectors have `unit` numbers."""
-        return unit // self.hb if self.clustered else self.split
+@dataclasses.dataclass(frozen=True)
+class PhaseLayout:
+    """The specs of a phase's products, one for each K, the rows that their sources read, and where their results are."""
+
+    specs: tuple[ProductSpec, ...]
+    sources: tuple[RowRead, ...]
+    sums: dict[Var, Sums]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the products of a `Level` lie: a spec per phase and K, the packed weights, and the partial sums' width."""
+    """Where the products of a level's program are.
 
-    specs: list[list[tuple[ProductSpec, list[Rows]]]]  # of each phase
-    results: list[dict[Any, tuple[int, tuple[int, ...]]]]  # of each phase: product output -> (slots, first columns)
-    packed: list[Packed]  # weights, in the order of packing
+    Attributes:
+        phases: The layouts of the phases.
+        packed: The weights, in the order of packing.
+        words: The 32-bit words of a thread block's packed weights.
+        columns: The width of the partial sums.
+    """
+
+    phases: tuple[PhaseLayout, ...]
+    packed: tuple[Packed, ...]
     words: int
     columns: int
 
+    def specs(self) -> list[ProductSpec]:
+        """The specs of all phases."""
+        return [spec for phase in self.phases for spec in phase.specs]
+
     @property
     def slots(self) -> int:
-        """Sums of a product that a warpgroup leaves, at most."""
-        return max((s.all_slots for specs in self.specs for s, _ in specs), default=1)
+        """The most partial sums of a product that a warpgroup leaves."""
+        return max((spec.all_slots for spec in self.specs()), default=1)
 
     def part(self, config: Config) -> tuple[int, int, int]:
-        """The shape of the products' sums in shared memory; over those of wide products lie the weights of some chunks."""
+        """The shape of the partial sums in shared memory; the weight chunks of wide products share the same memory."""
         count, width = config.warpgroups * self.slots, self.columns + 4
         if config.wide:
             stage = 32 * max(sum(w.width for w in self.packed if w.offset == first.offset) for first in self.packed)
@@ -75,114 +69,158 @@ class Layout:
         return count, config.rows, width
 
     def shared_memory(self, config: Config) -> int:
-        """Bytes of shared memory of a CTA."""
+        """The bytes of shared memory of a thread block."""
         part = math.prod(self.part(config)) * 4 if self.columns else 0
         return part + (self.words * 4 if config.resident else 0) + _SLACK
 
 
-def layout_of(level: Level, config: Config) -> Layout:
-    """Assigns every product its place."""
-    chunk = 32 if config.precision in HALVES or config.wide else 16
-    packed: list[Packed] = []
-    offsets: dict[tuple[Any, int, int], int] = {}
+def layout_of(program: LevelProgram, config: Config) -> Layout:
+    """Assigns every product its place.
+
+    Raises:
+        Unfit: If a product's sum cannot be divided as the config says.
+    """
+    packed, words = _packed(program, config)
+    offsets = {(p.variable, p.axis, joined): p.offset for (joined, p) in packed}
+    phases, columns = [], 0
+    awaited = program.exchanged() if config.dataflow else set()
+    for phase in program.phases:
+        builder = _PhaseBuilder(program, config, offsets, words, awaited)
+        phases.append(builder.build(phase))
+        columns = max(columns, builder.columns)
+    layout = Layout(tuple(phases), tuple(p for _, p in packed), words, columns)
+    return _streamed(layout) if config.wide else layout
+
+
+def _packed(program: LevelProgram, config: Config) -> tuple[list[tuple[int, Packed]], int]:
+    """Each weight as packed, with how many rows its product reads side by side; and the words of all."""
+    found: dict[_WeightKey, tuple[int, Packed]] = {}
     words = 0
-    for phase in level.phases:
-        for p in phase.products:
-            key = (p.weight, p.axis, p.joined)
-            if key not in offsets:
-                k = level.size(p.weight.aval.shape[p.axis])
-                offsets[key] = words
-                splits = _splits(k // chunk, p.joined, config)
-                width = p.blocks * config.hb * config.split
-                packed.append(Packed(p.weight, p.axis, k // config.split, width, words, splits, config.tight))
-                words += packed[-1].words(config.precision)
-    specs, results, columns = [], [], 0
-    awaited = level.exchanged() if config.dataflow else set()
-    for phase in level.phases:
-        mine, where, at = [], {}, 0
-        by_k: dict[tuple[int, int], list[Any]] = {}
-        for p in phase.products:
-            by_k.setdefault((level.size(p.weight.aval.shape[p.axis]), p.joined), []).append(p)
-        for (k, joined), products in by_k.items():
-            sources = list(dict.fromkeys(r for p in products for o in p.operands for r in o))
-            operands = list(dict.fromkeys(tuple(sources.index(r) for r in o) for p in products for o in p.operands))
-            if k % chunk:
-                raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
-            chunks = k // chunk
-            splits = _splits(chunks, joined, config)
-            slots = 2 if config.paired and splits == 4 else splits
-            by_weight: dict[Any, list[Any]] = {}
-            for p in products:
-                by_weight.setdefault((p.weight, p.axis, joined), []).append(p)
-            weights = []
-            for key, sharing in by_weight.items():
-                width = sharing[0].blocks * config.hb * config.split
-                tiles, half = -(-width // 16), width % 16 == 8
-                use = list(
-                    dict.fromkeys(operands.index(tuple(sources.index(r) for r in o)) for p in sharing for o in p.operands)
-                )
-                firsts = tuple(at + width * i for i in range(len(use)))
-                at += width * len(use)
-                weights.append(WeightSpec(tiles, half, tuple(use), firsts, offsets[key]))
-                for p in sharing:
-                    found = [use.index(operands.index(tuple(sources.index(r) for r in o))) for o in p.operands]
-                    where[p.eqn.outvars[0]] = (slots + config.split - 1, tuple(firsts[i] for i in found))
-            spec = ProductSpec(
-                rows=config.rows,
-                splits=splits,
-                slots=slots,
-                chunk=chunk,
-                chunks=chunks // config.split,
-                sources=tuple(SourceSpec(r.part * level.unit, r.tensor in awaited) for source in sources for r in source),
-                joined=joined,
-                operands=tuple(operands),
-                weights=tuple(weights),
-                words=words,
-                resident=config.resident,
-                tight=config.tight,
-                precision=config.precision,
-                in_flight=config.in_flight,
-                spins=config.spins,
-                hb=config.hb,
-                split=config.split,
-            )
-            mine.append((spec, [r for source in sources for r in source]))
-        if config.split > 1 and len({spec.slots for spec, _ in mine}) > 1:
+    for p in program.products():
+        if (key := (p.weight, p.axis, p.joined)) not in found:
+            k = program.size(p.size)
+            splits = _splits(k // config.chunk, p.joined, config)
+            width = p.blocks * config.hb * config.split
+            part = Packed(p.weight, p.axis, k // config.split, width, words, splits, config.tight)
+            found[key] = p.joined, part
+            words += part.words(config.precision)
+    return list(found.values()), words
+
+
+class _PhaseBuilder:
+    """Assigns the products of one phase their columns of the partial sums."""
+
+    def __init__(self, program: LevelProgram, config: Config, offsets: dict[_WeightKey, int], words: int, awaited: set[Tensor]):
+        self.program, self.config, self.offsets, self.words, self.awaited = program, config, offsets, words, awaited
+        self.columns = 0
+        self.sums: dict[Var, Sums] = {}
+
+    def build(self, phase: Phase) -> PhaseLayout:
+        """The layout of a phase."""
+        by_k = _grouped((self.program.size(p.size), p.joined) for p in phase.products)
+        specs: list[ProductSpec] = []
+        sources: list[RowRead] = []
+        for (k, joined), which in by_k.items():
+            products = [phase.products[n] for n in which]
+            mine = list(dict.fromkeys(source for p in products for operand in p.operands for source in operand))
+            specs.append(self.spec(k, joined, products, mine))
+            sources += [row for source in mine for row in source]
+        if self.config.split > 1 and len({spec.slots for spec in specs}) > 1:
             raise Unfit("products of different sizes, whose sums cannot be sent together")
-        specs.append(mine)
-        results.append(where)
-        columns = max(columns, at)
-    found = Layout(specs, results, packed, words, columns)
-    return _streamed(found) if config.wide else found
+        return PhaseLayout(tuple(specs), tuple(sources), self.sums)
+
+    def spec(self, k: int, joined: int, products: Sequence[Product], sources: list[tuple[RowRead, ...]]) -> ProductSpec:
+        """The spec of the products that sum over `k` elements."""
+        config, chunk = self.config, self.config.chunk
+        if k % chunk:
+            raise Unfit(f"products in {config.precision} need sizes that are multiples of {chunk}, and one sums over {k}")
+        operands = list(dict.fromkeys(_numbers(operand, sources) for p in products for operand in p.operands))
+        splits = _splits(k // chunk, joined, config)
+        slots = 2 if config.paired and splits == 4 else splits
+        return ProductSpec(
+            rows=config.rows,
+            splits=splits,
+            slots=slots,
+            chunk=chunk,
+            chunks=k // chunk // config.split,
+            sources=tuple(
+                SourceSpec(row.part * self.program.unit, row.tensor in self.awaited) for source in sources for row in source
+            ),
+            joined=joined,
+            operands=tuple(operands),
+            weights=tuple(self.weights(products, joined, sources, operands, slots)),
+            words=self.words,
+            resident=config.resident,
+            tight=config.tight,
+            precision=config.precision,
+            in_flight=config.in_flight,
+            spins=config.spins,
+            hb=config.hb,
+            split=config.split,
+        )
+
+    def weights(
+        self,
+        products: Sequence[Product],
+        joined: int,
+        sources: list[tuple[RowRead, ...]],
+        operands: list[tuple[int, ...]],
+        slots: int,
+    ) -> Iterable[WeightSpec]:
+        """The weights of some products; notes where their sums are."""
+        config = self.config
+        for (weight, axis), which in _grouped((p.weight, p.axis) for p in products).items():
+            sharing = [products[n] for n in which]
+            width = sharing[0].blocks * config.hb * config.split
+            used = {p.value: [operands.index(_numbers(o, sources)) for o in p.operands] for p in sharing}
+            use = list(dict.fromkeys(o for found in used.values() for o in found))
+            firsts = tuple(self.columns + width * i for i in range(len(use)))
+            self.columns += width * len(use)
+            for value, found in used.items():
+                self.sums[value] = Sums(slots + config.split - 1, tuple(firsts[use.index(o)] for o in found))
+            yield WeightSpec(-(-width // 16), width % 16 == 8, tuple(use), firsts, self.offsets[weight, axis, joined])
+
+
+def _numbers(operand: tuple[tuple[RowRead, ...], ...], sources: list[tuple[RowRead, ...]]) -> tuple[int, ...]:
+    """The sources of an operand as positions in a list."""
+    return tuple(sources.index(source) for source in operand)
+
+
+def _grouped(keys: Iterable[_T]) -> dict[_T, list[int]]:
+    """The positions of each key, in the order in which the keys appear."""
+    found: dict[_T, list[int]] = {}
+    for n, key in enumerate(keys):
+        found.setdefault(key, []).append(n)
+    return found
 
 
 def _splits(chunks: int, joined: int, config: Config) -> int:
-    """Among how many warps of a warpgroup, in each CTA, K is divided; of `joined` sources each warp reads one."""
+    """The number of warps of a warpgroup, in each thread block, that divide K; each warp reads one of `joined` sources."""
     for n in (1,) if config.wide else (4, 3, 2, 1):
         if chunks % (n * config.split) == 0 and (config.wide or n * config.split % joined == 0):
             return n
-    raise Unfit(f"sums over {chunks} parts, of {joined} rows side by side, cannot be divided among {config.split} CTAs")
+    raise Unfit(f"sums over {chunks} parts, of {joined} rows side by side, cannot be divided among {config.split} blocks")
 
 
 def _streamed(layout: Layout) -> Layout:
-    """The same for wide products: each has its weights in the order in which it multiplies them (`_layout.pack.pack_ring`)."""
+    """The layout of wide products: each has its weights in the order in which it multiplies them (`_layout.pack.pack_ring`)."""
     held = {part.offset: part for part in layout.packed}
     packed: list[Packed] = []
-    specs, words = [], 0
-    for phase in layout.specs:
-        mine = []
-        if sum(spec.chunks for spec, _ in phase) % (2 * STAGES) or any(
-            spec.chunks % (STAGES * spec.joined) for spec, _ in phase
+    phases, at = [], 0
+    for phase in layout.phases:
+        if sum(spec.chunks for spec in phase.specs) % (2 * STAGES) or any(
+            spec.chunks % (STAGES * spec.joined) for spec in phase.specs
         ):
             raise Unfit("sums of other lengths than a wide product takes")
-        for spec, rows in phase:
+        specs = []
+        for spec in phase.specs:
             weights, columns = [], 0
             for weight in spec.weights:
                 part = held[weight.offset]
-                packed.append(dataclasses.replace(part, offset=words))
+                packed.append(dataclasses.replace(part, offset=at))
                 weights.append(dataclasses.replace(weight, offset=columns))
                 columns += part.width
-            mine.append((dataclasses.replace(spec, weights=tuple(weights), ring=words), rows))
-            words += columns * spec.chunk * spec.chunks
-        specs.append(mine)
-    return dataclasses.replace(layout, specs=specs, packed=packed, words=words)
+            specs.append(dataclasses.replace(spec, weights=tuple(weights), ring=at))
+            at += columns * spec.chunk * spec.chunks
+        phases.append(dataclasses.replace(phase, specs=tuple(specs)))
+    return dataclasses.replace(layout, phases=tuple(phases), packed=tuple(packed), words=at)

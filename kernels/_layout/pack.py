@@ -1,29 +1,37 @@
-"""Weights in the order in which `mma.sync` reads them, so that a lane takes its four registers with one read; or `wgmma`."""
+"""Packs weights in the order in which the tensor cores read them: `mma.sync` on narrow levels, `wgmma` on wide ones."""
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs.kernels._program.specs import HALVES
+from cavs.kernels._program.jaxprs import Var
+from cavs.kernels._program.widths import HALVES
 
-# Where each of a chunk's 32 numbers of K lies for a `wgmma` of a wide level: step s multiplies numbers 8 s ... of this, and
-# lane t of the other operand holds the t-th of them and the one 4 after it, so it reads 4 numbers of K at once.
+# The order of a chunk's 32 elements of K for a `wgmma` of a wide level. Step s multiplies elements 8 s to 8 s + 7 of it.
+# Lane t of the other operand holds the t-th of them and the one 4 after it, so a lane reads 4 elements of K at once.
 RING_ORDER = np.array([16 * (s // 2) + 4 * (p % 4) + 2 * (s % 2) + p // 4 for s in range(4) for p in range(8)])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Packed:
-    """One weight as packed: its variable, the axis that is contracted, K, a CTA's columns, and where its words begin.
+    """A packed weight.
 
-    `splits`: warps of a warpgroup among which K is divided; `tight`: three tf32 numbers lie in two words.
+    Attributes:
+        variable: The weight.
+        axis: Its axis that is contracted.
+        k: The length of that axis, in one thread block.
+        width: The number of columns of a thread block.
+        offset: The word at which it begins.
+        splits: The warps of a warpgroup that divide K.
+        tight: Whether three tf32 elements are packed into two words.
     """
 
-    variable: Any
+    variable: Var
     axis: int
     k: int
     width: int
@@ -32,27 +40,37 @@ class Packed:
     tight: bool
 
     def fragments(self) -> int:
-        """Of 16 columns and 8 numbers of K, that a warp multiplies; where `tight`, a multiple of three has room."""
+        """Returns how many fragments, 16 columns by 8 elements of K, each warp multiplies."""
         return self.width // 16 * (self.k // 8 // self.splits)
 
     def words(self, precision: str) -> int:
-        """Of a CTA, 32 bits each."""
+        """Returns the number of 32-bit words of a thread block; a `tight` weight has room for a multiple of three fragments."""
         if self.tight:
             return self.splits * -(-self.fragments() // 3) * 256
         return self.width * self.k // (2 if precision in HALVES else 1)
 
 
-def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb: int, precision: str) -> Any:
-    """(CTAs, words) 32-bit words: for each CTA its columns of every weight.
+def pack_weights(parts: Sequence[Packed], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
+    """Packs the weights of narrow levels so that a lane reads its four registers of an `mma.sync` at once.
 
-    A weight's columns for CTA j are units j*hb ... of each of its blocks of `unit` columns, in tiles of 16 (and half a
-    tile of 8). Words of a tile go by step of K, lane, and register; lane 4g + t of step s of chunk c holds rows g and g + 8
-    of the tile at k = c * chunk + t * chunk / 4 + s * chunk / 8 and beyond: a permutation of K that lets each lane of the
-    other operand read 16 bytes at once.
+    Thread block j has the columns of units j*hb to (j+1)*hb of each block of `unit` columns, in tiles of 16; the last tile may
+    have 8. The words of a tile are ordered by step of K, lane, and register. Lane 4g + t of step s of chunk c holds rows g and
+    g + 8 of the tile, from k = c * chunk + t * chunk / 4 + s * chunk / 8 on. This permutes K so that each lane of the other
+    operand reads 16 bytes at once.
 
-    A tf32 number has 19 bits, and a product does not look at the other 13. Where a part is `tight`, the 12 words of three
-    fragments in the order in which a warp multiplies them become 8, a and b, with the third number's bits in those 13:
-    it is (a << 19) + (b << 6), of which a product reads what it should.
+    A tf32 element has 19 bits, and products ignore the other 13. If a part is `tight`, the 12 words of three fragments, in the
+    order in which a warp multiplies them, become 8 words: a and b, with the bits of the third element in the ignored bits.
+    That element is (a << 19) + (b << 6), of which products again ignore the last 13 bits.
+
+    Args:
+        parts: Where each weight goes.
+        weights: The matrices.
+        unit: The width of a unit vector in memory.
+        hb: The units of a thread block.
+        precision: See `Config`.
+
+    Returns:
+        float32 of shape (thread blocks, words).
     """
     ctas = unit // hb
     chunk = 32 if precision in HALVES else 16
@@ -75,12 +93,18 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb:
     return jnp.concatenate(out, axis=1) if out else jnp.zeros((ctas, 4), jnp.float32)
 
 
-def pack_ring(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb: int, precision: str) -> Any:
-    """(CTAs, words): for each CTA its columns of the weights of every wide product (`_mosaic.wide`), by 32 numbers of K.
+def pack_ring(parts: Sequence[Packed], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
+    """Packs the weights of wide products (`_mosaic.wide`), by chunks of 32 elements of K.
 
-    `parts` of one product follow each other and share an `offset`. In a chunk the columns of all its weights lie one after
-    another, each 128 bytes, in `RING_ORDER`; of these the eight pieces of 16 bytes are where a matrix descriptor with a
-    128-byte swizzle wants them: piece n of column c at n ^ (c % 8).
+    The parts of one product follow each other and share an `offset`. In a chunk, the columns of all its weights follow each
+    other, 128 bytes each, in `RING_ORDER`. The eight pieces of 16 bytes of a column lie where a matrix descriptor with a
+    128-byte swizzle expects them: piece n of column c at n ^ (c % 8).
+
+    Args:
+        parts, weights, unit, hb, precision: See `pack_weights`.
+
+    Returns:
+        float32 of shape (thread blocks, words).
     """
     out = []
     for _, group in itertools.groupby(zip(parts, weights, strict=True), lambda pair: pair[0].offset):
@@ -96,15 +120,15 @@ def pack_ring(parts: Sequence[Packed], weights: Sequence[Any], unit: int, hb: in
     return jnp.concatenate(out, axis=1)
 
 
-def _rounded(w: Any) -> Any:
-    """To the nearest tf32 number; the product would cut the last bits off."""
+def _rounded(w: jax.Array) -> jax.Array:
+    """Rounds to the nearest tf32 value; products would truncate."""
     bits = lax.bitcast_convert_type(w, jnp.uint32)
     bits = (bits + 0xFFF + ((bits >> 13) & 1)) & jnp.uint32(0xFFFFE000)
     return jnp.where(jnp.isnan(w), w, lax.bitcast_convert_type(bits, jnp.float32))  # not carried into the sign
 
 
-def _tight(x: Any, part: Packed) -> Any:
-    """(CTAs, tiles, steps of K, lanes, registers) to (CTAs, warps, triples, 2, lanes, registers)."""
+def _tight(x: jax.Array, part: Packed) -> jax.Array:
+    """(blocks, tiles, steps of K, lanes, registers) to (blocks, warps, triples, 2, lanes, registers)."""
     ctas, tiles = x.shape[:2]
     bits = lax.bitcast_convert_type(x, jnp.uint32).reshape(ctas, tiles, part.splits, -1, 32, 4)
     bits = bits.transpose(0, 2, 3, 1, 4, 5).reshape(ctas, part.splits, -1, 32, 4)

@@ -1,6 +1,6 @@
-"""Layouts on the chip that were measured to be fastest, per device, as data in `tuned/` (VPPS III-A: profile-guided).
+"""Records of the layouts that were fastest in measurements, by device, in the folder `tuned` (VPPS III-A: profile-guided).
 
-`python -m bench tune` writes them; without a record a cost model chooses.
+`python -m bench tune` writes them. If there is no record for a program, a cost model chooses its layout.
 """
 
 import functools

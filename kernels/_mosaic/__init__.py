@@ -1,1 +1,1 @@
-"""The device operations in Pallas Mosaic GPU, for Hopper. Only a launch imports this: not every JAX has all of it."""
+"""The device operations in Pallas Mosaic GPU, for Hopper. Imported only by a launch: not every supported JAX can import it."""

@@ -1,104 +1,113 @@
-"""Sums of products across the CTAs of a cluster, through each other's shared memory (DSMEM; `Config.split`).
+"""Sums of products across the thread blocks of a cluster, through distributed shared memory (`Config.split`).
 
-Where K of each product is divided among the CTAs of a cluster, each of them reads only its part of every row, computes with
-it for the units of all of them, and sends each of the others one sum for each number that it owns. Warpgroups of the same
-number run the same tiles, so each has two barriers in shared memory (mbarriers): one completes when the others' sums are
-here, one when the others have read what they got for the tile before.
+The thread blocks of a cluster divide K of each product. Each of them reads only its part of every row, computes partial sums
+for the units of all of them, and sends each other thread block the partial sums of the units that it owns. Warpgroups of equal
+number run the same tiles, so each warpgroup has two mbarriers in shared memory: one completes when the sums of the others have
+arrived, the other when the others have read what was sent to them for the previous tile.
 """
 
-# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from collections.abc import Sequence
-from typing import Any
 
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, gpu
 from jax.experimental.mosaic.gpu import utils as mu
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._layout.layout import EXCHANGE_WORDS
-from cavs.kernels._mosaic.mlir import REF, address, await_phase, int32, ptx
+from cavs.kernels._layout.config import EXCHANGE_WORDS, Config
+from cavs.kernels._layout.specs import ProductSpec
+from cavs.kernels._mosaic.barriers import cluster_barrier
+from cavs.kernels._mosaic.mlir import REF, address, inline_mgpu, int32, ptx, wait_phase
+from cavs.kernels._mosaic.types import I32, Context, MemRef, SharedAddress
+from cavs.kernels._program.arrays import Ref
 
-_THERE, _FREE, _TURN = 0, 8, 16  # where a warpgroup's two barriers of 64 bits and the parity of its tile are, in bytes
+# Byte offsets among the words of a warpgroup: its two mbarriers of 64 bits, and the parity of its current tile.
+_ARRIVED, _FREE, _PARITY = 0, 8, 16
 
 
-def begin_exchange(ring: Sequence[Any], config: Any) -> None:
-    """Sets up the barriers of all warpgroups, in the one ref of a `ring`, before any CTA of the cluster uses them."""
+def begin_exchange(ring: Sequence[Ref], config: Config) -> None:
+    """Initialises the barriers of all warpgroups, before any thread block of the cluster uses them.
+
+    Args:
+        ring: One buffer in shared memory, of `EXCHANGE_WORDS` for each warpgroup; or none if thread blocks do not divide K.
+        config: The layout on the chip.
+    """
     if not ring:
         return
 
-    @plgpu.inline_mgpu(arg_types=(REF,))
-    def go(ctx: Any, ring: Any) -> None:
+    @inline_mgpu(arg_types=(REF,))
+    def emit(ctx: Context, ring: MemRef) -> None:
         base = address(ring, 3)
         with mu.when(arith.cmpi(arith.CmpIPredicate.eq, mu.thread_idx(), int32(0))):
             for wg in range(config.warpgroups):
                 at, others = wg * EXCHANGE_WORDS * 4, config.split - 1
-                ptx(f"mbarrier.init.shared.b64 [$0+{at + _THERE}], {4 * others};", [], base)  # for each of their warps
+                ptx(f"mbarrier.init.shared.b64 [$0+{at + _ARRIVED}], {4 * others};", [], base)  # each of their warps arrives
                 ptx(f"mbarrier.init.shared.b64 [$0+{at + _FREE}], {others};", [], base)
-                ptx(f"st.shared.b32 [$0+{at + _TURN}], 0;", [], base)
+                ptx(f"st.shared.b32 [$0+{at + _PARITY}], 0;", [], base)
             ptx("fence.mbarrier_init.release.cluster;", [])
         gpu.barrier()
-        _meet()
+        cluster_barrier()
 
-    go(*ring)
+    emit(*ring)
 
 
-def end_exchange(ring: Sequence[Any]) -> None:
-    """Nobody sends to a CTA that has ended."""
+def end_exchange(ring: Sequence[Ref]) -> None:
+    """Waits for all thread blocks of the cluster, so that none sends sums to one that has exited; see `begin_exchange`."""
     if not ring:
         return
 
-    @plgpu.inline_mgpu()
-    def go(ctx: Any) -> None:
-        _meet()
+    @inline_mgpu()
+    def emit(ctx: Context) -> None:
+        cluster_barrier()
 
-    go()
-
-
-def _meet() -> None:
-    ptx("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", [])
+    emit()
 
 
 class Exchange:
-    """Of one warpgroup, for one tile: `free` before its products, `swap` once its warps have left their sums."""
+    """Emits the exchange of sums of one tile by one warpgroup: `release` before its products, `swap` after them.
 
-    def __init__(self, ring: Any, part: Any, peer: Any, spec: Any):
+    Args:
+        ring: The barriers; see `begin_exchange`.
+        part: Partial sums in shared memory, float32 of shape (slots of all warpgroups, rows, columns).
+        peer: The number of this thread block in its cluster.
+        spec: A spec of the phase's products.
+    """
+
+    def __init__(self, ring: MemRef, part: MemRef, peer: I32, spec: ProductSpec):
         self.i32, self.f32, self.spec, self.part = ir.IntegerType.get_signless(32), ir.F32Type.get(), spec, part
         self.thread = mu.thread_idx()
         self.lane, self.mine = arith.andi(self.thread, int32(31)), arith.andi(self.thread, int32(127))
         self.wg = arith.shrui(self.thread, int32(7))
         self.ring = arith.addi(address(ring, 3), arith.muli(self.wg, int32(EXCHANGE_WORDS * 4)))
-        # The others of the cluster, by how far they are from this one.
+        # The other thread blocks of the cluster, by their distance from this one.
         self.ranks = [arith.remui(arith.addi(peer, int32(n)), int32(spec.split)) for n in range(1, spec.split)]
-        self.others = [self._at(self.ring, rank) for rank in self.ranks]
+        self.others = [self._mapped(self.ring, rank) for rank in self.ranks]
 
-    def _at(self, place: Any, rank: Any) -> Any:
-        """The same place in the shared memory of another CTA."""
-        return ptx("mapa.shared::cluster.u32 $0, $1, $2;", [self.i32], place, rank)
+    def _mapped(self, place: SharedAddress, rank: I32) -> SharedAddress:
+        """The same address in the shared memory of another thread block."""
+        return ptx("mapa.shared::cluster.u32 $0, $1, $2;", self.i32, place, rank)
 
-    def free(self) -> None:
-        """The warpgroup has read what was sent for the tile before: the others may send more."""
-        self.turn = ptx(f"ld.shared.b32 $0, [$1+{_TURN}];", [self.i32], self.ring)
+    def release(self) -> None:
+        """Tells the other thread blocks that this warpgroup has read their sums of the previous tile."""
+        self.parity = ptx(f"ld.shared.b32 $0, [$1+{_PARITY}];", self.i32, self.ring)
         with mu.when(arith.cmpi(arith.CmpIPredicate.eq, self.mine, int32(0))):
             self._arrive(_FREE)
 
-    def _arrive(self, which: int) -> None:
+    def _arrive(self, barrier: int) -> None:
+        """Arrives at a barrier of every other thread block."""
         for other in self.others:
-            ptx(f"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0+{which}];", [], other)
+            ptx(f"mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0+{barrier}];", [], other)
 
-    def _wait(self, which: int) -> None:
-        """Not bounded: the other CTAs run the same tiles, and all waits of theirs for rows are."""
-        await_phase(self.ring, which, self.turn, ".acquire.cluster")
+    def _wait(self, barrier: int) -> None:
+        """Waits without a limit: the other thread blocks run the same tiles, and their polls of rows are limited."""
+        wait_phase(self.ring, barrier, self.parity, ".acquire.cluster")
 
-    def swap(self, count: Any) -> None:
-        """Sends the others what this warpgroup has left for their units, summed, for `count` rows; and waits for theirs."""
+    def swap(self, count: I32) -> None:
+        """Sends the others the warpgroup's partial sums of their units, for `count` rows, and waits for theirs."""
         self._wait(_FREE)
         spec, (_, rows, width) = self.spec, ir.MemRefType(self.part.type).shape
         own = (width - 4) // spec.split
         base = address(self.part, 3)
         first = arith.muli(self.wg, int32(spec.all_slots))
-        parts = [self._at(base, rank) for rank in self.ranks]
+        parts = [self._mapped(base, rank) for rank in self.ranks]
         for begin in range(0, rows * own, 128):
             i = arith.addi(self.mine, int32(begin))
             row, column = arith.divui(i, int32(own)), arith.remui(i, int32(own))
@@ -109,14 +118,15 @@ class Exchange:
                 at = arith.muli(arith.addi(arith.muli(first, int32(rows * width)), at), int32(4))
                 mine, total = arith.addi(base, at), None
                 for slot in range(spec.slots):
-                    got = ptx(f"ld.shared.f32 $0, [$1+{slot * rows * width * 4}];", [self.f32], mine)
+                    got = ptx(f"ld.shared.f32 $0, [$1+{slot * rows * width * 4}];", self.f32, mine)
                     total = got if total is None else arith.addf(total, got)
+                assert total is not None, "a product has a slot"
                 to = arith.addi(part, arith.addi(at, int32((spec.slots + n) * rows * width * 4)))
                 text = "{.reg .pred p; setp.lt.s32 p, $2, $3; @p st.shared::cluster.f32 [$0], $1;}"
                 ptx(text, [], to, total, row, count)
         ptx("bar.warp.sync 0xffffffff;", [])
         with mu.when(arith.cmpi(arith.CmpIPredicate.eq, self.lane, int32(0))):
-            self._arrive(_THERE)
+            self._arrive(_ARRIVED)
         with mu.when(arith.cmpi(arith.CmpIPredicate.eq, self.mine, int32(0))):
-            ptx(f"st.shared.b32 [$0+{_TURN}], $1;", [], self.ring, arith.xori(self.turn, int32(1)))
-        self._wait(_THERE)
+            ptx(f"st.shared.b32 [$0+{_PARITY}], $1;", [], self.ring, arith.xori(self.parity, int32(1)))
+        self._wait(_ARRIVED)

@@ -1,114 +1,183 @@
-"""MLIR and PTX in short, for the device operations."""
-
-# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
-# pyright: reportCallIssue=false, reportArgumentType=false
+"""Helpers that emit MLIR and PTX, for the device operations."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast, overload
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, llvm, scf
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._program.specs import Tile
+from cavs.kernels._layout.specs import Tile
+from cavs.kernels._mosaic.types import (
+    I32,
+    Address,
+    ArgumentType,
+    Element,
+    Fragments,
+    GlobalAddress,
+    Layout,
+    MemRef,
+    Predicate,
+    Scalar,
+    SharedAddress,
+    Subscript,
+)
 
-REF, SCALAR = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())
+REF, SCALAR = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())  # argument types of `inline_mgpu`
 
 
-def tile_layout(tile: Tile) -> Any:
-    """One element a register, row-major over the threads."""
+def tile_layout(tile: Tile) -> Layout:
+    """The layout of an array of the tile's shape: one element per register, row-major over the threads of the warpgroup."""
     return plgpu.Layout.WG_STRIDED(tile.shape, vec_size=1)
 
 
-def int32(value: int) -> Any:
+def tile_type(tile: Tile, dtype: np.dtype | type) -> plgpu.ShapeDtypeStruct:
+    """The type of an array of the tile's shape, for `inline_mgpu`."""
+    return plgpu.ShapeDtypeStruct(tile.shape, np.dtype(dtype), tile_layout(tile))
+
+
+@overload
+def inline_mgpu(arg_types: Sequence[ArgumentType] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]: ...
+@overload
+def inline_mgpu(
+    arg_types: Sequence[ArgumentType], return_type: plgpu.ShapeDtypeStruct
+) -> Callable[[Callable[..., Fragments]], Callable[..., jax.Array]]: ...
+def inline_mgpu(
+    arg_types: Sequence[ArgumentType] = (), return_type: plgpu.ShapeDtypeStruct | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`plgpu.inline_mgpu`, with types: the decorated function gets a `Context` first, then MLIR values for its arguments."""
+    return plgpu.inline_mgpu(arg_types=arg_types, return_type=return_type)
+
+
+def int32(value: int) -> I32:
+    """An i32 constant."""
     return arith.constant(ir.IntegerType.get_signless(32), value)
 
 
-def true() -> Any:
+def true() -> Predicate:
+    """The i1 constant 1."""
     return arith.constant(ir.IntegerType.get_signless(1), 1)
 
 
-def false() -> Any:
+def false() -> Predicate:
+    """The i1 constant 0."""
     return arith.constant(ir.IntegerType.get_signless(1), 0)
 
 
-def as_index(value: Any) -> Any:
+def as_index(value: I32) -> Subscript:
+    """Casts an i32 to MLIR's index type."""
     return arith.index_cast(ir.IndexType.get(), value)
 
 
-def constant(dtype: Any, value: float) -> Any:
+def constant(dtype: np.dtype, value: float) -> Element:
+    """A constant of a NumPy dtype."""
     kind = mgpu.utils.dtype_to_ir_type(dtype)
     return arith.constant(kind, ir.FloatAttr.get(kind, value) if jnp.issubdtype(dtype, jnp.floating) else int(value))
 
 
-def scalar(array: Any) -> Any:
+def scalar(array: Scalar) -> Element:
     """The value of a scalar that Pallas passed as an array."""
     return array.registers.flat[0]
 
 
-def ptx(text: str, results: Sequence[Any], *args: Any) -> Any:
-    """One volatile PTX statement; the compiler keeps such statements in order."""
+def else_block(branch: scf.IfOp) -> ir.InsertionPoint:
+    """The insertion point at the end of the second block of a branch that has one."""
+    block = branch.else_block
+    assert block is not None
+    return ir.InsertionPoint(block)
+
+
+@overload
+def ptx(text: str, results: ir.Type, *args: ir.Value) -> ir.Value: ...
+@overload
+def ptx(text: str, results: Sequence[ir.Type], *args: ir.Value) -> list[ir.Value]: ...
+def ptx(text: str, results: ir.Type | Sequence[ir.Type], *args: ir.Value) -> ir.Value | list[ir.Value]:
+    """Emits inline PTX. It is volatile: the compiler keeps such statements in order.
+
+    Args:
+        text: The instructions, in which `$n` stands for the n-th operand; results come first.
+        results: The type of the result, or the types of several or no results: f32, i32 or i64.
+        *args: The operands.
+
+    Returns:
+        The result, or the list of results.
+    """
+    types = [results] if isinstance(results, ir.Type) else list(results)
     letter = {"f32": "f", "i32": "r", "i64": "l"}
-    codes = [f"={letter[str(t)]}" for t in results] + [letter[str(a.type)] for a in args] + ["~{memory}"]
-    kind = ir.Type.parse("!llvm.void") if not results else results[0]
-    if len(results) > 1:
-        kind = llvm.StructType.get_literal(list(results))
-    out = llvm.inline_asm(kind, list(args), text, ",".join(codes), has_side_effects=True)
-    return [llvm.extractvalue(t, out, [i]) for i, t in enumerate(results)] if len(results) > 1 else out
+    codes = [f"={letter[str(t)]}" for t in types] + [letter[str(a.type)] for a in args] + ["~{memory}"]
+    kind = ir.Type.parse("!llvm.void") if not types else types[0]
+    if len(types) > 1:
+        kind = llvm.StructType.get_literal(types)
+    out = cast(ir.Value, llvm.inline_asm(kind, list(args), text, ",".join(codes), has_side_effects=True))
+    if isinstance(results, ir.Type):
+        return out
+    return [llvm.extractvalue(t, out, [i]) for i, t in enumerate(types)] if len(types) > 1 else [out] * len(types)
 
 
-def address(ref: Any, space: int) -> Any:
-    """A ref's address: 64 bits in global memory (space 1), 32 in shared memory (space 3)."""
+def address(ref: MemRef, space: int) -> Address:
+    """The address of a buffer: an i64 in global memory (space 1), an i32 in shared memory (space 3)."""
     pointer = mu.memref_ptr(ref)
     if space == 1:
         pointer = llvm.addrspacecast(llvm.PointerType.get(1), pointer)
     return llvm.ptrtoint(ir.IntegerType.get_signless(64 if space == 1 else 32), pointer)
 
 
-def place(ref: Any, width: int, size: int, row: Any, column: Any) -> Any:
-    """The address in global memory of `ref[row, column]`, of a ref that is `width` numbers of `size` bytes wide."""
+def element_address(ref: MemRef, width: int, size: int, row: I32, column: I32) -> GlobalAddress:
+    """The address of `ref[row, column]` in global memory, where each row has `width` elements of `size` bytes."""
     i64 = ir.IntegerType.get_signless(64)
     at = arith.addi(arith.muli(arith.extsi(i64, row), arith.constant(i64, width)), arith.extsi(i64, column))
     return arith.addi(address(ref, 1), arith.muli(at, arith.constant(i64, size)))
 
 
-def await_phase(barrier: Any, which: int, parity: Any, acquire: str = "") -> None:
-    """Waits, for ever if need be, for a phase of that parity at the mbarrier `which` bytes after `barrier` (shared memory)."""
+def wait_phase(barriers: SharedAddress, offset: int, parity: I32, acquire: str = "") -> None:
+    """Waits until a phase of the mbarrier at `barriers + offset` completes. There is no limit on the wait.
+
+    Args:
+        barriers: The address of barriers in shared memory.
+        offset: The offset of the barrier, in bytes.
+        parity: The parity of the phase.
+        acquire: A PTX qualifier, ".acquire.cluster" if other thread blocks arrive at the barrier.
+    """
     i32 = ir.IntegerType.get_signless(32)
     loop = scf.WhileOp([], [])
     with ir.InsertionPoint.at_block_begin(loop.before.blocks.append()):
-        text = f"mbarrier.try_wait.parity{acquire}.shared::cta.b64 p, [$1+{which}], $2; selp.b32 $0, 0, 1, p;"
-        early = ptx(f"{{.reg .pred p; {text}}}", [i32], barrier, parity)
+        text = f"mbarrier.try_wait.parity{acquire}.shared::cta.b64 p, [$1+{offset}], $2; selp.b32 $0, 0, 1, p;"
+        early = ptx(f"{{.reg .pred p; {text}}}", i32, barriers, parity)
         scf.condition(arith.cmpi(arith.CmpIPredicate.ne, early, int32(0)), [])
     with ir.InsertionPoint.at_block_begin(loop.after.blocks.append()):
         scf.yield_([])
 
 
-def patience(lost: Any, turn: Any, spins: int) -> Any:
-    """Whether to wait on after `turn` turns: these are fewer than `spins`, and as far as is known (it is looked up rarely)
-    nobody has written at the address `lost` that a wait was in vain."""
+def keep_polling(failed: GlobalAddress, turn: I32, spins: int) -> Predicate:
+    """Whether a thread that has polled `turn` times should poll again.
+
+    It stops after `spins` times, or if another thread gave up: that thread wrote a nonzero value at `failed`, which is read
+    only in every 1024th turn.
+    """
     i32 = ir.IntegerType.get_signless(32)
     rare = arith.cmpi(arith.CmpIPredicate.eq, arith.andi(turn, int32(1023)), int32(1023))
     asked = scf.IfOp(rare, [i32], has_else=True)
     with ir.InsertionPoint(asked.then_block):
-        scf.yield_([ptx("ld.relaxed.gpu.global.u32 $0, [$1];", [i32], lost)])
-    with ir.InsertionPoint(asked.else_block):
+        scf.yield_([ptx("ld.relaxed.gpu.global.u32 $0, [$1];", i32, failed)])
+    with else_block(asked):
         scf.yield_([int32(0)])
     hope = arith.cmpi(arith.CmpIPredicate.eq, asked.results[0], int32(0))
     return arith.andi(arith.cmpi(arith.CmpIPredicate.ult, turn, int32(spins)), hope)
 
 
-def elements(tile: Tile, dtype: Any, value: Callable[[Any, Any], Any]) -> Any:
-    """An array of `tile` whose element at (i, j) is `value(i, j)`, given as 32-bit numbers."""
+def elements(tile: Tile, dtype: np.dtype, value: Callable[[I32, I32], Element]) -> Fragments:
+    """Returns an array of the tile's shape whose element (i, j) is `value(i, j)`, in the layout of `tile_layout`."""
     i32 = ir.IntegerType.get_signless(32)
     layout = mgpu.WGStridedFragLayout(tile.shape, 1)
     signed = jnp.issubdtype(dtype, jnp.signedinteger) or None
     template = mgpu.FragmentedArray.splat(constant(dtype, 0), tile.shape, layout, is_signed=signed)
 
-    def element(_: Any, at: Any) -> Any:
+    def element(_: Element, at: tuple[Subscript, ...]) -> Element:
         return value(arith.index_cast(i32, at[0]), arith.index_cast(i32, at[1]))
 
-    return template.foreach(element, create_array=True, is_signed=signed)
+    return cast(Fragments, template.foreach(element, create_array=True, is_signed=signed))

@@ -1,66 +1,89 @@
-"""Reading rows for products straight from L2 into registers, and waiting for those that other CTAs are making.
+"""Reads of rows for products, straight from L2 into registers, and polling of rows that other thread blocks are writing.
 
-In a dataflow launch (`Config.dataflow`) nobody says that a row is there: what is there says so, because before it is
-`UNWRITTEN`. A thread that reads some of it before reads again.
+In a dataflow launch (`Config.dataflow`) no barrier says that a row is complete. Instead its elements hold `UNWRITTEN` before
+they are written, and a thread that reads an unwritten element reads again.
 """
-
-# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
-# pyright: reportCallIssue=false, reportArgumentType=false
 
 import dataclasses
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, scf, vector
 from jax.experimental.mosaic.gpu import utils as mu
 
-from cavs.kernels._mosaic.mlir import address, false, int32, patience, ptx, scalar, true
-from cavs.kernels._program.specs import UNWRITTEN, UNWRITTEN_HALF
+from cavs.kernels._layout.specs import ProductSpec
+from cavs.kernels._mosaic.mlir import address, else_block, false, int32, keep_polling, ptx, scalar, true
+from cavs.kernels._mosaic.types import I32, Fragments, GlobalAddress, MemRef, Predicate, Register, Scalar
+from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
 
-# Reads, of 16 bytes, that a thread repeats at most while it waits: with more, those who wait hinder those who write.
+# The most 16-byte reads that a thread repeats while it polls. With more, threads that poll slow down those that write.
 POLLED = 12
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where a thread reads its numbers of a source, for 8 rows: `quarter` bytes of each chunk, of type `kind`.
+class Pointer:
+    """A thread's pointer into the rows of a source, for 8 rows of a tile.
 
-    `partial`: some of the rows may be past the tile's last.
+    Attributes:
+        start: The address of the first element that the thread reads.
+        quarter: The bytes of each chunk of K that the thread reads; four threads read a chunk.
+        kind: The type of the registers: f32, or i32 for two elements of 16 bits.
+        partial: Whether some of the 8 rows may be past the tile's last.
+        awaited: Whether other thread blocks may still have to write the rows.
     """
 
-    start: Any
+    start: GlobalAddress
     quarter: int
-    kind: Any
+    kind: ir.Type
     partial: bool
     awaited: bool
 
-    def read(self, chunk: int) -> list[Any]:
-        """Straight from L2, where other CTAs' numbers arrive."""
+    def read(self, chunk: int) -> list[Register]:
+        """Emits the reads of one chunk. They bypass L1, because other thread blocks' elements arrive in L2."""
         first = 4 * chunk * self.quarter
         texts = [f"ld.relaxed.gpu.global.v4.b32 {{$0, $1, $2, $3}}, [$4+{first + at}];" for at in range(0, self.quarter, 16)]
         return [x for text in texts for x in ptx(text, [self.kind] * 4, self.start)]
 
 
 class Step(NamedTuple):
-    """One chunk of one spec, read at these places."""
+    """One chunk of one spec, and the pointers by which it is read."""
 
-    places: list[_Place]
+    pointers: list[Pointer]
     chunk: int
     spec: int
 
     @property
     def reads(self) -> int:
-        """Of 16 bytes, by a thread."""
-        return sum(p.quarter // 16 for p in self.places)
+        """The number of 16-byte reads that a thread issues."""
+        return sum(p.quarter // 16 for p in self.pointers)
 
 
 class Reader:
-    """Emits the reads of a phase's products by one thread. In the names of PTX: lane = 4 * group + thread-in-group."""
+    """Emits one thread's reads for the products of a phase. In PTX's terms its lane is 4 * `group` + `quad`.
 
-    def __init__(self, specs: Any, refs: Any, numbers: Any, row: Any, last: Any, peer: Any, counters: Any):
+    Args:
+        specs: The products.
+        refs: For each source of each spec, a tensor in global memory.
+        numbers: The rows that the thread reads; see `_mosaic.rows.product_rows`.
+        row: The tile's first row.
+        last: The tile's last row.
+        peer: The number of this thread block in its cluster.
+        counters: int32 in global memory; the first is set if a thread gives up polling.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProductSpec],
+        refs: Sequence[MemRef],
+        numbers: Fragments,
+        row: Scalar,
+        last: Scalar,
+        peer: I32,
+        counters: MemRef,
+    ):
         self.specs, self.counters, self.peer = specs, counters, peer
         self.awaits = any(source.awaited for spec in specs for source in spec.sources)
         self.row, self.last = scalar(row), scalar(last)
@@ -71,19 +94,19 @@ class Reader:
         self.warp = arith.andi(arith.shrui(self.thread, int32(5)), int32(3))
         self.group, self.quad = arith.shrui(self.lane, int32(2)), arith.andi(self.lane, int32(3))
         ends, count = np.cumsum([len(spec.sources) for spec in specs]), specs[0].rows // 8
-        # Of each spec: its tensors, and for each of its sources and 8 rows the row that this thread reads.
+        # For each spec its tensors, and for each of its sources and each 8 rows of the tile the row that this thread reads.
         self.sources = [
             (refs[end - len(spec.sources) : end], numbers.registers.flat[(end - len(spec.sources)) * count : end * count])
             for spec, end in zip(specs, ends, strict=True)
         ]
 
     def begin(self, groups: int) -> None:
-        """What follows is for so many groups of 8 rows, the last of which may be partly past the tile's last row."""
+        """Prepares reads of the tile's first `groups` groups of 8 rows. The last group may extend past the tile's last row."""
         last = arith.addi(arith.addi(self.row, self.group), int32(8 * (groups - 1)))
         self.valid = arith.cmpi(arith.CmpIPredicate.sle, last, self.last)
 
-    def places(self, which: int, groups: int) -> list[_Place]:
-        """Where this thread's numbers of each source of a spec begin, for each 8 rows; of joined sources a warp reads one."""
+    def pointers(self, which: int, groups: int) -> list[Pointer]:
+        """This thread's pointers into the sources of a spec, for each 8 rows; of joined sources, a warp reads one."""
         spec, (refs, numbers) = self.specs[which], self.sources[which]
         warps, per_warp = spec.splits * spec.split // spec.joined, spec.chunks // spec.splits
         rank = arith.addi(arith.muli(self.peer, int32(spec.splits)), self.warp)
@@ -106,66 +129,76 @@ class Reader:
             for i, other in enumerate(found[1:], 1):
                 start = arith.select(arith.cmpi(arith.CmpIPredicate.uge, part, int32(i)), other, start)
             awaited = any(x.awaited for x in spec.sources[s : s + spec.joined])
-            out.append(_Place(start, quarter, self.i32 if size == 2 else self.f32, n == groups - 1, awaited))
+            out.append(Pointer(start, quarter, self.i32 if size == 2 else self.f32, n == groups - 1, awaited))
         return out
 
-    def first(self, steps: list[Step]) -> list[list[list[Any]]]:
-        """The numbers of the first steps, once they are there."""
+    def first(self, steps: list[Step]) -> list[list[list[Register]]]:
+        """Reads the first steps, and polls until their elements are written; returns for each step what `read` does."""
         if not self.awaits:
             return [self.read(step) for step in steps]
 
-        def read() -> tuple[list[Any], Any]:
+        def read() -> tuple[list[Register], Predicate]:
             found = [self.read(step) for step in steps]
             late = false()
             for step, values in zip(steps, found, strict=True):
-                late = arith.ori(late, self.unwritten(step.places, values))
+                late = arith.ori(late, self.unwritten(step.pointers, values))
             return [x for values in found for numbers in values for x in numbers], late
 
-        left = iter(self.until_there([p.kind for step in steps for p in step.places for _ in range(p.quarter // 4)], read))
-        return [[[next(left) for _ in range(p.quarter // 4)] for p in step.places] for step in steps]
+        kinds = [p.kind for step in steps for p in step.pointers for _ in range(p.quarter // 4)]
+        left = iter(self.poll(kinds, read))
+        return [[[next(left) for _ in range(p.quarter // 4)] for p in step.pointers] for step in steps]
 
-    def read(self, step: Step) -> list[list[Any]]:
-        """A thread's numbers for a step, of each place; zeros past the tile's last row, so that nothing is read twice."""
-        partial = [p for p in step.places if p.partial]
+    def read(self, step: Step) -> list[list[Register]]:
+        """Reads a step; returns the registers of each pointer. Rows past the tile's last are zeros: no row is read twice."""
+        partial = [p for p in step.pointers if p.partial]
         kinds = [p.kind for p in partial for _ in range(p.quarter // 4)]
         branch = scf.IfOp(self.valid, kinds, has_else=True)
         with ir.InsertionPoint(branch.then_block):
             scf.yield_([x for p in partial for x in p.read(step.chunk)])
-        with ir.InsertionPoint(branch.else_block):
+        with else_block(branch):
             scf.yield_([arith.constant(kind, 0.0 if kind == self.f32 else 0) for kind in kinds])
         left = iter(branch.results)
-        return [[next(left) for _ in range(p.quarter // 4)] if p.partial else p.read(step.chunk) for p in step.places]
+        return [[next(left) for _ in range(p.quarter // 4)] if p.partial else p.read(step.chunk) for p in step.pointers]
 
-    def unwritten(self, places: list[_Place], values: list[list[Any]]) -> Any:
-        """Whether this thread has read a number that nobody has written."""
+    def unwritten(self, pointers: list[Pointer], values: list[list[Register]]) -> Predicate:
+        """Whether one of the elements that this thread has read by these pointers is not written yet."""
         found, least = false(), None
-        for x in (x for p, numbers in zip(places, values, strict=True) if p.awaited for x in numbers):
+        for x in (x for p, numbers in zip(pointers, values, strict=True) if p.awaited for x in numbers):
             if x.type == self.f32:
                 same = arith.cmpi(arith.CmpIPredicate.eq, arith.bitcast(self.i32, x), int32(int(UNWRITTEN)))
                 found = arith.ori(found, same)
                 continue
-            differ = arith.xori(x, int32((int(UNWRITTEN_HALF) * 0x10001) - (1 << 32)))  # of two bf16 numbers in a word
-            least = differ if least is None else ptx("min.u16x2 $0, $1, $2;", [self.i32], least, differ)
+            differ = arith.xori(x, int32((int(UNWRITTEN_HALF) * 0x10001) - (1 << 32)))  # two elements of 16 bits
+            least = differ if least is None else ptx("min.u16x2 $0, $1, $2;", self.i32, least, differ)
         for half in () if least is None else (arith.andi(least, int32(0xFFFF)), arith.shrui(least, int32(16))):
             found = arith.ori(found, arith.cmpi(arith.CmpIPredicate.eq, half, int32(0)))
         return found
 
-    def until_there(self, kinds: list[Any], attempt: Callable[[], tuple[list[Any], Any]]) -> list[Any]:
-        """What `attempt` gives, of these types, once it is late for no thread of the warp; or when patience is at its end."""
-        lost = address(self.counters, 1)
+    def poll(self, kinds: Sequence[ir.Type], attempt: Callable[[], tuple[list[Register], Predicate]]) -> list[Register]:
+        """Repeats an attempt until it succeeds for all threads of the warp, or has been repeated too often.
+
+        Args:
+            kinds: The types of the attempt's values.
+            attempt: Emits the attempt; returns its values, and whether it failed for this thread.
+
+        Returns:
+            The values of the last attempt.
+        """
+        failed = address(self.counters, 1)
         loop = scf.WhileOp([self.i32, *kinds], [int32(0)])
         before = loop.before.blocks.append(self.i32)
         with ir.InsertionPoint.at_block_begin(before):
             values, late = attempt()
             (turn,) = before.arguments
             text = "{.reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p;}"
-            late = arith.cmpi(arith.CmpIPredicate.ne, ptx(text, [self.i32], arith.extui(self.i32, late)), int32(0))
-            patient = patience(lost, turn, self.specs[0].spins)
-            vain = arith.extui(self.i32, arith.andi(late, arith.xori(patient, true())))
-            with mu.when(arith.cmpi(arith.CmpIPredicate.ne, vain, int32(0))):
-                ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], lost, int32(1))
-            scf.condition(arith.andi(late, patient), [arith.addi(turn, int32(1)), *values])
+            late = arith.cmpi(arith.CmpIPredicate.ne, ptx(text, self.i32, arith.extui(self.i32, late)), int32(0))
+            again = keep_polling(failed, turn, self.specs[0].spins)
+            gave_up = arith.extui(self.i32, arith.andi(late, arith.xori(again, true())))
+            with mu.when(arith.cmpi(arith.CmpIPredicate.ne, gave_up, int32(0))):
+                ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], failed, int32(1))
+            scf.condition(arith.andi(late, again), [arith.addi(turn, int32(1)), *values])
         after = loop.after.blocks.append(self.i32, *kinds)
         with ir.InsertionPoint.at_block_begin(after):
             scf.yield_([after.arguments[0]])
-        return list(loop.results)[1:]
+        results: list[Register] = list(loop.results)
+        return results[1:]

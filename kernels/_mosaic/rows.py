@@ -1,11 +1,8 @@
-"""Before and after a product: the rows that each thread reads, and the sum of what the warps left; see `_mosaic.products`."""
-
-# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
-# pyright: reportCallIssue=false, reportArgumentType=false
+"""What surrounds a product: the rows that each thread reads before it, and the sum of the warps' partial sums after it."""
 
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.lib.mlir import ir
@@ -14,42 +11,64 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._mosaic.mlir import REF, SCALAR, as_index, elements, int32, scalar, tile_layout
-from cavs.kernels._program.specs import Tile
+from cavs.kernels._layout.specs import Tile
+from cavs.kernels._mosaic.mlir import REF, SCALAR, as_index, elements, inline_mgpu, int32, scalar, tile_type
+from cavs.kernels._mosaic.types import F32, I32, Context, Fragments, MemRef, Scalar
+from cavs.kernels._program.arrays import Ref
 
 
-def read_product(tile: Tile, part: Any, slots: int, column: Any) -> Any:
-    """The sum of the partial products that were left for a warpgroup in `part` (slots of all warpgroups, rows, columns)."""
+def read_product(tile: Tile, part: Ref, slots: int, column: int | jax.Array) -> jax.Array:
+    """Sums a warpgroup's partial sums of a product.
 
-    @plgpu.inline_mgpu(arg_types=(REF, SCALAR), return_type=plgpu.ShapeDtypeStruct(tile.shape, jnp.float32, tile_layout(tile)))
-    def go(ctx: Any, part: Any, column: Any) -> Any:
+    Args:
+        tile: The tile.
+        part: Partial sums in shared memory, float32 of shape (slots of all warpgroups, rows, columns).
+        slots: The slots of each warpgroup.
+        column: The first column, an int32 scalar.
+
+    Returns:
+        float32 of the tile's shape.
+    """
+
+    @inline_mgpu(arg_types=(REF, SCALAR), return_type=tile_type(tile, jnp.float32))
+    def emit(ctx: Context, part: MemRef, column: Scalar) -> Fragments:
         first = arith.muli(arith.shrui(mu.thread_idx(), int32(7)), int32(slots))
 
-        def value(i: Any, j: Any) -> Any:
+        def value(i: I32, j: I32) -> F32:
             at = [as_index(i), as_index(arith.addi(j, scalar(column)))]
-            total = None
-            for w in range(slots):
-                got = memref.load(part, [as_index(arith.addi(first, int32(w))), *at])
-                total = got if total is None else arith.addf(total, got)
+            total = memref.load(part, [as_index(arith.addi(first, int32(0))), *at])
+            for w in range(1, slots):
+                total = arith.addf(total, memref.load(part, [as_index(arith.addi(first, int32(w))), *at]))
             return total
 
-        return elements(tile, jnp.float32, value)
+        return elements(tile, np.dtype(np.float32), value)
 
-    return go(part, jnp.int32(column))
+    return emit(part, jnp.int32(column))
 
 
-def product_rows(tile: Tile, indices: Sequence[Any], bases: Sequence[Any]) -> Any:
-    """For each source and each 8 rows of a tile the row that this thread reads, one a register; see `product`."""
+def product_rows(tile: Tile, indices: Sequence[Ref | None], bases: Sequence[jax.Array]) -> jax.Array:
+    """Finds the rows that each thread reads for a product; see `product`.
+
+    Args:
+        tile: The tile.
+        indices: For each source int32 of shape (rows,) in global memory: the source's row for row r of the tile is `index[r]`.
+            `None` if it is r.
+        bases: For each source an int32 scalar that is added to its rows.
+
+    Returns:
+        int32 of shape (128 * number of sources * rows of the tile / 8,): for each source and each 8 rows of the tile, one
+        element per thread: the row that it reads.
+    """
     present = [i for i, x in enumerate(indices) if x is not None]
     rows = tile.shape[0]
     count = len(indices) * (rows // 8)
     layout = plgpu.Layout.WG_STRIDED((128 * count,), vec_size=1)
 
-    @plgpu.inline_mgpu(
+    @inline_mgpu(
         arg_types=([REF] * len(present), [SCALAR] * len(bases), SCALAR, SCALAR),
         return_type=plgpu.ShapeDtypeStruct((128 * count,), jnp.int32, layout),
     )
-    def go(ctx: Any, found: Any, bases: Any, row: Any, last: Any) -> Any:
+    def emit(ctx: Context, found: list[MemRef], bases: list[Scalar], row: Scalar, last: Scalar) -> Fragments:
         index = dict(zip(present, found, strict=True))
         group = arith.andi(arith.shrui(mu.thread_idx(), int32(2)), int32(7))
         kind = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
@@ -63,4 +82,4 @@ def product_rows(tile: Tile, indices: Sequence[Any], bases: Sequence[Any]) -> An
         form = mgpu.WGStridedFragLayout((128 * count,), 1)
         return mgpu.FragmentedArray(_registers=out, _layout=form, _is_signed=True)
 
-    return go([indices[i] for i in present], list(bases), tile.row, tile.last)
+    return emit([indices[i] for i in present], list(bases), tile.row, tile.last)

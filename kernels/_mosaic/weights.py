@@ -1,28 +1,44 @@
-"""Weights into shared memory, in the order in which `mma.sync` reads them; see `_layout.pack`, which packs the same words."""
-
-# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
-# pyright: reportCallIssue=false, reportArgumentType=false
+"""Copies weights into shared memory in the order in which `mma.sync` reads them; `_layout.pack` packs the same words."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
+import jax
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, memref, scf
 from jax.experimental.mosaic.gpu import utils as mu
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, int32, ptx, scalar
-from cavs.kernels._program.specs import HALVES
+from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.pack import Packed
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, inline_mgpu, int32, ptx, scalar
+from cavs.kernels._mosaic.types import F32, I32, Context, MemRef, Register, Scalar, SharedAddress
+from cavs.kernels._program.arrays import Ref
+from cavs.kernels._program.widths import HALVES
+
+Fragment: TypeAlias = list[list[F32]]  # what a lane holds of a fragment: for each register one element, or two that share it
+_Values = TypeVar("_Values")
 
 
-def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: Any, unit: int, hb: int, config: Any) -> None:
-    """The CTA's columns of every weight (`_layout.pack.Packed`)."""
+def copy_weights(
+    parts: Sequence[Packed], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
+) -> None:
+    """Copies the thread block's columns of every weight into shared memory.
+
+    Args:
+        parts: How each weight is packed.
+        refs: The weights in global memory, float32 matrices.
+        cta: An int32 scalar: the number of this thread block in its group.
+        target: The packed weights in shared memory, a vector of 32-bit words.
+        unit: The width of a unit vector in memory.
+        hb: The units that a thread block owns.
+        config: The layout on the chip.
+    """
     threads = 128 * config.warpgroups
 
-    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), SCALAR, REF))
-    def go(ctx: Any, refs: Any, cta: Any, target: Any) -> None:
+    @inline_mgpu(arg_types=([REF] * len(refs), SCALAR, REF))
+    def emit(ctx: Context, refs: list[MemRef], cta: Scalar, target: MemRef) -> None:
         place = address(target, 3)
-        # K is divided among the CTAs of a cluster, each of which has the columns of all of them.
+        # If thread blocks divide K, each of them has a part of K for the columns of all of them.
         split = config.split
         first = arith.muli(arith.divui(scalar(cta), int32(split)), int32(hb * split))
         peer = arith.remui(scalar(cta), int32(split))
@@ -37,20 +53,33 @@ def copy_weights(parts: Sequence[Any], refs: Sequence[Any], cta: Any, target: An
                 offset = part.offset + whole * part.words(config.precision) // part.width
                 _copy_tiles(source, place, offset, whole, 1, 1, threads)
 
-    go(list(refs), cta, target)
+    emit(list(refs), cta, target)
 
 
 class _Source:
-    """One weight, and the columns of it that the CTA owns."""
+    """Reads the thread block's part of one weight.
 
-    def __init__(self, part: Any, ref: Any, first: Any, first_k: Any, unit: int, hb: int, precision: str):
+    Args:
+        part: How the weight is packed.
+        ref: The weight in global memory, a float32 matrix.
+        first: The first unit that the thread block copies.
+        first_k: The first element of K that it copies.
+        unit: The width of a unit vector in memory.
+        hb: The number of units that it copies.
+        precision: See `Config`.
+    """
+
+    def __init__(self, part: Packed, ref: MemRef, first: I32, first_k: I32, unit: int, hb: int, precision: str):
         self.part, self.ref, self.first, self.unit, self.hb, self.precision = part, ref, first, unit, hb, precision
         self.first_k = first_k
         self.chunk = 32 if precision in HALVES else 16
         self.steps = 2 * (part.k // self.chunk)  # of K
 
-    def read(self, lane: Any, tile: Any, step: Any, column: int = 0, halves: int = 2) -> list[list[Any]]:
-        """What a lane holds of a tile of 8 * `halves` columns, counted from `column`, for one step of K: words, unrounded."""
+    def read(self, lane: I32, tile: I32, step: I32, column: int = 0, halves: int = 2) -> Fragment:
+        """Returns the elements that a lane holds of a tile of 8 * `halves` columns for one step of K, before rounding.
+
+        Tiles are counted from `column` on.
+        """
         chunk = self.chunk
         group, quad = arith.shrui(lane, int32(2)), arith.andi(lane, int32(3))
         k = arith.addi(self.first_k, arith.muli(arith.shrui(step, int32(1)), int32(chunk)))
@@ -69,28 +98,31 @@ class _Source:
                 out.append(got)
         return out
 
-    def rounded(self, got: list[Any]) -> Any:
-        """A word of packed weights."""
+    def rounded(self, got: list[F32]) -> Register:
+        """Rounds the elements of a register to the precision of the products."""
         i32 = ir.IntegerType.get_signless(32)
         if self.precision in HALVES:
-            return ptx(f"cvt.rn.{self.precision}x2.f32 $0, $1, $2;", [i32], got[1], got[0])
+            return ptx(f"cvt.rn.{self.precision}x2.f32 $0, $1, $2;", i32, got[1], got[0])
         if self.precision == "tf32":
-            near = ptx("cvt.rna.tf32.f32 $0, $1;", [i32], got[0])
-            lost = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits it may carry into the sign
+            near = ptx("cvt.rna.tf32.f32 $0, $1;", i32, got[0])
+            lost = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits may carry into the sign
             return arith.select(lost, int32(0x7FC00000), near)
         return arith.bitcast(i32, got[0])
 
 
-def _copy_tiles(source: _Source, place: Any, offset: int, column: int, tiles: int, halves: int, threads: int) -> None:
-    """`tiles` tiles of 8 * `halves` columns from `column`; each thread makes what one lane reads for one step of K."""
+def _copy_tiles(source: _Source, place: SharedAddress, offset: int, column: int, tiles: int, halves: int, threads: int) -> None:
+    """Copies `tiles` tiles of 8 * `halves` columns from `column` on to word `offset`.
+
+    At a time, each thread copies what one lane of a product reads for one step of K.
+    """
     steps = source.steps
 
-    def read(u: Any) -> list[Any]:
+    def read(u: I32) -> Fragment:
         lane, step = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
         m, s = arith.divui(step, int32(steps)), arith.remui(step, int32(steps))
         return source.read(lane, m, s, column, halves)
 
-    def write(u: Any, values: list[Any]) -> None:
+    def write(u: I32, values: Fragment) -> None:
         size = 2 * halves
         at = arith.addi(place, arith.muli(u, int32(4 * size)))
         args = ", ".join(f"${i + 1}" for i in range(size))
@@ -99,13 +131,16 @@ def _copy_tiles(source: _Source, place: Any, offset: int, column: int, tiles: in
     _spread(tiles * steps * 32, threads, 8, read, write)
 
 
-def _copy_triples(source: _Source, place: Any, threads: int) -> None:
-    """Three fragments in the words of two; each thread makes what one lane reads of a triple."""
+def _copy_triples(source: _Source, place: SharedAddress, threads: int) -> None:
+    """Copies a weight that is packed tightly, three fragments in the words of two.
+
+    At a time, each thread copies what one lane of a product reads of a triple.
+    """
     part, tiles = source.part, source.part.width // 16
     count, steps = part.fragments(), source.steps // part.splits
     triples = -(-count // 3)
 
-    def read(u: Any) -> list[Any]:
+    def read(u: I32) -> list[Fragment]:
         lane, rest = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
         warp, triple = arith.divui(rest, int32(triples)), arith.remui(rest, int32(triples))
         out = []
@@ -115,7 +150,7 @@ def _copy_triples(source: _Source, place: Any, threads: int) -> None:
             out.append(source.read(lane, m, arith.addi(arith.muli(warp, int32(steps)), step)))
         return out
 
-    def write(u: Any, values: list[Any]) -> None:
+    def write(u: I32, values: list[Fragment]) -> None:
         one, two, three = ([source.rounded(v) for v in fragment] for fragment in values)
         above = (arith.subi(arith.shrui(z, int32(19)), arith.shrui(y, int32(13))) for y, z in zip(two, three, strict=True))
         below = (arith.shrui(z, int32(6)) for z in three)
@@ -129,8 +164,12 @@ def _copy_triples(source: _Source, place: Any, threads: int) -> None:
     _spread(part.splits * triples * 32, threads, 2, read, write)
 
 
-def _spread(total: int, threads: int, most: int, read: Callable[[Any], Any], write: Callable[[Any, Any], None]) -> None:
-    """The CTA's threads run over `total` pieces of work, each over several at once: their reads are on the way together."""
+def _spread(total: int, threads: int, most: int, read: Callable[[I32], _Values], write: Callable[[I32, _Values], None]) -> None:
+    """Distributes `total` pieces of work over the threads of a thread block.
+
+    Each thread runs up to `most` pieces at once, so that their reads are in flight together: `read(n)` returns what
+    `write(n, ...)` is given.
+    """
     if not total:
         return
     i32 = ir.IntegerType.get_signless(32)

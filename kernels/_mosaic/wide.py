@@ -1,101 +1,112 @@
-"""Products of wide levels: `wgmma` on tiles of 64 rows a warpgroup, weights streamed through a ring in shared memory.
+"""Products of wide levels: `wgmma` on tiles of 64 rows per warpgroup, with weights streamed through a ring in shared memory.
 
-A level of thousands of vertices is an ordinary large product: weights that stay on the chip would make each CTA read all rows
-for its few columns. Here a CTA has many columns, 64 rows for each of its warpgroups, and reads weights from L2 for each tile,
-32 numbers of K at a time, laid out by `_layout.pack.pack_ring`. One thread asks for them (`cp.async.bulk`), `STAGES` chunks
-ahead; two mbarriers a stage say when they are here and when all warpgroups have multiplied them. Rows are gathered straight
-from global memory into the operand's registers, a chunk or two before they are needed.
+A level of thousands of vertices is an ordinary large product. Keeping weights resident would be a loss there: each thread block
+would have to read all rows for its few columns. Instead a thread block owns many columns, computes 64 rows for each of its
+warpgroups, and reads the weights from L2 for each tile, 32 elements of K at a time, as `_layout.pack.pack_ring` packs them.
+One thread issues these copies (`cp.async.bulk`) `STAGES` chunks ahead; see `_mosaic.ring`. Rows are gathered straight from
+global memory into the registers of the operand, one or two chunks ahead.
 """
 
-# `inline_mgpu` adds the context to a function's arguments, and MLIR's builders are typed loosely: unknown to the checker.
-# pyright: reportCallIssue=false, reportArgumentType=false
-
-import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
+import jax
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, gpu, llvm, nvvm, scf
 from jax.experimental.mosaic.gpu import utils as mu
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from cavs.kernels._layout.layout import STAGES
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, await_phase, int32, ptx, scalar
-from cavs.kernels._program.specs import Tile
+from cavs.kernels._layout.config import STAGES
+from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, inline_mgpu, int32, ptx, scalar
+from cavs.kernels._mosaic.ring import Ring
+from cavs.kernels._mosaic.types import F32, I32, I64, Context, GlobalAddress, MemRef, Predicate, Register, Scalar
+from cavs.kernels._program.arrays import Ref
 
-_AHEAD = 32  # words of rows that a thread has on their way, and a chunk of all sources at least
-_LATE = 2  # a stage is filled again so many chunks after it was multiplied: by then all warpgroups are done with it
+_AHEAD = 32  # the words of rows that a thread has in flight; at least one chunk of all sources
+_LATE = 2  # a stage is refilled this many chunks after it was multiplied, when all warpgroups have finished with it
 
-
-def begin_ring(ring: Any, config: Any) -> None:
-    """Sets up the barriers of all stages: full (bytes), and empty (warpgroups)."""
-
-    @plgpu.inline_mgpu(arg_types=(REF,))
-    def go(ctx: Any, ring: Any) -> None:
-        base = address(ring, 3)
-        with mu.when(arith.cmpi(arith.CmpIPredicate.eq, mu.thread_idx(), int32(0))):
-            for stage in range(STAGES):
-                ptx(f"mbarrier.init.shared.b64 [$0+{16 * stage}], 1;", [], base)
-                ptx(f"mbarrier.init.shared.b64 [$0+{16 * stage + 8}], {config.warpgroups};", [], base)
-            ptx("fence.mbarrier_init.release.cluster;", [])
-        gpu.barrier()
-
-    go(ring)
+Source: TypeAlias = tuple[MemRef, MemRef | None, Scalar]  # a tensor, the indices of its rows, and what is added to these
+RowPair: TypeAlias = list[GlobalAddress]  # where a thread reads its two rows of a source
+Sums: TypeAlias = dict[tuple[int, int], list[F32]]  # a thread's accumulators by weight and operand
 
 
 def wide_product(
     tile: Tile,
-    specs: Sequence[Any],
-    refs: Sequence[Any],
-    indices: Sequence[Any],
-    bases: Sequence[Any],
-    weights: Any,
-    part: Any,
-    ring: Any,
-    cta: Any,
+    specs: Sequence[ProductSpec],
+    refs: Sequence[Ref],
+    indices: Sequence[Ref | None],
+    bases: Sequence[jax.Array],
+    weights: Ref,
+    part: Ref,
+    ring: Ref,
+    cta: jax.Array,
 ) -> None:
-    """All products of a phase for the rows of the tiles of all warpgroups, into `part` (warpgroups, rows, columns).
+    """Computes all products of a phase for the rows of the tiles of all warpgroups, which call it together.
 
-    All warpgroups of the CTA call it together. `refs`, `indices` (None: the tile's own rows) and `bases` belong to the sources
-    of `specs`; `weights` is (CTAs, words). `part` lies over the ring of weights.
+    Args:
+        tile: The warpgroup's tile.
+        specs: The products.
+        refs: For each source of each spec, a float32 tensor in global memory, of shape (rows, width).
+        indices: For each source int32 of shape (rows,) in global memory: the source's row for row r of the tile is `index[r]`.
+            `None` if it is r.
+        bases: For each source an int32 scalar that is added to its rows.
+        weights: The packed weights in global memory, of shape (thread blocks, words).
+        part: The sums in shared memory, float32 of shape (warpgroups, rows, columns). They share memory with the stages.
+        ring: The barriers; see `begin_ring`.
+        cta: An int32 scalar: the number of this thread block in its group.
     """
     present = [index for index in indices if index is not None]
     which = [n for n, index in enumerate(indices) if index is not None]
 
-    @plgpu.inline_mgpu(arg_types=([REF] * len(refs), [REF] * len(present), [SCALAR] * len(bases), *[REF] * 3, *[SCALAR] * 3))
-    def go(
-        ctx: Any, refs: Any, present: Any, bases: Any, weights: Any, part: Any, ring: Any, row: Any, last: Any, cta: Any
+    @inline_mgpu(arg_types=([REF] * len(refs), [REF] * len(present), [SCALAR] * len(bases), *[REF] * 3, *[SCALAR] * 3))
+    def emit(
+        ctx: Context,
+        refs: list[MemRef],
+        present: list[MemRef],
+        bases: list[Scalar],
+        weights: MemRef,
+        part: MemRef,
+        ring: MemRef,
+        row: Scalar,
+        last: Scalar,
+        cta: Scalar,
     ) -> None:
         found = dict(zip(which, present, strict=True))
         sources = [(ref, found.get(n), base) for n, (ref, base) in enumerate(zip(refs, bases, strict=True))]
         _Wide(specs, sources, weights, part, ring, row, last, cta).emit()
 
-    go(list(refs), present, list(bases), weights, part, ring, tile.row, tile.last, cta)
+    emit(list(refs), present, list(bases), weights, part, ring, tile.row, tile.last, cta)
 
 
 class _Wide:
-    """Emits the products of a phase; see the module's text. In the names of PTX: lane = 4 * group + thread-in-group."""
+    """Emits the products of a phase; see `wide_product` for the arguments. In PTX's terms, a lane is 4 * `group` + `quad`."""
 
-    def __init__(self, specs: Any, sources: Any, weights: Any, part: Any, ring: Any, row: Any, last: Any, cta: Any):
-        self.specs, self.part, self.ring = specs, part, address(ring, 3)
+    def __init__(
+        self,
+        specs: Sequence[ProductSpec],
+        sources: Sequence[Source],
+        weights: MemRef,
+        part: MemRef,
+        ring: MemRef,
+        row: Scalar,
+        last: Scalar,
+        cta: Scalar,
+    ):
+        self.specs, self.part, barriers = specs, part, address(ring, 3)
         self.f32, self.i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
         self.i64 = ir.IntegerType.get_signless(64)
         self.thread = mu.thread_idx()
         lane = arith.andi(self.thread, int32(31))
         self.group, self.quad = arith.shrui(lane, int32(2)), arith.andi(lane, int32(3))
         warp = arith.andi(arith.shrui(self.thread, int32(5)), int32(3))
-        self.row = arith.addi(arith.muli(warp, int32(16)), self.group)  # of the tile; and the one 8 below it
+        self.row = arith.addi(arith.muli(warp, int32(16)), self.group)  # of the tile; the thread's other row is 8 later
         self.leader = self._is(self.thread, 0)
         self.first = self._is(arith.andi(self.thread, int32(127)), 0)
-        self.stages = address(part, 3)
-        self.columns = [sum(w.width for w in spec.weights) for spec in specs]
-        self.size = 128 * max(self.columns)  # bytes of a stage
-        ends = list(itertools.accumulate(spec.chunks for spec in specs))
-        self.starts, self.total = [0, *ends[:-1]], ends[-1]
+        stages = address(part, 3)
         own = arith.muli(arith.extsi(self.i64, scalar(cta)), self._long(4 * ir.MemRefType(weights.type).shape[1]))
-        self.weights = arith.addi(address(weights, 1), own)
-        self.places: list[list[Any]] = []  # of each source, where the thread reads its two rows
+        self.ring = Ring(specs, barriers, stages, arith.addi(address(weights, 1), own))
+        self.pointers: list[RowPair] = []  # for each source
         columns = [source.column for spec in specs for source in spec.sources]
         for (ref, index, base), column in zip(sources, columns, strict=True):
             width, two = ir.MemRefType(ref.type).shape[1], []
@@ -103,146 +114,118 @@ class _Wide:
                 r = arith.minsi(arith.addi(arith.addi(scalar(row), self.row), int32(below)), scalar(last))
                 if index is not None:
                     at = arith.addi(address(index, 1), arith.muli(arith.extsi(self.i64, r), self._long(4)))
-                    r = ptx("ld.global.b32 $0, [$1];", [self.i32], at)
+                    r = ptx("ld.global.b32 $0, [$1];", self.i32, at)
                 r = arith.extsi(self.i64, arith.addi(r, scalar(base)))
                 at = arith.addi(arith.muli(r, self._long(4 * width)), self._long(4 * column))
                 at = arith.addi(at, arith.extsi(self.i64, arith.muli(self.quad, int32(16))))
                 two.append(arith.addi(address(ref, 1), at))
-            self.places.append(two)
+            self.pointers.append(two)
 
-    def _is(self, x: Any, n: int) -> Any:
+    def _is(self, x: I32, n: int) -> Predicate:
         return arith.cmpi(arith.CmpIPredicate.eq, x, int32(n))
 
-    def _long(self, n: int) -> Any:
+    def _long(self, n: int) -> I64:
         return arith.constant(self.i64, n)
 
     def emit(self) -> None:
-        ptx("fence.proxy.async.shared::cta;", [])  # what lay here before was written and read as `part`
+        """Emits the products."""
+        ptx("fence.proxy.async.shared::cta;", [])  # until now, threads wrote and read this memory as `part`
         gpu.barrier()
         with mu.when(self.leader):
             for q in range(STAGES):
-                self._fill(int32(q), q)
+                self.ring.fill(int32(q), q)
         sums, source = [], 0
         for n, spec in enumerate(self.specs):
-            sums.append(self._stream(n, spec, self.places[source : source + len(spec.sources)]))
+            sums.append(self._stream(n, spec, self.pointers[source : source + len(spec.sources)]))
             source += len(spec.sources)
-        gpu.barrier()  # all stages have been multiplied: sums may lie over them
+        gpu.barrier()  # all stages have been multiplied, so sums may overwrite them
         for spec, found in zip(self.specs, sums, strict=True):
-            self._leave(spec, found)
+            self._store(spec, found)
         mu.warpgroup_barrier()
 
-    def _fill(self, q: Any, stage: int) -> None:
-        """Asks for chunk `q` of the phase's products."""
-        sizes = [128 * columns for columns in self.columns]
-        size, begin = int32(sizes[0]), arith.muli(q, int32(sizes[0]))
-        begin = arith.addi(begin, int32(4 * self.specs[0].ring))
-        for spec, start, bytes_ in list(zip(self.specs, self.starts, sizes, strict=True))[1:]:
-            later = arith.cmpi(arith.CmpIPredicate.sge, q, int32(start))
-            there = arith.addi(arith.muli(arith.subi(q, int32(start)), int32(bytes_)), int32(4 * spec.ring))
-            size, begin = arith.select(later, int32(bytes_), size), arith.select(later, there, begin)
-        ptx(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0+{16 * stage}], $1;", [], self.ring, size)
-        ptx(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-            f"[$0+{stage * self.size}], [$1], $2, [$3+{16 * stage}];",
-            [],
-            self.stages,
-            arith.addi(self.weights, arith.extsi(self.i64, begin)),
-            size,
-            self.ring,
-        )
-
-    def _parity(self, q: Any) -> Any:
-        """Of the turn in which a stage holds chunk `q`; each phase takes an even number of turns."""
-        return arith.andi(arith.shrui(q, int32(int(math.log2(STAGES)))), int32(1))
-
-    def _done(self, stage: int, when: Any) -> None:
-        with mu.when(when):
-            ptx(f"mbarrier.arrive.release.cta.shared::cta.b64 _, [$0+{16 * stage + 8}];", [], self.ring)
-
-    def _read(self, spec: Any, places: list[list[Any]], chunk: Any) -> list[Any]:
-        """A chunk of all sources: for each 16 words, by row, half of the chunk, and number."""
+    def _read(self, spec: ProductSpec, pointers: list[RowPair], chunk: I32) -> list[F32]:
+        """Reads a chunk of all sources: for each source 16 elements, ordered by row, half of the chunk, and element."""
         each, found = spec.chunks // spec.joined, []
-        for n in range(0, len(places), spec.joined):
-            two, rest = places[n], chunk
+        for n in range(0, len(pointers), spec.joined):
+            two, rest = pointers[n], chunk
             for m in range(1, spec.joined):
                 later = arith.cmpi(arith.CmpIPredicate.sge, chunk, int32(m * each))
-                two = [arith.select(later, b, a) for a, b in zip(two, places[n + m], strict=True)]
+                two = [arith.select(later, b, a) for a, b in zip(two, pointers[n + m], strict=True)]
                 rest = arith.select(later, arith.subi(chunk, int32(m * each)), rest)
-            rest = arith.minsi(rest, int32(each - 1))  # chunks past the last are asked for, and not used
-            for place in two:
-                at = arith.addi(place, arith.extsi(self.i64, arith.muli(rest, int32(128))))
+            rest = arith.minsi(rest, int32(each - 1))  # chunks past the last are read but not used
+            for start in two:
+                at = arith.addi(start, arith.extsi(self.i64, arith.muli(rest, int32(128))))
                 for half in range(2):
                     text = f"ld.relaxed.gpu.global.v4.b32 {{$0, $1, $2, $3}}, [$4+{64 * half}];"
                     found += ptx(text, [self.f32] * 4, at)
         return found
 
-    def _stream(self, n: int, spec: Any, places: list[list[Any]]) -> dict[tuple[int, int], list[Any]]:
-        """The sums of one spec by weight and operand, chunk after chunk."""
+    def _stream(self, n: int, spec: ProductSpec, pointers: list[RowPair]) -> Sums:
+        """The sums of the n-th spec, chunk after chunk."""
         widths = [w.width for w in spec.weights]
         keys = [(w, o) for w, weight in enumerate(spec.weights) for o in weight.operands]
         zeros = [arith.constant(self.f32, 0.0)] * sum(widths[w] // 2 for w, _ in keys)
-        words = 16 * (len(places) // spec.joined)
+        words = 16 * (len(pointers) // spec.joined)
         depth = max(1, _AHEAD // words)
-        ahead = [x for c in range(depth) for x in self._read(spec, places, int32(c))]
+        ahead = [x for c in range(depth) for x in self._read(spec, pointers, int32(c))]
         loop = scf.ForOp(as_index(int32(0)), as_index(int32(spec.chunks)), as_index(int32(STAGES)), [*zeros, *ahead])
         with ir.InsertionPoint(loop.body):
             carried = list(loop.inner_iter_args)
-            sums, rest = {}, iter(carried[: len(zeros)])
-            for w, o in keys:
-                sums[w, o] = [next(rest) for _ in range(widths[w] // 2)]
+            rest = iter(carried[: len(zeros)])
+            sums: Sums = {(w, o): [next(rest) for _ in range(widths[w] // 2)] for w, o in keys}
             queue = [carried[len(zeros) + words * c :][:words] for c in range(depth)]
             begin = arith.index_cast(self.i32, loop.induction_variable)
             for stage in range(STAGES):
                 chunk = arith.addi(begin, int32(stage))
-                q = arith.addi(chunk, int32(self.starts[n]))
+                q = arith.addi(chunk, int32(self.ring.starts[n]))
                 rows = [self._operand(o, queue[0]) for o in spec.operands]
                 queue.pop(0)
-                await_phase(self.ring, 16 * stage, self._parity(q))
+                self.ring.wait_full(q, stage)
                 nvvm.wgmma_fence_aligned()
                 for step in range(4):
                     for w, o in keys:
                         at = self._at(stage, spec.weights[w], step)
                         sums[w, o] = self._multiply(sums[w, o], rows[o][step], at, widths[w])
                 nvvm.wgmma_commit_group_sync_aligned()
-                queue.append(self._read(spec, places, arith.addi(chunk, int32(depth))))
+                queue.append(self._read(spec, pointers, arith.addi(chunk, int32(depth))))
                 nvvm.wgmma_wait_group_sync_aligned(1)
                 later = arith.cmpi(arith.CmpIPredicate.sgt, chunk, int32(0))
-                self._done((stage - 1) % STAGES, arith.andi(self.first, later))
+                self.ring.release((stage - 1) % STAGES, arith.andi(self.first, later))
                 old = arith.subi(q, int32(_LATE))
                 again = arith.addi(old, int32(STAGES))
                 more = arith.andi(
                     arith.cmpi(arith.CmpIPredicate.sge, old, int32(0)),
-                    arith.cmpi(arith.CmpIPredicate.slt, again, int32(self.total)),
+                    arith.cmpi(arith.CmpIPredicate.slt, again, int32(self.ring.total)),
                 )
                 with mu.when(arith.andi(self.leader, more)):
                     free = (stage - _LATE) % STAGES
-                    await_phase(self.ring, 16 * free + 8, self._parity(old))
-                    self._fill(again, free)
+                    self.ring.wait_empty(old, free)
+                    self.ring.fill(again, free)
             scf.yield_([x for key in keys for x in sums[key]] + [x for words_ in queue for x in words_])
         nvvm.wgmma_wait_group_sync_aligned(0)
-        self._done(STAGES - 1, self.first)
+        self.ring.release(STAGES - 1, self.first)
         rest = iter(list(loop.results))
         return {(w, o): [next(rest) for _ in range(widths[w] // 2)] for w, o in keys}
 
-    def _operand(self, sources: Sequence[int], read: list[Any]) -> list[list[Any]]:
-        """The four registers of an operand (sources summed) for each of a chunk's four steps; see `_layout.pack.RING_ORDER`."""
+    def _operand(self, sources: Sequence[int], read: list[F32]) -> list[list[Register]]:
+        """The four registers of an operand, a sum of sources, for each of a chunk's four steps; see `RING_ORDER`."""
         first, *others = (read[16 * s : 16 * s + 16] for s in sources)
         for more in others:
             first = [arith.addf(a, b) for a, b in zip(first, more, strict=True)]
-        # As in `_mosaic.products._tf32`: the product cuts bits off, and this makes up for it on average.
+        # `wgmma` truncates; this corrects the bias on average, as in `_mosaic.operands.to_tf32`.
         factor = arith.constant(self.f32, 1 + math.log(2) * 2**-11)
         near = [arith.bitcast(self.i32, arith.mulf(x, factor)) for x in first]
         upper, lower = near[:8], near[8:]
         return [[upper[2 * s], lower[2 * s], upper[2 * s + 1], lower[2 * s + 1]] for s in range(4)]
 
-    def _at(self, stage: int, weight: Any, step: int) -> int:
-        """The byte of the stages at which a weight's first column begins, for one step of a chunk."""
-        return stage * self.size + 128 * weight.offset + 32 * step
+    def _at(self, stage: int, weight: WeightSpec, step: int) -> int:
+        """The offset in bytes of a weight's first column among the stages, for one step of a chunk."""
+        return stage * self.ring.size + 128 * weight.offset + 32 * step
 
-    def _multiply(self, total: list[Any], left: list[Any], at: int, width: int) -> list[Any]:
-        """Adds 64 rows times `width` columns of 8 numbers of K, which lie at byte `at` of the stages."""
-        # A matrix descriptor: the address, 128 bytes a column, swizzled; 1024 bytes from 8 columns to the next 8.
-        place = arith.shrui(arith.andi(arith.addi(self.stages, int32(at)), int32(0x3FFFF)), int32(4))
+    def _multiply(self, total: list[F32], left: list[Register], at: int, width: int) -> list[F32]:
+        """Adds the product of 64 rows and `width` columns for 8 elements of K; the columns are `at` bytes into the stages."""
+        # The matrix descriptor: an address, 128 bytes per column with a 128-byte swizzle, and 1024 bytes per 8 columns.
+        place = arith.shrui(arith.andi(arith.addi(self.ring.stages, int32(at)), int32(0x3FFFF)), int32(4))
         descriptor = arith.ori(arith.extui(self.i64, place), self._long((1 << 62) | (64 << 32) | (1 << 16)))
         count = len(total)
         out = ",".join(f"${i}" for i in range(count))
@@ -253,15 +236,15 @@ class _Wide:
         )
         codes = ["=f"] * count + [str(i) for i in range(count)] + ["r"] * 4 + ["l"]
         kind = llvm.StructType.get_literal([self.f32] * count)
-        made = llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True)
+        made = cast(ir.Value, llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True))
         return [llvm.extractvalue(self.f32, made, [i]) for i in range(count)]
 
-    def _leave(self, spec: Any, sums: dict[tuple[int, int], list[Any]]) -> None:
-        """The warpgroup's sums into its rows of `part`."""
+    def _store(self, spec: ProductSpec, sums: Sums) -> None:
+        """Writes the warpgroup's sums to its rows of `part`."""
         _, rows, width = ir.MemRefType(self.part.type).shape
         row = arith.addi(arith.muli(arith.shrui(self.thread, int32(7)), int32(rows)), self.row)
         at = arith.addi(arith.muli(row, int32(4 * width)), arith.muli(self.quad, int32(8)))
-        place = arith.addi(self.stages, at)
+        place = arith.addi(self.ring.stages, at)
         for (w, o), found in sums.items():
             weight = spec.weights[w]
             column = weight.columns[weight.operands.index(o)]

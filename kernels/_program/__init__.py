@@ -1,1 +1,1 @@
-"""A level's program: what a kernel is asked to compute, whether it can, and how it is cut into phases."""
+"""The program of a level: what a kernel computes for each vertex, whether it can, and the phases that it is cut into."""

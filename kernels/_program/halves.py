@@ -1,47 +1,48 @@
-"""Where products are of numbers of 16 bits, what they read is stored so, too: a row comes from L2 in half the time.
+"""Copies of 16 bits of the tensors that products of 16 bits read: a row then takes half the time to arrive from L2.
 
-A product would round what it reads in any case; of a sum of rows each term is rounded instead.
+A product rounds what it reads in any case. In a sum of rows, each term is rounded instead of the sum.
 """
 
 import dataclasses
-from typing import Any
 
-from cavs.kernels._program.fit import ACROSS, REDUCTIONS, is_product
-from cavs.kernels._program.specs import Level, Place, Rows, is_var, tensors_of
+import numpy as np
+
+from cavs.kernels._program.names import Tensor
+from cavs.kernels._program.operations import LevelProgram, Operation, Phase, Place, Product, Store
 
 
-def add_halves(level: Level, dtype: Any) -> None:
-    """Gives a level its `halves`: of each tensor that it stores and that products read, one of `dtype` for the products.
+def with_halves(program: LevelProgram, dtype: np.dtype) -> LevelProgram:
+    """Adds a copy in `dtype` of each tensor that the program stores and products read; the products read the copy.
 
-    Where nothing else reads a scratch tensor, it is stored in `dtype` alone.
+    A scratch tensor that only products read is stored in `dtype` alone.
     """
-    half = {tensor: tensor + ".half" for tensor in sorted(level.exchanged())}
-    alone = half.keys() & level.scratch.keys() - _read_as_values(level)
-    level.scratch |= {half[name]: (*level.scratch[name][:2], dtype) for name in half if name in level.scratch}
-    for name in alone:
-        del level.scratch[name]
-    level.halves |= {twin: name for name, twin in half.items()}
-    for phase in level.phases:
-        for p in phase.products:
-            p.operands = [[tuple(_in_half(r, half) for r in source) for source in operand] for operand in p.operands]
-        for places in phase.stores.values():
-            twins = [Place(half[place.tensor], place.base) for place in places if place.tensor in half]
-            places[:] = [place for place in places if place.tensor not in alone] + twins
+    half = {t: dataclasses.replace(t, half=True) for t in sorted(program.exchanged())}
+    read = {tensor for phase in program.phases for tensor in phase.reads()}
+    alone = half.keys() & program.scratch.keys() - read
+    scratch = {t: s for t, s in program.scratch.items() if t not in alone}
+    scratch |= {half[t]: dataclasses.replace(program.scratch[t], dtype=dtype) for t in half if t in program.scratch}
+    return dataclasses.replace(
+        program,
+        phases=tuple(_converted(phase, half, alone) for phase in program.phases),
+        scratch=scratch,
+        halves={twin: t for t, twin in half.items()},
+    )
 
 
-def _in_half(r: Rows, half: dict[str, str]) -> Rows:
-    return dataclasses.replace(r, tensor=half.get(r.tensor, r.tensor))
+def _converted(phase: Phase, half: dict[Tensor, Tensor], alone: set[Tensor]) -> Phase:
+    """A phase whose products read the tensors of 16 bits, and whose stores write them."""
+    rest = tuple(_product(op, half) if isinstance(op, Product) else op for op in phase.operations if not isinstance(op, Store))
+    stores: list[Operation] = []
+    for value in dict.fromkeys(store.value for store in phase.stores):
+        places = [store.place for store in phase.stores if store.value is value]
+        twins = [Place(half[place.tensor], place.base) for place in places if place.tensor in half]
+        stores += [Store(value, place) for place in (*(p for p in places if p.tensor not in alone), *twins)]
+    return dataclasses.replace(phase, operations=(*rest, *stores))
 
 
-def _read_as_values(level: Level) -> set[str]:
-    """Tensors that a phase reads other than as the operand of a product."""
-    found: set[str] = set()
-    for phase in level.phases:
-        values: set[Any] = {v for v in phase.stores if v not in phase.eqns}
-        for e in phase.eqns.values():
-            across = e.primitive.name in ACROSS or e.primitive.name in REDUCTIONS
-            if not is_product(e, level.level):
-                values |= {x for x in e.invars if is_var(x) and (across or x not in phase.eqns)}
-        for x in values & (phase.inputs.keys() | level.sources.keys()):
-            found |= tensors_of(phase.inputs.get(x) or level.sources[x])
-    return found
+def _product(product: Product, half: dict[Tensor, Tensor]) -> Product:
+    operands = tuple(
+        tuple(tuple(dataclasses.replace(row, tensor=half.get(row.tensor, row.tensor)) for row in source) for source in operand)
+        for operand in product.operands
+    )
+    return dataclasses.replace(product, operands=operands)

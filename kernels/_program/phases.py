@@ -1,281 +1,292 @@
-"""A level's program cut into phases: what a group of CTAs can run without meeting (VPPS section III, Cavs section 3.5).
+"""Cuts a level's program into phases: what a group of thread blocks runs without a barrier (VPPS section III, Cavs 3.5).
 
-A program is straight-line equations for ONE vertex (or one of its child edges), at levels STATIC, ROW and EDGE. CTA j of a
-group owns units j*hb ... of every vector, so elementwise maths and sums over children are its own affair. A product (or a
-sum over a vector) reads ALL units of its operand: what it reads must have been stored by every CTA of the group, and the
-group must have met since (or the product waits for it: `Config.dataflow`). So the program is cut into phases: of one domain
-(rows or edges), and such that a product's operand was gathered or stored before the phase.
+A program is straight-line equations for ONE vertex (or one of its child edges), in the domains STATIC, ROW and EDGE. A phase
+has one domain, and the operands of its products were gathered, or stored by an earlier phase; `_program.assign` decides
+which phase computes what. Between the two phases, the thread blocks of a group synchronise, or the product polls the rows
+that it reads (`Config.dataflow`).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cavs.kernels._program.fit import ACROSS, ELEMENTWISE, REDUCTIONS, STRUCTURE, check, check_known, is_product
-from cavs.kernels._program.specs import (
+from cavs.kernels._program.assign import Operands, can_read, gathered_sum, phase_of_values
+from cavs.kernels._program.fit import (
+    ACROSS,
+    ELEMENTWISE,
+    REDUCTIONS,
+    STRUCTURE,
+    check,
+    check_known,
+    contracted_axis,
+    is_product,
+    unit_of,
+    varying,
+)
+from cavs.kernels._program.jaxprs import (
+    DOMAIN_NAMES,
     EDGE,
     ROW,
     STATIC,
-    Constant,
-    Level,
+    Atom,
+    Domain,
+    Domains,
+    Eqn,
+    Var,
+    aval,
+    domain_of,
+    dtype_of,
+    is_var,
+)
+from cavs.kernels._program.names import Role, Tensor
+from cavs.kernels._program.operations import (
+    Equation,
+    LevelProgram,
+    Load,
+    Operation,
     Phase,
     Place,
     Product,
-    Rows,
+    ReduceChildren,
+    ReduceVector,
+    RowRead,
+    Scratch,
     Source,
-    Unfit,
-    describe,
-    is_var,
-    num_blocks,
-    padded_unit,
-    stored_dtype,
-    unit_width,
+    Spread,
+    Store,
 )
+from cavs.kernels._program.order import in_order
+from cavs.kernels._program.widths import num_blocks, stored_dtype
 
 
 def cut(
-    eqns: Sequence[Any],
-    level: dict[Any, int],
-    sources: dict[Any, Source],
-    outputs: dict[Any, list[Place]],
-    written: frozenset[str],
+    eqns: Sequence[Eqn],
+    domains: Domains,
+    sources: Mapping[Var, Source],
+    outputs: Mapping[Var, list[Place]],
+    written: frozenset[Tensor],
     multiple: int = 16,
-) -> Level:
+) -> LevelProgram:
     """Cuts a program into phases.
 
-    **Arguments:** the equations of ROW and EDGE level in order (STATIC ones are done before), every variable's level,
-    the source of each input, the tensors that each output is stored in, which tensors other CTAs of the group write in
-    earlier levels, and what sums of products must be a multiple of. Raises [`Unfit`][] for what the kernels cannot do.
+    Args:
+        eqns: The equations of domains ROW and EDGE, in order; STATIC ones are computed before the launch.
+        domains: The domain of every variable.
+        sources: Where each input is read.
+        outputs: Where each output is stored.
+        written: The tensors that other thread blocks of the group write at earlier levels.
+        multiple: What the lengths of products' sums must be a multiple of.
+
+    Raises:
+        Unfit: If the kernels cannot compute an equation.
     """
     for e in eqns:
         check_known(e)
-    inside = [v for e in eqns for v in (*e.invars, *e.outvars) if is_var(v) and level.get(v, STATIC) != STATIC]
-    unit = unit_width([*inside, *(v for v, s in sources.items() if not isinstance(s, Constant))])
-    summed = [e.invars[1].aval.shape[e.params["dimension_numbers"][0][1][0]] for e in eqns if is_product(e, level)]
-    padded = padded_unit(unit)
-    if any(k // unit * padded % multiple for k in summed):
-        padded = padded_unit(unit, multiple)
-    if padded > 2 * unit:
-        raise Unfit(
-            f"the greatest common divisor of the widths in F's recurrent part is {unit}, and vectors of {unit} would be "
-            f"padded to {padded}; choose widths that are multiples of 16, or of one hidden size that is at least 8"
-        )
+    valid, unit = unit_of(eqns, domains, sources, multiple)
     for e in eqns:
-        check(e, level, unit)
-    producer = {v: e for e in eqns for v in e.outvars}
-    sources = dict(sources)
+        check(e, domains, valid)
+    cutter = _Cutter(eqns, domains, dict(sources), outputs, valid, unit, multiple)
+    for n in reversed(range(len(cutter.drafts))):
+        cutter.fill(n)
+    return cutter.program(written)
 
-    def readable(x: Any) -> list[list[tuple[Rows, ...]]] | None:
-        return _raw_sum(x, producer, sources, lambda width: width // unit * padded % multiple == 0)
 
-    made = _assign(eqns, level, sources, readable)
-    domains = [next(level[v] for v, n in made.items() if n == i) for i in range(max(made.values(), default=-1) + 1)]
-    # An input may be stored as it is where no phase has its domain.
-    domains += [d for d in (ROW, EDGE) if d not in domains and any(level[v] == d for v in outputs)]
-    count = len(domains)
-    phases = [Phase(domain, {}, [], {}) for domain in domains]
+@dataclasses.dataclass(eq=False)
+class _Draft:
+    """A phase that is being collected."""
 
-    def home(v: Any) -> int:
-        """The phase in which a value is at hand first."""
-        if v in made:
-            return made[v]
-        return domains.index(level[v])
+    domain: Domain
+    eqns: dict[Var, Eqn] = dataclasses.field(default_factory=dict)  # by each variable that they compute
+    products: list[Eqn] = dataclasses.field(default_factory=list)
+    stores: dict[Var, list[Place]] = dataclasses.field(default_factory=dict)
+    inputs: dict[Var, Source] = dataclasses.field(default_factory=dict)  # of inputs that it stores for later phases
+    barrier: bool = False
 
-    for v, names in outputs.items():
-        phases[home(v)].stores.setdefault(v, []).extend(names)
 
-    # From the last phase to the first: what its stores need. What another phase made is stored there, unless it is cheap
-    # to compute again.
-    scratch: dict[str, tuple[int, int, Any]] = {}
-    for n in reversed(range(count)):
-        phase = phases[n]
-        todo, seen = list(phase.stores), set()
+class _Cutter:
+    """Collects the phases, from the last to the first, and turns them into operations."""
 
-        def stored(x: Any) -> None:
-            if x not in producer:
-                phases[home(x)].inputs.setdefault(x, sources[x])
-            there = phases[home(x)].stores.setdefault(x, [])
-            if not there:
-                there.append(Place(f"scratch{len(scratch)}"))
-                scratch[there[0].tensor] = (level[x], max(1, num_blocks(x.aval, unit)) * padded, stored_dtype(x.aval))
-            sources[x] = Rows(there[0].tensor, base=there[0].base)
+    def __init__(
+        self,
+        eqns: Sequence[Eqn],
+        domains: Domains,
+        sources: dict[Var, Source],
+        outputs: Mapping[Var, list[Place]],
+        valid: int,
+        unit: int,
+        multiple: int,
+    ):
+        self.domains, self.sources, self.valid, self.unit, self.multiple = domains, sources, valid, unit, multiple
+        self.producer = {v: e for e in eqns for v in e.outvars}
+        self.scratch: dict[Tensor, Scratch] = {}
+        self.phase = phase_of_values(eqns, domains, sources, self.gathered)
+        count = max(self.phase.values(), default=-1) + 1
+        of_phase = [next(domains[v] for v, n in self.phase.items() if n == i) for i in range(count)]
+        # An input may be stored as it is, although no phase has its domain.
+        of_phase += [d for d in (ROW, EDGE) if d not in of_phase and any(domains[v] == d for v in outputs)]
+        self.drafts = [_Draft(domain) for domain in of_phase]
+        for v, places in outputs.items():
+            self.home(v).stores.setdefault(v, []).extend(places)
 
+    def gathered(self, x: Atom) -> Operands | None:
+        """The gathered rows whose sum `x` is, which a product can read although nobody stored `x`; or `None`."""
+        return gathered_sum(x, self.producer, self.sources, self.joinable)
+
+    def joinable(self, width: int) -> bool:
+        """Whether a product can read rows of a width side by side."""
+        return width // self.valid * self.unit % self.multiple == 0
+
+    def home(self, v: Var) -> _Draft:
+        """The first phase in which a value is available."""
+        if v in self.phase:
+            return self.drafts[self.phase[v]]
+        return next(draft for draft in self.drafts if draft.domain == self.domains[v])
+
+    def fill(self, n: int) -> None:
+        """Collects the equations that the stores of phase n need.
+
+        What another phase computes is stored there, unless it is cheap to compute again.
+        """
+        draft = self.drafts[n]
+        todo: list[Atom] = list(draft.stores)
+        seen: set[Var] = set()
         while todo:
             x = todo.pop()
-            if not is_var(x) or x in seen or level.get(x, STATIC) == STATIC or x not in producer:
+            if not is_var(x) or x in seen or domain_of(x, self.domains) == STATIC or x not in self.producer:
                 continue
             seen.add(x)
-            e = producer[x]
-            if made[x] != n and (level[x] != phase.domain or not _cheap(e, producer, level, phase.domain)):
-                stored(x)
+            e = self.producer[x]
+            if self.phase[x] != n and (self.domains[x] != draft.domain or not self.cheap(e, draft.domain)):
+                self.store(x)
                 continue
             for v in e.outvars:
-                phase.eqns[v] = e
+                draft.eqns[v] = e
                 seen.add(v)
-            if is_product(e, level):
-                if readable(e.invars[0]) is None:
-                    stored(e.invars[0])
-                if all(p.eqn is not e for p in phase.products):
-                    phase.products.append(Product(e, e.invars[1], e.params["dimension_numbers"][0][1][0], [], 0))
+            if is_product(e, self.domains):
+                if self.gathered(e.invars[0]) is None:
+                    self.store(e.invars[0])
+                if all(other is not e for other in draft.products):
+                    draft.products.append(e)
             elif e.primitive.name in REDUCTIONS or e.primitive.name in ACROSS:
                 y = e.invars[0]
-                if is_var(y) and level.get(y, STATIC) != STATIC and (y not in sources or not _readable(e, y, level, sources)):
-                    stored(y)
+                if domain_of(y, self.domains) != STATIC and (
+                    y not in self.sources or not can_read(e, y, self.domains, self.sources)
+                ):
+                    self.store(y)
             else:
                 todo += list(e.invars)
 
-    fresh = set(written)
-    for phase in phases:
-        for p in phase.products:
-            p.operands = readable(p.eqn.invars[0]) or _operands(p.eqn, sources, unit)
-            p.blocks = p.weight.aval.shape[1 - p.axis] // unit
-        read = {name for p in phase.products for name in p.tensors()}
-        whole = [sources[e.invars[0]] for e in phase.eqns.values() if e.primitive.name in REDUCTIONS]
-        read |= {s.tensor for s in whole if isinstance(s, Rows)}
-        if read & fresh:
-            phase.meet = True
-            fresh = set()
-        fresh |= {place.tensor for places in phase.stores.values() for place in places}
-    out = Level([p for p in phases if p.stores], sources, level, unit, padded, scratch)
-    for phase in out.phases:
-        _check_domain(phase, out)
-    out.flows = _flows(out)
-    return out
+    def store(self, x: Atom) -> None:
+        """Has the phase that computes `x` store it, so that other phases read it from there."""
+        assert is_var(x)
+        draft = self.home(x)
+        if x not in self.producer:
+            draft.inputs.setdefault(x, self.sources[x])
+        places = draft.stores.setdefault(x, [])
+        if not places:
+            tensor = Tensor(Role.SCRATCH, len(self.scratch))
+            places.append(Place(tensor))
+            width = max(1, num_blocks(aval(x), self.valid)) * self.unit
+            self.scratch[tensor] = Scratch(self.domains[x], width, stored_dtype(aval(x)))
+        self.sources[x] = RowRead(places[0].tensor, base=places[0].base)
+
+    def cheap(self, eqn: Eqn, domain: Domain) -> bool:
+        """Whether a value follows from inputs of `domain` by elementwise maths alone."""
+        if eqn.primitive.name not in ELEMENTWISE and eqn.primitive.name not in STRUCTURE:
+            return False
+        return all(
+            self.domains[x] == domain and (x not in self.producer or self.cheap(self.producer[x], domain))
+            for x in varying(eqn, self.domains)
+        )
+
+    def program(self, written: frozenset[Tensor]) -> LevelProgram:
+        """The phases as operations."""
+        phases: list[Phase] = []
+        fresh = set(written)  # tensors that were written since the last barrier
+        for draft in self.drafts:
+            products = [self.product(e) for e in draft.products]
+            read = {tensor for p in products for tensor in p.tensors()} | self.reduced(draft)
+            barrier = bool(read & fresh)
+            fresh = set() if barrier else fresh
+            fresh |= {place.tensor for places in draft.stores.values() for place in places}
+            if draft.stores:
+                _check_domain(draft, self.domains)
+                phases.append(Phase(draft.domain, self.operations(draft, products), barrier))
+        reduced = {tensor for draft in self.drafts if draft.stores for tensor in self.reduced(draft)}
+        program = LevelProgram(tuple(phases), self.valid, self.unit, self.scratch, {}, False)
+        read = {dtype_of(p.eqn.invars[0]) for p in program.products()}
+        flows = read == {np.dtype(np.float32)} and not reduced & program.stored()
+        return dataclasses.replace(program, flows=flows)
+
+    def product(self, eqn: Eqn) -> Product:
+        """A product, and the rows that it reads."""
+        x, weight, axis = eqn.invars[0], eqn.invars[1], contracted_axis(eqn)
+        assert is_var(x) and is_var(weight), "a weight is a variable"
+        rows = self.gathered(x)
+        if rows is None:
+            source = self.sources[x]
+            assert isinstance(source, RowRead), "a product's operand is stored"
+            shape = aval(x).shape
+            lead, k = int(np.prod(shape[:-1])), shape[-1] // self.valid
+            rows = [[(dataclasses.replace(source, part=source.part + i * k),)] for i in range(lead)]
+        return Product(eqn, weight, axis, tuple(map(tuple, rows)), aval(weight).shape[1 - axis] // self.valid)
+
+    def reduced(self, draft: _Draft) -> set[Tensor]:
+        """The tensors of which a phase reduces whole vectors."""
+        operands = [e.invars[0] for e in draft.eqns.values() if e.primitive.name in REDUCTIONS]
+        found = [self.sources[x] for x in operands if is_var(x)]
+        return {source.tensor for source in found if isinstance(source, RowRead)}
+
+    def operations(self, draft: _Draft, products: list[Product]) -> tuple[Operation, ...]:
+        """The operations of a phase; the equations in the order in which its stores need them."""
+        made: dict[int, Operation] = {id(p.eqn): p for p in products}
+        for e in draft.eqns.values():
+            if id(e) not in made:
+                made[id(e)] = self.operation(e)
+        stores = tuple(Store(v, place) for v, places in draft.stores.items() for place in places)
+        everything = (*self.loads(draft, [e for e in made.values() if isinstance(e, Equation)]), *made.values())
+        ordered = tuple(op for op in in_order(Phase(draft.domain, everything, False), stores) if not isinstance(op, Store))
+        loads = [op for op in everything if isinstance(op, Load)]
+        return (*loads, *products, *(op for op in ordered if not isinstance(op, Load | Product)), *stores)
+
+    def operation(self, eqn: Eqn) -> Operation:
+        """An equation that is no product, and if it reads stored rows, from where."""
+        name, value, x = eqn.primitive.name, eqn.outvars[0], eqn.invars[0] if eqn.invars else None
+        if name not in ACROSS and name not in REDUCTIONS:
+            return Equation(eqn)
+        assert x is not None and is_var(x) and domain_of(x, self.domains) != STATIC, "constants are not spread"
+        source = self.sources[x]
+        assert isinstance(source, RowRead), "what is read of other rows or thread blocks is stored"
+        if name in REDUCTIONS:
+            return ReduceVector(value, x, source, REDUCTIONS[name])
+        if name == "spread":
+            return Spread(value, x, source)
+        return ReduceChildren(value, x, source, ACROSS[name])
+
+    def loads(self, draft: _Draft, equations: Sequence[Equation]) -> list[Load]:
+        """The values that a phase's equations and stores read from memory.
+
+        A value that is also reduced whole is loaded late: the reduction reads it first.
+        """
+        operands = {
+            e.invars[0] for e in draft.eqns.values() if e.primitive.name in (*ACROSS, *REDUCTIONS) if is_var(e.invars[0])
+        }
+        by_eqn = {id(e.eqn): e for e in equations}
+        read = [x for e in draft.eqns.values() if id(e) in by_eqn for x in e.invars if is_var(x)]
+        found = [x for x in dict.fromkeys([*read, *draft.stores]) if x not in draft.eqns]
+        loads = [Load(x, draft.inputs.get(x) or self.sources[x], early=x not in operands) for x in found]
+        return sorted(loads, key=lambda load: not load.early)
 
 
-def _check_domain(phase: Phase, level: Level) -> None:
-    """All that a phase makes, stores and reads by its own row is of its domain: else it would read and write other rows, or
-    none. Between rows and edges lead the equations `ACROSS` alone, each by an index of the schedule."""
-    wrong = [v for v in (*phase.eqns, *phase.stores) if level.level[v] != phase.domain]
-    for e in phase.eqns.values():
+def _check_domain(draft: _Draft, domains: Domains) -> None:
+    """Asserts that all that a phase computes, stores and reads by its own row is of its domain.
+
+    Otherwise it would access other rows, or rows that do not exist. Only the equations `ACROSS` lead between rows and edges,
+    by indices of the schedule.
+    """
+    wrong = [v for v in (*draft.eqns, *draft.stores) if domains[v] != draft.domain]
+    for e in draft.eqns.values():
         if e.primitive.name not in ACROSS:
-            wrong += [x for x in e.invars if is_var(x) and level.level.get(x, STATIC) not in (STATIC, phase.domain)]
-    assert not wrong, f"a phase over {'rows' if phase.domain == ROW else 'edges'} has values of another domain: {wrong}"
-
-
-def _flows(level: Level) -> bool:
-    """Whether products alone read, in float32 (or what `_program.halves` makes of it), what CTAs make for each other."""
-    reductions = [e for p in level.phases for e in p.eqns.values() if e.primitive.name in REDUCTIONS]
-    whole = {s.tensor for e in reductions if isinstance(s := level.sources[e.invars[0]], Rows)}
-    read = {q.eqn.invars[0].aval.dtype for p in level.phases for q in p.products}
-    return read == {np.dtype(np.float32)} and not whole & level.stored()
-
-
-def _assign(
-    eqns: Sequence[Any], level: dict[Any, int], sources: dict[Any, Source], readable: Callable[[Any], Any]
-) -> dict[Any, int]:
-    """The phase of every value that equations make, and of inputs that must be stored before a product reads them; `readable`
-    are operands of products that need not be stored."""
-    made: dict[Any, int] = {}
-    left, n = list(eqns), 0
-    unread = {x for e in eqns for x in e.invars if is_var(x) and x in sources and not _readable(e, x, level, sources)}
-    for domain in sorted({level[x] for x in unread}):
-        made |= {x: n for x in unread if level[x] == domain}
-        n += 1
-    while left:
-        best = None
-        for domain in (ROW, EDGE):
-            got = _closure(left, level, domain, made, sources, readable)
-            # Products last: a phase without any needs no meeting.
-            key = (any(_needs_rows(e, level) for e in got), -len(got))
-            if got and (best is None or key < best[0]):
-                best = key, got
-        if best is None:
-            raise Unfit(f"no order of phases runs {describe(left[0])}")
-        ids = {id(e) for e in best[1]}
-        left = [e for e in left if id(e) not in ids]
-        made |= {v: n for e in best[1] for v in e.outvars}
-        n += 1
-    return made
-
-
-def _needs_rows(eqn: Any, level: dict[Any, int]) -> bool:
-    """Whether an equation reads all units of its operand."""
-    return is_product(eqn, level) or eqn.primitive.name in REDUCTIONS
-
-
-def _readable(eqn: Any, x: Any, level: dict[Any, int], sources: dict[Any, Source]) -> bool:
-    """Whether an equation can read the input `x` where it is; else `x` must be stored as rows first."""
-    s, name = sources[x], eqn.primitive.name
-    if isinstance(s, Constant):
-        return True
-    if name in REDUCTIONS or name == "spread":
-        return isinstance(s, Rows) and s.index is None
-    if is_product(eqn, level) or name in ACROSS:
-        return isinstance(s, Rows)
-    return True
-
-
-def _closure(
-    eqns: Sequence[Any],
-    level: dict[Any, int],
-    domain: int,
-    made: dict[Any, int],
-    sources: dict[Any, Source],
-    readable: Callable[[Any], Any],
-) -> list[Any]:
-    """Equations of `domain` that can run in the next phase."""
-    here: set[Any] = set()
-    got = []
-    for e in eqns:
-        if level[e.outvars[0]] != domain:
-            continue
-        read = [x for x in e.invars if is_var(x) and level.get(x, STATIC) != STATIC]
-        name = e.primitive.name
-        if is_product(e, level):
-            ok = readable(e.invars[0]) is not None or e.invars[0] in made
-        elif name in REDUCTIONS or name in ACROSS:
-            ok = all(x in made or x in sources for x in read)
-        else:
-            ok = all(x in made or x in sources or x in here for x in read)
-        if ok:
-            got.append(e)
-            here.update(e.outvars)
-    return got
-
-
-def _raw_sum(
-    x: Any, producer: dict[Any, Any], sources: dict[Any, Source], joinable: Callable[[int], bool]
-) -> list[list[tuple[Rows, ...]]] | None:
-    """For each leading index of `x` the gathered rows, perhaps several side by side, that it is the sum of; `None` where it is
-    something else. `joinable` are widths that rows side by side may have."""
-    s = sources.get(x)
-    if isinstance(s, Rows) and len(x.aval.shape) == 1 and x not in producer:
-        return [[(s,)]]
-    e = producer.get(x)
-    if e is None:
-        return None
-    parts = [_raw_sum(y, producer, sources, joinable) if is_var(y) else None for y in e.invars]
-    if any(p is None for p in parts):
-        return None
-    if e.primitive.name == "concatenate" and len(x.aval.shape) == 1:
-        widths, found = {y.aval.shape[0] for y in e.invars}, [source for p in parts if p for o in p for source in o]
-        whole = len(found) == len(parts) == 2 and len(widths) == 1 and joinable(*widths)
-        return [[tuple(r for source in found for r in source)]] if whole and all(len(f) == 1 for f in found) else None
-    if e.primitive.name in ("add", "add_any") and len(x.aval.shape) == 1:
-        a, b = parts
-        return [[*a[0], *b[0]]] if a and b and len(a[0]) + len(b[0]) <= 4 and len(a[0][0]) == len(b[0][0]) else None
-    if e.primitive.name in ("stack", "concatenate") and len(x.aval.shape) == 2 and e.params.get("axis", 0) == 0:
-        return [rows for p in parts if p for rows in p] if e.primitive.name == "stack" or e.params["dimension"] == 0 else None
-    if e.primitive.name in ("broadcast_in_dim", "reshape", "expand_dims", "squeeze") and len(x.aval.shape) <= 2:
-        return parts[0] if parts[0] and len(parts[0]) == int(np.prod(x.aval.shape[:-1])) else None
-    return None
-
-
-def _operands(eqn: Any, sources: dict[Any, Source], unit: int) -> list[list[tuple[Rows, ...]]]:
-    """The rows that a product reads, for each leading index of its operand, which was stored."""
-    x = eqn.invars[0]
-    s = sources[x]
-    assert isinstance(s, Rows), "a product's operand is stored"
-    lead, k = int(np.prod(x.aval.shape[:-1])), x.aval.shape[-1] // unit
-    return [[(dataclasses.replace(s, part=s.part + i * k),)] for i in range(lead)]
-
-
-def _cheap(eqn: Any, producer: dict[Any, Any], level: dict[Any, int], domain: int) -> bool:
-    """Whether a value follows from inputs by elementwise maths of the same domain alone."""
-    if eqn.primitive.name not in ELEMENTWISE and eqn.primitive.name not in STRUCTURE:
-        return False
-    read = [x for x in eqn.invars if is_var(x) and level.get(x, STATIC) != STATIC]
-    return all(level[x] == domain and (x not in producer or _cheap(producer[x], producer, level, domain)) for x in read)
+            wrong += [x for x in varying(e, domains) if domains[x] != draft.domain]
+    assert not wrong, f"a phase over {DOMAIN_NAMES[draft.domain]} has values of another domain: {wrong}"

@@ -1,0 +1,192 @@
+"""Engine `scan`, backward: one task, which is the VJP of the recurrent part at its vertices."""
+
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from cavs._function.domains import EDGE, ROW, Domains
+from cavs._function.equations import needed, reads
+from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.jaxprs import Env, Eqn, Var, is_var
+from cavs._function.keeping import reused
+from cavs._function.split import Split
+from cavs._function.vertex import Optimizations
+from cavs._schedule.schedule import Schedule
+from cavs._stages.cotangents import Cotangent, merged
+from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values, memory_of
+from cavs._stages.lazy import Mine, Some, lazy_gradients
+from cavs._stages.saved import Saved
+from cavs._stages.tensors import Index, Rows, View, Zeros, get_rows, window, write
+
+StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
+Totals: TypeAlias = list[dict[int, jax.Array]]  # for each kind the cotangents of the static values so far, by their index
+Cuts: TypeAlias = list[list[jax.Array]]  # for each kind the cut cotangents of a window, as in `Kind.stored`
+
+
+class Kind(NamedTuple):
+    """What the tasks of a kind read, besides cotangents of states."""
+
+    number: int
+    part: Split
+    rows: Rows
+    memory: Memory
+    extra_cts: dict[int, jax.Array]  # of the values that the lazy part reads, with slack
+    turned: Env
+    eqns: list[Eqn]
+    wanted: set[Var]
+    stored: list[Var]  # the cut cotangents that are stored: without lazy batching only those that the eager part waits for
+    level: Domains  # of cut cotangents
+    reused: dict[Var, int]  # cut cotangents that overwrite kept values (one window only): index into `memory.kept`
+
+
+def crossing_cts(part: Split, cuts: Env) -> Env:
+    """Returns the cut cotangents that belong to outputs of the eager part, by these outputs."""
+    return {part.recurrent.cross[c]: cuts[v] for c, v in part.reverse.ct_cross.items() if is_var(v) and v in cuts}
+
+
+def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list[Cotangent]:
+    """Returns the cotangents of the eager part's outputs: the sums of those of the pushes and those of the levels."""
+    cross = crossing_cts(part, cuts)
+    return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager.outs, eager_cts, strict=True)]
+
+
+def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], saved: Saved, lazy: bool) -> Kind:
+    """Collects what the tasks of a kind read."""
+    memory = memory_of(part, rows, saved, number)
+    extra = [rows.padded_edges if level == EDGE else rows.padded for level in part.extra_domain]
+    results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts]
+    eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
+    return Kind(
+        number=number,
+        part=part,
+        rows=rows,
+        memory=memory,
+        extra_cts={i: extra[i](jnp.asarray(extra_cts[i])) for i in (part.reverse.extra_cts if extra_cts else ())},
+        turned=turned_weights(part.joint.program.eqns, part.joint.domain, fixed(part, memory.statics)),
+        eqns=eqns,
+        wanted=reads(eqns, available),
+        stored=[v for v in part.reverse.cuts if lazy or v in part.reverse.ct_cross.values()],
+        level=part.reverse.cut_domain,
+        reused={},
+    )
+
+
+def with_reuse(kind: Kind) -> Kind:
+    """Returns `kind` with the cut cotangents that overwrite kept values: a task reads its rows before it writes them."""
+    place = {v: n for n, v in enumerate(kind.part.forward.keep)}
+    found = {cut: place[v] for cut, v in reused(kind.part.joint).items() if cut in kind.stored and v in kind.wanted}
+    return kind._replace(reused=found)
+
+
+def empty_cuts(kind: Kind, sched: Schedule, zeros: Zeros) -> list[jax.Array]:
+    """Returns dynamic tensors for a window's cut cotangents: zeros, unless they overwrite kept values."""
+    shape = sched.shape
+    rows = kind.rows._replace(size=shape.window_rows[kind.number], edges=shape.window_edges[kind.number])
+    return [
+        kind.memory.kept[kind.reused[v]] if v in kind.reused else rows.tensor(zeros, v.aval, kind.level[v] == EDGE)
+        for v in kind.stored
+    ]
+
+
+def run_task(
+    kind: Kind,
+    sched: Schedule,
+    width: int,
+    edges: int,
+    base: tuple[Index, Index],
+    t: jax.Array,
+    carry: tuple[StateCotangents, Cuts, Totals],
+    options: Optimizations,
+) -> tuple[StateCotangents, Cuts, Totals]:
+    """Runs task t: the VJP of the recurrent part at `width` vertices with `edges` child edges.
+
+    It adds to the cotangents of the children's states and writes cut cotangents, in tensors that begin at `base`. Without lazy
+    batching it also adds to the cotangents of static values.
+    """
+    g, cuts, totals = carry
+    part, rows, memory, level = kind.part, kind.rows, _now(kind, g, cuts[kind.number]), kind.part.joint.domain
+    shift = sched.task_size[t] - width  # backward windows END at the task's last row
+    row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift
+    edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
+    view = View(start, width, edge_start, edges)
+    env = fixed(part, memory.statics)
+    env |= barred(entrance(part, rows, view, memory.states, memory.crossing, kind.wanted))
+    kept = kept_values(part, view, memory, kind.wanted, env)
+    for i, (v, x) in enumerate(zip(part.forward.states, memory.states, strict=True)):
+        # Two leaves of the state may be one variable, of which only one is overwritten.
+        if is_var(v) and v in kind.wanted and v not in env and v not in kept and i not in part.forward.overwritten:
+            kept[v] = window(x, row, width)
+    # What is overwritten below is read by number, not as a slice: XLA would fuse a slice past the write, and copy the tensor.
+    own = row + jnp.arange(width)
+    kept |= {v: get_rows(g[i], own) for i, v in part.reverse.state_cts.items()}
+    for cut, n in kind.reused.items():
+        index = edge_start + jnp.arange(edges) if kind.level[cut] == EDGE else start + jnp.arange(width)
+        kept[part.forward.keep[n]] = get_rows(memory.kept[n], index)
+    for i, v in part.reverse.extra_cts.items():
+        edge = part.extra_domain[i] == EDGE
+        if i in kind.extra_cts:
+            kept[v] = (view.of_edges if edge else view.rows)(kind.extra_cts[i])
+        else:
+            kept[v] = jnp.zeros((edges if edge else width, *v.aval.shape), v.aval.dtype)
+    env |= barred(kept)
+    before = {cut: env[part.forward.keep[n]] for cut, n in kind.reused.items()}
+    segments = view.segments(rows) if part.gathers_all else None
+    evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=options.fusion)
+
+    mine, mine_edges = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
+    g = _with_children(kind, g, view, mine, mine_edges, env)
+    values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.level.items()}
+    new = []
+    for v, b in zip(kind.stored, cuts[kind.number], strict=True):
+        edge, value = kind.level[v] == EDGE, values[v]
+        if v in kind.reused:  # rows of the view that are not the task's still hold what the forward kept
+            value = jnp.where((mine_edges if edge else mine).reshape(-1, *(1,) * (value.ndim - 1)), value, before[v])
+        new.append(write(b, value, edge_start - base[1] if edge else start - base[0]))
+    cuts, totals = list(cuts), list(totals)
+    cuts[kind.number] = new
+    if not options.lazy:
+        own_rows = Mine(Some(mine, width - 1), Some(mine_edges, edges - 1))  # the window's last row is the task's
+        now = lazy_gradients(part, rows, view, memory, values, own_rows)
+        totals[kind.number] = merged(totals[kind.number], now)
+    return g, cuts, totals
+
+
+def _now(kind: Kind, g: StateCotangents, cuts: list[jax.Array]) -> Memory:
+    """Returns the memory of a kind while tensors of cotangents overwrite some of it."""
+    memory, kept = kind.memory, list(kind.memory.kept)
+    for v, b in zip(kind.stored, cuts, strict=True):
+        if v in kind.reused:
+            kept[kind.reused[v]] = b
+    states = [g[i] if i in kind.part.forward.overwritten else x for i, x in enumerate(memory.states)]
+    return memory._replace(states=states, kept=kept)
+
+
+def _with_children(
+    kind: Kind, g: StateCotangents, view: View, mine: jax.Array, mine_edges: jax.Array, env: Env
+) -> StateCotangents:
+    """Returns the cotangents of states with those of the children of a task's vertices.
+
+    They are added to what other parents contributed, or they overwrite the states of the children, which nobody reads again.
+    """
+    part, rows, level = kind.part, kind.rows, kind.part.joint.domain
+    kids, children = view.rows(rows.kids), view.of_edges(rows.edge_child)
+    to: dict[int, list[tuple[jax.Array, jax.Array]]] = {}
+    for j, v in part.reverse.ct_slots.items():
+        slot, i = part.recurrent.slots[j]
+        to.setdefault(i, []).append((jnp.where(mine, kids[:, slot], 0), value_at(v, ROW, view.size, env, level)))
+    for j, v in part.reverse.ct_child.items():
+        index = jnp.where(mine_edges, children, 0)
+        to.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, view.edges, env, level)))
+    g = dict(g)
+    for i, pairs in to.items():
+        index, cts = (jnp.concatenate(x) for x in zip(*pairs, strict=True))
+        # Row 0 belongs to no vertex: rows of the view that are not the task's go there, and absent children are there. Nothing
+        # reads row 0 of the cotangents. But row 0 of the states is the state of absent children, which must stay zeros: there
+        # the last row is the one that belongs to no vertex.
+        if i in part.forward.overwritten:
+            index = jnp.where(index > 0, index, g[i].shape[0] - 1)
+            g[i] = g[i].at[index].set(cts, mode="promise_in_bounds")
+        else:
+            g[i] = g[i].at[index].add(cts, mode="promise_in_bounds")
+    return g

@@ -1,0 +1,119 @@
+"""`Batches`: one training batch, or several of equal shapes, as a loader yields them."""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cavs._graphs.pytree import PyTree
+
+
+class Examples(Protocol):
+    """What a step needs of the loader that created its batches."""
+
+    def examples(self) -> "list[Batches]":
+        """The batches of this epoch as `jax.ShapeDtypeStruct`s, one of each shape."""
+        ...
+
+
+@jax.tree_util.register_pytree_node_class
+class Batches:
+    """One or more batches of equal shapes, for [`cavs.data.step`][]. Created by [`cavs.data.Loader`][]; a pytree itself.
+
+    Attributes:
+        tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of batches: (count, ...). With a mesh,
+            the next axis is that of the devices.
+        count: the number of batches in a stack; `None` for one batch without such an axis.
+        mesh: the mesh over whose axis the batch is divided, or `None`.
+        loader: the loader that created it, while it exists; not a part of the pytree.
+    """
+
+    def __init__(self, tree: PyTree, count: int | None, mesh: Mesh | None = None):
+        self.tree, self.count, self.mesh = tree, count, mesh
+        self._loader: weakref.ref[Examples] | None = None
+
+    @property
+    def loader(self) -> Examples | None:
+        """The loader, if it exists."""
+        return None if self._loader is None else self._loader()
+
+    def __len__(self) -> int:
+        """The number of training steps."""
+        return 1 if self.count is None else self.count
+
+    def tree_flatten(self) -> tuple[tuple[PyTree], tuple[int | None, Mesh | None]]:
+        return (self.tree,), (self.count, self.mesh)
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[int | None, Mesh | None], children: tuple[PyTree]) -> "Batches":
+        return cls(children[0], *static)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"Batches has no attribute {name!r}; it holds {len(self)} batches for one dispatch. Decorate the function of one "
+            "batch with @cavs.data.step, or write Loader(..., steps=1) for loops over single batches."
+        )
+
+    def __repr__(self) -> str:
+        return f"Batches({len(self)}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
+
+
+def grouped(trees: Iterable[PyTree], sizes: Iterable[tuple[int | None, int]], mesh: Mesh | None) -> Iterator[Batches]:
+    """Joins batches in host memory.
+
+    Args:
+        trees: pytrees of NumPy arrays: device by device and batch by batch.
+        sizes: for each result, its number of batches, or `None` for one batch without an axis; and the number of devices here.
+        mesh: as in `Batches`.
+
+    Raises:
+        TypeError: a leaf is not a NumPy array.
+    """
+    source = iter(trees)
+    for count, devices in sizes:
+        axes = (*(() if count is None else (count,)), *(() if mesh is None else (devices,)))
+        if not axes:
+            yield Batches(next(source), None, mesh)
+            continue
+        stacks, treedef = [], None
+        for i in range((count or 1) * devices):
+            leaves, treedef = jax.tree.flatten(next(source))
+            _refuse_others(leaves)
+            stacks = stacks or [np.empty((*axes, *x.shape), x.dtype) for x in leaves]
+            for stack, x in zip(stacks, leaves, strict=True):
+                stack.reshape(-1, *x.shape)[i] = x
+        assert treedef is not None
+        yield Batches(treedef.unflatten(stacks), count, mesh)
+
+
+def _refuse_others(leaves: list[Any]) -> None:
+    for x in leaves:
+        if not isinstance(x, np.ndarray):
+            raise TypeError(
+                f"Loader: collate: got a leaf of type {type(x).__name__}; expected NumPy arrays, as batches are stacked on the "
+                "host and transferred together. Omit jnp.asarray and jax.device_put."
+            )
+
+
+def sharding_of(batches: Batches, axis: str) -> NamedSharding:
+    """The sharding of the arrays of batches with a mesh."""
+    assert batches.mesh is not None
+    return NamedSharding(batches.mesh, PartitionSpec(*(() if batches.count is None else (None,)), axis))
+
+
+def send(batches: Batches) -> Batches:
+    """Transfers batches to the device or the devices of their mesh. Each process sends the parts of its own devices."""
+    if batches.mesh is None:
+        return Batches(jax.device_put(batches.tree), batches.count)
+    (axis,) = batches.mesh.axis_names
+    sharding = sharding_of(batches, axis)
+
+    def put(x: np.ndarray) -> jax.Array:
+        return jax.make_array_from_process_local_data(sharding, x)
+
+    return Batches(jax.tree.map(put, batches.tree), batches.count, batches.mesh)

@@ -1,0 +1,124 @@
+"""From the plan of an epoch to batches on the device: schedules, `collate`, stacks, transfers."""
+
+import contextlib
+import zlib
+from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from cavs._feed.batches import Batches, grouped, send
+from cavs._feed.epochs import dispatches
+from cavs._feed.plan import Member, Planned, Shapes
+from cavs._feed.prefetch import prefetch
+from cavs._feed.schedules import planned_schedules
+from cavs._feed.settings import Sample, Settings
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+from cavs._schedule.schedule import Schedule
+
+
+class Epoch(NamedTuple):
+    """The batches of an epoch, or of a part of it, and the order in which they run.
+
+    Attributes:
+        number: the number of the epoch.
+        planned: all its batches.
+        order: the batches of each dispatch, indices into `planned.shape`.
+    """
+
+    number: int
+    planned: Planned
+    order: list[np.ndarray]
+
+    @staticmethod
+    def of(number: int, planned: Planned, steps: int) -> "Epoch":
+        """Joins batches of equal shapes, `steps` in each dispatch."""
+        return Epoch(number, planned, dispatches(planned.shape, steps))
+
+    def after(self, batches: int) -> "Epoch":
+        """The rest, after the dispatches of so many batches."""
+        ends = np.cumsum([len(some) for some in self.order])
+        return self._replace(order=self.order[int(np.searchsorted(ends, batches, side="right")) :])
+
+    @property
+    def checksum(self) -> int:
+        """A checksum of all batches in the order in which they run, on any number of devices."""
+        samples = self.planned.samples
+        devices = len(samples) // max(len(self.planned.shape), 1)
+        batches = [np.sort(np.concatenate(samples[i : i + devices])) for i in range(0, len(samples), max(devices, 1))]
+        return zlib.crc32(np.concatenate([np.zeros(0, int), *self.order, *batches]).astype(np.int64).tobytes())
+
+
+class Delivery:
+    """How a loader turns plans into batches.
+
+    Attributes:
+        workers: processes that schedule each data set.
+        ahead: dispatches that a thread prepares and sends; 0 for no thread.
+    """
+
+    def __init__(self, members: Sequence[Member], several: bool, shapes: Shapes, settings: Settings):
+        self._members, self._several, self._shapes, self._settings = members, several, shapes, settings
+        self.workers, self.ahead = 0, 0
+        mesh = settings.mesh
+        self.devices = 1 if mesh is None else mesh.size
+        me = jax.process_index()
+        self._here = [0] if mesh is None else [i for i, d in enumerate(mesh.devices.flat) if d.process_index == me]
+
+    def of(self, epoch: Epoch, workers: int | None = None, ahead: int | None = None) -> Iterator[Batches]:
+        """Yields the batches of an epoch, in order. Closing the iterator ends the thread, and frees the processes."""
+        groups = self._on_host(epoch, self.workers if workers is None else workers)
+        ahead = self.ahead if ahead is None else ahead
+        if ahead:
+            # The thread closes what it runs: the garbage collector may close this iterator from any thread, even from that one.
+            with contextlib.closing(prefetch(groups, send, ahead, groups.close)) as sent:
+                yield from sent
+            return
+        with contextlib.closing(groups):
+            yield from map(send, groups) if self._settings.mesh is not None else groups
+
+    def _on_host(self, epoch: Epoch, workers: int) -> Generator[Batches, None, None]:
+        planned = epoch.planned
+        parts = [batch * self.devices + device for some in epoch.order for batch in some.tolist() for device in self._here]
+        with contextlib.ExitStack() as stack:
+            streams = []
+            for m in range(len(self._members)):
+                stream = self._schedules(planned, m, parts, workers)
+                streams.append(stack.enter_context(contextlib.closing(stream)))  # type: ignore[type-var]
+            trees = (
+                self._collated(planned.samples[part], planned.present[part], found)
+                for part, found in zip(parts, zip(*streams, strict=True), strict=True)
+            )
+            sizes = ((None if len(some) == 1 else len(some), len(self._here)) for some in epoch.order)
+            yield from grouped(trees, sizes, self._settings.mesh)
+
+    def examples(self, epoch: Epoch) -> list[Batches]:
+        """The batches of an epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+        kinds = [(int(epoch.planned.shape[some[0]]), len(some)) for some in epoch.order]
+        firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
+        with contextlib.closing(self.of(epoch._replace(order=firsts), 0, 0)) as found:  # type: ignore[type-var]
+            return [jax.tree.map(_struct, batches) for batches in found]
+
+    def _schedules(self, planned: Planned, m: int, parts: list[int], workers: int) -> Iterator[tuple[Graphs, Schedule]]:
+        member = self._members[m]
+        asked = ((planned.graphs[m][part], int(planned.shape[part // self.devices])) for part in parts)
+        return planned_schedules(member.graphs, asked, member.options._replace(fixed=self._shapes.fixed(m)), workers)
+
+    def _collated(self, numbers: np.ndarray, present: np.ndarray, found: Sequence[tuple[Graphs, Schedule]]) -> PyTree:
+        graphs, scheds = zip(*found, strict=True)
+        several = self._several
+        sample = Sample(numbers, present, graphs if several else graphs[0], scheds if several else scheds[0])
+        if self._settings.collate is not None:
+            return self._settings.collate(sample)
+        if not present.all():
+            for member, sched in zip(self._members, scheds, strict=True):
+                if member.pick is None and "label" in sched.shape.fields:
+                    sizes = np.diff(sched.graph_end, prepend=0)
+                    sched.label[: sizes.sum()][~present.repeat(sizes)] = -1
+        return sample.sched
+
+
+def _struct(x: np.ndarray | jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))

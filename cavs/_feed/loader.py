@@ -1,0 +1,279 @@
+"""`Loader`: the batches of an epoch, shuffled, scheduled, padded to a few shapes, and sent to the device ahead of time."""
+
+import contextlib
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from typing import Any, cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from cavs._feed.batches import Batches
+from cavs._feed.delivery import Delivery, Epoch
+from cavs._feed.epochs import epoch_batches, strata_of_batches
+from cavs._feed.plan import Shapes, plan, plan_samples
+from cavs._feed.settings import AHEAD, Sample, Settings, Source, checked, members_of, most_workers, steps_for
+from cavs._graphs.checks import Index
+from cavs._graphs.pytree import PyTree
+from cavs._schedule.tasks import LAZY_WINDOW
+
+# Shapes are chosen from at least this many batches of the first epochs, or from this many epochs.
+SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8
+# Batches of an iterator, which may be infinite, that are planned together.
+CHUNK = 256
+# More processes are started if the loop waited for longer than this fraction of an epoch.
+LONG_WAIT = 0.05
+
+
+class Loader:
+    """Yields the batches of one epoch after another.
+
+    ```python
+    loader = cavs.data.Loader(graphs, 64)
+    for epoch in range(loader.epoch, 10):
+        for batches in loader:
+            state, metrics = step(state, batches)             # a function decorated with @cavs.data.step
+    ```
+
+    Each `for` loop is one epoch. A batch is a [`cavs.Schedule`][] that includes words and labels (`fields`), or a tuple of
+    schedules for several data sets, or what `collate` returns.
+
+    All batches are padded to at most three shapes (`shapes`), which are chosen before the first batch is scheduled: most take
+    the first one, and a smaller last batch has one of its own. Larger shapes are for batches that may never come.
+
+    The order of an epoch depends on `seed` and the number of the epoch alone. `state` returns the position and `restore`
+    continues from it, with the same batches bit for bit, also in another process.
+
+    After a `break` or an exception, the next loop starts the next epoch. Processes and threads that worked for the abandoned
+    loop are used again by the next one, and end with the graphs.
+
+    Args:
+        graphs: the data set; or a sequence of data sets with equally many graphs, such as sentences and reversed sentences. A
+            pair `(graphs, pick)` in the sequence has other graphs: `pick(samples)` returns those of a batch, always as many.
+        batches: the number of graphs of a batch; or an iterable of integer arrays, the graphs of each batch. An iterator may
+            be infinite, and is consumed.
+        seed: shuffles every epoch. `None`: all epochs are alike.
+        fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such.
+        collate: `collate(sample)` returns the pytree of NumPy arrays of a batch, from a `Sample` with the attributes `numbers`,
+            `present`, `graphs` and `sched`. By default `sample.sched`.
+        group: "balanced" draws batches of nearly equal numbers of vertices, which need the fewest shapes and the least
+            padding; "similar" puts graphs of similar sizes into a batch; "random" draws them independently of their sizes.
+        last: what to do if the graphs do not fill the last batch: "short" yields a smaller one, "drop" leaves them out, and
+            "pad" fills up with copies of the smallest graph. Their labels are -1 and must not count in the loss; `collate`
+            sees them in `sample.present`.
+        shapes: the most padded shapes, each of which is compiled when it first occurs.
+        steps: training steps in one dispatch. `None`: 1 on a CPU, and about 16 on a GPU. With `steps=1` the loader yields
+            single batches without the class `Batches`, also for functions under plain `jax.jit`.
+        workers: processes that schedule. `None`: by the device, and more of them if the training loop waits for batches.
+        ahead: dispatches that a thread prepares and sends ahead of the loop; 0 for no thread. `None`: 2 on a GPU, else 0.
+        mesh: a mesh of one axis. Each batch is dealt to its devices, with equal numbers of graphs and about equal costs.
+        policy: as in [`cavs.schedule`][].
+        kinds: as in [`cavs.schedule`][].
+        window: as in [`cavs.schedule`][].
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+
+    Attributes:
+        epoch: the number of the epoch that the next loop runs; within a loop, that of this loop.
+        batch: the number of batches of this epoch that the loop has received.
+        waited: seconds that loops waited for batches in this epoch.
+    """
+
+    def __init__(
+        self,
+        graphs: Source | Sequence[Source],
+        batches: int | Iterable[Index],
+        *,
+        seed: int | None = 0,
+        fields: Sequence[str] | None = None,
+        collate: Callable[[Sample], PyTree] | None = None,
+        group: str = "balanced",
+        last: str = "short",
+        shapes: int = 3,
+        steps: int | None = None,
+        workers: int | None = None,
+        ahead: int | None = None,
+        mesh: Mesh | None = None,
+        policy: str = "batching",
+        kinds: bool = True,
+        window: int = LAZY_WINDOW,
+    ):
+        self._members, several = members_of(graphs, fields, policy, kinds, window)
+        of_samples = [m.graphs for m in self._members if m.pick is None]
+        self._num_samples = len(of_samples[0])
+        self._sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
+        given = Settings(batches, seed, collate, group, last, shapes, steps, workers, ahead, mesh)
+        self._settings = checked(given, self._num_samples)
+        if last == "pad" and collate is None and not any("label" in m.options.fields for m in self._members):
+            raise ValueError(
+                "Loader: last: got 'pad' for graphs without labels; expected labels, which are -1 for the copies, or a collate "
+                "that reads sample.present. Write last='short' or last='drop'."
+            )
+        self._given: int | list[np.ndarray] | Iterable[Index] = self._settings.batches
+        if isinstance(self._given, Sized) and not isinstance(self._given, int):
+            numbers: Any = np.arange(self._num_samples)
+            self._given = [np.atleast_1d(numbers[some]) for some in self._given]
+        self._shapes = Shapes(self._members)
+        self._delivery = Delivery(self._members, several, self._shapes, self._settings)
+        self._steps = steps or 1
+        if isinstance(self._given, int):
+            self._choose_shapes(self._given)
+            self._steps = steps or steps_for(self._given, len(self))
+        elif isinstance(self._given, list) and self._given:
+            batches = self._batches(0)
+            for size in (sizes := sorted({len(some) for some in batches})):
+                mine = self._dealt([some for some in batches if len(some) == size])
+                self._shapes.add(mine, max(1, shapes // len(sizes)), closed=True)
+            self._steps = steps or steps_for(len(batches[0]), len(batches))
+        gpu = jax.default_backend() == "gpu"
+        self._delivery.workers = (min(1, most_workers()) if gpu else 0) if workers is None else workers
+        self._delivery.ahead = (AHEAD if gpu else 0) if ahead is None else ahead
+        self.epoch, self.batch, self.waited = 0, 0, 0.0
+        self._seconds, self._restored = 0.0, False
+        self._cached: Epoch | None = None
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch.
+
+        Raises:
+            TypeError: the batches come from an iterator.
+        """
+        if isinstance(self._given, list):
+            return len(self._given)
+        if not isinstance(self._given, int):
+            raise TypeError("len(loader): the batches come from an iterator; expected a batch size, or a list of batches.")
+        left = self._num_samples % self._given
+        return self._num_samples // self._given + (left > 0 and self._settings.last != "drop")
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._restored:
+            self._restored = False
+        elif self.batch:  # the loop before was left early
+            self.epoch, self.batch = self.epoch + 1, 0
+        return self._loop()
+
+    def state(self) -> dict[str, int]:
+        """The position: how many batches loops have received so far, as a dict of ints that JSON can store."""
+        order = self._planned(self.epoch).checksum if isinstance(self._given, int | list) else 0
+        return {"epoch": self.epoch, "batch": self.batch, "steps": self._steps, "order": order}
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Continues at a position: the next loop yields the rest of its epoch.
+
+        Args:
+            state: what `state` returned, here or in another process.
+
+        Raises:
+            ValueError: within an epoch, if this loader yields other batches than the one that was saved.
+        """
+        before, self._cached = self._steps, None
+        self._steps = state["steps"] if self._settings.steps is None else self._steps
+        known = isinstance(self._given, int | list)
+        if known and state["batch"] and state["order"] != self._planned(state["epoch"]).checksum:
+            self._steps, self._cached = before, None
+            raise ValueError(
+                "Loader.restore: state: got the position of a loader with other batches; expected one of the same graphs, "
+                "batch size, seed, group, shapes and steps. At the end of an epoch (batch 0) these may change."
+            )
+        self.epoch, self.batch, self._restored = state["epoch"], state["batch"], True
+
+    def examples(self) -> list[Batches]:
+        """What this epoch yields, as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+        return [] if self._cached is None else self._delivery.examples(self._cached)
+
+    def _choose_shapes(self, batch: int) -> None:
+        epochs = min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(self)))
+        sample = [some for epoch in range(epochs if self._settings.seed is not None else 1) for some in self._batches(epoch)]
+        whole, rest = ([some for some in sample if (len(some) == batch) == full] for full in (True, False))
+        strata: list[tuple[np.ndarray, np.ndarray] | None] = [None, None]
+        if self._settings.group == "balanced" and self._delivery.devices == 1:
+            by_size, *of = strata_of_batches(self._sizes, batch)
+            strata = [(by_size, edges) for edges in of]
+        for some, most, edges in zip((whole, rest), (self._settings.shapes - bool(rest), 1), strata, strict=True):
+            if some:
+                self._shapes.add(self._dealt(some), max(1, most), False, edges)
+
+    def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
+        """The samples of each batch and device."""
+        return plan_samples(batches, self._sizes, self._delivery.devices)[0]
+
+    def _batches(self, epoch: int) -> list[np.ndarray]:
+        """The samples of each batch of an epoch; -1 for stand-ins."""
+        if not isinstance(self._given, int):
+            return cast(list[np.ndarray], self._given)
+        s = self._settings
+        rows = [*epoch_batches(self._sizes, self._given, s.group, s.seed, epoch)][: len(self)]
+        if s.last == "short" and rows:
+            rows[-1] = rows[-1][rows[-1] >= 0]
+        return rows
+
+    def _planned(self, epoch: int) -> Epoch:
+        if self._cached is None or self._cached.number != epoch:
+            self._cached = self._plan(epoch, self._batches(epoch))
+        return self._cached
+
+    def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
+        planned = plan(self._members, self._shapes, batches, self._sizes, self._delivery.devices)
+        return Epoch.of(epoch, planned, self._steps)
+
+    def _epochs(self) -> Iterator[Epoch]:
+        """The rest of this epoch, in parts that are planned together."""
+        if isinstance(self._given, int | list):
+            yield self._planned(self.epoch).after(self.batch)
+            return
+        source: Iterator[Any] = iter(self._given)
+        numbers: Any = np.arange(self._num_samples)
+        for _ in itertools.islice(source, self.batch if self.epoch == 0 else 0):
+            pass
+        while some := [np.atleast_1d(numbers[index]) for index in itertools.islice(source, CHUNK)]:
+            yield self._plan(self.epoch, some)
+
+    def _loop(self) -> Iterator[Any]:
+        begun, self.waited = time.perf_counter(), 0.0
+        for epoch in self._epochs():
+            with contextlib.closing(self._delivery.of(epoch)) as found:  # type: ignore[type-var]
+                while True:
+                    asked = time.perf_counter()
+                    batches = next(found, None)
+                    self.waited += time.perf_counter() - asked
+                    if batches is None:
+                        break
+                    self.batch += len(batches)
+                    batches._loader = weakref.ref(self)
+                    yield batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
+                    del batches  # not kept while waiting for the next one
+                    self._seconds = time.perf_counter() - begun
+        self.epoch, self.batch = self.epoch + 1, 0
+        if self._settings.workers is None and self.waited > LONG_WAIT * self._seconds:
+            self._delivery.workers = max(self._delivery.workers, min(2 * self._delivery.workers or 1, most_workers()))
+
+    def __repr__(self) -> str:
+        s, delivery = self._settings, self._delivery
+        of = f"{self._given}" if isinstance(self._given, int) else "given"
+        many = "" if not isinstance(self._given, int | list) else f", {len(self)} per epoch"
+        lines = [f"Loader of {self._num_samples} graphs, batches of {of}{many}, {s.group}, seed {s.seed}"]
+        waits = f"{delivery.workers} processes, {self._steps} steps per dispatch, {delivery.ahead} dispatches sent ahead"
+        share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
+        lines += [f"  {waits}; {delivery.devices} devices", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
+        number = np.zeros(0, int) if self._cached is None else self._cached.planned.shape
+        for i, shape in enumerate(self._shapes.all):
+            rows, times = sum(one.vertices for one in shape), int((number == i).sum())
+            padding = ""
+            if self._cached is not None and times:
+                padding = f", {100 * self._padding(self._cached, i):.0f} % padding"
+            lines.append(f"  shape of {shape[0].graphs} graphs, {rows} vertices: {times} batches of this epoch{padding}")
+        return "\n".join(lines)
+
+    def _padding(self, epoch: Epoch, number: int) -> float:
+        """The fraction of padding of the batches of one shape."""
+        devices = self._delivery.devices
+        mine = np.flatnonzero((epoch.planned.shape == number).repeat(devices))
+        used = sum(
+            int(np.diff(m.graphs.vertex_offsets)[np.concatenate([graphs[i] for i in mine])].sum())
+            for m, graphs in zip(self._members, epoch.planned.graphs, strict=True)
+        )
+        return 1 - used / (len(mine) * sum(one.vertices for one in self._shapes.all[number]))

@@ -1,0 +1,159 @@
+"""The settings of a loader: checked, and chosen by the device where the user chose none."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from cavs._feed.epochs import GROUPS
+from cavs._feed.plan import Member, Pick
+from cavs._graphs.checks import Index
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.scheduler import options_of
+
+LAST = ("short", "drop", "pad")
+CARRIED = ("input_id", "label")  # the fields that schedules include by default
+# Training steps in one dispatch on a GPU. A dispatch costs Python about as long as a small step takes; steps of few graphs are
+# smaller still.
+STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
+AHEAD = 2  # dispatches that wait on a GPU
+MOST_WORKERS = 8
+
+Source: TypeAlias = Graphs | tuple[Graphs, Pick]
+
+
+class Sample(NamedTuple):
+    """One batch, as the `collate` of a loader receives it. With several data sets, `graphs` and `sched` are tuples.
+
+    Attributes:
+        numbers: (B,) the samples of the batch.
+        present: (B,) bool, `False` for stand-ins of a padded last batch, whose labels must not count.
+        graphs: the graphs of the batch.
+        sched: its schedule.
+    """
+
+    numbers: np.ndarray
+    present: np.ndarray
+    graphs: Graphs | tuple[Graphs, ...]
+    sched: Schedule | tuple[Schedule, ...]
+
+
+class Settings(NamedTuple):
+    """The arguments of `Loader` after validation. `steps`, `workers` and `ahead` are `None` if the loader chooses."""
+
+    batches: int | Iterable[Index]
+    seed: int | None
+    collate: Callable[[Sample], PyTree] | None
+    group: str
+    last: str
+    shapes: int
+    steps: int | None
+    workers: int | None
+    ahead: int | None
+    mesh: Mesh | None
+
+
+def members_of(
+    graphs: Source | Sequence[Source], fields: Sequence[str] | None, policy: str, kinds: bool, window: int
+) -> tuple[list[Member], bool]:
+    """The data sets of a loader, and whether they were given as a sequence.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+    several = isinstance(graphs, list) or isinstance(graphs, tuple) and not (len(graphs) == 2 and callable(graphs[1]))
+    members: list[Member] = []
+    sources: Any = graphs if several else (graphs,)
+    for source in sources:
+        data, pick = source if isinstance(source, tuple) else (source, None)
+        carried = fields
+        if fields is None and isinstance(data, Graphs):
+            carried = [name for name in CARRIED if _is_ids(getattr(data, name))]
+        options = options_of("Loader", data, policy, kinds, False, window, None, carried or (), None)
+        members.append(Member(data, pick, options))
+    if not members:
+        raise ValueError("Loader: graphs: got no data set; expected cavs.Graphs or several of them.")
+    lengths = {len(m.graphs) for m in members if m.pick is None}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            f"Loader: graphs: got data sets of {sorted(lengths)} graphs; expected equal numbers, at least one. For data sets "
+            "with other graphs write (graphs, pick), where pick(samples) returns the graphs of a batch."
+        )
+    return members, several
+
+
+def _is_ids(values: np.ndarray | None) -> bool:
+    """Whether a schedule can include a field: labels may also be floats, or several numbers per vertex."""
+    return values is not None and values.dtype == np.int32 and values.ndim == 1
+
+
+def checked(settings: Settings, samples: int) -> Settings:
+    """Checks the other arguments of a loader over so many samples.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid.
+    """
+    batches, mesh = settings.batches, settings.mesh
+    if isinstance(batches, bool) or not isinstance(batches, int) and not isinstance(batches, Iterable):
+        raise TypeError(
+            f"Loader: batches: got {batches!r}; expected an int, the graphs of a batch, or an iterable of integer arrays."
+        )
+    if isinstance(batches, int) and not 1 <= batches:
+        raise ValueError(f"Loader: batches: got {batches}; expected an int >= 1, the number of graphs of a batch.")
+    for name, choices in (("group", GROUPS), ("last", LAST)):
+        if (got := getattr(settings, name)) not in choices:
+            raise ValueError(f"Loader: {name}: got {got!r}; expected one of {', '.join(map(repr, choices))}.")
+    for name, least in (("seed", 0), ("shapes", 1), ("steps", 1), ("workers", 0), ("ahead", 0)):
+        got = getattr(settings, name)
+        if got is not None and (isinstance(got, bool) or not isinstance(got, int) or got < least):
+            raise ValueError(f"Loader: {name}: got {got!r}; expected an int >= {least}{' or None' * (name != 'shapes')}.")
+    if settings.collate is not None and not callable(settings.collate):
+        raise TypeError(f"Loader: collate: got a {type(settings.collate).__name__}; expected a function of one batch.")
+    if mesh is not None:
+        _check_mesh(settings, mesh, samples)
+    return settings._replace(batches=min(batches, samples)) if isinstance(batches, int) else settings
+
+
+def _check_mesh(settings: Settings, mesh: Mesh, samples: int) -> None:
+    if not isinstance(mesh, Mesh) or len(mesh.axis_names) != 1:
+        raise ValueError(
+            f"Loader: mesh: got {mesh!r}; expected a jax.sharding.Mesh of one axis. Write jax.make_mesh((devices,), ('data',))."
+        )
+    devices = mesh.size
+    if not isinstance(settings.batches, int):
+        return
+    batch = min(settings.batches, samples)
+    if batch % devices:
+        raise ValueError(
+            f"Loader: batches: got {batch} for {devices} devices; expected a multiple of their number. Write "
+            f"batches={-(-batch // devices) * devices}."
+        )
+    if settings.last == "short" and samples % batch % devices:
+        raise ValueError(
+            f"Loader: last: got 'short' with a last batch of {samples % batch} graphs for {devices} devices; expected a number "
+            "that they can share equally. Write last='drop', or last='pad' if the loss leaves out vertices whose label is -1."
+        )
+
+
+def steps_for(batch: int, batches: int) -> int:
+    """The training steps of one dispatch on this device, for epochs of so many batches of so many graphs.
+
+    On a CPU one, because XLA runs a step on all cores while Python prepares the next. On a GPU about `STEPS`, in multiples of
+    four (the steps of one CUDA graph), such that few batches of the epoch are left over.
+    """
+    if jax.default_backend() != "gpu":
+        return 1
+    steps = STEPS if batch > FEW else STEPS_OF_FEW
+    choices = [n for n in range(steps - 4, steps + 9, 4) if n <= batches] or [max(1, batches)]
+    return min(choices, key=lambda n: (batches // n + batches % n, abs(n - steps)))
+
+
+def most_workers() -> int:
+    """The most processes that a loader starts by itself. On a CPU the training step needs the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_WORKERS, cores // (2 if jax.default_backend() == "gpu" else 4))

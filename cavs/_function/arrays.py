@@ -1,0 +1,27 @@
+"""Arguments of users as arrays."""
+
+import jax
+import jax.numpy as jnp
+
+from cavs._graphs.pytree import PyTree
+
+
+def as_arrays(tree: PyTree, where: str) -> PyTree:
+    """Returns `tree` with all leaves as JAX arrays.
+
+    Raises:
+        TypeError: a leaf is not an array; the message names the argument `where`, and the first such leaf.
+    """
+    try:
+        return jax.tree.map(jnp.asarray, tree)
+    except TypeError:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            try:
+                jnp.asarray(leaf)
+            except TypeError as error:
+                raise TypeError(
+                    f"{where}: got a {type(leaf).__name__} at {jax.tree_util.keystr(path) or 'the root'}; expected only "
+                    "arrays. For an Equinox module write params, static = equinox.partition(module, equinox.is_array), and "
+                    "inside F equinox.combine(params, static)."
+                ) from error
+        raise

@@ -1,0 +1,185 @@
+"""What the backward of the recurrent part keeps of the forward, runs again, and overwrites.
+
+The joint program (`_function.joint`) is the forward and its VJP. By default the levels store the cheapest values from which the
+backward follows without running a product again (Echo, section IV). `front` returns the alternatives: the Pareto front of bytes
+against FLOPs that run again, from one minimum cut per subset of the products.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import itertools
+from collections.abc import Collection, Iterator
+
+from cavs._function.costs import bytes_of_var, flops_of
+from cavs._function.domains import EDGE, STATIC, Domains, domain_of
+from cavs._function.equations import depends, needed, reads
+from cavs._function.jaxprs import Eqn, Var, is_var
+from cavs._function.joint import Joint
+from cavs._function.minimum_cut import keep_products
+
+MOST_PRODUCTS = 6  # of which `front` tries all subsets; with more, the products that take the fewest FLOPs first
+_EDGES_PER_ROW = 2  # an edge value counts for this many of its kind per vertex
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A point of the Pareto front.
+
+    Attributes:
+        again: results of the products that the backward runs again.
+        bytes: stored per vertex.
+        flops: of the products that run again, per vertex.
+    """
+
+    again: tuple[Var, ...]
+    bytes: float
+    flops: float
+
+
+_LEAST: contextvars.ContextVar[bool] = contextvars.ContextVar("least", default=False)
+
+
+def keeps_least() -> bool:
+    """Returns whether `run` is traced inside `keep_least`."""
+    return _LEAST.get()
+
+
+@contextlib.contextmanager
+def keep_least() -> Iterator[None]:
+    """Inside, calls of `run` are traced to need the least memory rather than the least time."""
+    before = _LEAST.set(True)
+    try:
+        yield
+    finally:
+        _LEAST.reset(before)
+
+
+def with_keeping(joint: Joint, again: Collection[Var] = (), overwritten: Collection[int] = (), share: bool = False) -> Joint:
+    """Returns the joint program with the cheapest keeping.
+
+    Args:
+        joint: the joint program.
+        again: results of products that may run again.
+        overwritten: state leaves whose rows the cotangents overwrite, so that the backward cannot read a vertex's own state.
+        share: whether values of the shape of a cut cotangent are preferred among equally small ones, as that can overwrite them
+            (`reused`). Otherwise those nearest the backward are taken: less runs again, and XLA compiles faster on a CPU.
+    """
+    if not joint.differentiable:
+        return joint
+    forward_eqns, sinks = _read_by_backward(joint)
+    # A kept value and a cut cotangent of one shape can share a buffer.
+    like = {(v.aval.shape, v.aval.dtype) for v in joint.reverse.cuts} if share else set()
+
+    def cost(v: Var) -> float:
+        return _bytes(v, joint.domain) * (0.999 if (v.aval.shape, v.aval.dtype) in like else 1.0)
+
+    f = joint.forward
+    own = [v for i, v in enumerate(f.states) if i not in overwritten]
+    # STATIC values are computed from parameters, which stay: they are not stored.
+    static = {v for e in forward_eqns for v in e.outvars if domain_of(v, joint.domain) == STATIC}
+    free = static | {v for v in (*own, *f.extra) if is_var(v)}
+    keep = keep_products(forward_eqns, sinks, free, f.cross, again, cost)
+    keep = [v for v in keep if v not in f.cross]
+    return dataclasses.replace(joint, forward=dataclasses.replace(f, keep=keep, overwritten=frozenset(overwritten)))
+
+
+def _read_by_backward(joint: Joint) -> tuple[list[Eqn], set[Var]]:
+    """The equations of the forward, and what the backward reads of them.
+
+    It reads the operands of its equations, forward values that are themselves cotangents, and the operands of lazy gradients.
+    """
+    eqns, r = joint.program.eqns, joint.reverse
+    backward = depends(eqns, {*r.state_cts.values(), *r.extra_cts.values()})
+    cts = (*r.ct_cross.values(), *r.ct_slots.values(), *r.ct_child.values(), *(cut for use in r.uses for cut in use.cuts))
+    results = [v for v in cts if is_var(v)]
+    backward_eqns = [e for e in needed(eqns, results, set())[0] if e.outvars[0] in backward]
+    sinks = reads(backward_eqns, [*results, *(v for use in r.uses for v in use.operands.values())]) - backward
+    return [e for e in eqns if e.outvars[0] not in backward], sinks
+
+
+def rows_read(joint: Joint) -> set[Var]:
+    """The eager rows that the backward reads, so that they are alive until it ends."""
+    r = joint.reverse
+    results = [*r.ct_slots.values(), *r.ct_child.values(), *r.cuts]
+    eqns, available = needed(joint.program.eqns, results, joint.available)
+    return (reads(eqns, available) | lazy_reads(joint)) & set(joint.forward.cross)
+
+
+def lazy_reads(joint: Joint) -> set[Var]:
+    """The values that the lazy parameter gradients read after the levels."""
+    operands = [v for use in joint.reverse.uses for v in use.operands.values() if is_var(v)]
+    eqns, available = needed(joint.program.eqns, operands, joint.available)
+    return reads(eqns, [*operands, *available]) & joint.available
+
+
+def reused(joint: Joint) -> dict[Var, Var]:
+    """For each cut cotangent that can overwrite a kept value in its rows, that value. Each is used once."""
+    later, domain = lazy_reads(joint), joint.domain
+    spare = [v for v in joint.forward.keep if v not in later]
+    found: dict[Var, Var] = {}
+    for cut in joint.reverse.cuts:
+        edge = joint.reverse.cut_domain[cut] == EDGE
+        like = (cut.aval.shape, cut.aval.dtype)
+        fits = [v for v in spare if (v.aval.shape, v.aval.dtype) == like and (domain_of(v, domain) == EDGE) == edge]
+        if fits:
+            found[cut] = fits[0]
+            spare.remove(fits[0])
+    return found
+
+
+def can_overwrite(joint: Joint, slots: Collection[tuple[int, int]], child: Collection[int]) -> set[int]:
+    """The state leaves that only the backward's levels read: their cotangents may overwrite them in a forest.
+
+    Args:
+        joint: the joint program.
+        slots: `Recurrent.slots`.
+        child: `Recurrent.child`.
+    """
+    later, f = lazy_reads(joint), joint.forward
+    read = {i for i, v in enumerate(f.states) if is_var(v) and v in later}
+    read |= {i for v, (_, i) in zip(f.slots, slots, strict=True) if v in later}
+    read |= {i for v, i in zip(f.child, child, strict=True) if v in later}
+    # A state that is passed on as it is has no equation that could compute it again.
+    made = {v for e in joint.program.eqns for v in e.outvars}
+    return {i for i, v in enumerate(f.states) if i in joint.reverse.state_cts and is_var(v) and v in made} - read
+
+
+def front(joint: Joint, overwritten: Collection[int] = ()) -> list[Point]:
+    """Returns the Pareto front, from the point that runs no product again to the one that keeps the fewest bytes."""
+    if not joint.differentiable:
+        return [Point((), 0.0, 0.0)]
+    domain = joint.domain
+    products = [
+        (e.outvars[0], flops_of(e) * _times(e.outvars[0], domain))
+        for e in _read_by_backward(joint)[0]
+        if e.primitive.name == "dot_general" and domain_of(e.outvars[0], domain) != STATIC
+    ]
+
+    def stored(again: Collection[Var]) -> float:
+        kept = with_keeping(joint, again, overwritten)
+        return float(sum(_bytes(v, domain) for v in (*kept.forward.keep, *rows_read(kept))))
+
+    none, everything = stored(()), stored([v for v, _ in products])
+    if none == everything:
+        return [Point((), none, 0.0)]
+    products.sort(key=lambda p: p[1])
+    if len(products) <= MOST_PRODUCTS:
+        subsets = [s for n in range(len(products) + 1) for s in itertools.combinations(products, n)]
+    else:
+        subsets = [tuple(products[:n]) for n in range(len(products) + 1)]
+    points = [Point(tuple(v for v, _ in s), stored([v for v, _ in s]), sum(n for _, n in s)) for s in subsets]
+    best: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.flops, p.bytes)):
+        if not best or point.bytes < best[-1].bytes:
+            best.append(point)
+    return best
+
+
+def _bytes(v: Var, domain: Domains) -> float:
+    """The bytes of a value per vertex."""
+    return bytes_of_var(v) * _times(v, domain)
+
+
+def _times(v: Var, domain: Domains) -> int:
+    return _EDGES_PER_ROW if domain.get(v) == EDGE else 1

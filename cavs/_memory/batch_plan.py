@@ -1,0 +1,207 @@
+"""`plan`: how a batch is computed within a memory budget, in parts (moDNN) and with products that run again (Echo)."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from cavs._function.costs import bytes_of_var
+from cavs._function.jaxprs import Eqn
+from cavs._function.lines import source_line
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+from cavs._memory.batch_search import (
+    KEEPINGS,
+    Candidate,
+    Choice,
+    Collate,
+    Search,
+    loss_of,
+    numbers_of_parts,
+    schedule_parts,
+    stacked,
+)
+from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.table import columns
+
+_PARTS = ("leaves", "eager", "levels", "lazy")  # the scopes in `_run.forward` and `_run.adjoint`
+
+
+def plan(
+    loss: Callable[[Any, Any], jax.Array],
+    params: PyTree,
+    graphs: Graphs,
+    budget: int | float | str | None = None,
+    *,
+    collate: Collate = lambda sample: sample.sched,
+    parts: int | None = None,
+    keep: str | None = None,
+) -> "BatchPlan":
+    """Plans how the gradient of a batch is computed within a memory budget. Nothing is compiled.
+
+    The plan is the fastest that is predicted to fit. A batch may be computed in parts, one after another, whose gradients are
+    added up (moDNN, section 5.1); and the backward of F may keep less, and run products again (Echo).
+
+    ```python
+    plan = cavs.memory.plan(loss, params, graphs, "2GiB")             # loss(params, sched)
+    print(plan)
+    step = jax.jit(jax.value_and_grad(plan.loss))
+    value, grads = step(params, plan.batch(graphs))
+    ```
+
+    Args:
+        loss: `loss(params, batch)`, a scalar that is a sum over the graphs of the batch. If it is a mean over the graphs,
+            divide the plan's loss and gradients by `plan.parts`: all parts have equally many graphs.
+        params: the parameters, or their `jax.ShapeDtypeStruct`s.
+        graphs: a batch: take the largest one. Batches with equally many graphs and about as many vertices need as much.
+        budget: the temporary memory of forward and backward, apart from parameters, gradients and inputs: bytes, `"2GiB"`, a
+            fraction of the device's memory such as `0.5`, or `"min"` for the smallest plan. None: the fastest plan.
+        collate: as in [`cavs.data.Loader`][]: `collate(sample)` returns the `batch` that `loss` gets, a pytree of NumPy arrays,
+            for a part of the batch. By default `sample.sched`, which includes `input_id` and `label`.
+        parts: the number of parts, if you choose it yourself. It divides the number of graphs.
+        keep: what the backward of F keeps, if you choose it yourself: `"fast"`, `"least"` (no more than needed without running
+            a product again; engine `scan` then shares buffers), or `"window"` (products run again, and parameter gradients
+            are batched over 256 vertices at a time).
+
+    Returns:
+        The plan, which prints as a table.
+
+    Raises:
+        BudgetError: no plan fits the budget. The message names the smallest one that does.
+        ValueError: `budget` is not an amount of memory, or `parts` or `keep` is invalid.
+        TypeError: `graphs` is not [`cavs.Graphs`][].
+    """
+    wanted = bytes_of(budget, "plan")
+    if not isinstance(graphs, Graphs) or not len(graphs):
+        got = "no graphs" if isinstance(graphs, Graphs) else f"a {type(graphs).__name__}"
+        raise TypeError(f"plan: graphs: got {got}; expected a batch. Write graphs[:64] of cavs.read(...), for instance.")
+    if keep is not None and keep not in KEEPINGS:
+        raise ValueError(f"plan: keep: got {keep!r}; expected one of {', '.join(map(repr, KEEPINGS))}, or None.")
+    counts = numbers_of_parts(len(graphs))
+    if parts is not None and parts not in counts:
+        raise ValueError(f"plan: parts: got {parts!r} for {len(graphs)} graphs; expected one of {counts}.")
+    choices = [Choice(n, k) for n in counts for k in KEEPINGS if parts in (None, n) and keep in (None, k)]
+    search = Search(loss, params, graphs, collate, choices)
+    if wanted == "min":
+        return BatchPlan(search, search.smallest(), "min")
+    chosen = search.fastest(math.inf if wanted is None else float(wanted))
+    if chosen is None:
+        raise BudgetError(_too_small(search, int(wanted or 0)))
+    return BatchPlan(search, chosen, wanted)
+
+
+def _too_small(search: Search, budget: int) -> str:
+    least = search.smallest()
+    weights = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(search.params))
+    sizes = np.diff(search.graphs.vertex_offsets)
+    return (
+        f"plan: budget: got {text_of(budget)}; expected at least {text_of(least.peak.bytes)}, for {least.choice.parts} parts. "
+        f"The parameters take {text_of(weights)}, and so do their gradients; the largest graph has {sizes.max()} vertices. "
+        f"Write budget={least.peak.bytes}, or a smaller width of the model."
+    )
+
+
+class BatchPlan:
+    """How a batch is computed within a memory budget. Created by [`cavs.memory.plan`][]; prints as a table.
+
+    Attributes:
+        parts: the number of parts of a batch.
+        keep: what the backward of F keeps: `"fast"`, `"least"` or `"window"`.
+        peak: predicted bytes of temporary memory.
+        time: predicted time, relative to the fastest plan. An estimate.
+    """
+
+    def __init__(self, search: Search, chosen: Candidate, budget: int | str | None):
+        self._search, self._chosen, self._budget = search, chosen, budget
+        (self.parts, self.keep), self.peak = chosen.choice, chosen.peak.bytes
+        self.time = chosen.time / min(map(search.time, search.choices))
+        self.loss = loss_of(search.loss, chosen.choice)
+        """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
+        self._shape = search.first_and_time(chosen.choice)[0][2].shape
+
+    def batch(self, graphs: Graphs) -> PyTree:
+        """Schedules a batch in parts.
+
+        Args:
+            graphs: the batch, whose number of graphs `parts` divides. If it is not larger than the batch of the plan and those
+                since, nothing is compiled again.
+
+        Returns:
+            The argument of `loss`: a pytree of NumPy arrays with a leading axis of parts.
+
+        Raises:
+            ValueError: `parts` does not divide the number of graphs.
+        """
+        parts = list(schedule_parts(graphs, self._chosen.choice, self._shape))
+        self._shape = parts[0][2].shape
+        return stacked(parts, self._search.collate)
+
+    def measure(self) -> int:
+        """Compiles the loss and its gradient for the batch of the plan, and returns the bytes of temporary memory.
+
+        Raises:
+            RuntimeError: the backend does not tell.
+        """
+        lowered = jax.jit(jax.value_and_grad(self.loss)).lower(self._search.params, self._search.batch(self._chosen.choice))
+        analysis = lowered.compile().memory_analysis()
+        if analysis is None:
+            raise RuntimeError("measure: this backend does not tell how much memory a program needs.")
+        return analysis.temp_size_in_bytes
+
+    def verified(self) -> "BatchPlan":
+        """Returns a plan that fits the budget when it is compiled: this one, or a smaller one if XLA needs more than predicted.
+
+        Each attempt compiles a program. The later ones are planned with the error of the earlier ones.
+
+        Raises:
+            BudgetError: after three attempts, none fits.
+        """
+        if not isinstance(self._budget, int):
+            return self
+        plan, budget = self, self._budget
+        for _ in range(3):
+            measured = plan.measure()
+            if measured <= budget:
+                return plan
+            smaller = self._search.fastest(min(budget * plan.peak / measured, plan.peak - 1))
+            if smaller is None:
+                break
+            plan = BatchPlan(self._search, smaller, budget)
+        raise BudgetError(
+            f"verified: budget: got {text_of(budget)}; XLA needs {text_of(measured)} for {plan.parts} parts, where "
+            f"{text_of(plan.peak)} were predicted. Write a larger budget, or parts=."
+        )
+
+    def frontier(self) -> list[tuple[int, float, Choice]]:
+        """Returns (predicted peak in bytes, relative time, choice) of the best plans, the fastest first."""
+        best: list[tuple[int, float, Choice]] = []
+        fastest = min(map(self._search.time, self._search.choices))
+        for choice in sorted(self._search.choices, key=self._search.time):
+            found = self._search.candidate(choice)
+            if not best or found.peak.bytes < best[-1][0]:
+                best.append((found.peak.bytes, found.time / fastest, choice))
+        return best
+
+    def __str__(self) -> str:
+        graphs, budget = self._search.graphs, self._budget
+        asked = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
+        lines = [
+            f"{len(graphs)} graphs, {graphs.num_vertices} vertices, parts={self.parts}, keep={self.keep!r}: predicted peak "
+            f"{text_of(self.peak)} of temporary memory ({asked}), {self.time:.2f} times the time of the fastest plan",
+            "alive at the peak:",
+        ]
+        alive = sorted(self._chosen.peak.alive, key=lambda pair: -bytes_of_var(pair[0]))[:12]
+        rows = [
+            (text_of(bytes_of_var(v)), v.aval.str_short(short_dtypes=True), e.primitive.name, _part(e), source_line(e) or "")
+            for v, e in alive
+        ]
+        return "\n".join([*lines, *columns([("bytes", "type", "result of", "part of run", "line"), *rows])])
+
+    __repr__ = __str__
+
+
+def _part(e: Eqn) -> str:
+    """The part of `run` that an equation belongs to."""
+    return next((name for name in str(e.source_info.name_stack).split("/") if name in _PARTS), "")

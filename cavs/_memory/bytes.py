@@ -1,0 +1,67 @@
+"""Amounts of memory as people write them."""
+
+import math
+import os
+import re
+
+import jax
+
+_UNITS = (
+    {"": 1, "b": 1}
+    | {f"{p}b": 1000 ** (i + 1) for i, p in enumerate("kmgt")}
+    | {f"{p}ib": 1024 ** (i + 1) for i, p in enumerate("kmgt")}
+)
+_EXPECTED = (
+    "expected bytes as an int, a text such as '2GiB' or '512 MB', a fraction of the device's memory such as 0.5, 'min' or None"
+)
+
+
+class BudgetError(ValueError):
+    """No plan fits the budget. The message names the smallest budget that one fits, and what needs the most memory."""
+
+
+def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argument: str = "budget") -> int | str | None:
+    """Reads an amount of memory.
+
+    Args:
+        budget: bytes as an `int`; a text such as `"2GiB"` or `"512 MB"`; as a `float`, a fraction 0 < x <= 1 of the first
+            device's memory, on a CPU of the machine's memory; `"min"`; or None.
+        function: named by errors.
+        argument: named by errors.
+
+    Returns:
+        The number of bytes; `"min"` and None unchanged.
+
+    Raises:
+        ValueError: if `budget` is none of these.
+    """
+    if budget is None or budget == "min":
+        return None if budget is None else "min"
+    if isinstance(budget, str) and (found := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", budget.lower())):
+        number, unit = found.groups()
+        if unit in _UNITS:
+            return int(float(number) * _UNITS[unit])
+    elif isinstance(budget, float) and 0 < budget <= 1:
+        return int(budget * _device_memory(function, argument))
+    elif isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
+        return budget
+    raise ValueError(f"{function}: {argument}: got {budget!r}; {_EXPECTED}. Write {argument}='2GiB'.")
+
+
+def _device_memory(function: str, argument: str) -> int:
+    device = jax.devices()[0]
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if device.platform == "cpu" and hasattr(os, "sysconf"):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    raise ValueError(
+        f"{function}: {argument}: got a fraction; expected bytes, as {device} does not say how much memory it has. "
+        f"Write {argument}='2GiB'."
+    )
+
+
+def text_of(number: float) -> str:
+    """Returns bytes as a text, such as "1.50 GiB"."""
+    power = min(4, int(math.log(number, 1024))) if number >= 1024 else 0
+    return f"{number / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

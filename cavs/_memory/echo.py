@@ -1,0 +1,143 @@
+"""`recompute`: a function whose derivative keeps less. After Echo (Zheng et al., ISCA 2020), for any function of JAX."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from cavs._function.equations import is_float
+from cavs._function.jaxprs import opened
+from cavs._function.keeping import keep_least
+from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.loops import with_derivative
+from cavs._memory.pareto import Point, Search
+from cavs._memory.table import Plan
+
+R = TypeVar("R")
+
+
+def recompute(
+    fn: Callable[..., R], budget: int | float | str | None = None, *, static_argnums: int | Sequence[int] = ()
+) -> "Recomputed[R]":
+    """Returns `fn` with a derivative that keeps less of the forward, and computes the rest again in the backward.
+
+    What is kept is a minimum cut of the traced function: the fewest bytes from which everything that the backward reads
+    follows. Unlike `jax.checkpoint`, you place nothing and name nothing, and the bodies of `lax.scan` are planned, too.
+    Gradients are those of `fn`, up to rounding; random numbers are computed again from their keys, hence the same. If the plan
+    predicts no gain, everything is kept as `jax.grad` does.
+
+    ```python
+    loss = cavs.memory.recompute(loss)
+    print(loss.plan(params, batch))          # what is kept, before anything is compiled
+    step = jax.jit(jax.value_and_grad(loss))
+    ```
+
+    Args:
+        fn: any function of pytrees of arrays that JAX can differentiate in reverse mode.
+        budget: the temporary memory that the forward and the backward of `fn` may need, apart from arguments and results:
+            bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"`. The fastest plan that is predicted to
+            fit is taken; it may run matrix products and loops twice. None: the smallest plan that runs none of them twice.
+        static_argnums: positional arguments that are no arrays, as for `jax.checkpoint`.
+
+    Returns:
+        A callable with the signature of `fn` and a method `plan`. Use it under `jax.jit`: each call plans anew. Forward-mode
+        derivatives (`jax.jvp`) are those of `fn` only, as for any `jax.custom_vjp`.
+
+    Raises:
+        BudgetError: when it is differentiated, if no plan fits the budget.
+        ValueError: if `budget` is not an amount of memory.
+    """
+    if not callable(fn):
+        raise TypeError(f"cavs.memory.recompute: fn: got {fn!r}; expected a function. Write recompute(loss, budget='2GiB').")
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    return Recomputed(fn, bytes_of(budget, "cavs.memory.recompute"), static)
+
+
+class Recomputed(Generic[R]):
+    """A function whose derivative keeps less, see [`cavs.memory.recompute`][]."""
+
+    def __init__(self, fn: Callable[..., R], budget: int | str | None, static: tuple[int, ...]) -> None:
+        functools.update_wrapper(self, fn)
+        self._fn, self._budget, self._static = fn, budget, static
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        closed, flat, tree = self._trace(args, kwargs)
+        jaxpr, consts = opened(closed)
+        # What `fn` closes over may be differentiated, too: it becomes an argument.
+        closed = jex.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), [])
+        planned = with_derivative(closed, lambda diff: self._choose(Search(closed, diff, None)).kept, late=True)
+        return jax.tree.unflatten(tree, planned(*consts, *flat))
+
+    def plan(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Plan:
+        """Returns what the derivative keeps, without compiling anything.
+
+        Args:
+            *args: arguments of `fn`, or their `jax.ShapeDtypeStruct`.
+            argnums: the positional arguments with respect to which you differentiate, as for `jax.grad`.
+            **kwargs: keyword arguments of `fn`.
+
+        Returns:
+            The plan, which prints as a table.
+
+        Raises:
+            BudgetError: if no plan fits the budget.
+        """
+        closed, _, _ = self._trace(args, kwargs)
+        wanted = {argnums % len(args)} if isinstance(argnums, int) else {i % len(args) for i in argnums}
+        marks = [i in wanted for i, arg in enumerate(args) if i not in self._static for _ in jax.tree.leaves(arg)]
+        invars = opened(closed)[0].invars
+        search = Search(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])])
+        return Plan(self._name(), search, self._choose(search), self._budget)
+
+    def _name(self) -> str:
+        return getattr(self._fn, "__name__", type(self._fn).__name__)
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], Any]:
+        dynamic = [x for i, x in enumerate(args) if i not in self._static]
+        flat, tree = jax.tree.flatten((dynamic, kwargs))
+
+        def function(*leaves: Any) -> Any:
+            given, named = jax.tree.unflatten(tree, leaves)
+            values = iter(given)
+            return self._fn(*(x if i in self._static else next(values) for i, x in enumerate(args)), **named)
+
+        for x in flat:
+            if not isinstance(x, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic | bool | int | float | complex):
+                raise TypeError(
+                    f"{self._name()} (recompute): got an argument {x!r}; expected arrays. Write recompute(fn, "
+                    "static_argnums=...) with the positions of such arguments."
+                )
+        with keep_least() if self._budget == "min" else contextlib.nullcontext():  # for the calls of `cavs.run` inside
+            closed, shapes = jax.make_jaxpr(function, return_shape=True)(*flat)
+        return closed, flat, jax.tree.structure(shapes)
+
+    def _choose(self, search: Search) -> Point:
+        if self._budget is None:
+            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p], p.bytes))
+        if self._budget != "min":
+            cheap = search.cheap()
+            if search.peaks[cheap] <= int(self._budget):
+                return cheap
+        points = search.points()
+        if self._budget == "min":
+            return points[-1]
+        chosen = search.within(points, int(self._budget))
+        if chosen is None:
+            raise BudgetError(_too_small(self._name(), int(self._budget), search, points[-1]))
+        return chosen
+
+
+def _too_small(name: str, budget: int, search: Search, least: Point) -> str:
+    floor = search.peaks[least]
+    largest = Plan(name, search, least, budget).rows()[:3]
+    terms = (
+        "; ".join(f"{row.what} {row.shape}: {text_of(row.bytes)}" for row in largest) or "values of one stretch of the backward"
+    )
+    return (
+        f"recompute of {name}: budget: got {text_of(budget)}; expected at least {text_of(floor)}, with everything run again "
+        f"that can be. Largest of what remains: {terms}. Write budget={floor}, or 'min', or make the batch smaller."
+    )

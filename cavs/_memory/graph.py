@@ -1,0 +1,213 @@
+"""A function and its derivative as equations: the forward with all that the backward reads, and the backward."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import lax
+
+from cavs._function.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
+from cavs._function.equations import is_float, needed, run_equations
+from cavs._function.inline import inlined
+from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
+from cavs._function.minimum_cut import minimum_cut
+
+_SMALL = 16
+_TINY = 1 / 4096  # of a byte
+
+
+@dataclass(eq=False)
+class Graph:
+    """One function, differentiated with respect to `diff`, in equations.
+
+    Attributes:
+        invars: of the function, flat.
+        eqns: the forward, whose results are `outs` and everything that the backward reads.
+        outs: of the function, flat. The cotangents of those in `float_outs` enter the backward.
+        backward: the equations of the backward. Their inputs are `leaves` (`reads` says which forward value each is) and
+            `cotangents`, their results `grads`, one for each index in `diff`.
+        stored: inputs that cost memory if the backward reads them: the carry of a loop, of which each step has another.
+    """
+
+    invars: list[Var]
+    eqns: list[Eqn]
+    outs: list[Atom]
+    consts: Env
+    diff: list[int]
+    float_outs: list[int]
+    reads: dict[Var, Atom]
+    backward: list[Eqn]
+    backward_consts: Env
+    cotangents: list[Var]
+    grads: list[Atom]
+    stored: list[Var]
+    costly: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.backward, _ = needed(self.backward, self.grads, set(self.cotangents) | set(self.reads) | set(self.backward_consts))
+        self.costly = [i for i, e in enumerate(self.eqns) if is_costly(e)]
+
+    def needs(self) -> list[Var]:
+        """Returns the forward values that the backward reads, each once."""
+        read = {x for e in self.backward for x in e.invars if is_var(x)} | {x for x in self.grads if is_var(x)}
+        atoms = [self.reads[v] for v in self.reads if v in read]
+        return list(dict.fromkeys(x for x in atoms if is_var(x)))
+
+    def choose(self, price: Callable[[int, float], float | None]) -> "Kept":
+        """Chooses what to keep.
+
+        Args:
+            price: from the ordinal of a costly equation (its place in `costly`) and its FLOPs to the price in bytes of running
+                it again; None: never.
+        """
+        order = {i: k for k, i in enumerate(self.costly)}
+
+        def price_at(i: int) -> float | None:
+            if i not in order:
+                return price_of(self.eqns[i])
+            return price(order[i], flops_of(self.eqns[i])) if may_repeat(self.eqns[i]) else None
+
+        needs = self.needs()
+        # Of equally small cuts, the one of the fewest values.
+        keep, _ = minimum_cut(self.eqns, needs, price_at, stored=self.stored, size=self._size)
+        return self.keeping(keep)
+
+    def _size(self, v: Var) -> float:
+        return bytes_of_var(v) + (0 if v in self.stored else _TINY)
+
+    def plain(self) -> "Kept":
+        """Returns what JAX keeps: everything that the backward reads."""
+        return self.keeping([v for v in self.needs() if v not in self.invars or v in self.stored])
+
+    def keeping(self, keep: list[Var]) -> "Kept":
+        """Returns what follows from keeping the values `keep`."""
+        needs = self.needs()
+        free = (set(self.invars) - set(self.stored)) | set(self.consts)
+        again, used = needed(self.eqns, needs, set(keep) | free)
+        read = dict.fromkeys([*(v for v in used if v in free), *(v for v in needs if v in free)])
+        repeated = [k for k, i in enumerate(self.costly) if any(e is self.eqns[i] for e in again)]
+        return Kept(self, keep, [v for v in read if v not in self.consts], again, repeated)
+
+
+@dataclass(eq=False)
+class Kept:
+    """What a graph keeps: `keep`, which costs memory, and `free`, inputs that are there anyway."""
+
+    graph: Graph
+    keep: list[Var]
+    free: list[Var]
+    again: list[Eqn]
+    repeated: list[int]
+
+    def bytes(self) -> int:
+        return sum(map(bytes_of_var, self.keep))
+
+    def flops(self) -> float:
+        """FLOPs of the costly equations that run again."""
+        return sum(flops_of(self.graph.eqns[self.graph.costly[k]]) for k in self.repeated)
+
+    def forward(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the outputs of the function and the values for the backward."""
+        graph = self.graph
+        env = dict(zip(graph.invars, args, strict=True)) | graph.consts
+        eqns, _ = needed(graph.eqns, [*graph.outs, *self.keep], set(env))
+        run_equations(eqns, env)
+        return [value(x, env) for x in graph.outs], [env[v] for v in (*self.free, *self.keep)]
+
+    def pull_back(self, kept: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
+        """Returns the cotangents of the inputs in `diff`.
+
+        The backward runs from one costly equation to the next. What such a stretch reads and was not kept is computed right
+        before it. If `late`, a barrier ties it to the cotangent that the last costly equation computed: without one, XLA
+        would recognise the forward's equations and keep their results.
+        """
+        graph = self.graph
+        env: Env = dict(zip((*self.free, *self.keep), kept, strict=True)) | graph.consts
+        behind: Env = dict(zip(graph.cotangents, cotangents, strict=True)) | graph.backward_consts
+        tie = [v for v, x in zip(graph.cotangents, cotangents, strict=True) if isinstance(x, jax.Array)]
+        for stretch in self.stretches():
+            reads = dict.fromkeys(x for e in stretch for x in e.invars if is_var(x) and x in graph.reads)
+            self._recompute([graph.reads[v] for v in reads], env, behind, tie if late else [])
+            behind |= {v: value(graph.reads[v], env) for v in reads}
+            run_equations(stretch, behind)
+            tie = [v for v in stretch[-1].outvars if is_float(v)] or tie
+        rest = [x for x in graph.grads if is_var(x) and x in graph.reads and x not in behind]
+        self._recompute([graph.reads[v] for v in rest], env, behind, [])
+        behind |= {v: value(graph.reads[v], env) for v in rest}
+        return [value(x, behind) for x in graph.grads]
+
+    def stretches(self) -> list[list[Eqn]]:
+        """Returns the backward, cut after each product."""
+        found: list[list[Eqn]] = [[]]
+        for eqn in self.graph.backward:
+            found[-1].append(eqn)
+            if is_heavy(eqn):
+                found.append([])
+        return [stretch for stretch in found if stretch]
+
+    def _recompute(self, atoms: Sequence[Atom], env: Env, behind: Env, tie: Sequence[Var]) -> None:
+        missing = [x for x in atoms if is_var(x) and x not in env]
+        if not missing:
+            return
+        eqns, used = needed(self.graph.eqns, missing, set(env))
+        used = list(dict.fromkeys(v for v in used if v not in self.graph.consts))
+        local = dict(env)
+        # A barrier keeps XLA from fusing across it: not for small values, which it may as well keep.
+        if tie and _SMALL * sum(map(bytes_of_var, missing)) >= sum(map(bytes_of_var, tie)):
+            tied, late = lax.optimization_barrier(([behind[v] for v in tie], [env[v] for v in used]))
+            behind.update(zip(tie, tied, strict=True))
+            local.update(zip(used, late, strict=True))
+        run_equations(eqns, local)
+        env.update({v: local[v] for e in eqns for v in e.outvars})
+
+
+def value(x: Atom, env: Env) -> Any:
+    return env[x] if is_var(x) else x.val
+
+
+def shape(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and weak type of a variable, an abstract value or an array."""
+    aval = getattr(x, "aval", x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def differentiated(
+    function: Callable[..., Sequence[Any]], avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int]
+) -> Graph:
+    """Traces `function` (flat arrays to a flat list of arrays) and its derivative with respect to the arguments `diff`."""
+    floats: list[int] = []
+
+    def both(*args: Any) -> Any:
+        def inner(*some: Any) -> Any:
+            flat = list(args)
+            for i, x in zip(diff, some, strict=True):
+                flat[i] = x
+            outs = list(function(*flat))
+            floats[:] = [i for i, x in enumerate(outs) if is_float(x)]
+            return [outs[i] for i in floats], outs
+
+        _, vjp, outs = jax.vjp(inner, *(args[i] for i in diff), has_aux=True)
+        return outs, vjp
+
+    closed, (out_shapes, vjp) = jax.make_jaxpr(both, return_shape=True)(*avals)
+    leaf_shapes, tree = jax.tree.flatten(vjp)
+
+    def back(leaves: Any, cotangents: Any) -> Any:
+        return list(jax.tree.unflatten(tree, leaves)(cotangents))
+
+    invars, eqns, results, consts = _flat(closed)
+    behind = jax.make_jaxpr(back)([shape(x) for x in leaf_shapes], [shape(out_shapes[i]) for i in floats])
+    back_in, back_eqns, grads, back_consts = _flat(behind)
+    n, m = len(out_shapes), len(leaf_shapes)
+    return Graph(
+        invars, eqns, results[:n], consts, list(diff), list(floats), dict(zip(back_in[:m], results[n:], strict=True)),
+        back_eqns, back_consts, back_in[m:], grads, [invars[i] for i in stored],
+    )  # fmt: skip
+
+
+def _flat(closed: Any) -> tuple[list[Var], list[Eqn], list[Atom], Env]:
+    jaxpr, values = opened(closed)
+    eqns: list[Eqn] = []
+    outs = inlined(jaxpr, {}, eqns)
+    return list(jaxpr.invars), eqns, outs, dict(zip(jaxpr.constvars, values, strict=True))

@@ -1,0 +1,187 @@
+"""Derivatives that keep what a plan says, for a function and for the bodies of the loops inside it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from cavs._function.equations import bind, is_float, lines_of
+from cavs._function.jaxprs import Eqn, body_of, opened, scan_parts
+from cavs._function.lines import source_line
+from cavs._memory.graph import Graph, Kept, differentiated, shape, value
+
+# Calls that are opened: a loop inside is then planned, too. What `jax.checkpoint` keeps stays the user's choice.
+_OPENED = ("jit", "pjit", "closed_call", "core_call")
+
+Price = Callable[[str, int, float], float | None]
+
+
+def chunk_of(name: str) -> str:
+    """Returns the name of the graph of one chunk of a loop."""
+    return f"{name}c"
+
+
+@dataclass
+class Region:
+    """What one graph keeps: the function itself, or the body of a loop. `times`: how many steps keep it."""
+
+    name: str
+    line: str | None
+    times: int
+    kept: Kept
+
+
+@dataclass(eq=False)
+class Planner:
+    """Differentiates a function; at each graph it meets, `price` says what running a product again costs.
+
+    Attributes:
+        price: from the name of a graph, the ordinal of a costly equation in it, and its FLOPs, to bytes;
+            None: never again. If there is no `price` at all, everything is kept that JAX keeps.
+        regions: gains what each graph keeps, by its name.
+        chunks: of the loops that run in chunks, the number of steps of a chunk.
+        graphs: those traced already, by name and differentiated inputs; shared by the planners of one function.
+    """
+
+    price: Price | None
+    graphs: dict[Any, Graph] = field(default_factory=dict)
+    chunks: dict[str, int] = field(default_factory=dict)
+    regions: dict[str, Region] = field(default_factory=dict)
+
+    def keep(
+        self, closed: Any, diff: Sequence[int], name: str, line: str | None = None, times: int = 1, stored: Sequence[int] = ()
+    ) -> Kept:
+        """Traces the derivative of a closed jaxpr with respect to the inputs `diff` and chooses what to keep.
+
+        `stored` are the inputs that cost memory if kept.
+        """
+        jaxpr, consts = opened(closed)
+        key = name, tuple(diff)
+        graph = self.graphs.get(key)
+        if graph is None:
+            inner: list[str] = []
+
+            def function(*args: Any) -> list[Any]:
+                inner.clear()
+                return _evaluate(jaxpr, consts, args, lambda e, x: self._equation(e, x, f"{name}/{len(inner)}", times, inner))
+
+            graph = differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored)
+            if not inner:
+                self.graphs[key] = graph
+        price = self.price
+        kept = graph.plain() if price is None else graph.choose(lambda k, flops: price(name, k, flops))
+        self.regions.pop(name, None)
+        self.regions[name] = Region(name, line, times, kept)
+        return kept
+
+    def _equation(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, inner: list[str]) -> list[Any]:
+        if eqn.primitive.name != "scan" or self.price is None:
+            return bind(eqn, args)
+        inner.append(name)
+        chunk = self.chunks.get(name)
+        if chunk:
+            return self._in_chunks(eqn, args, chunk_of(name), times, chunk)
+        body = eqn.params["jaxpr"]
+        invars = opened(body)[0].invars
+        _, carry, _ = scan_parts(eqn.params, cast(Any, range(len(invars))))
+        steps = times * eqn.params["length"]
+        line, stored = source_line(eqn), cast(list[int], carry)
+        step = with_derivative(body, lambda diff: self.keep(body, diff, name, line, steps, stored), late=False)
+        planned = jax.make_jaxpr(step)(*map(shape, invars))
+        return bind(eqn.replace(params={**eqn.params, "jaxpr": planned}), args)
+
+    def _in_chunks(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, chunk: int) -> list[Any]:
+        """Runs a loop as a loop over chunks of `chunk` steps, and one over the steps that remain.
+
+        The body of the outer loop is planned like any other. If it runs the inner loop again, it keeps the state before each
+        chunk, and the inner loop's own values are there for one chunk at a time.
+        """
+        consts, carry, xs = scan_parts(eqn.params, args)
+        length, reverse = eqn.params["length"], eqn.params["reverse"]
+        count, rest = divmod(length, chunk)
+        spans = [(rest, length), (0, rest)] if reverse else [(0, count * chunk), (count * chunk, length)]
+        (first, last), (start, end) = spans
+        avals = list(map(shape, (*consts, *carry)))
+        avals += [jax.ShapeDtypeStruct((chunk, *x.shape[1:]), x.dtype) for x in xs]
+        steps = eqn.replace(params={**eqn.params, "length": chunk})
+        closed = jax.make_jaxpr(lambda *flat: bind(steps, flat))(*avals)
+        stored = range(len(consts), len(consts) + len(carry))
+        line = source_line(eqn)
+        body = with_derivative(closed, lambda diff: self.keep(closed, diff, name, line, times * count, stored), late=False)
+
+        def run_chunk(state: Any, x: Any) -> tuple[Any, Any]:
+            outs = body(*consts, *state, *x)
+            return outs[: len(carry)], outs[len(carry) :]
+
+        split = [x[first:last].reshape(count, chunk, *x.shape[1:]) for x in xs]
+        carry, ys = jax.lax.scan(run_chunk, carry, split, length=count, reverse=reverse)
+        ys = [y.reshape(count * chunk, *y.shape[2:]) for y in ys]
+        if rest:
+            ends = eqn.replace(params={**eqn.params, "length": rest})
+            outs = self._equation(ends, [*consts, *carry, *(x[start:end] for x in xs)], name + "/rest", times, [])
+            carry, tail = outs[: len(carry)], outs[len(carry) :]
+            ys = [jax.numpy.concatenate([t, y] if reverse else [y, t]) for y, t in zip(ys, tail, strict=True)]
+        return [*carry, *ys]
+
+
+def with_derivative(closed: Any, keep: Callable[[list[int]], Kept], late: bool) -> Any:
+    """Returns the function of a closed jaxpr, flat, whose derivative keeps what `keep` says.
+
+    `keep` is called at each differentiation with the indices of the differentiated inputs. `late`: see `Kept.pull_back`.
+    """
+    jaxpr, consts = opened(closed)
+
+    def plain(*args: Any) -> list[Any]:
+        return _evaluate(jaxpr, consts, args, bind)
+
+    def forward(*primals: Any) -> tuple[list[Any], _Saved]:
+        kept = keep([i for i, x in enumerate(primals) if x.perturbed and is_float(jaxpr.invars[i])])
+        outs, values = kept.forward([x.value for x in primals])
+        return outs, _Saved(values, kept, len(primals))
+
+    def backward(saved: _Saved, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        graph = saved.kept.graph
+        into = [_filled(cotangents[i], graph.outs[i]) for i in graph.float_outs]
+        grads = dict(zip(graph.diff, saved.kept.pull_back(saved.values, into, late), strict=True))
+        return tuple(grads.get(i) for i in range(saved.num_inputs))
+
+    planned = jax.custom_vjp(plain)
+    planned.defvjp(forward, backward, symbolic_zeros=True)
+    return planned
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(eq=False)
+class _Saved:
+    """What passes from the forward to the backward."""
+
+    values: list[Any]
+    kept: Kept
+    num_inputs: int
+
+    def tree_flatten(self) -> tuple[tuple[list[Any]], tuple[Kept, int]]:
+        return (self.values,), (self.kept, self.num_inputs)
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple[Kept, int], children: tuple[list[Any]]) -> "_Saved":
+        return cls(children[0], *aux)
+
+
+def _filled(cotangent: Any, out: Any) -> Any:
+    return jnp.zeros(out.aval.shape, out.aval.dtype) if isinstance(cotangent, SymbolicZero) else cotangent
+
+
+def _evaluate(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], equation: Callable[[Eqn, Sequence[Any]], list[Any]]
+) -> list[Any]:
+    """Runs a jaxpr, each equation by `equation`, with plain calls opened."""
+    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        values = [value(x, env) for x in eqn.invars]
+        with lines_of(eqn):
+            outs = _evaluate(*body_of(eqn), values, equation) if eqn.primitive.name in _OPENED else equation(eqn, values)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [value(x, env) for x in jaxpr.outvars]

@@ -1,0 +1,154 @@
+"""Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from cavs._function.equations import is_float
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+
+
+def deal(graphs: Graphs, count: int) -> np.ndarray:
+    """Deals graphs into sub-batches of equal numbers of graphs and about equal numbers of vertices.
+
+    Args:
+        graphs: the graphs of a batch, G of them.
+        count: the number of sub-batches. It divides G.
+
+    Returns:
+        (count, G / count) int, the graphs of each sub-batch, for [`cavs.data.Loader`][].
+
+    Raises:
+        ValueError: if `count` does not divide the number of graphs.
+    """
+    if not isinstance(count, int) or count < 1 or not len(graphs) or len(graphs) % count:
+        raise ValueError(
+            f"deal: count: got {count!r} for {len(graphs)} graphs; expected a divisor of the number of graphs, so that all "
+            "sub-batches have one shape. Write a batch size that is a multiple of count."
+        )
+    by_size = np.argsort(-np.diff(graphs.vertex_offsets), kind="stable").reshape(-1, count)
+    by_size[1::2] = by_size[1::2, ::-1].copy()  # there and back, so that no part always gets the largest
+    return np.ascontiguousarray(by_size.T)
+
+
+def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """Returns a loss over a batch in parts, whose derivative needs the memory of one part at a time.
+
+    Where the loss is a sum over graphs, the result is the loss of the whole batch, and so is its gradient, up to rounding.
+    Forward and backward of one sub-batch run before the next one starts, and gradients are added up: the batch takes the
+    memory of a sub-batch, and one more copy of the gradients.
+
+    ```python
+    parts = cavs.memory.deal(graphs, 8)                                       # eight sub-batches
+    stacks = [batches.tree for batches in cavs.data.Loader(graphs, parts, steps=8, shapes=1)]
+    total = cavs.memory.sub_batched(loss)                                     # loss(params, sched) of one sub-batch
+    value, grads = jax.jit(jax.value_and_grad(total))(params, stacks)
+    ```
+
+    Args:
+        loss: `loss(params, batch)`, a scalar that is a sum over the graphs of the batch (not a mean).
+        has_aux: whether `loss` returns `(loss, aux)`. The arrays of `aux` are added up like the loss; they have no gradient.
+
+    Returns:
+        `total(params, stacks)`, where `stacks` is a list of stacked batches, the `tree` of [`cavs.data.Batches`][]: pytrees
+        whose arrays have a leading axis of sub-batches. It can be differentiated in reverse mode with respect to `params` and
+        the float arrays of `stacks`.
+
+    Raises:
+        TypeError: when it is called, if `stacks` is no list or tuple, or `loss` returns no float scalar.
+    """
+    if not callable(loss):
+        raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")
+
+    def one(params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
+        value, aux = loss(params, batch) if has_aux else (loss(params, batch), ())
+        if not isinstance(value, jax.Array) or value.shape or not is_float(value):
+            got = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
+            raise TypeError(
+                f"sub_batched: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...), and "
+                "has_aux=True if the loss returns more."
+            )
+        return value, aux
+
+    @jax.custom_vjp
+    def total(params: PyTree, stacks: list[PyTree]) -> tuple[jax.Array, PyTree]:
+        return _summed(lambda batch: one(params, batch), stacks)
+
+    def forward(params: PyTree, stacks: list[PyTree]) -> Any:
+        def value_and_grad(batch: PyTree) -> Any:
+            sums, (by_params, by_batch) = jax.value_and_grad(one, argnums=(0, 1), has_aux=True, allow_int=True)(params, batch)
+            return (sums, _floats(by_params)), _floats(by_batch)
+
+        (sums, by_params), by_stacks = _summed(value_and_grad, stacks, each=True)
+        return sums, (by_params, by_stacks, _like(params), _like(stacks))
+
+    def backward(saved: Any, ct: Any) -> Any:
+        by_params, by_stacks, params, stacks = saved
+        scale = ct[0]
+        return _scaled(by_params, params, scale), _scaled([x for of in by_stacks for x in of], stacks, scale)
+
+    total.defvjp(forward, backward)
+
+    def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
+        if not isinstance(stacks, list | tuple) or not stacks:
+            raise TypeError(
+                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
+                "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
+            )
+        out, aux = total(jax.tree.map(jnp.asarray, params), list(stacks))
+        return (out, aux) if has_aux else out
+
+    return checked
+
+
+def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = False) -> Any:
+    """The sum of `fn(batch)` over all batches; with `each`, `fn` also returns values that are stacked instead."""
+    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacks[0])
+    shapes = jax.eval_shape(fn, first)
+    total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0] if each else shapes)
+    stacked = []
+
+    def step(total: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
+        found = fn(batch)
+        sums, kept = found if each else (found, None)
+        return jax.tree.map(jnp.add, total, sums), kept
+
+    for stack in stacks:
+        # A stack waits for the one before it, so that one sub-batch is alive at a time.
+        total, stack = lax.optimization_barrier((total, stack)) if stacked else (total, stack)
+        total, kept = lax.scan(step, total, stack)
+        stacked.append(kept)
+    return (total, stacked) if each else total
+
+
+def _floats(tree: PyTree) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(tree) if x.dtype != jax.dtypes.float0]
+
+
+class _Like(tuple[Any, ...]):
+    """The shapes and dtypes of a pytree: no arrays."""
+
+
+jax.tree_util.register_pytree_node(_Like, lambda x: ((), tuple(x)), lambda aux, _: _Like(aux))
+
+
+def _like(tree: PyTree) -> _Like:
+    leaves, treedef = jax.tree.flatten(tree)
+    return _Like((treedef, tuple((x.shape, x.dtype) for x in leaves)))
+
+
+def _scaled(cts: list[jax.Array], like: _Like, scale: jax.Array) -> PyTree:
+    """The cotangents of a pytree: those of floats times `scale`, and none of integers."""
+    treedef, shapes = cast(Any, like)
+    values = iter(cts)
+    return treedef.unflatten(
+        [
+            next(values) * scale.astype(d) if jnp.issubdtype(d, jnp.inexact) else np.zeros(shape, jax.dtypes.float0)
+            for shape, d in shapes
+        ]
+    )

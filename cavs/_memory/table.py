@@ -1,0 +1,125 @@
+"""The plan of a derivative as a table, before anything is compiled."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from cavs._function.costs import bytes_of_var, flops_of
+from cavs._function.jaxprs import Var
+from cavs._function.lines import source_line
+from cavs._memory.bytes import text_of
+from cavs._memory.loops import Region
+from cavs._memory.pareto import Point, Search
+
+
+@dataclass(frozen=True)
+class Row:
+    """Values that are kept: `count` of them, one for each of `times` steps, `bytes` altogether."""
+
+    what: str
+    shape: str
+    count: int
+    times: int
+    bytes: int
+    line: str
+
+
+class Plan:
+    """What a derivative keeps of the forward, and what it computes again. Prints as a table.
+
+    Attributes:
+        bytes: bytes that live from the forward to the backward.
+        plain_bytes: the same for `jax.grad`.
+        peak: predicted bytes of temporary memory of the forward and the backward, arguments and results aside.
+        plain_peak: the same for `jax.grad`.
+        flops: of the products that run twice.
+    """
+
+    def __init__(self, name: str, search: Search, point: Point, budget: int | str | None) -> None:
+        self._name, self._search, self._point, self._budget = name, search, point, budget
+        self.bytes, self.flops, self.peak = point.bytes, point.flops, search.peaks[point]
+        plain = next((p for p in search.peaks if not p.flops and len(p.regions) == 1), None) or search.plain()
+        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain]
+
+    @cached_property
+    def _points(self) -> list[Point]:
+        return self._search.points()
+
+    @property
+    def floor(self) -> int:
+        """The smallest budget that a plan fits, in bytes."""
+        return self._search.peaks[self._points[-1]]
+
+    def frontier(self) -> list[tuple[int, float]]:
+        """Returns (predicted peak in bytes, FLOPs run twice) of plans, the fastest first."""
+        return [(self._search.peaks[p], p.flops) for p in self._points]
+
+    def rows(self) -> list[Row]:
+        """Returns what is kept, the largest first."""
+        found: Counter[tuple[str, str, int, int, str]] = Counter()
+        kept = self._point.kept
+        made = {v: e for e in kept.graph.eqns for v in e.outvars}
+        inside = [(region, v) for region in self._point.regions.values() if region.name for v in region.kept.keep]
+        for v in kept.keep:
+            if made[v].primitive.name == "scan" and (step := self._in_a_step(v, inside)):
+                inside.remove(step)
+                found[self._key(*step)] += 1
+            else:
+                found[self._key(self._point.regions[""], v)] += 1
+        rows = [Row(what, shape, n, times, n * times * size, line) for (what, shape, times, size, line), n in found.items()]
+        return sorted(rows, key=lambda row: -row.bytes)
+
+    @staticmethod
+    def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
+        """What a step of a loop keeps as a row of `stacked`."""
+        for region, v in inside:
+            n = len(stacked.aval.shape) - len(v.aval.shape)
+            if n > 0 and stacked.aval.shape[n:] == v.aval.shape and stacked.aval.dtype == v.aval.dtype:
+                if math.prod(stacked.aval.shape[:n]) == region.times:
+                    return region, v
+        return None
+
+    @staticmethod
+    def _key(region: Region, v: Var) -> tuple[str, str, int, int, str]:
+        eqn = next((e for e in region.kept.graph.eqns if v in e.outvars), None)
+        line = (source_line(eqn) if eqn is not None else region.line) or ""
+        what = eqn.primitive.name if eqn is not None else "state of the loop"
+        return what, v.aval.str_short(short_dtypes=True), region.times, bytes_of_var(v), line
+
+    def repeated(self) -> list[tuple[str, float, str]]:
+        """Returns the products that run twice: name, FLOPs, line."""
+        found = []
+        for region in self._point.regions.values():
+            graph = region.kept.graph
+            for k in region.kept.repeated:
+                eqn = graph.eqns[graph.costly[k]]
+                found.append((eqn.primitive.name, region.times * flops_of(eqn), source_line(eqn) or ""))
+        return sorted(found, key=lambda x: -x[1])
+
+    def __str__(self) -> str:
+        lines = [
+            f"The derivative of {self._name}: kept for the backward {text_of(self.bytes)} "
+            f"(jax.grad {text_of(self.plain_bytes)}), predicted peak {text_of(self.peak)} (jax.grad {text_of(self.plain_peak)})"
+        ]
+        rows = [(text_of(r.bytes), r.what, r.shape, f"{r.count} x {r.times}", _short(r.line)) for r in self.rows()]
+        lines += ["kept:", *columns([("bytes", "result of", "type", "times", "line"), *rows])]
+        cheap = Counter(e.primitive.name for r in self._point.regions.values() for e in r.kept.again)
+        lines += ["computed again: " + (", ".join(f"{n} {name}" for name, n in cheap.most_common()) or "nothing")]
+        if self.flops:
+            same = Counter((name, f"{flops:.3g}", _short(line)) for name, flops, line in self.repeated())
+            rows = [(str(n), flops, name, line) for (name, flops, line), n in same.items()]
+            head = ("", "FLOPs each", "product", "line")
+            lines += [f"products run twice, {self.flops:.3g} FLOPs:", *columns([head, *rows])]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 90 else "..." + line[-87:]
+
+
+def columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  " + "  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)).rstrip() for row in rows]

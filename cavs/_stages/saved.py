@@ -1,0 +1,41 @@
+"""What the forward pass of a batch saves for the backward pass."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+
+from cavs._graphs.pytree import PyTree
+
+# The transpose of a linearized function, from `jax.vjp`: a pytree of the arrays that the transpose reads.
+Transpose: TypeAlias = Callable[[PyTree], tuple[PyTree, ...]]
+
+
+class Saved(NamedTuple):
+    """The residuals of `run`: a pytree of arrays. "For each kind" means in the order of the schedule's kinds.
+
+    Attributes:
+        eager: For each kind, the transpose of the eager part: cotangents of its rows to those of static values and of the
+            pulled rows.
+        eager_rows: For each kind, the outputs of the eager part, (inner rows of the kind, ...).
+        extras: For each kind, the values of the recurrent part that the lazy part reads, (inner rows, ...) or (edges, ...).
+        inputs: The leaves of the inputs, (Vp, ...).
+        kept: For each kind, the values of the recurrent part that the backward levels read, as the engine lays them out.
+        lazy: For each kind, the transpose of the lazy part; empty if every push is a scattered state.
+        leaf: For each kind, the transpose of F at the leaves: cotangents of states and pushes to those of params and the
+            pulled rows.
+        states: The dynamic tensor of each leaf of the state, (rows of the schedule, ...).
+        static: For each kind, the transpose of the static part: cotangents of static values to those of params.
+        statics: For each kind, the static values, which have no vertex axis.
+    """
+
+    eager: list[Transpose]
+    eager_rows: list[list[jax.Array]]
+    extras: list[list[jax.Array]]
+    inputs: list[jax.Array]
+    kept: list[list[jax.Array]]
+    lazy: list[Transpose]
+    leaf: list[Transpose]
+    states: list[jax.Array]
+    static: list[Transpose]
+    statics: list[list[jax.Array]]

@@ -1,0 +1,119 @@
+"""The derivative of a part of F that runs in one batch: it keeps a minimum cut of what the forward computes (Echo, section IV).
+
+`jax.vjp` keeps what each equation's derivative reads: seven values per leaf of a Tree-LSTM, where three pre-activations are
+enough. Here the part and its VJP are traced into one program. The backward runs cheap equations again, but no product.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._function.equations import Program, depends, is_float, needed, reads, run_equations, trace, value_of
+from cavs._function.jaxprs import Atom, Eqn, PyTreeDef, Var
+from cavs._function.minimum_cut import keep_products
+from cavs._graphs.pytree import PyTree
+from cavs._stages.cotangents import zero_cotangent
+from cavs._stages.saved import Transpose
+
+
+class _Backward(NamedTuple):
+    """What the backward runs. It has no arrays, except constants.
+
+    Attributes:
+        eqns: its equations.
+        kept: the variables that the forward stores, or has in any case.
+        seeds: the variables of the cotangents of float results, which are `results` among all of them.
+        outs: the cotangents of the float arguments, which are `floats` among all of them.
+        shapes: of all arguments.
+        tree: of all arguments.
+    """
+
+    eqns: list[Eqn]
+    kept: list[Var]
+    seeds: tuple[Var, ...]
+    results: list[int]
+    outs: tuple[Atom, ...]
+    floats: list[int]
+    shapes: list[jax.ShapeDtypeStruct]
+    tree: PyTreeDef
+
+
+def cut_vjp(
+    fn: Callable[..., Any], args: tuple[PyTree, ...], gather: Callable[[], tuple[PyTree, ...]]
+) -> tuple[Any, Transpose]:
+    """Returns `fn(*args, *gather())` and its transpose, which keeps a minimum cut.
+
+    The transpose also keeps `args` and the arrays over which `fn` and `gather` close, as far as it reads them: these should be
+    alive anyway.
+
+    Args:
+        fn: a pure function.
+        args: its first arguments.
+        gather: returns the other arguments, such as rows of an array over which it closes.
+
+    Returns:
+        The result, and a function from its cotangents to those of `args` and of what `gather` returned, as one tuple.
+    """
+    flat, in_tree = jax.tree.flatten(args)
+    taken, taken_tree = jax.tree.flatten(jax.eval_shape(gather))
+    shapes = [jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in flat] + taken
+    floats = [i for i, x in enumerate(shapes) if is_float(x)]
+    result_shapes, out_tree = jax.tree.flatten(jax.eval_shape(lambda: fn(*args, *gather())))
+    results = [i for i, x in enumerate(result_shapes) if is_float(x)]
+
+    def joint(values: list[jax.Array], cts: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        values = [*values, *jax.tree.leaves(gather())]
+
+        def of_floats(changed: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            full = list(values)
+            for i, x in zip(floats, changed, strict=True):
+                full[i] = x
+            outs = jax.tree.leaves(fn(*in_tree.unflatten(full[: len(flat)]), *taken_tree.unflatten(full[len(flat) :])))
+            return [outs[i] for i in results], outs
+
+        _, vjp, outs = jax.vjp(of_floats, [values[i] for i in floats], has_aux=True)
+        return outs, vjp(cts)[0]
+
+    program, _, _ = trace(joint, shapes[: len(flat)], [result_shapes[i] for i in results])
+    values, seeds = program.invars[: len(flat)], program.invars[len(flat) :]
+    outs, cts = program.outs[: len(result_shapes)], program.outs[len(result_shapes) :]
+    forward, backward, cut, alive = _cut(program, outs, cts, set(seeds))
+    env = dict(program.consts) | dict(zip(values, flat, strict=True))
+    run_equations(forward, env)
+    tree = jax.tree.structure((*in_tree.unflatten(flat), *taken_tree.unflatten(taken)))
+    back = _Backward(backward, [*cut, *alive], seeds, results, cts, floats, shapes, tree)
+    split = [env[v] for v in cut], [env[v] for v in alive]
+    transpose = jax.tree_util.Partial(functools.partial(_pull_back, back), *split)
+    return out_tree.unflatten([value_of(x, env) for x in outs]), transpose
+
+
+def _cut(
+    program: Program, outs: tuple[Atom, ...], cts: tuple[Atom, ...], seeds: set[Var]
+) -> tuple[list[Eqn], list[Eqn], list[Var], list[Var]]:
+    """Returns the forward's and the backward's equations, what one stores for the other, and what that reads besides."""
+    later = depends(program.eqns, seeds)
+    own = [e for e in needed(program.eqns, cts, set())[0] if e.outvars[0] in later]
+    first = [e for e in program.eqns if e.outvars[0] not in later]
+    free = {*program.consts, *program.invars} - seeds
+    cut = keep_products(first, reads(own, cts) - later)
+    backward, _ = needed(program.eqns, cts, free | seeds | set(cut))
+    read = reads(backward, cts)
+    alive = [v for v in (*program.consts, *program.invars) if v in read - seeds]
+    return needed(first, [*outs, *cut], free)[0], backward, cut, alive
+
+
+def _pull_back(back: _Backward, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
+    """Returns the cotangents of the arguments."""
+    flat = jax.tree.leaves(cts)
+    # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
+    # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
+    cut = lax.optimization_barrier(cut)
+    env = dict(zip(back.kept, [*cut, *alive], strict=True))
+    env |= dict(zip(back.seeds, (flat[i] for i in back.results), strict=True))
+    run_equations(back.eqns, env)
+    found = dict(zip(back.floats, (value_of(x, env) for x in back.outs), strict=True))
+    return back.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(back.shapes)])

@@ -1,0 +1,107 @@
+"""The device operations of a kernel: `_mosaic.mosaic` implements them for Hopper, `_body.interpret` for Pallas' interpreter."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.pack import Packed
+from cavs.kernels._layout.specs import ProductSpec, Tile
+from cavs.kernels._program.arrays import Ref
+
+ProductRows: TypeAlias = Any  # the rows that products read, in the form that the device has for them
+
+
+class Device(Protocol):
+    """A module with these functions; `_mosaic.mosaic` documents them."""
+
+    def sync(self) -> None: ...
+
+    def begin_exchange(self, ring: Sequence[Ref], config: Config) -> None: ...
+
+    def end_exchange(self, ring: Sequence[Ref]) -> None: ...
+
+    def begin_ring(self, ring: Ref, config: Config) -> None: ...
+
+    def group_barrier(self, counters: Ref, slot: jax.Array, target: jax.Array, clustered: bool, spins: int) -> None: ...
+
+    def copy_weights(
+        self, parts: Sequence[Packed], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
+    ) -> None: ...
+
+    def number(self, tile: Tile, index: Ref) -> jax.Array: ...
+
+    def load(
+        self,
+        tile: Tile,
+        dtype: np.dtype,
+        ref: Ref,
+        index: jax.Array | None,
+        base: jax.Array,
+        column: jax.Array,
+        wide: bool = True,
+    ) -> jax.Array: ...
+
+    def prefetch(self, tile: Tile, ref: Ref, base: jax.Array, column: jax.Array) -> None: ...
+
+    def segments(
+        self,
+        tile: Tile,
+        dtype: np.dtype,
+        ref: Ref,
+        index: Ref | None,
+        first: Ref,
+        count: Ref,
+        base: jax.Array,
+        column: jax.Array,
+        largest: bool,
+        wide: bool = True,
+        offset: jax.Array | None = None,
+    ) -> jax.Array: ...
+
+    def whole_rows(
+        self, tile: Tile, dtype: np.dtype, ref: Ref, base: jax.Array, unit: int, valid: int, operation: str
+    ) -> jax.Array: ...
+
+    def store(
+        self,
+        tile: Tile,
+        ref: Ref,
+        value: jax.Array,
+        base: jax.Array,
+        column: jax.Array,
+        valid: jax.Array | None = None,
+        awaited: bool = False,
+    ) -> None: ...
+
+    def read_product(self, tile: Tile, part: Ref | None, slots: int, column: jax.Array | int) -> jax.Array: ...
+
+    def product_rows(self, tile: Tile, indices: Sequence[Ref | None], bases: Sequence[jax.Array]) -> ProductRows: ...
+
+    def product(
+        self,
+        tile: Tile,
+        specs: Sequence[ProductSpec],
+        refs: Sequence[Ref],
+        numbers: ProductRows,
+        weights: Ref,
+        part: Ref,
+        cta: jax.Array,
+        counters: Ref,
+        ring: Ref | None = None,
+    ) -> None: ...
+
+    def wide_product(
+        self,
+        tile: Tile,
+        specs: Sequence[ProductSpec],
+        refs: Sequence[Ref],
+        indices: Sequence[Ref | None],
+        bases: Sequence[jax.Array],
+        weights: Ref,
+        part: Ref,
+        ring: Ref,
+        cta: jax.Array,
+    ) -> None: ...

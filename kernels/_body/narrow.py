@@ -1,0 +1,112 @@
+"""Levels of few rows: groups of thread blocks take graphs of their own, each warpgroup runs tiles of its group's rows."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs.kernels._body.evaluate import Values, Where
+from cavs.kernels._body.kernel import tile
+from cavs.kernels._body.launch import Launch
+from cavs.kernels._layout.config import PARTS
+from cavs.kernels._layout.specs import Tile
+from cavs.kernels._program.arrays import NUM_LEVELS
+from cavs.kernels._program.jaxprs import ROW
+from cavs.kernels._program.names import PART_STARTS
+from cavs.kernels._program.operations import Phase
+
+
+class Narrow:
+    """Runs levels with weights that stay on the chip, or that stream from L2 for each tile; a `_body.kernel.Strategy`."""
+
+    def __init__(self, launch: Launch):
+        self.launch = launch
+        self.ring = [] if launch.buffers.ring is None else [launch.buffers.ring]
+
+    def begin(self) -> None:
+        """Sets up the barriers of the thread blocks that divide K."""
+        self.launch.device.begin_exchange(self.ring, self.launch.config)
+
+    def end(self) -> None:
+        """Waits until no other thread block sends sums to this one."""
+        self.launch.device.end_exchange(self.ring)
+
+    def level_range(self) -> tuple[jax.Array | None, jax.Array]:
+        """All levels, or those after the wide ones."""
+        launch = self.launch
+        return launch.scalars[-1] if launch.shared else None, launch.scalar(NUM_LEVELS)
+
+    def rows_of(self, level: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The rows of the group's parts."""
+        share, starts = PARTS // self.launch.config.groups, self.launch.buffers.integers[PART_STARTS]
+        at = level * PARTS + self.launch.group * share
+        return starts[at], starts[at + share]
+
+    def has_barrier(self, phase: Phase) -> bool:
+        """If products read what the group wrote since the last barrier, and do not poll for it."""
+        return phase.barrier and not self.launch.config.dataflow
+
+    def barrier(self, times: jax.Array) -> None:
+        """Synchronises the group."""
+        launch, config, slot = self.launch, self.launch.config, self.launch.group + 1
+        launch.device.group_barrier(launch.buffers.counters, slot, times * launch.blocks, config.clustered, config.spins)
+
+    def first_tiles(self, low: jax.Array, high: jax.Array) -> list[Where | None]:
+        """Where the first tile of each phase over rows reads; phases over edges read theirs when they begin."""
+        first = tile(self.launch, jnp.int32(0), low, jnp.maximum(high - 1, 0))
+        return [self.where(n, first) for n, phase in enumerate(self.launch.program.phases) if phase.domain == ROW]
+
+    def prefetch(self, low: jax.Array, high: jax.Array) -> None:
+        """Brings to L2 what a level reads that was there before the launch: from memory it takes longer than a level.
+
+        Each warpgroup asks for what another reads: if there is only one tile, the others have nothing else to do.
+        """
+        launch = self.launch
+        other = lax.rem(launch.wg + 1, jnp.int32(launch.config.warpgroups))
+        first = tile(launch, jnp.int32(0), low, jnp.maximum(high - 1, 0), other)
+        phases = [(n, phase) for n, phase in enumerate(launch.program.phases) if phase.domain == ROW]
+
+        def ask() -> None:
+            for n, phase in phases:
+                Values(launch, phase, first, launch.layout.phases[n].sums).prefetch()
+
+        lax.cond(low + other * launch.config.rows < high, ask, lambda: None)
+
+    def where(self, n: int, tile: Tile) -> Where:
+        """Where a tile of a phase reads."""
+        launch = self.launch
+        sources = launch.layout.phases[n].sources
+        values = Values(launch, launch.program.phases[n], tile, launch.layout.phases[n].sums)
+        found = {name: launch.device.number(tile, launch.buffers.integers[name]) for name in values.indices()}
+        if not sources:
+            return None, found
+        indices = [launch.index(source.index) for source in sources]
+        bases = [launch.scalar(source.base) for source in sources]
+        return launch.device.product_rows(tile, indices, bases), found
+
+    def run_phase(self, n: int, phase: Phase, begin: jax.Array, last: jax.Array, first: Where | None) -> None:
+        """Each warpgroup runs every so many-th tile; where a tile reads is read while the one before runs."""
+        launch, config = self.launch, self.launch.config
+
+        def one(t: jax.Array, where: Where) -> Where:
+            ahead = self.where(n, tile(launch, t + 1, begin, last))
+            self.run_tile(n, phase, tile(launch, t, begin, last), where)
+            return ahead
+
+        tiles = lax.div(last - begin + config.rows, jnp.int32(config.rows))
+        mine = lax.div(tiles - launch.wg + config.warpgroups - 1, jnp.int32(config.warpgroups))
+        lax.fori_loop(jnp.int32(0), mine, one, first)
+
+    def run_tile(self, n: int, phase: Phase, tile: Tile, where: Where) -> None:
+        """Runs a phase for one tile: early loads, products, equations, stores."""
+        launch, layout = self.launch, self.launch.layout.phases[n]
+        rows, found = where
+        values = Values(launch, phase, tile, layout.sums, found)
+        values.issue()
+        if layout.specs:
+            refs = [launch.buffers.tensors[source.tensor] for source in layout.sources]
+            weights = launch.buffers.weights[0] if launch.buffers.resident is None else launch.buffers.resident
+            assert launch.buffers.sums is not None
+            launch.device.product(
+                tile, layout.specs, refs, rows, weights, launch.buffers.sums, launch.block, launch.buffers.counters, *self.ring
+            )
+        values.finish()

@@ -1,0 +1,75 @@
+"""Synchronisation of the threads of a thread block, of a cluster, and of a group of thread blocks."""
+
+import jax
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import arith, gpu, scf
+from jax.experimental.mosaic.gpu import utils as mu
+
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, int32, keep_polling, ptx, scalar
+from cavs.kernels._mosaic.types import Context, MemRef, Scalar
+from cavs.kernels._program.arrays import Ref
+
+
+def sync() -> None:
+    """Synchronises the threads of the thread block."""
+
+    @inline_mgpu()
+    def emit(ctx: Context) -> None:
+        gpu.barrier()
+
+    emit()
+
+
+def cluster_barrier() -> None:
+    """Emits a barrier of all threads of the cluster; called inside `inline_mgpu`."""
+    ptx("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;", [])
+
+
+def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: bool, spins: int) -> None:
+    """Synchronises the thread blocks of a group: afterwards each of them sees what all of them wrote before.
+
+    A cluster has a barrier in hardware. In other groups each thread block adds one to the group's counter, and polls it until
+    it reaches `target`. After `spins` unsuccessful polls a thread block sets `counters[0]` and goes on, so that no launch
+    hangs. Once this flag is set, no thread block polls for long.
+
+    Args:
+        counters: int32 in global memory: a flag, then one counter for each group, 128 bytes apart.
+        slot: An int32 scalar: the group's counter, in units of 128 bytes.
+        target: An int32 scalar: the value of the counter when all thread blocks have arrived.
+        clustered: Whether the group is a cluster.
+        spins: The number of polls.
+    """
+    if clustered:
+
+        @inline_mgpu()
+        def emit_clustered(ctx: Context) -> None:
+            cluster_barrier()
+
+        return emit_clustered()
+
+    @inline_mgpu(arg_types=(REF, SCALAR, SCALAR))
+    def emit(ctx: Context, counters: MemRef, slot: Scalar, target: Scalar) -> None:
+        i32 = ir.IntegerType.get_signless(32)
+        i64 = ir.IntegerType.get_signless(64)
+        gpu.barrier()
+        base = address(counters, 1)
+        counter = arith.addi(base, arith.extsi(i64, arith.muli(scalar(slot), int32(128))))
+        leader = arith.cmpi(arith.CmpIPredicate.eq, mu.thread_idx(), int32(0))
+        with mu.when(leader):
+            ptx("red.release.gpu.global.add.u32 [$0], $1;", [], counter, int32(1))
+            loop = scf.WhileOp([i32], [int32(0)])
+            before = loop.before.blocks.append(i32)
+            with ir.InsertionPoint.at_block_begin(before):
+                seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", i32, counter)
+                short = arith.cmpi(arith.CmpIPredicate.ult, seen, scalar(target))
+                turn = before.arguments[0]
+                scf.condition(arith.andi(short, keep_polling(base, turn, spins)), [arith.addi(turn, int32(1))])
+            after = loop.after.blocks.append(i32)
+            with ir.InsertionPoint.at_block_begin(after):
+                scf.yield_(after.arguments)
+            failed = arith.cmpi(arith.CmpIPredicate.ugt, loop.results[0], int32(spins))
+            with mu.when(failed):
+                ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], base, int32(1))
+        gpu.barrier()
+
+    emit(counters, slot, target)

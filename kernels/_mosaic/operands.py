@@ -1,0 +1,142 @@
+"""The operands of `mma.sync`: weights as they are packed, and rows as they are read; and the instruction.
+
+The left operand is 16 columns of a weight and the right operand 8 rows of a tile, for 8 elements of K (16 in bf16 and f16). A
+product at precision "fp32" is three products in tf32 (3xtf32).
+"""
+
+import math
+from collections.abc import Sequence
+
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import arith
+
+from cavs.kernels._layout.specs import ProductSpec, WeightSpec
+from cavs.kernels._mosaic.mlir import int32, ptx
+from cavs.kernels._mosaic.types import F32, I32, Address, Register
+from cavs.kernels._program.widths import FACTOR, HALVES
+
+
+class Weights:
+    """Reads fragments of a thread block's packed weights.
+
+    Args:
+        start: The address of the weights: in shared memory if they are resident, otherwise in global memory.
+        warp: The number of the warp among those that divide K.
+        lane: The thread's number in its warp.
+    """
+
+    def __init__(self, start: Address, warp: I32, lane: I32):
+        self.start, self.warp, self.lane = start, warp, lane
+        self._triples: dict[tuple[int, int], list[list[Register]]] = {}
+
+    def read(self, spec: ProductSpec, weight: WeightSpec, tile: int, chunk: int, step: int) -> list[Register]:
+        """Returns the registers of a tile of 16 columns for one step of K: four, or eight at precision "fp32".
+
+        Half a tile has only columns 0 to 7; the registers of the others are zero.
+        """
+        i32 = ir.IntegerType.get_signless(32)
+        per_warp = spec.chunks // spec.splits
+        if spec.tight:
+            triple, which = divmod((2 * chunk + step) * weight.tiles + tile, 3)
+            if (weight.offset, triple) not in self._triples:
+                self._triples[weight.offset, triple] = self._triple(weight, triple, per_warp)
+            return self._triples[weight.offset, triple][which]
+        steps, half = 2 * spec.chunks, weight.half and tile == weight.tiles - 1
+        words = 64 if half else 128
+        at = (weight.offset + tile * steps * 128 + (2 * chunk + step) * words) * 4
+        mine = arith.addi(arith.muli(self.warp, int32(2 * per_warp * words * 4)), arith.muli(self.lane, int32(words // 8)))
+        text = "ld.shared" if spec.resident else "ld.global.nc"
+        place = arith.addi(self.start, mine if spec.resident else arith.extsi(ir.IntegerType.get_signless(64), mine))
+        if half:
+            two = ptx(f"{text}.v2.b32 {{$0, $1}}, [$2+{at}];", [i32] * 2, place)
+            four = [two[0], int32(0), two[1], int32(0)]
+        else:
+            four = ptx(f"{text}.v4.b32 {{$0, $1, $2, $3}}, [$4+{at}];", [i32] * 4, place)
+        if spec.precision == "fp32":
+            return to_tf32([arith.bitcast(ir.F32Type.get(), x) for x in four], spec.precision)
+        return list(four)
+
+    def _triple(self, weight: WeightSpec, triple: int, per_warp: int) -> list[list[Register]]:
+        """Unpacks three fragments from the words of two; see `_layout.pack`."""
+        i32 = ir.IntegerType.get_signless(32)
+        mine = arith.muli(self.warp, int32(-(-2 * per_warp * weight.tiles // 3) * 1024))
+        place = arith.addi(self.start, arith.addi(mine, arith.muli(self.lane, int32(16))))
+        one, two = (
+            ptx(f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{weight.offset * 4 + triple * 1024 + n * 512}];", [i32] * 4, place)
+            for n in range(2)
+        )
+        both = zip(one, two, strict=True)
+        three: list[Register] = [arith.addi(arith.shli(a, int32(19)), arith.shli(b, int32(6))) for a, b in both]
+        return [one, two, three]
+
+
+def right_operand(sources: list[list[Register]], step: int, precision: str) -> list[Register]:
+    """Returns the registers of the rows' operand for one step of K: two, or four at precision "fp32".
+
+    Args:
+        sources: For each of the sources, whose sum is the operand, the registers that the thread has read of a chunk.
+        step: The half of the chunk, 0 or 1.
+        precision: See `Config`.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    mine = [x[step * len(x) // 2 : (step + 1) * len(x) // 2] for x in sources]
+    if len(mine) < 3 and all(x[0].type == i32 for x in mine):  # as below, a sum of two elements is rounded once
+        add = f"add.rn.{precision}x2 $0, $1, $2;"
+        return [two[0] if len(two) == 1 else ptx(add, i32, *two) for two in zip(*mine, strict=True)]
+    values, *others = (_to_float32(x, precision) for x in mine)
+    for more in others:
+        values = [arith.addf(a, b) for a, b in zip(values, more, strict=True)]
+    if precision in HALVES:
+        values = scaled(values, FACTOR[precision])
+        return [ptx(f"cvt.rn.{precision}x2.f32 $0, $1, $2;", i32, values[q + 1], values[q]) for q in (0, 2)]
+    return to_tf32(values, precision)
+
+
+def _to_float32(registers: list[Register], precision: str) -> list[F32]:
+    """Converts elements to float32; i32 registers hold two bf16 elements each."""
+    f32 = ir.F32Type.get()
+    if registers[0].type == f32:
+        return registers
+    assert precision == "bf16", "no sums of more than two rows in float16: `cavs._engines.lower._measured`"
+    both = ((arith.shli(x, int32(16)), arith.andi(x, int32(-0x10000))) for x in registers)
+    return [arith.bitcast(f32, x) for two in both for x in two]
+
+
+def scaled(values: Sequence[F32], factor: float) -> list[F32]:
+    """Multiplies all values by a constant."""
+    return [arith.mulf(x, arith.constant(ir.F32Type.get(), factor)) for x in values] if factor != 1 else list(values)
+
+
+def to_tf32(values: Sequence[F32], precision: str) -> list[Register]:
+    """Converts values to tf32; at precision "fp32" the tf32 values of the remainders follow.
+
+    `mma.sync` truncates the last 13 bits. A multiplication before it corrects this bias on average. Rounding to nearest would
+    take two instructions at half the rate, and would lose NaNs (`cvt.rna` carries their bits into the sign).
+    """
+    f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
+    factor = arith.constant(f32, 1 + math.log(2) * 2**-11)  # mantissas are 1 / ln 2 on average
+
+    def near(x: F32) -> Register:
+        return arith.bitcast(i32, arith.mulf(x, factor))
+
+    found = [near(x) for x in values]
+    if precision == "tf32":
+        return found
+    high = [arith.andi(x, int32(-0x2000)) for x in found]
+    return high + [near(arith.subf(x, arith.bitcast(f32, h))) for x, h in zip(values, high, strict=True)]
+
+
+def multiply(total: list[F32], left: list[Register], right: list[Register], precision: str) -> list[F32]:
+    """Returns a thread's four accumulators `total` plus the product of the operands of one step of K."""
+    f32 = ir.F32Type.get()
+    shape, kind = ("m16n8k16", precision) if precision in HALVES else ("m16n8k8", "tf32")
+    text = (
+        f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+    )
+    if precision == "fp32":
+        high, low = left[:4], left[4:]
+        for a, b in ((low, right[:2]), (high, right[2:]), (high, right[:2])):
+            total = ptx(text, [f32] * 4, *a, *b, *total)
+        return total
+    return ptx(text, [f32] * 4, *left, *right, *total)

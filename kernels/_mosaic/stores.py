@@ -1,0 +1,75 @@
+"""Stores of a tile's elements to tensors in global memory, each thread its own elements."""
+
+import jax
+import numpy as np
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import arith
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cavs.kernels._layout.specs import Tile
+from cavs.kernels._mosaic.mlir import REF, SCALAR, element_address, inline_mgpu, int32, ptx, scalar, tile_layout
+from cavs.kernels._mosaic.types import Context, Element, Fragments, MemRef, Scalar, Subscript
+from cavs.kernels._program.arrays import Ref
+from cavs.kernels._program.widths import FACTOR, half_of
+
+
+def store(
+    tile: Tile,
+    ref: Ref,
+    value: jax.Array,
+    base: jax.Array,
+    column: jax.Array,
+    valid: jax.Array | None = None,
+    awaited: bool = False,
+) -> None:
+    """Stores `value[r, j]` to `ref[base + r, column + j]` for each unit j and each row r of a tile up to its last.
+
+    Args:
+        tile: The tile.
+        ref: A tensor in global memory, of shape (rows, width): of the dtype of `value`; or bfloat16 or float16, whose elements
+            are multiplied by `FACTOR`, if `value` is float32.
+        value: An array of the tile's shape, float32 or int32.
+        base: An int32 scalar.
+        column: An int32 scalar.
+        valid: An int32 scalar: zeros are stored for units j from `valid` on. `None` if all units are valid.
+        awaited: Whether other thread blocks poll the elements: they are written to L2 at once.
+    """
+    if not isinstance(value, (int, float)):
+        value = plgpu.layout_cast(value, tile_layout(tile))
+    dtype, width = np.dtype(ref.dtype), ref.shape[1]
+    kind = half_of(dtype)
+    instruction = f"{'st.relaxed.gpu' if awaited else 'st'}.global.b32"
+
+    @inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, [SCALAR] * (valid is not None)))
+    def emit(
+        ctx: Context,
+        ref: MemRef,
+        value: Fragments,
+        base: Scalar,
+        row: Scalar,
+        last: Scalar,
+        column: Scalar,
+        valid: list[Scalar],
+    ) -> None:
+        i32 = ir.IntegerType.get_signless(32)
+
+        def put(x: Element, at: tuple[Subscript, ...]) -> None:
+            r, j = arith.addi(scalar(row), arith.index_cast(i32, at[0])), arith.index_cast(i32, at[1])
+            if valid:  # what equations compute in the padding is arbitrary
+                zero = arith.constant(x.type, 0.0 if x.type == ir.F32Type.get() else 0)
+                x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, zero)
+            end = scalar(last)
+            if kind:  # even threads store their own element and the next thread's, odd threads nothing
+                x = arith.mulf(x, arith.constant(x.type, FACTOR[kind])) if FACTOR[kind] != 1 else x
+                following = ptx("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;", x.type, x)
+                x = ptx(f"cvt.rn.{kind}x2.f32 $0, $1, $2;", i32, following, x)
+                odd = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(j, int32(1)), int32(0))
+                end = arith.select(odd, int32(-1), end)
+            # A predicated store, because the compiler would sink the computation of `x` into a branch, element by element.
+            text = f"{{.reg .pred p; setp.le.s32 p, $2, $3; @p {instruction} [$0], $1;}}"
+            target = element_address(ref, width, dtype.itemsize, arith.addi(r, scalar(base)), arith.addi(scalar(column), j))
+            ptx(text, [], target, x, r, end)
+
+        value.foreach(put)
+
+    emit(ref, value, base, tile.row, tile.last, column, [] if valid is None else [valid])

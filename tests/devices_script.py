@@ -1,0 +1,83 @@
+"""Run by `test_data_parallel`: one of two processes with two devices each, which train together and alone.
+
+Arguments: the number of the process, the port of process 0, a folder for results, and what to do ("train" or "die").
+"""
+
+import json
+import os
+import signal
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cavs
+
+STEPS = 20
+
+
+def rnn(params, v):
+    h = jnp.tanh(v.pull() @ params["w"] + v.gather_all(lambda h: h) @ params["u"])
+    v.scatter(h)
+    v.push(h)
+
+
+F = cavs.VertexFunction(rnn, state=(3,))
+
+
+def loss(params, sched):
+    """A mean over the vertices that have a label: their numbers differ between devices."""
+    h = cavs.run(F, params, sched, params["words"][sched.input_id]).sum(1)
+    return cavs.data.mean((h - sched.label) ** 2, where=sched.label >= 0)
+
+
+def fun(state, sched):
+    params, speed = state
+    value, grads = jax.value_and_grad(loss)(params, sched)
+    speed = jax.tree.map(lambda v, g: 0.9 * v + g, speed, grads)
+    return (jax.tree.map(lambda p, v: p - 0.05 * v, params, speed), speed), value
+
+
+def data() -> cavs.Graphs:
+    rng = np.random.default_rng(0)
+    graphs = cavs.from_lengths(rng.integers(1, 12, 32))
+    ids = rng.integers(0, 7, (2, graphs.num_vertices), np.int32)
+    lengths = np.diff(graphs.vertex_offsets)
+    return cavs.from_lengths(lengths, input_id=ids[0], label=ids[1] % 4 - 1)
+
+
+def losses(mesh, steps=None, die_at=None):
+    """The losses of `STEPS` steps of batches of 8 graphs, and a checksum of the parameters."""
+    draw = np.random.default_rng(1).normal
+    params = {k: draw(0, 0.5, s).astype(np.float32) for k, s in (("w", (2, 3)), ("u", (3, 3)), ("words", (7, 2)))}
+    state, found, step = (params, jax.tree.map(np.zeros_like, params)), [], cavs.data.step(fun)
+    loader = cavs.data.Loader(data(), 8, mesh=mesh, steps=steps)
+    while len(found) < STEPS:
+        for batches in loader:
+            state, values = step(state, batches)
+            found += np.asarray(values).tolist()
+            if die_at is not None and len(found) >= die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return found, [np.asarray(x).tolist() for x in jax.tree.leaves(state)]
+
+
+def main() -> None:
+    number, port, folder, what = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, number, heartbeat_timeout_seconds=10)
+    everywhere = jax.make_mesh((4,), ("data",))
+    if what == "die":
+        losses(everywhere, die_at=8 if number else None)
+        return
+    found = {"together": losses(everywhere, steps=2)}
+    if not number:
+        state = {**cavs.data.Loader(data(), 8, mesh=everywhere).state(), "batch": 2}
+        cavs.data.Loader(data(), 8).restore(state)  # on one device, the same batches follow
+        found["alone"] = losses(None)
+        found["two"] = losses(jax.sharding.Mesh(np.array(jax.local_devices()), ("data",)))
+    with open(f"{folder}/{number}.json", "w") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""A few shapes chosen in advance hold every batch of a data set, and their schedules are valid."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import cavs
+from cavs._schedule.batches import schedule_batches
+from cavs._schedule.few import bound, counts_of, few_shapes, fits, sums, thresholds
+from cavs._schedule.scheduler import options_of
+from cavs._schedule.shape import Shape
+from cavs._schedule.tasks import LAZY_WINDOW
+from tests.odd_graphs import BATCHES, joined, random_binary_tree
+from tests.schedule_checks import check, dags
+
+
+def fixed(graphs: cavs.Graphs, batches: list[np.ndarray], window: int = LAZY_WINDOW, sample: int | None = None):
+    """The schedules of batches, whose shapes are chosen from the first `sample` of them."""
+    options = options_of("schedule", graphs, "batching", True, False, window, None, (), True)
+    names, counts = counts_of(graphs, True)
+    bounds = [bound(counts, len(batches[0]))]
+    shapes = [shape for (shape,) in few_shapes([(graphs, options)], [batches[:sample]], 2, bounds)]
+    options = options._replace(fixed=tuple(shapes))
+    inside = fits(shapes, sums(counts, batches))
+    assert inside[:, -1].all() and shapes[0].kinds == names
+    numbers = inside.argmax(1)
+    sizes = np.array([len(some) for some in batches])
+    return schedule_batches(graphs, sizes, options, np.concatenate(batches), numbers), shapes
+
+
+@settings(deadline=None, max_examples=60)
+@given(dags(), st.integers(0, 9), st.sampled_from([256, LAZY_WINDOW]))
+def test_all_batches_of_random_dags_fit(graphs: cavs.Graphs, seed: int, window: int) -> None:
+    rng, size = np.random.default_rng(seed), max(1, len(graphs) - 1)
+    batches = [rng.permutation(len(graphs))[:size] for _ in range(4)]
+    found, shapes = fixed(graphs, batches, window, sample=1)
+    assert len(shapes) <= 2
+    for index, sched in zip(batches, found, strict=True):
+        assert sched.shape in shapes
+        check(graphs[index], sched)
+
+
+@pytest.mark.parametrize("name", sorted(BATCHES))
+def test_the_schedules_of_odd_graphs_are_valid(name: str) -> None:
+    graphs = BATCHES[name]
+    batches = [np.array([i]) for i in range(len(graphs))]
+    found, _ = fixed(graphs, batches)
+    for index, sched in zip(batches, found, strict=True):
+        check(graphs[index], sched)
+
+
+def test_several_windows() -> None:
+    graphs = joined([random_binary_tree(n, seed=n) for n in (400, 300, 200, 500)])
+    batches = [np.array([i, j]) for i in range(4) for j in range(4) if i != j]
+    found, shapes = fixed(graphs, batches, window=256)
+    assert shapes[-1].windows[0] > 1
+    for index, sched in zip(batches, found, strict=True):
+        check(graphs[index], sched)
+
+
+def test_thresholds_pad_little() -> None:
+    rng = np.random.default_rng(0)
+    totals = rng.integers(1, 1000, 5000)
+    assert thresholds(totals, 1, 1000) == [1000]
+    assert thresholds(np.full(9, 40), 3, 900) == [40, 900]
+    found = thresholds(totals, 4, 2000)
+    assert len(found) == 4 and found[-1] == 2000 and found[-2] >= 990
+    padded = np.array(found)[np.searchsorted(found, totals)].mean()
+    assert padded <= 1.03 * np.mean([x for x in (333.3, 666.7, 1000)]), found
+    few = rng.integers(990, 1000, 500)  # a second shape would save nothing
+    assert thresholds(few, 3, 2000) == [few.max(), 2000]
+
+
+def test_a_batch_that_does_not_fit_is_refused() -> None:
+    graphs = cavs.from_lengths([3, 400])
+    options = options_of("schedule", graphs, "batching", True, False, LAZY_WINDOW, None, (), False)
+    ((shape,),) = few_shapes([(graphs, options)], [[np.array([0])]], 1)
+    assert isinstance(shape, Shape)
+    with pytest.raises(ValueError, match="a batch has sizes .*its shape is Shape"):
+        schedule_batches(graphs, np.array([1]), options._replace(fixed=(shape,)), np.array([1]), np.array([0]))

@@ -1,0 +1,111 @@
+"""What the backward keeps, runs again and overwrites changes its memory, never its results."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import vertex_programs as vp
+from cavs._function.keeping import front, keep_least, reused
+from cavs._run.plans import plan_of
+from tests.odd_graphs import BATCHES
+from tests.programs import CASES, IN_FORESTS, PROGRAMS
+from tests.truth import assert_close, batch_inputs, gradients, truth
+
+NAMES = ["BinaryTreeLSTM", "ChildSumTreeLSTM", "lazy push", "matrix states", "twin states", "three kinds"]
+
+
+def split_of(program: Any, width: int = 8) -> Any:
+    params = jax.eval_shape(program.init, jax.random.key(0))
+    plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((width,), jnp.float32))
+    return plan, plan.inner[None]
+
+
+def least(name: str, batch: str, **how: Any) -> tuple[Any, Any]:
+    """The gradients and pushes of a program that needs the least memory."""
+    graphs, schedule = BATCHES[batch], cavs.schedule(BATCHES[batch], **how)
+
+    def run(params: Any, inputs: Any) -> Any:
+        return cavs.run(PROGRAMS[name].function, params, schedule, inputs)
+
+    with keep_least():
+        return gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
+
+
+@pytest.mark.parametrize(("name", "batch"), [case for case in IN_FORESTS if case[0] in NAMES])
+def test_gradients_if_cotangents_overwrite_what_was_kept(name: str, batch: str) -> None:
+    grads, pushes = least(name, batch)
+    want_pushes, want = truth(name, batch)
+    assert_close(pushes, want_pushes, 1e-12)
+    assert_close(grads, want, 1e-10)
+
+
+@pytest.mark.parametrize("name", ["ElmanRNN", "LSTM"])
+def test_gradients_if_products_run_again_in_windows(name: str) -> None:
+    grads, _ = least(name, "very long chain", window=256)
+    assert_close(grads, truth(name, "very long chain")[1], 1e-10)
+
+
+def test_programs_that_overwrite_states_are_tested_in_forests() -> None:
+    forests = {name for name, batch in BATCHES.items() if (shape := cavs.schedule(batch).shape).forest and shape.rooted}
+    tested = {name for name, batch in CASES if batch in forests}
+    found = set()
+    for name, program in PROGRAMS.items():
+        plan = plan_of(program.function, jax.eval_shape(lambda program=program: program.params), program.rows, 8)
+        if plan.keeping(overwrite=True).overwritten:
+            found.add(name)
+    assert found <= tested and len(found) > 6 and "gathered twice" not in found
+
+
+def test_the_front_of_a_tree_lstm() -> None:
+    _, part = split_of(vp.BinaryTreeLSTM(8, 8))
+    points = front(part.joint)
+    rows = [p.bytes / (8 * 4) for p in points]
+    products = [p.flops / (2 * 8 * 8) for p in points]
+    # i, o, u and two forget gates; the gates' product is H x 3H, those of the forget gates are H x H.
+    assert rows == [5, 3, 2, 0] and products == [0, 2, 3, 5]
+
+
+def test_what_overwrites_what() -> None:
+    plan, part = split_of(vp.BinaryTreeLSTM(8, 8))
+    kept = plan.keeping(overwrite=True, share=True)
+    assert kept.overwritten == {0}  # c: h is an operand of the lazy gradients, and is pushed
+    assert len(reused(kept.inner[None].joint)) == 2  # both cut cotangents
+    assert plan.keeping() is plan and not part.forward.overwritten
+    fc, _ = split_of(vp.TreeFC(8))
+    assert not fc.keeping(overwrite=True, share=True).overwritten
+
+
+def test_a_state_of_two_parents_is_not_overwritten() -> None:
+    diamond = cavs.from_edges(4, np.array([[1, 0], [2, 0], [3, 1], [3, 2]]))
+    assert not cavs.schedule(diamond).shape.forest
+    assert cavs.schedule(cavs.from_lengths([3, 2])).shape.forest
+
+
+def test_memory_falls_if_products_run_again_in_windows() -> None:
+    level = [64 >> k for k in range(7)]  # complete trees of 64 leaves
+    above = [sum(level[: k + 1]) + np.arange(n) // 2 for k, n in enumerate(level[:-1])]
+    graphs = cavs.from_parents([np.concatenate([*above, [-1]])] * 32)
+    schedule = cavs.schedule(graphs, window=256)
+    program = vp.BinaryTreeLSTM(16, 16)
+    params = program.init(jax.random.key(0))
+    F, x = program.vertex_function(), jnp.ones((schedule.shape.vertices, 16), jnp.float32)
+
+    def loss(params: Any) -> Any:
+        return jnp.sum(cavs.run(F, params, schedule, x, select=schedule.roots))
+
+    def temporary(fn: Any) -> int:
+        analysis = jax.jit(jax.grad(fn)).lower(params).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    assert temporary(cavs.memory.recompute(loss, "min")) < 0.9 * temporary(loss)
+
+
+def test_explain_says_what_it_could_keep() -> None:
+    program = vp.BinaryTreeLSTM(8, 8)
+    text = program.vertex_function().explain(program.init(jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32))
+    assert "it can keep less, if products run again in the backward: 96 B for 256 FLOPs" in text

@@ -1,0 +1,217 @@
+"""`cavs.data.Loader`: every graph once an epoch, few shapes, exact resumption, and nothing that stays behind."""
+
+import gc
+import itertools
+import json
+import os
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs._feed.epochs import dispatches, epoch_batches
+from cavs._feed.workers import _idle
+from tests.odd_graphs import joined, random_binary_tree
+
+RNG = np.random.default_rng(0)
+SIZES = RNG.integers(1, 30, 50)
+GRAPHS = joined([random_binary_tree(int(n), seed=i) for i, n in enumerate(SIZES)])
+# The id of a vertex is the number of its graph, and so tells which graphs a batch has.
+NUMBER = np.repeat(np.arange(50, dtype=np.int32), np.diff(GRAPHS.vertex_offsets))
+GRAPHS = cavs.Graphs.build(
+    np.diff(GRAPHS.vertex_offsets), np.diff(GRAPHS.child_offsets), GRAPHS.children, input_id=NUMBER, label=NUMBER % 5
+)
+
+
+def scheds(batches: Any) -> list[cavs.Schedule]:
+    """The single schedules of what a loader yields."""
+    tree = getattr(batches, "tree", batches)
+    return [cavs.Schedule(data, tree.shape) for data in np.asarray(tree.data).reshape(-1, np.asarray(tree.data).shape[-1])]
+
+
+def numbers(loader: Any) -> list[list[int]]:
+    """The graphs of each batch of the next epoch."""
+    return [np.unique(s.input_id[: s.num_vertices]).tolist() for batches in loader for s in scheds(batches)]
+
+
+@pytest.mark.parametrize("group", ["balanced", "similar", "random"])
+@pytest.mark.parametrize(("batch", "steps"), [(1, None), (7, 3), (8, 1), (64, None)])
+def test_an_epoch_has_every_graph_once_in_at_most_three_shapes(group: str, batch: int, steps: int | None) -> None:
+    loader = cavs.data.Loader(GRAPHS, batch, group=group, steps=steps)
+    epochs, shapes = [], set()
+    for epoch in range(5):
+        assert loader.epoch == epoch
+        found = [sched for batches in loader for sched in scheds(batches)]
+        shapes |= {sched.shape for sched in found}
+        epochs.append([np.unique(s.input_id[: s.num_vertices]).tolist() for s in found])
+        assert sorted(sum(epochs[-1], [])) == list(range(50)) and len(found) == len(loader)
+    assert len(shapes) <= 3
+    assert batch == 64 or len({str(epoch) for epoch in epochs}) == 5  # each epoch is shuffled anew
+    assert "50 graphs" in repr(loader) and "epoch 5, batch 0" in repr(loader)
+
+
+def test_schedules_are_those_of_the_scheduler() -> None:
+    (sched,) = cavs.data.Loader(GRAPHS, [[3, 1, 2]], steps=1)
+    plain = cavs.schedule(GRAPHS[[3, 1, 2]], fields=("input_id", "label"))
+    assert sched.num_vertices == plain.num_vertices
+    for name in ("row", "input_id", "label", "roots", "graph_end"):
+        a, b = getattr(sched, name), getattr(plain, name)
+        n = min(len(a), len(b), int(plain.num_vertices))
+        np.testing.assert_array_equal(a[:n] - a[0], b[:n] - b[0])
+
+
+def test_last_batches() -> None:
+    short, drop, pad = (list(cavs.data.Loader(GRAPHS, 8, last=last, steps=1)) for last in ("short", "drop", "pad"))
+    assert [s.shape.graphs for s in short] == [8] * 6 + [2] and [s.shape.graphs for s in drop] == [8] * 6
+    assert [s.shape.graphs for s in pad] == [8] * 7
+    sizes = np.diff(pad[-1].graph_end, prepend=0)
+    label = pad[-1].label[: sizes.sum()]
+    assert (label[sizes[:2].sum() :] == -1).all() and (label[: sizes[:2].sum()] >= 0).all()
+    unlabelled = cavs.from_lengths([1, 2, 3])
+    with pytest.raises(ValueError, match="last: got 'pad' for graphs without labels"):
+        cavs.data.Loader(unlabelled, 2, last="pad")
+    present = cavs.data.Loader(unlabelled, 2, last="pad", steps=1, collate=lambda sample: sample.present)
+    assert np.concatenate(list(present)).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("options", [{"steps": 3}, {"steps": 1, "group": "random"}, {"steps": 2, "workers": 1, "ahead": 2}])
+def test_a_restored_loader_continues_bit_for_bit(options: dict) -> None:
+    loader = cavs.data.Loader(GRAPHS, 7, **options)
+    whole = [[np.asarray(s.data) for b in loader for s in scheds(b)] for _ in range(2)]
+    for stop in (1, 2, 3):
+        first = cavs.data.Loader(GRAPHS, 7, **options)
+        list(first)
+        seen = [np.asarray(s.data) for b in itertools.islice(first, stop) for s in scheds(b)]
+        state = json.loads(json.dumps(first.state()))
+        assert state["batch"] == len(seen)
+        second = cavs.data.Loader(GRAPHS, 7, **options)
+        second.restore(state)
+        seen += [np.asarray(s.data) for b in second for s in scheds(b)]
+        assert second.epoch == 2
+        for a, b in zip(seen, whole[1], strict=True):
+            np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="restore: state: got the position of a loader with other batches"):
+        cavs.data.Loader(GRAPHS, 7, seed=1, **options).restore(state)
+
+
+def test_a_loop_that_is_left_early_ends_its_epoch() -> None:
+    loader = cavs.data.Loader(GRAPHS, 7)
+    next(iter(loader))
+    assert (loader.epoch, loader.batch) == (0, 1)
+    assert numbers(loader) == numbers(cavs.data.Loader(GRAPHS, epoch_batches_of(1), steps=1))
+    assert loader.epoch == 2
+
+
+def epoch_batches_of(epoch: int) -> list[np.ndarray]:
+    grid = epoch_batches(np.diff(GRAPHS.vertex_offsets), 7, "balanced", 0, epoch)
+    return [row[row >= 0] for row in grid]
+
+
+def test_given_batches() -> None:
+    given = [[1, 2], [3], slice(4, 6), [7, 7]]
+    loader = cavs.data.Loader(GRAPHS, given, steps=1)
+    assert numbers(loader) == numbers(loader) == [[1, 2], [3], [4, 5], [7]] and len(loader) == 4
+    endless = cavs.data.Loader(GRAPHS, ([i % 50, i % 50] for i in itertools.count()), steps=2)
+    firsts = [scheds(b)[0].input_id[0] for b in itertools.islice(endless, 300)]
+    assert firsts == [2 * i % 50 for i in range(300)] or sorted(set(firsts)) == list(range(0, 50, 2))
+    with pytest.raises(TypeError, match="come from an iterator"):
+        len(endless)
+
+
+def test_several_data_sets_and_collate() -> None:
+    back = GRAPHS.reversed()
+    extra = cavs.from_lengths([1, 2, 3])
+
+    def collate(sample: cavs.data.Sample) -> dict[str, Any]:
+        there, here, third = sample.sched  # type: ignore[misc]
+        assert np.array_equal(there.input_id[: there.num_vertices], here.input_id[: here.num_vertices])
+        assert [len(g) for g in sample.graphs] == [len(sample.numbers)] * 2 + [2]
+        assert third.num_vertices == 4
+        return {"scheds": sample.sched, "numbers": sample.numbers.astype(np.int32)}
+
+    loader = cavs.data.Loader([GRAPHS, back, (extra, lambda some: np.array([0, 2]))], 7, collate=collate, steps=3)
+    seen = [n for b in loader for n in np.asarray(b.tree["numbers"]).ravel().tolist()]
+    assert sorted(seen) == list(range(50))
+    assert len(set(map(str, loader._shapes.all))) <= 3
+    pairs = next(iter(cavs.data.Loader((GRAPHS, back), 7, steps=1)))
+    assert isinstance(pairs, tuple) and len(pairs) == 2
+
+
+def test_labels_that_are_no_ids_are_left_to_collate() -> None:
+    graphs = cavs.from_lengths([2, 1, 2], label=np.arange(5) / 2, graph_label=np.arange(3.0))
+
+    def collate(sample: cavs.data.Sample) -> Any:
+        assert isinstance(sample.graphs, cavs.Graphs) and isinstance(sample.sched, cavs.Schedule)
+        return sample.sched, sample.sched.pad(sample.graphs.label, np.nan), sample.graphs.graph_label
+
+    for sched, label, of_graph in cavs.data.Loader(graphs, 1, steps=1, collate=collate):
+        assert sched.shape.fields == () and np.nanmean(label) in (0.25, 1, 1.75) and of_graph.shape == (1,)
+
+
+def test_dispatches_have_every_batch_once() -> None:
+    found = dispatches([0, 1, 0, 0, 1, 0, 2], 2)
+    assert [some.tolist() for some in found] == [[0, 2], [1, 4], [3, 5], [6]]
+    assert dispatches([], 4) == []
+
+
+def test_batches_say_what_to_write() -> None:
+    (batches,) = cavs.data.Loader(GRAPHS, [[1, 2]] * 4, steps=4)
+    assert len(batches) == 4 and "Batches(4" in repr(batches)
+    with pytest.raises(AttributeError, match="holds 4 batches for one dispatch. Decorate .* @cavs.data.step, or .*steps=1"):
+        batches.input_id  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (([1, 2], 4), TypeError, "Loader: graphs: got a int"),
+        ((GRAPHS, 0), ValueError, "batches: got 0; expected an int >= 1"),
+        ((GRAPHS, 2.5), TypeError, "batches: got 2.5; expected an int"),
+        (((GRAPHS, GRAPHS[:3]), 4), ValueError, r"data sets of \[3, 50\] graphs; .*write \(graphs, pick\)"),
+        ((GRAPHS, 4, {"group": "sorted"}), ValueError, "group: got 'sorted'; expected one of 'balanced'"),
+        ((GRAPHS, 4, {"last": "keep"}), ValueError, "last: got 'keep'; expected one of 'short'"),
+        ((GRAPHS, 4, {"shapes": 0}), ValueError, "shapes: got 0; expected an int >= 1"),
+        ((GRAPHS, 4, {"workers": -1}), ValueError, "workers: got -1; expected an int >= 0 or None"),
+        ((GRAPHS, 4, {"fields": ("kind",)}), ValueError, "fields: got 'kind'; expected fields that these graphs have"),
+        ((GRAPHS, 4, {"mesh": 3}), ValueError, "mesh: got 3; expected a jax.sharding.Mesh of one axis"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: tuple, error: type, text: str) -> None:
+    options = arguments[2] if len(arguments) > 2 else {}
+    with pytest.raises(error, match=text):
+        cavs.data.Loader(*arguments[:2], **options)
+
+
+def resources() -> tuple[int, int, int]:
+    """The numbers of threads, of open descriptors and of child processes."""
+    gc.collect()
+    children = sum(len(workers) for workers in _idle.values())
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), children
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list descriptors")
+def test_abandoned_loops_leave_nothing_behind() -> None:
+    without = resources()
+    graphs = GRAPHS[:20]
+    loader = cavs.data.Loader(graphs, 2, workers=1, ahead=1, steps=1)
+    list(loader)
+    random.seed(0)
+    before = resources()
+    for _ in range(60):
+        loop = iter(loader)
+        try:
+            for _ in range(random.randrange(4)):
+                next(loop)
+            if random.random() < 0.3:
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+        if random.random() < 0.5:
+            loop.close()  # type: ignore[attr-defined]
+    del loop
+    assert resources() == before
+    del loader, graphs
+    assert resources() == without

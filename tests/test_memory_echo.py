@@ -1,0 +1,279 @@
+"""`cavs.memory.recompute`: gradients of any function of JAX from less memory."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import bench.echo_cases as echo_cases
+import cavs
+from cavs._function.minimum_cut import minimum_cut
+from cavs._memory.loops import with_derivative
+from cavs._memory.pareto import Search
+from cavs.memory import BudgetError, bytes_of, recompute
+from tests.truth import assert_close
+
+SMALL = {
+    "nmt": {"hidden": 16, "batch": 4, "length": 12, "words": (20, 15)},
+    "deepspeech2": {"hidden": 16, "batch": 4, "length": 10, "layers": 2, "bands": 6},
+    "transformer": {"hidden": 16, "batch": 2, "length": 8, "layers": 2, "words": 20},
+    "resnet": {"width": 4, "batch": 2, "pixels": 16, "blocks": 1, "stages": 2},
+}
+
+
+def case(name: str, dtype: Any = np.float64) -> tuple[Any, Any, Any]:
+    found = echo_cases.CASES[name]
+    params, batch = found.init(jax.random.key(0), **SMALL[name])
+    params, batch = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, (params, batch))
+    return found.loss, params, batch
+
+
+def temp(fn: Any, *args: Any) -> int:
+    return jax.jit(fn).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_are_those_of_the_function(name):
+    loss, params, batch = case(name)
+    want = jax.jit(jax.value_and_grad(loss))(params, batch)
+    for budget in (None, "min") if name in ("nmt", "resnet") else ("min",):
+        assert_close(jax.jit(jax.value_and_grad(recompute(loss, budget)))(params, batch), want, 1e-12)
+
+
+def test_gradients_in_float32():
+    loss, params, batch = case("nmt", np.float32)
+    want = jax.jit(jax.grad(loss))(params, batch)
+    got = jax.jit(jax.grad(recompute(loss)))(params, batch)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(1, np.abs(b).max()))
+
+
+def test_the_attention_of_a_decoder_is_computed_again():
+    loss = echo_cases.nmt_loss
+    sizes = SMALL["nmt"] | {"length": 40, "hidden": 32}
+    params, batch = jax.eval_shape(partial(echo_cases.nmt_init, **sizes), jax.random.key(0))
+    plain, ours, least = (temp(jax.grad(f), params, batch) for f in (loss, recompute(loss), recompute(loss, "min")))
+    assert plain > 3 * ours and least < ours
+    plan = recompute(loss).plan(params, batch)
+    assert plan.plain_bytes > 3 * plan.bytes and plan.flops == 0
+    # Each step of the decoder attended to 40 words of 32 numbers: none of those matrices is kept.
+    assert all("40,4,32" not in row.shape for row in plan.rows() if row.times == 40)
+
+
+def test_budgets_down_to_the_floor_fit():
+    found = echo_cases.CASES["nmt"]
+    sizes = SMALL["nmt"] | {"hidden": 64, "length": 24}
+    params, batch = jax.eval_shape(partial(found.init, **sizes), jax.random.key(0))
+    plan = recompute(found.loss).plan(params, batch)
+    measured = []
+    for budget in np.geomspace(plan.plain_peak, plan.floor, 3)[1:]:
+        budget = max(int(np.ceil(budget)), plan.floor)
+        planned = recompute(found.loss, budget)
+        predicted = planned.plan(params, batch).peak
+        assert predicted <= budget
+        measured.append(temp(jax.grad(planned), params, batch))
+        assert measured[-1] <= 1.25 * predicted + 64 * 2**10  # XLA's scratch
+    assert all(b <= 1.1 * a for a, b in zip(measured, measured[1:], strict=False))
+    with pytest.raises(BudgetError, match=rf"budget: got .*; expected at least .*Write budget={plan.floor}"):
+        recompute(found.loss, plan.floor // 2).plan(params, batch)
+
+
+def test_a_plan_says_what_is_kept_and_what_is_run_again():
+    loss, params, batch = case("nmt")
+    text = str(recompute(loss).plan(params, batch))
+    assert "state of the loop" in text and "in _lstm_step" in text and "products run twice" not in text
+    assert sum(row.bytes for row in recompute(loss).plan(params, batch).rows()) == recompute(loss).plan(params, batch).bytes
+    least = recompute(loss, "min").plan(params, batch)
+    assert "products run twice" in str(least) and least.flops > 0
+    frontier = least.frontier()
+    assert [p for p, _ in frontier] == sorted({p for p, _ in frontier}, reverse=True)
+    assert [f for _, f in frontier] == sorted(f for _, f in frontier)
+
+
+def test_masks_are_the_same_when_they_are_computed_again():
+    def loss(w, x, key):
+        for i in range(3):
+            x = jax.nn.relu(x @ w)
+            x = jnp.where(jax.random.bernoulli(jax.random.fold_in(key, i), 0.5, x.shape), x * 2, 0)
+        return (x**2).sum()
+
+    args = jnp.eye(8) + 0.1, jnp.ones((4, 8)), jax.random.key(3)
+    want = jax.jit(jax.value_and_grad(loss))(*args)
+    for budget in (None, "min"):
+        assert_close(jax.jit(jax.value_and_grad(recompute(loss, budget)))(*args), want, 1e-12)
+
+
+def test_auxiliary_results_pytrees_closures_keywords_and_donation():
+    def loss(params, x, *, scale=1.0):
+        y = jnp.tanh(x @ params["w"] + params["b"][0])
+        return scale * (y**2).sum(), {"y": y, "n": jnp.int32(3)}
+
+    params = {"w": jnp.ones((3, 3)) * 0.3, "b": [jnp.zeros(3)]}
+    x = jnp.arange(6.0).reshape(2, 3)
+    ours = recompute(loss, "min")
+    want = jax.value_and_grad(loss, has_aux=True)(params, x, scale=2.0)
+    assert_close(jax.value_and_grad(ours, has_aux=True)(params, x, scale=2.0), want, 1e-12)
+    step = jax.jit(lambda p, x: jax.tree.map(jnp.subtract, p, jax.grad(ours, has_aux=True)(p, x)[0]), donate_argnums=0)
+    assert_close(
+        step(jax.tree.map(jnp.copy, params), x),
+        jax.tree.map(jnp.subtract, params, jax.grad(loss, has_aux=True)(params, x)[0]),
+        1e-12,
+    )
+
+    def closed_over(w):
+        return recompute(lambda x: jnp.sin(x @ w).sum())(x)
+
+    assert_close(jax.grad(closed_over)(params["w"]), jax.grad(lambda w: jnp.sin(x @ w).sum())(params["w"]), 1e-12)
+    static = recompute(lambda x, name: jnp.sin(x).sum() if name == "sin" else x.sum(), static_argnums=1)
+    assert_close(jax.grad(static)(x, "sin"), jnp.cos(x), 1e-12)
+    assert recompute(loss).__name__ == "loss"
+
+
+def test_vmap_second_derivatives_and_nested_loops():
+    def f(w, x):
+        def outer(h, row):
+            h, ys = lax.scan(lambda h, r: (jnp.tanh(h @ w + r), jnp.sin(h)), h, jnp.stack([row, row * 2]))
+            return h, ys.sum()
+
+        h, ys = lax.scan(outer, jnp.zeros(3), x)
+        return (h * ys.sum()).sum() + jax.checkpoint(lambda h: jnp.tanh(h @ w).sum())(h)
+
+    w, x = jnp.eye(3) * 0.4 + 0.05, jnp.arange(12.0).reshape(4, 3) / 10
+    for budget in (None, "min"):
+        g = recompute(f, budget)
+        assert_close(jax.grad(g, (0, 1))(w, x), jax.grad(f, (0, 1))(w, x), 1e-12)
+        assert_close(jax.vmap(jax.grad(g), (None, 0))(w, x[:, None]), jax.vmap(jax.grad(f), (None, 0))(w, x[:, None]), 1e-12)
+    hessian = jax.grad(lambda w: (jax.grad(recompute(f, "min"))(w, x) ** 2).sum())(w)
+    assert_close(hessian, jax.grad(lambda w: (jax.grad(f)(w, x) ** 2).sum())(w), 1e-12)
+
+
+@pytest.mark.parametrize("length", [60, 61])  # 61 steps are chunks and a rest
+@pytest.mark.parametrize("reverse", [False, True])
+def test_long_loops_run_in_chunks(length, reverse):
+    def f(w, x):
+        def step(h, x):
+            h = jnp.tanh(h @ w + x)
+            return h, jnp.sin(h @ w)
+
+        h, ys = lax.scan(step, jnp.zeros((2, 3)), x, reverse=reverse)
+        return (ys * jnp.arange(length)[:, None, None]).sum() + (h**2).sum()
+
+    w, x = jnp.eye(3) * 0.4 + 0.05, jnp.cos(jnp.arange(length * 6.0)).reshape(length, 2, 3)
+    search = Search(jax.make_jaxpr(f)(w, x), [0, 1])
+    point = search.point(lambda name, k, flops: 0.0 if name.endswith("c") else None, {"/0": 4})
+    planned = with_derivative(search.closed, lambda diff: point.kept, late=True)
+    want = jax.jit(jax.value_and_grad(f, (0, 1)))(w, x)
+    assert_close(jax.jit(jax.value_and_grad(lambda *args: planned(*args)[0], (0, 1)))(w, x), want, 1e-12)
+    assert point.bytes < 0.6 * x.nbytes  # less than the states of all steps
+
+
+def test_the_smallest_plan_of_a_long_loop_runs_in_chunks():
+    def f(w, x):
+        return (lax.scan(lambda h, x: (jnp.tanh(jnp.tanh(h @ w + x) @ w), None), jnp.zeros((2, 3)), x)[0] ** 2).sum()
+
+    args = jnp.eye(3), jnp.ones((60, 1, 1))
+    state = 2 * 3 * 8
+    assert recompute(f, "min").plan(*args).bytes == 60 // 4 * state + state  # before each chunk of 4 steps, and the last one
+    assert temp(jax.grad(recompute(f, "min")), *args) < temp(jax.grad(recompute(f)), *args) / 3
+
+
+def test_a_function_that_calls_cavs_run():
+    program = cavs.vertex_programs.TreeFC(hidden=4)
+    F = program.vertex_function()
+    graphs = cavs.from_parents([[2, 2, -1], [1, 2, -1]])
+    sched = cavs.schedule(graphs)
+    inputs = sched.pad(np.random.default_rng(0).normal(size=(6, 4)))
+
+    def loss(params):
+        return (jnp.tanh(cavs.run(F, params, sched, inputs)) ** 2).sum()
+
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), program.init(jax.random.key(0)))
+    want = jax.jit(jax.grad(loss))(params)
+    for budget in (None, "min"):
+        assert_close(jax.jit(jax.grad(recompute(loss, budget)))(params), want, 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_functions_keep_no_more_than_jax_does(seed):
+    rng = np.random.default_rng(seed)
+    ops = [jnp.tanh, jax.nn.gelu, jax.nn.softmax, jnp.sin, lambda x: x * x, jax.nn.relu, lambda x: x / (1 + x * x)]
+    chosen = [(int(rng.integers(3)), int(rng.integers(len(ops))), int(rng.integers(i + 1))) for i in range(12)]
+
+    def f(ws, x):
+        values = [x]
+        for kind, op, at in chosen:
+            x = values[-1]
+            values.append([lambda x: ops[op](x), lambda x: x @ ws[at % 3], lambda x: ops[op](x) + values[at]][kind](x))  # noqa: B023
+        return values[-1].sum()
+
+    ws, x = [jnp.asarray(rng.normal(size=(6, 6)) / 3) for _ in range(3)], jnp.asarray(rng.normal(size=(5, 6)))
+    plan = recompute(f).plan(ws, x, argnums=(0, 1))
+    assert plan.bytes <= plan.plain_bytes and plan.peak <= plan.plain_peak
+    want = jax.grad(f, (0, 1))(ws, x)
+    for budget in (None, "min", (plan.peak + plan.floor) // 2):
+        assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)
+
+
+def test_if_nothing_is_gained_everything_is_kept():
+    # Echo's figure 7: tanh(x + y) of two products. Its result alone is needed, not the two operands.
+    def f(w, v, x):
+        return (jnp.tanh(x @ w + x @ v) @ w).sum()
+
+    w = jnp.eye(4)
+    plan = recompute(f).plan(w, w, jnp.ones((3, 4)), argnums=(0, 1))
+    assert plan.bytes == 3 * 4 * 8
+
+
+def test_the_cut_counts_a_shared_operand_once():
+    # Echo's figure 8: T rows that are added to one matrix of T rows, through tanh.
+    t, n = 6, 4
+
+    def f(w, rows, matrix):
+        matrix, rows = matrix @ w, rows @ w
+        return sum(jnp.tanh(matrix + rows[i]).sum() for i in range(t))
+
+    plan = recompute(f).plan(jnp.eye(n), jnp.ones((t, n)), jnp.ones((t, n)))
+    assert plan.bytes == 2 * t * n * 8
+    assert plan.plain_bytes >= t * t * n * 8
+
+
+def test_the_cut_on_a_small_graph():
+    def f(x):
+        y = jnp.sin(x)
+        return jnp.exp(y), jnp.cos(y)
+
+    jaxpr = jax.make_jaxpr(f)(jnp.ones(3)).jaxpr
+    keep, again = minimum_cut(jaxpr.eqns, jaxpr.outvars, lambda i: None if i == 0 else 0.0, stored=jaxpr.invars)
+    assert keep == jaxpr.eqns[0].outvars and again == {1, 2}
+    keep, again = minimum_cut(jaxpr.eqns, jaxpr.outvars, lambda i: 30.0)  # 90 bytes of prices against 48 of both results
+    assert keep == jaxpr.outvars and not again
+
+
+@pytest.mark.parametrize(
+    ("budget", "want"),
+    [(5, 5), ("2GiB", 2**31), ("512 MB", 512 * 10**6), ("1.5 kib", 1536), ("100", 100), ("min", "min"), (None, None)],
+)
+def test_amounts_of_memory(budget, want):
+    assert bytes_of(budget) == want
+
+
+@pytest.mark.parametrize("budget", ["2 apples", 0, -3, 0.0, 1.5, True, "", [1]])
+def test_what_is_no_amount_of_memory(budget):
+    with pytest.raises(ValueError, match="cavs.memory.recompute: budget: got .*; expected bytes .*Write budget='2GiB'"):
+        recompute(jnp.sin, budget)
+
+
+def test_a_fraction_of_the_memory():
+    assert bytes_of(0.5) > 2**20  # of a CPU: half of the machine's
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match="recompute: fn: got 3"):
+        recompute(3)
+    with pytest.raises(TypeError, match="static_argnums"):
+        recompute(lambda x, name: x)(1.0, "name")

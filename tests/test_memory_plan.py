@@ -1,0 +1,110 @@
+"""`cavs.memory.plan`: a batch within a memory budget, in parts and with products that run again."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import vertex_programs as vp
+from cavs.memory import BudgetError
+from tests.odd_graphs import joined, random_binary_tree
+from tests.truth import assert_close
+
+H = 8
+PROGRAM = vp.BinaryTreeLSTM(H, H, dtype=jnp.float64)
+F = PROGRAM.vertex_function()
+GRAPHS = joined([random_binary_tree(2 + i % 7, seed=i) for i in range(64)])
+PARAMS = PROGRAM.init(jax.random.key(0))
+
+
+def loss(params, batch):
+    sched, x = batch
+    return jnp.sum(jnp.tanh(cavs.run(F, params, sched, 0.1 * x, select=sched.roots)) ** 2)
+
+
+ROWS = np.sin(np.arange(GRAPHS.num_vertices * H)).reshape(-1, H)
+
+
+def collate(sample):
+    """Each vertex has a row of its own."""
+    starts = GRAPHS.vertex_offsets
+    return sample.sched, sample.sched.pad(np.concatenate([ROWS[starts[i] : starts[i + 1]] for i in sample.numbers]))
+
+
+def planned(budget=None, **how):
+    return cavs.memory.plan(loss, PARAMS, GRAPHS, budget, collate=collate, **how)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return planned()
+
+
+def test_the_fastest_plan_is_the_batch_as_it_is(whole):
+    assert (whole.parts, whole.keep, whole.time) == (1, "fast", 1.0)
+    sched = cavs.schedule(GRAPHS)
+    got = jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS))
+    assert_close(got, jax.jit(jax.value_and_grad(loss))(PARAMS, (sched, sched.pad(ROWS))), 1e-12)
+    assert 0.7 < whole.peak / whole.measure() < 1.3
+
+
+@pytest.mark.parametrize(("share", "parts"), [(0.3, None), ("min", None), (None, 4)])
+def test_every_plan_gives_the_same_loss_and_gradients(whole, share, parts):
+    plan = planned(int(share * whole.peak) if isinstance(share, float) else share, parts=parts)
+    assert plan.parts > 1 and plan.peak < whole.peak and plan.time > 1 or parts
+    if isinstance(share, float):
+        plan = plan.verified()
+        assert plan.measure() <= share * whole.peak
+    want = jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS))
+    assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(GRAPHS)), want, 1e-12)
+
+
+def test_less_memory_takes_more_time(whole):
+    points = whole.frontier()
+    peaks, times = [peak for peak, _, _ in points], [time for _, time, _ in points]
+    assert len(points) > 4 and peaks == sorted(peaks, reverse=True) and times == sorted(times)
+    assert peaks[-1] < whole.peak / 12
+    smallest = planned("min")
+    assert smallest.peak == peaks[-1] or smallest.parts == 64
+    assert planned(smallest.peak).peak == smallest.peak
+
+
+def test_batches_of_about_the_same_size_have_one_shape():
+    def ones(sample):
+        return sample.sched, np.ones((sample.sched.shape.vertices, H))
+
+    plan = cavs.memory.plan(loss, PARAMS, GRAPHS, parts=4, collate=ones)
+    first, second = (plan.batch(graphs) for graphs in (GRAPHS, GRAPHS[:32] + GRAPHS[:32]))
+    assert jax.tree.structure(first) == jax.tree.structure(second)  # that of a schedule includes its shape
+    assert [x.shape for x in jax.tree.leaves(first)] == [x.shape for x in jax.tree.leaves(second)]
+    chains = cavs.from_lengths([3, 9] * 32)  # each inner vertex has one child, not two
+    value = jax.jit(plan.loss)(PARAMS, plan.batch(chains))
+    sched = cavs.schedule(chains)
+    assert_close(value, loss(PARAMS, (sched, np.ones((sched.shape.vertices, H)))), 1e-12)
+    with pytest.raises(ValueError, match="deal: count: got 4 for 63 graphs"):
+        plan.batch(GRAPHS[1:])
+
+
+def test_a_budget_below_the_smallest_plan_is_refused_with_its_causes():
+    with pytest.raises(BudgetError, match=r"budget: got 1 KiB; expected at least .*64 parts.*largest graph has 15 vertices"):
+        planned("1KiB")
+
+
+def test_a_plan_prints_what_is_alive_at_the_peak(whole):
+    text = str(whole)
+    assert re.match(r"64 graphs, 570 vertices, parts=1, keep='fast': predicted peak .* \(no budget\)", text), text
+    assert re.search(r"KiB +f64\[\d+,8\] +while +levels", text), text
+
+
+def test_misuse_says_what_to_write():
+    with pytest.raises(ValueError, match=r"plan: keep: got 'all'; expected one of 'fast', 'least', 'window'"):
+        planned(keep="all")
+    with pytest.raises(ValueError, match=r"plan: parts: got 5 for 64 graphs; expected one of \[1, 2, 4"):
+        planned(parts=5)
+    with pytest.raises(TypeError, match=r"plan: graphs: got a list; expected a batch"):
+        cavs.memory.plan(loss, PARAMS, [])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"plan: budget: got '2 apples'"):
+        planned("2 apples")

@@ -1,0 +1,66 @@
+"""Limits of the source that keep it readable. Files are parsed, nothing is imported."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MOST_LINES_OF_A_FILE = 300
+MOST_LINES_OF_A_FUNCTION = 60  # without its docstring
+MOST_ANY = 0.1  # the part of annotations that may be `Any`, which says nothing
+FOLDERS = ("cavs", "kernels")
+
+
+def files(folder: str) -> Iterator[Path]:
+    """The files of a folder, by their real paths: the links inside cavs/ are not followed."""
+    yield from (path for path in sorted((ROOT / folder).rglob("*.py")) if path == path.resolve())
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions and methods of a file, those inside functions, too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The number of lines of a function, without decorators and docstring."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        lines -= (function.body[0].end_lineno or 0) - function.body[0].lineno + 1
+    return lines
+
+
+def annotations(path: Path) -> Iterator[ast.expr]:
+    """The annotations of parameters, results, and variables."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            yield node.annotation
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            yield node.returns
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_files_are_short(folder: str) -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files(folder)}
+    assert lengths and not {name: n for name, n in lengths.items() if n > MOST_LINES_OF_A_FILE}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_functions_are_short(folder: str) -> None:
+    lengths = {f"{path.relative_to(ROOT)}: {f.name}": lines_of(f) for path in files(folder) for f in functions(path)}
+    assert lengths and not {name: n for name, n in lengths.items() if n > MOST_LINES_OF_A_FUNCTION}
+
+
+def test_few_annotations_are_any() -> None:
+    found = [a for folder in FOLDERS for path in files(folder) for a in annotations(path)]
+    bare = [a for a in found if isinstance(a, ast.Name) and a.id == "Any"]
+    assert len(bare) <= MOST_ANY * len(found)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_class_intercepts_every_attribute(folder: str) -> None:
+    """`__getattribute__` hides which attributes a class has."""
+    assert not [str(path) for path in files(folder) for f in functions(path) if f.name == "__getattribute__"]

@@ -1,0 +1,116 @@
+"""`cavs.data.step`: the dispatches of a loader give the results of `jax.jit` for one batch after another."""
+
+import functools
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from tests.odd_graphs import joined, random_binary_tree
+
+GRAPHS = joined([random_binary_tree(n, seed=n) for n in (5, 9, 3, 8, 4, 6, 7, 9, 3, 10, 11)])
+IDS = np.arange(GRAPHS.num_vertices, dtype=np.int32)
+GRAPHS = cavs.Graphs.build(
+    np.diff(GRAPHS.vertex_offsets), np.diff(GRAPHS.child_offsets), GRAPHS.children, input_id=IDS % 7, label=IDS % 3
+)
+
+
+def rnn(params: Any, v: cavs.Vertex) -> None:
+    h = jnp.tanh(v.pull() @ params["w"] + v.gather_all(lambda h: h) @ params["u"])
+    v.scatter(h)
+    v.push(h)
+
+
+F = cavs.VertexFunction(rnn, state=(3,))
+
+
+def loss(params: Any, sched: cavs.Schedule) -> jax.Array:
+    h = cavs.run(F, params, sched, params["words"][sched.input_id], select=sched.roots)
+    return cavs.data.mean((h.sum(1) - sched.label[sched.roots]) ** 2)
+
+
+def fun(state: Any, sched: cavs.Schedule) -> tuple[Any, Any]:
+    """One step of gradient descent with momentum."""
+    params, speed = state
+    value, grads = jax.value_and_grad(loss)(params, sched)
+    speed = jax.tree.map(lambda v, g: 0.9 * v - 0.1 * g, speed, grads)
+    return (jax.tree.map(jnp.add, params, speed), speed), {"loss": value}
+
+
+def initial() -> Any:
+    draw = functools.partial(np.random.default_rng(0).normal, 0, 0.3)
+    params = {"w": draw(size=(2, 3)), "u": draw(size=(3, 3)), "words": draw(size=(7, 2))}
+    params = {name: jnp.asarray(x, jnp.float32) for name, x in params.items()}
+    return params, jax.tree.map(jnp.zeros_like, params)
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Any, list[float]]:
+    """The state and the losses of plain `jax.jit`."""
+    state, losses, step = initial(), [], jax.jit(fun)
+    for sched in cavs.data.Loader(GRAPHS, 3, steps=1, last="drop"):
+        state, metrics = step(state, sched)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+def test_the_results_are_those_of_plain_jit(plain: Any) -> None:
+    step, state, losses = cavs.data.step(fun), initial(), []
+    for batches in cavs.data.Loader(GRAPHS, 3, steps=2, last="drop"):
+        state, metrics = step(state, batches)
+        assert metrics["loss"].shape == (len(batches),)
+        losses += metrics["loss"].tolist()
+    np.testing.assert_allclose(losses, plain[1], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), state, plain[0])
+
+
+def test_the_state_is_updated_in_place_but_not_the_callers() -> None:
+    step, given, loader = cavs.data.step(fun), initial(), cavs.data.Loader(GRAPHS, [[0, 1, 2]] * 3, steps=1)
+    first, second, third = loader
+    state, _ = step(given, first)
+    assert not any(x.is_deleted() for x in jax.tree.leaves(given))
+    after, _ = step(state, second)
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+    again, _ = step((after[0], given[1]), third)  # a mixture: only what the step returned is given away
+    assert all(x.is_deleted() for x in jax.tree.leaves(after[0]))
+    assert not any(x.is_deleted() for x in jax.tree.leaves((again, given)))
+    kept, _ = cavs.data.step(fun, donate=False)(given, first)
+    assert not any(x.is_deleted() for x in jax.tree.leaves((kept, given)))
+
+
+def test_other_shapes_are_compiled_in_the_background() -> None:
+    traced = []
+
+    @cavs.data.step
+    def step(state: Any, sched: cavs.Schedule) -> tuple[Any, Any]:
+        traced.append((sched.shape.graphs, threading.current_thread().name, step.compiling))
+        return jax.tree.map(lambda x: 0.9 * x, state), sched.num_vertices
+
+    loader = cavs.data.Loader(GRAPHS, 3)
+    batches = iter(loader)
+    state, _ = step({"x": jnp.ones(3)}, next(batches))
+    assert [(n, name == "cavs-compile") for n, name, _ in traced][:1] == [(3, False)]
+    for some in batches:
+        state, _ = step(state, some)
+    assert [(n, name) for n, name, _ in traced[1:]] == [(2, "cavs-compile")]
+    assert traced[1][2] == (2, 2) and step.compiling is None
+    assert step.compilations == 2 and "2 programs" in repr(step)
+    for some in loader:
+        state, _ = step(state, some)
+    assert len(traced) == 2 and not [t for t in threading.enumerate() if t.name == "cavs-compile"]
+
+
+def test_means_outside_of_a_step() -> None:
+    x = jnp.arange(6.0)
+    assert float(cavs.data.mean(x)) == 2.5 and float(cavs.data.total(x > 2)) == 3
+    assert float(cavs.data.mean(x, where=x > 2)) == 4 and float(cavs.data.mean(x, where=x > 9)) == 0
+
+
+def test_a_step_is_of_a_function() -> None:
+    with pytest.raises(TypeError, match="step: fun: got a int; expected a function fun.state, batch."):
+        cavs.data.step(3)  # type: ignore[arg-type]
+    assert cavs.data.step(unroll=2)(fun).__name__ == "fun"
