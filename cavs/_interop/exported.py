@@ -5,17 +5,18 @@ import functools
 import hashlib
 import io
 import json
-import re
 import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import export as jax_export
 
+from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
+from cavs._interop.serve import Serving, serve
 from cavs._run.run import without_callbacks
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape, length_of, slots_of
@@ -25,26 +26,59 @@ Forward: TypeAlias = Callable[[PyTree, Schedule, PyTree], PyTree]
 
 # A file consists of this line, the SHA-256 of the rest, and the rest: a zip of `about.json` and of the outputs of `jax.export`,
 # `N.jax`.
-_MAGIC, _FORMAT = b"cavs forward ", 2
-# The external functions that compiled code may call: JAX's linear algebra and random numbers, and the kernels of the
-# persistent engine. Callbacks into Python are refused.
-_CALLS = re.compile(
-    r"(lapack|cusolver|cublas|cusparse|hipsolver|hipblas|cu|hip)_\w+|Sharding|SPMD\w+Shape|annotate_device_placement|AllocateBuffer"
-    r"|ApproxTopK|stablehlo\.dynamic_\w+|shape_assertion|mosaic_gpu_v2|Eigh|Qr|LuDecomposition|ProductOfElementaryHouseholderReflectors"
-)
+MAGIC, FORMAT = b"cavs forward ", 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """Exported forwards, one per schedule shape; see [`cavs.interop.export_forward`][] and [`cavs.interop.load_forward`][].
+    """Exported forwards, one per schedule shape. Created by [`cavs.interop.export_server`][],
+    [`cavs.interop.export_forward`][] and [`cavs.interop.load_forward`][].
 
     Attributes:
         shapes: the schedule shapes. `cavs.schedule(batch, shapes=list(exported.shapes))` chooses one of them if the batch fits.
         programs: the `jax.export.Exported` of each shape.
+        serving: what `serve` knows about inputs and outputs; `None` if `export_forward` exported them.
     """
 
     shapes: tuple[Shape, ...]
     programs: tuple[jax_export.Exported, ...]
+    serving: Serving | None = None
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[Callable[[Arrays, Any, Arrays], PyTree], ...]:
+        """The programs as functions that compile at their first call."""
+        return tuple(jax.jit(program.call) for program in self.programs)
+
+    def serve(self, params: PyTree, graphs: Graphs, inputs: PyTree = None) -> PyTree:
+        """Runs the forward that [`cavs.interop.export_server`][] exported on any batch.
+
+        ```python
+        rows = exported.serve(params, graphs, {"x": x})
+        ```
+
+        The batch is padded to the smallest exported size that it fits, which compiles when it is first used. A batch that fits
+        none is run in several parts.
+
+        Args:
+            params: a pytree whose leaves have the names, shapes and dtypes of the exported parameters.
+            graphs: any number of graphs, which are not scheduled yet.
+            inputs: a pytree with the names and dtypes of the exported inputs, one row per vertex (V, ...) or per graph (G, ...)
+                of this batch, without padding.
+
+        Returns:
+            What the forward returned, as NumPy arrays with one row per vertex or per graph of this batch, in order.
+
+        Raises:
+            TypeError: `graphs` is not [`cavs.Graphs`][].
+            ValueError: a graph does not fit the largest size, an array is missing, is unknown or has another shape or dtype, or
+                the forward was exported by `export_forward`.
+        """
+        if self.serving is None:
+            raise ValueError(
+                "Exported.serve: got a forward that export_forward exported for schedules of exact shapes; expected one that "
+                "takes any batch. Write cavs.interop.export_server(forward, params, graphs, inputs)."
+            )
+        return serve(self._run, self.shapes, self.serving, params, graphs, inputs)
 
     def __call__(self, params: PyTree, sched: Schedule, inputs: PyTree = None) -> PyTree:
         """Runs `forward(params, sched, inputs)`.
@@ -73,16 +107,21 @@ class Exported:
                 f"{have}. Write cavs.schedule(batch, shapes=list(exported.shapes)) with the same number of graphs in a batch. "
                 "If none fits, export a larger example."
             )
-        program = self.programs[self.shapes.index(sched.shape)]
+        return self._run(self.shapes.index(sched.shape), params, sched, inputs)
+
+    def _run(self, number: int, params: PyTree, sched: Schedule, inputs: PyTree) -> PyTree:
+        program = self.programs[number]
         got = {"params": named_leaves(params, "Exported: params"), "inputs": named_leaves(inputs, "Exported: inputs")}
         (params_avals, _, inputs_avals), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
         for argument, avals in (("params", params_avals), ("inputs", inputs_avals)):
             for name in {**avals, **got[argument]}:
-                has, expected = (describe_array(tree.get(name)) for tree in (got[argument], avals))
-                if has != expected:
-                    hint = " Pad inputs on the host: sched.pad(rows)." if argument == "inputs" else ""
-                    raise ValueError(f"Exported: {argument}: got {has} at {name!r}; expected {expected}.{hint}")
-        return program.call(got["params"], jnp.asarray(sched.data), got["inputs"])
+                has, expected = got[argument].get(name), avals.get(name)
+                if has is not None and expected is not None and (has.dtype, has.shape) == (expected.dtype, expected.shape):
+                    continue
+                hint = " Pad inputs on the host: sched.pad(rows)." if argument == "inputs" and self.serving is None else ""
+                has, expected = describe_array(has), describe_array(expected)
+                raise ValueError(f"Exported: {argument}: got {has} at {name!r}; expected {expected}.{hint}")
+        return self._compiled[number](got["params"], sched.data, got["inputs"])
 
     def to_bytes(self) -> bytes:
         """Serialises the programs for a file that [`cavs.interop.load_forward`][] reads.
@@ -92,11 +131,12 @@ class Exported:
         """
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as file:
-            file.writestr("about.json", json.dumps({"shapes": self.shapes, "layout": _layout_hash(self.shapes)}))
+            about = {"shapes": self.shapes, "layout": layout_hash(self.shapes), "serving": self.serving}
+            file.writestr("about.json", json.dumps(about))
             for i, program in enumerate(self.programs):
                 file.writestr(f"{i}.jax", bytes(program.serialize()))
         data = buffer.getvalue()
-        return _MAGIC + b"%d\n" % _FORMAT + hashlib.sha256(data).digest() + data
+        return MAGIC + b"%d\n" % FORMAT + hashlib.sha256(data).digest() + data
 
 
 def export_forward(
@@ -146,14 +186,21 @@ def export_forward(
         sched, inputs = example
         if sched.shape in found:
             continue
-        trees = jax.tree.structure(params), jax.tree.structure(inputs)
-        arguments = named, named_leaves(inputs, "export_forward: inputs")
-        shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
-        flat = functools.partial(_run_named, forward, sched.shape, trees, [list(tree) for tree in arguments])
-        data = jax.ShapeDtypeStruct(sched.data.shape, sched.data.dtype)
-        with without_callbacks():
-            found[sched.shape] = jax_export.export(jax.jit(flat), platforms=platforms)(shaped[0], data, shaped[1])
+        found[sched.shape] = export_shape(forward, params, named, sched.shape, inputs, platforms)
     return Exported(tuple(found), tuple(found.values()))
+
+
+def export_shape(
+    forward: Forward, params: PyTree, named: Arrays, shape: Shape, inputs: PyTree, platforms: Sequence[str] | None
+) -> jax_export.Exported:
+    """Exports a forward for schedules of one shape. `named` are the leaves of `params`; only the shapes of arrays matter."""
+    trees = jax.tree.structure(params), jax.tree.structure(inputs)
+    arguments = named, named_leaves(inputs, "export_forward: inputs")
+    shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
+    flat = functools.partial(_run_named, forward, shape, trees, [list(tree) for tree in arguments])
+    data = jax.ShapeDtypeStruct((length_of(shape),), np.int32)
+    with without_callbacks():
+        return jax_export.export(jax.jit(flat), platforms=platforms)(shaped[0], data, shaped[1])
 
 
 def _run_named(
@@ -171,76 +218,6 @@ def _run_named(
     return forward(unflat_params, Schedule(data, shape), unflat_inputs)
 
 
-def load_forward(data: bytes) -> Exported:
-    """Loads what [`cavs.interop.export_forward`][] exported.
-
-    **Load only files that you trust, as you would run only programs that you trust.** They contain code, and calling the
-    result runs it. The checksum detects damaged files, but not malicious ones: a malicious file can do anything that this
-    process is allowed to do. If you transfer a file, keep its checksum and compare it before loading.
-
-    Args:
-        data: the bytes of [`cavs.interop.Exported.to_bytes`][].
-
-    Returns:
-        The exported programs.
-
-    Raises:
-        ValueError: `data` is damaged or not such a file; it disables safety checks of `jax.export`; it calls external
-            functions that no forward pass needs, such as Python callbacks; or the version of cavs that wrote it has another
-            layout of schedules.
-        ImportError: flatbuffers is not installed.
-    """
-    head, _, _ = bytes(data[:64]).partition(b"\n")
-    if not head.startswith(_MAGIC):
-        raise ValueError("load_forward: data: got bytes of another format; expected those of Exported.to_bytes().")
-    if head != _MAGIC + b"%d" % _FORMAT:
-        got = head.removeprefix(_MAGIC).decode("ascii", "replace")
-        raise ValueError(f"load_forward: data: got format {got!r}; expected {_FORMAT}. Another version of cavs wrote it.")
-    begin = len(head) + 1 + hashlib.sha256().digest_size
-    if hashlib.sha256(data[begin:]).digest() != data[len(head) + 1 : begin]:
-        raise ValueError("load_forward: data: got a wrong checksum; expected undamaged bytes. Copy the file again.")
-    try:
-        with zipfile.ZipFile(io.BytesIO(data[begin:])) as file:
-            about = json.loads(file.read("about.json"))
-            shapes = tuple(Shape(*_tuples(s)) for s in about["shapes"])
-            same = _layout_hash(shapes) == about["layout"]
-            programs = tuple(_load_program(file.read(f"{i}.jax"), shape) for i, shape in enumerate(shapes)) if same else ()
-    except ImportError:
-        raise
-    except Exception as error:
-        # zipfile, json, flatbuffers and jax.export raise a dozen exception types for invalid bytes.
-        raise ValueError(
-            f"load_forward: data: got bytes that cannot be loaded ({error}); expected those of Exported.to_bytes(), written "
-            "with a compatible version of JAX."
-        ) from error
-    if not same:
-        raise ValueError(
-            "load_forward: data: got another layout of schedules; expected that of this version of cavs. Export again with it."
-        )
-    return Exported(shapes, programs)
-
-
-def _load_program(data: bytes, shape: Shape) -> jax_export.Exported:
-    """Loads the program of one schedule shape. Raises many types of exceptions if the bytes are invalid."""
-    program = jax_export.deserialize(bytearray(data))
-    if program.disabled_safety_checks:
-        raise ValueError(f"it disables safety checks: {program.disabled_safety_checks}")
-    text = program.mlir_module()
-    calls = re.findall(r'custom_call @"?([^\s"(]+)|call_target_name = "([^"]*)"', text)
-    wrong = sorted({one or other for one, other in calls if not _CALLS.fullmatch(one or other)})
-    if wrong or len(re.findall(r"\bstablehlo\.custom_call\b", text)) > len(calls):
-        raise ValueError(f"it calls {', '.join(wrong) or 'a function without a name'}, which no forward pass needs")
-    (params, vector, inputs), _ = jax.tree.unflatten(program.in_tree, program.in_avals)
-    if not (isinstance(params, dict) and isinstance(inputs, dict) and vector.shape == (length_of(shape),)):
-        raise ValueError("its arguments are not parameters, a schedule of its shape, and inputs")
-    return program
-
-
-def _layout_hash(shapes: Sequence[Shape]) -> str:
+def layout_hash(shapes: Sequence[Shape]) -> str:
     """A hash of the layout of the schedules' integers, which the exported code relies on."""
     return hashlib.sha256(repr([(shape._fields, slots_of(shape)) for shape in shapes]).encode()).hexdigest()
-
-
-def _tuples(x: PyTree) -> PyTree:
-    """Converts nested lists, as JSON has them, to tuples."""
-    return tuple(_tuples(y) for y in x) if isinstance(x, list) else x

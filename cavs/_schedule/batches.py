@@ -41,19 +41,21 @@ def schedule_batches(
     order = order_of(graphs, index, batches, kind, len(names), source)
 
     # Sizes and tasks.
+    serial = options.policy == "serial"
     if numbers is None:
-        sizes = padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
-        rooted, forest, fan_in = order.rooted, order.forest, order.fan_in
-    else:
-        sizes, rooted, forest = fixed_sizes(options.fixed, numbers, order)
-        fan_in = np.full(len(batches), graphs._facts.fan_in.max(initial=0))
-    groups = groups_of(sizes, batches, rooted, forest, fan_in, options.policy)
-    tasks = cut_tasks(order, groups.classes, groups.class_of, groups.num_classes, options.policy == "serial")
-    if numbers is None:
+        forest, sizes = order.forest, padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
+        groups = groups_of(sizes, batches, order.rooted, forest, order.fan_in, options.policy)
+        num_classes = groups.num_classes
+        tasks = cut_tasks(order, groups.classes, groups.class_of, num_classes, serial)
         shapes, which, window_of = shapes_of(options, names, graphs._facts.arity, groups, tasks)
     else:
+        forest = fixed_forest(options.fixed, numbers, order)
+        classes = list(dict.fromkeys(shape.classes for shape in options.fixed))
+        class_of = np.array([classes.index(shape.classes) for shape in options.fixed])[numbers]
+        num_classes = np.array([len(some) for some in classes])[class_of]
+        tasks = cut_tasks(order, classes, class_of, num_classes, serial)
         shapes, which, window_of = list(options.fixed), numbers.tolist(), fixed_windows(options, numbers, tasks)
-    num_loops = len(names) * groups.num_classes
+    num_loops = len(names) * num_classes
     rounds = cut_rounds(tasks, window_of, num_loops)
     scripts = None
     if options.scripts:
@@ -72,8 +74,8 @@ def schedule_batches(
     return schedules
 
 
-def fixed_sizes(shapes: tuple[Shape, ...], numbers: np.ndarray, order: Order) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(K, 3, kinds) sizes of K batches whose shapes are `shapes[numbers]`, and (K,) whether they are rooted and forests.
+def fixed_forest(shapes: tuple[Shape, ...], numbers: np.ndarray, order: Order) -> np.ndarray:
+    """(K,) whether no vertex may have two parents in the shapes of K batches, which are `shapes[numbers]`.
 
     Raises:
         ValueError: a batch does not fit its shape.
@@ -85,4 +87,4 @@ def fixed_sizes(shapes: tuple[Shape, ...], numbers: np.ndarray, order: Order) ->
     if bad.any():
         b = int(bad.argmax())
         raise ValueError(f"a batch has sizes {found[b].tolist()}; its shape is {shapes[numbers[b]]}.")
-    return sizes, rooted, forest
+    return forest

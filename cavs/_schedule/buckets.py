@@ -16,6 +16,10 @@ _LADDER = np.unique(np.where(_LADDER < 512, -(-_LADDER // 8) * 8, -(-_LADDER // 
 _POWERS = 1 << np.arange(62)
 
 
+class NoRoom(ValueError):
+    """A batch does not fit the fixed shape that was chosen for it."""
+
+
 class Options(NamedTuple):
     """The options of `cavs.schedule`, after validation."""
 
@@ -160,7 +164,7 @@ def fixed_windows(options: Options, numbers: np.ndarray, tasks: Tasks) -> np.nda
     """The window of each task of K batches whose shapes are `options.fixed[numbers]`.
 
     Raises:
-        ValueError: a shape has no room for the tasks.
+        NoRoom: a shape has no room for the tasks.
     """
     window_of = np.zeros(len(tasks.cls), np.int64)
     for b, number in enumerate(numbers.tolist()):
@@ -171,7 +175,7 @@ def fixed_windows(options: Options, numbers: np.ndarray, tasks: Tasks) -> np.nda
                 tasks.size[mine], tasks.edges[mine], shape.inner, shape.edges, shape.classes, options.window
             )
         if tasks.count[b] > shape.tasks or needed > shape.windows[0]:
-            raise ValueError(f"a batch needs {tasks.count[b]} tasks and {needed} windows; its shape is {shape}.")
+            raise NoRoom(f"a batch needs {tasks.count[b]} tasks and {needed} windows; its shape is {shape}.")
     return window_of
 
 

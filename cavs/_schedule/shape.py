@@ -25,7 +25,7 @@ class Shape(NamedTuple):
         inner: inner rows of each kind, padded.
         edges: edges below the inner rows of each kind, padded.
         tasks: number of tasks, padded.
-        graphs: number of graphs, exact.
+        graphs: number of graphs; exact, unless `Exported.serve` padded it with graphs that have no vertices.
         classes: (vertices, edges) to which tasks are padded, widest first.
         kinds: names of the kinds; `("",)` if there is only one.
         rooted: whether every graph has exactly one root.

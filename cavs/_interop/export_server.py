@@ -1,0 +1,140 @@
+"""`export_server`: a forward exported for a ladder of sizes, which serves any batch that fits the largest."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+from cavs._interop.exported import Exported, Forward, export_shape
+from cavs._interop.names import describe_array, key_of, named_leaves
+from cavs._interop.serve import GRAPH, VERTEX, WHOLE, Serving
+from cavs._run.run import without_callbacks
+from cavs._schedule.ladder import ladder
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.scheduler import options_of
+from cavs._schedule.shape import Shape, length_of
+from cavs._schedule.tasks import LAZY_WINDOW
+
+
+def export_server(
+    forward: Forward,
+    params: PyTree,
+    graphs: Graphs,
+    inputs: PyTree = None,
+    *,
+    most_graphs: int = 16,
+    count: int = 8,
+    kinds: bool = True,
+    fields: Sequence[str] = (),
+    scripts: bool | None = None,
+    platforms: Sequence[str] | None = None,
+) -> Exported:
+    """Exports `forward(params, sched, inputs)` for a few sizes, so that [`cavs.interop.Exported.serve`][] takes any batch.
+
+    ```python
+    forward = lambda p, sched, x: cavs.run(F, p, sched, x, select=sched.roots)
+    exported = cavs.interop.export_server(forward, params, dev, x)
+    Path("model.cavs").write_bytes(exported.to_bytes())
+    ```
+
+    In a process without the source of `forward`:
+
+    ```python
+    exported = cavs.interop.load_forward(Path("model.cavs").read_bytes())
+    y = exported.serve(params, batch, x_of_batch)
+    ```
+
+    The sizes are chosen from a data set: the largest one has room for `most_graphs` of its largest graph, the smallest one
+    for most single graphs, and the sizes between grow by a constant factor. A batch is padded to the smallest size that it
+    fits, and the number of graphs is padded with graphs without vertices.
+
+    Each row of the result must depend on its own graph alone, and not on other graphs of the batch or on the padding.
+
+    Args:
+        forward: a pure function with any number of calls of `cavs.run` and `cavs.readout`. It returns a pytree of arrays with
+            one row per vertex (Vp, ...) or per graph (G, ...).
+        params: the parameters, or their shapes (`jax.eval_shape`). The values are not exported.
+        graphs: the data set that chooses the sizes. Graphs that are larger than its largest are refused later.
+        inputs: the inputs of the data set without padding, or their shapes: a pytree of arrays with one row per vertex (V, ...)
+            or per graph (G, ...). Arrays with another number of rows are passed on as they are.
+        most_graphs: the most graphs of a batch. A larger batch is served in parts.
+        count: the most sizes. Each one is a program in the file, and compiles when it is first used.
+        kinds: as in [`cavs.schedule`][].
+        fields: as in [`cavs.schedule`][].
+        scripts: as in [`cavs.schedule`][].
+        platforms: the platforms to compile for, such as `("cpu", "cuda")`; `None` for JAX's default platform.
+
+    Returns:
+        The exported programs, smallest size first.
+
+    Raises:
+        TypeError: `graphs` is not [`cavs.Graphs`][].
+        ValueError: `graphs` is empty, `most_graphs` or `count` is not an int >= 1, or `forward` returns an array that has
+            neither one row per vertex nor one row per graph. Errors of `forward` and of `jax.export` propagate.
+    """
+    options = options_of("export_server", graphs, "batching", kinds, False, LAZY_WINDOW, None, fields, scripts)
+    for name, n in (("most_graphs", most_graphs), ("count", count)):
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ValueError(f"export_server: {name}: got {n!r}; expected an int >= 1.")
+    if not len(graphs):
+        raise ValueError("export_server: graphs: got none; expected the data set that chooses the sizes.")
+    of = {name: _rows_of(x, graphs) for name, x in named_leaves(inputs, "export_server: inputs").items()}
+    shapes = ladder(graphs, most_graphs, count, options)
+    outputs = _outputs(forward, params, shapes[0], inputs, of)
+    named = named_leaves(params, "export_server: params")
+    programs = (export_shape(forward, params, named, shape, _shaped(inputs, of, shape), platforms) for shape in shapes)
+    return Exported(shapes, tuple(programs), Serving(of, outputs))
+
+
+def _rows_of(x: Any, graphs: Graphs) -> str:
+    """What the rows of an input belong to."""
+    rows = np.shape(x)[:1]
+    return VERTEX if rows == (graphs.num_vertices,) else GRAPH if rows == (len(graphs),) else WHOLE
+
+
+def _shaped(inputs: PyTree, of: dict[str, str], shape: Shape) -> PyTree:
+    """The shapes of inputs that are padded to a shape."""
+    rows = {VERTEX: (shape.vertices,), GRAPH: (shape.graphs,)}
+
+    def padded(path: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
+        first = rows.get(of[".".join(str(key_of(entry)) for entry in path)])
+        return jax.ShapeDtypeStruct(np.shape(x) if first is None else first + np.shape(x)[1:], x.dtype)
+
+    return jax.tree_util.tree_map_with_path(padded, inputs)
+
+
+def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, of: dict[str, str]) -> tuple[str, ...]:
+    """What the rows of each output belong to, found by tracing the forward at two sizes.
+
+    Raises:
+        ValueError: the number of rows is neither that of the vertices nor that of the graphs.
+    """
+    more = shape.leaves[0] + 8
+    larger = shape._replace(vertices=shape.vertices + 8, leaves=(more, *shape.leaves[1:]), graphs=shape.graphs + 1)
+    found = []
+    for each in (shape, larger):
+        data = jax.ShapeDtypeStruct((length_of(each),), np.int32)
+
+        def run(params: PyTree, data: jax.Array, inputs: PyTree, each: Shape = each) -> PyTree:
+            return forward(params, Schedule(data, each), inputs)
+
+        with without_callbacks():
+            found.append(named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, of, each)), "export_server: forward"))
+    first, second = found
+    rows = []
+    for name, x in first.items():
+        both = x.shape[:1], second[name].shape[:1]
+        if both == ((shape.vertices,), (larger.vertices,)):
+            rows.append(VERTEX)
+        elif both == ((shape.graphs,), (larger.graphs,)):
+            rows.append(GRAPH)
+        else:
+            raise ValueError(
+                f"export_server: forward: got {describe_array(x)} at {name!r} of its result; expected one row per vertex "
+                f"({shape.vertices}, ...) or per graph ({shape.graphs}, ...), as padding must not count. Return rows, such as "
+                "cavs.run(F, params, sched, inputs, select=sched.roots), and reduce them after serve()."
+            )
+    return tuple(rows)

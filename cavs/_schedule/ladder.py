@@ -1,0 +1,153 @@
+"""Shapes for batches that are not known yet, and the schedule of such a batch in the smallest of them.
+
+A server cannot compile for each batch that it receives. It compiles for a few sizes in advance, a ladder, and pads each batch
+to the next one. The number of graphs is padded, too, with graphs that have no vertices.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from cavs._graphs.facts import SMALL_FAN_IN
+from cavs._graphs.graphs import Graphs
+from cavs._schedule.batches import schedule_batches
+from cavs._schedule.buckets import NoRoom, Options
+from cavs._schedule.few import counts_of, fits, shape_for, sums
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.shape import Shape
+from cavs._schedule.tasks import LAZY_WINDOW
+
+SAMPLES = 256  # batches of each number of graphs that are sampled
+
+
+def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tuple[Shape, ...]:
+    """At most `count` shapes, ascending, whose sizes grow by a constant factor.
+
+    Any batch of at most `most_graphs` graphs fits the last one if none of them is larger than the largest graph of the data
+    set in any respect: leaves, inner vertices and edges of each kind, children of a vertex, levels.
+
+    Args:
+        graphs: the data set, not empty.
+        most_graphs: the number of graphs of all shapes.
+        count: the most shapes.
+        options: the options of the schedules.
+    """
+    names, counts = counts_of(graphs, options.kinds)
+    rng, singles = np.random.default_rng(0), graphs._facts.sizes
+    sizes = sorted({1, most_graphs, *(1 << k for k in range(most_graphs.bit_length()))})
+    batches = [rng.integers(0, len(graphs), n) for n in sizes for _ in range(SAMPLES)]
+    sample = sums(counts, batches)
+    total = sample[:, :2].sum((1, 2))
+    largest = most_graphs * np.stack([of.max(0) for of in counts])
+    top = int(largest[:2].sum())
+    steps = np.geomspace(min(np.quantile(singles, 0.25), top), top, count) if count > 1 else [top]
+    found = []
+    for step in steps[:-1]:
+        inside = total <= step
+        if inside.any():
+            found.append(sample[inside].max(0))
+    shapes = [shape_for(graphs, names, each, most_graphs, options) for each in (*found, largest)]
+    shapes = [s if s.vertices > s.graphs else _with_more_leaves(s) for s in shapes]
+    return tuple(sorted(dict.fromkeys(shapes), key=lambda s: s.vertices))
+
+
+def _with_more_leaves(shape: Shape) -> Shape:
+    """The same shape with more vertices than graphs, so that arrays of the two lengths differ."""
+    more = shape.graphs
+    leaves = (shape.leaves[0] + more, *shape.leaves[1:])
+    return shape._replace(leaves=leaves, vertices=shape.vertices + more)
+
+
+def schedule_into(graphs: Graphs, shapes: Sequence[Shape]) -> Schedule | None:
+    """Schedules a batch in the smallest of a ladder's shapes that has room for it; `None` if none has.
+
+    The schedule has the shape's number of graphs. Those after the graphs of the batch have no vertices; their roots are the
+    first graph's.
+    """
+    alike = _as_in(graphs, shapes[0])
+    if alike is None:
+        return None
+    one = shapes[0]
+    window = max((s.windows[1] for s in shapes if s.windows[0] > 1), default=LAZY_WINDOW)
+    kinds, scripts = one.kinds != ("",), any(s.levels for s in shapes)
+    options = Options("batching", kinds, False, window, None, one.fields, scripts, tuple(shapes))
+    count, all_graphs = len(graphs), np.arange(len(graphs))
+    sizes = sums(counts_of(alike, kinds)[1], [all_graphs]) if count else np.zeros((1, 3, len(one.kinds)), int)
+    levels = int(graphs.height.max(initial=0))
+    room = [count <= s.graphs and levels <= (s.levels or levels) for s in shapes]
+    for number in np.flatnonzero(fits(shapes, sizes)[0] & room).tolist():
+        try:
+            (sched,) = schedule_batches(alike, np.array([count]), options, None, np.array([number]))
+        except NoRoom:
+            continue
+        sched.graph_end[count:] = graphs.num_vertices
+        if sched.shape.rooted:
+            sched.roots[count:] = sched.roots[0] if count else 0
+        return sched
+    return None
+
+
+def _as_in(graphs: Graphs, shape: Shape) -> Graphs | None:
+    """The graphs with the arity and the kinds of a ladder's shapes; `None` if theirs differ."""
+    if _differences(graphs, shape):
+        return None
+    kind = graphs.kind if shape.kinds != ("",) else None
+    if kind is not None and graphs.kind_names not in (None, shape.kinds):
+        kind = np.array([shape.kinds.index(n) if n in shape.kinds else -1 for n in graphs.kind_names], np.int32)[kind]
+    if graphs._arity == shape.arity and kind is graphs.kind and graphs.kind_names in (None, shape.kinds):
+        return graphs
+    alike = dataclasses.replace(graphs, kind=kind, kind_names=None if kind is None else shape.kinds)
+    alike.__dict__["_arity"] = shape.arity  # as `Graphs._selected_from` does
+    return alike
+
+
+def _differences(graphs: Graphs, shape: Shape) -> list[str]:
+    """In what these graphs differ from all that fit a ladder of which `shape` is one, whatever their sizes."""
+    facts, found = graphs._facts, []
+    arities = np.unique(facts.num_children[facts.num_children > 0])
+    if shape.arity and not (arities == shape.arity).all():
+        other = int(arities[arities != shape.arity][0])
+        found.append(f"a vertex with {other} children; expected {shape.arity} at each vertex that has any")
+    most = min(shape.most_children, shape.fan_in) if shape.fan_in <= SMALL_FAN_IN else shape.most_children
+    if not shape.arity and (fan_in := int(facts.fan_in.max(initial=0))) > most:
+        found.append(f"a vertex with {fan_in} children; expected at most {most}")
+    if shape.rooted and (facts.roots != 1).any():
+        found.append("a graph with several roots; expected one root per graph")
+    if shape.forest and graphs.num_vertices - int(facts.roots.sum()) != graphs.num_edges:
+        found.append("a vertex with two parents; expected trees")
+    found += [
+        f"no {field} of the vertices, which the forward reads" for field in shape.fields if getattr(graphs, field) is None
+    ]
+    if shape.kinds != ("",):
+        if graphs.kind is None:
+            return [*found, f"vertices without kinds; expected the kinds {', '.join(shape.kinds)}"]
+        used = np.unique(graphs.kind).tolist()
+        names = [str(k) for k in used] if graphs.kind_names is None else [graphs.kind_names[k] for k in used]
+        known = shape.kinds if graphs.kind_names else [str(k) for k in range(len(shape.kinds))]
+        unknown = [name for name in names if name not in known]
+        found += [f"the kind {name!r}; expected one of {', '.join(shape.kinds)}" for name in unknown[:1]]
+    return found
+
+
+def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
+    """Which numbers of a batch are too large for all shapes of a ladder, as a part of an error message."""
+    found = _differences(graphs, shapes[0])
+    if found:
+        return " and ".join(found)
+    largest, kinds = shapes[-1], shapes[0].kinds != ("",)
+    alike = _as_in(graphs, largest)
+    assert alike is not None
+    names, counts = counts_of(alike, kinds)
+    needed = [("graphs", len(graphs), largest.graphs)]
+    for what, of, room in zip(
+        ("leaves", "vertices with children", "edges"), counts, (largest.leaves, largest.inner, largest.edges), strict=True
+    ):
+        each = zip(names, of.sum(0).tolist(), room, strict=True)
+        needed += [(what + (f" of kind {name!r}" if name else ""), n, most) for name, n, most in each]
+    levels = int(graphs.height.max(initial=0))
+    found = [f"{n} {what}; expected at most {most}" for what, n, most in needed if n > most]
+    if not found:
+        room = f"{largest.levels} levels" if largest.levels else f"{largest.tasks} tasks"
+        found = [f"{levels + 1} levels; expected fewer, which fit {room}"]
+    return " and ".join(found)
