@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
@@ -223,7 +225,10 @@ def test_the_saved_state_has_the_same_structure_with_and_without_decay():
 def test_a_log_gets_lines_within_long_epochs(monkeypatch):
     monkeypatch.setattr(report, "SAY_EVERY", 0.0)
     out = io.StringIO()
-    screen = report.Screen(Console(file=out, width=200), find_task("lm"), 4)
+    step = SimpleNamespace(compiling=(2, 3))
+    trainer: Any = SimpleNamespace(task=find_task("lm"), config=SimpleNamespace(epochs=4), steps=50, step=step)
+    screen = report.Screen(Console(file=out, width=200), trainer)
+    assert "compiling (2 of 3)" in str(report._Compiling(step).render(None))
     screen.step(Progress(epoch=1, step=7, seconds=2.0), 50, {"nll": 3.0, "count": 2.0})
     screen.epoch({"epoch": 1.14, "seconds": 2.0, "train": {"nll": 0.0, "count": 1.0}, "dev": {"nll": 0.0, "count": 1.0}}, True)
     lines = out.getvalue().splitlines()

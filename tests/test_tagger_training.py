@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import cavs
 from cavs import cli
 from cavs._train import chunks, sentences
-from cavs._train.batches import epoch_batches
+from cavs._train.batches import Feed
 from cavs._train.tagged import read_tagged
 from cavs._train.task import configure, find_task
 
@@ -33,16 +34,17 @@ def test_batches_have_few_shapes_and_contain_every_word_once(tmp_path):
     path = corpus(tmp_path / "t.txt", 400)
     task = find_task("tag")
     config, data = task.read(configure({"task": "tag", "train": path, "batch": 16, "min_count": 3}))
-    sizes = task.sizes(data.train)
-    prepare = sentences.preparer(data.train, epoch_batches(sizes, 16, 0, 0), len(data.words))
+    sizes = np.diff(data.train.words.vertex_offsets)
+    feed = sentences.feed(data.train, len(data.words), 16)
+    numbered = Feed(feed.sources, lambda sample: (sample.numbers[sample.present], feed.collate(sample)))
+    loader = numbered.loader(16, 0)
     train, seen, shapes = data.train, 0, set()
     assert sorted(data.words) == ["<unk>", "a", "so"] and train.spellings is not None
-    for epoch in range(3):
-        grid = epoch_batches(sizes, 16, 0, epoch)
-        for numbers, batch in zip(grid, prepare(grid), strict=True):
+    for _ in range(3):
+        for numbers, batch in loader:
             shapes.add((batch.sched.shape, batch.spellings.sched.shape))
             assert batch.back.shape == batch.sched.shape and batch.spellings.back.shape == batch.spellings.sched.shape
-            assert batch.label[batch.label >= 0].size == sizes[numbers[numbers >= 0]].sum()
+            assert batch.label[batch.label >= 0].size == sizes[numbers].sum()
             seen += int(batch.label[batch.label >= 0].size)
             one = (np.asarray(batch.word) >= 0).astype(int) + (np.asarray(batch.spellings.spelled) >= 0)
             assert (one == np.asarray(batch.sched.graph < 16)).all()
@@ -50,7 +52,7 @@ def test_batches_have_few_shapes_and_contain_every_word_once(tmp_path):
 
     # Every vertex reads its word, from the table or letter by letter.
     numbers = np.array([3, 5])
-    (batch,) = prepare(numbers[None])
+    (batch,) = cavs.data.Loader(feed.sources, [numbers], fields=(), collate=feed.collate, steps=1, kinds=False)
     graphs = read_tagged(path)
     order = np.random.default_rng([0, 1]).permutation(400)
     original = graphs[np.sort(order[40:])][numbers]

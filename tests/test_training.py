@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from cavs import cli
+from cavs._feed.epochs import strata
 from cavs._train import batches, optimiser, report, softmax, text
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data
@@ -121,12 +122,12 @@ def test_clipping_bounds_the_common_norm():
 
 def test_an_epoch_contains_every_graph_once_in_batches_of_similar_size():
     sizes = np.random.default_rng(0).integers(1, 100, 203)
-    grid = batches.strata(sizes, 25, np.random.default_rng(1))
+    grid = strata(sizes, 25, np.random.default_rng(1))
     assert grid.shape == (9, 25)
     np.testing.assert_array_equal(np.sort(grid[grid >= 0]), np.arange(203))
     totals = np.where(grid >= 0, sizes[grid], 0).sum(1)
     assert totals.max() < 1.02 * totals.min()
-    assert not np.array_equal(grid, batches.strata(sizes, 25, np.random.default_rng(2)))
+    assert not np.array_equal(grid, strata(sizes, 25, np.random.default_rng(2)))
 
 
 def test_vectors_are_found_as_written_or_in_lower_case(tmp_path):
@@ -261,9 +262,10 @@ def test_padding_graphs_do_not_count_and_the_key_determines_dropout(tmp_path):
     train, model = trainer.data.train, trainer.model
     whole = trainer.evaluate(state.weights, train)
     assert whole["roots"] == len(train) == 20 and whole["vertices"] == train.num_vertices
-    numbers = np.array([0, 1, -1, -1])
-    prepare = batches.preparer(train, model.num_words, numbers[None])
-    (batch,) = jax.device_put(list(prepare(numbers[None])))
+    feed = batches.feed(train[:6], model.num_words)
+    numbered = batches.Feed(feed.sources, lambda sample: (sample.numbers[sample.present], feed.collate(sample)))
+    (_, whole), (numbers, batch) = numbered.loader(4)
+    assert len(numbers) == 2 and whole.sched.shape.graphs == batch.sched.shape.graphs == 4
     params, rows = state.params, state.table.at[batch.words].get(mode="fill", fill_value=0)
 
     @jax.jit
@@ -274,7 +276,7 @@ def test_padding_graphs_do_not_count_and_the_key_determines_dropout(tmp_path):
         return objective(params, rows, batch, jax.random.key(key))[0]
 
     value, metrics = objective(params, rows, batch, jax.random.key(0))
-    assert metrics.count == train[numbers[:2]].num_vertices and metrics.roots == 2
+    assert metrics.count == train[numbers].num_vertices and metrics.roots == 2
     assert loss(params, rows, 0) == value
     assert abs(loss(params, rows, 1) - value) > 1e-4
 

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bench.peers.levels import time_major
 from bench.peers.torch_peer import to_torch
 from bench.peers.torch_tagger import ADAM, EPSILON, MAX_NORM, glorot, lstm_bias
-from cavs._train.batches import epoch_batches, strata
+from cavs._feed.epochs import epoch_batches, strata
 from cavs._train.task import configure, find_task
 
 
@@ -110,7 +110,7 @@ def main():
     sizes = np.diff(data.train.vertex_offsets)
     for epoch in range(config.epochs):
         start, total, count = time.perf_counter(), 0.0, 0
-        for numbers in epoch_batches(sizes, config.batch, config.seed, epoch):
+        for numbers in epoch_batches(sizes, config.batch, "balanced", config.seed, epoch):
             batch = batch_of(data.train, numbers[numbers >= 0])
             total, count = total + model.step(batch) * len(batch["labels"]), count + len(batch["labels"])
         seconds = time.perf_counter() - start

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy, dropout
 
 from bench.peers.torch_bilstm import BiLSTM
-from cavs._train.batches import epoch_batches, strata
+from cavs._feed.epochs import epoch_batches, strata
 from cavs._train.chunks import Chunks, f1
 from cavs._train.tagged import read_tagged
 from cavs._train.task import configure, find_task
@@ -181,7 +181,7 @@ def main():
     sizes = np.array([len(s) for s in parts["train"]["sentences"]])
     for epoch in range(config.epochs):
         start, losses = time.perf_counter(), []
-        for numbers in epoch_batches(sizes, config.batch, config.seed, epoch):
+        for numbers in epoch_batches(sizes, config.batch, "balanced", config.seed, epoch):
             losses.append(model.step(batch_of(parts["train"], numbers[numbers >= 0])))
         seconds = time.perf_counter() - start
         right, entities = model.evaluate(parts["dev"])

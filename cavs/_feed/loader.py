@@ -195,7 +195,8 @@ class Loader:
             strata = [(by_size, edges) for edges in of]
         for some, most, edges in zip((whole, rest), (self._settings.shapes - bool(rest), 1), strata, strict=True):
             if some:
-                self._shapes.add(self._dealt(some), max(1, most), False, edges)
+                # Without a seed all epochs are alike, so these are all batches.
+                self._shapes.add(self._dealt(some), max(1, most), self._settings.seed is None, edges)
 
     def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
         """The samples of each batch and device."""

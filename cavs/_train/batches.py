@@ -1,24 +1,49 @@
-"""Batches: which graphs form a batch, and the padded arrays of a batch, so that only a few shapes are compiled."""
+"""Batches: what a `cavs.data.Loader` needs of each part of the data, and the padded arrays of a batch."""
 
-from collections.abc import Iterator, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
+from jax.sharding import Mesh
 
-from cavs._feed.epochs import strata
-from cavs._feed.plan import Shapes, plan
-from cavs._feed.schedules import planned_schedules
-from cavs._feed.settings import Source, members_of
+from cavs._feed.loader import Loader
+from cavs._feed.settings import Sample, Source
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._schedule.buckets import bucket
 from cavs._schedule.schedule import Schedule
-from cavs._schedule.tasks import LAZY_WINDOW
 from cavs._train.data import root_rows
 
-SHAPES = 3  # the most shapes of a part of the data
+SHAPES = 3  # the most shapes of shuffled batches; others have one
+IN_ORDER = 64  # graphs per batch of `in_order`
 
 A = TypeVar("A")  # np.ndarray on the host, jax.Array within a step
+
+
+class Feed(NamedTuple):
+    """A part of the data, as a `Loader` takes it.
+
+    Attributes:
+        sources: the data sets.
+        collate: creates the arrays of a batch. Samples that are not `present` must not count.
+    """
+
+    sources: list[Source]
+    collate: Callable[[Sample], PyTree]
+
+    def loader(self, batch: int, seed: int | None = None, steps: int | None = 1, mesh: Mesh | None = None) -> Loader:
+        """The batches of this part, shuffled in every epoch if there is a `seed`. Every batch has equally many samples."""
+        return Loader(
+            self.sources,
+            batch,
+            seed=seed,
+            fields=(),
+            collate=self.collate,
+            last="pad",
+            shapes=1 if seed is None else SHAPES,
+            steps=steps,
+            mesh=mesh,
+            kinds=False,
+        )
 
 
 class Batch(NamedTuple, Generic[A]):
@@ -37,24 +62,6 @@ class Batch(NamedTuple, Generic[A]):
     word: A
     label: A
     roots: A
-
-
-class Prepare(Protocol):
-    """Creates the batches of a part of the data, in order."""
-
-    def __call__(self, grid: np.ndarray, workers: int = 0) -> Iterator[PyTree]:
-        """Yields a batch in host memory for each row of `grid`.
-
-        Args:
-            grid: (batches, batch) numbers of samples; -1 where a batch has fewer.
-            workers: as in `cavs.data.Loader`.
-        """
-        ...
-
-
-def epoch_batches(sizes: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
-    """The batches of one epoch. They depend only on seed and epoch, so that a resumed run gets the same ones."""
-    return strata(sizes, batch, np.random.default_rng([seed, 2, epoch]))
 
 
 def distinct(ids: np.ndarray, padded: int, num_words: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,79 +83,54 @@ def distinct(ids: np.ndarray, padded: int, num_words: int) -> tuple[np.ndarray, 
     return rows, word.astype(np.int32) - skip
 
 
-def with_stand_ins(grid: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces each -1 by the number of the smallest graph. Also returns which entries were not -1."""
-    present = grid >= 0
-    return (grid, present) if present.all() else (np.where(present, grid, np.argmin(sizes)), present)
-
-
 def labels_of(graphs: Graphs, present: np.ndarray) -> np.ndarray:
     """(V,) labels of a batch; -1 for vertices without a label and for graphs that are not `present`."""
     label = np.full(graphs.num_vertices, -1, np.int32) if graphs.label is None else graphs.label
     return label if present.all() else np.where(np.repeat(present, np.diff(graphs.vertex_offsets)), label, -1)
 
 
-class FewSchedules:
-    """Schedules of the batches of a part of the data, in at most `SHAPES` shapes.
+def feed(graphs: Graphs, num_words: int) -> Feed:
+    """Batches of labelled graphs, as `Batch`."""
 
-    The shapes are chosen once, from the batches of the first epoch, so that a resumed run has the same ones. Nearly all batches
-    take the first shape, because the loop draws batches of nearly equal size.
+    def collate(sample: Sample) -> Batch[np.ndarray]:
+        graphs, sched = one_of(sample)
+        words, word = distinct(input_ids(graphs), sched.shape.vertices, num_words)
+        label = sched.pad(labels_of(graphs, sample.present), -1)
+        return Batch(sched, words, sched.pad(word, -1), label, padded_roots(graphs, sched))
+
+    return Feed([graphs], collate)
+
+
+def one_of(sample: Sample) -> tuple[Graphs, Schedule]:
+    """The graphs and the schedule of a batch of one data set, given in a list."""
+    ((graphs,), (sched,)) = cast(Any, (sample.graphs, sample.sched))
+    return graphs, sched
+
+
+def input_ids(graphs: Graphs) -> np.ndarray:
+    """`input_id`, which all graphs of a task have."""
+    assert graphs.input_id is not None
+    return graphs.input_id
+
+
+def padded_roots(graphs: Graphs, sched: Schedule) -> np.ndarray:
+    """The rows of the roots; Vp in padding. Their number follows from the shape of the schedule."""
+    if sched.shape.rooted:
+        return sched.roots
+    roots = root_rows(graphs).astype(np.int32)
+    return np.append(roots, np.full(sched.shape.vertices - len(roots), sched.shape.vertices, np.int32))
+
+
+def in_order(graphs: Graphs, feed: Feed) -> Iterator[tuple[np.ndarray, np.ndarray, PyTree]]:
+    """Visits all graphs once. Yields the numbers of graphs, the rows of their vertices in `graphs`, and their batch.
+
+    The vertices of these graphs are the first ones of the batch.
     """
 
-    def __init__(self, sources: Sequence[Source], grid: np.ndarray):
-        """`sources` are data sets as `cavs.data.Loader` takes them; `grid` (batches, batch) contains typical batches."""
-        self._members = members_of(list(sources), (), "batching", False, LAZY_WINDOW)[0]
-        self._shapes = Shapes(self._members)
-        self._sizes = np.diff(self._members[0].graphs.vertex_offsets)
-        if len(grid):
-            self._shapes.add([*grid], SHAPES, closed=False)
+    def collate(sample: Sample) -> PyTree:
+        return sample.numbers, sample.present, feed.collate(sample)
 
-    def __call__(self, numbers: np.ndarray, workers: int = 0) -> Iterator[tuple[tuple[Graphs, Schedule], ...]]:
-        """Yields (graphs, schedule) of each source for each row of `numbers` (batches, batch)."""
-        planned = plan(self._members, self._shapes, [*numbers], self._sizes, 1)
-        streams = []
-        for m, member in enumerate(self._members):
-            asked = zip(planned.graphs[m], planned.shape.tolist(), strict=True)
-            options = member.options._replace(fixed=self._shapes.fixed(m))
-            streams.append(planned_schedules(member.graphs, asked, options, workers))
-        return zip(*streams, strict=True)
-
-
-def preparer(graphs: Graphs, num_words: int, grid: np.ndarray) -> Prepare:
-    """Returns the function that creates the batches of a part. The smallest graph, without its labels, replaces each -1."""
-    sizes = np.diff(graphs.vertex_offsets)
-    few = FewSchedules([graphs], with_stand_ins(grid, sizes)[0])
-
-    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[Batch[np.ndarray]]:
-        numbers, presents = with_stand_ins(grid, sizes)
-        for present, ((some, sched),) in zip(presents, few(numbers, workers), strict=True):
-            padded = sched.shape.vertices
-            assert some.input_id is not None
-            words, word = distinct(some.input_id, padded, num_words)
-            if sched.shape.rooted:
-                roots = sched.roots
-            else:
-                roots = root_rows(some).astype(np.int32)
-                roots = np.append(roots, np.full(bucket(len(roots)) - len(roots), padded, np.int32))
-            yield Batch(sched, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), roots)
-
-    return prepare
-
-
-# Graphs per batch of `in_order`.
-IN_ORDER = 64
-
-
-def in_order_grid(sizes: np.ndarray) -> np.ndarray:
-    """The batches of `in_order`: the entries -1 come last."""
-    grid = strata(sizes, IN_ORDER, None)
-    return np.take_along_axis(grid, np.argsort(grid < 0, axis=1, kind="stable"), 1)
-
-
-def in_order(graphs: Graphs, prepare: Prepare) -> Iterator[tuple[np.ndarray, PyTree]]:
-    """Visits all graphs once. Yields each batch with the rows in `graphs` of its first vertices."""
-    grid = in_order_grid(np.diff(graphs.vertex_offsets))
-    for numbers, batch in zip(grid, prepare(grid), strict=True):
-        present = numbers[numbers >= 0]
-        starts, stops = graphs.vertex_offsets[present].tolist(), graphs.vertex_offsets[present + 1].tolist()
-        yield np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)]), batch
+    for numbers, present, batch in Feed(feed.sources, collate).loader(IN_ORDER):
+        some = np.asarray(numbers)[np.asarray(present)]
+        starts, stops = graphs.vertex_offsets[some].tolist(), graphs.vertex_offsets[some + 1].tolist()
+        yield some, np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)]), batch

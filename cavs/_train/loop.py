@@ -1,7 +1,5 @@
-"""The loop over epochs and batches: prefetching, evaluation, the best checkpoint, stopping and resuming."""
+"""The loop over epochs and batches: evaluation, the best checkpoint, stopping and resuming."""
 
-import collections
-import contextlib
 import dataclasses
 import math
 import time
@@ -10,25 +8,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 
-from cavs._feed.packed import Packed, pack
-from cavs._feed.prefetch import prefetch
-from cavs._graphs.pytree import PyTree
+from cavs._feed.loader import Loader
 from cavs._train import checkpoint
-from cavs._train.batches import Prepare, epoch_batches, strata
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data, Samples
 from cavs._train.model import Weights
-from cavs._train.step import DeviceMetrics, State, build_evaluation, build_step
+from cavs._train.step import State, build_evaluation, build_step
 from cavs._train.stop import Stop
+from cavs._train.sums import IN_FLIGHT, PendingMetrics, sums_of
 from cavs._train.task import Model, Sums, find_task
 
 # Seconds between saves within a long epoch.
 SAVE_EVERY = 300.0
-# The host waits for the metrics of a step only this many steps later, so that the device never idles.
-IN_FLIGHT = 8
-PREFETCH = 4
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
 
 
@@ -109,7 +101,10 @@ class Trainer:
         self.run = run or uuid.uuid4().hex
         self.notes: list[str] = []
         self.task = find_task(config.task)
-        self._preparers: dict[int, Prepare] = {}
+        # Evaluations every few steps, and a last step within an epoch, need dispatches of single steps.
+        steps = 1 if (config.save_every or config.max_steps) and jax.default_backend() == "gpu" else None
+        self.loader = self.task.feed(model, data.train, config.batch).loader(config.batch, config.seed, steps)
+        self._evaluated: dict[int, Loader] = {}
         self.step, self.evaluation = build_step(model, config, self.total), build_evaluation(model)
 
     def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
@@ -157,7 +152,7 @@ class Trainer:
     @property
     def steps(self) -> int:
         """The number of batches per epoch."""
-        return -(-len(self.data.train) // min(self.config.batch, len(self.data.train)))
+        return len(self.loader)
 
     def is_done(self, progress: Progress) -> bool:
         """Whether all epochs are done, or the score has not improved for `patience` epochs."""
@@ -169,73 +164,59 @@ class Trainer:
 
     def _epoch(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
         last = self.total - progress.epoch * self.steps
-        grid, prepare = self._batches(progress.epoch)[progress.step : last], self._preparer(self.data.train, self._batches(0))
-        host_batches = prepare(grid, workers=int(jax.default_backend() == "gpu"))
+        self._place_loader(progress)
         before, spent = time.monotonic(), progress.seconds
-        saved, pending = before, _PendingMetrics()
+        saved, pending = before, PendingMetrics()
 
-        def add_oldest() -> None:
-            progress.sums = pending.add_oldest_to(progress.sums)
-            if not math.isfinite(progress.sums["nll"]):
+        def add(left: int = 0) -> None:
+            progress.sums = pending.added_to(progress.sums, left)
+            if not math.isfinite(progress.sums.get("nll", 0)):
                 raise TrainError(
                     f"loss: got {progress.sums['nll']} in epoch {progress.epoch + 1}, step {progress.step}; expected a finite "
                     "value. Try a smaller --lr or --clip."
                 )
 
-        with contextlib.closing(prefetch(host_batches, _send, PREFETCH)) as batches:
-            for batch in batches:
-                state, metrics = self.step(state, batch)
-                pending.copy_to_host(metrics)
-                progress.step += 1
-                if len(pending) > IN_FLIGHT:
-                    add_oldest()
-                now = time.monotonic()
-                progress.seconds = spent + now - before
-                watcher.step(progress, self.steps, progress.sums)
-                every = self.config.save_every
-                due = bool(every) and progress.step % every == 0 and progress.step < self.steps
-                if stop or due or now - saved > SAVE_EVERY:
-                    while pending:
-                        add_oldest()
-                    if due:
-                        self._evaluate(state, progress, watcher)
-                    if stop:
-                        break
-                    if not due:
-                        self.save(state, progress)
-                    saved = time.monotonic()
-                    before += saved - now
-        while pending:
-            add_oldest()
+        for batches in self.loader:
+            state, metrics = self.step(state, batches)
+            pending.copy_to_host(metrics)
+            progress.step = self.loader.batch
+            add(IN_FLIGHT)
+            now = time.monotonic()
+            progress.seconds = spent + now - before
+            watcher.step(progress, self.steps, progress.sums)
+            every = self.config.save_every
+            due = bool(every) and progress.step % every == 0 and progress.step < self.steps
+            if stop or due or now - saved > SAVE_EVERY:
+                add()
+                if due:
+                    self._evaluate(state, progress, watcher)
+                elif not stop:
+                    self.save(state, progress)
+                saved = time.monotonic()
+                before += saved - now
+            if stop or progress.step >= last:
+                break
+        add()
         progress.seconds = spent + time.monotonic() - before
         return state
 
-    def _preparer(self, part: Samples, grid: np.ndarray) -> Prepare:
-        # Created once per part from the batches of the first epoch, even if a resumed run starts in a later epoch.
-        if id(part) not in self._preparers:
-            self._preparers[id(part)] = self.task.preparer(self.model, part, grid)
-        return self._preparers[id(part)]
-
-    def _batches(self, epoch: int) -> np.ndarray:
-        return epoch_batches(self.task.sizes(self.data.train), self.config.batch, self.config.seed, epoch)
+    def _place_loader(self, progress: Progress, saved: dict[str, int] | None = None) -> None:
+        """Lets the next loop over the loader begin at a place, that of the position `saved` if it is given."""
+        if progress.step or self.loader.batch or self.loader.epoch != progress.epoch:
+            position = self.loader.state() if saved is None else saved
+            self.loader.restore(position | {"epoch": progress.epoch, "batch": progress.step})
 
     def evaluate(self, weights: Weights, part: Samples) -> Sums:
         """The summed metrics of a part of the data, without dropout."""
-        grid = strata(self.task.sizes(part), EVALUATION_BATCHES * self.config.batch, None)
-        sums: Sums = {}
-        pending = _PendingMetrics()
-        with contextlib.closing(prefetch(self._preparer(part, grid)(grid), _send, PREFETCH)) as batches:
-            for batch in batches:
-                pending.copy_to_host(self.evaluation(weights, batch))
-                if len(pending) > IN_FLIGHT:
-                    sums = pending.add_oldest_to(sums)
-        while pending:
-            sums = pending.add_oldest_to(sums)
-        return sums
+        if id(part) not in self._evaluated:
+            batch = EVALUATION_BATCHES * self.config.batch
+            self._evaluated[id(part)] = self.task.feed(self.model, part, batch).loader(batch)
+        return sums_of(self.evaluation, weights, self._evaluated[id(part)])
 
     def save(self, state: State, progress: Progress) -> None:
         """Saves what `resume` needs. The previous save is kept, too."""
-        about = {"run": self.run, "versions": checkpoint.versions(), "progress": dataclasses.asdict(progress)}
+        done, position = dataclasses.asdict(progress), self.loader.state()
+        about = {"run": self.run, "versions": checkpoint.versions(), "progress": done, "loader": position}
         checkpoint.save(self.folder, "last", state, about, int(state.count), keep=True)
 
     def resume(self, like: State) -> tuple[State, Progress]:
@@ -250,6 +231,10 @@ class Trainer:
             self.notes.append(f"{error} Resuming from the save before it, last{checkpoint.BEFORE}.json.")
             # Save again, so that the next save does not keep the damaged one.
             checkpoint.save(self.folder, "last", state, about, int(state.count))
+        try:
+            self._place_loader(progress, about["loader"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise TrainError(f"--resume: {self.folder} stopped within an epoch of other batches. {error}") from error
         saved, here = about.get("versions"), checkpoint.versions()
         if saved != here:
             self.notes.append(f"saved with {_shown(saved)}, resumed with {_shown(here)}: results may not be bitwise equal.")
@@ -266,25 +251,7 @@ class Trainer:
     @property
     def compilations(self) -> tuple[int, int]:
         """How often the step and the evaluation were compiled: once per schedule shape."""
-        step, evaluation = (getattr(f, "_cache_size", lambda: 0)() for f in (self.step, self.evaluation))
-        return step, evaluation
-
-
-class _PendingMetrics(collections.deque[DeviceMetrics]):
-    """A queue of metrics that are being copied to the host."""
-
-    def copy_to_host(self, metrics: DeviceMetrics) -> None:
-        """Starts an asynchronous copy."""
-        metrics.values.copy_to_host_async()
-        self.append(metrics)
-
-    def add_oldest_to(self, total: Sums) -> Sums:
-        """Removes the oldest metrics, waits for them, and adds them to `total`."""
-        return self.popleft().added_to(total)
-
-
-def _send(batch: PyTree) -> Packed:
-    return jax.device_put(pack(batch))
+        return self.step.compilations, getattr(self.evaluation, "_cache_size", lambda: 0)()
 
 
 def _shown(versions: object) -> str:

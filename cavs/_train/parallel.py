@@ -1,18 +1,18 @@
 """Sentence pairs for translation: reading them, and batches of both graphs of an encoder-decoder."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 
+from cavs._feed.settings import Sample
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError
 from cavs._readers.source import read_lines
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import A, FewSchedules, Prepare, distinct, labels_of, with_stand_ins
+from cavs._train.batches import A, Feed, distinct, labels_of
 from cavs._train.config import TrainError
 from cavs._train.data import UNKNOWN
 from cavs.vertex_programs.encoder_decoder import sentence_pairs
@@ -140,26 +140,18 @@ class PairBatch(NamedTuple, Generic[A]):
     label: A
 
 
-def preparer(data: Parallel, grid: np.ndarray, num_words: int) -> Prepare:
-    """Returns the function that creates the batches of a part. The shortest pair, without its labels, replaces each -1.
+def feed(data: Parallel, num_words: int) -> Feed:
+    """Batches of sentence pairs, as `PairBatch`."""
 
-    The shapes of the schedules are chosen once, from the batches `grid`. They are few, and the same for a resumed run.
-    """
-    sizes = np.diff(data.pairs.vertex_offsets)
-    numbers, _ = with_stand_ins(grid, sizes)
-    few = FewSchedules([data.chains, data.pairs], numbers)
+    def collate(sample: Sample) -> PairBatch[np.ndarray]:
+        (chains, pairs), (source, sched) = cast(Any, (sample.graphs, sample.sched))
+        rows = source.shape.vertices + sched.shape.vertices
+        words, ids = distinct(np.concatenate([chains.input_id, pairs.input_id]), rows, num_words)
+        x, y = np.split(ids, [chains.num_vertices])
+        at = np.flatnonzero(Parallel(chains, pairs).targets).astype(np.int32)
+        label = labels_of(pairs, sample.present)[at]
+        room = sum(sched.shape.inner) - len(at)
+        at, label = (np.append(ids, np.full(room, fill, np.int32)) for ids, fill in ((at, 0), (label, -1)))
+        return PairBatch(source, sched, words, source.pad(x, -1), sched.pad(y, -1), at, label)
 
-    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[PairBatch[np.ndarray]]:
-        numbers, presents = with_stand_ins(grid, sizes)
-        for present, ((chains, source), (pairs, sched)) in zip(presents, few(numbers, workers), strict=True):
-            assert chains.input_id is not None and pairs.input_id is not None
-            rows = source.shape.vertices + sched.shape.vertices
-            words, ids = distinct(np.concatenate([chains.input_id, pairs.input_id]), rows, num_words)
-            x, y = np.split(ids, [chains.num_vertices])
-            at = np.flatnonzero(Parallel(chains, pairs).targets).astype(np.int32)
-            label = labels_of(pairs, present)[at]
-            room = sum(sched.shape.inner) - len(at)
-            at, label = (np.append(ids, np.full(room, fill, np.int32)) for ids, fill in ((at, 0), (label, -1)))
-            yield PairBatch(source, sched, words, source.pad(x, -1), sched.pad(y, -1), at, label)
-
-    return prepare
+    return Feed([data.chains, data.pairs], collate)

@@ -1,21 +1,18 @@
 """The model of the task `regress`: word vectors, a vertex program, and a linear layer with one output; and its batches."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._feed.schedules import schedules
+from cavs._feed.settings import Sample
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._schedule.buckets import bucket
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import A, distinct, with_stand_ins
+from cavs._train.batches import A, Feed, distinct, input_ids, one_of, padded_roots
 from cavs._train.config import Config
-from cavs._train.data import root_rows
 from cavs._train.embeddings import Vectors
 from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, vectors_of
 from cavs._train.programs import PROGRAMS, Sizes, VertexProgram, run_program
@@ -129,21 +126,20 @@ class Regressor:
         return model_from_json(Regressor, about)
 
 
-def prepare(graphs: Graphs, num_words: int, at: str, grid: np.ndarray, workers: int = 0) -> Iterator[RegressBatch[np.ndarray]]:
-    """Implements `Prepare`. The smallest graph, without its targets, replaces each -1."""
-    numbers, presents = with_stand_ins(grid, np.diff(graphs.vertex_offsets))
-    for present, (some, sched) in zip(presents, schedules(graphs, numbers, kinds=False, workers=workers), strict=True):
-        padded = sched.shape.vertices
-        assert some.input_id is not None
-        words, word = distinct(some.input_id, padded, num_words)
-        roots = root_rows(some).astype(np.int32)
-        room = sched.shape.graphs if sched.shape.rooted else bucket(len(roots))
-        roots = np.append(roots, np.full(room - len(roots), padded, np.int32))
+def feed(graphs: Graphs, num_words: int, at: str) -> Feed:
+    """Batches of graphs with numbers as targets, as `RegressBatch`."""
+
+    def collate(sample: Sample) -> RegressBatch[np.ndarray]:
+        some, sched = one_of(sample)
+        words, word = distinct(input_ids(some), sched.shape.vertices, num_words)
+        roots = padded_roots(some, sched)
         if at == "graph":
-            target = np.where(present, np.nan if some.graph_label is None else some.graph_label, np.nan)
+            target = np.where(sample.present, np.nan if some.graph_label is None else some.graph_label, np.nan)
         else:
             label = np.full(some.num_vertices, np.nan) if some.label is None else some.label
-            target = np.where(np.repeat(present, np.diff(some.vertex_offsets)), label, np.nan)
+            target = np.where(np.repeat(sample.present, np.diff(some.vertex_offsets)), label, np.nan)
             target = sched.pad(target, np.nan)
             target = np.append(target, np.nan)[roots] if at == "root" else target
-        yield RegressBatch(sched, words, sched.pad(word, -1), roots, target.astype(np.float32))
+        return RegressBatch(sched, words, sched.pad(word, -1), roots, target.astype(np.float32))
+
+    return Feed([graphs], collate)

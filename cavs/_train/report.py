@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from cavs._graphs.graphs import Graphs
 from cavs._train import checkpoint
 from cavs._train.data import Data
 
 if TYPE_CHECKING:
-    from cavs._train.loop import Progress
+    from cavs._feed.step import Step
+    from cavs._train.loop import Progress, Trainer
     from cavs._train.task import Task
 
 
@@ -25,20 +27,26 @@ SAY_EVERY = 30.0
 
 
 class Screen:
-    """Prints the progress of training to a console. The progress bar lives as long as the context."""
+    """Prints the progress of training to a console. The progress bar lives as long as the context.
 
-    def __init__(self, console: Console, task: "Task", epochs: int):
-        self.console, self.task, self.epochs = console, task, epochs
+    Args:
+        console: the console.
+        trainer: the run.
+    """
+
+    def __init__(self, console: Console, trainer: "Trainer"):
+        self.console, self.task, self.epochs = console, trainer.task, trainer.config.epochs
         self._bar = Bar(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[shown]}"),
+            _Compiling(trainer.step),
             TimeRemainingColumn(),
             console=console,
             transient=True,
         )
-        self._id: TaskID | None = None
+        self._id = self._bar.add_task("", total=trainer.steps * self.epochs, epoch=f"1/{self.epochs}", shown="")
         self._said = time.monotonic()
 
     def __enter__(self) -> "Screen":
@@ -50,9 +58,7 @@ class Screen:
 
     def step(self, done: "Progress", steps: int, sums: dict[str, float]) -> None:
         """Advances the progress bar."""
-        if self._id is None:
-            self._id = self._bar.add_task("", total=steps * self.epochs, epoch="", shown="compiling")
-        shown = f"loss {mean_nll(sums):.3f}" if sums else "compiling"
+        shown = f"loss {mean_nll(sums):.3f}" if sums else ""
         self._bar.update(
             self._id, completed=done.epoch * steps + done.step, epoch=f"{done.epoch + 1}/{self.epochs}", shown=shown
         )
@@ -70,6 +76,18 @@ class Screen:
         for name in ("train", "dev"):
             parts.append(f"{'held-out' if name == 'dev' else name} {self.task.shown(record[name])}")
         self._print("  ".join(parts) + ("  *" if best else ""))
+
+
+class _Compiling(ProgressColumn):
+    """Which shape of batches is being compiled. The others are compiled while the first one trains."""
+
+    def __init__(self, step: "Step"):
+        self.step = step
+        super().__init__()
+
+    def render(self, task: object) -> Text:
+        now = self.step.compiling
+        return Text("" if now is None else "compiling" if now == (1, 1) else f"compiling ({now[0]} of {now[1]})")
 
 
 def _epoch(number: float) -> str:

@@ -101,7 +101,7 @@ def _train(messages: Messages, config: Config, data: Data, model: Model, folder:
     checkpoint.write_json(folder / "model.json", {"run": trainer.run, **about})
     messages.introduce(config, data, progress, trainer)
 
-    with Stop() as stop, report.Screen(messages.console, trainer.task, config.epochs) as screen:
+    with Stop() as stop, report.Screen(messages.console, trainer) as screen:
         state = trainer.fit(state, progress, stop, screen)
     if stop:
         messages.stopped(progress, trainer)

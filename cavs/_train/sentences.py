@@ -1,16 +1,16 @@
 """Sentences whose rare words are spelled: chains of words, chains of characters, and batches of both."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 
-from cavs._feed.settings import Source
+from cavs._feed.epochs import strata
+from cavs._feed.settings import Sample, Source
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import A, FewSchedules, Prepare, distinct, labels_of, with_stand_ins
+from cavs._train.batches import A, Feed, distinct, labels_of
 from cavs._train.data import UNKNOWN, with_labels
 
 
@@ -86,36 +86,29 @@ class TagBatch(NamedTuple, Generic[A]):
     spellings: Spellings[A] | None
 
 
-def preparer(sentences: Sentences, grid: np.ndarray, num_words: int) -> Prepare:
-    """Returns the function that creates the batches of a part. The shortest sentence, without its labels, replaces each -1.
-
-    The shapes of the schedules are chosen once, from the batches `grid`. They are few, and the same for a resumed run, so that
-    resuming changes no bit. Both directions of a chain have the same shape.
-    """
-    sizes = np.diff(sentences.words.vertex_offsets)
-    numbers, _ = with_stand_ins(grid, sizes)
+def feed(sentences: Sentences, num_words: int, batch: int) -> Feed:
+    """Batches of sentences, as `TagBatch`. Typical batches of `batch` sentences determine the room for spelled words."""
     sources: list[Source] = [sentences.words, sentences.back]
     if sentences.spellings is not None and sentences.spellings_back is not None:
-        room = _power_of_two(max((len(_spelled_in(sentences.back[some])[0]) for some in numbers), default=8))
+        typical = strata(np.diff(sentences.words.vertex_offsets), batch, np.random.default_rng(0))
+        room = _power_of_two(max((len(_spelled_in(sentences.back[some[some >= 0]])[0]) for some in typical), default=8))
         sources += [
             (chains, lambda some: _filled(_spelled_in(sentences.back[some])[0], room))
             for chains in (sentences.spellings, sentences.spellings_back)
         ]
-    few = FewSchedules(sources, numbers)
 
-    def prepare(grid: np.ndarray, workers: int = 0) -> Iterator[TagBatch[np.ndarray]]:
-        numbers, presents = with_stand_ins(grid, sizes)
-        for present, ((some, sched), (turned, back), *of_spellings) in zip(presents, few(numbers, workers), strict=True):
-            assert some.input_id is not None
-            words, word = distinct(some.input_id, sched.shape.vertices, num_words)
-            spellings = None
-            if of_spellings:
-                (chains, chars), (_, chars_back) = of_spellings
-                spelled = sched.pad(_spelled_in(turned)[1], -1)
-                spellings = Spellings(chars, chars_back, chars.pad(chains.input_id), spelled)
-            yield TagBatch(sched, back, words, sched.pad(word, -1), sched.pad(labels_of(some, present), -1), spellings)
+    def collate(sample: Sample) -> TagBatch[np.ndarray]:
+        (some, turned, *of_spellings), (sched, back, *more) = cast(Any, (sample.graphs, sample.sched))
+        words, word = distinct(some.input_id, sched.shape.vertices, num_words)
+        spellings = None
+        if of_spellings:
+            chars, chars_back = more
+            spelled = sched.pad(_spelled_in(turned)[1], -1)
+            spellings = Spellings(chars, chars_back, chars.pad(of_spellings[0].input_id), spelled)
+        label = sched.pad(labels_of(some, sample.present), -1)
+        return TagBatch(sched, back, words, sched.pad(word, -1), label, spellings)
 
-    return prepare
+    return Feed(sources, collate)
 
 
 def _spelled_in(back: Graphs) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A training step as one jitted function with donated state, and the evaluation of a batch."""
+"""The training step of a batch, as a `cavs.data.step`, and the evaluation of a batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._feed.packed import Packed
+from cavs._feed.step import Step, step
 from cavs._graphs.pytree import PyTree
 from cavs._run.concurrent_jit import concurrent_jit
 from cavs._train import optimiser
@@ -60,8 +60,9 @@ class DeviceMetrics:
         return DeviceMetrics(jnp.stack([jnp.asarray(x, jnp.float32) for x in metrics]), metrics._fields)
 
     def added_to(self, total: dict[str, float]) -> dict[str, float]:
-        """Adds the metrics to `total` on the host, in double precision."""
-        return {name: total.get(name, 0.0) + float(x) for name, x in zip(self.names, np.asarray(self.values), strict=True)}
+        """Adds the metrics, of one batch or of several, to `total` on the host, in double precision."""
+        sums = np.asarray(self.values, np.float64).reshape(-1, len(self.names)).sum(0)
+        return {name: total.get(name, 0.0) + float(x) for name, x in zip(self.names, sums, strict=True)}
 
 
 def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State:
@@ -71,8 +72,8 @@ def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
 
 
-def build_step(model: "Model", config: Config, total: int = 0) -> Callable[[State, Packed], tuple[State, DeviceMetrics]]:
-    """Builds `step(state, packed_batch)`: loss, gradients and updates. `state` is donated.
+def build_step(model: "Model", config: Config, total: int = 0) -> Step:
+    """Builds `step(state, batches)`: loss, gradients and updates. `state` is donated.
 
     Args:
         model: the model.
@@ -81,8 +82,8 @@ def build_step(model: "Model", config: Config, total: int = 0) -> Callable[[Stat
     """
     rule = optimiser.dense(config)
 
-    def step(state: State, packed: Packed) -> tuple[State, DeviceMetrics]:
-        batch = packed.unpack()
+    @step
+    def train(state: State, batch: PyTree) -> tuple[State, DeviceMetrics]:
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.count) if config.dropout else None
         rows = read_rows(state.table, batch.words)
         value_and_grad = jax.value_and_grad(model.objective, argnums=(0, 1), has_aux=True)
@@ -95,9 +96,9 @@ def build_step(model: "Model", config: Config, total: int = 0) -> Callable[[Stat
         table, slots = optimiser.update_rows(config, state.table, state.slots, batch.words, rows, by_rows, count, factor)
         return State(params, rule_state, table, slots, count), DeviceMetrics.of(metrics)
 
-    return concurrent_jit(step, donate_argnums=0)
+    return train
 
 
-def build_evaluation(model: "Model") -> Callable[[Weights, Packed], DeviceMetrics]:
-    """Builds `evaluate(weights, packed_batch)`: the metrics without dropout."""
-    return concurrent_jit(lambda weights, packed: DeviceMetrics.of(model.metrics(weights, packed.unpack())))
+def build_evaluation(model: "Model") -> Callable[[Weights, PyTree], DeviceMetrics]:
+    """Builds `evaluate(weights, batch)`: the metrics without dropout."""
+    return concurrent_jit(lambda weights, batch: DeviceMetrics.of(model.metrics(weights, batch)))

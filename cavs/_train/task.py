@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import jax
-import numpy as np
 from rich.table import Table
 
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._graphs.suggest import suggestion
 from cavs._train import batches
-from cavs._train.batches import Prepare
+from cavs._train.batches import IN_ORDER, Feed
 from cavs._train.config import ALIASES, TASKS, Config, TrainError, flag
 from cavs._train.data import Data, Samples
 from cavs._train.embeddings import Vectors
@@ -186,14 +185,9 @@ class Task(abc.ABC):
     def graphs(self, path: str) -> Graphs:
         """The graphs of a file, for `cavs inspect`. Raises a `TrainError` or a `FormatError`."""
 
-    def sizes(self, part: Samples) -> np.ndarray:
-        """The number of vertices of each sample of a part. Batches have nearly equal sums."""
-        graphs: Graphs = part
-        return np.diff(graphs.vertex_offsets)
-
-    def preparer(self, model: Any, part: Samples, grid: np.ndarray) -> Prepare:
-        """Returns the function that creates the batches of a part. `grid` contains typical batches, which determine shapes."""
-        return batches.preparer(part, model.num_words, grid)
+    def feed(self, model: Any, part: Samples, batch: int = IN_ORDER) -> Feed:
+        """What a loader needs to create batches of about `batch` samples of a part."""
+        return batches.feed(part, model.num_words)
 
     def parts(self, data: Data) -> dict[str, Samples]:
         """The parts of the data, by their names in `results`."""

@@ -144,7 +144,7 @@ class Classify(Task):
         programs.check_fit(about["config"]["program"], known, f"FILE: {path}", getattr(model.program, "arity", None))
         probabilities = jax.jit(model.probabilities)
         p = np.zeros((known.num_vertices, model.num_labels), np.float32)
-        for rows, batch in in_order(known, self.preparer(model, known, np.zeros((0, 1), int))):
+        for _, rows, batch in in_order(known, self.feed(model, known)):
             p[rows] = np.asarray(probabilities(weights, batch))[: len(rows)]
         return p
 

@@ -116,7 +116,7 @@ class LanguageModel(Task):
             return softmax_loss(h, params["w"], params["b"], batch.label, jnp.zeros_like(h[:, 0]))[1]
 
         values = np.zeros(known.num_vertices)
-        for rows, batch in in_order(known, self.preparer(model, known, np.zeros((0, 1), int))):
+        for _, rows, batch in in_order(known, self.feed(model, known)):
             values[rows] = np.asarray(nll(weights, batch))[: len(rows)]
         return values
 

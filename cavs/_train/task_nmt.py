@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from cavs._feed.epochs import strata
 from cavs._graphs.graphs import Graphs
 from cavs._train import bleu, data, parallel, programs
-from cavs._train.batches import Prepare, in_order_grid
+from cavs._train.batches import IN_ORDER, Feed
 from cavs._train.config import Config
 from cavs._train.data import UNKNOWN, Data
 from cavs._train.model import Weights
 from cavs._train.parallel import END, Parallel
 from cavs._train.phrases import sentences_of
 from cavs._train.report import mean_nll, percent, perplexity, unigram_perplexity
+from cavs._train.step import build_evaluation
 from cavs._train.sums import sums_of
 from cavs._train.task import Asked, Curve, Evaluation, Predictions, Sums, Task, refuse
 from cavs._train.translator import Translator
@@ -69,11 +71,8 @@ class Translation(Task):
     def restore(self, about: dict[str, Any]) -> Translator:
         return Translator.from_json(about["model"])
 
-    def sizes(self, part: Parallel) -> np.ndarray:
-        return np.diff(part.pairs.vertex_offsets)
-
-    def preparer(self, model: Translator, part: Parallel, grid: np.ndarray) -> Prepare:
-        return parallel.preparer(part, grid, model.num_words)
+    def feed(self, model: Translator, part: Parallel, batch: int = IN_ORDER) -> Feed:
+        return parallel.feed(part, model.num_words)
 
     def score(self, sums: Sums, config: Config) -> float:
         return -mean_nll(sums)
@@ -101,7 +100,7 @@ class Translation(Task):
         bleu.check_installed()
         sources, targets = parallel.read_pairs(path)
         part = Parallel.of(sources, targets, tuple(about["words"]), tuple(about["labels"]))
-        sums = sums_of(self, model, weights, part)
+        sums = sums_of(build_evaluation(model), weights, self.feed(model, part).loader(IN_ORDER))
         found = bleu.score(self._translate(about, model, weights, sources), sentences_of(targets, data.words_of(targets)))
         values = {"pairs": len(part), "words": int(sums["count"]), "nll": mean_nll(sums), "perplexity": perplexity(sums)}
         lines = [
@@ -127,7 +126,7 @@ class Translation(Task):
         rows = np.array([index[word] for word in labels])
         sources = sources.with_vocab(about["words"], UNKNOWN)
         lines = [""] * len(sources)
-        for numbers in in_order_grid(np.diff(sources.vertex_offsets)):
+        for numbers in strata(np.diff(sources.vertex_offsets), IN_ORDER, None):
             numbers = numbers[numbers >= 0]
             found = model.translate(weights, sources[numbers], rows, labels.index(END))
             for g, words in zip(numbers.tolist(), found, strict=True):

@@ -12,7 +12,7 @@ from rich.table import Table
 from cavs._graphs.graphs import Graphs
 from cavs._readers.source import bare_suffix
 from cavs._train import data, programs, regressor, several
-from cavs._train.batches import Prepare, in_order, in_order_grid
+from cavs._train.batches import IN_ORDER, Feed, in_order
 from cavs._train.circuits import probabilities
 from cavs._train.config import Config, TrainError, flag
 from cavs._train.data import UNKNOWN, Data, root_rows
@@ -75,8 +75,8 @@ class Regress(Task):
     def restore(self, about: dict[str, Any]) -> Regressor:
         return Regressor.from_json(about["model"])
 
-    def preparer(self, model: Regressor, part: Graphs, grid: np.ndarray) -> Prepare:
-        return functools.partial(regressor.prepare, part, model.num_words, model.at)
+    def feed(self, model: Regressor, part: Graphs, batch: int = IN_ORDER) -> Feed:
+        return regressor.feed(part, model.num_words, model.at)
 
     def score(self, sums: Sums, config: Config) -> float:
         return -rmse(sums)
@@ -145,10 +145,8 @@ class Regress(Task):
         at = "graph" if at == "graph" else "all"
         predictions = jax.jit(functools.partial(model.predictions, at=at))
         values = np.zeros(len(graphs) if at == "graph" else graphs.num_vertices)
-        grid = in_order_grid(np.diff(known.vertex_offsets))
-        batches = in_order(known, functools.partial(regressor.prepare, known, model.num_words, at))
-        for numbers, (rows, batch) in zip(grid, batches, strict=True):
-            where = numbers[numbers >= 0] if at == "graph" else rows
+        for numbers, rows, batch in in_order(known, regressor.feed(known, model.num_words, at)):
+            where = numbers if at == "graph" else rows
             values[where] = np.asarray(predictions(weights, batch))[: len(where)]
         return values
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from cavs._graphs.graphs import Graphs
 from cavs._readers.source import printable
 from cavs._train import data, programs, sentences
-from cavs._train.batches import Prepare, in_order, in_order_grid
+from cavs._train.batches import IN_ORDER, Feed, in_order
 from cavs._train.chunks import Chunks, Found, f1
 from cavs._train.config import Config, TrainError, flag
 from cavs._train.data import UNKNOWN, Data
@@ -92,11 +92,8 @@ class Tag(Task):
     def restore(self, about: dict[str, Any]) -> TagModel:
         return TagModel.from_json(about["model"], about["labels"])
 
-    def sizes(self, part: Sentences) -> np.ndarray:
-        return np.diff(part.words.vertex_offsets)
-
-    def preparer(self, model: TagModel, part: Sentences, grid: np.ndarray) -> Prepare:
-        return sentences.preparer(part, grid, model.num_words)
+    def feed(self, model: TagModel, part: Sentences, batch: int = IN_ORDER) -> Feed:
+        return sentences.feed(part, model.num_words, batch)
 
     def score(self, sums: Sums, config: Config) -> float:
         value = entity_f1(sums)
@@ -176,8 +173,7 @@ class Tag(Task):
         known = Sentences.of(bare, tuple(about["words"]), (), tuple(about["facts"]["characters"]))
         probabilities = jax.jit(model.probabilities)
         p = np.zeros((graphs.num_vertices, len(model.labels)), np.float32)
-        prepare = self.preparer(model, known, in_order_grid(self.sizes(known)))
-        for rows, batch in in_order(known.words, prepare):
+        for _, rows, batch in in_order(known.words, self.feed(model, known)):
             p[rows] = np.asarray(probabilities(weights, batch))[: len(rows)]
         return p
 
