@@ -208,9 +208,12 @@ def test_labels_of_netlists_in_the_command_line_are_simulated(tmp_path):
         paths.append(str(tmp_path / name))
     given = {"train": paths[0], "also": paths[1], "dev": paths[0]}
     _, data = find_task("dag").read(configure(given))
-    assert len(data.train) == 2 and len(data.files) == 2
+    more = 1 + circuits.VARIANTS  # of each circuit, with other gates
+    assert len(data.train) == 2 * more and len(data.dev) == 1 and len(data.files) == 2
+    assert set(data.words) > {"INPUT", "NOT", "NAND2", "NOR3"} and "XOR" not in data.words
+    assert not np.array_equal(data.train[0].label, data.train[1].label)
     assert [data.labels[i] for i in data.train[0].label[:3]] == ["1 in 40 to 60 %"] * 3
     _, data = find_task("regress").read(configure(given | {"task": "regress"}))
-    np.testing.assert_allclose(data.train[1].label, circuits.probabilities(cavs.read(paths[1])))
+    np.testing.assert_allclose(data.train[more].label, circuits.probabilities(cavs.read(paths[1])))
     with pytest.raises(TrainError, match="FILE: not valid with --task lm: it reads one training file"):
         configure({"train": paths[0], "also": paths[1], "task": "lm"})

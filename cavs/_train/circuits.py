@@ -1,7 +1,13 @@
 """What a model may learn from a netlist: how often each gate is 1 under random inputs, found by simulation.
 
 `cavs train` predicts this probability (`--task regress`) or its fifth (`--task dag`). It depends on the whole cone of a gate.
+
+Few circuits exist, and some kinds of gates occur in one or two of them. `variants` creates more, by changing gates at random.
 """
+
+import dataclasses
+import functools
+import operator
 
 import numpy as np
 
@@ -10,8 +16,11 @@ from cavs._graphs.segments import ranges
 
 WORDS = 64  # 64 x 64 = 4,096 random inputs, simulated bit by bit in parallel
 FIFTHS = ("1 in 0 to 20 %", "1 in 20 to 40 %", "1 in 40 to 60 %", "1 in 60 to 80 %", "1 in 80 to 100 %")
+VARIANTS = 8  # of each circuit to train on
+SHARE = 0.5  # of the gates of a variant are drawn anew
 _ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
 _REDUCE = {"AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor}
+_SINGLE, _SEVERAL = ("NOT", "BUF"), ("AND", "NAND", "OR", "NOR", "XOR", "XNOR")
 _INVERTED = {"NAND": "AND", "NOR": "OR", "XNOR": "XOR", "NOT": "OR"}
 
 
@@ -40,6 +49,36 @@ def probabilities(netlists: Graphs, seed: int = 0) -> np.ndarray:
             rng.integers(0, _ONES, inputs[:, :0].sum(1).shape, np.uint64, True) if name == "INPUT" else _gate(name, inputs)
         )
     return np.bitwise_count(values).sum(1) / (64.0 * WORDS) if hasattr(np, "bitwise_count") else _count(values)
+
+
+def with_variants(netlists: Graphs, count: int = VARIANTS, seed: int = 0) -> Graphs:
+    """The netlists, and `count` variants of each in which about half of the gates are of a random other kind.
+
+    A gate of one input becomes a NOT or a BUF, and a gate of several inputs one of AND, NAND, OR, NOR, XOR and XNOR. Inputs and
+    constants stay.
+    """
+    assert netlists.kind is not None and netlists.kind_names is not None
+    rng, fan_in = np.random.default_rng([seed, 3]), np.diff(netlists.child_offsets)
+    names = tuple(dict.fromkeys((*netlists.kind_names, *_SINGLE, *_SEVERAL)))
+    all_of = [netlists]
+    for _ in range(count):
+        kind, hit = netlists.kind.copy(), rng.random(netlists.num_vertices) < SHARE
+        for kinds, rows in ((_SINGLE, hit & (fan_in == 1)), (_SEVERAL, hit & (fan_in > 1))):
+            kind[rows] = rng.choice([names.index(name) for name in kinds], int(rows.sum()))
+        all_of.append(dataclasses.replace(netlists, kind=kind, kind_names=names))
+    return functools.reduce(operator.add, [dataclasses.replace(g, kind_names=names) for g in all_of])
+
+
+def gates(netlists: Graphs) -> Graphs:
+    """The netlists with a word for each gate as its input: its kind and, if it has several inputs, their number (`NAND3`)."""
+    assert netlists.kind is not None and netlists.kind_names is not None
+    fan_in = np.diff(netlists.child_offsets)
+    pairs, ids = np.unique(np.stack([netlists.kind, fan_in], 1), axis=0, return_inverse=True)
+    kinds = [(netlists.kind_names[kind], count) for kind, count in pairs.tolist()]
+    words = [name + (str(count) if count > 1 and name in _SEVERAL else "") for name, count in kinds]
+    vocab = tuple(dict.fromkeys(words))
+    index = np.array([vocab.index(word) for word in words], np.int32)
+    return dataclasses.replace(netlists, input_id=index[ids.ravel()], vocab=vocab)
 
 
 def _count(values: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The task `classify`: labels of trees and DAGs, at the roots or at every vertex. The default data are reviews."""
 
 import dataclasses
+import functools
 import importlib.resources
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from cavs._readers import FormatError, read
 from cavs._readers.source import bare_suffix, read_utf8
 from cavs._train import data, programs, several
 from cavs._train.batches import in_order
-from cavs._train.circuits import FIFTHS, fifths, probabilities
+from cavs._train.circuits import FIFTHS, fifths, gates, probabilities, with_variants
 from cavs._train.config import Config, TrainError, check_file, flag
 from cavs._train.data import UNKNOWN, Data, root_rows
 from cavs._train.model import SoftmaxModel, Weights
@@ -55,7 +56,7 @@ class Classify(Task):
         if config.train is None:
             folder = importlib.resources.files("cavs") / "data"
             paths = {name: str(folder / file) for name, file in REVIEWS.items()}
-        parts = several.read_parts(config, paths, _read_labelled)
+        parts = several.read_parts(config, paths, functools.partial(_read_labelled, variants=config.dev is not None))
         parts = data.with_dev(config, parts, paths["train"])
         words, vectors = data.vocabulary(config, parts)
         labels = data.label_names(parts, paths)
@@ -190,8 +191,8 @@ def _percent(sums: Sums, where: str) -> str:
     return percent(accuracy(sums, where))
 
 
-def _read_labelled(path: str, name: str) -> Graphs:
-    graphs = read_graphs(path, name)
+def _read_labelled(path: str, name: str, variants: bool = False) -> Graphs:
+    graphs = read_graphs(path, name, variants and name == "train")
     if graphs.graph_label is not None or graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):
         raise TrainError(f"{flag(name)}: got {path} with numbers to predict as labels. Write: cavs train --task regress FILE")
     if graphs.label is None or not (graphs.label >= 0).any():
@@ -202,7 +203,7 @@ def _read_labelled(path: str, name: str) -> Graphs:
     return graphs
 
 
-def read_graphs(path: str, name: str = "file") -> Graphs:
+def read_graphs(path: str, name: str = "file", variants: bool = False) -> Graphs:
     """Reads a file of graphs by its suffix. The `input_id` of every vertex is an index of `vocab`.
 
     The labels of netlists are fifths of the probability that a gate is 1, found by simulation.
@@ -210,6 +211,7 @@ def read_graphs(path: str, name: str = "file") -> Graphs:
     Args:
         path: the file.
         name: the field of `Config` that names it, for messages.
+        variants: whether variants of netlists are added; see `circuits`.
 
     Raises:
         TrainError: the file does not exist, has another format, or contains no graphs.
@@ -223,6 +225,7 @@ def read_graphs(path: str, name: str = "file") -> Graphs:
     except ValueError as error:
         raise TrainError(f"{flag(name)}: {error}") from error
     if bare_suffix(path) in NETLISTS and graphs.kind is not None:
+        graphs = gates(with_variants(graphs) if variants else graphs)
         graphs = dataclasses.replace(graphs, label=fifths(probabilities(graphs)), label_names=FIFTHS)
     if not len(graphs):
         raise TrainError(f"{flag(name)}: got {path} without graphs; expected at least one.")

@@ -53,7 +53,7 @@ class Regress(Task):
 
     def read(self, config: Config) -> tuple[Config, Data]:
         paths = data.paths_of(config)
-        parts = several.read_parts(config, paths, _read)
+        parts = several.read_parts(config, paths, functools.partial(_read, variants=config.dev is not None))
         at = _where(config, parts["train"], paths["train"])
         parts = {name: _with_targets(g, at, paths[name], name) for name, g in parts.items()}
         parts = data.with_dev(config, parts, paths["train"])
@@ -191,9 +191,9 @@ def _with_targets(graphs: Graphs, at: str, path: str, name: str) -> Graphs:
     return dataclasses.replace(graphs, label=_targets(graphs, "all"))
 
 
-def _read(path: str, name: str = "file") -> Graphs:
+def _read(path: str, name: str = "file", variants: bool = False) -> Graphs:
     """As `read_graphs`. The labels of a netlist are the probabilities that its gates are 1."""
-    graphs = read_graphs(path, name)
+    graphs = read_graphs(path, name, variants and name == "train")
     if bare_suffix(path) in NETLISTS:
         graphs = dataclasses.replace(graphs, label=probabilities(graphs), label_names=None)
     return graphs
