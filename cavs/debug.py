@@ -1,6 +1,7 @@
 """Tools that find a mistake in a vertex function: the per-vertex interpreter, a comparison with it, and a search for NaN."""
 
-from cavs._debug.compare import Comparison as Comparison, Difference as Difference, compare as compare
+from cavs._debug.compare import Comparison as Comparison, compare as compare
+from cavs._debug.differences import Difference as Difference
 from cavs._debug.find_nan import find_nan as find_nan
 from cavs._debug.interpret import interpret as interpret
 from cavs._debug.nan_report import NanReport as NanReport

@@ -16,7 +16,7 @@ from cavs._run.run import without_callbacks
 from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from tests.random_cases import functions, random_case, script
-from tests.random_check import build, cast, dtype_of, inputs, parameters
+from tests.random_check import build, cast, dtype_of, given, inputs, parameters
 
 DEVICE = {"device_kind": "NVIDIA H200", "num_cores": 132, "platform": "gpu"}
 
@@ -35,13 +35,12 @@ def lowered(seed: int) -> str:
     floats = {n: y for n, y in x.items() if jnp.issubdtype(y.dtype, jnp.floating)}
 
     def loss(p: Any, floats: Any, data: Any) -> Any:
-        rows = x | floats
-        pushes = cavs.run(
-            F, p, cavs.Schedule(data, sched.shape), rows["x"] if spec.bare_input else (rows or None), engine="persistent"
-        )
+        rows, edges = given(spec, x | floats)
+        pushes = cavs.run(F, p, cavs.Schedule(data, sched.shape), rows, edges=edges, engine="persistent")
         return sum((y.sum() for y in jax.tree.leaves(pushes) if jnp.issubdtype(y.dtype, jnp.floating)), jnp.zeros(()))
 
-    x = {n: y.at[jnp.arange(sched.shape.vertices)].get(mode="clip") for n, y in x.items()}
+    sizes = {n: sched.shape.all_edges if n in spec.edges else sched.shape.vertices for n in x}
+    x = {n: y.at[jnp.arange(sizes[n])].get(mode="clip") for n, y in x.items()}
     floats = {n: x[n] for n in floats}
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, floats, jnp.asarray(sched.data)))
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))), without_callbacks():

@@ -1,6 +1,6 @@
 """The reference for random vertex functions: `v` and a loop over vertices in plain JAX, independent of `cavs`."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,27 @@ import numpy as np
 Graph = list[list[int]]  # the children of each vertex
 
 
+class Mine(NamedTuple):
+    """What a vertex is given: its row of the inputs, and the rows of its edges, one after another and then padding."""
+
+    inputs: Any
+    edges: Any
+
+
+def with_edges(inputs: Any, edges: Any, graphs: list[Graph]) -> Any:
+    """Returns the inputs of a net that reads edges (rows in the order of the children): `Mine`, with leaves (V, ...)."""
+    counts = [len(children) for graph in graphs for children in graph]
+    begin, most = np.cumsum(counts) - counts, max(counts, default=0)
+    index = np.minimum(begin[:, None] + np.arange(most), max(sum(counts) - 1, 0)).astype(int)
+    return Mine(inputs, jax.tree.map(lambda x: jnp.asarray(x)[index], edges))
+
+
 class PlainVertex:
     """`v` of one vertex: its children are a Python list of states."""
 
     def __init__(self, inputs: Any, children: list[Any], zero: Any):
-        self.inputs, self.children, self.zero = inputs, children, zero
+        self.inputs, self.edges = inputs if isinstance(inputs, Mine) else (inputs, None)
+        self.children, self.zero = children, zero
         self.pushed: dict[str | None, Any] = {}
 
     def pull(self, name: str | None = None) -> Any:
@@ -31,8 +47,15 @@ class PlainVertex:
     def is_leaf(self) -> bool:
         return not self.children
 
-    def gather_all(self, fn: Any = lambda state: state, reduce: str = "sum") -> Any:
+    def gather_all(self, fn: Any = lambda state: state, reduce: str = "sum", edges: bool = False) -> Any:
         """Applies `fn` to each child, stacks and reduces the results. Returns zeros if there is no child."""
+        if edges and not self.children:
+            zero = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), self.edges)
+            shapes = jax.eval_shape(lambda: _reduced([fn(self.zero, zero)], reduce))
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        if edges:
+            rows = [jax.tree.map(lambda x, k=k: x[k], self.edges) for k in range(len(self.children))]
+            return _reduced([fn(child, row) for child, row in zip(self.children, rows, strict=True)], reduce)
         if not self.children:
             shapes = jax.eval_shape(lambda: _reduced([fn(self.zero)], reduce))
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -22,6 +22,8 @@ from tests.vertex_functions import (
     control_flow,
     custom_derivatives,
     eager_state,
+    edge_attention,
+    edge_messages,
     edges_in_push,
     embedding,
     gathered_twice,
@@ -49,18 +51,27 @@ class Program:
     rows: Any
     batches: tuple[str, ...]
     tolerance: float = 1.0  # times that of float64: for programs with parts in float32
+    edges: Any = None  # the shapes of one edge's row
 
     def inputs(self, num_vertices: int, seed: int = 0) -> Any:
         """Random inputs, one row per vertex; integers are 0 .. 3."""
-        rng = np.random.default_rng(seed)
+        return _random(self.rows, num_vertices, seed)
 
-        def rows(s: Any) -> np.ndarray:
-            shape = (num_vertices, *s.shape)
-            if jnp.issubdtype(s.dtype, jnp.integer):
-                return rng.integers(0, 4, shape).astype(s.dtype)
-            return rng.standard_normal(shape).astype(s.dtype)
+    def edges_of(self, num_edges: int) -> Any:
+        """Random edges, one row per edge."""
+        return _random(self.edges, num_edges, 9)
 
-        return jax.tree.map(rows, self.rows)
+
+def _random(one: Any, count: int, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+
+    def rows(s: Any) -> np.ndarray:
+        shape = (count, *s.shape)
+        if jnp.issubdtype(s.dtype, jnp.integer):
+            return rng.integers(0, 4, shape).astype(s.dtype)
+        return rng.standard_normal(shape).astype(s.dtype)
+
+    return jax.tree.map(rows, one)
 
 
 def _ready(program: Any, *batches: str, rows: Any = ROW) -> Program:
@@ -93,6 +104,8 @@ _F64 = jnp.float64
 _W = {"w": (E, H), "u": (H, H)}
 _scalar = jax.ShapeDtypeStruct((), _F64)
 _int = jax.ShapeDtypeStruct((), jnp.int32)
+_EDGE = {"x": jax.ShapeDtypeStruct((4,), _F64), "w": _scalar}
+_EDGES = _W | {"e": (4, H), "q": (4,)}
 
 PROGRAMS: dict[str, Program] = {
     "BinaryTreeLSTM": _ready(vp.BinaryTreeLSTM(H, E, dtype=_F64), "binary"),
@@ -169,6 +182,19 @@ PROGRAMS: dict[str, Program] = {
     ),
     "twin states": _made(twin_states, {"a": (H,), "b": (H,)}, 2, _W, ROW, "binary"),
     "gathered twice": _made(gathered_twice, {"c": (H,), "h": (H,)}, 2, _W, ROW, "binary"),
+    "edge messages": _made(
+        edge_messages,
+        (H,),
+        2,
+        _W | {"e": (4, H), "types": (4, H)},
+        ROW,
+        *("wide", "three kinds"),
+        edges={"x": jax.ShapeDtypeStruct((4,), _F64), "type": _int},
+    ),
+    "edge attention": _made(edge_attention, (H,), 0, _EDGES, ROW, "binary", "one vertex", edges=_EDGE),
+    "edge attention without eager": _made(
+        edge_attention, (H,), 0, _EDGES, ROW, "lattices", optimizations=cavs.Optimizations(eager=False), edges=_EDGE
+    ),
     "without fusion": _lstm_like(fusion=False),
     "without eager": _lstm_like(eager=False),
     "without lazy": _lstm_like(lazy=False),

@@ -46,9 +46,12 @@ def gather_all(g: Maker) -> Var:
         raise NoFit
     how = g.choose(["sum", "mean", "max", "softmax"])
     child = g.fresh("s", (), "t", gathered=True)
+    edges = [g.fresh("e", (), "t")] if g.edges and g.edge_rng.random() < 0.7 else []
     empty = not g.no_leaf
-    with g.inside([child], no_leaf=True) as block:
+    with g.inside([child, *edges], no_leaf=True) as block:
         g.child_states(child, g.chance(0.6), missing=False)
+        for edge in edges:
+            g.edge_values(edge)
         some(g, 0, 3)
         if how == "softmax":
             score, value = g.want(()), latest(g, block)
@@ -67,6 +70,7 @@ def gather_all(g: Maker) -> Var:
     out = None
     tupled = len(results) > 1
     text = f'v.gather_all({{f0}}, reduce="{how}")' if how != "sum" or g.chance(0.7) else "v.gather_all({f0})"
+    text = text[:-1] + ", edges=True)" if edges else text
     if tupled:
         whole = g.emit((), text, [], kind="t", blocks=[block], gathered=True)
     for i, x in enumerate(results):

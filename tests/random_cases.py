@@ -140,6 +140,10 @@ def random_program(rng: np.random.Generator, simple: bool) -> Program:
         between = (0.5, 1.5) if kind == "f" and rng.random() < 0.25 else (0, 4) if kind == "i" else (-1.0, 1.0)
         states[f"s{i}"] = (shape, kind, *between)
     bare_state = len(states) == 1 and rng.random() < 0.6
+    (edge_rng,) = rng.spawn(1)  # without edges, programs are what they would be if there were none
+    edges: dict[str, Any] = {}
+    if edge_rng.random() < 0.3:
+        edges = {"ea": ((n,), "f", -2.0, 2.0), "eb": ((), "f", 0.4, 2.0)} | ({} if simple else {"ei": ((), "i", 0, 3)})
     params: dict[str, Any] = {}
     bodies: dict[str | None, Block] = {}
     kinds = [None] if rng.random() < (0.97 if simple else 0.85) else ["a", "b"]
@@ -148,12 +152,13 @@ def random_program(rng: np.random.Generator, simple: bool) -> Program:
     coarse = 1e-7 if any(s[1] == "float32" for s in states.values()) else 0.0
     for kind in kinds:
         g = Maker(rng, widths, params, arity, simple)
+        g.edges, g.edge_rng = edges, edge_rng
         g.states, g.bare_state = states, bare_state
         g.many = arity == 0 or g.chance(0.65)
         bodies[kind], types, templates = _body(g, inputs, bare_input, types, templates)
         coarse = max(coarse, g.coarse)
     kept = {name: (shape, kind) for name, (shape, kind, *_) in states.items()}
-    program = Program(bodies, kept, arity, params, inputs, templates, bare_state, bare_input, coarse)
+    program = Program(bodies, kept, arity, params, inputs, templates, bare_state, bare_input, edges, coarse)
     return without_unread(program)
 
 

@@ -15,7 +15,7 @@ from cavs._engines.persistent import Persistent
 from cavs._function.plan import Plan
 from cavs._run.run import kind_names
 from cavs._schedule import group_rows
-from tests.per_vertex import Graph, PerVertex
+from tests.per_vertex import Graph, PerVertex, with_edges
 from tests.random_cases import Case, Options, functions
 from tests.random_compare import Outcome, differences, judged, named, tolerance, unsteady
 from tests.random_programs import Program
@@ -77,9 +77,10 @@ def parameters(case: Case) -> dict[str, Any]:
 
 
 def inputs(case: Case) -> dict[str, Any]:
-    """One row per vertex, floats in float64."""
-    count, out = sum(map(len, case.graphs)), {}
-    for name, (shape, kind, lo, hi) in case.program.inputs.items():
+    """One row per vertex, floats in float64; and the edges, one row per edge."""
+    out = {}
+    for name, (shape, kind, lo, hi) in (case.program.inputs | case.program.edges).items():
+        count = count_of(case, name)
         rng = np.random.default_rng([case.seed, zlib.crc32(name.encode()), 1])
         if kind == "k":
             out[name] = jax.random.split(jax.random.key(case.seed % 1000), count)
@@ -90,6 +91,18 @@ def inputs(case: Case) -> dict[str, Any]:
         else:
             out[name] = rng.uniform(lo, hi, (count, *shape))
     return out
+
+
+def count_of(case: Case, name: str) -> int:
+    """The number of rows of an input, or of edges."""
+    rows = [row for graph in case.graphs for row in graph]
+    return sum(map(len, rows)) if name in case.program.edges else len(rows)
+
+
+def given(spec: Program, x: dict[str, Any]) -> tuple[Any, Any]:
+    """(inputs, edges) as `run` takes them, of what `inputs` returns."""
+    rows = {name: y for name, y in x.items() if name not in spec.edges}
+    return rows["x"] if spec.bare_input else (rows or None), {name: x[name] for name in spec.edges} or None
 
 
 def rows_wanted(case: Case) -> np.ndarray | None:
@@ -200,7 +213,10 @@ def _reference(case: Case, fns: dict[Any, Any], moved: float) -> Any:
     ]
 
     def layer(number: int, params: Any, x: Any, at: Any) -> Any:
-        out = nets[number](params, x["x"] if spec.bare_input and not number else x)
+        if number == 0:
+            x, edges = given(spec, x)
+            x = x if edges is None else with_edges(x, edges, case.graphs)
+        out = nets[number](params, x)
         return out if at is None else jax.tree.map(lambda y: y[at], out)
 
     rows = count if at is None else len(at)
@@ -250,16 +266,17 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
         if not sched.shape.levels:
             raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")
     at, count = rows_wanted(case), sum(map(len, case.graphs))
-    rows, padded = count if at is None else len(at), sched.shape.vertices
+    rows = count if at is None else len(at)
     params, x = cast(parameters(case), dtype), cast(inputs(case), dtype)
     if how.jit:
-        x = {name: _padded(y, padded) for name, y in x.items()}
+        x = {name: _padded(y, sched.shape.all_edges if name in spec.edges else sched.shape.vertices) for name, y in x.items()}
 
     def net(p: Any, y: Any, sched: Any) -> Any:
         def layer(number: int, p: Any, y: Any, at: Any) -> Any:
             if number:
                 return cavs.run(top, p, sched, y, select=at, engine="scan" if how.engine == INTERPRET else engine)
-            return cavs.run(F, p, sched, y["x"] if spec.bare_input else (y or None), select=at, engine=engine)
+            x, edges = given(spec, y)
+            return cavs.run(F, p, sched, x, edges=edges, select=at, engine=engine)
 
         def whole(p: Any, y: Any) -> Any:
             return two_nets(layer, case, p, y, at)
@@ -280,11 +297,12 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
         used.append("scan" if how.vmap else name_of(choose_engine(engine, plan, sched.shape, kind_names(F, sched))))
     axis = int(how.vmap)
     beyond = [y[(slice(None),) * axis + (slice(rows, None),)] for y in jax.tree.leaves(pushes)] if how.jit or at is None else []
-    beyond += [y[(slice(None),) * axis + (slice(count, None),)] for y in jax.tree.leaves(gx)]
+    beyond += [y[(slice(None),) * axis + (slice(count_of(case, name), None),)] for name, y in gx.items()]
     if any((np.asarray(y) != 0).any() for y in beyond if not jax.dtypes.issubdtype(y.dtype, jax.dtypes.extended)):
         raise PaddingError("padding rows are not zeros")
     cut = jax.tree.map(lambda y: y[(slice(None),) * axis + (slice(0, rows),)], pushes)
-    return (gp, jax.tree.map(lambda y: y[(slice(None),) * axis + (slice(0, count),)], gx)), cut
+    real = {name: y[(slice(None),) * axis + (slice(0, count_of(case, name)),)] for name, y in gx.items()}
+    return (gp, real), cut
 
 
 class NotForThisEngine(Exception):

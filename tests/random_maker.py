@@ -26,6 +26,8 @@ class Maker:
         self.states: dict[str, Any] = {}
         self.bare_state = False
         self.many = True  # whether gather_all is allowed
+        self.edges: dict[str, Any] = {}  # the leaves of an edge's row, as those of inputs
+        self.edge_rng = rng
         self.no_leaf = False  # inside a branch with at least one child
         self.depth = 0
         self.count = 0
@@ -149,6 +151,10 @@ class Maker:
         """Returns a variable that is a parameter of a block."""
         self.count += 1
         return Var(f"{prefix}{self.count}", shape, kind, lo, hi, gathered)
+
+    def edge_values(self, of: Var) -> list[Var]:
+        """Reads the leaves of an edge's row `of`."""
+        return [self.emit(shape, f'{{0}}["{name}"]', [of], lo, hi, kind) for name, (shape, kind, lo, hi) in self.edges.items()]
 
     def child_states(self, of: Var, whole: bool, missing: bool) -> list[Var]:
         """Reads leaves of a gathered state `of`: all (`whole`) or some; `missing`: it may be the zeros of no child."""

@@ -64,6 +64,7 @@ class Program:
     pushes: list[str]  # templates: one unnamed value each, as "{0}" or '{{"a": {0}, "b": ({1},)}}'
     bare_state: bool = False
     bare_input: bool = False
+    edges: dict[str, tuple[Shape, str, float, float]] = dataclasses.field(default_factory=dict)
     coarse: float = 0.0  # the rounding of casts to less than F's own floats
 
     def copy(self) -> "Program":
@@ -101,6 +102,8 @@ def without_unread(program: Program) -> Program:
             pass
     text = source(program)
     program.params = {name: spec for name, spec in program.params.items() if f'p["{name}"]' in text}
+    if "edges=True" not in text:
+        program.edges = {}
     if not program.bare_input:
         program.inputs = {name: spec for name, spec in program.inputs.items() if f'v.pull("{name}")' in text}
     return program

@@ -13,7 +13,7 @@ from cavs._function.keeping import front, keep_least, reused
 from cavs._run.plans import plan_of
 from tests.odd_graphs import BATCHES
 from tests.programs import CASES, IN_FORESTS, PROGRAMS
-from tests.truth import assert_close, batch_inputs, gradients, truth
+from tests.truth import assert_close, batch_inputs, call, gradients, truth
 
 NAMES = ["BinaryTreeLSTM", "ChildSumTreeLSTM", "lazy push", "matrix states", "twin states", "three kinds"]
 
@@ -29,7 +29,7 @@ def least(name: str, batch: str, **how: Any) -> tuple[Any, Any]:
     graphs, schedule = BATCHES[batch], cavs.schedule(BATCHES[batch], **how)
 
     def run(params: Any, inputs: Any) -> Any:
-        return cavs.run(PROGRAMS[name].function, params, schedule, inputs)
+        return call(cavs.run, PROGRAMS[name].function, params, schedule, inputs)
 
     with keep_least():
         return gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
@@ -54,7 +54,7 @@ def test_programs_that_overwrite_states_are_tested_in_forests() -> None:
     tested = {name for name, batch in CASES if batch in forests}
     found = set()
     for name, program in PROGRAMS.items():
-        plan = plan_of(program.function, jax.eval_shape(lambda program=program: program.params), program.rows, 8)
+        plan = plan_of(program.function, jax.eval_shape(lambda program=program: program.params), program.rows, 8, program.edges)
         if plan.keeping(overwrite=True).overwritten:
             found.add(name)
     assert found <= tested and len(found) > 6 and "gathered twice" not in found

@@ -8,7 +8,7 @@ import pytest
 import cavs
 from tests.odd_graphs import BATCHES, GRAPHS
 from tests.programs import CASES, PROGRAMS
-from tests.truth import assert_close, batch_inputs, jitted, sched
+from tests.truth import assert_close, batch_inputs, jitted, padded, sched
 
 
 def _poison(x: np.ndarray) -> np.ndarray:
@@ -20,8 +20,7 @@ def _poison(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("name", "batch"), [c for c in CASES if PROGRAMS[c[0]].rows is not None and c[1] != "very long chain"])
 def test_poisoned_padding_changes_no_bit(name: str, batch: str) -> None:
     inputs, rows = batch_inputs(name, batch), BATCHES[batch].num_vertices
-    clean = jax.tree.map(sched(batch).pad, inputs)
-    poisoned = jax.tree.map(lambda x: sched(batch).pad(x, _poison(x)), inputs)
+    clean, poisoned = padded(sched(batch), inputs), padded(sched(batch), inputs, _poison)
     assert sched(batch).shape.vertices > rows
     a, b = (jitted(name)(PROGRAMS[name].params, sched(batch), x, rows) for x in (clean, poisoned))
     for want, got in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):

@@ -11,13 +11,13 @@ import cavs
 from cavs import vertex_programs as vp
 from tests.odd_graphs import BATCHES, GRAPHS
 from tests.programs import CASES, IN_FORESTS, PROGRAMS, READY, E, H
-from tests.truth import assert_close, batch_inputs, jitted, sched, truth
+from tests.truth import assert_close, batch_inputs, call, divided, jitted, padded, sched, truth
 
 
 @pytest.mark.parametrize(("name", "batch"), [case for case in CASES if case not in IN_FORESTS])  # they differ in the backward
 def test_run_is_interpret(name: str, batch: str) -> None:
     program = PROGRAMS[name]
-    got = cavs.run(program.function, program.params, sched(batch), batch_inputs(name, batch))
+    got = call(cavs.run, program.function, program.params, sched(batch), batch_inputs(name, batch))
     assert_close(got, truth(name, batch)[0], 1e-12 * program.tolerance)
 
 
@@ -32,11 +32,17 @@ def test_run_is_interpret_in_float32(name: str, batch: str) -> None:
 
 @pytest.mark.parametrize("how", [{"policy": "serial"}, {"exact": True}])
 @pytest.mark.parametrize(
-    ("name", "batch"), [("BinaryTreeLSTM", "binary"), ("no inputs", "very wide"), ("three kinds", "three kinds")]
+    ("name", "batch"),
+    [
+        ("BinaryTreeLSTM", "binary"),
+        ("no inputs", "very wide"),
+        ("three kinds", "three kinds"),
+        ("edge messages", "three kinds"),
+    ],
 )
 def test_every_way_to_schedule_gives_the_same_values(name: str, batch: str, how: dict[str, Any]) -> None:
     program = PROGRAMS[name]
-    got = cavs.run(program.function, program.params, cavs.schedule(BATCHES[batch], **how), batch_inputs(name, batch))
+    got = call(cavs.run, program.function, program.params, cavs.schedule(BATCHES[batch], **how), batch_inputs(name, batch))
     assert_close(got, truth(name, batch)[0], 1e-12)
 
 
@@ -50,8 +56,8 @@ def test_an_empty_batch_gives_no_rows(name: str) -> None:
 
 def test_padded_inputs_give_padded_values() -> None:
     program, schedule, rows = PROGRAMS["named"], sched("binary"), BATCHES["binary"].num_vertices
-    padded = jax.tree.map(schedule.pad, batch_inputs("named", "binary"))
-    got = cavs.run(program.function, program.params, schedule, padded)
+    rows_padded = jax.tree.map(schedule.pad, batch_inputs("named", "binary"))
+    got = cavs.run(program.function, program.params, schedule, rows_padded)
     assert {x.shape[0] for x in jax.tree.leaves(got)} == {schedule.shape.vertices}
     assert_close(jax.tree.map(lambda x: x[:rows], got), truth("named", "binary")[0], 1e-12)
     assert not any(x[rows:].any() for x in jax.tree.leaves(got))
@@ -67,9 +73,10 @@ def test_kinds_may_be_ignored() -> None:
 def gradients(name: str, batch: str, schedule: cavs.Schedule, params: Any, inputs: Any) -> Any:
     """Gradients and pushes under jit from padded inputs, without padding."""
     rows = BATCHES[batch].num_vertices
-    (params, inputs), pushes = jitted(name)(params, schedule, jax.tree.map(schedule.pad, inputs), rows)
-    assert not any(np.any(x[rows:]) for x in jax.tree.leaves(inputs) if x.dtype != jax.dtypes.float0)
-    return (params, jax.tree.map(lambda x: x[:rows], inputs)), jax.tree.map(lambda x: x[:rows], pushes)
+    (params, inputs), pushes = jitted(name)(params, schedule, padded(schedule, inputs), rows)
+    inputs, padding = divided(schedule, inputs)
+    assert not any(np.any(x) for x in jax.tree.leaves(padding) if x.dtype != jax.dtypes.float0)
+    return (params, inputs), jax.tree.map(lambda x: x[:rows], pushes)
 
 
 @pytest.mark.parametrize(("name", "batch"), CASES)
@@ -91,7 +98,9 @@ def test_gradients_in_float32(name: str, batch: str) -> None:
 
 
 @pytest.mark.parametrize("how", [{"policy": "serial"}, {"exact": True}])
-@pytest.mark.parametrize(("name", "batch"), [("BinaryTreeLSTM", "binary"), ("no inputs", "very wide")])
+@pytest.mark.parametrize(
+    ("name", "batch"), [("BinaryTreeLSTM", "binary"), ("no inputs", "very wide"), ("edge messages", "three kinds")]
+)
 def test_every_way_to_schedule_gives_the_same_gradients(name: str, batch: str, how: dict[str, Any]) -> None:
     schedule = cavs.schedule(BATCHES[batch], **how)
     grads, _ = gradients(name, batch, schedule, PROGRAMS[name].params, batch_inputs(name, batch))

@@ -1,7 +1,7 @@
 """The per-vertex loop as the reference: values and gradients of a case by `cavs.interpret`, and their comparison."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,44 @@ from tests.odd_graphs import BATCHES
 from tests.programs import PROGRAMS
 
 
+class WithEdges(NamedTuple):
+    """The inputs of a program that reads edges, and the edges."""
+
+    rows: Any
+    edges: Any
+
+
 @functools.cache
 def batch_inputs(name: str, batch: str) -> Any:
-    """Returns the inputs of a case, exactly one row per vertex."""
-    return PROGRAMS[name].inputs(BATCHES[batch].num_vertices)
+    """Returns the inputs of a case, exactly one row per vertex; `WithEdges` if the program reads edges."""
+    program, graphs = PROGRAMS[name], BATCHES[batch]
+    rows = program.inputs(graphs.num_vertices)
+    return rows if program.edges is None else WithEdges(rows, program.edges_of(graphs.num_edges))
+
+
+def call(run: Any, function: Any, params: Any, batch: Any, inputs: Any) -> Any:
+    """`run` (or `interpret`) with inputs as `batch_inputs` returns them."""
+    if isinstance(inputs, WithEdges):
+        return run(function, params, batch, inputs.rows, edges=inputs.edges)
+    return run(function, params, batch, inputs)
+
+
+def padded(schedule: cavs.Schedule, inputs: Any, fill: Any = lambda x: 0) -> Any:
+    """Pads the rows of `batch_inputs`, with `fill` of each leaf."""
+    if isinstance(inputs, WithEdges):
+        edges = jax.tree.map(lambda x: schedule.pad_edges(x, fill(x)), inputs.edges)
+        return WithEdges(padded(schedule, inputs.rows, fill), edges)
+    return jax.tree.map(lambda x: schedule.pad(x, fill(x)), inputs)
+
+
+def divided(schedule: cavs.Schedule, inputs: Any) -> tuple[Any, Any]:
+    """What `padded` returned, as real rows and padding."""
+    if isinstance(inputs, WithEdges):
+        (rows, rest), count = divided(schedule, inputs.rows), schedule.num_edges
+        edges = (jax.tree.map(lambda x, s=s: x[s], inputs.edges) for s in (slice(count), slice(count, None)))
+        return tuple(WithEdges(*both) for both in zip((rows, rest), edges, strict=True))
+    count = int(schedule.num_vertices)
+    return jax.tree.map(lambda x: x[:count], inputs), jax.tree.map(lambda x: x[count:], inputs)
 
 
 @functools.cache
@@ -63,7 +97,7 @@ def truth(name: str, batch: str) -> tuple[Any, Any]:
     params, inputs = jax.tree.map(jnp.asarray, (program.params, batch_inputs(name, batch)))
 
     def loop(params: Any, inputs: Any) -> Any:
-        return cavs.interpret(program.function, params, graphs, inputs)
+        return call(cavs.interpret, program.function, params, graphs, inputs)
 
     grads, pushes = gradients(loop, params, inputs, graphs.num_vertices)
     return pushes, grads
@@ -75,7 +109,7 @@ def jitted(name: str) -> Any:
     function = PROGRAMS[name].function
 
     def f(params: Any, sched: cavs.Schedule, inputs: Any, rows: int) -> Any:
-        return gradients(lambda p, x: cavs.run(function, p, sched, x), params, inputs, rows)
+        return gradients(lambda p, x: call(cavs.run, function, p, sched, x), params, inputs, rows)
 
     return jax.jit(f, static_argnums=3)
 

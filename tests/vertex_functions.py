@@ -53,6 +53,34 @@ def own_values(params: Any, v: cavs.Vertex) -> None:
     v.push(h * eager.sum() + v.gather_all(lambda s: (eager.sum(), 2 * eager), reduce="softmax"))
 
 
+def edge_messages(params: Any, v: cavs.Vertex) -> None:
+    """Messages with a type and a vector of the edge; children by number beside them; means that read edges alone."""
+    x = v.pull() @ params["w"]
+
+    def message(h: Any, edge: Any) -> Any:
+        return jnp.tanh(h @ params["u"] + edge["x"] @ params["e"] + x) * params["types"][edge["type"]]
+
+    own = v.gather_all(lambda h, edge: jnp.tanh(edge["x"] @ params["e"]) / (1 + x * x), reduce="mean", edges=True)
+    h = jnp.tanh(v.gather_all(message, edges=True) + own + v.gather(0) - v.gather(1) + x)
+    v.scatter(h)
+    v.push({"h": h, "top": v.gather_all(lambda h, edge: h * edge["x"][0], reduce="max", edges=True)})
+
+
+def edge_attention(params: Any, v: cavs.Vertex) -> None:
+    """Scores of edges; an eager value of edges that push and state read; all pairs of edges of a vertex."""
+    x = v.pull() @ params["w"]
+
+    def scored(h: Any, edge: Any) -> Any:
+        return h @ x + edge["x"] @ params["q"], jax.nn.sigmoid(edge["x"] @ params["e"]) * h
+
+    def pair(h: Any, edge: Any) -> Any:
+        return v.gather_all(lambda other, also: jnp.tanh(other * also["w"] - h * edge["w"]), reduce="mean", edges=True)
+
+    h = jnp.tanh(v.gather_all(scored, reduce="softmax", edges=True) @ params["u"] + v.gather_all(pair, edges=True) + x)
+    v.scatter(h)
+    v.push(h * v.gather_all(lambda h, edge: jax.nn.sigmoid(edge["x"] @ params["e"]) * h * edge["w"], edges=True))
+
+
 def children_counted(params: Any, v: cavs.Vertex) -> None:
     """Reductions that read no child: of parameters and constants, once a child."""
     count = v.gather_all(lambda s: 1.0)

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._debug.interpret import compiled, loop, place_of
+from cavs._debug.differences import Difference, Differences
+from cavs._debug.interpret import compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction
@@ -20,47 +21,11 @@ from cavs._run.run import run
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import schedule
 
-Run: TypeAlias = Callable[[PyTree, PyTree], PyTree]  # (params, inputs) -> pushes
+Run: TypeAlias = Callable[[PyTree, PyTree, PyTree], PyTree]  # (params, inputs, edges) -> pushes
 
 # The default tolerance for the coarsest floating dtype among parameters, inputs and states.
 _TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-4, "complex64": 1e-4}
 _COARSE = 0.05  # bfloat16, float16 and coarser dtypes
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """A symbol for which a run and the interpreter differ, at the first vertex where they do.
-
-    Attributes:
-        symbol: the symbol: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...
-        row: the flat row of the vertex; `None` for a gradient of params, which has no vertex.
-        graph: the graph of the vertex, or `None`.
-        vertex: the vertex within its graph, or `None`.
-        level: the height of the vertex, or `None`.
-        got: the value of the run.
-        expected: the value of the interpreter.
-        error: their largest absolute difference.
-        vertices: the number of vertices at which the symbol differs.
-    """
-
-    symbol: str
-    row: int | None
-    graph: int | None
-    vertex: int | None
-    level: int | None
-    got: np.ndarray
-    expected: np.ndarray
-    error: float
-    vertices: int
-
-    def __str__(self) -> str:
-        index = np.unravel_index(int(np.argmax(_distance(self.got, self.expected))), self.got.shape)
-        entry = f" (entry {list(map(int, index))})" if index else ""
-        values = f"run has {self.got[index]:.9g}, interpret has {self.expected[index]:.9g}{entry}"
-        if self.row is None:
-            return f"{self.symbol}: {values}"
-        at = f"vertex {self.vertex} of graph {self.graph} (row {self.row}, level {self.level})"
-        return f"{self.symbol} at {at}: {values}; differs at {self.vertices} vertices"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +58,7 @@ def compare(
     graphs: Graphs,
     inputs: PyTree = None,
     *,
+    edges: PyTree = None,
     engine: str | None = None,
     sched: Schedule | None = None,
     gradients: bool = True,
@@ -114,6 +80,7 @@ def compare(
         params: as for [`cavs.interpret`][].
         graphs: as for [`cavs.interpret`][].
         inputs: as for [`cavs.interpret`][].
+        edges: as for [`cavs.interpret`][].
         engine: the engine of the run; `None` for the default of [`cavs.run`][].
         sched: the schedule of the run; `None` for `cavs.schedule(graphs)`.
         gradients: whether to compare gradients, too.
@@ -129,30 +96,33 @@ def compare(
         ValueError: as `run` and `interpret`.
     """
     params, inputs = as_arrays(params, "compare: params"), as_arrays(inputs, "compare: inputs")
+    edges = as_arrays(edges, "compare: edges")
     sched = schedule(graphs) if sched is None else sched
     if not graphs.num_vertices:
         return Comparison((), "no vertices")
     probe, deltas = probed(F, params, inputs, graphs.num_vertices)
 
     def batched(function: VertexFunction) -> Run:
-        return lambda p, x: jax.tree.map(
-            lambda y: y[: graphs.num_vertices], run(function, p, sched, padded_rows(x, sched), engine=engine)
-        )
+        def batch(p: PyTree, x: PyTree, e: PyTree) -> PyTree:
+            pushes = run(function, p, sched, padded_rows(x, sched), edges=e, engine=engine)
+            return jax.tree.map(lambda y: y[: graphs.num_vertices], pushes)
+
+        return batch
 
     call = compiled(probe, graphs)
 
-    def looped(p: PyTree, x: PyTree) -> PyTree:
-        return loop(probe, p, graphs, x, call)
+    def looped(p: PyTree, x: PyTree, e: PyTree) -> PyTree:
+        return loop(probe, p, graphs, x, e, call)
 
     both = {"inputs": inputs, "delta": deltas}
     how = _values_and_gradients if gradients else _values
-    plain, plain_grads = how(batched(F), params, inputs, lambda pushes: pushes)
-    got, got_grads = how(batched(probe), params, both, lambda pushes: pushes["push"])
-    want, want_grads = how(looped, params, both, lambda pushes: pushes["push"])
+    plain, plain_grads = how(batched(F), params, inputs, edges, lambda pushes: pushes)
+    got, got_grads = how(batched(probe), params, both, edges, lambda pushes: pushes["push"])
+    want, want_grads = how(looped, params, both, edges, lambda pushes: pushes["push"])
 
     if tolerance is None:
         tolerance = _default_tolerance(F, params, inputs)
-    found, later = _Differences(graphs, tolerance), _Differences(graphs, tolerance)
+    found, later = Differences(graphs, tolerance), Differences(graphs, tolerance)
     for name, got_values, want_values in (("state", got["state"], want["state"]), ("push", plain, want["push"])):
         found.per_vertex(name, got_values, want_values, sign=1)
     found.sort(sign=1)
@@ -162,6 +132,7 @@ def compare(
         for i in got_grads[1]["delta"]:
             later.per_vertex(f"gradient of state{names[i]}", got_grads[1]["delta"][i], want_grads[1]["delta"][i], sign=-1)
         later.per_vertex("gradient of inputs", plain_grads[1], want_grads[1]["inputs"], sign=-1)
+        later.per_edge("gradient of edges", plain_grads[2], want_grads[2])
         later.sort(sign=-1)
         later.whole("gradient of params", plain_grads[0], want_grads[0])
     worst, what = max(found.worst, later.worst), "states, pushes and gradients" if gradients else "states and pushes"
@@ -196,6 +167,7 @@ def _probe(F: VertexFunction, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Vertex
             inner = copy.copy(v)
             inner._inputs, inner.pushed = v._inputs["inputs"], {}
             fn(params, inner)
+            v._reads_edges = inner._reads_edges
             if inner.scattered is None:
                 return
             deltas = v._inputs["delta"]
@@ -216,17 +188,19 @@ def padded_rows(inputs: PyTree, sched: Schedule) -> PyTree:
     return jax.tree.map(lambda x: pad_rows(x, sched.shape.vertices), inputs)
 
 
-def _values(fn: Run, params: PyTree, inputs: PyTree, pushes_of: Callable[[PyTree], PyTree]) -> tuple[PyTree, PyTree]:
-    return fn(params, inputs), None
+def _values(
+    fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, pushes_of: Callable[[PyTree], PyTree]
+) -> tuple[PyTree, PyTree]:
+    return fn(params, inputs, edges), None
 
 
 def _values_and_gradients(
-    fn: Run, params: PyTree, inputs: PyTree, pushes_of: Callable[[PyTree], PyTree]
+    fn: Run, params: PyTree, inputs: PyTree, edges: PyTree, pushes_of: Callable[[PyTree], PyTree]
 ) -> tuple[PyTree, PyTree]:
-    """The pushes, and the gradients of their weighted sum with respect to (params, inputs); float0 for integers."""
+    """The pushes, and the gradients of their weighted sum with respect to (params, inputs, edges); float0 for integers."""
 
-    def scalar(params: PyTree, inputs: PyTree) -> tuple[jax.Array, PyTree]:
-        out = fn(params, inputs)
+    def scalar(params: PyTree, inputs: PyTree, edges: PyTree) -> tuple[jax.Array, PyTree]:
+        out = fn(params, inputs, edges)
         total = jnp.zeros(())
         for x in jax.tree.leaves(pushes_of(out)):
             if jnp.issubdtype(x.dtype, jnp.inexact):
@@ -234,64 +208,5 @@ def _values_and_gradients(
                 total = total + (jnp.real(x) * weights.astype(np.float32)).sum()
         return total, out
 
-    grads, out = jax.grad(scalar, argnums=(0, 1), has_aux=True, allow_int=True)(params, inputs)
+    grads, out = jax.grad(scalar, argnums=(0, 1, 2), has_aux=True, allow_int=True)(params, inputs, edges)
     return out, grads
-
-
-class _Differences:
-    """Collects the first vertex at which each symbol of two results differs."""
-
-    def __init__(self, graphs: Graphs, tolerance: float):
-        self.graphs, self.tolerance, self.worst = graphs, tolerance, 0.0
-        self.all: list[Difference] = []
-
-    def per_vertex(self, name: str, got: PyTree, want: PyTree, sign: int) -> None:
-        """Compares leaves with one row per vertex. The first vertex has the lowest level (`sign` 1) or the highest (-1)."""
-        for path, a, b in _leaves(got, want):
-            bad, error = self._wrong(a, b)
-            if bad.any():
-                rows = np.flatnonzero(bad)
-                row = int(rows[np.argmin(sign * self.graphs.height[rows])])
-                where = (row, *place_of(self.graphs, row), int(self.graphs.height[row]))
-                self.all.append(Difference(f"{name}{path}", *where, a[row], b[row], float(error[row]), len(rows)))
-
-    def whole(self, name: str, got: PyTree, want: PyTree) -> None:
-        """Compares leaves without a vertex axis."""
-        for path, a, b in _leaves(got, want):
-            bad, error = self._wrong(a[None], b[None])
-            if bad.any():
-                self.all.append(Difference(f"{name}{path}", None, None, None, None, a, b, float(error[0]), 0))
-
-    def sort(self, sign: int) -> None:
-        """Sorts the differences by level and row. Differences at one vertex keep their order."""
-        self.all.sort(key=lambda d: (sign * (d.level or 0), d.row))
-
-    def _wrong(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        error = _distance(a, b).reshape(len(a), -1).max(1, initial=0)
-        size = np.where(np.isfinite(b), np.abs(b), 0) if b.dtype != bool else np.zeros(b.shape)
-        size = np.maximum(size.reshape(len(b), -1).max(1, initial=0), 1)
-        exact = not jnp.issubdtype(b.dtype, jnp.inexact)
-        self.worst = max(self.worst, float(error.max(initial=0)))
-        return error > (0 if exact else self.tolerance * size), error
-
-
-def _leaves(got: PyTree, want: PyTree) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    paths = jax.tree_util.tree_flatten_with_path(want)[0]
-    pairs = zip(paths, jax.tree.leaves(got), strict=True)
-    skipped = (jax.dtypes.float0, jax.dtypes.extended)
-    return [
-        (jax.tree_util.keystr(path), np.asarray(a), np.asarray(b))
-        for (path, b), a in pairs
-        if not any(b.dtype == d or jax.dtypes.issubdtype(b.dtype, d) for d in skipped)
-    ]
-
-
-def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """|a - b|. The distance of NaN or an infinity to itself is 0, and to any other value infinite."""
-    if a.dtype == bool or not jnp.issubdtype(a.dtype, jnp.inexact):
-        return np.abs(a.astype(np.int64) - b.astype(np.int64)).astype(np.float64)
-    wide = np.complex128 if np.iscomplexobj(a) else np.float64
-    a, b = a.astype(wide), b.astype(wide)
-    with np.errstate(invalid="ignore"):
-        distance = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-    return np.where(np.isnan(distance), np.inf, distance)

@@ -1,5 +1,6 @@
 """`find_nan`: finds the vertex, the equation and the line that produced the first NaN, forward or in the gradient."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._debug.compare import padded_rows, probed
-from cavs._debug.interpret import at_vertex, children_of, kind_of, place_of
+from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of, place_of
 from cavs._debug.nan_report import NanReport
 from cavs._function.arrays import as_arrays
 from cavs._function.equations import bind
@@ -31,6 +32,7 @@ def find_nan(
     graphs: Graphs,
     inputs: PyTree = None,
     *,
+    edges: PyTree = None,
     loss: Callable[[PyTree], jax.Array] | None = None,
     infinities: bool = False,
 ) -> NanReport | None:
@@ -50,6 +52,7 @@ def find_nan(
         params: as for [`cavs.interpret`][].
         graphs: as for [`cavs.interpret`][].
         inputs: as for [`cavs.interpret`][].
+        edges: as for [`cavs.interpret`][].
         loss: a function from the pushes (V, ...) to a scalar, whose gradient is searched; `None` for the sum of all float
             pushes.
         infinities: whether to search for infinite values, too.
@@ -62,22 +65,25 @@ def find_nan(
         ValueError: as [`cavs.run`][].
     """
     params, inputs = as_arrays(params, "find_nan: params"), as_arrays(inputs, "find_nan: inputs")
-    search = _Search(F, params, graphs, inputs, infinities)
-    for where, tree in (("params", params), ("inputs", inputs)):
+    edges = as_arrays(edges, "find_nan: edges")
+    search = _Search(F, params, graphs, inputs, edges, infinities)
+    owner = np.arange(graphs.num_vertices).repeat(np.diff(graphs.child_offsets))
+    of = {"inputs": np.arange(graphs.num_vertices), "edges": owner}  # the vertex of each row
+    for where, tree in (("params", params), ("inputs", inputs), ("edges", edges)):
         for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
             if search.bad(x):
-                rows = np.flatnonzero(search.bad_rows(x)) if where == "inputs" else [None]
-                return search.report(where, where + jax.tree_util.keystr(path), rows[0])
+                row = of[where][search.bad_rows(x)][0] if where in of else None
+                return search.report(where, where + jax.tree_util.keystr(path), row)
     if not graphs.num_vertices:
         return None
 
     probe, deltas = probed(F, params, inputs, graphs.num_vertices)
     sched, both = schedule(graphs), {"inputs": inputs, "delta": deltas}
 
-    def batched(p: PyTree, x: PyTree) -> PyTree:
-        return jax.tree.map(lambda y: y[: graphs.num_vertices], run(probe, p, sched, padded_rows(x, sched)))
+    def batched(p: PyTree, x: PyTree, e: PyTree) -> PyTree:
+        return jax.tree.map(lambda y: y[: graphs.num_vertices], run(probe, p, sched, padded_rows(x, sched), edges=e))
 
-    pushes, vjp = jax.vjp(batched, params, both)
+    pushes, vjp = jax.vjp(batched, params, both, edges)
     found = search.forward(pushes)
     if found is not None:
         return found
@@ -87,15 +93,15 @@ def find_nan(
             row = int(np.argmax(search.bad_rows(ct)))
             return search.report("loss", f"gradient of push{jax.tree_util.keystr(path)}", row)
     zeros = jax.tree.map(_zero, pushes["state"])
-    ct_params, ct_inputs = vjp({"state": zeros, "push": cotangents})
-    return search.backward(pushes["state"], cotangents, ct_params, ct_inputs)
+    return search.backward(pushes["state"], cotangents, *vjp({"state": zeros, "push": cotangents}))
 
 
 class _Search:
     """A search for NaN (or infinities) in the values of a run."""
 
-    def __init__(self, F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, infinities: bool):
-        self.F, self.params, self.graphs, self.inputs, self.infinities = F, params, graphs, inputs, infinities
+    def __init__(self, F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edges: PyTree, infinities: bool):
+        self.F, self.params, self.graphs, self.infinities = F, params, graphs, infinities
+        self.inputs, self.edges = inputs, edges
         self._vjps: dict[tuple[str | None, int], AtVertex] = {}
 
     def bad(self, x: Value) -> bool:
@@ -134,18 +140,20 @@ class _Search:
         equation, source = self.culprit(self.at(row), (self.params, *self.around(row, pushes["state"])), number)
         return self.report("forward", symbol, row, equation, source)
 
-    def backward(self, states: PyTree, push_cts: PyTree, ct_params: PyTree, ct_inputs: PyTree) -> NanReport | None:
+    def backward(
+        self, states: PyTree, push_cts: PyTree, ct_params: PyTree, ct_inputs: PyTree, ct_edges: PyTree
+    ) -> NanReport | None:
         """Reports the first vertex, from the roots down, that turns cotangents without a NaN into cotangents with one."""
         push_cts = jax.tree.map(_without_float0, push_cts)
         state_cts: list[jax.Array] = [jnp.zeros_like(x) for x in jax.tree.leaves(states)]
         for i, ct in ct_inputs["delta"].items():
             state_cts[int(i)] = ct
-        if not any(self.bad(ct) for ct in jax.tree.leaves((ct_params, ct_inputs))):
+        if not any(self.bad(ct) for ct in jax.tree.leaves((ct_params, ct_inputs, ct_edges))):
             return None
         tainted = np.zeros(self.graphs.num_vertices, bool)
         for ct in (*state_cts, *jax.tree.leaves(push_cts)):
             tainted |= self.bad_rows(ct)
-        names = ("params", "inputs", "child states")
+        names = ("params", "inputs", "edges", "child states")
         state_tree = jax.tree.structure(states)
         for row in np.argsort(-self.graphs.height, kind="stable"):
             if tainted[row]:
@@ -160,13 +168,13 @@ class _Search:
         return self.report("gradient", "a sum over vertices of gradients without a NaN")
 
     def at(self, row: int) -> AtVertex:
-        """F at a vertex, as a function of params, its row of the inputs, and the states of its children."""
-        return lambda params, inputs, children: at_vertex(self.F, self.graphs, row, params, inputs, children)
+        """F at a vertex, as a function of params, its row of the inputs, and the edges to and the states of its children."""
+        return functools.partial(at_vertex, self.F, self.graphs, row)
 
-    def around(self, row: int, states: PyTree) -> tuple[PyTree, list[PyTree]]:
-        """The vertex's row of the inputs, and the states of its children."""
+    def around(self, row: int, states: PyTree) -> tuple[PyTree, PyTree, list[PyTree]]:
+        """The vertex's row of the inputs, the rows of the edges to its children, and their states."""
         children = [jax.tree.map(lambda x, c=c: x[c], states) for c in children_of(self.graphs, row)]
-        return jax.tree.map(lambda x: x[row], self.inputs), children
+        return jax.tree.map(lambda x: x[row], self.inputs), edges_of(self.graphs, row, self.edges), children
 
     def transposed(self, row: int) -> AtVertex:
         """The transpose of F at a vertex: (arguments, cotangents) -> cotangents of the arguments."""

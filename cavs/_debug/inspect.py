@@ -79,6 +79,8 @@ def graphs_facts(graphs: Graphs) -> Iterator[tuple[str, str]]:
             yield name, _histogram(ids, names) if ids.dtype == np.int32 and ids.ndim == 1 else _range(ids)
     if graphs.graph_label is not None:
         yield "labels of graphs", _range(graphs.graph_label)
+    if graphs.edge_attr is not None:
+        yield "values of edges", _range(graphs.edge_attr)
     if graphs.input_id is not None:
         reading = graphs.input_id >= 0
         words = f", {len(graphs.vocab):,} words in the vocabulary" if graphs.vocab is not None else ""

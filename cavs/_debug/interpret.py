@@ -9,46 +9,53 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._function.arrays import as_arrays
-from cavs._function.gather_all import score_and_value
+from cavs._function.gather_all import check_edges, score_and_value
 from cavs._function.stored import from_stored, stored_aval
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.plans import plan_of
 
-# (row, params, row of the inputs, states of the children) -> (state, pushes)
-Call: TypeAlias = Callable[[int, PyTree, PyTree, list[PyTree]], tuple[PyTree, PyTree]]
+# (row, params, row of the inputs, rows of the edges to the children, states of the children) -> (state, pushes)
+Call: TypeAlias = Callable[[int, PyTree, PyTree, PyTree, list[PyTree]], tuple[PyTree, PyTree]]
 
 
 class _PlainVertex(Vertex):
     """The handle of one vertex: gathered values are concrete arrays, nothing is traced or batched."""
 
-    def __init__(self, function: VertexFunction, avals: list[jax.ShapeDtypeStruct], inputs: PyTree, children: list[PyTree]):
+    def __init__(
+        self, function: VertexFunction, avals: list[jax.ShapeDtypeStruct], inputs: PyTree, edges: PyTree, children: list[PyTree]
+    ):
         tree = function.state_tree
         stored = [jnp.zeros(a.shape, a.dtype) for a in map(stored_aval, avals)]
         zero = tree.unflatten(map(from_stored, stored, function.key_impls))
         slots = [children[k] if k < len(children) else zero for k in range(function.arity)]
-        super().__init__(function, avals, inputs, slots, np.int32(len(children)), stored, not children)
-        self._children = children
+        edge = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), edges)
+        super().__init__(function, avals, inputs, edge, slots, np.int32(len(children)), stored, not children)
+        self._children, self._rows = children, edges
 
     def has_child(self, k: int) -> np.bool_:
         super().has_child(k)
         return np.bool_(k < len(self._children))
 
-    def gather_all(self, fn: Callable[[PyTree], PyTree] = lambda state: state, reduce: str = "sum") -> PyTree:
+    def gather_all(self, fn: Callable[..., PyTree] = lambda state: state, reduce: str = "sum", edges: bool = False) -> PyTree:
         if not self._children:
-            return super().gather_all(fn, reduce)
-        outs = [fn(child) for child in self._children]
+            return super().gather_all(fn, reduce, edges)
+        if edges:
+            check_edges(fn, self._edges)
+            outs = [fn(child, jax.tree.map(lambda x, k=k: x[k], self._rows)) for k, child in enumerate(self._children)]
+        else:
+            outs = [fn(child) for child in self._children]
         if reduce == "softmax":
             scores = jax.nn.softmax(_stack([score_and_value(o)[0] for o in outs]))
             return jax.tree.map(lambda *xs: jnp.tensordot(scores, _stack(xs), 1), *[o[1] for o in outs])
         how = {"sum": lambda x, axis: x.sum(axis, jnp.int32 if x.dtype == bool else x.dtype), "mean": jnp.mean, "max": jnp.max}
         if reduce not in how:
-            return super().gather_all(fn, reduce)
+            return super().gather_all(fn, reduce, edges)
         return jax.tree.map(lambda *xs: how[reduce](_stack(xs), axis=0), *outs)
 
 
-def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree = None) -> PyTree:
+def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree = None, *, edges: PyTree = None) -> PyTree:
     """Computes what [`cavs.run`][] computes, one vertex at a time in plain Python, children before parents.
 
     Values are concrete arrays: `print`, `breakpoint()` and `assert` work inside F. An error in F has a note that names the
@@ -59,28 +66,27 @@ def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree 
         params: any pytree of arrays.
         graphs: the graphs; `graphs[7]` selects one.
         inputs: a pytree of arrays (V, ...) with exactly one row per vertex, or `None`.
+        edges: a pytree of arrays (E, ...) with exactly one row per edge, in the order of `graphs.children`, or `None`.
 
     Returns:
         The pushes, a pytree of arrays (V, ...) in the order of the graphs' vertices.
 
     Raises:
-        TypeError: a leaf of `params` or `inputs` is not an array.
-        ValueError: `inputs` has another number of rows, the graphs lack kinds, or F scatters or pushes nothing at a vertex.
+        TypeError: a leaf of `params`, `inputs` or `edges` is not an array.
+        ValueError: `inputs` or `edges` has another number of rows, the graphs lack kinds, or F scatters or pushes nothing at a
+            vertex.
     """
-    return loop(F, params, graphs, inputs, functools.partial(at_vertex, F, graphs))
+    return loop(F, params, graphs, inputs, edges, functools.partial(at_vertex, F, graphs))
 
 
-def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, call: Call) -> PyTree:
+def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edges: PyTree, call: Call) -> PyTree:
     """Implements `interpret`; `call` evaluates one vertex."""
-    params, inputs = as_arrays(params, "interpret: params"), as_arrays(inputs, "interpret: inputs")
-    leaves = jax.tree.leaves(inputs)
-    if any(jnp.shape(x)[:1] != (graphs.num_vertices,) for x in leaves):
-        raise ValueError(
-            f"interpret: inputs: got leaves of shapes {[jnp.shape(x) for x in leaves]}; expected a first axis of "
-            f"{graphs.num_vertices}, one row per vertex."
-        )
+    params = as_arrays(params, "interpret: params")
+    inputs = _checked_rows("inputs", inputs, graphs.num_vertices, "vertex")
+    edges = _checked_rows("edges", edges, graphs.num_edges, "edge")
     if not graphs.num_vertices:
-        plan = plan_of(F, *jax.eval_shape(lambda: (params, jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), inputs))))
+        row, edge = (jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows) for rows in (inputs, edges))
+        plan = plan_of(F, jax.eval_shape(lambda: params), row, edges=edge)
         pushes = [jnp.zeros((0, *a.shape), a.dtype) for a in plan.push_avals]
         return plan.push_tree.unflatten(map(from_stored, pushes, plan.push_impls))
     states: list[PyTree] = [None] * graphs.num_vertices
@@ -89,7 +95,9 @@ def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, call
         number = jnp.asarray(r)
         mine = jax.tree.map(lambda x, i=number: x[i], inputs)
         try:
-            states[r], pushed[r] = call(r, params, mine, [states[c] for c in children_of(graphs, r)])
+            states[r], pushed[r] = call(
+                r, params, mine, edges_of(graphs, r, edges), [states[c] for c in children_of(graphs, r)]
+            )
         except Exception as error:
             graph, vertex = place_of(graphs, r)
             error.add_note(f"in F at vertex {vertex} of graph {graph} (row {r}, level {graphs.height[r]})")
@@ -98,10 +106,10 @@ def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, call
 
 
 def at_vertex(
-    F: VertexFunction, graphs: Graphs, row: int, params: PyTree, inputs: PyTree, children: list[PyTree]
+    F: VertexFunction, graphs: Graphs, row: int, params: PyTree, inputs: PyTree, edges: PyTree, children: list[PyTree]
 ) -> tuple[PyTree, PyTree]:
-    """(state, pushes) of the vertex in a flat row, from its row of the inputs and the states of its children."""
-    v = _PlainVertex(F, F.state_avals(params, inputs), inputs, children)
+    """(state, pushes) of the vertex in a flat row, from its row of the inputs, and the edges to and states of its children."""
+    v = _PlainVertex(F, F.state_avals(params, inputs), inputs, edges, children)
     F.fns[kind_of(F, graphs, row)](params, v)
     if v.scattered is None or not v.pushed:
         what = "scatter" if v.scattered is None else "push"
@@ -113,11 +121,11 @@ def compiled(F: VertexFunction, graphs: Graphs) -> Call:
     """`at_vertex`, compiled once per kind and number of children: faster for many vertices, but `print` has no values."""
     cache: dict[tuple[str | None, int], Callable[..., tuple[PyTree, PyTree]]] = {}
 
-    def call(row: int, params: PyTree, inputs: PyTree, children: list[PyTree]) -> tuple[PyTree, PyTree]:
+    def call(row: int, params: PyTree, inputs: PyTree, edges: PyTree, children: list[PyTree]) -> tuple[PyTree, PyTree]:
         key = (kind_of(F, graphs, row), len(children))
         if key not in cache:
             cache[key] = jax.jit(functools.partial(at_vertex, F, graphs, row))
-        return cache[key](params, inputs, children)
+        return cache[key](params, inputs, edges, children)
 
     return call
 
@@ -139,10 +147,26 @@ def children_of(graphs: Graphs, row: int) -> np.ndarray:
     return graphs.children[graphs.child_offsets[row] : graphs.child_offsets[row + 1]] + base
 
 
+def edges_of(graphs: Graphs, row: int, edges: PyTree) -> PyTree:
+    """The rows of the edges from a vertex to its children."""
+    index = jnp.arange(graphs.child_offsets[row], graphs.child_offsets[row + 1])
+    return jax.tree.map(lambda x: x[index], edges)
+
+
 def place_of(graphs: Graphs, row: int) -> tuple[int, int]:
     """(graph, vertex within it) of a flat row."""
     graph = int(np.searchsorted(graphs.vertex_offsets, row, side="right")) - 1
     return graph, int(row - graphs.vertex_offsets[graph])
+
+
+def _checked_rows(name: str, rows: PyTree, count: int, what: str) -> PyTree:
+    rows = as_arrays(rows, f"interpret: {name}")
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(rows)]
+    if any(shape[:1] != (count,) for shape in shapes):
+        raise ValueError(
+            f"interpret: {name}: got leaves of shapes {shapes}; expected a first axis of {count}, one row per {what}."
+        )
+    return rows
 
 
 def _stack(values: Sequence[Any]) -> jax.Array:

@@ -8,7 +8,7 @@ class NanReport:
     """The origin of a NaN, as [`cavs.debug.find_nan`][] found it. `print` shows it.
 
     Attributes:
-        where: "params" or "inputs" if it was there before F ran, "forward", "loss" if the user's loss produced it, or
+        where: "params", "inputs" or "edges" if it was there before F ran, "forward", "loss" if the user's loss produced it, or
             "gradient".
         symbol: the array that contains it: `"state['h']"`, `"push"`, `"gradient of params['w']"`, ...
         row: the flat row of the vertex, or `None`.

@@ -62,6 +62,7 @@ class Cotangents(NamedTuple):
         extras: For each kind, of the values that the lazy part reads; empty if pushes are states.
         statics: For each kind, of the static values so far, by their index.
         inputs: Of the inputs so far.
+        edges: Of the edges so far.
     """
 
     states: dict[int, jax.Array]
@@ -70,14 +71,16 @@ class Cotangents(NamedTuple):
     extras: list[list[Any]]
     statics: list[dict[int, jax.Array]]
     inputs: list[Any]
+    edges: list[Any]
 
 
 class BackwardLevels(NamedTuple):
-    """The cotangents after the backward's levels: of states (at the leaves), of static values, and of the inputs."""
+    """The cotangents after the backward's levels: of states (at the leaves), of static values, of the inputs, of the edges."""
 
     states: dict[int, jax.Array]
     statics: list[dict[int, jax.Array]]
     inputs: list[Any]
+    edges: list[Any]
 
 
 class Engine(Protocol):

@@ -31,7 +31,7 @@ from cavs._function.equations import is_float
 from cavs._function.evaluate import evaluate
 from cavs._function.jaxprs import Var
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import floats, merged, take_rows
+from cavs._stages.cotangents import floats, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of
 from cavs._stages.lazy import lazy_gradients
 from cavs._stages.saved import Saved
@@ -81,7 +81,7 @@ class Persistent:
         """Runs the backward's levels of each kind in one launch, or in two, and after it one lazy batch of all rows."""
         g, cuts, operands = backward_launches(self, batch, saved, cotangents)
         sched = batch.sched
-        static_cts, ct_inputs = list(cotangents.statics), cotangents.inputs
+        static_cts, ct_inputs, ct_edges = list(cotangents.statics), cotangents.inputs, cotangents.edges
         for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
             if not sched.shape.inner[k]:
                 continue
@@ -89,11 +89,12 @@ class Persistent:
                 view, memory = View(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
                 now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
                 static_cts[k] = merged(static_cts[k], now)
-            ct_static, ct_pulled = saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts[k]))
+            ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts[k]))
+            ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
             # One kind has children, so its rows follow one another.
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
             static_cts[k] = merged(static_cts[k], floats(ct_static))
-        return BackwardLevels(g, static_cts, ct_inputs)
+        return BackwardLevels(g, static_cts, ct_inputs, ct_edges)
 
 
 def launch(

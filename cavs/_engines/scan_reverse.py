@@ -25,7 +25,7 @@ from cavs._engines.scan_task import (
     with_reuse,
 )
 from cavs._function.domains import EDGE, ROW
-from cavs._function.jaxprs import Env
+from cavs._function.jaxprs import Env, Var, is_var
 from cavs._function.vertex import Optimizations
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, pull
@@ -42,12 +42,12 @@ from cavs._stages.cotangents import (
 )
 from cavs._stages.lazy import Mine, Some, lazy_gradients
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Index, View, Zeros, window
+from cavs._stages.tensors import Index, View, Zeros, window, write
 
 Bases: TypeAlias = list[tuple[Index, Index]]  # for each kind the row and the edge at which a window's tensors begin
 
 _RoundCarry: TypeAlias = tuple[jax.Array, tuple[StateCotangents, Cuts, Totals]]  # begins with the number of tasks that are left
-_WindowCarry: TypeAlias = tuple[jax.Array, StateCotangents, Totals, InputCotangents]
+_WindowCarry: TypeAlias = tuple[jax.Array, StateCotangents, Totals, InputCotangents, list[list[jax.Array]]]
 
 
 class _Loop(NamedTuple):
@@ -86,7 +86,7 @@ def backward_levels(batch: Batch, saved: Saved, cotangents: Cotangents) -> Backw
 def _whole_back(loop: _Loop, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
     """Runs all rounds as one window, then the lazy batch and the transpose of the eager part of all vertices at once."""
     sched, g, totals, ct_inputs = loop.sched, cotangents.states, cotangents.statics, cotangents.inputs
-    tasks = jnp.asarray(sched.num_tasks, jnp.int32)
+    tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
     bases: Bases = [(0, 0)] * len(loop.kinds)
     if loop.options.lazy:
         loop = loop._replace(kinds=[with_reuse(kind) for kind in loop.kinds])
@@ -101,25 +101,30 @@ def _whole_back(loop: _Loop, saved: Saved, cotangents: Cotangents) -> BackwardLe
             inside[v] = mask_rows(inside[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
         view = View(rows.pad, rows.size, rows.edge_pad, rows.edges)
         now = lazy_gradients(kind.part, rows, view, kind.memory, inside) if loop.options.lazy else {}
-        ct_static, ct_pulled = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], inside))
+        ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], inside))
         ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
+        ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
         totals[k] = merged(totals[k], merged(now, floats(ct_static)))
-    return BackwardLevels(g, totals, ct_inputs)
+    return BackwardLevels(g, totals, ct_inputs, ct_edges)
 
 
 def _windows_back(loop: _Loop, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
-    """Runs window after window, each followed by its lazy batch and the transpose of its rows of the eager part."""
+    """Runs window after window, each followed by its lazy batch and the transpose of its rows of the eager part.
+
+    An eager part that reads edges has sums over all edges of a vertex, so it is transposed at once after the last window.
+    """
     sched, shape, totals, ct_inputs = loop.sched, loop.sched.shape, cotangents.statics, cotangents.inputs
     tasks = jnp.asarray(sched.num_tasks, jnp.int32)
     # The pushes' cotangents of the eager part, in one batch of all vertices; the windows add those of the levels.
     for kind in loop.kinds:
-        k, rows = kind.number, kind.rows
-        ct_static, ct_pulled = saved.eager[k](cotangents.eager[k])
+        k, rows, ct_static = kind.number, kind.rows, []
+        if not kind.part.eager.reads_edges:
+            ct_static, ct_pulled, _ = saved.eager[k](cotangents.eager[k])
+            ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
         totals[k] = filled(merged(totals[k], floats(ct_static)), kind.memory.statics)
-        ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
 
     def window_back(i: jax.Array, carry: _WindowCarry) -> _WindowCarry:
-        tasks, g, totals, ct_inputs = carry
+        tasks, g, totals, ct_inputs, crossing = carry
         w = sched.num_windows - 1 - i
         first, last = sched.window_round[w], sched.window_round[w + 1]
         start, start_edge = sched.window_start[w], sched.window_edge[w]
@@ -127,18 +132,54 @@ def _windows_back(loop: _Loop, saved: Saved, cotangents: Cotangents) -> Backward
         base_edge = jnp.minimum(start_edge, np.subtract(shape.edges, shape.window_edges))
         bases: Bases = [(base[k], base_edge[k]) for k in range(len(loop.kinds))]
         tasks, g, cuts, totals = _rounds_back(loop, last, last - first, bases, tasks, g, totals)
-        totals = list(totals)
+        totals, crossing = list(totals), list(crossing)
         for kind, own in zip(loop.kinds, cuts, strict=True):
             k = kind.number
             own_rows = _own_rows(kind, sched, w, bases[k])
-            now, ct_pulled, vertex = _after_window(kind, sched, saved, own, bases[k], own_rows, loop.options.lazy)
-            ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, kind.rows.count - base[k], add=True)
-            totals[k] = merged(totals[k], now)
-        return tasks, g, totals, ct_inputs
+            inside = _inside(kind, sched, own, own_rows)
+            if loop.options.lazy:
+                now = lazy_gradients(kind.part, kind.rows, _view(kind, sched, bases[k]), kind.memory, inside, own_rows)
+                totals[k] = merged(totals[k], now)
+            if kind.part.eager.reads_edges:
+                crossing[k] = _with_window(kind, crossing[k], inside, bases[k])
+            else:
+                now, ct_pulled, vertex = _eager_of_window(kind, sched, saved, inside, bases[k])
+                ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, kind.rows.count - base[k], add=True)
+                totals[k] = merged(totals[k], now)
+        return tasks, g, totals, ct_inputs, crossing
 
-    carry = tasks, cotangents.states, totals, made(ct_inputs)
-    _, g, totals, ct_inputs = lax.fori_loop(0, sched.num_windows, window_back, carry)
-    return BackwardLevels(g, totals, ct_inputs)
+    carry = tasks, cotangents.states, totals, made(ct_inputs), [_no_crossing(kind, loop.zeros) for kind in loop.kinds]
+    _, g, totals, ct_inputs, crossing = lax.fori_loop(0, sched.num_windows, window_back, carry)
+    ct_edges = cotangents.edges
+    for kind, own in zip(loop.kinds, crossing, strict=True):
+        if kind.part.eager.reads_edges:
+            k, rows, cuts = kind.number, kind.rows, dict(zip(_collected(kind), own, strict=True))
+            ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], cuts))
+            ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
+            ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
+            totals[k] = merged(totals[k], floats(ct_static))
+    return BackwardLevels(g, totals, ct_inputs, ct_edges)
+
+
+def _collected(kind: Kind) -> list[Var]:
+    """Returns the cotangents of what crosses to the recurrent part, if the windows collect them, each once."""
+    cts = kind.part.reverse.ct_cross.values() if kind.part.eager.reads_edges else ()
+    return list(dict.fromkeys(v for v in cts if is_var(v)))
+
+
+def _no_crossing(kind: Kind, zeros: Zeros) -> list[jax.Array]:
+    """Returns zeros for what the windows collect."""
+    rows = kind.rows._replace(pad=0, edge_pad=0)
+    return [rows.tensor(zeros, v.aval, kind.level[v] == EDGE) for v in _collected(kind)]
+
+
+def _with_window(kind: Kind, crossing: list[jax.Array], inside: Env, base: tuple[Index, Index]) -> list[jax.Array]:
+    """Adds the cotangents of a window to those of all rows of the kind."""
+    out = []
+    for v, x in zip(_collected(kind), crossing, strict=True):
+        at = base[1] if kind.level[v] == EDGE else base[0]
+        out.append(write(x, window(x, at, inside[v].shape[0]) + inside[v], at))
+    return out
 
 
 def _rounds_back(
@@ -186,31 +227,34 @@ def _own_rows(kind: Kind, sched: Schedule, w: jax.Array, base: tuple[Index, Inde
     return Mine(*own)
 
 
-def _after_window(
-    kind: Kind,
-    sched: Schedule,
-    saved: Saved,
-    cuts: Env,
-    base: tuple[Index, Index],
-    own_rows: Mine,
-    lazy: bool,
+def _inside(kind: Kind, sched: Schedule, cuts: Env, own_rows: Mine) -> Env:
+    """Returns the cut cotangents of one of several windows without slack, zero in rows that are not the window's."""
+    k, rows, shape = kind.number, kind.rows, sched.shape
+    size, edges = shape.window_rows[k], shape.window_edges[k]
+    mine = {ROW: own_rows.rows.which, EDGE: own_rows.edges.which}
+    part_of = {ROW: slice(rows.pad, rows.pad + size), EDGE: slice(rows.edge_pad, rows.edge_pad + edges)}
+    return {v: mask_rows(x[part_of[kind.level[v]]], mine[kind.level[v]]) for v, x in cuts.items()}
+
+
+def _view(kind: Kind, sched: Schedule, base: tuple[Index, Index]) -> View:
+    """Returns the rows and edges of one of several windows."""
+    k, rows, shape = kind.number, kind.rows, sched.shape
+    return View(rows.pad + base[0], shape.window_rows[k], rows.edge_pad + base[1], shape.window_edges[k])
+
+
+def _eager_of_window(
+    kind: Kind, sched: Schedule, saved: Saved, inside: Env, base: tuple[Index, Index]
 ) -> tuple[dict[int, jax.Array], list[Cotangent], jax.Array]:
-    """Runs the lazy batch and the transpose of the eager part for one of several windows.
+    """Runs the transpose of the eager part for one of several windows.
 
     Returns:
         The cotangents of static values, those of the pulled rows, and the vertices of these rows.
     """
-    k, part, rows, shape = kind.number, kind.part, kind.rows, sched.shape
-    size, edges = shape.window_rows[k], shape.window_edges[k]
-    mine = {ROW: own_rows.rows.which, EDGE: own_rows.edges.which}
-    part_of = {ROW: slice(rows.pad, rows.pad + size), EDGE: slice(rows.edge_pad, rows.edge_pad + edges)}
-    inside = {v: mask_rows(x[part_of[kind.level[v]]], mine[kind.level[v]]) for v, x in cuts.items()}
-    view = View(rows.pad + base[0], size, rows.edge_pad + base[1], edges)
-    totals = lazy_gradients(part, rows, view, kind.memory, inside, own_rows) if lazy else {}
+    k, part, rows, size = kind.number, kind.part, kind.rows, sched.shape.window_rows[kind.number]
     vertex = window(rows.vertex, base[0], size)
     fn = eager_function(part, window(rows.inner(rows.num_children), base[0], size))
-    values, vjp = jax.vjp(fn, saved.statics[k], pull(part, saved.inputs, vertex))
+    values, vjp = jax.vjp(lambda statics, pulled: fn(statics, pulled, []), saved.statics[k], pull(part, saved.inputs, vertex))
     cross = crossing_cts(part, inside)
     cts = [cross.get(v, zero_cotangent(x)) for v, x in zip(part.eager.outs, values, strict=True)]
     ct_static, ct_pulled = vjp(cts)
-    return merged(totals, floats(ct_static)), ct_pulled, vertex
+    return floats(ct_static), ct_pulled, vertex

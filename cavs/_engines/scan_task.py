@@ -54,7 +54,7 @@ def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list
 def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], saved: Saved, lazy: bool) -> Kind:
     """Collects what the tasks of a kind read."""
     memory = memory_of(part, rows, saved, number)
-    extra = [rows.padded_edges if level == EDGE else rows.padded for level in part.extra_domain]
+    domains = part.extra_domain
     results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts]
     eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
     return Kind(
@@ -62,7 +62,9 @@ def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], sa
         part=part,
         rows=rows,
         memory=memory,
-        extra_cts={i: extra[i](jnp.asarray(extra_cts[i])) for i in (part.reverse.extra_cts if extra_cts else ())},
+        extra_cts={
+            i: rows.padded_in(domains[i], jnp.asarray(extra_cts[i])) for i in (part.reverse.extra_cts if extra_cts else ())
+        },
         turned=turned_weights(part.joint.program.eqns, part.joint.domain, fixed(part, memory.statics)),
         eqns=eqns,
         wanted=reads(eqns, available),

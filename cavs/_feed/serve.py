@@ -25,7 +25,7 @@ from cavs._schedule.buckets import Options
 from cavs._schedule.shape import Shape
 
 UNDER_WAY = 3  # passes of one worker: one that is read, one that is created, one that waits
-ARRAYS = ("vertex_offsets", "child_offsets", "children", "height", "kind", "label", "input_id", "graph_label")
+ARRAYS = ("vertex_offsets", "child_offsets", "children", "height", "kind", "label", "input_id", "graph_label", "edge_attr")
 
 
 class Request(NamedTuple):

@@ -1,8 +1,9 @@
 """How `gather_all` is traced: over any number of children, and inside another `gather_all` over children that are padded.
 
-Here `fn` takes the leaves of one child's state, as they are stored (see `_function.stored`).
+Here `fn` takes the leaves of one child's state, as they are stored (see `_function.stored`), and those of the edge's row.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -28,7 +29,7 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
     Args:
         fn: the function that `gather_all` received.
         reduce: one of `REDUCERS`.
-        child: the leaves of the state of one child, which stands for all.
+        child: the leaves of the state of one child, which stands for all, and of the row of its edge, if `fn` reads it.
         count: the number of children.
         call: the number of this call of `gather_all` in F.
 
@@ -53,8 +54,32 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
     return jax.tree.map(reduced, out)
 
 
+def check_edges(fn: Callable[..., PyTree], edges: PyTree) -> None:
+    """Checks the arguments of `gather_all(fn, edges=True)`.
+
+    Raises:
+        ValueError: the run has no edges, or `fn` does not take two arguments.
+    """
+    if edges is None:
+        raise ValueError(
+            "gather_all: edges: got edges=True in a run without edges; expected edges. Write cavs.run(F, params, sched, "
+            "inputs, edges=...), with a row for each edge."
+        )
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of some built-in functions nothing is known
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as e:
+        raise ValueError(
+            f"gather_all: fn: got {getattr(fn, '__name__', fn)}{signature}; expected a function of a child's state and an "
+            "edge's row, as edges=True. Write v.gather_all(lambda state, edge: ..., edges=True)."
+        ) from e
+
+
 def _of_child(fn: OfChild, child: list[jax.Array], call: int) -> PyTree:
-    """Returns `fn` of a child's state.
+    """Returns `fn` of a child's state, and of the row of its edge.
 
     `fn` may read values of the vertex, which are the same for every child. `rewrite.make_domains_explicit` spreads them to the
     children later. If F itself differentiates such a value, it is spread now, because its derivative sums over the children.

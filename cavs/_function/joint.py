@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from cavs._function.domains import ROW, Domain, Domains
+from cavs._function.domains import Domain, Domains
 from cavs._function.equations import Program
 from cavs._function.jaxprs import Atom, Eqn, Var, is_var
 
@@ -14,7 +14,7 @@ class Recurrent:
     Attributes:
         eqns: its equations.
         statics: STATIC variables that it reads.
-        cross: variables of the eager part that it reads.
+        cross: variables of the eager part that it reads: rows of vertices, or of edges.
         slots: (k, state leaf) of each gathered state that the recurrent or the lazy part reads.
         child: state leaves that the recurrent or the lazy part reads by `gather_all`.
         extra: its variables, other than states, that the lazy part reads.
@@ -53,7 +53,7 @@ class Forward:
 
     Attributes:
         statics: inputs.
-        cross: inputs: rows of the eager part.
+        cross: inputs: rows of the eager part, of vertices or of edges.
         slots: inputs: gathered states.
         child: inputs: the state of a child, per edge.
         num_children: input.
@@ -85,6 +85,7 @@ class Reverse:
         ct_slots: outputs: index into `Recurrent.slots` -> cotangent.
         ct_child: outputs: index into `Recurrent.child` -> cotangent.
         uses: the equations whose parameter gradients are lazy.
+        cross_domain: the domain of each of `Recurrent.cross`: ROW or EDGE.
     """
 
     state_cts: dict[int, Var]
@@ -93,6 +94,7 @@ class Reverse:
     ct_slots: dict[int, Atom]
     ct_child: dict[int, Atom]
     uses: list[ParamUse]
+    cross_domain: tuple[Domain, ...]
 
     @property
     def cuts(self) -> list[Var]:
@@ -104,7 +106,7 @@ class Reverse:
     def cut_domain(self) -> Domains:
         """The domain of each of `cuts`: ROW or EDGE."""
         domain = {v: use.domain for use in self.uses for v in use.cuts if is_var(v)}
-        return domain | {v: ROW for v in self.ct_cross.values() if is_var(v)}
+        return domain | {v: self.cross_domain[c] for c, v in self.ct_cross.items() if is_var(v)}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
 """The plan of F: F traced for every kind and role, rewritten, and split. Engines run plans."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import jax
 
@@ -10,9 +11,10 @@ from cavs._function.misuse import role_name, short
 from cavs._function.role import Role
 from cavs._function.split import Split, split
 from cavs._function.stored import key_impl, stored_aval
-from cavs._function.trace import Pushed, trace_role
+from cavs._function.trace import Pushed, Shapes, trace_role
 from cavs._function.vertex import VertexFunction
-from cavs._graphs.pytree import PyTree
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,9 +49,19 @@ class Plan:
         return next((role.loop for role in self.roles if role.loop), "")
 
     @property
+    def reads_edges(self) -> bool:
+        """Whether `gather_all` reads the edges of `run`."""
+        return any(role.reads_edges for role in self.roles)
+
+    @property
     def roles(self) -> list[Role]:
         """F at leaves, and at vertices with children, of every kind."""
         return [*self.leaf.values(), *(part.role for part in self.inner.values())]
+
+    def rows_and_edges(self, leaves: Sequence[_T]) -> tuple[list[_T], list[_T]]:
+        """Divides the leaves of `(inputs, edges)` into those of the inputs and those of the edges."""
+        count = len(self.roles[0].inputs)
+        return list(leaves[:count]), list(leaves[count:])
 
     @property
     def push_states(self) -> list[int] | None:
@@ -93,13 +105,12 @@ class Plan:
         return frozenset(found - set(self.push_states or ()))
 
 
-def make_plan(function: VertexFunction, params: PyTree, inputs: PyTree, most: int | None) -> Plan:
+def make_plan(function: VertexFunction, shapes: Shapes, most: int | None) -> Plan:
     """Traces every kind of F for leaves and for vertices with children.
 
     Args:
         function: F.
-        params: shapes of the parameters.
-        inputs: shapes of ONE vertex's row of the inputs.
+        shapes: the shapes of what F is given.
         most: the largest number of children, if F calls `gather_all` within `gather_all`; else `None`.
 
     Raises:
@@ -108,11 +119,11 @@ def make_plan(function: VertexFunction, params: PyTree, inputs: PyTree, most: in
     """
     leaf, inner, pushes = {}, {}, {}
     for kind in function.fns:
-        leaf[kind], pushes[kind, True] = trace_role(function, kind, params, inputs, most, leaf=True)
-        role, pushes[kind, False] = trace_role(function, kind, params, inputs, most, leaf=False)
+        leaf[kind], pushes[kind, True] = trace_role(function, kind, shapes, most, leaf=True)
+        role, pushes[kind, False] = trace_role(function, kind, shapes, most, leaf=False)
         inner[kind] = split(role, function.optimizations.eager)
     pushed = _agreed(pushes)
-    state_avals = [stored_aval(a) for a in function.state_avals(params, inputs)]
+    state_avals = [stored_aval(a) for a in function.state_avals(shapes.params, shapes.inputs)]
     push_avals = [stored_aval(a) for a in pushed.avals]
     return Plan(function, state_avals, push_avals, pushed.tree, [key_impl(a) for a in pushed.avals], leaf, inner)
 

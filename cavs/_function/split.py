@@ -1,7 +1,7 @@
 """The split of F into eager, recurrent and lazy parts (Cavs 3.5, definition 1 and proposition 2).
 
 - static: computed from parameters alone, once.
-- eager: depends on no gather. One batch over all vertices, before the levels.
+- eager: depends on no gather. One batch over all vertices, before the levels; or over all edges, if it reads rows of edges.
 - recurrent: on a path from gather to scatter. The only part that the levels run.
 - lazy: depends on a gather, but scatter does not need it. One batch after the levels.
 
@@ -11,8 +11,8 @@ The transposed program is split in the same way (`_function.transpose`).
 import dataclasses
 from typing import Any
 
-from cavs._function.children import ALL
-from cavs._function.domains import ROW, STATIC, Domain, domain_of
+from cavs._function.children import ALL, TO_EDGES, TO_ROWS
+from cavs._function.domains import EDGE, STATIC, Domain, domain_of
 from cavs._function.equations import needed, reads
 from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Forward, Joint, Recurrent, Reverse
@@ -29,11 +29,14 @@ class Eager:
 
     Attributes:
         eqns: its equations.
-        outs: the variables that the recurrent and lazy parts read of it. Inputs of F among them are pulled rows.
+        outs: the variables that the recurrent and lazy parts read of it. Inputs of F among them are pulled rows, and rows of
+            edges.
+        reads_edges: whether it reads or returns rows of edges.
     """
 
     eqns: list[Eqn]
     outs: list[Var]
+    reads_edges: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,10 +118,11 @@ def split(role: Role, eager: bool) -> Split:
     static_eqns, eager_eqns, recurrent_eqns = _sorted_out(role, eager)
     recurrent, lazy_eqns, pulled = _boundaries(role, static_eqns, eager_eqns, recurrent_eqns)
     outs = list(dict.fromkeys([*recurrent.cross, *pulled]))
+    eager_eqns = needed(eager_eqns, outs, set())[0]
     return Split(
         role=role,
         static_eqns=static_eqns,
-        eager=Eager(needed(eager_eqns, outs, set())[0], outs),
+        eager=Eager(eager_eqns, outs, not reads(eager_eqns, outs).isdisjoint(role.edges)),
         recurrent=recurrent,
         lazy_eqns=lazy_eqns,
         joint=joint_of(role, recurrent),
@@ -131,24 +135,41 @@ def _sorted_out(role: Role, eager: bool) -> tuple[list[Eqn], list[Eqn], list[Eqn
     before_scatter = {id(e) for e in needed(eqns, role.states, set(role.program.consts))[0]}
     static_eqns, eager_eqns, recurrent = [], [], set()
     late = _gathered(role)  # variables that the eager part cannot read
+    of_edges = set(role.edges)  # values of edges that the eager part has
     for e in eqns:
         top = max(domain_of(v, domain) for v in e.outvars)
         if top == STATIC:
             static_eqns.append(e)
-        elif top == ROW and not any(is_var(x) and x in late for x in e.invars) and (eager or id(e) not in before_scatter):
+            continue
+        early = not any(is_var(x) and x in late for x in e.invars) and (eager or id(e) not in before_scatter)
+        if early and _can_be_eager(e, top, of_edges):
             eager_eqns.append(e)
+            if top == EDGE and e.primitive not in TO_EDGES:
+                of_edges.update(e.outvars)
         else:
             late.update(e.outvars)
             if id(e) in before_scatter:
                 recurrent.add(id(e))
     # If the recurrent part reads views of an eager value, that value crosses over instead, and the views are computed on both
-    # sides: one buffer crosses, not several.
+    # sides: one buffer crosses, not several. A value of the vertex that is spread to its edges crosses as it is, too.
     read = reads([e for e in eqns if id(e) in recurrent], role.states)
     for e in reversed(eager_eqns):
-        if e.primitive.name in _VIEWS and domain_of(e.invars[0], domain) == ROW and any(v in read for v in e.outvars):
+        view = e.primitive in TO_EDGES or e.primitive.name in _VIEWS and domain_of(e.invars[0], domain) != STATIC
+        if view and is_var(e.invars[0]) and any(v in read for v in e.outvars):
             recurrent.add(id(e))
             read.add(e.invars[0])
     return static_eqns, eager_eqns, [e for e in eqns if id(e) in recurrent]
+
+
+def _can_be_eager(e: Eqn, domain: Domain, of_edges: set[Var]) -> bool:
+    """Whether an equation that reads no gathered value is eager, given the values of edges that the eager part has.
+
+    What is the same for all edges of a vertex is not: the levels read it once a vertex, and spread it.
+    """
+    if e.primitive in TO_EDGES:
+        return bool(of_edges)
+    reads_edge = any(is_var(x) and x in of_edges for x in e.invars)
+    return reads_edge if domain == EDGE or e.primitive in TO_ROWS else True
 
 
 def _boundaries(
@@ -161,20 +182,21 @@ def _boundaries(
     entering = [*(x for e in eqns for x in e.invars), *role.states]
     entering = list(dict.fromkeys(x for x in entering if is_var(x) and x not in inside and x not in consts))
 
-    from_eager = {v for e in eager_eqns for v in e.outvars}
+    # The lazy part spreads values of the vertex itself.
+    from_eager = {v for e in eager_eqns if e.primitive not in TO_EDGES for v in e.outvars}
     from_static = {v for e in static_eqns for v in e.outvars} | set(role.params)
-    ready = from_eager | inside | gathered | set(role.inputs) | {role.num_children} | states
+    ready = from_eager | inside | gathered | {*role.inputs, *role.edges, role.num_children} | states
     lazy_eqns, lazy_reads = needed(role.program.eqns, role.pushes, ready | from_static | set(consts))
     used = {*entering, *lazy_reads}
     recurrent = Recurrent(
         eqns=eqns,
         statics=[x for x in entering if domain_of(x, domain) == STATIC],
-        cross=[x for x in entering if domain_of(x, domain) == ROW and x not in gathered and x is not role.num_children],
+        cross=[x for x in entering if domain_of(x, domain) != STATIC and x not in gathered and x is not role.num_children],
         slots=[(k, i) for k, slot in enumerate(role.slots) for i, v in enumerate(slot) if v in used],
         child=[i for i, v in enumerate(role.child) if v in used],
         extra=[x for x in dict.fromkeys(lazy_reads) if x in inside and x not in from_eager and x not in states],
     )
-    pulled = [x for x in lazy_reads if x in from_eager or (x in role.inputs and domain_of(x, domain) == ROW)]
+    pulled = [x for x in lazy_reads if x in from_eager or x in role.inputs or x in role.edges]
     return recurrent, lazy_eqns, pulled
 
 

@@ -28,20 +28,31 @@ class Pushed(NamedTuple):
     avals: list[jax.ShapeDtypeStruct]
 
 
-def trace_role(
-    function: VertexFunction, kind: str | None, params: PyTree, inputs: PyTree, most: int | None, leaf: bool
-) -> tuple[Role, Pushed]:
+class Shapes(NamedTuple):
+    """Shapes of what F is given.
+
+    Attributes:
+        params: of the parameters.
+        inputs: of ONE vertex's row of the inputs.
+        edges: of ONE edge's row of the edges.
+    """
+
+    params: PyTree
+    inputs: PyTree
+    edges: PyTree
+
+
+def trace_role(function: VertexFunction, kind: str | None, shapes: Shapes, most: int | None, leaf: bool) -> tuple[Role, Pushed]:
     """Traces and rewrites F for one kind and role.
 
     Args:
         function: F.
         kind: the kind of vertex.
-        params: shapes of the parameters.
-        inputs: shapes of one vertex's row of the inputs.
+        shapes: the shapes of what F is given.
         most: the largest number of children; `None` if F does not call `gather_all` within `gather_all`.
         leaf: whether the role is that of leaves.
     """
-    program, arguments_of, pushed = _traced(function, kind, params, inputs, most, leaf)
+    program, arguments_of, pushed, reads_edges = _traced(function, kind, shapes, most, leaf)
     loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
     program = _without_marks(program)
     num_states = len(function.key_impls)
@@ -60,12 +71,14 @@ def trace_role(
         domains(program.eqns, found.domains),
         params=found.params,
         inputs=found.inputs,
+        edges=found.edges,
         slots=found.slots,
         child=found.child,
         num_children=found.num_children,
         states=program.outs[:num_states],
         pushes=program.outs[num_states:],
         notes=tuple(notes),
+        reads_edges=reads_edges,
         loop=loop,
     )
     return role, pushed
@@ -76,6 +89,7 @@ class _Arguments(NamedTuple):
 
     params: tuple[Var, ...]
     inputs: tuple[Var, ...]
+    edges: tuple[Var, ...]
     slots: tuple[tuple[Var, ...], ...]
     child: tuple[Var, ...]
     num_children: Var
@@ -84,23 +98,25 @@ class _Arguments(NamedTuple):
     def domains(self) -> Domains:
         """The domains of the inputs; parameters are STATIC."""
         known: Domains = {v: ROW for v in (*self.inputs, *(v for slot in self.slots for v in slot), self.num_children)}
-        return known | {v: EDGE for v in self.child}
+        return known | {v: EDGE for v in (*self.child, *self.edges)}
 
 
 def _traced(
-    function: VertexFunction, kind: str | None, params: PyTree, inputs: PyTree, most: int | None, leaf: bool
-) -> tuple[Program, Callable[[Program], _Arguments], Pushed]:
-    """F as a program; how to find its inputs in this program or a rewritten one; and what it pushes."""
+    function: VertexFunction, kind: str | None, shapes: Shapes, most: int | None, leaf: bool
+) -> tuple[Program, Callable[[Program], _Arguments], Pushed, bool]:
+    """F as a program; how to find its inputs in this program or a rewritten one; what it pushes; and whether it reads edges."""
     fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
-    avals = function.state_avals(params, inputs)
+    avals = function.state_avals(shapes.params, shapes.inputs)
     stored = [stored_aval(a) for a in avals]
     pushed: list[Pushed] = []
+    reads_edges: list[bool] = []
 
     def one_vertex(
-        params: PyTree, inputs: PyTree, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
+        given: Shapes, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
     ) -> tuple[list[jax.Array], list[jax.Array]]:
+        params, inputs, edges = given
         states = [tree.unflatten(map(from_stored, s, function.key_impls)) for s in slots]
-        v = Vertex(function, avals, inputs, states, jnp.int32(0) if leaf else num_children, child, leaf, most)
+        v = Vertex(function, avals, inputs, edges, states, jnp.int32(0) if leaf else num_children, child, leaf, most)
         try:
             fn(params, v)
         except Exception as e:
@@ -110,23 +126,24 @@ def _traced(
         check_outputs(v, who, fn)
         assert v.scattered is not None
         leaves, structure = jax.tree.flatten(v.pushed[None] if None in v.pushed else v.pushed)
+        reads_edges.append(v._reads_edges)
         pushed.append(Pushed(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]))
         return list(map(to_stored, v.scattered)), list(map(to_stored, leaves))
 
     slots = [list(stored) for _ in range(function.arity)]
     try:
-        program, in_tree, _ = trace(one_vertex, params, inputs, slots, list(stored), jax.ShapeDtypeStruct((), jnp.int32))
+        program, in_tree, _ = trace(one_vertex, shapes, slots, list(stored), jax.ShapeDtypeStruct((), jnp.int32))
     except jax.errors.UnexpectedTracerError as e:
         raise TypeError(MSG_ESCAPED.format(where=defined(fn))) from e
     check_program(program, fn)
     checked_calls(program.eqns, program.outs)
 
     def arguments_of(program: Program) -> _Arguments:
-        params, inputs, slots, child, num_children = jax.tree.unflatten(in_tree, program.invars)
-        flat = tuple(jax.tree.leaves(params)), tuple(jax.tree.leaves(inputs))
-        return _Arguments(*flat, tuple(map(tuple, slots)), tuple(child), num_children)
+        given, slots, child, num_children = jax.tree.unflatten(in_tree, program.invars)
+        params, inputs, edges = (tuple(jax.tree.leaves(x)) for x in given)
+        return _Arguments(params, inputs, edges, tuple(map(tuple, slots)), tuple(child), num_children)
 
-    return program, arguments_of, pushed[-1]
+    return program, arguments_of, pushed[-1], reads_edges[-1]
 
 
 def _without_marks(program: Program) -> Program:

@@ -61,6 +61,7 @@ def _joint_of(role: Role, part: Recurrent, differentiable: bool) -> Joint:
         ct_slots=_present(outputs.ct_slots),
         ct_child=_present(outputs.ct_child),
         uses=uses,
+        cross_domain=tuple(domain_of(v, role.domain) for v in part.cross),
     )
     return with_keeping(Joint(program, domain, forward, reverse, differentiable))
 
@@ -184,8 +185,9 @@ def _run(
 
 def _known(role: Role, part: Recurrent, inputs: _Inputs) -> Domains:
     """The domains of the inputs of the joint program, except STATIC ones."""
-    known: Domains = {v: ROW for v in (*inputs.cross, *inputs.slots, inputs.num_children, *inputs.state_cts)}
+    known: Domains = {v: ROW for v in (*inputs.slots, inputs.num_children, *inputs.state_cts)}
     known |= {v: EDGE for v in inputs.child}
+    known |= {v: domain_of(x, role.domain) for v, x in zip(inputs.cross, part.cross, strict=True)}
     extra = [part.extra[i] for i in _floats(part.extra)]
     return known | {ct: domain_of(v, role.domain) for ct, v in zip(inputs.extra_cts, extra, strict=True)}
 

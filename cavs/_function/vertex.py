@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._function.gather_all import REDUCERS, NestedGatherAll, over_children, over_padded
+from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_edges, over_children, over_padded
 from cavs._function.stored import from_stored, key_impl
 from cavs._graphs.pytree import PyTree
 
@@ -102,7 +102,7 @@ class VertexFunction:
         dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
         return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
 
-    def explain(self, params: PyTree = None, inputs: PyTree = None) -> str:
+    def explain(self, params: PyTree = None, inputs: PyTree = None, edges: PyTree = None) -> str:
         """Returns how F was split and what it costs.
 
         The text lists the eager, recurrent and lazy equations, the fused products, what is kept per vertex for the backward,
@@ -112,13 +112,14 @@ class VertexFunction:
             params: arrays or `jax.ShapeDtypeStruct`s. Without `params` and `inputs`, the text is for the shapes of the latest
                 `run`.
             inputs: one vertex's row of the inputs: arrays or `jax.ShapeDtypeStruct`s.
+            edges: one edge's row of the edges, if F reads them.
 
         Raises:
             ValueError: no arguments are given, and F has not run yet.
         """
         from cavs._run.explain import explain
 
-        return explain(self, params, inputs)
+        return explain(self, params, inputs, edges)
 
 
 def _is_spec(x: Any) -> bool:
@@ -139,15 +140,17 @@ class Vertex:
         function: VertexFunction,
         state_avals: list[jax.ShapeDtypeStruct],
         inputs: PyTree,
+        edges: PyTree,
         slots: list[PyTree],
         num_children: Any,
         child: list[jax.Array],
         leaf: bool,
         most: int | None = None,
     ):
-        self._function, self._state_avals, self._inputs = function, state_avals, inputs
+        self._function, self._state_avals, self._inputs, self._edges = function, state_avals, inputs, edges
         self._slots, self._num_children, self._child, self._leaf = slots, num_children, child, leaf
         self._most = most  # the largest number of children, if `gather_all` may be called within `gather_all`
+        self._reads_edges = False  # whether `gather_all` was called with `edges=True`
         self._calls, self._inside = 0, False  # calls of `gather_all`, and whether one of them is being traced
         self.scattered: list[jax.Array] | None = None
         self.pushed: dict[str | None, PyTree] = {}
@@ -209,7 +212,7 @@ class Vertex:
         """
         return self._leaf
 
-    def gather_all(self, fn: Callable[[Any], PyTree] = lambda state: state, reduce: str = "sum") -> PyTree:
+    def gather_all(self, fn: Callable[..., PyTree] = lambda state: state, reduce: str = "sum", edges: bool = False) -> PyTree:
         """Returns `fn` of every child's state, reduced over ANY number of children; zeros if there are none. Nothing is padded.
 
         `fn` may use params and values of this vertex from outside it. Booleans are summed as int32; the mean of integers is a
@@ -219,29 +222,37 @@ class Vertex:
         the largest number of children that the batch's schedule has room for.
 
         Args:
-            fn: takes a child's state, a pytree like `state=`.
+            fn: takes a child's state, a pytree like `state=`; with `edges`, `fn(state, edge)` takes the edge's row, too.
             reduce: `"sum"`, `"mean"`, `"max"`, or `"softmax"`. For `"softmax"`, `fn` returns `(score, value)`, and the result
                 is the sum of the values, weighted by the softmax of the scores over the children.
+            edges: whether `fn` reads the `edges` of [`cavs.run`][], which have a row for each edge to a child.
 
         Raises:
-            ValueError: an unknown `reduce`, or `fn` returns no `(score, value)` for `"softmax"`.
+            ValueError: an unknown `reduce`, `fn` returns no `(score, value)` for `"softmax"`, or the run has no edges.
         """
         if reduce not in REDUCERS:
             raise ValueError(f"gather_all: reduce: got {reduce!r}; expected one of {', '.join(map(repr, REDUCERS))}.")
 
+        if edges:
+            check_edges(fn, self._edges)
+            self._reads_edges = True
+        rows, tree = jax.tree.flatten(self._edges if edges else None)
+        count, child = len(self._child), [*self._child, *rows]
+
         def of_child(stored: list[jax.Array]) -> PyTree:
-            return fn(self._function.state_tree.unflatten(map(from_stored, stored, self._function.key_impls)))
+            state = self._function.state_tree.unflatten(map(from_stored, stored[:count], self._function.key_impls))
+            return fn(state, tree.unflatten(stored[count:])) if edges else fn(state)
 
         if self._leaf:
-            out = jax.eval_shape(lambda child: over_padded(of_child, reduce, child, self._num_children, 1), self._child)
+            out = jax.eval_shape(lambda child: over_padded(of_child, reduce, child, self._num_children, 1), child)
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
         if self._inside:
             if self._most is None:
                 raise NestedGatherAll
-            return over_padded(of_child, reduce, self._child, self._num_children, self._most)
+            return over_padded(of_child, reduce, child, self._num_children, self._most)
         self._calls, self._inside = self._calls + 1, True
         try:
-            return over_children(of_child, reduce, self._child, self._num_children, self._calls)
+            return over_children(of_child, reduce, child, self._num_children, self._calls)
         finally:
             self._inside = False
 

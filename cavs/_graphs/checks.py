@@ -31,6 +31,7 @@ class OptionalFields(TypedDict):
     kind_names: tuple[str, ...] | None
     label_names: tuple[str, ...] | None
     graph_label: np.ndarray | None
+    edge_attr: np.ndarray | None
 
 
 def checked_structure(
@@ -88,6 +89,8 @@ def checked_fields(
     kind_names: Iterable[str] | None = None,
     label_names: Iterable[str] | None = None,
     graph_label: ArrayLike | None = None,
+    edge_attr: ArrayLike | None = None,
+    num_edges: int = 0,
 ) -> OptionalFields:
     """Validates the optional arguments of `Graphs.build`.
 
@@ -117,6 +120,7 @@ def checked_fields(
         "kind_names": kinds,
         "label_names": labels,
         "graph_label": None if graph_label is None else _values("graph_label", graph_label, len(vertex_offsets) - 1, None),
+        "edge_attr": None if edge_attr is None else _values("edge_attr", edge_attr, num_edges, None),
     }
 
 
@@ -126,8 +130,8 @@ def are_ids(label: ArrayLike | None) -> bool:
 
 
 def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ...] | None) -> np.ndarray:
-    """Labels that are no ids: (count, ...) numbers of any dtype."""
-    array, what = np.asarray(value), "graph" if name == "graph_label" else "vertex"
+    """Labels that are no ids, and values of edges: (count, ...) numbers of any dtype."""
+    array, what = np.asarray(value), {"graph_label": "graph", "edge_attr": "edge"}.get(name, "vertex")
     if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
         raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.")
     if array.shape[:1] != (count,):

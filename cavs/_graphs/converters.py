@@ -89,6 +89,7 @@ def from_edges(
     *,
     input_id: Ids = None,
     label: Ids = None,
+    edge_attr: ArrayLike | None = None,
     **fields: Any,
 ) -> Graphs:
     """Creates any graphs from pairs (parent, child). The parent gathers the child's state: messages flow child -> parent.
@@ -105,6 +106,8 @@ def from_edges(
             - one NumPy array (E, 2), with vertices numbered through all graphs. Both ends of an edge lie in one graph.
         input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
         label: as `input_id`.
+        edge_attr: (E, ...) numbers, a row for each edge in the order of `edges`; `Graphs.edge_attr` has the order of the
+            children.
         **fields: `kind`, `vocab`, `kind_names`, `label_names`, as in `Graphs.build`.
 
     Returns:
@@ -115,7 +118,7 @@ def from_edges(
             message names the edge, or the graph and the vertex.
         TypeError: an argument is unknown.
     """
-    fields |= {"input_id": input_id, "label": label}
+    fields |= {"input_id": input_id, "label": label, "edge_attr": edge_attr}
     return edges_to_graphs(num_vertices, edges, fields, EdgeArguments("from_edges", "num_vertices", "edges", "edges[{}]"))
 
 
@@ -146,8 +149,18 @@ def edges_to_graphs(
     starts = np.cumsum(sizes) - sizes
     parent = parent + starts[graph]
     order = np.argsort(parent, kind="stable")
+    edge_attr, fields = fields["edge_attr"], {name: value for name, value in fields.items() if name != "edge_attr"}
+    if edge_attr is not None:
+        edge_attr = np.asarray(edge_attr)
+        if edge_attr.shape[:1] != parent.shape:
+            raise ValueError(
+                f"{names.function}: edge_attr: got shape {edge_attr.shape}; expected ({len(parent)}, ...), one row per edge, "
+                f"in the order of {names.edges}."
+            )
+        edge_attr = edge_attr[order]
     flat_fields = _flat_fields(names.function, sizes, fields)
-    return Graphs.build(sizes, np.bincount(parent, minlength=sizes.sum()), child[order], **flat_fields)
+    num_children = np.bincount(parent, minlength=sizes.sum())
+    return Graphs.build(sizes, num_children, child[order], edge_attr=edge_attr, **flat_fields)
 
 
 def _edges_through_all_graphs(

@@ -67,6 +67,7 @@ class DeferredGraphs(Graphs):
     kind_names = _read_on_first_use("kind_names")
     label_names = _read_on_first_use("label_names")
     graph_label = _read_on_first_use("graph_label")
+    edge_attr = _read_on_first_use("edge_attr")
 
 
 def consecutive(graphs: Graphs, counts: np.ndarray) -> Iterator[Graphs]:

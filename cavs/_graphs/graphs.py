@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
 from cavs._graphs.facts import Facts, Widths, arity_of, facts_of, widths_of
 from cavs._graphs.heights import heights, offsets
+from cavs._graphs.joined import VALUES, joined_fields
 from cavs._graphs.segments import ranges
 
 
@@ -48,6 +49,8 @@ class Graphs:
         kind_names: tuple of str, the names of `kind`, or `None`.
         label_names: tuple of str, the names of `label`, or `None`.
         graph_label: (G, ...) numbers of any dtype, the label of each graph, or `None`.
+        edge_attr: (E, ...) numbers of any dtype, a row for each edge in the order of `children`, or `None`: what F reads of
+            its edges, `cavs.run(..., edges=graphs.edge_attr)`.
     """
 
     vertex_offsets: np.ndarray
@@ -61,6 +64,7 @@ class Graphs:
     kind_names: tuple[str, ...] | None = None
     label_names: tuple[str, ...] | None = None
     graph_label: np.ndarray | None = None
+    edge_attr: np.ndarray | None = None
     # For selected graphs: a weak reference to the graphs they were selected from, and their numbers there. The scheduler
     # then reads the facts of the whole data set, which are computed once.
     _selected: ClassVar["tuple[weakref.ref[Graphs], np.ndarray] | None"] = None
@@ -78,6 +82,7 @@ class Graphs:
         kind_names: Iterable[str] | None = None,
         label_names: Iterable[str] | None = None,
         graph_label: ArrayLike | None = None,
+        edge_attr: ArrayLike | None = None,
     ) -> "Graphs":
         """Validates flat arrays and computes heights.
 
@@ -92,6 +97,7 @@ class Graphs:
             kind_names: names of `kind`.
             label_names: names of `label`.
             graph_label: (G, ...) numbers, or `None`.
+            edge_attr: (E, ...) numbers, a row for each of `children`, or `None`.
 
         Returns:
             The graphs.
@@ -111,6 +117,8 @@ class Graphs:
             kind_names=kind_names,
             label_names=label_names,
             graph_label=graph_label,
+            edge_attr=edge_attr,
+            num_edges=len(structure.children),
         )
         return Graphs(*structure, **fields)
 
@@ -203,6 +211,7 @@ class Graphs:
             self.kind_names,
             self.label_names,
             None if self.graph_label is None else self.graph_label[numbers],
+            None if self.edge_attr is None else self.edge_attr[edges],
         )
 
     def _selected_from(self, graphs: "Graphs", index: np.ndarray) -> "Graphs":
@@ -223,28 +232,15 @@ class Graphs:
 
     def __add__(self, other: "Graphs") -> "Graphs":
         """Concatenates graphs. Both sides must have the same fields and the same names (see `with_vocab`)."""
-        fields: dict[str, Any] = {}
-        for name in ("vocab", "kind_names", "label_names"):
-            fields[name] = getattr(self, name)
-            if fields[name] != getattr(other, name):
-                hint = " Write graphs + other.with_vocab(graphs.vocab)." if name == "vocab" else ""
-                raise ValueError(f"graphs + other: got different {name}; expected the same on both sides.{hint}")
-        for name in ("kind", "label", "input_id", "graph_label"):
-            a: np.ndarray | None = getattr(self, name)
-            b: np.ndarray | None = getattr(other, name)
-            if a is not None and b is not None and (a.dtype, a.shape[1:]) != (b.dtype, b.shape[1:]):
-                got = f"{a.dtype}{list(a.shape[1:])} and {b.dtype}{list(b.shape[1:])}"
-                raise ValueError(f"graphs + other: {name}: got {got}; expected the same dtype and shape on both sides.")
-            if (a is None) != (b is None):
-                raise ValueError(f"graphs + other: got {name} on one side only; expected it on both sides or on neither.")
-            fields[name] = None if a is None or b is None else np.concatenate([a, b])
-        return Graphs(
+        structure = (
             np.concatenate([self.vertex_offsets, other.vertex_offsets[1:] + self.vertex_offsets[-1]]),
             np.concatenate([self.child_offsets, other.child_offsets[1:] + self.child_offsets[-1]]),
             np.concatenate([self.children, other.children]),
             np.concatenate([self.height, other.height]),
-            **fields,
         )
+        names = {name: (getattr(self, name), getattr(other, name)) for name in ("vocab", "kind_names", "label_names")}
+        arrays = {name: (getattr(self, name), getattr(other, name)) for name in VALUES}
+        return Graphs(*structure, **joined_fields(names, arrays))
 
     def with_vocab(self, vocab: Iterable[str], unknown: str | None = None) -> "Graphs":
         """Renumbers `input_id` so that it indexes another vocabulary, such as that of the training set.
@@ -288,7 +284,8 @@ class Graphs:
         new_counts = np.bincount(rows, minlength=self.num_vertices)
         kids = (owner - base[owner])[order].astype(np.int32)
         height = heights(rows[order], owner[order], new_counts)
-        return dataclasses.replace(self, child_offsets=offsets(new_counts), children=kids, height=height)
+        edge_attr = None if self.edge_attr is None else self.edge_attr[order]
+        return dataclasses.replace(self, child_offsets=offsets(new_counts), children=kids, height=height, edge_attr=edge_attr)
 
     def __repr__(self) -> str:
         extra = [f"{name}={len(value)}" for name in ("vocab", "kind_names", "label_names") if (value := getattr(self, name))]

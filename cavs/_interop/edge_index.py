@@ -21,6 +21,7 @@ def from_edge_index(
     ptr: Integers | None = None,
     input_id: Integers | None = None,
     label: Integers | None = None,
+    edge_attr: ArrayLike | Any | None = None,
     **fields: Any,
 ) -> Graphs:
     """Creates graphs from edges (source, target) in the format of PyTorch Geometric and DGL.
@@ -30,7 +31,7 @@ def from_edge_index(
 
     ```python
     cavs.interop.from_edge_index(data.edge_index, num_nodes=data.num_nodes)         # PyG: one graph
-    cavs.interop.from_edge_index(batch.edge_index, ptr=batch.ptr)                   # PyG: a Batch
+    cavs.interop.from_edge_index(batch.edge_index, ptr=batch.ptr, edge_attr=batch.edge_attr)   # PyG: a Batch
     cavs.interop.from_edge_index(g.edges(), num_nodes=g.batch_num_nodes())          # DGL: one graph or a batch
     ```
 
@@ -41,6 +42,9 @@ def from_edge_index(
         ptr: (G + 1,) the first row of each graph, and V.
         input_id: (V,) as in [`cavs.from_edges`][].
         label: (V,) as in [`cavs.from_edges`][].
+        edge_attr: (E, ...) numbers, a row for each edge in the order of `edge_index`, as PyTorch Geometric has them; DGL keeps
+            them in `g.edata`. `Graphs.edge_attr` has the order of the children. Inside F,
+            `v.gather_all(lambda state, edge: ..., edges=True)` reads them.
         **fields: `kind`, `vocab` and others, as in [`cavs.from_edges`][].
 
     Returns:
@@ -60,7 +64,9 @@ def from_edge_index(
     name, value = next(iter(given.items()))
     edges = _edges_of(edge_index)
     names = EdgeArguments("from_edge_index", name, "edge_index", "edge_index[:, {}]", child_first=True)
-    return edges_to_graphs(_sizes_of(name, value), edges, fields | {"input_id": input_id, "label": label}, names)
+    return edges_to_graphs(
+        _sizes_of(name, value), edges, fields | {"input_id": input_id, "label": label, "edge_attr": edge_attr}, names
+    )
 
 
 def _edges_of(edge_index: Integers) -> np.ndarray:

@@ -9,10 +9,11 @@ import numpy as np
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.integers import INT32_MAX
+from cavs._readers.edge_values import EdgeValues, edge_values_for_json
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines, write_bytes
 from cavs._readers.targets import TargetShape, as_values, target_shape, targets
 
-_KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label")
+_KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label", "edge_attr")
 _FIELDS = {"inputs": ("input_id", "vocab"), "labels": ("label", "label_names"), "kinds": ("kind", "kind_names")}
 
 # The most vertices without an edge, an input, a label or a kind. A line of 40 bytes must not allocate gigabytes.
@@ -35,6 +36,8 @@ def read_edges(path: Path) -> Graphs:
       `kinds` has that length.
     - `inputs`, `labels` and `kinds` are optional and have one value per vertex.
     - `label` is optional, the label of the graph: a number or nested lists of numbers of one shape, which become `graph_label`.
+    - `edge_attr` is optional, a list with one value per edge, in the order of `edges`, or of the children of vertex 0, of
+      vertex 1, and so on: numbers, or nested lists of numbers of one shape. They become `edge_attr`.
 
     The values of `inputs`, of `labels` and of `kinds` are of one type in the whole file: integers >= 0, or strings, which
     become `vocab`, `label_names`, `kind_names` in the order of first appearance. An input or a label may be null, which
@@ -58,7 +61,7 @@ def read_edges(path: Path) -> Graphs:
     columns: dict[str, list[Any]] = {}
     types: dict[str, type] = {}
     label_shape: TargetShape = None
-    graph_labels = _GraphLabels(path)
+    graph_labels, edge_values = _GraphLabels(path), EdgeValues(path)
     for position, (number, line) in enumerate(lines):
         graph = _load(path, number, line)
         rows = _children(path, number, line, graph)
@@ -67,6 +70,7 @@ def read_edges(path: Path) -> Graphs:
         num_children.extend(map(len, rows))
         children.extend(chain.from_iterable(rows))
         graph_labels.add(number, line, graph, position)
+        edge_values.add(number, line, graph, position, sum(map(len, rows)))
         for key in _FIELDS:
             values = graph.get(key)
             if (key in columns) != (values is not None) and position:
@@ -100,7 +104,7 @@ def read_edges(path: Path) -> Graphs:
             fields[ids] = targets(values, label_shape)
         else:
             fields[ids], fields[names] = ids_and_names(values)
-    fields["graph_label"] = graph_labels.array()
+    fields["graph_label"], fields["edge_attr"] = graph_labels.array(), edge_values.array()
 
     def cycle_error(graph: int, vertex: int) -> FormatError:
         number, line = lines[graph]
@@ -118,6 +122,9 @@ def write_edges(graphs: Graphs, path: Path) -> None:
     Args:
         graphs: the graphs.
         path: the file; it is compressed if its name ends in `.gz`.
+
+    Raises:
+        ValueError: `edge_attr` has values that are not finite real numbers.
     """
     vertex_offsets, child_offsets = graphs.vertex_offsets.tolist(), graphs.child_offsets.tolist()
     children = graphs.children.tolist()
@@ -129,11 +136,14 @@ def write_edges(graphs: Graphs, path: Path) -> None:
                 _values(array, getattr(graphs, names)) if array.dtype == np.int32 and array.ndim == 1 else as_values(array)
             )
     labels = None if graphs.graph_label is None else as_values(graphs.graph_label)
+    edge_attr = None if graphs.edge_attr is None else edge_values_for_json(graphs.edge_attr)
     lines = []
     for g, (start, stop) in enumerate(pairwise(vertex_offsets)):
         rows = [children[child_offsets[r] : child_offsets[r + 1]] for r in range(start, stop)]
         graph: JSONObject = {"children": rows} | {key: values[start:stop] for key, values in columns.items()}
         graph |= {} if labels is None else {"label": labels[g]}
+        if edge_attr is not None:
+            graph["edge_attr"] = edge_attr[child_offsets[start] : child_offsets[stop]]
         lines.append(json.dumps(graph, separators=(",", ":")) + "\n")
     write_bytes(path, "".join(lines).encode("ascii"))
 

@@ -11,14 +11,15 @@ from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_byte
 
 _VERSION = 1
 _IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))
+_PLAIN = ("graph_label", "edge_attr")  # numbers of any dtype, which have no names
 
 
 def save_npz(graphs: Graphs, path: Path) -> None:
     """Writes graphs to a `.npz` file for [`cavs.io.load_npz`][].
 
-    The file holds the arrays `vertex_offsets`, `child_offsets`, `children` and, if present, `kind`, `label`, `input_id` and
-    `graph_label` of `Graphs`. Names are stored as concatenated UTF-8 (`<names>.bytes`, uint8) with the length of each
-    (`<names>.lengths`, int64). `cavs_version` is the version of this format. The file appears complete or not at all.
+    The file holds the arrays `vertex_offsets`, `child_offsets`, `children` and, if present, `kind`, `label`, `input_id`,
+    `graph_label` and `edge_attr` of `Graphs`. Names are stored as concatenated UTF-8 (`<names>.bytes`, uint8) with the length
+    of each (`<names>.lengths`, int64). `cavs_version` is the version of this format. The file appears complete or not at all.
 
     Args:
         graphs: the graphs.
@@ -63,8 +64,7 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
             encoded = [name.encode("utf-8", "surrogatepass") for name in getattr(graphs, names)]
             arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
             arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
-    if graphs.graph_label is not None:
-        arrays["graph_label"] = graphs.graph_label
+    arrays |= {name: getattr(graphs, name) for name in _PLAIN if getattr(graphs, name) is not None}
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -108,7 +108,8 @@ def _build(arrays: dict[str, np.ndarray]) -> Graphs:
             fields[ids] = arrays[ids] if ids == "label" else _array(arrays, ids)
         if f"{names}.bytes" in arrays:
             fields[names] = _names(arrays, names)
-    return Graphs.build(num_vertices, num_children, arrays["children"], graph_label=arrays.get("graph_label"), **fields)
+    fields |= {name: arrays.get(name) for name in _PLAIN}
+    return Graphs.build(num_vertices, num_children, arrays["children"], **fields)
 
 
 def _array(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:

@@ -62,12 +62,13 @@ def backward(
         cts: The cotangents of the leaves of the pushes, (Vp, ...), or (M, ...) with `select`.
 
     Returns:
-        The cotangents of the leaves of params, and of the leaves of the inputs, (Vp, ...); `None` for integer inputs.
+        The cotangents of the leaves of params; and of the leaves of the inputs, (Vp, ...), then of the edges, (Ep, ...), `None`
+        for integers.
     """
     after_forward = Schedule(lax.optimization_barrier((sched.data, cts))[0], sched.shape)
     after = [x for i, x in enumerate(saved.states) if i not in plan.overwritten]
     zeros = Zeros(after_forward, after, start=1000)  # other zeros than the forward's
-    batch = Batch(plan, sched, kinds, rows_of_kinds(sched, plan.function.arity), zeros)
+    batch = Batch(plan, sched, kinds, rows_of_kinds(sched, plan.function.arity, plan.reads_edges), zeros)
     known = _no_cotangents(batch, saved)
     if plan.push_states is not None:
         known = _pushed_states_back(known, batch, plan.push_states, engine, select, cts)
@@ -78,7 +79,8 @@ def backward(
             known = _lazy_back(known, batch, saved, cts)
     known.states.update(_overwritten(batch, saved))
     with jax.named_scope("levels"):
-        after = engine.backward_levels(batch, saved, known._replace(inputs=no_rows(saved.inputs)))
+        known = known._replace(inputs=no_rows(saved.inputs), edges=no_rows(saved.edges))
+        after = engine.backward_levels(batch, saved, known)
     # A kind without vertices in this batch adds nothing, whatever F computes on its rows (see `_stages.tensors`).
     counts = [rows.count for rows in batch.rows]
     statics = [
@@ -102,6 +104,7 @@ def _no_cotangents(batch: Batch, saved: Saved) -> Cotangents:
         extras=[[] for _ in batch.kinds],
         statics=[{} for _ in batch.kinds],
         inputs=[],
+        edges=[],
     )
 
 
@@ -170,7 +173,7 @@ def _leaves_back(
         cts: The cotangents of the pushes, (Vp, ...); not read if every push is a scattered state.
 
     Returns:
-        The cotangents of params and of inputs, as `backward` returns them.
+        The cotangents as `backward` returns them.
     """
     sched, plan, states = batch.sched, batch.plan, saved.states
     ct_params: list[Cotangent] = []
@@ -197,7 +200,7 @@ def _leaves_back(
             ct_inputs = put_rows(ct_inputs, ct_pulled, vertex, count)
         else:
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.leaf_row[k], count)
-    return ct_params, made(ct_inputs)
+    return ct_params, [*made(ct_inputs), *made(known.edges)]
 
 
 def _sum(a: list[Cotangent], b: list[Cotangent]) -> list[Cotangent]:

@@ -14,9 +14,9 @@ from cavs._graphs.pytree import PyTree
 from cavs._run.plans import latest_plan, plan_of
 
 
-def explain(function: VertexFunction, params: PyTree, inputs: PyTree) -> str:
+def explain(function: VertexFunction, params: PyTree, inputs: PyTree, edges: PyTree) -> str:
     """Implements `VertexFunction.explain`."""
-    if params is None and inputs is None:
+    if params is None and inputs is None and edges is None:
         plan = latest_plan(function)
         if plan is None:
             raise ValueError(
@@ -24,8 +24,8 @@ def explain(function: VertexFunction, params: PyTree, inputs: PyTree) -> str:
                 "Write F.explain(params, inputs) with the inputs of ONE vertex (or shapes of them)."
             )
     else:
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (params, inputs))
-        plan = plan_of(function, *shapes)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (params, inputs, edges))
+        plan = plan_of(function, *shapes[:2], edges=shapes[2])
     lines = []
     for kind, part in plan.inner.items():
         name = "" if kind is None else f" of kind {kind!r}"
@@ -70,6 +70,12 @@ def _inner(part: Split) -> list[str]:
     gathers += ["all children by gather_all"] if part.recurrent.child else []
     pulls = sum(v in role.inputs for v in part.eager.outs)
     lines.append(f"  gathers {' and '.join(gathers) or 'nothing'}; pulls {pulls} values as they are")
+    if part.eager.reads_edges:
+        once = sum(domain.get(e.outvars[0]) == EDGE for e in part.eager.eqns)
+        crossing = sum(d == EDGE for d in part.reverse.cross_domain)
+        lines.append(
+            f"  reads rows of edges: {once} eager equations run once for all edges; the levels read {crossing} values an edge"
+        )
     lines.append(
         f"  kept a vertex: {states} B of state, {keep} B for the backward"
         + (f", {keep_edge} B an edge" if keep_edge else "")

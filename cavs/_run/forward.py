@@ -9,12 +9,21 @@ import jax.numpy as jnp
 
 from cavs._engines.engine import Batch, Engine, ForwardLevels
 from cavs._function.plan import Plan
+from cavs._function.split import Split
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
-from cavs._stages.batched import eager_function, lazy_arguments, lazy_function, leaf_function, pull, static_values
+from cavs._stages.batched import (
+    eager_function,
+    lazy_arguments,
+    lazy_function,
+    leaf_function,
+    pull,
+    pull_edges,
+    static_values,
+)
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import cut_vjp
-from cavs._stages.tensors import Zeros, get_rows, leaf_vertices, rows_of_kinds, write
+from cavs._stages.tensors import Rows, Zeros, get_rows, leaf_vertices, rows_of_kinds, write
 from cavs.kernels import checked
 
 Arrays = list[jax.Array]
@@ -53,6 +62,7 @@ def forward(
     engine: Engine,
     params: list[jax.Array],
     inputs: list[jax.Array],
+    edges: list[jax.Array],
     select: jax.Array | None,
     save: bool,
 ) -> tuple[list[jax.Array], Saved | None]:
@@ -65,17 +75,18 @@ def forward(
         engine: Runs the levels.
         params: The leaves of the parameters.
         inputs: The leaves of the inputs, (Vp, ...).
+        edges: The leaves of the edges, (Ep, ...).
         select: (M,) ints, the vertices whose pushes are returned; `None` for all.
         save: Whether to save what `_run.adjoint.backward` reads.
 
     Returns:
         The leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
     """
-    batch = Batch(plan, sched, kinds, rows_of_kinds(sched, plan.function.arity), Zeros(sched))
+    batch = Batch(plan, sched, kinds, rows_of_kinds(sched, plan.function.arity, plan.reads_edges), Zeros(sched))
     with jax.named_scope("leaves"):  # the names are those of profiles and memory plans
         leaves = _leaves(batch, engine, params, inputs, save)
     with jax.named_scope("eager"):
-        early = _static_and_eager(batch, params, inputs, save)
+        early = _static_and_eager(batch, params, inputs, edges, save)
     with jax.named_scope("levels"):
         levels = engine.forward_levels(batch, leaves.states, early.statics, early.eager_rows, save)
     lazy: list[Transpose] = []
@@ -94,6 +105,7 @@ def forward(
     return outs, Saved(
         eager=early.eager,
         eager_rows=early.eager_rows,
+        edges=edges,
         extras=levels.extras,
         inputs=inputs,
         kept=levels.kept,
@@ -127,15 +139,19 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
     return _Leaves(vertices, states, pushes, transposes)
 
 
-def _static_and_eager(batch: Batch, params: Arrays, inputs: Arrays, save: bool) -> _Early:
-    """Evaluates the static and eager parts of F at the vertices with children."""
+def _static_and_eager(batch: Batch, params: Arrays, inputs: Arrays, edges: Arrays, save: bool) -> _Early:
+    """Evaluates the static and eager parts of F at the vertices with children, and at their edges."""
     early = _Early([], [], [], [])
     for part, rows in zip(batch.parts, batch.rows, strict=True):
         statics, vjp = _with_vjp(functools.partial(static_values, part), save, (params,))
         early.statics.append(statics)
         early.static.extend(vjp)
-        fn, pulled = eager_function(part, rows.inner(rows.num_children)), functools.partial(pull, part, inputs, rows.vertex)
-        eager_rows, vjp = _with_vjp(fn, save, (statics,), lambda pulled=pulled: (pulled(),))
+
+        def pulled(part: Split = part, rows: Rows = rows) -> tuple[Arrays, Arrays]:
+            return pull(part, inputs, rows.vertex), pull_edges(part, edges, rows.edge_row)
+
+        fn = eager_function(part, rows.inner(rows.num_children), rows)
+        eager_rows, vjp = _with_vjp(fn, save, (statics,), pulled)
         early.eager_rows.append(eager_rows)
         early.eager.extend(vjp)
     return early

@@ -6,13 +6,14 @@ import jax
 
 from cavs._function.gather_all import NestedGatherAll
 from cavs._function.plan import Plan, make_plan
+from cavs._function.trace import Shapes
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
 
 _NESTED = "nested"  # a key of the cache: whether F calls `gather_all` within `gather_all`, as far as is known
 
 
-def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int = 4) -> Plan:
+def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int = 4, edges: PyTree = None) -> Plan:
     """Returns F traced, differentiated and split.
 
     Args:
@@ -20,24 +21,26 @@ def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int 
         params: shapes of the parameters.
         inputs: shapes of ONE vertex's row of the inputs.
         most: no vertex has more children. Only read if F calls `gather_all` within `gather_all`.
+        edges: shapes of ONE edge's row of the edges.
     """
-    leaves, tree = jax.tree.flatten((params, inputs))
+    given = Shapes(params, inputs, edges)
+    leaves, tree = jax.tree.flatten(given)
     # The types of values inside `jax.shard_map` name its mesh.
     mesh = jax.sharding.get_abstract_mesh()
     context = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, mesh)  # type: ignore[attr-defined]
     shapes = (tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves), context)
     if _NESTED not in function.cache:
         try:
-            return _cached(function, shapes, params, inputs, None)
+            return _cached(function, shapes, given, None)
         except NestedGatherAll:
             function.cache[_NESTED] = True
-    return _cached(function, shapes, params, inputs, most)
+    return _cached(function, shapes, given, most)
 
 
-def _cached(function: VertexFunction, shapes: Hashable, params: PyTree, inputs: PyTree, most: int | None) -> Plan:
-    if (shapes, most) not in function.cache:
-        function.cache[shapes, most] = make_plan(function, params, inputs, most)
-    return function.cache[shapes, most]
+def _cached(function: VertexFunction, key: Hashable, shapes: Shapes, most: int | None) -> Plan:
+    if (key, most) not in function.cache:
+        function.cache[key, most] = make_plan(function, shapes, most)
+    return function.cache[key, most]
 
 
 def latest_plan(function: VertexFunction) -> Plan | None:

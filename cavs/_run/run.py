@@ -24,6 +24,7 @@ from cavs._function.vertex import VertexFunction
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
 from cavs._run.adjoint import backward
+from cavs._run.edges import check_read, padded_edges
 from cavs._run.forward import forward
 from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of
@@ -42,13 +43,14 @@ def run(
     sched: Schedule,
     inputs: PyTree = None,
     *,
+    edges: PyTree = None,
     select: ArrayLike | Sequence[int] | None = None,
     engine: str | Engine | None = None,
 ) -> PyTree:
     """Evaluates F at every vertex of a scheduled batch, and returns what the vertices pushed.
 
-    This is a pure function of `params` and `inputs`. It composes with `jax.jit`, `jax.grad`, `jax.checkpoint`, and `jax.vmap`
-    over params or inputs. `jax.jvp` of `jax.grad` gives Hessian-vector products on engine `"scan"`; JAX refuses `jax.jvp` of
+    This is a pure function of `params`, `inputs` and `edges`. It composes with `jax.jit`, `jax.grad`, `jax.checkpoint`, and
+    `jax.vmap` over these. `jax.jvp` of `jax.grad` gives Hessian-vector products on engine `"scan"`; JAX refuses `jax.jvp` of
     `run` itself and reverse over reverse. V is the number of vertices and Vp = `sched.shape.vertices` the padded number.
 
     Args:
@@ -57,6 +59,9 @@ def run(
         sched: the schedule of the batch, from [`cavs.schedule`][].
         inputs: a pytree of arrays with one row per vertex, which `v.pull()` reads, in the order of the graphs. Leaves are
             (V, ...), or (Vp, ...) as `sched.pad` returns, which is required if `sched` is traced. `None` if F pulls nothing.
+        edges: a pytree of arrays with one row per edge, which `v.gather_all(fn, edges=True)` reads, in the order of
+            `Graphs.children`. Leaves are (E, ...), or (Ep, ...) as `sched.pad_edges` returns, which is required if `sched` is
+            traced. `None` if F reads no edges.
         select: (M,) ints, the vertices whose pushes are returned, such as `sched.roots`. `None` selects all. Selecting few
             saves computation and memory traffic.
         engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
@@ -79,18 +84,21 @@ def run(
     if not isinstance(sched, Schedule):
         raise TypeError(f"run: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")
     asked = engine_of(engine)
-    params, inputs = as_arrays(params, "run: params"), as_arrays(inputs, "run: inputs")
+    params, inputs, edges = (
+        as_arrays(x, f"run: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
+    )
     exact = int(sched.host().num_vertices) if sched.is_concrete else None
     inputs, length = _padded(inputs, sched, exact)
     kinds = kind_names(F, sched)
-    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), inputs)
-    plan = plan_of(F, jax.tree.map(_aval, params), row, sched.shape.most_children)
+    edges = padded_edges(edges, sched)
+    plan = plan_of(F, jax.tree.map(_aval, params), _row_avals(inputs), sched.shape.most_children, _row_avals(edges))
+    check_read(edges, plan)
     too_many = _check_arity(F, plan, sched)
     select = None if select is None else _checked_rows(select, exact)
-    if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs))):
+    if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
         asked = Scan()  # under jax.vmap: JAX exports no public type of its tracers
     call = across_axes(_compiled(plan, sched.shape, kinds, asked))
-    outs = call(jax.tree.leaves(params), sched.data, jax.tree.leaves(inputs), select)
+    outs = call(jax.tree.leaves(params), sched.data, jax.tree.leaves((inputs, edges)), select)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
     if select is None and length != sched.shape.vertices:
@@ -126,6 +134,10 @@ def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.A
         if low < 0 or high >= exact:
             raise ValueError(f"run: select: got vertices {low} to {high}; expected 0 to {exact - 1}, as in sched.roots.")
     return select
+
+
+def _row_avals(rows: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
 
 
 def _aval(x: jax.Array) -> jax.ShapeDtypeStruct:
@@ -232,7 +244,7 @@ def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: En
 
 def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:
     def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None) -> Arrays:
-        return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=False)[0]
+        return forward(plan, Schedule(data, shape), kinds, engine, params, *plan.rows_and_edges(inputs), select, save=False)[0]
 
     def forward_saving(
         params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None
@@ -240,7 +252,7 @@ def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: Engi
         if any(not part.joint.differentiable for part in plan.inner.values()):
             raise TypeError(MSG_LOOP.format(where=plan.loop))
         with _loops_are_refused(plan):
-            return forward(plan, Schedule(data, shape), kinds, engine, params, inputs, select, save=True)
+            return forward(plan, Schedule(data, shape), kinds, engine, params, *plan.rows_and_edges(inputs), select, save=True)
 
     def reverse(
         saved: Saved, data: jax.Array, select: jax.Array | None, cts: list[Cotangent]

@@ -26,6 +26,8 @@ Select: TypeAlias = jax.Array | None
 class Sweep(NamedTuple):
     """The passes of one plan over schedules of one shape, by one engine; all arguments and results are flat.
 
+    `inputs` are the leaves of the inputs, then those of the edges.
+
     Attributes:
         primal: `primal(params, data, inputs, select) -> pushes`.
         forward: `forward(params, data, inputs, select) -> (pushes, saved)`.

@@ -155,14 +155,30 @@ class Schedule:
         Raises:
             ValueError: the array does not have one row per vertex.
         """
-        if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
-            return jax.random.wrap_key_data(self.pad(jax.random.key_data(array)), impl=jax.random.key_impl(array))
-        array, vertices = np.asarray(array), int(self.host().data[0])  # `num_vertices` comes first
-        if array.shape[:1] != (vertices,):
-            raise ValueError(f"Schedule.pad: array: got shape {array.shape}; expected ({vertices}, ...), one row per vertex.")
-        out = np.full((self.shape.vertices, *array.shape[1:]), fill, array.dtype)
-        out[: len(array)] = array
-        return out
+        vertices = int(self.host().data[0])  # `num_vertices` comes first
+        return _padded("Schedule.pad", array, fill, vertices, self.shape.vertices, "one row per vertex")
+
+    def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
+        """Pads an array with one row per edge to (Ep, ...), as `edges` of [`cavs.run`][] under `jax.jit`.
+
+        Args:
+            array: (E, ...) a host array, such as `graphs.edge_attr`, in the order of `graphs.children`; or keys of
+                `jax.random`. `None` (a field that the graphs lack) is an error.
+            fill: the value of the padding.
+
+        Returns:
+            (Ep, ...) a NumPy array of the same dtype; keys of `jax.random` for keys. Ep is the sum of `shape.edges`.
+
+        Raises:
+            ValueError: the array does not have one row per edge.
+        """
+        return _padded("Schedule.pad_edges", array, fill, self.num_edges, self.shape.all_edges, "one row per edge")
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges. Not for a traced schedule."""
+        here = self.host()
+        return int(here.task_edges[: int(here.num_tasks)].sum())
 
     @property
     def widths(self) -> np.ndarray:
@@ -210,3 +226,16 @@ class Schedule:
             f"Schedule({self.shape.graphs} graphs, {int(self.host().num_vertices)} vertices, {len(widths)} levels of widths "
             f"[{shown}], {int(self.host().num_tasks)} tasks, {100 * self.waste:.0f}% padding)"
         )
+
+
+def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int, size: int, what: str) -> Any:
+    """(size, ...) an array of `count` rows and `fill`; `function` and `what` are for the message of an error."""
+    if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        bits = _padded(function, jax.random.key_data(array), fill, count, size, what)
+        return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
+    array = np.asarray(array)
+    if array.shape[:1] != (count,):
+        raise ValueError(f"{function}: array: got shape {array.shape}; expected ({count}, ...), {what}.")
+    out = np.full((size, *array.shape[1:]), fill, array.dtype)
+    out[:count] = array
+    return out

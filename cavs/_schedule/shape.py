@@ -76,6 +76,11 @@ class Shape(NamedTuple):
         return min(per_vertex) if len(per_vertex) == 1 else self.classes[-1][1]
 
     @property
+    def all_edges(self) -> int:
+        """Edges of all kinds, padded: the rows of padded edges."""
+        return sum(self.edges)
+
+    @property
     def rows(self) -> int:
         """Rows of the dynamic tensors of scattered states."""
         return 2 * self.pad + sum(self.leaves) + sum(self.inner)

@@ -63,14 +63,33 @@ def pull(part: Split, inputs: Arrays, vertex: jax.Array) -> Arrays:
     return [get_rows(x, vertex) if v in used else x[:0] for v, x in zip(part.role.inputs, inputs, strict=True)]
 
 
-def eager_function(part: Split, num_children: jax.Array) -> Callable[[Arrays, Arrays], Arrays]:
-    """Returns the eager part: (static values, pulled rows) -> the rows of `part.eager.outs`."""
+def pull_edges(part: Split, edges: Arrays, row: jax.Array) -> Arrays:
+    """Returns the rows `row` of each leaf of the edges. Leaves that the eager part does not read or return get no rows."""
+    used = reads(part.eager.eqns, part.eager.outs)
+    return [get_rows(x, row) if v in used else x[:0] for v, x in zip(part.role.edges, edges, strict=True)]
 
-    def eager(statics: Arrays, pulled: Arrays) -> Arrays:
+
+def eager_function(
+    part: Split, num_children: jax.Array, rows: Rows | None = None
+) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
+    """Returns the eager part: (static values, pulled rows, rows of edges) -> the rows of `part.eager.outs`.
+
+    Args:
+        part: F at vertices with children, of one kind.
+        num_children: of the vertices.
+        rows: the vertices; they may be `None`, or a part of those of the kind, if the eager part does not read edges.
+    """
+
+    def eager(statics: Arrays, pulled: Arrays, edges: Arrays) -> Arrays:
         env = dict(part.role.program.consts) | dict(zip(static_variables(part), statics, strict=True))
         env |= dict(zip(part.role.inputs, pulled, strict=True))
         env[part.role.num_children] = num_children
-        evaluate(part.eager.eqns, env, part.role.domain, product=large_product)
+        if rows is not None and part.eager.reads_edges:
+            env |= dict(zip(part.role.edges, edges, strict=True))
+            owner = rows.inner_edges(rows.edge_owner)
+            evaluate(part.eager.eqns, env, part.role.domain, owner, rows.size, real=rows.count, product=large_product)
+        else:
+            evaluate(part.eager.eqns, env, part.role.domain, product=large_product)
         return [env[v] for v in part.eager.outs]
 
     return eager

@@ -22,7 +22,7 @@ class Memory(NamedTuple):
     Attributes:
         states: the dynamic tensors, one per leaf of the state.
         statics: the static values.
-        crossing: the eager rows that the recurrent part reads, with slack.
+        crossing: the eager rows that the recurrent part reads, of vertices or of edges, with slack.
         kept: the values that the backward levels read, with slack.
         extras: the values that the lazy part reads, with slack.
     """
@@ -41,16 +41,14 @@ def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
         statics=saved.statics[kind],
         crossing=crossing(part, rows, saved.eager_rows[kind]),
         kept=saved.kept[kind],
-        extras=[
-            rows.padded_edges(x) if level == EDGE else rows.padded(x)
-            for level, x in zip(part.extra_domain, saved.extras[kind], strict=True)
-        ],
+        extras=[rows.padded_in(domain, x) for domain, x in zip(part.extra_domain, saved.extras[kind], strict=True)],
     )
 
 
 def crossing(part: Split, rows: Rows, eager: list[jax.Array]) -> list[jax.Array]:
     """Returns the eager rows that the recurrent part reads, with slack."""
-    return [rows.padded(x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross]
+    own = ((v, x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
+    return [rows.padded_in(part.role.domain[v], x) for v, x in own]
 
 
 def fixed(part: Split, statics: list[jax.Array]) -> Env:
@@ -70,7 +68,8 @@ def entrance(part: Split, rows: Rows, view: View, states: list[jax.Array], cross
         wanted: variables of the joint program.
     """
     kids = view.rows(rows.kids)
-    env = {v: view.rows(x) for v, x in zip(part.forward.cross, crossing, strict=True) if v in wanted}
+    own = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
+    env = {v: view.rows_in(domain, x) for v, x, domain in own if v in wanted}
     env |= {
         v: get_rows(states[i], kids[:, k])
         for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)

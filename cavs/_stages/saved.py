@@ -15,9 +15,10 @@ class Saved(NamedTuple):
     """The residuals of `run`: a pytree of arrays. "For each kind" means in the order of the schedule's kinds.
 
     Attributes:
-        eager: For each kind, the transpose of the eager part: cotangents of its rows to those of static values and of the
-            pulled rows.
-        eager_rows: For each kind, the outputs of the eager part, (inner rows of the kind, ...).
+        eager: For each kind, the transpose of the eager part: cotangents of its rows to those of static values, of the pulled
+            rows, and of the rows of edges.
+        eager_rows: For each kind, the outputs of the eager part, (inner rows of the kind, ...) or (edges, ...).
+        edges: The leaves of the edges, (Ep, ...).
         extras: For each kind, the values of the recurrent part that the lazy part reads, (inner rows, ...) or (edges, ...).
         inputs: The leaves of the inputs, (Vp, ...).
         kept: For each kind, the values of the recurrent part that the backward levels read, as the engine lays them out.
@@ -31,6 +32,7 @@ class Saved(NamedTuple):
 
     eager: list[Transpose]
     eager_rows: list[list[jax.Array]]
+    edges: list[jax.Array]
     extras: list[list[jax.Array]]
     inputs: list[jax.Array]
     kept: list[list[jax.Array]]

@@ -28,8 +28,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from cavs._function.domains import EDGE, Domain
 from cavs._function.evaluate import pad_rows
 from cavs._schedule.schedule import Schedule
+from cavs._stages.edges import rows_of_edges
 
 Index: TypeAlias = int | jax.Array  # of a row or an edge; a scalar
 
@@ -95,6 +97,7 @@ class Rows(NamedTuple):
         kids: (pad + size + pad, arity) the row of child k in the dynamic tensors; 0, a row of zeros, if there is none.
         edge_child: (edge_pad + edges + edge_pad,) the row of an edge's child in the dynamic tensors.
         edge_owner: (edge_pad + edges + edge_pad,) the row (of `size`) that owns the edge; `size` or more for padding.
+        edge_row: (edges,) rows in the edges of `run`; empty if F does not read them.
     """
 
     kind: int
@@ -109,6 +112,7 @@ class Rows(NamedTuple):
     kids: jax.Array
     edge_child: jax.Array
     edge_owner: jax.Array
+    edge_row: jax.Array
 
     @property
     def real(self) -> jax.Array:
@@ -136,6 +140,10 @@ class Rows(NamedTuple):
         """Returns `x`, (edges, ...), with zeros of slack at both ends."""
         return pad_rows(x, self.edges + 2 * self.edge_pad, self.edge_pad)
 
+    def padded_in(self, domain: Domain, x: jax.Array) -> jax.Array:
+        """Returns `padded(x)`, or `padded_edges(x)` if `x` has a row for each edge."""
+        return self.padded_edges(x) if domain == EDGE else self.padded(x)
+
     def tensor(self, zeros: Zeros, aval: _Aval, edge: bool = False) -> jax.Array:
         """Returns a dynamic tensor of zeros for values like `aval` at these rows, or with `edge` at their edges."""
         n = self.edges + 2 * self.edge_pad if edge else self.size + 2 * self.pad
@@ -158,6 +166,10 @@ class View(NamedTuple):
         """Returns the view's edges of a tensor with slack."""
         return _part(padded, self.edge_start, self.edges)
 
+    def rows_in(self, domain: Domain, padded: jax.Array) -> jax.Array:
+        """Returns `rows(padded)`, or `of_edges(padded)` if the tensor has a row for each edge."""
+        return self.of_edges(padded) if domain == EDGE else self.rows(padded)
+
     def segments(self, rows: Rows) -> jax.Array:
         """Returns for each edge the row of its owner within the view; `size` or more if the owner is not in the view."""
         owner = self.of_edges(rows.edge_owner) - (self.start - rows.pad)
@@ -168,9 +180,10 @@ def _part(x: jax.Array, start: Index, size: int) -> jax.Array:
     return x[start : start + size] if isinstance(start, int) else window(x, start, size)
 
 
-def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
-    """Returns the index arrays of every kind of a schedule, for an F that reads `arity` numbered children."""
+def rows_of_kinds(sched: Schedule, arity: int, reads_edges: bool) -> list[Rows]:
+    """Returns the index arrays of every kind of a schedule, for an F that reads `arity` numbered children, and maybe edges."""
     shape, out = sched.shape, []
+    edge_rows = rows_of_edges(sched) if reads_edges else [jnp.zeros(0, jnp.int32)] * len(shape.kinds)
     pad, edge_pad = shape.pad, max(e for _, e in shape.classes)
     at = edge_at = 0
     for k, (size, edges) in enumerate(zip(shape.inner, shape.edges, strict=True)):
@@ -202,6 +215,7 @@ def rows_of_kinds(sched: Schedule, arity: int) -> list[Rows]:
                 kids=kids,
                 edge_child=jnp.pad(edge_child, (edge_pad, edge_pad)),
                 edge_owner=jnp.pad(owner, (edge_pad, edge_pad), constant_values=size + pad),
+                edge_row=edge_rows[k],
             )
         )
         at, edge_at = at + size, edge_at + edges
