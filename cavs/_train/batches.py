@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
-from jax.sharding import Mesh
 
 from cavs._feed.loader import Loader
 from cavs._feed.settings import Sample, Source
@@ -30,7 +29,7 @@ class Feed(NamedTuple):
     sources: list[Source]
     collate: Callable[[Sample], PyTree]
 
-    def loader(self, batch: int, seed: int | None = None, steps: int | None = 1, mesh: Mesh | None = None) -> Loader:
+    def loader(self, batch: int, seed: int | None = None, steps: int | None = 1) -> Loader:
         """The batches of this part, shuffled in every epoch if there is a `seed`. Every batch has equally many samples."""
         return Loader(
             self.sources,
@@ -41,7 +40,6 @@ class Feed(NamedTuple):
             last="pad",
             shapes=1 if seed is None else SHAPES,
             steps=steps,
-            mesh=mesh,
             kinds=False,
         )
 

@@ -2,7 +2,7 @@
 
 `cavs train` predicts this probability (`--task regress`) or its fifth (`--task dag`). It depends on the whole cone of a gate.
 
-Few circuits exist, and some kinds of gates occur in one or two of them. `variants` creates more, by changing gates at random.
+Few circuits exist, and some kinds of gates occur in one or two of them. `with_variants` creates more by changing gates.
 """
 
 import dataclasses
@@ -60,13 +60,13 @@ def with_variants(netlists: Graphs, count: int = VARIANTS, seed: int = 0) -> Gra
     assert netlists.kind is not None and netlists.kind_names is not None
     rng, fan_in = np.random.default_rng([seed, 3]), np.diff(netlists.child_offsets)
     names = tuple(dict.fromkeys((*netlists.kind_names, *_SINGLE, *_SEVERAL)))
-    all_of = [netlists]
+    every = [dataclasses.replace(netlists, kind_names=names)]
     for _ in range(count):
         kind, hit = netlists.kind.copy(), rng.random(netlists.num_vertices) < SHARE
         for kinds, rows in ((_SINGLE, hit & (fan_in == 1)), (_SEVERAL, hit & (fan_in > 1))):
             kind[rows] = rng.choice([names.index(name) for name in kinds], int(rows.sum()))
-        all_of.append(dataclasses.replace(netlists, kind=kind, kind_names=names))
-    return functools.reduce(operator.add, [dataclasses.replace(g, kind_names=names) for g in all_of])
+        every.append(dataclasses.replace(every[0], kind=kind))
+    return functools.reduce(operator.add, every)
 
 
 def gates(netlists: Graphs) -> Graphs:
