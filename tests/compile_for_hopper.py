@@ -36,7 +36,6 @@ from cavs import vertex_programs as vp  # noqa: E402
 from cavs._engines import widest  # noqa: E402
 from cavs._engines.chip import Layouts  # noqa: E402
 from cavs._engines.persistent import Persistent  # noqa: E402
-from cavs._schedule import group_rows  # noqa: E402
 from cavs.kernels import persistent  # noqa: E402
 from tests.markdown import ROOT, blocks  # noqa: E402
 
@@ -67,7 +66,7 @@ def compile_gradient(
 ) -> None:
     """Compiles a forward and a backward pass of F, for parameters of these shapes and inputs of a width."""
     persistent.supported = lambda: None
-    sched = group_rows.with_scripts(cavs.schedule(graphs))
+    sched = cavs.schedule(graphs, scripts=True)
 
     def gradient(params: object, data: object, x: jax.Array) -> object:
         loss = lambda p: cavs.run(F, p, cavs.Schedule(data, sched.shape), x, engine=engine or "persistent").sum()  # noqa: E731

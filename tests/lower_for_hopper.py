@@ -13,7 +13,6 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
 from cavs._run.run import without_callbacks
-from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from tests.random_cases import functions, random_case, script
 from tests.random_check import build, cast, dtype_of, given, inputs, parameters
@@ -28,7 +27,7 @@ def lowered(seed: int) -> str:
     state: Any = {n: jax.ShapeDtypeStruct(shape, dtype_of(kind, jnp.float32)) for n, (shape, kind) in spec.states.items()}
     state = next(iter(state.values())) if spec.bare_state else state
     F = cavs.VertexFunction(fns[None] if None in fns else fns, state=state, arity=spec.arity)
-    sched = group_rows.with_scripts(cavs.schedule(build(case)))
+    sched = cavs.schedule(build(case), scripts=True)
     if not sched.shape.levels:
         return "no scripts"
     params, x = cast(parameters(case)["f"], jnp.float32), cast(inputs(case), jnp.float32)

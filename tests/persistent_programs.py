@@ -12,7 +12,6 @@ from cavs._engines.chip import Layouts
 from cavs._engines.engine import Engine
 from cavs._engines.persistent import Persistent
 from cavs._run import plans
-from cavs._schedule import group_rows
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
 
 H, E = 16, 3
@@ -143,7 +142,7 @@ def plan_of(F: Any, params: Any, x: Any) -> Any:
 
 def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str | Engine) -> tuple[Any, Any]:
     """Pushes, and the gradients of a fixed combination of them."""
-    sched = group_rows.with_scripts(cavs.schedule(graphs))
+    sched = cavs.schedule(graphs, scripts=True)
 
     def loss(params: Any, x: Any) -> Any:
         pushes = cavs.run(F, params, sched, x, engine=engine)

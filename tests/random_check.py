@@ -14,7 +14,6 @@ from cavs._engines.choose import choose_engine, name_of
 from cavs._engines.persistent import Persistent
 from cavs._function.plan import Plan
 from cavs._run.run import kind_names
-from cavs._schedule import group_rows
 from tests.per_vertex import Graph, PerVertex, with_edges
 from tests.random_cases import Case, Options, functions
 from tests.random_compare import Outcome, differences, judged, named, tolerance, unsteady
@@ -259,12 +258,10 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     fn = fns[None] if None in fns else fns
     F = cavs.VertexFunction(fn, state=state, arity=spec.arity, optimizations=optimizations)
     top = cavs.VertexFunction(top_net if None in fns else {k: top_net for k in fns}, state=(TOP[1],))
-    sched = cavs.schedule(build(case), **how.schedule)
     engine = Persistent(interpret=True) if how.engine == INTERPRET else how.engine
-    if how.engine == INTERPRET:
-        sched = group_rows.with_scripts(sched)
-        if not sched.shape.levels:
-            raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")
+    sched = cavs.schedule(build(case), scripts=True if how.engine == INTERPRET else None, **how.schedule)
+    if how.engine == INTERPRET and not sched.shape.levels:
+        raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")
     at, count = rows_wanted(case), sum(map(len, case.graphs))
     rows = count if at is None else len(at)
     params, x = cast(parameters(case), dtype), cast(inputs(case), dtype)

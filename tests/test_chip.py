@@ -22,7 +22,6 @@ from cavs._engines import chip, choose, lower
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._run import plans
-from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
 from cavs.kernels._layout.config import SHARED_MEMORY, Config
@@ -57,7 +56,7 @@ def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
 def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resident weights: one launch for everything. Weights that stream: only where levels are narrow."""
     monkeypatch.setattr(persistent, "supported", lambda: None)
-    wide, narrow = (group_rows.with_scripts(cavs.schedule(joined([chain(2)] * n))) for n in (20_000, 40))
+    wide, narrow = (cavs.schedule(joined([chain(2)] * n), scripts=True) for n in (20_000, 40))
     for hidden, sched, engine in ((2048, wide, Scan()), (2048, narrow, Persistent()), (512, wide, Persistent())):
         plan = plan_of(hidden)
         assert choose.choose_engine(None, plan, sched.shape, (None,)) == engine

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._schedule import group_rows
 from tests.odd_graphs import GRAPHS, joined, random_dag
 from tests.persistent_programs import INTERPRETED, assert_near
 from tests.programs import PROGRAMS, E, H
@@ -69,7 +68,7 @@ def test_kernels_in_the_interpreter(fn: Any, hidden: int) -> None:
     params = {name: (rng.standard_normal(s) / s[0] ** 0.5).astype(np.float32) for name, s in shapes.items()}
     x = rng.standard_normal((graphs.num_vertices, E)).astype(np.float32)
     edge, h = (rng.standard_normal((graphs.num_edges, w)).astype(np.float32) for w in (4, hidden))
-    sched = group_rows.with_scripts(cavs.schedule(graphs))
+    sched = cavs.schedule(graphs, scripts=True)
 
     def found(engine: Any) -> Any:
         function = cavs.VertexFunction(fn, state=(hidden,))

@@ -12,7 +12,6 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import cavs
-from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels.turns import begin_p, end_p
 from tests.persistent_programs import CASES, CHAINS, INTERPRETED, inputs_of
@@ -105,7 +104,7 @@ def test_values_and_gradients() -> None:
     make, graphs = CASES["ElmanRNN"]
     F, params = make()
     x = inputs_of("ElmanRNN", graphs)
-    both = [group_rows.with_scripts(cavs.schedule(g)) for g in (CHAINS, CHAINS.reversed())]
+    both = [cavs.schedule(g, scripts=True) for g in (CHAINS, CHAINS.reversed())]
 
     def loss(params: Any) -> Any:
         return sum((cavs.run(F, params, sched, x, engine=INTERPRETED) ** 2).sum() for sched in both)

@@ -11,7 +11,6 @@ import pytest
 import cavs
 from cavs._engines import widest
 from cavs._function import products
-from cavs._schedule import group_rows
 from cavs.kernels._layout.config import SHARED_MEMORY
 from cavs.kernels._layout.layout import layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
@@ -275,7 +274,7 @@ def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
     """CTAs that wait for ever would hang the card; they give up, and the result is NaN: never a wrong number."""
     F, params = CASES["reset before the product"][0](128)  # a new F: nothing of it is compiled
     x = inputs_of("reset before the product", CHAINS)
-    sched = group_rows.with_scripts(cavs.schedule(CHAINS))
+    sched = cavs.schedule(CHAINS, scripts=True)
     odd = {"hb": 8, "groups": 1, "clustered": False, "spins": 0, "dataflow": dataflow, "split": split}
     engine = laid_out(lambda level, forward, config: dataclasses.replace(config, **odd))
     h = np.asarray(cavs.run(F, params, sched, x, engine=engine))
@@ -286,7 +285,7 @@ def test_a_wait_in_vain_is_reported(dataflow: bool, split: int) -> None:
 def test_a_wait_in_vain_of_a_wide_level_is_reported() -> None:
     F, params = CASES["TreeFC"][0](256)
     graphs = joined([random_binary_tree(9, seed=n) for n in range(40)])
-    sched = group_rows.with_scripts(cavs.schedule(graphs))
+    sched = cavs.schedule(graphs, scripts=True)
 
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
         return dataclasses.replace(widest.fitting(level, 64)[0], spins=0), 1

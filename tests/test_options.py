@@ -10,6 +10,7 @@ import pytest
 import cavs
 from cavs import vertex_programs as vp
 from tests.odd_graphs import chain, joined, random_binary_tree
+from tests.schedule_checks import check
 from tests.truth import assert_close, loss
 
 TREES = joined([random_binary_tree(leaves, seed) for seed, leaves in enumerate([25] * 24)])
@@ -36,6 +37,21 @@ def test_windows_of_lazy_batching_change_no_gradient(name: str) -> None:
     whole, windowed = cavs.schedule(PROGRAMS[name][1]), cavs.schedule(PROGRAMS[name][1], window=256)
     assert whole.shape.windows[0] == 1 and windowed.shape.windows[0] > 1 and windowed.num_windows > 1
     assert_close(gradients(name, windowed), gradients(name, whole), 1e-10)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_no_task_is_wider_than_a_window(gpu: bool) -> None:
+    graphs, program = cavs.from_lengths([16] * 600), vp.ElmanRNN(1, 1, dtype=jnp.float64)  # 9,000 inner vertices
+    inputs = np.random.default_rng(1).normal(size=(graphs.num_vertices, 1))
+    found = []
+    for window in (32768, 256):
+        sched = cavs.schedule(graphs, window=window, scripts=gpu)
+        check(graphs, sched)
+        f = lambda params, sched=sched: loss(  # noqa: E731
+            cavs.run(program.vertex_function(), params, sched, sched.pad(inputs), engine="scan"), graphs.num_vertices
+        )
+        found.append(jax.grad(f)(program.init(jax.random.key(0))))
+    assert_close(*found, 1e-10)
 
 
 @pytest.mark.parametrize("options", [{"policy": "serial"}, {"exact": True}])

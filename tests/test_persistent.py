@@ -14,7 +14,6 @@ from cavs import vertex_programs as vp
 from cavs._engines import chip, lower, widest
 from cavs._engines.engine import Engine
 from cavs._run import adjoint, plans
-from cavs._schedule import group_rows
 from cavs.kernels import persistent
 from cavs.kernels._program.fit import Unfit
 from cavs.kernels._program.names import Role
@@ -95,11 +94,11 @@ def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
 def test_which_levels_are_wide() -> None:
     """From the leaves' parents on, these at least; a level that is wide again above a narrow one is not."""
     graphs = cavs.from_parents([[4, 4, 5, 5, 6, 6, -1]] * 5 + [[1, 2, -1]] * 3)
-    sched = group_rows.with_scripts(cavs.schedule(graphs))
+    sched = cavs.schedule(graphs, scripts=True)
     assert sched.widths[1:].tolist() == [13, 8]
     for rows, want in ((14, 1), (9, 1), (8, 2), (1, 2)):
         assert int(widest.wide_levels(sched.part_start, rows)) == want
-    chains = group_rows.with_scripts(cavs.schedule(cavs.from_lengths([3] * 8 + [9] * 2)))
+    chains = cavs.schedule(cavs.from_lengths([3] * 8 + [9] * 2), scripts=True)
     assert int(widest.wide_levels(chains.part_start, 5)) == 2
 
 
@@ -117,7 +116,7 @@ COMPLETE = cavs.from_parents([[-1, *(i // 2 for i in range(126))]] * 256)  # bin
     ],
 )
 def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide: bool) -> None:
-    shape = group_rows.with_scripts(cavs.schedule(graphs)).shape
+    shape = cavs.schedule(graphs, scripts=True).shape
     with jax.default_matmul_precision("tensorfloat32"):
         shapes = jax.eval_shape(program.init, jax.random.key(0))
         inputs = jax.ShapeDtypeStruct((program.hidden if isinstance(program, vp.TreeFC) else 8,), jnp.float32)
@@ -141,7 +140,7 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
         F, params = make(256)
         plan = plan_of(F, params, inputs_of(name, graphs, 256))
         for copies in (1, 5, 700):
-            shape = group_rows.with_scripts(cavs.schedule(joined([graphs] * copies))).shape
+            shape = cavs.schedule(joined([graphs] * copies), scripts=True).shape
             for forward in (True, False):
                 for kind, part in plan.inner.items():
                     if part.recurrent.eqns:
@@ -182,7 +181,7 @@ def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.
     monkeypatch.setattr(adjoint, "FEW_BYTES", -1)
     make, graphs = CASES[name]
     F, params = make(H + 16)
-    x, sched = inputs_of(name, graphs), group_rows.with_scripts(cavs.schedule(graphs))
+    x, sched = inputs_of(name, graphs), cavs.schedule(graphs, scripts=True)
     rows = None if at is None else np.array(at)
 
     def grads(engine: str | Engine) -> Any:
@@ -201,7 +200,7 @@ def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.
 def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
     make, graphs = CASES["BinaryTreeLSTM"]
     F, params = make()
-    x, sched = inputs_of("BinaryTreeLSTM", graphs), group_rows.with_scripts(cavs.schedule(graphs))
+    x, sched = inputs_of("BinaryTreeLSTM", graphs), cavs.schedule(graphs, scripts=True)
     plan = plan_of(F, params, x)
     kept, alone = (lower.recurrence_of(plan, None, True, keep=keep).written for keep in (True, False))
     assert {tensor.role for tensor in kept} - {tensor.role for tensor in alone} == {Role.KEPT}
@@ -321,7 +320,7 @@ def test_what_is_of_vertices_is_not_stored_by_edge() -> None:
     F = cavs.VertexFunction(constant_scatter, state={"a": jax.ShapeDtypeStruct((H,), jnp.float32), "b": (H,)})
     rng = np.random.default_rng(0)
     params, x = {"w": rng.standard_normal((H, H), np.float32)}, rng.standard_normal((graphs.num_vertices, H), np.float32)
-    sched = group_rows.with_scripts(cavs.schedule(graphs))
+    sched = cavs.schedule(graphs, scripts=True)
     run = lambda engine: jax.grad(lambda p, x: cavs.run(F, p, sched, x, engine=engine).sum(), (0, 1))(params, x)  # noqa: E731
     assert_near(run(INTERPRETED), run("scan"), 1e-5)
 
@@ -330,7 +329,7 @@ def test_what_is_of_vertices_is_not_stored_by_edge() -> None:
 def test_vmap_after_jit_and_grad_runs_engine_scan() -> None:
     make, graphs = CASES["BinaryTreeLSTM"]
     F, params = make(H)
-    sched = group_rows.with_scripts(cavs.schedule(graphs))
+    sched = cavs.schedule(graphs, scripts=True)
     x = sched.pad(inputs_of("BinaryTreeLSTM", graphs, H))
     both = jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), params)
 
@@ -346,7 +345,7 @@ def test_vmap_after_jit_and_grad_runs_engine_scan() -> None:
 def test_checkpoint_runs_the_forward_launch_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX cuts what it runs again to what is read: the kernel must not be lost."""
     monkeypatch.setattr(persistent, "supported", lambda: None)
-    F, sched = vp.LSTM(H, E).vertex_function(), group_rows.with_scripts(cavs.schedule(CHAINS))
+    F, sched = vp.LSTM(H, E).vertex_function(), cavs.schedule(CHAINS, scripts=True)
     shapes = jax.eval_shape(vp.LSTM(H, E).init, jax.random.key(0))
     run = jax.checkpoint(lambda p, x: cavs.run(F, p, sched, x, engine="persistent"))
     x = jax.ShapeDtypeStruct((sched.shape.vertices, E), jnp.float32)

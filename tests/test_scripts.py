@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs._graphs.deferred import consecutive
 from cavs._schedule.batches import Options, schedule_batches
-from cavs._schedule.group_rows import with_scripts
 from tests.odd_graphs import BATCHES, WIDE, chain, joined
 from tests.persistent_programs import CHAINS, DAG, TREES
 from tests.schedule_checks import assert_same
@@ -15,16 +15,13 @@ from tests.schedule_checks import assert_same
 @pytest.mark.parametrize("changed", [{}, {"exact": True}, {"policy": "serial"}, {"kinds": False}, {"window": 256}], ids=str)
 def test_scripts_of_many_batches_are_those_of_each_schedule(name: str, changed: dict) -> None:
     graphs = (BATCHES | WIDE)[name]
-    without = Options("batching", kinds=True, exact=False, window=32768, shapes=None)._replace(**changed)
+    options = Options("batching", kinds=True, exact=False, window=32768, shapes=None, scripts=True)._replace(**changed)
     found = 0
     for batches in ([len(graphs)], [1] * len(graphs), [0, len(graphs) // 2, 0, len(graphs) - len(graphs) // 2]):
         counts = np.array(batches)
-        for plain, scripted in zip(
-            schedule_batches(graphs, counts, without),
-            schedule_batches(graphs, counts, without._replace(scripts=True)),
-            strict=True,
-        ):
-            assert_same(scripted, with_scripts(plain))
+        together = schedule_batches(graphs, counts, options)
+        for some, scripted in zip(consecutive(graphs, counts), together, strict=True):
+            assert_same(scripted, schedule_batches(some, np.array([len(some)]), options)[0])
             check_scripts(scripted)
             found += bool(scripted.shape.levels)
     assert found or name in ("empty", "kinds") or graphs.kind is not None or not graphs.num_edges
@@ -57,6 +54,6 @@ def check_scripts(schedule: cavs.Schedule) -> None:
             assert schedule.parent_edge[first : first + schedule.parent_count[row]].tolist() == wanted
 
 
-def test_scripts_of_schedules_made_without() -> None:
+def test_scripts_of_programs() -> None:
     for graphs in (TREES, DAG, CHAINS, joined([chain(3)] * 40)):
-        check_scripts(with_scripts(cavs.schedule(graphs)))
+        check_scripts(cavs.schedule(graphs, scripts=True))

@@ -25,7 +25,13 @@ from cavs._function.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, bodies_i
 from cavs._graphs.pytree import PyTree
 from cavs.kernels import begin_p, end_p
 
-BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
+# Options of XLA for GPUs. Loops are part of the CUDA graph, too: else the host starts each iteration of engine `scan` and waits
+# for its end. The list replaces XLA's, which has no loops.
+_IN_GRAPHS = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION", "CONDITIONAL", "WHILE")
+BESIDE = {
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    "xla_gpu_enable_command_buffer": ",".join(_IN_GRAPHS),
+}
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
 
 

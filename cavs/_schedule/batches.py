@@ -10,8 +10,9 @@ from cavs._graphs.graphs import Graphs
 from cavs._schedule import group_rows
 from cavs._schedule.buckets import Options as Options, fixed_windows, groups_of, padded_sizes, shapes_of
 from cavs._schedule.order import Order, order_of, rows_of, take
+from cavs._schedule.rounds import cut_rounds
 from cavs._schedule.schedule import Schedule, Shape
-from cavs._schedule.tasks import cut_rounds, cut_tasks
+from cavs._schedule.tasks import cut_tasks
 from cavs._schedule.write import write_schedules, write_windows
 
 
@@ -44,16 +45,16 @@ def schedule_batches(
     serial = options.policy == "serial"
     if numbers is None:
         forest, sizes = order.forest, padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
-        groups = groups_of(sizes, batches, order.rooted, forest, order.fan_in, options.policy)
+        groups = groups_of(sizes, batches, order.rooted, forest, order.fan_in, options)
         num_classes = groups.num_classes
-        tasks = cut_tasks(order, groups.classes, groups.class_of, num_classes, serial)
+        tasks = cut_tasks(order, groups.classes, groups.class_of, num_classes, serial, options.overhead)
         shapes, which, window_of = shapes_of(options, names, graphs._facts.arity, groups, tasks)
     else:
         forest = fixed_forest(options.fixed, numbers, order)
         classes = list(dict.fromkeys(shape.classes for shape in options.fixed))
         class_of = np.array([classes.index(shape.classes) for shape in options.fixed])[numbers]
         num_classes = np.array([len(some) for some in classes])[class_of]
-        tasks = cut_tasks(order, classes, class_of, num_classes, serial)
+        tasks = cut_tasks(order, classes, class_of, num_classes, serial, options.overhead)
         shapes, which, window_of = list(options.fixed), numbers.tolist(), fixed_windows(options, numbers, tasks)
     num_loops = len(names) * num_classes
     rounds = cut_rounds(tasks, window_of, num_loops)

@@ -7,8 +7,15 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from cavs._graphs.facts import SMALL_FAN_IN
+from cavs._schedule.rounds import cut_windows
 from cavs._schedule.schedule import Shape
-from cavs._schedule.tasks import Classes, Tasks, cut_windows, task_classes
+from cavs._schedule.tasks import (
+    TASK_OVERHEAD_ROWS,
+    TASK_OVERHEAD_ROWS_GPU,
+    Classes,
+    Tasks,
+    task_classes,
+)
 
 _LADDER = np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)])
 # Large sizes are multiples of 32: on GPUs XLA splits the sums of weight gradients eightfold, and pads copies if it cannot.
@@ -31,6 +38,11 @@ class Options(NamedTuple):
     fields: tuple[str, ...] = ()
     scripts: bool = False
     fixed: tuple[Shape, ...] = ()  # if given, the shape of each batch is one of these, which the caller chose
+
+    @property
+    def overhead(self) -> int:
+        """The fixed cost of a task, in rows. Schedules with scripts are for a GPU."""
+        return TASK_OVERHEAD_ROWS_GPU if self.scripts else TASK_OVERHEAD_ROWS
 
 
 def bucket(n: int) -> int:
@@ -68,7 +80,7 @@ class Groups(NamedTuple):
 
 
 def groups_of(
-    sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, forest: np.ndarray, fan_in: np.ndarray, policy: str
+    sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, forest: np.ndarray, fan_in: np.ndarray, options: Options
 ) -> Groups:
     """The groups of K batches with these padded `sizes` (K, 3, kinds). The other arrays are (K,)."""
     each = (*sizes.reshape(len(graphs), -1).T, graphs, rooted, forest, fan_in)
@@ -78,7 +90,10 @@ def groups_of(
     sizes, graphs, rooted, forest, fan_in = (x[first] for x in (sizes, graphs, rooted, forest, fan_in))
     inner, edges = sizes[:, 1], sizes[:, 2]
     rooms, inner = (edges // np.maximum(inner, 1)).max(1), inner.sum(1)
-    of = [task_classes(n, f, policy, r) for n, f, r in zip(*(x.tolist() for x in (inner, fan_in, rooms)), strict=True)]
+    of = [
+        task_classes(n, f, options.policy, r, options.window, options.scripts)
+        for n, f, r in zip(*(x.tolist() for x in (inner, fan_in, rooms)), strict=True)
+    ]
     classes = list(dict.fromkeys(of))
     class_of = np.array([classes.index(c) for c in of])[group]
     num_classes = np.array([len(c) for c in classes])[class_of]

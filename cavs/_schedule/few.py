@@ -14,8 +14,9 @@ from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.buckets import Options
 from cavs._schedule.group_rows import FEWEST_LEVELS
+from cavs._schedule.rounds import cut_windows
 from cavs._schedule.shape import Shape
-from cavs._schedule.tasks import cut_windows, decomposition, power_of_two, task_classes
+from cavs._schedule.tasks import decomposition, power_of_two, task_classes
 
 # One more shape is one more compilation. It must save this fraction of the rows.
 WORTH_A_SHAPE = 0.1
@@ -155,12 +156,12 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
     per_row = [power_of_two(int(n)) if n else 0 for n in -(-edges // np.maximum(inner, 1))]
     edges, total = inner * np.array(per_row), int(inner.sum())
     fan_in, height = int(facts.fan_in.max(initial=0)), int(graphs.height.max(initial=0))
-    classes = task_classes(total, fan_in, options.policy, max(per_row))
+    classes = task_classes(total, fan_in, options.policy, max(per_row), options.window, options.scripts)
     tasks = total
     if options.policy != "serial" and len({e // w for w, e in classes}) == 1:
         # Levels are cut into tasks of the largest width, and a few smaller ones.
         widths = tuple(w for w, _ in classes)
-        tasks = min(total, total // widths[0] + height * len(names) * int(decomposition(widths)[:, -1].max()))
+        tasks = min(total, total // widths[0] + height * len(names) * int(decomposition(widths, options.overhead)[:, -1].max()))
     windows = (1, int(inner.max()), int(edges.max()))
     if total > options.window:
         _, rows, room = cut_windows(

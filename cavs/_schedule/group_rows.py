@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cavs._graphs.facts import Widths, widths_of
+from cavs._graphs.facts import Widths
 from cavs._graphs.segments import LONG_RUNS
-from cavs._schedule.schedule import Schedule
-from cavs._schedule.shape import PARTS, Shape, end_of, length_of
+from cavs._schedule.shape import PARTS, Shape
 
 FEWEST_LEVELS = 32  # levels are padded to a power of two, at least to this one
 
@@ -102,35 +101,3 @@ def parents_of_dags(rows: np.ndarray, num_edges: np.ndarray, child: np.ndarray) 
         count.cumsum() - count - first.repeat(rows),
         count,
     )
-
-
-def with_scripts(sched: Schedule) -> Schedule:
-    """Appends the scripts to a concrete schedule that was created without them."""
-    shape, here = sched.shape, sched.host()
-    kinds = [k for k, n in enumerate(here.inner_count.tolist()) if n]
-    if shape.levels or len(kinds) != 1:
-        return sched
-    (kind,) = kinds
-    edges_before = sum(shape.edges[:kind])
-    num_tasks, num_vertices = int(here.num_tasks), int(here.num_vertices)
-    before, count = sum(shape.inner[:kind]), int(here.inner_count[kind])
-    level = np.repeat(here.task_level[:num_tasks], here.task_size[:num_tasks])
-    height = np.zeros(num_vertices, np.int32)
-    height[here.inner_vertex[before : before + count]] = level
-    offsets = np.append(0, here.graph_end)
-    num_edges = int(here.num_children[before : before + count].sum())
-    child = here.edge_child[edges_before : edges_before + num_edges].astype(np.int64)
-    found = Scripted(np.array([True]), level[-1:], np.array([shape.forest]), widths_of(offsets, height))
-    (shape,), _ = with_levels([shape], [0], found)
-
-    data, end = np.zeros(length_of(shape), np.int32), end_of(sched.shape)
-    data[:end] = here.data[:end]
-    out = Schedule(data, shape)
-    out.num_levels[...] = level[-1]
-    out.part_start[:] = part_starts(found, np.array([shape.levels]), np.array([shape.graphs]))
-    rows, edges = np.array([shape.rows]), np.array([num_edges])
-    if shape.forest:
-        out.parent_edge[:] = parents_of_forests(rows, edges, child)
-    else:
-        out.parent_edge[:num_edges], out.parent_first[:], out.parent_count[:] = parents_of_dags(rows, edges, child)
-    return out

@@ -1,8 +1,7 @@
-"""Cuts levels into tasks of a few fixed widths, and groups tasks into loops and windows. This decides the padding."""
+"""Cuts levels into tasks of a few fixed widths. This decides the padding."""
 
 import bisect
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,9 +11,10 @@ from cavs._schedule.order import Order
 
 Classes: TypeAlias = tuple[tuple[int, int], ...]  # (vertices, edges) that tasks are padded to, widest first
 
-# The fixed cost of a task (loop, slices, reading the weights), in rows: measured on CPU with Tree-LSTM, hidden 64 (about 6
-# rows) to 256 (about 12 rows). It decides between one wide task and several narrow ones.
-TASK_OVERHEAD_ROWS = 8
+# The fixed cost of a task (loop, slices, reading the weights), in rows. It decides between one wide task and several narrow
+# ones. Measured on a CPU with Tree-LSTM, hidden 64 (about 6 rows) to 256 (about 12 rows). On a GPU a task is a dozen small
+# kernels one after another, some 20 us (H200), in which the chip could compute hundreds of rows.
+TASK_OVERHEAD_ROWS, TASK_OVERHEAD_ROWS_GPU = 8, 256
 # No task is narrower. XLA turns a gather of one row into a slice and fuses it with its reader. It must then copy the whole
 # tensor in every iteration of the loop, because the loop also writes the tensor (seen with JAX 0.10.2 on CPU).
 SMALLEST_TASK = 2
@@ -34,7 +34,9 @@ def power_of_two(n: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def task_classes(num_inner: int, fan_in: int, policy: str, edges_per_row: int = 0) -> Classes:
+def task_classes(
+    num_inner: int, fan_in: int, policy: str, edges_per_row: int = 0, window: int = LAZY_WINDOW, gpu: bool = False
+) -> Classes:
     """The (vertices, edges) to which tasks are padded, widest first: a ladder of ratio 2 to 4.
 
     The classes are equal for all batches of a shape bucket, unless the largest fan-in crosses a power of two.
@@ -45,28 +47,35 @@ def task_classes(num_inner: int, fan_in: int, policy: str, edges_per_row: int = 
         policy: "batching" or "serial".
         edges_per_row: the average number of children, as a power of two. If there are many, as in attention over a sentence,
             tasks have room for them.
+        window: rows of a window of lazy batching. The widest task has at most half as many, so that windows consist of tasks.
+        gpu: whether tasks are as wide as suits a GPU.
     """
     fan = power_of_two(fan_in)
     room = min(fan, max(SMALL_FAN_IN, edges_per_row if num_inner > 64 else 0))
     if policy == "serial":
         return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
-    top = 4 if num_inner <= 64 else 64 if num_inner <= 512 else 128 if num_inner <= 8192 else 1024
-    widths = (1024, 256, 64, 16, 4, SMALLEST_TASK) if top == 1024 else (128, 64, 16, 4, SMALLEST_TASK)
-    ladder = [w for w in widths if w <= top]
+    if gpu:
+        top = 16 if num_inner <= 64 else 64 if num_inner <= 512 else 256 if num_inner <= 8192 else 1024
+        widths = (1024, 256, 64, 16)
+    else:
+        top = 4 if num_inner <= 64 else 64 if num_inner <= 512 else 128 if num_inner <= 8192 else 1024
+        widths = (1024, 256, 64, 16, 4, SMALLEST_TASK) if top == 1024 else (128, 64, 16, 4, SMALLEST_TASK)
+    ladder = [w for w in widths if w <= min(top, window // 2)]
     classes = [(w, w * room) for w in ladder]
     if fan > room:
         # The narrowest tasks have room for a vertex of 16 children, or of 64. All fan-ins up to that have the same classes.
-        classes[-1:] = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
+        few = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
+        classes = [c for c in classes if c[0] > SMALLEST_TASK] + few
     if fan > max(4 * room, LARGE_FAN_IN):
         classes.append((SMALLEST_TASK, 2 * fan))
     return tuple(classes)
 
 
 @functools.lru_cache(maxsize=32)
-def decomposition(widths: tuple[int, ...]) -> np.ndarray:
+def decomposition(widths: tuple[int, ...], overhead: int = TASK_OVERHEAD_ROWS) -> np.ndarray:
     """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, and how many tasks that is.
 
-    The last task is padded.
+    The last task is padded. `overhead` is the fixed cost of a task, in rows.
     """
     top = widths[0]
     best = np.full(top + 1, np.inf)
@@ -74,7 +83,7 @@ def decomposition(widths: tuple[int, ...]) -> np.ndarray:
     best[0] = 0
     for n in range(1, top + 1):
         for i, w in enumerate(widths):
-            cost = w + TASK_OVERHEAD_ROWS + best[max(n - w, 0)]
+            cost = w + overhead + best[max(n - w, 0)]
             if cost < best[n]:
                 best[n] = cost
                 counts[n] = counts[max(n - w, 0)]
@@ -97,7 +106,9 @@ class Tasks(NamedTuple):
     first: np.ndarray  # (K,) first task of each batch
 
 
-def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_classes: np.ndarray, serial: bool) -> Tasks:
+def cut_tasks(
+    order: Order, classes: list[Classes], class_of: np.ndarray, num_classes: np.ndarray, serial: bool, overhead: int
+) -> Tasks:
     """Cuts the levels of K batches into tasks.
 
     Args:
@@ -106,6 +117,7 @@ def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_cl
         class_of: (K,) index into `classes` of each batch.
         num_classes: (K,) number of classes of each batch.
         serial: whether each task has one vertex.
+        overhead: the fixed cost of a task, in rows.
     """
     counts, edges_before = order.counts[:, 1:], order.edges_before
     num_children = None if order.ragged is None else order.ragged.num_children
@@ -118,13 +130,13 @@ def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_cl
     run_start = (counts.cumsum(1) - counts).ravel()[run]
     run_first = order.inner_start[run_batch, run_kind]
     if len(classes) == 1:
-        of, cls, offset, size = _pieces(run_size, run_first + run_start, num_children, classes[0], serial)
+        of, cls, offset, size = _pieces(run_size, run_first + run_start, num_children, classes[0], serial, overhead)
     else:
         cut = []
         of_run, at = class_of[run_batch], run_first + run_start
         for i, some in enumerate(classes):
             mine = np.flatnonzero(of_run == i)
-            pieces = _pieces(run_size[mine], at[mine], num_children, some, serial)
+            pieces = _pieces(run_size[mine], at[mine], num_children, some, serial, overhead)
             cut.append((mine[pieces[0]], *pieces[1:]))
         of, cls, offset, size = (np.concatenate(x) for x in zip(*cut, strict=True))
         by_run = np.argsort(of, kind="stable")
@@ -153,15 +165,16 @@ def _pieces(
     num_children: np.ndarray | None,
     classes: Classes,
     serial: bool,
+    overhead: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(run, class, offset in the run, number of vertices) of each task. A run is the vertices of one level and kind."""
     if len({edges // width for width, edges in classes}) > 1:
         assert num_children is not None, "at most SMALL_FAN_IN children"
-        return _pieces_by_edges(run_size, run_at, num_children, classes)
+        return _pieces_by_edges(run_size, run_at, num_children, classes, overhead)
     # A task always has room for the edges of its vertices.
     widths = (1,) if serial else tuple(w for w, _ in classes)
     whole, rest = np.divmod(run_size, widths[0])
-    pieces = decomposition(widths)[rest]
+    pieces = decomposition(widths, overhead)[rest]
     per_run = pieces[:, -1] + whole
     pieces = pieces[:, :-1]
     pieces[:, 0] += whole
@@ -174,7 +187,7 @@ def _pieces(
 
 
 def _pieces_by_edges(
-    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: Classes
+    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: Classes, overhead: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """`_pieces` for mixed fan-in, if a task must fit both the vertices and the edges of its class.
 
@@ -192,7 +205,7 @@ def _pieces_by_edges(
         best, cls, taken = np.full(len(run), np.inf), np.full(len(run), special), np.ones(len(run), np.int64)
         for i, w, e in ladder:
             take = np.minimum(ends.searchsorted(done + e, side="right"), np.minimum(here + w, end)) - here
-            score = _task_cost(w, e) / np.maximum(take, 1e-9)
+            score = _task_cost(w, e, overhead) / np.maximum(take, 1e-9)
             better = (take > 0) & (score < best)
             best[better], cls[better], taken[better] = score[better], i, take[better]
         large = num_children[here] > LARGE_FAN_IN
@@ -200,14 +213,14 @@ def _pieces_by_edges(
         found.append((run, cls, offset, taken))
         more = offset + taken < run_size[run]
         run, offset = run[more], (offset + taken)[more]
-    found.append(_pieces_one_by_one(run, offset, run_size, run_at, num_children, ends, ladder, special))
+    found.append(_pieces_one_by_one(run, offset, run_size, run_at, num_children, ends, ladder, special, overhead))
     of, cls, offset, size = (np.concatenate(x) for x in zip(*found, strict=True))
     by_run = np.argsort(of, kind="stable")
     return of[by_run], cls[by_run], offset[by_run], size[by_run]
 
 
-def _task_cost(width: int, edges: int) -> float:
-    return width + edges / SMALL_FAN_IN + TASK_OVERHEAD_ROWS
+def _task_cost(width: int, edges: int, overhead: int) -> float:
+    return width + edges / SMALL_FAN_IN + overhead
 
 
 def _pieces_one_by_one(
@@ -219,6 +232,7 @@ def _pieces_one_by_one(
     ends: np.ndarray,
     ladder: list[tuple[int, int, int]],
     special: int,
+    overhead: int,
 ) -> tuple[np.ndarray, ...]:
     """The tasks of the rest of `runs`, from `offsets` on."""
     groups, cls, starts, sizes = [], [], [], []
@@ -234,7 +248,7 @@ def _pieces_one_by_one(
                 best: tuple[float, int, int] | None = None
                 for i, w, e in ladder:
                     take = bisect.bisect_right(ends_list, done + e, here, at + min(offset + w, total)) - here
-                    score = _task_cost(w, e) / max(take, 1e-9)
+                    score = _task_cost(w, e, overhead) / max(take, 1e-9)
                     if take and (best is None or score < best[0]):
                         best = (score, i, take)
                 assert best is not None, "a vertex that fits no class"
@@ -245,44 +259,3 @@ def _pieces_one_by_one(
             sizes.append(take)
             offset += take
     return tuple(np.array(x, np.int64) for x in (groups, cls, starts, sizes))
-
-
-def cut_windows(
-    size: np.ndarray,
-    edges_of: np.ndarray,
-    inner: Sequence[int],
-    edges: Sequence[int],
-    classes: Classes,
-    window: int,
-) -> tuple[tuple[int, int, int], np.ndarray]:
-    """(windows, rows, edges) of the backward pass's lazy batching of one batch, and the window of each of its tasks."""
-    rows = window
-    width, wide = max(w for w, _ in classes), max(e for _, e in classes)
-    room = max(rows * max(-(-e // max(n, 1)) for e, n in zip(edges, inner, strict=True)), 2 * wide)
-    change = np.zeros(len(size), bool)
-    for sizes, limit in ((size, rows - width), (edges_of, room - wide)):
-        before = sizes.cumsum() - sizes
-        change[1:] |= np.diff(before // limit) > 0
-    of = change.cumsum()
-    return (power_of_two(int(of[-1]) + 1), rows, room), of
-
-
-class Rounds(NamedTuple):
-    """Rounds: a round is one pass through all loops, in ascending order of classes, within one window."""
-
-    number: np.ndarray  # the round of each task, counted through all batches
-    count: np.ndarray  # (K,) rounds of each batch
-    ends: np.ndarray  # each loop's last task + 1, within the batch; loop after loop, round after round, batch after batch
-
-
-def cut_rounds(tasks: Tasks, window_of: np.ndarray, num_loops: np.ndarray) -> Rounds:
-    """The rounds of K batches. `window_of` is the window of each task, `num_loops` (K,) the number of loops of a round."""
-    new = np.zeros(len(tasks.cls), bool)
-    new[1:] = (tasks.cls[1:] < tasks.cls[:-1]) | (window_of[1:] > window_of[:-1])
-    new[tasks.first[tasks.count > 0]] = True
-    number, batch = new.cumsum() - 1, tasks.batch[new]
-    loops = num_loops[batch]
-    first = loops.cumsum() - loops
-    per_loop = np.bincount(first[number] + tasks.cls, minlength=int(loops.sum()))
-    ends = per_loop.cumsum() - tasks.first[batch].repeat(loops)
-    return Rounds(number, np.bincount(batch, minlength=len(num_loops)), ends)

@@ -9,9 +9,10 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.segments import Segments
 from cavs._schedule import group_rows
 from cavs._schedule.order import Order, spread, take
+from cavs._schedule.rounds import Rounds
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import ALIGNED, PARTS, Shape, end_of, length_of, slots_of
-from cavs._schedule.tasks import Rounds, Tasks
+from cavs._schedule.tasks import Tasks
 
 
 def write_schedules(
