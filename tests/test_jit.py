@@ -79,6 +79,16 @@ def test_launches_are_in_turn(place: str) -> None:
     assert bool(marks) == (place != "none")
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_loops_join_cuda_graphs_unless_launches_are_inside(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    fun, traced = PLACES[place][0], []
+    jitted = cavs.concurrent_jit(lambda x: (traced.append(x), fun(x))[1])
+    jitted(jnp.int32(0))
+    assert (jitted._chosen is jitted._looping) == (place == "none")
+    assert jitted._cache_size() == len(traced) == 1
+
+
 def test_it_is_jit() -> None:
     """Static and keyword arguments, trees, donation, options, and what is compiled once is not again."""
 

@@ -18,6 +18,15 @@ TASK_OVERHEAD_ROWS, TASK_OVERHEAD_ROWS_GPU = 8, 256
 # No task is narrower. XLA turns a gather of one row into a slice and fuses it with its reader. It must then copy the whole
 # tensor in every iteration of the loop, because the loop also writes the tensor (seen with JAX 0.10.2 on CPU).
 SMALLEST_TASK = 2
+# The widths of tasks, widest first, of batches of at most so many inner rows. The widest task is also the slack at both ends of
+# dynamic tensors.
+WIDTHS = (
+    (64, (4, SMALLEST_TASK)),
+    (512, (64, 16, 4, SMALLEST_TASK)),
+    (8192, (128, 64, 16, 4, SMALLEST_TASK)),
+    (np.inf, (1024, 256, 64, 16, 4, SMALLEST_TASK)),
+)
+WIDTHS_GPU = ((64, (16,)), (512, (64, 16)), (2048, (128, 16)), (8192, (256, 64, 16)), (np.inf, (1024, 256, 64, 16)))
 # Number of inner vertices whose parameter gradients are one lazy product. 4 to 8 thousand saturate it, but each window costs
 # a pass over its tensors (Tree-FC, 16,320 vertices, hidden 256: 91 ms per step with four windows, 65 ms with one).
 LAZY_WINDOW = 32768
@@ -54,13 +63,8 @@ def task_classes(
     room = min(fan, max(SMALL_FAN_IN, edges_per_row if num_inner > 64 else 0))
     if policy == "serial":
         return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
-    if gpu:
-        top = 16 if num_inner <= 64 else 64 if num_inner <= 512 else 256 if num_inner <= 8192 else 1024
-        widths = (1024, 256, 64, 16)
-    else:
-        top = 4 if num_inner <= 64 else 64 if num_inner <= 512 else 128 if num_inner <= 8192 else 1024
-        widths = (1024, 256, 64, 16, 4, SMALLEST_TASK) if top == 1024 else (128, 64, 16, 4, SMALLEST_TASK)
-    ladder = [w for w in widths if w <= min(top, window // 2)]
+    widths = next(widths for most, widths in (WIDTHS_GPU if gpu else WIDTHS) if num_inner <= most)
+    ladder = [w for w in widths if w <= window // 2]
     classes = [(w, w * room) for w in ladder]
     if fan > room:
         # The narrowest tasks have room for a vertex of 16 children, or of 64. All fan-ins up to that have the same classes.
