@@ -197,9 +197,15 @@ def test_abandoned_loops_leave_nothing_behind() -> None:
     without = resources()
     graphs = GRAPHS[:20]
     loader = cavs.data.Loader(graphs, 2, workers=1, ahead=1, steps=1)
+    list(loader)  # its thread begins the next epoch
+    whole = resources()
+    assert whole[0] == without[0] + 1
     list(loader)
+    assert resources() == whole
+    next(iter(loader))  # abandoned: ends the thread
     random.seed(0)
     before = resources()
+    assert before[0] == without[0]
     for _ in range(60):
         loop = iter(loader)
         try:

@@ -67,17 +67,23 @@ class Delivery:
         me = jax.process_index()
         self._here = [0] if mesh is None else [i for i, d in enumerate(mesh.devices.flat) if d.process_index == me]
 
-    def of(self, epoch: Epoch, workers: int | None = None, ahead: int | None = None) -> Iterator[Batches]:
-        """Yields the batches of an epoch, in order. Closing the iterator ends the thread, and frees the processes."""
-        groups = self._on_host(epoch, self.workers if workers is None else workers)
-        ahead = self.ahead if ahead is None else ahead
-        if ahead:
-            # The thread closes what it runs: the garbage collector may close this iterator from any thread, even from that one.
-            with contextlib.closing(prefetch(groups, send, ahead, groups.close)) as sent:
-                yield from sent
-            return
-        with contextlib.closing(groups):
+    def of(self, epoch: Epoch, workers: int | None = None) -> Iterator[Batches]:
+        """Yields the batches of an epoch, in order. Closing the iterator frees the processes."""
+        with contextlib.closing(self._on_host(epoch, self.workers if workers is None else workers)) as groups:
             yield from map(send, groups) if self._settings.mesh is not None else groups
+
+    def across(self, epochs: Iterator[Epoch]) -> Generator[tuple[Epoch, Batches], None, None]:
+        """Yields the batches of several epochs, which a thread prepares and sends. Closing the iterator ends the thread."""
+
+        def on_host() -> Generator[tuple[Epoch, Batches], None, None]:
+            for epoch in epochs:
+                with contextlib.closing(self._on_host(epoch, self.workers)) as groups:
+                    for batches in groups:
+                        yield epoch, batches
+
+        # The thread closes what it runs: the garbage collector may close this iterator from any thread, even from that one.
+        items = on_host()
+        return prefetch(items, lambda item: (item[0], send(item[1])), self.ahead, items.close)
 
     def _on_host(self, epoch: Epoch, workers: int) -> Generator[Batches, None, None]:
         planned = epoch.planned
@@ -98,8 +104,17 @@ class Delivery:
         """The batches of an epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
         kinds = [(int(epoch.planned.shape[some[0]]), len(some)) for some in epoch.order]
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
-        with contextlib.closing(self.of(epoch._replace(order=firsts), 0, 0)) as found:  # type: ignore[type-var]
+        with contextlib.closing(self.of(epoch._replace(order=firsts), 0)) as found:  # type: ignore[type-var]
             return [jax.tree.map(_struct, batches) for batches in found]
+
+    def padding(self, epoch: Epoch, number: int) -> float:
+        """The fraction of padding of an epoch's batches of one shape."""
+        mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.devices))
+        used = sum(
+            int(np.diff(m.graphs.vertex_offsets)[np.concatenate([graphs[i] for i in mine])].sum())
+            for m, graphs in zip(self._members, epoch.planned.graphs, strict=True)
+        )
+        return 1 - used / (len(mine) * sum(one.vertices for one in self._shapes.all[number]))
 
     def _schedules(self, planned: Planned, m: int, parts: list[int], workers: int) -> Iterator[tuple[Graphs, Schedule]]:
         member = self._members[m]

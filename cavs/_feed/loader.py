@@ -16,6 +16,7 @@ from cavs._feed.delivery import Delivery, Epoch
 from cavs._feed.epochs import epoch_batches, strata_of_batches
 from cavs._feed.plan import Shapes, plan, plan_samples
 from cavs._feed.settings import AHEAD, Sample, Settings, Source, checked, members_of, most_workers, steps_for
+from cavs._feed.stream import Stream
 from cavs._graphs.checks import Index
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.tasks import LAZY_WINDOW
@@ -68,7 +69,8 @@ class Loader:
         steps: training steps in one dispatch. `None`: 1 on a CPU, and about 16 on a GPU. With `steps=1` the loader yields
             single batches without the class `Batches`, also for functions under plain `jax.jit`.
         workers: processes that schedule. `None`: by the device, and more of them if the training loop waits for batches.
-        ahead: dispatches that a thread prepares and sends ahead of the loop; 0 for no thread. `None`: 2 on a GPU, else 0.
+        ahead: dispatches that a thread prepares and sends ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
+            on a GPU, else 0.
         mesh: a mesh of one axis. Each batch is dealt to its devices, with equal numbers of graphs and about equal costs.
         policy: as in [`cavs.schedule`][].
         kinds: as in [`cavs.schedule`][].
@@ -135,6 +137,7 @@ class Loader:
         self.epoch, self.batch, self.waited = 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
         self._cached: Epoch | None = None
+        self._stream: Stream | None = None
 
     def __len__(self) -> int:
         """The number of batches of an epoch.
@@ -179,7 +182,7 @@ class Loader:
                 "Loader.restore: state: got the position of a loader with other batches; expected one of the same graphs, "
                 "batch size, seed, group, shapes and steps. At the end of an epoch (batch 0) these may change."
             )
-        self.epoch, self.batch, self._restored = state["epoch"], state["batch"], True
+        self.epoch, self.batch, self._restored, self._stream = state["epoch"], state["batch"], True, None
 
     def examples(self) -> list[Batches]:
         """What this epoch yields, as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
@@ -233,21 +236,46 @@ class Loader:
         while some := [np.atleast_1d(numbers[index]) for index in itertools.islice(source, CHUNK)]:
             yield self._plan(self.epoch, some)
 
+    def _batches_of_epoch(self) -> Iterator[Batches]:
+        """The rest of this epoch, on the device. Closing the iterator ends a thread that prepares it."""
+        if not (self._delivery.ahead and isinstance(self._given, int | list) and len(self)):
+            for epoch in self._epochs():
+                with contextlib.closing(self._delivery.of(epoch)) as found:  # type: ignore[type-var]
+                    yield from found
+            return
+        stream, self._stream = self._stream, None
+        if stream is None or self.batch or not stream.begins(self.epoch):
+            this = weakref.ref(self)  # the thread of the stream must not keep the loader
+
+            def planned(number: int) -> Epoch | None:
+                return None if (loader := this()) is None else loader._plan(number, loader._batches(number))
+
+            stream = Stream(self._delivery, self._planned(self.epoch).after(self.batch), planned)
+        try:
+            for epoch, batches in stream.epoch():
+                if self._cached is None or self._cached.number != epoch.number:
+                    self._cached = epoch
+                yield batches
+                del batches
+        except BaseException:
+            stream.close()
+            raise
+        self._stream = stream
+
     def _loop(self) -> Iterator[Any]:
         begun, self.waited = time.perf_counter(), 0.0
-        for epoch in self._epochs():
-            with contextlib.closing(self._delivery.of(epoch)) as found:  # type: ignore[type-var]
-                while True:
-                    asked = time.perf_counter()
-                    batches = next(found, None)
-                    self.waited += time.perf_counter() - asked
-                    if batches is None:
-                        break
-                    self.batch += len(batches)
-                    batches._loader = weakref.ref(self)
-                    yield batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
-                    del batches  # not kept while waiting for the next one
-                    self._seconds = time.perf_counter() - begun
+        with contextlib.closing(self._batches_of_epoch()) as found:  # type: ignore[type-var]
+            while True:
+                asked = time.perf_counter()
+                batches = next(found, None)
+                self.waited += time.perf_counter() - asked
+                if batches is None:
+                    break
+                self.batch += len(batches)
+                batches._loader = weakref.ref(self)
+                yield batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
+                del batches  # not kept while waiting for the next one
+                self._seconds = time.perf_counter() - begun
         self.epoch, self.batch = self.epoch + 1, 0
         if self._settings.workers is None and self.waited > LONG_WAIT * self._seconds:
             self._delivery.workers = max(self._delivery.workers, min(2 * self._delivery.workers or 1, most_workers()))
@@ -265,16 +293,6 @@ class Loader:
             rows, times = sum(one.vertices for one in shape), int((number == i).sum())
             padding = ""
             if self._cached is not None and times:
-                padding = f", {100 * self._padding(self._cached, i):.0f} % padding"
+                padding = f", {100 * delivery.padding(self._cached, i):.0f} % padding"
             lines.append(f"  shape of {shape[0].graphs} graphs, {rows} vertices: {times} batches of this epoch{padding}")
         return "\n".join(lines)
-
-    def _padding(self, epoch: Epoch, number: int) -> float:
-        """The fraction of padding of the batches of one shape."""
-        devices = self._delivery.devices
-        mine = np.flatnonzero((epoch.planned.shape == number).repeat(devices))
-        used = sum(
-            int(np.diff(m.graphs.vertex_offsets)[np.concatenate([graphs[i] for i in mine])].sum())
-            for m, graphs in zip(self._members, epoch.planned.graphs, strict=True)
-        )
-        return 1 - used / (len(mine) * sum(one.vertices for one in self._shapes.all[number]))
