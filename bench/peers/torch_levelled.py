@@ -98,6 +98,7 @@ def carry(table, levels, kids, inner):
     sizes = np.asarray(levels.sizes, np.int64)
     reader = np.full(len(table) + len(levels.left), len(sizes))  # last level that reads a row; roots: none
     reader[kids] = np.repeat(np.arange(len(sizes)), 2 * sizes)  # of several readers, as in a DAG, the last one stays
+    reader[levels.roots] = len(sizes)  # outputs stay until the end, if they are children, too
     place = np.empty(len(reader), np.int64)  # of a live row in the table
     live, total, first = np.arange(len(table)), len(table), 0
     place[live] = live
