@@ -94,6 +94,8 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
         options.schedule["exact"] = True
     if chance(0.2):
         options.schedule["window"] = 256
+    if engine == "scan" and chance(0.3):
+        options.schedule["scripts"] = True  # tasks as on a GPU
     return Case(seed, program, forest, kinds, options)
 
 

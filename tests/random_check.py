@@ -259,7 +259,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     F = cavs.VertexFunction(fn, state=state, arity=spec.arity, optimizations=optimizations)
     top = cavs.VertexFunction(top_net if None in fns else {k: top_net for k in fns}, state=(TOP[1],))
     engine = Persistent(interpret=True) if how.engine == INTERPRET else how.engine
-    sched = cavs.schedule(build(case), scripts=True if how.engine == INTERPRET else None, **how.schedule)
+    sched = cavs.schedule(build(case), **({"scripts": True} if how.engine == INTERPRET else {}), **how.schedule)
     if how.engine == INTERPRET and not sched.shape.levels:
         raise NotForThisEngine("the batch has no scripts: no vertex with children, or several kinds of them")
     at, count = rows_wanted(case), sum(map(len, case.graphs))

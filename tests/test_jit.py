@@ -83,10 +83,12 @@ def test_launches_are_in_turn(place: str) -> None:
 def test_loops_join_cuda_graphs_unless_launches_are_inside(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     fun, traced = PLACES[place][0], []
-    jitted = cavs.concurrent_jit(lambda x: (traced.append(x), fun(x))[1])
-    jitted(jnp.int32(0))
-    assert (jitted._chosen is jitted._looping) == (place == "none")
-    assert jitted._cache_size() == len(traced) == 1
+    jitted = cavs.concurrent_jit(lambda x, y: (traced.append(x), fun(x) if y.shape else x)[1])
+    for y in (np.ones(()), np.ones(1), np.zeros(1)):  # the first call has no launches
+        jitted(jnp.int32(0), y)
+    without, with_launches = jitted._chosen.values()
+    assert without is jitted._looping and with_launches is (jitted._looping if place == "none" else jitted._launching)
+    assert jitted._cache_size() == len(traced) == 2
 
 
 def test_it_is_jit() -> None:

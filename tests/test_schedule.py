@@ -15,9 +15,9 @@ from tests.schedule_checks import check, dags
 
 
 @hypothesis.settings(deadline=None, max_examples=60)
-@hypothesis.given(dags(), st.booleans(), st.booleans(), st.sampled_from(["batching", "serial"]))
-def test_schedules_of_random_graphs(graphs: cavs.Graphs, kinds: bool, exact: bool, policy: str) -> None:
-    check(graphs, cavs.schedule(graphs, kinds=kinds, exact=exact, policy=policy))
+@hypothesis.given(dags(), st.booleans(), st.booleans(), st.sampled_from(["batching", "serial"]), st.booleans())
+def test_schedules_of_random_graphs(graphs: cavs.Graphs, kinds: bool, exact: bool, policy: str, scripts: bool) -> None:
+    check(graphs, cavs.schedule(graphs, kinds=kinds, exact=exact, policy=policy, scripts=scripts))
 
 
 @pytest.mark.parametrize("name", [*BATCHES, *WIDE])
@@ -25,6 +25,7 @@ def test_schedules_of_random_graphs(graphs: cavs.Graphs, kinds: bool, exact: boo
 def test_schedules_of_odd_graphs(name: str, exact: bool) -> None:
     graphs = (BATCHES | WIDE)[name]
     check(graphs, cavs.schedule(graphs, exact=exact))
+    check(graphs, cavs.schedule(graphs, exact=exact, scripts=True))
     check(graphs, cavs.schedule(graphs, exact=exact, policy="serial"))
 
 

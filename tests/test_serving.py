@@ -52,6 +52,16 @@ def test_odd_graphs_fit_their_own_ladder(name: str) -> None:
     check(BATCHES[name], sched)
 
 
+@pytest.mark.parametrize("chains", [40, 200])
+def test_levels_of_several_kinds_fit_the_ladder_of_a_gpu(chains: int) -> None:
+    graphs = with_kinds(cavs.from_lengths([30] * chains), ("a", "b"), seed=1)
+    for scripts in (False, True):
+        shapes = ladder_of(graphs, len(graphs), 3, scripts=scripts)
+        sched = schedule_into(graphs, shapes)
+        assert sched is not None, why_not(graphs, shapes)
+        check(graphs, sched)
+
+
 def test_any_batch_of_trees_through_one_file() -> None:
     pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
     trees = joined([random_binary_tree(n, seed=n) for n in (1, 2, 3, 5, 8, 13, 21)])

@@ -67,23 +67,26 @@ class Delivery:
         me = jax.process_index()
         self._here = [0] if mesh is None else [i for i, d in enumerate(mesh.devices.flat) if d.process_index == me]
 
-    def of(self, epoch: Epoch, workers: int | None = None) -> Iterator[Batches]:
-        """Yields the batches of an epoch, in order. Closing the iterator frees the processes."""
+    def of(self, epoch: Epoch) -> Iterator[Batches]:
+        """Yields the batches of an epoch, in order. Closing the iterator ends the thread, and frees the processes."""
+        with contextlib.closing(self.across(iter([epoch])) if self.ahead else self._here_and_now(epoch)) as found:
+            yield from found
+
+    def _here_and_now(self, epoch: Epoch, workers: int | None = None) -> Generator[Batches, None, None]:
         with contextlib.closing(self._on_host(epoch, self.workers if workers is None else workers)) as groups:
             yield from map(send, groups) if self._settings.mesh is not None else groups
 
-    def across(self, epochs: Iterator[Epoch]) -> Generator[tuple[Epoch, Batches], None, None]:
+    def across(self, epochs: Iterator[Epoch]) -> Generator[Batches, None, None]:
         """Yields the batches of several epochs, which a thread prepares and sends. Closing the iterator ends the thread."""
 
-        def on_host() -> Generator[tuple[Epoch, Batches], None, None]:
+        def on_host() -> Generator[Batches, None, None]:
             for epoch in epochs:
                 with contextlib.closing(self._on_host(epoch, self.workers)) as groups:
-                    for batches in groups:
-                        yield epoch, batches
+                    yield from groups
 
         # The thread closes what it runs: the garbage collector may close this iterator from any thread, even from that one.
         items = on_host()
-        return prefetch(items, lambda item: (item[0], send(item[1])), self.ahead, items.close)
+        return prefetch(items, send, self.ahead, items.close)
 
     def _on_host(self, epoch: Epoch, workers: int) -> Generator[Batches, None, None]:
         planned = epoch.planned
@@ -104,7 +107,7 @@ class Delivery:
         """The batches of an epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
         kinds = [(int(epoch.planned.shape[some[0]]), len(some)) for some in epoch.order]
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
-        with contextlib.closing(self.of(epoch._replace(order=firsts), 0)) as found:  # type: ignore[type-var]
+        with contextlib.closing(self._here_and_now(epoch._replace(order=firsts), 0)) as found:
             return [jax.tree.map(_struct, batches) for batches in found]
 
     def padding(self, epoch: Epoch, number: int) -> float:

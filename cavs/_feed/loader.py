@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from cavs._feed.batches import Batches
 from cavs._feed.delivery import Delivery, Epoch
+from cavs._feed.epoch_plans import EpochPlans
 from cavs._feed.epochs import epoch_batches, strata_of_batches
 from cavs._feed.plan import Shapes, plan, plan_samples
 from cavs._feed.settings import AHEAD, Sample, Settings, Source, checked, members_of, most_workers, steps_for
@@ -136,8 +137,8 @@ class Loader:
         self._delivery.ahead = (AHEAD if gpu else 0) if ahead is None else ahead
         self.epoch, self.batch, self.waited = 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
-        self._cached: Epoch | None = None
         self._stream: Stream | None = None
+        self._plans = EpochPlans()
 
     def __len__(self) -> int:
         """The number of batches of an epoch.
@@ -173,20 +174,21 @@ class Loader:
         Raises:
             ValueError: within an epoch, if this loader yields other batches than the one that was saved.
         """
-        before, self._cached = self._steps, None
+        before, self._stream, self._plans = self._steps, None, EpochPlans()
         self._steps = state["steps"] if self._settings.steps is None else self._steps
         known = isinstance(self._given, int | list)
         if known and state["batch"] and state["order"] != self._planned(state["epoch"]).checksum:
-            self._steps, self._cached = before, None
+            self._steps, self._plans = before, EpochPlans()
             raise ValueError(
                 "Loader.restore: state: got the position of a loader with other batches; expected one of the same graphs, "
                 "batch size, seed, group, shapes and steps. At the end of an epoch (batch 0) these may change."
             )
-        self.epoch, self.batch, self._restored, self._stream = state["epoch"], state["batch"], True, None
+        self.epoch, self.batch, self._restored = state["epoch"], state["batch"], True
 
     def examples(self) -> list[Batches]:
         """What this epoch yields, as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
-        return [] if self._cached is None else self._delivery.examples(self._cached)
+        plan = self._plans.latest(self.epoch)
+        return [] if plan is None else self._delivery.examples(plan)
 
     def _choose_shapes(self, batch: int) -> None:
         epochs = min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(self)))
@@ -216,9 +218,7 @@ class Loader:
         return rows
 
     def _planned(self, epoch: int) -> Epoch:
-        if self._cached is None or self._cached.number != epoch:
-            self._cached = self._plan(epoch, self._batches(epoch))
-        return self._cached
+        return self._plans.of(epoch, self.epoch, lambda: self._plan(epoch, self._batches(epoch)))
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
         planned = plan(self._members, self._shapes, batches, self._sizes, self._delivery.devices)
@@ -246,17 +246,10 @@ class Loader:
         stream, self._stream = self._stream, None
         if stream is None or self.batch or not stream.begins(self.epoch):
             this = weakref.ref(self)  # the thread of the stream must not keep the loader
-
-            def planned(number: int) -> Epoch | None:
-                return None if (loader := this()) is None else loader._plan(number, loader._batches(number))
-
+            planned = lambda number: None if (loader := this()) is None else loader._planned(number)  # noqa: E731
             stream = Stream(self._delivery, self._planned(self.epoch).after(self.batch), planned)
         try:
-            for epoch, batches in stream.epoch():
-                if self._cached is None or self._cached.number != epoch.number:
-                    self._cached = epoch
-                yield batches
-                del batches
+            yield from stream.epoch()
         except BaseException:
             stream.close()
             raise
@@ -288,11 +281,12 @@ class Loader:
         waits = f"{delivery.workers} processes, {self._steps} steps per dispatch, {delivery.ahead} dispatches sent ahead"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
         lines += [f"  {waits}; {delivery.devices} devices", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
-        number = np.zeros(0, int) if self._cached is None else self._cached.planned.shape
+        plan = self._plans.latest(self.epoch)
+        number = np.zeros(0, int) if plan is None else plan.planned.shape
         for i, shape in enumerate(self._shapes.all):
             rows, times = sum(one.vertices for one in shape), int((number == i).sum())
             padding = ""
-            if self._cached is not None and times:
-                padding = f", {100 * delivery.padding(self._cached, i):.0f} % padding"
+            if plan is not None and times:
+                padding = f", {100 * delivery.padding(plan, i):.0f} % padding"
             lines.append(f"  shape of {shape[0].graphs} graphs, {rows} vertices: {times} batches of this epoch{padding}")
         return "\n".join(lines)

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._feed.batches import Batches
 from cavs._graphs.pytree import PyTree
-from cavs._run.concurrent_jit import Concurrent, Found, in_turn
+from cavs._run.concurrent_jit import Concurrent, in_turn
 from cavs._run.manual_axes import varying
 
 UNROLL = 4  # training steps in one CUDA graph
@@ -36,8 +36,7 @@ class Step:
     def __init__(self, fun: OneStep, unroll: int | None, donate: bool):
         functools.update_wrapper(self, fun)
         self._fun, self._unroll, self._donate = fun, unroll, donate
-        self._found = Found()
-        self._jitted = Concurrent(self._run, self._found, donate_argnums=0 if donate else ())
+        self._jitted = Concurrent(self._run, donate_argnums=0 if donate else ())
         self._mine: frozenset[int] = frozenset()
         self._last: PyTree = None
         self._known: set[Hashable] = set()
@@ -117,7 +116,7 @@ class Step:
 
     def _ordered(self, fun: OneStep) -> OneStep:
         """On a GPU, launches of engine `persistent` run in turn, because XLA runs independent kernels at the same time."""
-        return in_turn(fun, self._found) if jax.default_backend() == "gpu" else fun
+        return in_turn(fun) if jax.default_backend() == "gpu" else fun
 
     def _compile_others(self, state: PyTree, batches: PyTree) -> None:
         """Compiles in the background what the loader will yield in this epoch, while training goes on."""

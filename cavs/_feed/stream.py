@@ -9,39 +9,44 @@ from cavs._feed.delivery import Delivery, Epoch
 
 
 class Stream:
-    """The batches of a loader, from some epoch on. Its thread ends if it is closed or nothing refers to it.
+    """The batches of a loader, from some epoch on. The thread ends when the stream is closed, or when nothing refers to it.
 
     Args:
         delivery: turns plans into batches.
         first: the epoch that is delivered first, or the rest of it.
-        planned: returns the epoch of a number, at least one batch; runs on the thread. `None` ends the stream.
+        planned: returns the plan of an epoch, from its number; runs on the thread. `None` ends the stream.
     """
 
     def __init__(self, delivery: Delivery, first: Epoch, planned: Callable[[int], Epoch | None]):
+        # The thread appends the number of dispatches of each epoch before it prepares the first one.
+        lengths = [len(first.order)]
+
         def epochs() -> Iterator[Epoch]:
             yield first
             for number in itertools.count(first.number + 1):
                 epoch = planned(number)
                 if epoch is None:
                     return
+                lengths.append(len(epoch.order))
                 yield epoch
 
-        self._items = delivery.across(epochs())
-        self._number, self._left = first.number, len(first.order)
+        self._items, self._lengths = delivery.across(epochs()), lengths
+        self._first, self._done = first.number, 0
         self._made_in = os.getpid()
 
     def begins(self, number: int) -> bool:
         """Whether the next batch is the first one of the epoch `number`, in this process."""
-        return self._number == number and self._left < 0 and self._made_in == os.getpid()
+        return self._done > 0 and self._first + self._done == number and self._made_in == os.getpid()
 
-    def epoch(self) -> Iterator[tuple[Epoch, Batches]]:
+    def epoch(self) -> Iterator[Batches]:
         """Yields the batches of the next epoch, or the rest of the first one."""
-        while self._left:
-            epoch, batches = next(self._items)
-            self._left = (len(epoch.order) if self._left < 0 else self._left) - 1
-            yield epoch, batches
+        received = 0
+        while self._done == len(self._lengths) or received < self._lengths[self._done]:
+            batches = next(self._items)
+            received += 1
+            yield batches
             del batches  # not kept while waiting for the next one
-        self._number, self._left = self._number + 1, -1
+        self._done += 1
 
     def close(self) -> None:
         """Ends the thread. In a fork of the process there is none."""

@@ -10,9 +10,8 @@ depend on the launch before it.
 """
 
 import contextlib
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import jax
@@ -30,7 +29,7 @@ from cavs.kernels import begin_p, end_p
 _BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
 # Loops are part of the CUDA graph, too. Otherwise the host starts each iteration of engine `scan` and waits for its end: on one
 # H200 (2026-11-24), a Tree-LSTM step of engine `scan` at hidden 512 and batch 64 takes 1.26 ms, and 1.96 ms without this. With
-# launches of engine `persistent` inside it costs time (0.31 and 0.30 ms; batch 1: 0.24 and 0.10 ms). The list replaces XLA's.
+# launches of engine `persistent` it is slower: 0.42 instead of 0.30 ms (batch 1: 0.24 and 0.10). The list replaces that of XLA.
 _IN_GRAPHS = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION", "CONDITIONAL", "WHILE")
 _LOOPS = {"xla_gpu_enable_command_buffer": ",".join(_IN_GRAPHS)}
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
@@ -67,38 +66,33 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
         raise TypeError(
             f"concurrent_jit: fun: got a {type(fun).__name__}; expected a function. Write cavs.concurrent_jit(step)."
         )
-    found = Found()
-    return Concurrent(in_turn(fun, found), found, **options)
-
-
-@dataclasses.dataclass
-class Found:
-    """What `in_turn` found in a function when JAX traced it: whether there are launches of engine `persistent`."""
-
-    launches: bool = False
+    return Concurrent(in_turn(fun), **options)
 
 
 class Concurrent:
     """A function compiled with XLA's options for a GPU; on other devices XLA ignores them.
 
-    The first call decides whether loops become part of CUDA graphs: yes, unless a launch of engine `persistent` is inside.
+    Loops become part of CUDA graphs if no launch of engine `persistent` is inside. For each structure and shapes of arguments,
+    the first call traces the function to find out.
+
+    Args:
+        fun: the function, with its launches `in_turn`.
+        options: the keyword arguments of `jax.jit`.
     """
 
-    def __init__(self, fun: Callable[..., PyTree], found: Found, **options: Any):
+    def __init__(self, fun: Callable[..., PyTree], **options: Any):
         functools.update_wrapper(self, fun)
-        self._found = found
         given = options.pop("compiler_options", None) or {}
         self._launching: Any = jax.jit(fun, compiler_options=_BESIDE | given, **options)
         self._looping: Any = jax.jit(fun, compiler_options=_BESIDE | _LOOPS | given, **options)
-        self._chosen: Any = None
+        self._chosen: dict[Hashable, Any] = {}
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        chosen = self._chosen or self._choose(*args, **kwargs)
-        return chosen(*args, **kwargs)
+        return self._jitted(args, kwargs)(*args, **kwargs)
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """As the method of what `jax.jit` returns."""
-        return (self._chosen or self._choose(*args, **kwargs)).lower(*args, **kwargs)
+        return self._jitted(args, kwargs).lower(*args, **kwargs)
 
     def trace(self, *args: PyTree, **kwargs: PyTree) -> Any:
         """As the method of what `jax.jit` returns."""
@@ -107,16 +101,19 @@ class Concurrent:
     def _cache_size(self) -> int:
         return self._launching._cache_size() + self._looping._cache_size()
 
-    def _choose(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        loops = jax.default_backend() == "gpu"
-        if loops:
-            self.trace(*args, **kwargs)  # both functions share what JAX traces
-        self._chosen = self._looping if loops and not self._found.launches else self._launching
-        return self._chosen
+    def _jitted(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any:
+        if jax.default_backend() != "gpu":
+            return self._launching
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        key = tree, *((x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves)
+        if key not in self._chosen:
+            jaxpr = self.trace(*args, **kwargs).jaxpr  # both functions share what JAX traces
+            self._chosen[key] = self._launching if _has_launches(jaxpr.eqns) else self._looping
+        return self._chosen[key]
 
 
-def in_turn(fun: Callable[..., PyTree], found: Found) -> Callable[..., PyTree]:
-    """Returns `fun` with each launch made to depend on the launch before it, and notes whether there is one."""
+def in_turn(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fun` with each launch made to depend on the launch before it."""
 
     @functools.wraps(fun)
     def ordered(*args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -132,8 +129,7 @@ def in_turn(fun: Callable[..., PyTree], found: Found) -> Callable[..., PyTree]:
 
         given = [leaves[n] for n in traced]
         closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*given)
-        outs, last = _run(*opened(cast(ClosedJaxpr, closed)), given, None)
-        found.launches |= last is not None
+        outs, _ = _run(*opened(cast(ClosedJaxpr, closed)), given, None)
         return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
     return ordered
@@ -161,11 +157,11 @@ def _run(
     for eqn in jaxpr.eqns:
         operands = [read(x) for x in eqn.invars]
         with eqn.ctx.manager, _scope(eqn.source_info.name_stack):
-            if eqn.primitive is begin_p and before is not None:
-                outs = [operands[0] + jnp.where(before == _NEVER, 1, 0)]
+            if eqn.primitive is begin_p and before is not None:  # the mark stays, for `_has_launches`
+                outs = bind(eqn, [operands[0] + jnp.where(before == _NEVER, 1, 0)])
             elif eqn.primitive is end_p:
                 outs, before = operands, operands[0][0]
-            elif _launches(eqn):
+            elif any(_has_launches(jaxpr.eqns) for jaxpr in bodies_in(eqn)):
                 outs, before = _inside(eqn, operands, before)
             else:
                 outs = bind(eqn, operands)
@@ -220,7 +216,6 @@ def _scope(name: object) -> contextlib.AbstractContextManager[object]:
     return jax.named_scope(str(name)) if str(name) else contextlib.nullcontext()
 
 
-def _launches(eqn: Eqn) -> bool:
-    """Returns whether an equation contains a launch."""
-    inner = [e for jaxpr in bodies_in(eqn) for e in jaxpr.eqns]
-    return any(e.primitive is begin_p or _launches(e) for e in inner)
+def _has_launches(eqns: Sequence[Eqn]) -> bool:
+    """Returns whether one of the equations is, or contains, a launch."""
+    return any(e.primitive is begin_p or any(_has_launches(jaxpr.eqns) for jaxpr in bodies_in(e)) for e in eqns)

@@ -47,14 +47,14 @@ def schedule_batches(
         forest, sizes = order.forest, padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
         groups = groups_of(sizes, batches, order.rooted, forest, order.fan_in, options)
         num_classes = groups.num_classes
-        tasks = cut_tasks(order, groups.classes, groups.class_of, num_classes, serial, options.overhead)
+        tasks = cut_tasks(order, groups.classes, groups.class_of, num_classes, serial)
         shapes, which, window_of = shapes_of(options, names, graphs._facts.arity, groups, tasks)
     else:
         forest = fixed_forest(options.fixed, numbers, order)
         classes = list(dict.fromkeys(shape.classes for shape in options.fixed))
         class_of = np.array([classes.index(shape.classes) for shape in options.fixed])[numbers]
         num_classes = np.array([len(some) for some in classes])[class_of]
-        tasks = cut_tasks(order, classes, class_of, num_classes, serial, options.overhead)
+        tasks = cut_tasks(order, classes, class_of, num_classes, serial)
         shapes, which, window_of = list(options.fixed), numbers.tolist(), fixed_windows(options, numbers, tasks)
     num_loops = len(names) * num_classes
     rounds = cut_rounds(tasks, window_of, num_loops)

@@ -9,13 +9,7 @@ import numpy as np
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._schedule.rounds import cut_windows
 from cavs._schedule.schedule import Shape
-from cavs._schedule.tasks import (
-    TASK_OVERHEAD_ROWS,
-    TASK_OVERHEAD_ROWS_GPU,
-    Classes,
-    Tasks,
-    task_classes,
-)
+from cavs._schedule.tasks import Classes, Tasks, task_classes
 
 _LADDER = np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)])
 # Large sizes are multiples of 32: on GPUs XLA splits the sums of weight gradients eightfold, and pads copies if it cannot.
@@ -38,11 +32,6 @@ class Options(NamedTuple):
     fields: tuple[str, ...] = ()
     scripts: bool = False
     fixed: tuple[Shape, ...] = ()  # if given, the shape of each batch is one of these, which the caller chose
-
-    @property
-    def overhead(self) -> int:
-        """The fixed cost of a task, in rows. Schedules with scripts are for a GPU."""
-        return TASK_OVERHEAD_ROWS_GPU if self.scripts else TASK_OVERHEAD_ROWS
 
 
 def bucket(n: int) -> int:

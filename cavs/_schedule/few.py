@@ -161,7 +161,7 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
     if options.policy != "serial" and len({e // w for w, e in classes}) == 1:
         # Levels are cut into tasks of the largest width, and a few smaller ones.
         widths = tuple(w for w, _ in classes)
-        tasks = min(total, total // widths[0] + height * len(names) * int(decomposition(widths, options.overhead)[:, -1].max()))
+        tasks = min(total, total // widths[0] + height * len(names) * int(decomposition(widths)[:, -1].max()))
     windows = (1, int(inner.max()), int(edges.max()))
     if total > options.window:
         _, rows, room = cut_windows(

@@ -20,6 +20,7 @@ def cut_windows(
     rows = window
     width, wide = max(w for w, _ in classes), max(e for _, e in classes)
     room = max(rows * max(-(-e // max(n, 1)) for e, n in zip(edges, inner, strict=True)), 2 * wide)
+    assert 2 * width <= rows, "`task_classes` knows the window"
     change = np.zeros(len(size), bool)
     for sizes, limit in ((size, rows - width), (edges_of, room - wide)):
         before = sizes.cumsum() - sizes

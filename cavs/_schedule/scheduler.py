@@ -45,8 +45,9 @@ def schedule(
         fields: the fields of the graphs to include, of `"input_id"`, `"label"` and `"kind"`. `sched.input_id` is then
             `sched.pad(graphs.input_id, -1)`. A step that needs no other inputs has the schedule as its only argument:
             `step(params, cavs.schedule(batch, fields=("input_id", "label")))`, with `sched.label[sched.roots]` inside.
-        scripts: whether to include the scripts that the engine for NVIDIA GPUs needs. If `None`, they are included if
-            `jax.default_backend()` is `"gpu"`. Set it if schedules are created on a machine or process without the GPU.
+        scripts: whether the schedule is for a GPU: it includes the scripts that engine `persistent` needs, and its tasks have
+            widths that suit a GPU. If `None`, it is if `jax.default_backend()` is `"gpu"`. Set it if schedules are created on a
+            machine or process without the GPU.
 
     Returns:
         The schedule, with its integers in host memory.

@@ -11,21 +11,19 @@ from cavs._schedule.order import Order
 
 Classes: TypeAlias = tuple[tuple[int, int], ...]  # (vertices, edges) that tasks are padded to, widest first
 
-# The fixed cost of a task (loop, slices, reading the weights), in rows. It decides between one wide task and several narrow
-# ones. Measured on a CPU with Tree-LSTM, hidden 64 (about 6 rows) to 256 (about 12 rows). On a GPU a task is a dozen small
-# kernels one after another, some 20 us (H200), in which the chip could compute hundreds of rows.
-TASK_OVERHEAD_ROWS, TASK_OVERHEAD_ROWS_GPU = 8, 256
 # No task is narrower. XLA turns a gather of one row into a slice and fuses it with its reader. It must then copy the whole
 # tensor in every iteration of the loop, because the loop also writes the tensor (seen with JAX 0.10.2 on CPU).
 SMALLEST_TASK = 2
+NARROW_TASK = 4  # worth a loop on a CPU, but not on a GPU
 # The widths of tasks, widest first, of batches of at most so many inner rows. The widest task is also the slack at both ends of
 # dynamic tensors.
 WIDTHS = (
-    (64, (4, SMALLEST_TASK)),
-    (512, (64, 16, 4, SMALLEST_TASK)),
-    (8192, (128, 64, 16, 4, SMALLEST_TASK)),
-    (np.inf, (1024, 256, 64, 16, 4, SMALLEST_TASK)),
+    (64, (NARROW_TASK, SMALLEST_TASK)),
+    (512, (64, 16, NARROW_TASK, SMALLEST_TASK)),
+    (8192, (128, 64, 16, NARROW_TASK, SMALLEST_TASK)),
+    (np.inf, (1024, 256, 64, 16, NARROW_TASK, SMALLEST_TASK)),
 )
+# On a GPU a task is some dozen small kernels one after another, whatever its width. Fewer widths compile faster.
 WIDTHS_GPU = ((64, (16,)), (512, (64, 16)), (2048, (128, 16)), (8192, (256, 64, 16)), (np.inf, (1024, 256, 64, 16)))
 # Number of inner vertices whose parameter gradients are one lazy product. 4 to 8 thousand saturate it, but each window costs
 # a pass over its tensors (Tree-FC, 16,320 vertices, hidden 256: 91 ms per step with four windows, 65 ms with one).
@@ -35,6 +33,15 @@ LARGE_FAN_IN = 64
 # With more levels than this, in all batches, NumPy finds the next task of every level at once; with fewer, a Python loop is
 # faster.
 FEW_RUNS = 24
+
+
+def overhead(widths: tuple[int, ...]) -> int:
+    """The fixed cost of a task (loop, slices, reading the weights), in rows. It decides between a wide task and narrow ones.
+
+    Measured on a CPU with Tree-LSTM: about 6 rows at hidden 64 and 12 at hidden 256. On a GPU hundreds of rows take no longer
+    than a few. The cost follows from the widths alone, so a batch that is scheduled into a known shape gets the same tasks.
+    """
+    return 8 if NARROW_TASK in widths else 256
 
 
 def power_of_two(n: int) -> int:
@@ -76,18 +83,18 @@ def task_classes(
 
 
 @functools.lru_cache(maxsize=32)
-def decomposition(widths: tuple[int, ...], overhead: int = TASK_OVERHEAD_ROWS) -> np.ndarray:
+def decomposition(widths: tuple[int, ...]) -> np.ndarray:
     """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, and how many tasks that is.
 
-    The last task is padded. `overhead` is the fixed cost of a task, in rows.
+    The last task is padded.
     """
-    top = widths[0]
+    top, fixed = widths[0], overhead(widths)
     best = np.full(top + 1, np.inf)
     counts = np.zeros((top + 1, len(widths)), np.int64)
     best[0] = 0
     for n in range(1, top + 1):
         for i, w in enumerate(widths):
-            cost = w + overhead + best[max(n - w, 0)]
+            cost = w + fixed + best[max(n - w, 0)]
             if cost < best[n]:
                 best[n] = cost
                 counts[n] = counts[max(n - w, 0)]
@@ -110,9 +117,7 @@ class Tasks(NamedTuple):
     first: np.ndarray  # (K,) first task of each batch
 
 
-def cut_tasks(
-    order: Order, classes: list[Classes], class_of: np.ndarray, num_classes: np.ndarray, serial: bool, overhead: int
-) -> Tasks:
+def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_classes: np.ndarray, serial: bool) -> Tasks:
     """Cuts the levels of K batches into tasks.
 
     Args:
@@ -121,7 +126,6 @@ def cut_tasks(
         class_of: (K,) index into `classes` of each batch.
         num_classes: (K,) number of classes of each batch.
         serial: whether each task has one vertex.
-        overhead: the fixed cost of a task, in rows.
     """
     counts, edges_before = order.counts[:, 1:], order.edges_before
     num_children = None if order.ragged is None else order.ragged.num_children
@@ -134,13 +138,13 @@ def cut_tasks(
     run_start = (counts.cumsum(1) - counts).ravel()[run]
     run_first = order.inner_start[run_batch, run_kind]
     if len(classes) == 1:
-        of, cls, offset, size = _pieces(run_size, run_first + run_start, num_children, classes[0], serial, overhead)
+        of, cls, offset, size = _pieces(run_size, run_first + run_start, num_children, classes[0], serial)
     else:
         cut = []
         of_run, at = class_of[run_batch], run_first + run_start
         for i, some in enumerate(classes):
             mine = np.flatnonzero(of_run == i)
-            pieces = _pieces(run_size[mine], at[mine], num_children, some, serial, overhead)
+            pieces = _pieces(run_size[mine], at[mine], num_children, some, serial)
             cut.append((mine[pieces[0]], *pieces[1:]))
         of, cls, offset, size = (np.concatenate(x) for x in zip(*cut, strict=True))
         by_run = np.argsort(of, kind="stable")
@@ -169,16 +173,15 @@ def _pieces(
     num_children: np.ndarray | None,
     classes: Classes,
     serial: bool,
-    overhead: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(run, class, offset in the run, number of vertices) of each task. A run is the vertices of one level and kind."""
     if len({edges // width for width, edges in classes}) > 1:
         assert num_children is not None, "at most SMALL_FAN_IN children"
-        return _pieces_by_edges(run_size, run_at, num_children, classes, overhead)
+        return _pieces_by_edges(run_size, run_at, num_children, classes)
     # A task always has room for the edges of its vertices.
     widths = (1,) if serial else tuple(w for w, _ in classes)
     whole, rest = np.divmod(run_size, widths[0])
-    pieces = decomposition(widths, overhead)[rest]
+    pieces = decomposition(widths)[rest]
     per_run = pieces[:, -1] + whole
     pieces = pieces[:, :-1]
     pieces[:, 0] += whole
@@ -191,7 +194,7 @@ def _pieces(
 
 
 def _pieces_by_edges(
-    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: Classes, overhead: int
+    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: Classes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """`_pieces` for mixed fan-in, if a task must fit both the vertices and the edges of its class.
 
@@ -199,7 +202,10 @@ def _pieces_by_edges(
     A Python loop over tasks processes the rest of few, long runs.
     """
     ends = num_children.cumsum()
-    ladder = [(i, w, e) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN]
+    fixed = overhead(tuple(w for w, _ in classes))
+    ladder = [
+        (i, w, e, w + e / SMALL_FAN_IN + fixed) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN
+    ]
     special = len(classes) - 1  # the class of one vertex with very many children, if there is one
     run, offset = np.arange(len(run_size)), np.zeros(len(run_size), np.int64)
     found = []
@@ -207,9 +213,9 @@ def _pieces_by_edges(
         here, end = run_at[run] + offset, run_at[run] + run_size[run]
         done = ends[here] - num_children[here]
         best, cls, taken = np.full(len(run), np.inf), np.full(len(run), special), np.ones(len(run), np.int64)
-        for i, w, e in ladder:
+        for i, w, e, cost in ladder:
             take = np.minimum(ends.searchsorted(done + e, side="right"), np.minimum(here + w, end)) - here
-            score = _task_cost(w, e, overhead) / np.maximum(take, 1e-9)
+            score = cost / np.maximum(take, 1e-9)
             better = (take > 0) & (score < best)
             best[better], cls[better], taken[better] = score[better], i, take[better]
         large = num_children[here] > LARGE_FAN_IN
@@ -217,14 +223,10 @@ def _pieces_by_edges(
         found.append((run, cls, offset, taken))
         more = offset + taken < run_size[run]
         run, offset = run[more], (offset + taken)[more]
-    found.append(_pieces_one_by_one(run, offset, run_size, run_at, num_children, ends, ladder, special, overhead))
+    found.append(_pieces_one_by_one(run, offset, run_size, run_at, num_children, ends, ladder, special))
     of, cls, offset, size = (np.concatenate(x) for x in zip(*found, strict=True))
     by_run = np.argsort(of, kind="stable")
     return of[by_run], cls[by_run], offset[by_run], size[by_run]
-
-
-def _task_cost(width: int, edges: int, overhead: int) -> float:
-    return width + edges / SMALL_FAN_IN + overhead
 
 
 def _pieces_one_by_one(
@@ -234,9 +236,8 @@ def _pieces_one_by_one(
     run_at: np.ndarray,
     num_children: np.ndarray,
     ends: np.ndarray,
-    ladder: list[tuple[int, int, int]],
+    ladder: list[tuple[int, int, int, float]],
     special: int,
-    overhead: int,
 ) -> tuple[np.ndarray, ...]:
     """The tasks of the rest of `runs`, from `offsets` on."""
     groups, cls, starts, sizes = [], [], [], []
@@ -250,9 +251,9 @@ def _pieces_one_by_one(
             else:
                 done = ends_list[here - 1] if here else 0
                 best: tuple[float, int, int] | None = None
-                for i, w, e in ladder:
+                for i, w, e, cost in ladder:
                     take = bisect.bisect_right(ends_list, done + e, here, at + min(offset + w, total)) - here
-                    score = _task_cost(w, e, overhead) / max(take, 1e-9)
+                    score = cost / max(take, 1e-9)
                     if take and (best is None or score < best[0]):
                         best = (score, i, take)
                 assert best is not None, "a vertex that fits no class"
