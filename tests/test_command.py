@@ -258,7 +258,8 @@ def test_out_of_memory_says_what_to_lower(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runs, "init_state", fail)
     (tmp_path / "t.txt").write_text("(3 (1 bad) (2 .))\n" * 3)
     code = cli.main(["train", str(tmp_path / "t.txt"), "--out", str(tmp_path / "run"), "--batch", "2"])
-    assert code == 1 and "out of memory. Lower --batch (now 2) or --hidden (now 100)" in capsys.readouterr().err
+    advice = "out of memory. Lower --batch (now 2) or --hidden (now 100), or write --memory 0.8"
+    assert code == 1 and advice in capsys.readouterr().err
 
 
 def test_an_interrupt_at_start_up_ends_with_code_130(tmp_path):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._dropout import dropout
+from cavs.vertex_programs._dropout import dropout, split_key
 from cavs.vertex_programs._initialisers import glorot
 from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.bilstm import BiLSTM
@@ -80,12 +80,12 @@ class BiLSTMTagger:
             sched: A schedule of the chains.
             back: A schedule of `chains.reversed()`.
             inputs: x of each vertex, (V, E), as for `cavs.run`.
-            key: A key of `jax.random` for dropout, or None for no dropout.
+            key: A key of `jax.random` for dropout, or keys (Vp,), one for each vertex, or None for no dropout.
 
         Returns:
             The logits, (V, C), in the order of the rows of `cavs.run`.
         """
-        keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+        keys = split_key(key, 3)
         h = self.bilstm.run(params["bilstm"], sched, back, dropout(inputs, self.dropout, keys[0]))
         m = jnp.tanh(dropout(h, self.dropout, keys[1]) @ params["w"] + params["b"])
         return dropout(m, self.dropout, keys[2]) @ params["v"] + params["c"]

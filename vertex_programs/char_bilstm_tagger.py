@@ -101,7 +101,7 @@ class CharBiLSTMTagger:
             inputs: Word vectors, (V, E), read at frequent words.
             vectors: The vectors of the spelled words, (S, E), as returned by `vectors`.
             spelled: For each word its row of `vectors`, or -1 for a frequent word, (V,).
-            key: A key of `jax.random` for dropout, or None for no dropout.
+            key: A key of `jax.random` for dropout, or keys (Vp,), one for each word, or None for no dropout.
 
         Returns:
             The logits, (V, C), as from `BiLSTMTagger.run`.

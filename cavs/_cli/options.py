@@ -107,6 +107,12 @@ def _add_training(group: "Group") -> None:
         help="where the accuracy that chooses the best epoch is computed (default: depends on the graphs)",
     )
     group.add_argument("--batch", type=int, metavar="N", help="graphs, sentences or pairs per step (default 20; nmt, tag 32)")
+    group.add_argument(
+        "--memory",
+        metavar="BUDGET",
+        help="most memory of a training step: 2GiB, bytes, a fraction of the device such as 0.5, or min; batches are then "
+        "computed in parts and less is kept, with the same results up to rounding (default none)",
+    )
     group.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 20; lm, nmt 10; tag 12)")
     group.add_argument("--max-steps", type=int, metavar="N", help="stop after N steps in all (default 0: after --epochs)")
     group.add_argument(

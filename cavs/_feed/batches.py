@@ -25,7 +25,7 @@ class Batches:
 
     Attributes:
         tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of batches: (count, ...). With a mesh,
-            the next axis is that of the devices.
+            the next axis is that of the devices; with `parts`, that of the parts.
         count: the number of batches in a stack; `None` for one batch without such an axis.
         mesh: the mesh over whose axis the batch is divided, or `None`.
         loader: the loader that created it, while it exists; not a part of the pytree.
@@ -63,25 +63,26 @@ class Batches:
         return f"Batches({len(self)}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
 
 
-def grouped(trees: Iterable[PyTree], sizes: Iterable[tuple[int | None, int]], mesh: Mesh | None) -> Iterator[Batches]:
+def grouped(trees: Iterable[PyTree], sizes: Iterable[tuple[int | None, int | None]], mesh: Mesh | None) -> Iterator[Batches]:
     """Joins batches in host memory.
 
     Args:
-        trees: pytrees of NumPy arrays: device by device and batch by batch.
-        sizes: for each result, its number of batches, or `None` for one batch without an axis; and the number of devices here.
+        trees: pytrees of NumPy arrays: batch by batch, and for each batch device by device, or part by part.
+        sizes: for each result, its number of batches, or `None` for one batch without an axis; and the number of devices here,
+            or of parts, or `None` for no such axis.
         mesh: as in `Batches`.
 
     Raises:
         TypeError: a leaf is not a NumPy array.
     """
     source = iter(trees)
-    for count, devices in sizes:
-        axes = (*(() if count is None else (count,)), *(() if mesh is None else (devices,)))
+    for count, units in sizes:
+        axes = tuple(n for n in (count, units) if n is not None)
         if not axes:
             yield Batches(next(source), None, mesh)
             continue
         stacks, treedef = [], None
-        for i in range((count or 1) * devices):
+        for i in range((count or 1) * (units or 1)):
             leaves, treedef = jax.tree.flatten(next(source))
             _refuse_others(leaves)
             stacks = stacks or [np.empty((*axes, *x.shape), x.dtype) for x in leaves]

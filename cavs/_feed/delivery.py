@@ -46,8 +46,8 @@ class Epoch(NamedTuple):
     def checksum(self) -> int:
         """A checksum of all batches in the order in which they run, on any number of devices."""
         samples = self.planned.samples
-        devices = len(samples) // max(len(self.planned.shape), 1)
-        batches = [np.sort(np.concatenate(samples[i : i + devices])) for i in range(0, len(samples), max(devices, 1))]
+        units = len(samples) // max(len(self.planned.shape), 1)
+        batches = [np.sort(np.concatenate(samples[i : i + units])) for i in range(0, len(samples), max(units, 1))]
         return zlib.crc32(np.concatenate([np.zeros(0, int), *self.order, *batches]).astype(np.int64).tobytes())
 
 
@@ -55,6 +55,7 @@ class Delivery:
     """How a loader turns plans into batches.
 
     Attributes:
+        units: the devices to which a batch is dealt, or its parts.
         workers: processes that schedule each data set.
         ahead: dispatches that a thread prepares and sends; 0 for no thread.
     """
@@ -63,9 +64,11 @@ class Delivery:
         self._members, self._several, self._shapes, self._settings = members, several, shapes, settings
         self.workers, self.ahead = 0, 0
         mesh = settings.mesh
-        self.devices = 1 if mesh is None else mesh.size
+        self.units = (settings.parts or 1) if mesh is None else mesh.size
         me = jax.process_index()
-        self._here = [0] if mesh is None else [i for i, d in enumerate(mesh.devices.flat) if d.process_index == me]
+        of = [me] * self.units if mesh is None else [d.process_index for d in mesh.devices.flat]
+        self._here = [i for i, process in enumerate(of) if process == me]
+        self._axis = None if mesh is None and settings.parts is None else len(self._here)
 
     def of(self, epoch: Epoch) -> Iterator[Batches]:
         """Yields the batches of an epoch, in order. Closing the iterator ends the thread, and frees the processes."""
@@ -90,7 +93,7 @@ class Delivery:
 
     def _on_host(self, epoch: Epoch, workers: int) -> Generator[Batches, None, None]:
         planned = epoch.planned
-        parts = [batch * self.devices + device for some in epoch.order for batch in some.tolist() for device in self._here]
+        parts = [batch * self.units + unit for some in epoch.order for batch in some.tolist() for unit in self._here]
         with contextlib.ExitStack() as stack:
             streams = []
             for m in range(len(self._members)):
@@ -100,7 +103,7 @@ class Delivery:
                 self._collated(planned.samples[part], planned.present[part], found)
                 for part, found in zip(parts, zip(*streams, strict=True), strict=True)
             )
-            sizes = ((None if len(some) == 1 else len(some), len(self._here)) for some in epoch.order)
+            sizes = ((None if len(some) == 1 else len(some), self._axis) for some in epoch.order)
             yield from grouped(trees, sizes, self._settings.mesh)
 
     def examples(self, epoch: Epoch) -> list[Batches]:
@@ -110,9 +113,17 @@ class Delivery:
         with contextlib.closing(self._here_and_now(epoch._replace(order=firsts), 0)) as found:
             return [jax.tree.map(_struct, batches) for batches in found]
 
+    def largest(self, epoch: Epoch) -> Batches:
+        """The first batch of an epoch, padded to the largest shape, in host memory."""
+        number = max(range(len(self._shapes.all)), key=lambda i: sum(shape.vertices for shape in self._shapes.all[i]))
+        planned = epoch.planned._replace(shape=np.full_like(epoch.planned.shape, number))
+        first = Epoch(epoch.number, planned, [np.zeros(1, int)])
+        with contextlib.closing(self._on_host(first, 0)) as found:
+            return next(found)
+
     def padding(self, epoch: Epoch, number: int) -> float:
         """The fraction of padding of an epoch's batches of one shape."""
-        mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.devices))
+        mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
         used = sum(
             int(np.diff(m.graphs.vertex_offsets)[np.concatenate([graphs[i] for i in mine])].sum())
             for m, graphs in zip(self._members, epoch.planned.graphs, strict=True)
@@ -121,7 +132,7 @@ class Delivery:
 
     def _schedules(self, planned: Planned, m: int, parts: list[int], workers: int) -> Iterator[tuple[Graphs, Schedule]]:
         member = self._members[m]
-        asked = ((planned.graphs[m][part], int(planned.shape[part // self.devices])) for part in parts)
+        asked = ((planned.graphs[m][part], int(planned.shape[part // self.units])) for part in parts)
         return planned_schedules(member.graphs, asked, member.options._replace(fixed=self._shapes.fixed(m)), workers)
 
     def _collated(self, numbers: np.ndarray, present: np.ndarray, found: Sequence[tuple[Graphs, Schedule]]) -> PyTree:

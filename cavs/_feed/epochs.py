@@ -73,6 +73,24 @@ def strata_of_batches(sizes: np.ndarray, batch: int) -> tuple[np.ndarray, np.nda
     return np.argsort(sizes, kind="stable"), full, np.stack([edges[:-1], edges[1:]], 1)
 
 
+def dealt_strata(sizes: np.ndarray, edges: np.ndarray, parts: int) -> np.ndarray:
+    """The strata of the places of a part if batches that have one graph of each stratum are dealt by size to `parts` parts.
+
+    Args:
+        sizes: (G,) the sizes of the graphs, ascending.
+        edges: (batch, 2) the begin and end of the stratum of each place of a batch, ascending.
+        parts: the number of parts, which divides the length of `edges`.
+
+    Returns:
+        (batch / parts, 2) the begin and end of the stratum of each place of a part.
+    """
+    if parts == 1:
+        return edges
+    begin, end = edges[::parts, 0], edges[parts - 1 :: parts, 1]
+    # Graphs of equal sizes may change places.
+    return np.stack([np.searchsorted(sizes, sizes[begin], "left"), np.searchsorted(sizes, sizes[end - 1], "right")], 1)
+
+
 def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np.ndarray:
     """Groups graphs into batches of nearly equal total size, so that few shapes and compilations are needed.
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from cavs._feed.batches import Batches
 from cavs._feed.delivery import Delivery, Epoch
 from cavs._feed.epoch_plans import EpochPlans
-from cavs._feed.epochs import epoch_batches, strata_of_batches
+from cavs._feed.epochs import dealt_strata, epoch_batches, strata_of_batches
 from cavs._feed.plan import Shapes, plan, plan_samples
 from cavs._feed.settings import AHEAD, Sample, Settings, Source, checked, members_of, most_workers, steps_for
 from cavs._feed.stream import Stream
@@ -73,6 +73,8 @@ class Loader:
         ahead: dispatches that a thread prepares and sends ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
             on a GPU, else 0.
         mesh: a mesh of one axis. Each batch is dealt to its devices, with equal numbers of graphs and about equal costs.
+        parts: each batch is dealt to so many parts of one shape, in the same way. Its arrays have a leading axis of parts, for
+            [`cavs.memory.sub_batched`][], and `collate` gets one part at a time. `None`: no such axis.
         policy: as in [`cavs.schedule`][].
         kinds: as in [`cavs.schedule`][].
         window: as in [`cavs.schedule`][].
@@ -101,6 +103,7 @@ class Loader:
         workers: int | None = None,
         ahead: int | None = None,
         mesh: Mesh | None = None,
+        parts: int | None = None,
         policy: str = "batching",
         kinds: bool = True,
         window: int = LAZY_WINDOW,
@@ -109,7 +112,7 @@ class Loader:
         of_samples = [m.graphs for m in self._members if m.pick is None]
         self._num_samples = len(of_samples[0])
         self._sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
-        given = Settings(batches, seed, collate, group, last, shapes, steps, workers, ahead, mesh)
+        given = Settings(batches, seed, collate, group, last, shapes, steps, workers, ahead, mesh, parts)
         self._settings = checked(given, self._num_samples)
         if last == "pad" and collate is None and not any("label" in m.options.fields for m in self._members):
             raise ValueError(
@@ -190,22 +193,41 @@ class Loader:
         plan = self._plans.latest(self.epoch)
         return [] if plan is None else self._delivery.examples(plan)
 
+    @property
+    def steps(self) -> int:
+        """The training steps of one dispatch."""
+        return self._steps
+
+    @property
+    def on_device(self) -> int:
+        """The most batches that are on the device at the same time."""
+        return self._steps * (1 + self._delivery.ahead)
+
+    def largest(self) -> PyTree:
+        """A batch padded to the largest shape that a batch may have, a pytree of NumPy arrays: no other takes more memory.
+
+        Raises:
+            TypeError: the batches come from an iterator.
+        """
+        len(self)
+        return self._delivery.largest(self._planned(self.epoch)).tree
+
     def _choose_shapes(self, batch: int) -> None:
         epochs = min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(self)))
         sample = [some for epoch in range(epochs if self._settings.seed is not None else 1) for some in self._batches(epoch)]
         whole, rest = ([some for some in sample if (len(some) == batch) == full] for full in (True, False))
-        strata: list[tuple[np.ndarray, np.ndarray] | None] = [None, None]
-        if self._settings.group == "balanced" and self._delivery.devices == 1:
-            by_size, *of = strata_of_batches(self._sizes, batch)
-            strata = [(by_size, edges) for edges in of]
-        for some, most, edges in zip((whole, rest), (self._settings.shapes - bool(rest), 1), strata, strict=True):
+        by_size, *edges = strata_of_batches(self._sizes, batch)
+        for some, most, of in zip((whole, rest), (self._settings.shapes - bool(rest), 1), edges, strict=True):
             if some:
+                strata = None
+                if self._settings.group == "balanced":
+                    strata = by_size, dealt_strata(self._sizes[by_size], of, self._delivery.units)
                 # Without a seed all epochs are alike, so these are all batches.
-                self._shapes.add(self._dealt(some), max(1, most), self._settings.seed is None, edges)
+                self._shapes.add(self._dealt(some), max(1, most), self._settings.seed is None, strata)
 
     def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
-        """The samples of each batch and device."""
-        return plan_samples(batches, self._sizes, self._delivery.devices)[0]
+        """The samples of each batch and device, or part."""
+        return plan_samples(batches, self._sizes, self._delivery.units)[0]
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
         """The samples of each batch of an epoch; -1 for stand-ins."""
@@ -221,7 +243,7 @@ class Loader:
         return self._plans.of(epoch, self.epoch, lambda: self._plan(epoch, self._batches(epoch)))
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
-        planned = plan(self._members, self._shapes, batches, self._sizes, self._delivery.devices)
+        planned = plan(self._members, self._shapes, batches, self._sizes, self._delivery.units)
         return Epoch.of(epoch, planned, self._steps)
 
     def _epochs(self) -> Iterator[Epoch]:
@@ -280,7 +302,8 @@ class Loader:
         lines = [f"Loader of {self._num_samples} graphs, batches of {of}{many}, {s.group}, seed {s.seed}"]
         waits = f"{delivery.workers} processes, {self._steps} steps per dispatch, {delivery.ahead} dispatches sent ahead"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
-        lines += [f"  {waits}; {delivery.devices} devices", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
+        units = "devices" if s.parts is None else "parts"
+        lines += [f"  {waits}; {delivery.units} {units}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
         plan = self._plans.latest(self.epoch)
         number = np.zeros(0, int) if plan is None else plan.planned.shape
         for i, shape in enumerate(self._shapes.all):

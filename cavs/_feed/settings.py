@@ -56,6 +56,7 @@ class Settings(NamedTuple):
     workers: int | None
     ahead: int | None
     mesh: Mesh | None
+    parts: int | None = None
 
 
 def members_of(
@@ -116,7 +117,29 @@ def checked(settings: Settings, samples: int) -> Settings:
         raise TypeError(f"Loader: collate: got a {type(settings.collate).__name__}; expected a function of one batch.")
     if mesh is not None:
         _check_mesh(settings, mesh, samples)
+    if settings.parts is not None:
+        _check_parts(settings, settings.parts, samples)
     return settings._replace(batches=min(batches, samples)) if isinstance(batches, int) else settings
+
+
+def _check_parts(settings: Settings, parts: int, samples: int) -> None:
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+        raise ValueError(f"Loader: parts: got {parts!r}; expected an int >= 1 or None, the parts of each batch. Write parts=4.")
+    if settings.mesh is not None:
+        raise ValueError("Loader: parts: got it with a mesh; expected one of them. Write fewer graphs, or more devices.")
+    if not isinstance(settings.batches, int):
+        return
+    batch = min(settings.batches, samples)
+    if batch % parts:
+        raise ValueError(
+            f"Loader: batches: got {batch} for {parts} parts; expected a multiple of their number. Write "
+            f"batches={-(-batch // parts) * parts}."
+        )
+    if settings.last == "short" and samples % batch % parts:
+        raise ValueError(
+            f"Loader: last: got 'short' with a last batch of {samples % batch} graphs for {parts} parts; expected a number "
+            "that they divide. Write last='drop', or last='pad' if the loss leaves out vertices whose label is -1."
+        )
 
 
 def _check_mesh(settings: Settings, mesh: Mesh, samples: int) -> None:

@@ -12,18 +12,9 @@ from cavs._function.jaxprs import Eqn
 from cavs._function.lines import source_line
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.batch_search import (
-    KEEPINGS,
-    Candidate,
-    Choice,
-    Collate,
-    Search,
-    loss_of,
-    numbers_of_parts,
-    schedule_parts,
-    stacked,
-)
+from cavs._memory.batch_search import Batch, Collate, loss_of, schedule_parts, stacked
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.search import KEEPINGS, Candidate, Choice, Search, numbers_of_parts
 from cavs._memory.table import columns
 
 _PARTS = ("leaves", "eager", "levels", "lazy")  # the scopes in `_run.forward` and `_run.adjoint`
@@ -83,19 +74,17 @@ def plan(
     if parts is not None and parts not in counts:
         raise ValueError(f"plan: parts: got {parts!r} for {len(graphs)} graphs; expected one of {counts}.")
     choices = [Choice(n, k) for n in counts for k in KEEPINGS if parts in (None, n) and keep in (None, k)]
-    search = Search(loss, params, graphs, collate, choices)
-    if wanted == "min":
-        return BatchPlan(search, search.smallest(), "min")
-    chosen = search.fastest(math.inf if wanted is None else float(wanted))
+    batch = Batch(loss, params, graphs, collate)
+    search = Search(batch, choices)
+    chosen = search.chosen(wanted)
     if chosen is None:
-        raise BudgetError(_too_small(search, int(wanted or 0)))
-    return BatchPlan(search, chosen, wanted)
+        raise BudgetError(_too_small(batch, search.smallest(), int(wanted or 0)))
+    return BatchPlan(batch, search, chosen, wanted)
 
 
-def _too_small(search: Search, budget: int) -> str:
-    least = search.smallest()
-    weights = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(search.params))
-    sizes = np.diff(search.graphs.vertex_offsets)
+def _too_small(batch: Batch, least: Candidate, budget: int) -> str:
+    weights = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch.params))
+    sizes = np.diff(batch.graphs.vertex_offsets)
     return (
         f"plan: budget: got {text_of(budget)}; expected at least {text_of(least.peak.bytes)}, for {least.choice.parts} parts. "
         f"The parameters take {text_of(weights)}, and so do their gradients; the largest graph has {sizes.max()} vertices. "
@@ -113,13 +102,13 @@ class BatchPlan:
         time: predicted time, relative to the fastest plan. An estimate.
     """
 
-    def __init__(self, search: Search, chosen: Candidate, budget: int | str | None):
-        self._search, self._chosen, self._budget = search, chosen, budget
+    def __init__(self, batch: Batch, search: Search, chosen: Candidate, budget: int | str | None):
+        self._batch, self._search, self._chosen, self._budget = batch, search, chosen, budget
         (self.parts, self.keep), self.peak = chosen.choice, chosen.peak.bytes
-        self.time = chosen.time / min(map(search.time, search.choices))
-        self.loss = loss_of(search.loss, chosen.choice)
+        self.time = search.slowdown(chosen)
+        self.loss = loss_of(batch.loss, chosen.choice)
         """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
-        self._shape = search.first_and_time(chosen.choice)[0][2].shape
+        self._shape = batch.parts(chosen.choice)[0][2].shape
 
     def batch(self, graphs: Graphs) -> PyTree:
         """Schedules a batch in parts.
@@ -136,7 +125,7 @@ class BatchPlan:
         """
         parts = list(schedule_parts(graphs, self._chosen.choice, self._shape))
         self._shape = parts[0][2].shape
-        return stacked(parts, self._search.collate)
+        return stacked(parts, self._batch.collate)
 
     def measure(self) -> int:
         """Compiles the loss and its gradient for the batch of the plan, and returns the bytes of temporary memory.
@@ -144,7 +133,7 @@ class BatchPlan:
         Raises:
             RuntimeError: the backend does not tell.
         """
-        lowered = jax.jit(jax.value_and_grad(self.loss)).lower(self._search.params, self._search.batch(self._chosen.choice))
+        lowered = jax.jit(jax.value_and_grad(self.loss)).lower(self._batch.params, self._batch.structs(self._chosen.choice))
         analysis = lowered.compile().memory_analysis()
         if analysis is None:
             raise RuntimeError("measure: this backend does not tell how much memory a program needs.")
@@ -168,7 +157,7 @@ class BatchPlan:
             smaller = self._search.fastest(min(budget * plan.peak / measured, plan.peak - 1))
             if smaller is None:
                 break
-            plan = BatchPlan(self._search, smaller, budget)
+            plan = BatchPlan(self._batch, self._search, smaller, budget)
         raise BudgetError(
             f"verified: budget: got {text_of(budget)}; XLA needs {text_of(measured)} for {plan.parts} parts, where "
             f"{text_of(plan.peak)} were predicted. Write a larger budget, or parts=."
@@ -176,16 +165,10 @@ class BatchPlan:
 
     def frontier(self) -> list[tuple[int, float, Choice]]:
         """Returns (predicted peak in bytes, relative time, choice) of the best plans, the fastest first."""
-        best: list[tuple[int, float, Choice]] = []
-        fastest = min(map(self._search.time, self._search.choices))
-        for choice in sorted(self._search.choices, key=self._search.time):
-            found = self._search.candidate(choice)
-            if not best or found.peak.bytes < best[-1][0]:
-                best.append((found.peak.bytes, found.time / fastest, choice))
-        return best
+        return self._search.frontier()
 
     def __str__(self) -> str:
-        graphs, budget = self._search.graphs, self._budget
+        graphs, budget = self._batch.graphs, self._budget
         asked = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
         lines = [
             f"{len(graphs)} graphs, {graphs.num_vertices} vertices, parts={self.parts}, keep={self.keep!r}: predicted peak "

@@ -10,6 +10,7 @@ from cavs._feed.settings import Sample, Source
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
+from cavs._schedule.tasks import LAZY_WINDOW
 from cavs._train.data import root_rows
 
 SHAPES = 3  # the most shapes of shuffled batches; others have one
@@ -29,7 +30,14 @@ class Feed(NamedTuple):
     sources: list[Source]
     collate: Callable[[Sample], PyTree]
 
-    def loader(self, batch: int, seed: int | None = None, steps: int | None = 1) -> Loader:
+    def loader(
+        self,
+        batch: int,
+        seed: int | None = None,
+        steps: int | None = 1,
+        parts: int | None = None,
+        window: int = LAZY_WINDOW,
+    ) -> Loader:
         """The batches of this part, shuffled in every epoch if there is a `seed`. Every batch has equally many samples."""
         return Loader(
             self.sources,
@@ -40,7 +48,9 @@ class Feed(NamedTuple):
             last="pad",
             shapes=1 if seed is None else SHAPES,
             steps=steps,
+            parts=parts,
             kinds=False,
+            window=window,
         )
 
 
@@ -53,6 +63,7 @@ class Batch(NamedTuple, Generic[A]):
         word: (Vp,) the index into `words` of each vertex; -1 if it reads nothing.
         label: (Vp,) the label of each vertex; -1 if it has none.
         roots: (R,) the rows of the roots; Vp in padding.
+        sample: (G,) the number of each graph in the data set.
     """
 
     sched: Schedule
@@ -60,6 +71,7 @@ class Batch(NamedTuple, Generic[A]):
     word: A
     label: A
     roots: A
+    sample: A
 
 
 def distinct(ids: np.ndarray, padded: int, num_words: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,9 +106,14 @@ def feed(graphs: Graphs, num_words: int) -> Feed:
         graphs, sched = one_of(sample)
         words, word = distinct(input_ids(graphs), sched.shape.vertices, num_words)
         label = sched.pad(labels_of(graphs, sample.present), -1)
-        return Batch(sched, words, sched.pad(word, -1), label, padded_roots(graphs, sched))
+        return Batch(sched, words, sched.pad(word, -1), label, padded_roots(graphs, sched), numbers_of(sample))
 
     return Feed([graphs], collate)
+
+
+def numbers_of(sample: Sample) -> np.ndarray:
+    """(G,) int32, the number of each graph of a batch in the data set."""
+    return np.asarray(sample.numbers, np.int32)
 
 
 def one_of(sample: Sample) -> tuple[Graphs, Schedule]:

@@ -7,12 +7,11 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
-import jax
-
 from cavs._feed.loader import Loader
 from cavs._train import checkpoint
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data, Samples
+from cavs._train.memory import part_feed, plan_memory, total_steps, train_loader
 from cavs._train.model import Weights
 from cavs._train.step import State, build_evaluation, build_step
 from cavs._train.stop import Stop
@@ -21,7 +20,6 @@ from cavs._train.task import Model, Sums, find_task
 
 # Seconds between saves within a long epoch.
 SAVE_EVERY = 300.0
-EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
 
 
 class Watcher(Protocol):
@@ -101,11 +99,11 @@ class Trainer:
         self.run = run or uuid.uuid4().hex
         self.notes: list[str] = []
         self.task = find_task(config.task)
-        # Evaluations every few steps, and a last step within an epoch, need dispatches of single steps.
-        steps = 1 if (config.save_every or config.max_steps) and jax.default_backend() == "gpu" else None
-        self.loader = self.task.feed(model, data.train, config.batch).loader(config.batch, config.seed, steps)
+        self.memory = plan_memory(config, model, self.task, data)
+        choice = self.memory.choice
+        self.loader = train_loader(part_feed(self.task, model, data.train, config.batch, choice), config, choice)
         self._evaluated: dict[int, Loader] = {}
-        self.step, self.evaluation = build_step(model, config, self.total), build_evaluation(model)
+        self.step, self.evaluation = build_step(model, config, self.total, choice), build_evaluation(model)
 
     def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
         """Trains from `state` and `progress`, which is updated in place. Saves after each epoch and when stopped."""
@@ -146,8 +144,7 @@ class Trainer:
     @property
     def total(self) -> int:
         """The number of batches of the whole run."""
-        total = self.config.epochs * self.steps
-        return min(total, self.config.max_steps or total)
+        return total_steps(self.config, self.loader)
 
     @property
     def steps(self) -> int:
@@ -209,7 +206,7 @@ class Trainer:
     def evaluate(self, weights: Weights, part: Samples) -> Sums:
         """The summed metrics of a part of the data, without dropout."""
         if id(part) not in self._evaluated:
-            batch = EVALUATION_BATCHES * self.config.batch
+            batch = self.memory.evaluation
             self._evaluated[id(part)] = self.task.feed(self.model, part, batch).loader(batch)
         return sums_of(self.evaluation, weights, self._evaluated[id(part)])
 

@@ -43,6 +43,8 @@ class Messages:
                 f"{found} of {total} words ({100 * found / total:.1f} %) have a vector in {escape(str(config.embeddings))}; "
                 "the others are initialised at random"
             )
+        if trainer.memory.table:
+            self.print(trainer.memory.table)
         if progress.epoch or progress.step:
             self.print(f"resuming {trainer.folder} at epoch {progress.epoch + 1}, step {progress.step} of {trainer.steps}")
         for note in (*data.notes, *trainer.notes):

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 
 from cavs import vertex_programs
 from cavs._graphs.pytree import PyTree
+from cavs._schedule.schedule import Schedule
 from cavs._train.batches import Batch
 from cavs._train.config import LARGEST, MOST, Config, TrainError
 from cavs._train.embeddings import Vectors
 from cavs._train.programs import PROGRAMS, Sizes, VertexProgram, run_program
 from cavs._train.softmax import softmax_loss
-from cavs.vertex_programs._dropout import dropout
+from cavs.vertex_programs._dropout import dropout, split_key
 
 # The standard deviation of word vectors that are not given.
 WORD_SCALE = 0.1
@@ -89,10 +90,10 @@ class SoftmaxModel:
             key: PRNG key of the dropout; `None` disables it.
         """
         x = vectors_of(rows, batch.word)
-        keys = (None, None) if key is None else jax.random.split(key)
+        keys = split_key(row_keys(key, batch.sched, batch.sample), 2)
         x = jnp.asarray(dropout(x, self.dropout, keys[0]))
         h = run_program(self.program, params["program"], batch.sched, x, select)
-        return jnp.asarray(dropout(h, self.dropout, keys[1]))
+        return jnp.asarray(dropout(h, self.dropout, selected(keys[1], select)))
 
     def objective(
         self,
@@ -173,6 +174,24 @@ def init_table(key: jax.Array, num_words: int, size: int, vectors: Vectors | Non
 def vectors_of(rows: jax.Array, ids: jax.Array) -> jax.Array:
     """The rows (V, size) of `rows` at `ids` (V,); zeros where an id is -1."""
     return jnp.where((ids >= 0)[:, None], rows[ids], 0)
+
+
+def row_keys(key: jax.Array | None, sched: Schedule, sample: jax.Array) -> jax.Array | None:
+    """A key (Vp,) for each vertex, which depends on `key`, the vertex, and the number (G,) of its graph in the data set.
+
+    The dropout mask of a vertex is thus the same in whatever batch it is, and in whatever part of a batch.
+    """
+    if key is None:
+        return None
+    graph = jnp.minimum(sched.graph, sched.shape.graphs - 1)
+    start = jnp.concatenate([jnp.zeros(1, jnp.int32), sched.graph_end[:-1]])
+    of_graph = jax.vmap(jax.random.fold_in, (None, 0))(key, sample)
+    return jax.vmap(jax.random.fold_in)(of_graph[graph], jnp.arange(sched.shape.vertices) - start[graph])
+
+
+def selected(keys: jax.Array | None, select: jax.Array | None) -> jax.Array | None:
+    """The keys of the vertices `select`; all of them for `None`."""
+    return keys if keys is None or select is None else keys[select]
 
 
 def read_rows(table: jax.Array, words: jax.Array) -> jax.Array:

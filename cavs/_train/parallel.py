@@ -12,7 +12,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError
 from cavs._readers.source import read_lines
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import A, Feed, distinct, labels_of
+from cavs._train.batches import A, Feed, distinct, labels_of, numbers_of
 from cavs._train.config import TrainError
 from cavs._train.data import UNKNOWN
 from cavs.vertex_programs.encoder_decoder import sentence_pairs
@@ -129,6 +129,7 @@ class PairBatch(NamedTuple, Generic[A]):
         y: (Vp,) the same for the pairs.
         at: (R,) the rows of the target words.
         label: (R,) their labels; -1 in padding.
+        sample: (G,) the number of each pair in the data set.
     """
 
     source: Schedule
@@ -138,6 +139,7 @@ class PairBatch(NamedTuple, Generic[A]):
     y: A
     at: A
     label: A
+    sample: A
 
 
 def feed(data: Parallel, num_words: int) -> Feed:
@@ -152,6 +154,6 @@ def feed(data: Parallel, num_words: int) -> Feed:
         label = labels_of(pairs, sample.present)[at]
         room = sum(sched.shape.inner) - len(at)
         at, label = (np.append(ids, np.full(room, fill, np.int32)) for ids, fill in ((at, 0), (label, -1)))
-        return PairBatch(source, sched, words, source.pad(x, -1), sched.pad(y, -1), at, label)
+        return PairBatch(source, sched, words, source.pad(x, -1), sched.pad(y, -1), at, label, numbers_of(sample))
 
     return Feed([data.chains, data.pairs], collate)

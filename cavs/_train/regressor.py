@@ -11,16 +11,16 @@ from cavs._feed.settings import Sample
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import A, Feed, distinct, input_ids, one_of, padded_roots
+from cavs._train.batches import A, Feed, distinct, input_ids, numbers_of, one_of, padded_roots
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
-from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, vectors_of
+from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, row_keys, selected, vectors_of
 from cavs._train.programs import PROGRAMS, Sizes, VertexProgram, run_program
-from cavs.vertex_programs._dropout import dropout
+from cavs.vertex_programs._dropout import dropout, split_key
 
 
 class RegressBatch(NamedTuple, Generic[A]):
-    """The input of one step. `sched`, `words`, `word` and `roots` are as in `batches.Batch`.
+    """The input of one step. `sched`, `words`, `word`, `roots` and `sample` are as in `batches.Batch`.
 
     Attributes:
         target: float32, NaN where there is none: (Vp,) of the vertices, (R,) of the roots, or (G,) of the graphs.
@@ -31,6 +31,7 @@ class RegressBatch(NamedTuple, Generic[A]):
     word: A
     roots: A
     target: A
+    sample: A
 
 
 class RegressMetrics(NamedTuple):
@@ -84,10 +85,11 @@ class Regressor:
         self, params: PyTree, rows: jax.Array, batch: RegressBatch[jax.Array], at: str, key: jax.Array | None = None
     ) -> jax.Array:
         """Predictions minus the mean, over the scale: (Vp,), (R,) or (G,). `rows` and `key` as in `SoftmaxModel.hidden`."""
-        keys = (None, None) if key is None else jax.random.split(key)
+        keys = split_key(row_keys(key, batch.sched, batch.sample), 2)
         x = jnp.asarray(dropout(vectors_of(rows, batch.word), self.dropout, keys[0]))
-        h = run_program(self.program, params["program"], batch.sched, x, None if at == "all" else batch.roots)
-        values = jnp.asarray(dropout(h, self.dropout, keys[1])) @ params["w"] + params["b"]
+        select = None if at == "all" else batch.roots
+        h = run_program(self.program, params["program"], batch.sched, x, select)
+        values = jnp.asarray(dropout(h, self.dropout, selected(keys[1], select))) @ params["w"] + params["b"]
         if at != "graph":
             return values
         graphs = batch.sched.shape.graphs
@@ -140,6 +142,6 @@ def feed(graphs: Graphs, num_words: int, at: str) -> Feed:
             target = np.where(np.repeat(sample.present, np.diff(some.vertex_offsets)), label, np.nan)
             target = sched.pad(target, np.nan)
             target = np.append(target, np.nan)[roots] if at == "root" else target
-        return RegressBatch(sched, words, sched.pad(word, -1), roots, target.astype(np.float32))
+        return RegressBatch(sched, words, sched.pad(word, -1), roots, target.astype(np.float32), numbers_of(sample))
 
     return Feed([graphs], collate)

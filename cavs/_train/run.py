@@ -23,7 +23,7 @@ from cavs._train.task import Model, configure, find_task
 
 # The settings that --resume may change. The others determine the data, the model, or the order of the batches.
 RESUMABLE = (
-    *("epochs", "max_steps", "patience", "save_every"),
+    *("epochs", "max_steps", "patience", "save_every", "memory"),
     *("lr", "embedding_lr", "schedule", "warmup", "weight_decay", "clip", "dropout"),
 )
 
@@ -72,7 +72,7 @@ def train(
         except OUT_OF_MEMORY as error:
             if not out_of_memory(error):
                 raise
-            lower = f"Lower --batch (now {config.batch}) or --hidden (now {config.hidden})"
+            lower = f"Lower --batch (now {config.batch}) or --hidden (now {config.hidden}), or write --memory 0.8"
             raise SaveError(f"out of memory. {lower}. {messages.how_to_resume(folder)}") from error
 
 

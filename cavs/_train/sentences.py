@@ -10,7 +10,7 @@ from cavs._feed.settings import Sample, Source
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import A, Feed, distinct, labels_of
+from cavs._train.batches import A, Feed, distinct, labels_of, numbers_of
 from cavs._train.data import UNKNOWN, with_labels
 
 
@@ -76,7 +76,7 @@ class Spellings(NamedTuple, Generic[A]):
 
 
 class TagBatch(NamedTuple, Generic[A]):
-    """The input of one step, a pytree of int32 arrays. `words`, `word` and `label` are as in `batches.Batch`."""
+    """The input of one step, a pytree of int32 arrays. `words`, `word`, `label` and `sample` are as in `batches.Batch`."""
 
     sched: Schedule
     back: Schedule
@@ -84,6 +84,7 @@ class TagBatch(NamedTuple, Generic[A]):
     word: A
     label: A
     spellings: Spellings[A] | None
+    sample: A
 
 
 def feed(sentences: Sentences, num_words: int, batch: int) -> Feed:
@@ -106,7 +107,7 @@ def feed(sentences: Sentences, num_words: int, batch: int) -> Feed:
             spelled = sched.pad(_spelled_in(turned)[1], -1)
             spellings = Spellings(chars, chars_back, chars.pad(of_spellings[0].input_id), spelled)
         label = sched.pad(labels_of(some, sample.present), -1)
-        return TagBatch(sched, back, words, sched.pad(word, -1), label, spellings)
+        return TagBatch(sched, back, words, sched.pad(word, -1), label, spellings, numbers_of(sample))
 
     return Feed(sources, collate)
 

@@ -1,5 +1,6 @@
 """The training step of a batch, as a `cavs.data.step`, and the evaluation of a batch."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._feed.step import Step, step
+from cavs._function.keeping import keep_least
 from cavs._graphs.pytree import PyTree
+from cavs._memory.search import Choice
 from cavs._run.concurrent_jit import concurrent_jit
-from cavs._train import optimiser
+from cavs._train import in_parts, optimiser
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
-from cavs._train.model import Weights, read_rows
+from cavs._train.model import Weights
 
 if TYPE_CHECKING:
     from cavs._train.task import Metrics, Model
@@ -72,28 +75,38 @@ def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
 
 
-def build_step(model: "Model", config: Config, total: int = 0) -> Step:
-    """Builds `step(state, batches)`: loss, gradients and updates. `state` is donated.
+WHOLE = Choice(1, "fast")
+
+
+def build_step(model: "Model", config: Config, total: int = 0, choice: Choice = WHOLE) -> Step:
+    """Builds `step(state, batches)`: loss, gradients and updates. `state` is donated. The arguments are those of `one_step`."""
+    return step(one_step(model, config, total, choice))
+
+
+def one_step(
+    model: "Model", config: Config, total: int, choice: Choice
+) -> Callable[[State, PyTree], tuple[State, DeviceMetrics]]:
+    """The step of one batch, not compiled.
 
     Args:
         model: the model.
         config: the settings.
         total: the number of steps of the run, at which the schedule of the learning rate ends.
+        choice: the parts in which a batch comes, and what the backward keeps.
     """
     rule = optimiser.dense(config)
 
-    @step
     def train(state: State, batch: PyTree) -> tuple[State, DeviceMetrics]:
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.count) if config.dropout else None
-        rows = read_rows(state.table, batch.words)
-        value_and_grad = jax.value_and_grad(model.objective, argnums=(0, 1), has_aux=True)
-        (_, metrics), gradients = value_and_grad(state.params, rows, batch, key)
-        by_params, by_rows = optimiser.clip(gradients, config.clip)
+        gradient_of = in_parts.of_batch if choice.parts == 1 else in_parts.of_parts
+        with contextlib.nullcontext() if choice.keep == "fast" else keep_least():
+            words, rows, metrics, *gradients = gradient_of(model, state.weights, batch, key)
+        by_params, by_rows = optimiser.clip(tuple(gradients), config.clip)
         updates, rule_state = rule.update(by_params, state.optimiser, state.params)
         factor = optimiser.factor(config, state.count, total)
         params = jax.tree.map(lambda p, u: p + factor * u, state.params, updates)
         count = state.count + 1
-        table, slots = optimiser.update_rows(config, state.table, state.slots, batch.words, rows, by_rows, count, factor)
+        table, slots = optimiser.update_rows(config, state.table, state.slots, words, rows, by_rows, count, factor)
         return State(params, rule_state, table, slots, count), DeviceMetrics.of(metrics)
 
     return train
@@ -101,4 +114,9 @@ def build_step(model: "Model", config: Config, total: int = 0) -> Step:
 
 def build_evaluation(model: "Model") -> Callable[[Weights, PyTree], DeviceMetrics]:
     """Builds `evaluate(weights, batch)`: the metrics without dropout."""
-    return concurrent_jit(lambda weights, batch: DeviceMetrics.of(model.metrics(weights, batch)))
+    return concurrent_jit(one_evaluation(model))
+
+
+def one_evaluation(model: "Model") -> Callable[[Weights, PyTree], DeviceMetrics]:
+    """The evaluation of one batch, not compiled."""
+    return lambda weights, batch: DeviceMetrics.of(model.metrics(weights, batch))

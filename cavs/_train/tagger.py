@@ -12,7 +12,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._train.chunks import Chunks
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
-from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, vectors_of
+from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, row_keys, vectors_of
 from cavs._train.sentences import TagBatch
 
 
@@ -53,7 +53,7 @@ class TagModel:
 
     def logits(self, params: PyTree, rows: jax.Array, batch: TagBatch[jax.Array], key: jax.Array | None = None) -> jax.Array:
         """(Vp, labels) logits. `rows` are the rows `batch.words` of the table. A `key` enables dropout."""
-        x = vectors_of(rows, batch.word)
+        x, key = vectors_of(rows, batch.word), row_keys(key, batch.sched, batch.sample)
         if not isinstance(self.program, vertex_programs.CharBiLSTMTagger):
             return self.program.run(params, batch.sched, batch.back, x, key=key)
         assert batch.spellings is not None

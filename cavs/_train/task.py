@@ -76,6 +76,10 @@ class Metrics(Protocol):
     @property
     def _fields(self) -> tuple[str, ...]: ...
 
+    # NamedTuples have a method of this name, which a field replaces.
+    @property
+    def count(self) -> Any: ...
+
     def __iter__(self) -> Iterator[jax.Array]: ...
 
 

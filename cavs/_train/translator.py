@@ -14,11 +14,11 @@ from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
-from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, vectors_of
+from cavs._train.model import Weights, init_table, model_as_json, model_from_json, read_rows, row_keys, selected, vectors_of
 from cavs._train.parallel import PairBatch, Parallel
 from cavs._train.softmax import softmax_loss
 from cavs.vertex_programs import EncoderDecoder
-from cavs.vertex_programs._dropout import dropout
+from cavs.vertex_programs._dropout import dropout, split_key
 
 
 class PairMetrics(NamedTuple):
@@ -54,10 +54,13 @@ class Translator:
 
     def hidden(self, params: PyTree, rows: jax.Array, batch: PairBatch[jax.Array], key: jax.Array | None = None) -> jax.Array:
         """a of the vertices `batch.at`, (R, H). `rows` are the rows `batch.words` of the table. A `key` enables dropout."""
-        keys = (None,) * 3 if key is None else jax.random.split(key, 3)
-        x, y = (dropout(vectors_of(rows, ids), self.dropout, k) for ids, k in zip((batch.x, batch.y), keys, strict=False))
+        sides = zip(split_key(key, 2), (batch.source, batch.pairs), strict=True)
+        of_source, of_pairs = (row_keys(k, sched, batch.sample) for k, sched in sides)
+        keys = split_key(of_pairs, 2)
+        x = dropout(vectors_of(rows, batch.x), self.dropout, of_source)
+        y = dropout(vectors_of(rows, batch.y), self.dropout, keys[0])
         a = self.program.run(params["program"], batch.source, batch.pairs, x, y, select=batch.at)
-        return jnp.asarray(dropout(a, self.dropout, keys[2]))
+        return jnp.asarray(dropout(a, self.dropout, selected(keys[1], batch.at)))
 
     def objective(
         self, params: PyTree, rows: jax.Array, batch: PairBatch[jax.Array], key: jax.Array | None = None
@@ -118,8 +121,8 @@ def _most_likely(
     model: Translator, weights: Weights, source: Schedule, pairs: Schedule, x: jax.Array, y: jax.Array, at: jax.Array
 ) -> jax.Array:
     """The most likely word except `<unk>` after each of the rows `at`. `x` and `y` are rows of the whole table."""
-    nothing = jnp.zeros(0, jnp.int32)  # `hidden` reads neither words nor labels
-    batch = PairBatch(source, pairs, nothing, x, y, at, nothing)
+    nothing = jnp.zeros(0, jnp.int32)  # `hidden` reads neither words nor labels, and without dropout no samples
+    batch = PairBatch(source, pairs, nothing, x, y, at, nothing, nothing)
     a = model.hidden(weights.params, weights.table, batch)
     logits = a @ weights.params["w"] + weights.params["b"]
     return jnp.argmax(logits.at[:, model.unknown].set(-jnp.inf), -1)

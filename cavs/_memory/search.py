@@ -1,0 +1,123 @@
+"""The ways to compute a batch within a memory budget: the fastest one that is predicted to fit, and the smallest one."""
+
+import dataclasses
+import math
+from typing import NamedTuple, Protocol
+
+import jax
+
+from cavs._memory.buffers import Peak
+from cavs._schedule.tasks import LAZY_WINDOW
+
+# The time of a task that does not depend on its size, in rows that could be computed meanwhile: an estimate.
+_ROWS_PER_TASK = {"cpu": 16, "gpu": 256}
+_AGAIN = {"fast": 1.0, "least": 1.1, "window": 1.35}  # work of a keeping, relative to the fastest: an estimate
+WINDOWS = {"fast": LAZY_WINDOW, "least": LAZY_WINDOW, "window": 256}  # rows, as in `cavs.schedule(window=)`
+_LEAST_SHARE = 1 / 8  # of the memory of another keeping
+_PADDING = 0.7  # parts may have less padding than a larger part
+KEEPINGS = tuple(_AGAIN)
+
+
+class Choice(NamedTuple):
+    """One way to compute a batch: the number of parts, and what the backward of F keeps of the forward."""
+
+    parts: int
+    keep: str
+
+
+class Candidate(NamedTuple):
+    """A choice, its predicted time in rows, and its predicted peak of memory."""
+
+    choice: Choice
+    time: float
+    peak: Peak
+
+
+class Work(Protocol):
+    """What is to be computed within a budget."""
+
+    def size(self, choice: Choice) -> tuple[int, int]:
+        """The rows and the tasks of all parts of a batch. Schedules it, and traces nothing."""
+        ...
+
+    def peak(self, choice: Choice) -> Peak:
+        """The predicted peak of memory."""
+        ...
+
+
+@dataclasses.dataclass(eq=False)
+class Search:
+    """The candidates for one batch, each predicted when it is first asked for."""
+
+    work: Work
+    choices: list[Choice]
+    found: dict[Choice, Candidate] = dataclasses.field(default_factory=dict)
+    times: dict[Choice, float] = dataclasses.field(default_factory=dict)
+
+    def time(self, choice: Choice) -> float:
+        """The predicted time, in rows."""
+        if choice not in self.times:
+            rows, tasks = self.work.size(choice)
+            latency = _ROWS_PER_TASK.get(jax.default_backend(), _ROWS_PER_TASK["gpu"])
+            self.times[choice] = rows * _AGAIN[choice.keep] + tasks * latency
+        return self.times[choice]
+
+    def slowdown(self, chosen: Candidate) -> float:
+        """The predicted time of a candidate, relative to the fastest."""
+        return chosen.time / min(map(self.time, self.choices))
+
+    def candidate(self, choice: Choice) -> Candidate:
+        """The prediction for one choice."""
+        if choice not in self.found:
+            self.found[choice] = Candidate(choice, self.time(choice), self.work.peak(choice))
+        return self.found[choice]
+
+    def chosen(self, budget: int | str | None) -> Candidate | None:
+        """The candidate for a budget as `bytes_of` returns it; `None` if nothing fits."""
+        if budget == "min":
+            return self.smallest()
+        return self.fastest(math.inf if budget is None else float(budget))
+
+    def fastest(self, budget: float) -> Candidate | None:
+        """The fastest candidate whose predicted peak is at most `budget`; `None` if there is none."""
+        for choice in sorted(self.choices, key=self.time):
+            if self._bound(choice) <= budget and (found := self.candidate(choice)).peak.bytes <= budget:
+                return found
+        return least if (least := self.smallest()).peak.bytes <= budget else None
+
+    def smallest(self) -> Candidate:
+        """The candidate with the smallest predicted peak."""
+        most = max(choice.parts for choice in self.choices)
+        for choice in self.choices:
+            if choice.parts == most or choice == self.choices[0]:  # tiny batches need the least as they are
+                self.candidate(choice)
+        return min(self.found.values(), key=lambda c: (c.peak.bytes, c.time))
+
+    def frontier(self) -> list[tuple[int, float, Choice]]:
+        """(predicted peak in bytes, relative time, choice) of the best candidates, the fastest first."""
+        best: list[tuple[int, float, Choice]] = []
+        for choice in sorted(self.choices, key=self.time):
+            found = self.candidate(choice)
+            if not best or found.peak.bytes < best[-1][0]:
+                best.append((found.peak.bytes, self.slowdown(found), choice))
+        return best
+
+    def _bound(self, choice: Choice) -> float:
+        """About the least that a candidate can need: half of a batch needs half of the memory, or more."""
+
+        def at_least(known: Candidate) -> float:
+            share = _PADDING if known.choice.keep == choice.keep else _LEAST_SHARE
+            return share * known.peak.bytes * min(1.0, known.choice.parts / choice.parts)
+
+        return max(map(at_least, self.found.values()), default=0.0)
+
+
+def choices_for(count: int) -> list[Choice]:
+    """The choices for a batch of so many graphs."""
+    return [Choice(n, keep) for n in numbers_of_parts(count) for keep in KEEPINGS]
+
+
+def numbers_of_parts(count: int) -> list[int]:
+    """The numbers of parts that are tried for so many graphs: the divisors nearest the powers of two."""
+    divisors = [n for n in range(1, count + 1) if count % n == 0]
+    return sorted({min(divisors, key=lambda n, p=p: abs(math.log2(n) - p)) for p in range(count.bit_length() + 1)})

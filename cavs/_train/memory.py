@@ -1,0 +1,210 @@
+"""`cavs train --memory`: how a training step fits into a budget: a batch in parts, and a backward that keeps less."""
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cavs._feed.batches import Batches
+from cavs._feed.loader import Loader
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+from cavs._memory.buffers import Peak, peak_of
+from cavs._memory.bytes import bytes_of, text_of
+from cavs._memory.search import WINDOWS, Candidate, Choice, Search, choices_for
+from cavs._memory.table import columns
+from cavs._train.batches import Feed
+from cavs._train.config import Config, TrainError
+from cavs._train.step import build_step, init_state, one_evaluation, one_step
+
+if TYPE_CHECKING:
+    from cavs._feed.settings import Sample
+    from cavs._train.data import Data, Samples
+    from cavs._train.task import Model, Task
+
+EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches, if the memory suffices
+
+
+class MemoryPlan(NamedTuple):
+    """How the steps of a run are computed.
+
+    Attributes:
+        choice: the number of parts of a batch, and what the backward keeps.
+        evaluation: the samples of an evaluation batch.
+        table: the plan as text; "" without a budget.
+    """
+
+    choice: Choice
+    evaluation: int
+    table: str = ""
+
+
+class TrainingStep:
+    """A training step for the largest batch of the data, and what it needs: the work of a `Search`."""
+
+    def __init__(self, config: Config, model: "Model", task: "Task", data: "Data"):
+        self._config, self._model, self._task, self._data = config, model, task, data
+        self.batch = min(config.batch, len(data.train))
+        self.state = jax.eval_shape(lambda: init_state(model, config, None))
+        self._sizes: dict[Choice, tuple[int, int]] = {}
+        self._batches: dict[Choice, tuple[PyTree, Loader]] = {}
+
+    def size(self, choice: Choice) -> tuple[int, int]:
+        """The rows and the tasks of the largest batch."""
+        if choice not in self._sizes:
+            self._schedule(choice)
+        return self._sizes[choice]
+
+    def inputs(self, choice: Choice) -> int:
+        """The bytes of the batches that are on the device at the same time."""
+        batch, loader = self._schedule(choice)
+        return loader.on_device * _bytes(batch)
+
+    def peak(self, choice: Choice) -> Peak:
+        """The predicted peak of a step: state, batches, and temporary memory."""
+        batch, _ = self._schedule(choice)
+        traced = jax.make_jaxpr(one_step(self._model, self._config, 1, choice))(self.state, batch)
+        found = peak_of(traced)
+        return found._replace(bytes=found.bytes + self.inputs(choice) + _bytes(self.state))
+
+    def measure(self, choice: Choice) -> int:
+        """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
+        batch, loader = self._schedule(choice)
+        if (n := loader.steps) > 1:
+            batch = Batches(jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), batch), n)
+        step = build_step(self._model, self._config, total_steps(self._config, loader), choice)
+        found = step.lower(self.state, batch).compile().memory_analysis()
+        if found is None:  # this backend does not tell
+            return self.peak(choice).bytes
+        return found.temp_size_in_bytes + _bytes(self.state) + self.inputs(choice)
+
+    def evaluation(self, part: "Samples", batch: int) -> int:
+        """The predicted peak of an evaluation in batches of so many samples, the state of the optimiser included."""
+        example = self._task.feed(self._model, part, batch).loader(batch).largest()
+        traced = jax.make_jaxpr(one_evaluation(self._model))(self.state.weights, example)
+        return peak_of(traced).bytes + _bytes(example) + _bytes(self.state)
+
+    @property
+    def noun(self) -> str:
+        """The plural of a sample."""
+        return self._task.noun
+
+    def largest(self) -> int:
+        """The number of vertices of the largest sample."""
+        sources = self._task.feed(self._model, self._data.train).sources
+        return int(np.sum([np.diff(g.vertex_offsets) for g in sources if isinstance(g, Graphs)], 0).max())
+
+    def _schedule(self, choice: Choice) -> tuple[PyTree, Loader]:
+        """The largest batch as `jax.ShapeDtypeStruct`s, and the loader."""
+        if choice not in self._batches:
+            sizes: list[tuple[int, int]] = []
+            feed = part_feed(self._task, self._model, self._data.train, self._config.batch, choice)
+
+            def collate(sample: "Sample") -> PyTree:
+                scheds: Any = sample.sched
+                sizes.extend((sched.shape.vertices, int(sched.num_tasks)) for sched in scheds)
+                return feed.collate(sample)
+
+            loader = train_loader(Feed(feed.sources, collate), self._config, choice)
+            batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), loader.largest())
+            self._batches[choice] = batch, loader
+            self._sizes[choice] = sum(rows for rows, _ in sizes), sum(tasks for _, tasks in sizes)
+        return self._batches[choice]
+
+
+def part_feed(task: "Task", model: "Model", part: "Samples", batch: int, choice: Choice) -> Feed:
+    """The batches of a part of the data; with a choice of several parts, those parts."""
+    return task.feed(model, part, max(1, batch // choice.parts))
+
+
+def train_loader(feed: Feed, config: Config, choice: Choice) -> Loader:
+    """The training batches, in parts if there are several."""
+    parts = None if choice.parts == 1 else choice.parts
+    # Evaluations every few steps, and a last step within an epoch, need dispatches of single steps.
+    steps = 1 if (config.save_every or config.max_steps) and jax.default_backend() == "gpu" else None
+    return feed.loader(config.batch, config.seed, steps, parts=parts, window=WINDOWS[choice.keep])
+
+
+def total_steps(config: Config, loader: Loader) -> int:
+    """The number of batches of a whole run."""
+    total = config.epochs * len(loader)
+    return min(total, config.max_steps or total)
+
+
+def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> MemoryPlan:
+    """The fastest plan within `--memory`, or the whole batch without it.
+
+    Raises:
+        TrainError: `--memory` is no amount of memory, or nothing fits.
+    """
+    evaluation = EVALUATION_BATCHES * config.batch
+    budget = budget_of(config.memory)
+    if budget is None:
+        return MemoryPlan(Choice(1, "fast"), evaluation)
+    work = TrainingStep(config, model, task, data)
+    search = Search(work, choices_for(work.batch))
+    chosen, measured = _within(work, search, budget)
+    # XLA needs more than predicted for evaluations as well.
+    limit = chosen.peak.bytes * (1 if budget == "min" else int(budget) / max(measured, chosen.peak.bytes))
+    evaluation = _evaluation(work, data, evaluation, limit)
+    return MemoryPlan(chosen.choice, evaluation, _table(work, search, chosen, measured, budget))
+
+
+def _within(work: TrainingStep, search: Search, budget: int | str) -> tuple[Candidate, int]:
+    """The fastest candidate that fits a budget when it is compiled, and its bytes; for "min" the smallest one."""
+    if not isinstance(budget, int):
+        return (least := search.smallest()), work.measure(least.choice)
+    limit, worst = float(budget), 1.0
+    while (found := search.fastest(limit)) is not None:
+        measured = work.measure(found.choice)
+        if measured <= budget:
+            return found, measured
+        worst = max(worst, measured / found.peak.bytes)
+        limit = min(budget / worst, found.peak.bytes - 1)
+    raise TrainError(_too_small(work, search.smallest(), budget, worst))
+
+
+def _table(work: TrainingStep, search: Search, chosen: Candidate, measured: int, budget: int | str) -> str:
+    (parts, keep), peak = chosen.choice, chosen.peak.bytes
+    inputs, state = work.inputs(chosen.choice), _bytes(work.state)
+    shown = (text_of(budget) if isinstance(budget, int) else budget, f"{parts} x {work.batch // parts}", keep)
+    found = (peak, measured, state, inputs, measured - state - inputs, search.smallest().peak.bytes)
+    head = ("predicted", "compiled", "weights, optimiser", "batches", "temporary", "smallest plan")
+    rows = [("budget", "parts", "keep", *head, "time"), (*shown, *map(text_of, found), f"{search.slowdown(chosen):.2f}")]
+    return "\n".join(["memory of a training step:", *columns(rows)])
+
+
+def budget_of(memory: str | None) -> int | str | None:
+    """Reads `--memory`: an amount, a fraction of the device such as 0.5, "min", or "none". Raises a `TrainError`."""
+    if memory is None or memory == "none":
+        return None
+    fraction = re.fullmatch(r"0?\.\d+|1\.0*", memory.strip())
+    try:
+        return bytes_of(float(memory) if fraction else memory)
+    except ValueError as error:
+        raise TrainError(
+            f"--memory: got {memory!r}; expected bytes such as 2GiB, a fraction of the device such as 0.5, min, or none."
+        ) from error
+
+
+def _evaluation(work: TrainingStep, data: "Data", batch: int, limit: float) -> int:
+    """The largest batch for evaluation that is predicted to fit."""
+    for part in (data.dev, data.test):
+        while part is not None and batch > 1 and work.evaluation(part, batch) > limit:
+            batch //= 2
+    return batch
+
+
+def _too_small(work: TrainingStep, least: Candidate, budget: int, worst: float) -> str:
+    floor = math.ceil(least.peak.bytes * worst / 1024)
+    return (
+        f"--memory: got {text_of(budget)}; expected at least {text_of(1024 * floor)}, for {least.choice.parts} parts. The "
+        f"weights and the state of the optimiser take {text_of(_bytes(work.state))}; the largest of the {work.noun} has "
+        f"{work.largest()} vertices. Write --memory {floor}KiB, or a smaller --hidden."
+    )
+
+
+def _bytes(tree: PyTree) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))

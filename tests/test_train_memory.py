@@ -1,0 +1,88 @@
+"""`cavs train --memory`: the plan changes how a batch is computed, never what."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from cavs._memory.search import Choice
+from cavs._train import batches
+from cavs._train.config import TrainError
+from cavs._train.memory import TrainingStep, part_feed, plan_memory, train_loader
+from cavs._train.step import WHOLE, build_step, init_state
+from cavs._train.task import configure, find_task
+from tests.test_tagger_training import corpus
+from tests.test_training import sentences, trees
+
+SMALL = {"hidden": 4, "batch": 4, "dropout": 0.5, "seed": 3, "optimizer": "sgd", "lr": 0.5}
+
+
+def pairs(path, count):
+    sentences(path, count)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(f"{line}\t{' '.join(reversed(line.split()))}" for line in lines))
+    return str(path)
+
+
+def numbers(path, count, lengths=(1, 9)):
+    sizes = np.random.default_rng(0).integers(*lengths, count).tolist()
+    chains = [{"children": [[], *([i] for i in range(n - 1))], "label": n / 9} for n in sizes]
+    path.write_text("\n".join(map(json.dumps, chains)))
+    return str(path)
+
+
+CASES = {
+    "classify": (trees, {"loss": "root"}, Choice(4, "window")),
+    "lm": (sentences, {"min_count": 1}, Choice(2, "least")),
+    "nmt": (pairs, {"min_count": 1}, Choice(2, "fast")),
+    "regress": (numbers, {}, Choice(4, "fast")),
+    "tag": (corpus, {"min_count": 3, "embedding_size": 4}, Choice(2, "window")),
+}
+
+
+def run_of(task, tmp_path, lengths=None, **others):
+    write, more, choice = CASES[task]
+    path = tmp_path / ("t.jsonl" if task == "regress" else "t.txt")
+    train = write(path, 14) if lengths is None else write(path, 14, lengths)
+    given = SMALL | more | others | {"task": task, "train": train, "dev": train}
+    config, data = find_task(task).read(configure(given))
+    return config, find_task(task).model(config, data), find_task(task), data, choice
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_a_batch_in_parts_gives_the_same_losses_and_weights(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "SHAPES", 1)
+    config, model, task, data, choice = run_of(task, tmp_path)
+
+    def after_steps(choice):
+        loader = train_loader(part_feed(task, model, data.train, config.batch, choice), config, choice)
+        step, state, found = build_step(model, config, 10, choice), init_state(model, config, None), []
+        for batch in loader:
+            state, metrics = step(state, batch)
+            found.append(metrics.values)
+        return found, state.weights
+
+    (want, weights), (got, others) = after_steps(WHOLE), after_steps(choice)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+    start = init_state(model, config, None).weights
+    for a, b, before in zip(*map(jax.tree.leaves, (others, weights, start)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert before.size < 20 or np.abs(b - before).max() > 1e-4
+
+
+def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
+    config, model, task, data, _ = run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8)
+    work = TrainingStep(config, model, task, data)
+    budget = int(0.6 * work.measure(WHOLE))
+    assert plan_memory(config, model, task, data) == (WHOLE, 32, "")
+
+    half = plan_memory(config.replace({"memory": str(budget)}), model, task, data)
+    assert 1 < half.choice.parts < 8 and "predicted" in half.table
+    assert work.measure(half.choice) <= budget
+    least = plan_memory(config.replace({"memory": "min"}), model, task, data)
+    assert least.choice.parts == 8 and least.evaluation < 32
+    with pytest.raises(TrainError, match=r"--memory: got 20 KiB; expected at least .* Write --memory \d+KiB, or a smaller"):
+        plan_memory(config.replace({"memory": "20KiB"}), model, task, data)
+    with pytest.raises(TrainError, match="--memory: got '2 cakes'; expected bytes such as 2GiB"):
+        plan_memory(config.replace({"memory": "2 cakes"}), model, task, data)
