@@ -5,9 +5,11 @@ import itertools
 import json
 import os
 import random
+import re
 import threading
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -244,3 +246,35 @@ def test_abandoned_loops_leave_nothing_behind() -> None:
     assert resources() == before
     del loader, graphs
     assert resources() == without
+
+
+def test_batches_are_dealt_to_parts_of_one_shape():
+    graphs = cavs.from_lengths([3, 5, 2, 7, 4, 6, 1, 8])
+    seen = []
+
+    def collate(sample):
+        seen.append(sample.numbers)
+        return sample.sched
+
+    loader = cavs.data.Loader(graphs, 4, parts=2, collate=collate, steps=1)
+    for sched in loader:
+        assert all(x.shape[0] == 2 for x in jax.tree.leaves(sched))
+    parts = seen[-4:]
+    assert sorted(np.concatenate(parts)) == [*range(8)] and [len(part) for part in parts] == [2] * 4
+    assert "2 parts" in repr(loader)
+    largest = jax.tree.leaves(loader.largest())
+    assert [x.shape for x in largest] == [x.shape for x in jax.tree.leaves(sched)]
+
+
+@pytest.mark.parametrize(
+    "batches, options, message",
+    [
+        (4, {"parts": 0}, "Loader: parts: got 0; expected an int >= 1 or None"),
+        (4, {"parts": 3}, "Loader: batches: got 4 for 3 parts; expected a multiple of their number. Write batches=6."),
+        (6, {"parts": 3}, "Loader: last: got 'short' with a last batch of 2 graphs for 3 parts"),
+        ([[0, 1, 2]], {"parts": 2}, "Loader: batches: got a batch of 3 graphs for 2 devices or parts"),
+    ],
+)
+def test_batches_that_cannot_be_dealt_are_refused(batches, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        cavs.data.Loader(cavs.from_lengths([3, 5, 2, 7, 4, 6, 1, 8]), batches, **options)

@@ -9,7 +9,7 @@ import pytest
 from cavs._memory.search import Choice
 from cavs._train import batches
 from cavs._train.config import TrainError
-from cavs._train.memory import TrainingStep, part_feed, plan_memory, train_loader
+from cavs._train.memory import TrainingStep, budget_of, part_feed, plan_memory, train_loader
 from cavs._train.step import WHOLE, build_step, init_state
 from cavs._train.task import configure, find_task
 from tests.test_tagger_training import corpus
@@ -84,5 +84,6 @@ def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
     assert least.choice.parts == 8 and least.evaluation < 32
     with pytest.raises(TrainError, match=r"--memory: got 20 KiB; expected at least .* Write --memory \d+KiB, or a smaller"):
         plan_memory(config.replace({"memory": "20KiB"}), model, task, data)
+    assert budget_of(2048) == budget_of("2048") == budget_of("2KiB") == 2048 and budget_of(0.5) == budget_of("0.5")
     with pytest.raises(TrainError, match="--memory: got '2 cakes'; expected bytes such as 2GiB"):
         plan_memory(config.replace({"memory": "2 cakes"}), model, task, data)

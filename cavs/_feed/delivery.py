@@ -121,7 +121,16 @@ class Delivery:
         with contextlib.closing(self._on_host(first, 0)) as found:
             return next(found)
 
-    def padding(self, epoch: Epoch, number: int) -> float:
+    def describe_shapes(self, epoch: Epoch | None) -> list[str]:
+        """A line for each shape: its size, and if there is an epoch, its batches and their padding."""
+        lines = []
+        for number, shape in enumerate(self._shapes.all):
+            rows, times = sum(one.vertices for one in shape), 0 if epoch is None else int((epoch.planned.shape == number).sum())
+            padding = f", {100 * self._padding(epoch, number):.0f} % padding" if epoch is not None and times else ""
+            lines.append(f"  shape of {shape[0].graphs} graphs, {rows} vertices: {times} batches of this epoch{padding}")
+        return lines
+
+    def _padding(self, epoch: Epoch, number: int) -> float:
         """The fraction of padding of an epoch's batches of one shape."""
         mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
         used = sum(

@@ -113,12 +113,7 @@ class Loader:
         self._num_samples = len(of_samples[0])
         self._sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         given = Settings(batches, seed, collate, group, last, shapes, steps, workers, ahead, mesh, parts)
-        self._settings = checked(given, self._num_samples)
-        if last == "pad" and collate is None and not any("label" in m.options.fields for m in self._members):
-            raise ValueError(
-                "Loader: last: got 'pad' for graphs without labels; expected labels, which are -1 for the copies, or a collate "
-                "that reads sample.present. Write last='short' or last='drop'."
-            )
+        self._settings = checked(given, self._members, self._num_samples)
         self._given: int | list[np.ndarray] | Iterable[Index] = self._settings.batches
         if isinstance(self._given, Sized) and not isinstance(self._given, int):
             numbers: Any = np.arange(self._num_samples)
@@ -204,11 +199,7 @@ class Loader:
         return self._steps * (1 + self._delivery.ahead)
 
     def largest(self) -> PyTree:
-        """A batch padded to the largest shape that a batch may have, a pytree of NumPy arrays: no other takes more memory.
-
-        Raises:
-            TypeError: the batches come from an iterator.
-        """
+        """A batch padded to the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
         len(self)
         return self._delivery.largest(self._planned(self.epoch)).tree
 
@@ -219,9 +210,8 @@ class Loader:
         by_size, *edges = strata_of_batches(self._sizes, batch)
         for some, most, of in zip((whole, rest), (self._settings.shapes - bool(rest), 1), edges, strict=True):
             if some:
-                strata = None
-                if self._settings.group == "balanced":
-                    strata = by_size, dealt_strata(self._sizes[by_size], of, self._delivery.units)
+                dealt = dealt_strata(self._sizes[by_size], of, self._delivery.units)
+                strata = (by_size, dealt) if self._settings.group == "balanced" else None
                 # Without a seed all epochs are alike, so these are all batches.
                 self._shapes.add(self._dealt(some), max(1, most), self._settings.seed is None, strata)
 
@@ -305,11 +295,4 @@ class Loader:
         units = "devices" if s.parts is None else "parts"
         lines += [f"  {waits}; {delivery.units} {units}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
         plan = self._plans.latest(self.epoch)
-        number = np.zeros(0, int) if plan is None else plan.planned.shape
-        for i, shape in enumerate(self._shapes.all):
-            rows, times = sum(one.vertices for one in shape), int((number == i).sum())
-            padding = ""
-            if plan is not None and times:
-                padding = f", {100 * delivery.padding(plan, i):.0f} % padding"
-            lines.append(f"  shape of {shape[0].graphs} graphs, {rows} vertices: {times} batches of this epoch{padding}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *delivery.describe_shapes(plan)])

@@ -142,6 +142,11 @@ def plan_samples(batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int)
     smallest = int(sizes.argmin())
     samples, present = [], []
     for some in batches:
+        if len(some) % devices:
+            raise ValueError(
+                f"Loader: batches: got a batch of {len(some)} graphs for {devices} devices or parts; expected a multiple "
+                "of their number."
+            )
         there = some >= 0
         if not there.all():
             some = np.where(there, some, smallest)
@@ -159,7 +164,10 @@ def plan(members: Sequence[Member], shapes: Shapes, batches: Sequence[np.ndarray
         shapes: the shapes, which may grow.
         batches: the samples of each batch. A row may contain -1: the smallest sample stands in for it.
         sizes: the cost of each sample.
-        devices: the number of devices; it divides the length of each batch.
+        devices: the number of devices, or of parts.
+
+    Raises:
+        ValueError: a batch cannot be dealt equally.
     """
     samples, present = plan_samples(batches, sizes, devices)
     graphs = [samples if m.pick is None else [m.pick(some) for some in samples] for m in members]

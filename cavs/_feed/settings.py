@@ -93,7 +93,7 @@ def _is_ids(values: np.ndarray | None) -> bool:
     return values is not None and values.dtype == np.int32 and values.ndim == 1
 
 
-def checked(settings: Settings, samples: int) -> Settings:
+def checked(settings: Settings, members: Sequence[Member], samples: int) -> Settings:
     """Checks the other arguments of a loader over so many samples.
 
     Raises:
@@ -115,6 +115,11 @@ def checked(settings: Settings, samples: int) -> Settings:
             raise ValueError(f"Loader: {name}: got {got!r}; expected an int >= {least}{' or None' * (name != 'shapes')}.")
     if settings.collate is not None and not callable(settings.collate):
         raise TypeError(f"Loader: collate: got a {type(settings.collate).__name__}; expected a function of one batch.")
+    if settings.last == "pad" and settings.collate is None and not any("label" in m.options.fields for m in members):
+        raise ValueError(
+            "Loader: last: got 'pad' for graphs without labels; expected labels, which are -1 for the copies, or a collate "
+            "that reads sample.present. Write last='short' or last='drop'."
+        )
     if mesh is not None:
         _check_mesh(settings, mesh, samples)
     if settings.parts is not None:
@@ -127,19 +132,7 @@ def _check_parts(settings: Settings, parts: int, samples: int) -> None:
         raise ValueError(f"Loader: parts: got {parts!r}; expected an int >= 1 or None, the parts of each batch. Write parts=4.")
     if settings.mesh is not None:
         raise ValueError("Loader: parts: got it with a mesh; expected one of them. Write fewer graphs, or more devices.")
-    if not isinstance(settings.batches, int):
-        return
-    batch = min(settings.batches, samples)
-    if batch % parts:
-        raise ValueError(
-            f"Loader: batches: got {batch} for {parts} parts; expected a multiple of their number. Write "
-            f"batches={-(-batch // parts) * parts}."
-        )
-    if settings.last == "short" and samples % batch % parts:
-        raise ValueError(
-            f"Loader: last: got 'short' with a last batch of {samples % batch} graphs for {parts} parts; expected a number "
-            "that they divide. Write last='drop', or last='pad' if the loss leaves out vertices whose label is -1."
-        )
+    _check_dealt(settings, parts, "parts", samples)
 
 
 def _check_mesh(settings: Settings, mesh: Mesh, samples: int) -> None:
@@ -147,19 +140,23 @@ def _check_mesh(settings: Settings, mesh: Mesh, samples: int) -> None:
         raise ValueError(
             f"Loader: mesh: got {mesh!r}; expected a jax.sharding.Mesh of one axis. Write jax.make_mesh((devices,), ('data',))."
         )
-    devices = mesh.size
+    _check_dealt(settings, mesh.size, "devices", samples)
+
+
+def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> None:
+    """Checks that batches can be dealt equally to so many devices or parts."""
     if not isinstance(settings.batches, int):
         return
     batch = min(settings.batches, samples)
-    if batch % devices:
+    if batch % units:
         raise ValueError(
-            f"Loader: batches: got {batch} for {devices} devices; expected a multiple of their number. Write "
-            f"batches={-(-batch // devices) * devices}."
+            f"Loader: batches: got {batch} for {units} {noun}; expected a multiple of their number. Write "
+            f"batches={-(-batch // units) * units}."
         )
-    if settings.last == "short" and samples % batch % devices:
+    if settings.last == "short" and samples % batch % units:
         raise ValueError(
-            f"Loader: last: got 'short' with a last batch of {samples % batch} graphs for {devices} devices; expected a number "
-            "that they can share equally. Write last='drop', or last='pad' if the loss leaves out vertices whose label is -1."
+            f"Loader: last: got 'short' with a last batch of {samples % batch} graphs for {units} {noun}; expected a multiple "
+            "of their number. Write last='drop', or last='pad' if the loss leaves out vertices whose label is -1."
         )
 
 

@@ -12,7 +12,7 @@ from cavs._function.jaxprs import Eqn
 from cavs._function.lines import source_line
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.batch_search import Batch, Collate, loss_of, schedule_parts, stacked
+from cavs._memory.batch_search import BatchGradient, Collate, loss_of, schedule_parts, stacked
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.search import KEEPINGS, Candidate, Choice, Search, numbers_of_parts
 from cavs._memory.table import columns
@@ -74,7 +74,7 @@ def plan(
     if parts is not None and parts not in counts:
         raise ValueError(f"plan: parts: got {parts!r} for {len(graphs)} graphs; expected one of {counts}.")
     choices = [Choice(n, k) for n in counts for k in KEEPINGS if parts in (None, n) and keep in (None, k)]
-    batch = Batch(loss, params, graphs, collate)
+    batch = BatchGradient(loss, params, graphs, collate)
     search = Search(batch, choices)
     chosen = search.chosen(wanted)
     if chosen is None:
@@ -82,7 +82,7 @@ def plan(
     return BatchPlan(batch, search, chosen, wanted)
 
 
-def _too_small(batch: Batch, least: Candidate, budget: int) -> str:
+def _too_small(batch: BatchGradient, least: Candidate, budget: int) -> str:
     weights = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch.params))
     sizes = np.diff(batch.graphs.vertex_offsets)
     return (
@@ -102,13 +102,13 @@ class BatchPlan:
         time: predicted time, relative to the fastest plan. An estimate.
     """
 
-    def __init__(self, batch: Batch, search: Search, chosen: Candidate, budget: int | str | None):
+    def __init__(self, batch: BatchGradient, search: Search, chosen: Candidate, budget: int | str | None):
         self._batch, self._search, self._chosen, self._budget = batch, search, chosen, budget
         (self.parts, self.keep), self.peak = chosen.choice, chosen.peak.bytes
         self.time = search.slowdown(chosen)
         self.loss = loss_of(batch.loss, chosen.choice)
         """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
-        self._shape = batch.parts(chosen.choice)[0][2].shape
+        self._shape = batch.first(chosen.choice)[2].shape
 
     def batch(self, graphs: Graphs) -> PyTree:
         """Schedules a batch in parts.

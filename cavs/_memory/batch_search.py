@@ -27,25 +27,22 @@ Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its grap
 
 
 @dataclasses.dataclass(eq=False)
-class Batch:
+class BatchGradient:
     """The gradient of a loss over one batch: what `Search` looks for a way to compute."""
 
     loss: Callable[..., Any]
     params: PyTree
     graphs: Graphs
     collate: Collate
-    known: dict[Choice, list[Part]] = dataclasses.field(default_factory=dict)
-
-    def parts(self, choice: Choice) -> list[Part]:
-        """The parts of the batch. Schedules it, and traces nothing."""
-        if choice not in self.known:
-            self.known[choice] = list(schedule_parts(self.graphs, choice))
-        return self.known[choice]
+    known: dict[Choice, tuple[Part, tuple[int, int]]] = dataclasses.field(default_factory=dict)
 
     def size(self, choice: Choice) -> tuple[int, int]:
         """The rows and the tasks of all parts."""
-        scheds = [sched for _, _, sched in self.parts(choice)]
-        return sum(sched.shape.vertices for sched in scheds), sum(int(sched.num_tasks) for sched in scheds)
+        return self._scheduled(choice)[1]
+
+    def first(self, choice: Choice) -> Part:
+        """The first part of the batch."""
+        return self._scheduled(choice)[0]
 
     def peak(self, choice: Choice) -> Peak:
         """The predicted peak of temporary memory."""
@@ -53,8 +50,16 @@ class Batch:
 
     def structs(self, choice: Choice) -> PyTree:
         """The shapes and dtypes of the batch that the loss gets."""
-        one = stacked(self.parts(choice)[:1], self.collate)
+        one = stacked([self.first(choice)], self.collate)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((choice.parts, *x.shape[1:]), x.dtype), one)
+
+    def _scheduled(self, choice: Choice) -> tuple[Part, tuple[int, int]]:
+        if choice not in self.known:
+            parts = list(schedule_parts(self.graphs, choice))
+            scheds = [sched for _, _, sched in parts]
+            size = sum(sched.shape.vertices for sched in scheds), sum(int(sched.num_tasks) for sched in scheds)
+            self.known[choice] = parts[0], size  # the other parts are not kept
+        return self.known[choice]
 
 
 def schedule_parts(graphs: Graphs, choice: Choice, shape: Shape | None = None) -> Iterator[Part]:

@@ -39,7 +39,7 @@ def read_settings(path: str) -> dict[str, Any]:
         if not right or isinstance(value, bool):
             expected = next(k.__name__ for k in (typing.get_args(kind) or (kind,)) if k is not type(None))
             raise TrainError(f"--config: {path}: {name}: got {value!r}; expected a value of type {expected}.")
-        given[field] = float(value) if isinstance(0.0, kind) else value
+        given[field] = value if isinstance(value, kind) else float(value)
     return given
 
 
