@@ -57,7 +57,7 @@ class Config:
     epochs: int = 20
     max_steps: int = 0
     save_every: int = 0
-    memory: str | int | float | None = None
+    memory: str | int | float = "none"
     optimizer: str = "adagrad"
     schedule: str = "constant"
     warmup: int = 0

@@ -176,9 +176,9 @@ def _table(work: TrainingStep, search: Search, chosen: Candidate, measured: int,
     return "\n".join(["memory of a training step:", *columns(rows)])
 
 
-def budget_of(memory: str | int | float | None) -> int | str | None:
+def budget_of(memory: str | int | float) -> int | str | None:
     """Reads `--memory`: an amount, a fraction of the device such as 0.5, "min", or "none". Raises a `TrainError`."""
-    if memory is None or memory == "none":
+    if memory == "none":
         return None
     fraction = isinstance(memory, str) and re.fullmatch(r"0?\.\d+|1\.0*", memory.strip())
     try:
