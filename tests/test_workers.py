@@ -3,12 +3,14 @@
 import copy
 import dataclasses
 import gc
+import itertools
 import os
 import pickle
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -230,6 +232,19 @@ def test_a_worker_in_garbage_is_not_used_again() -> None:
     assert len(list(schedules(graphs, [[0]], workers=1))) == 1
 
 
+def test_ctrl_c_leaves_no_lock_locked() -> None:
+    """Python's semaphores and events are not safe from it: between two lines of them, their lock stays locked for ever."""
+    items, entered = prefetch(itertools.count(), lambda x: x), set()
+    next(items)
+    sys.setprofile(lambda frame, event, arg: entered.add(frame.f_code.co_filename))
+    try:
+        assert [next(items) for _ in range(5)] == [1, 2, 3, 4, 5]
+    finally:
+        sys.setprofile(None)
+    items.close()
+    assert entered and threading.__file__ not in entered
+
+
 SCRIPT = """
 import sys, cavs
 from cavs._feed.prefetch import prefetch
@@ -258,5 +273,8 @@ def test_a_script_ends_at_once_and_so_does_its_process(how: str, tmp_path: Path)
         if interrupted := how in ("endless", "prefetch"):
             time.sleep(0.1)
             script.send_signal(signal.SIGINT)
-        text = script.communicate(timeout=60)[1]
+        try:
+            text = script.communicate(timeout=60)[1]
+        finally:
+            script.kill()  # one that hangs fails the test, and does not hang it
     assert ("KeyboardInterrupt" in text) == interrupted and text.count("Traceback") == interrupted, text

@@ -75,10 +75,12 @@ def _consume(
 ) -> Generator[Any, None, None]:
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    # The thread acquires it before it prepares an item, and the consumer releases it. At most `depth` items are being prepared
-    # or wait.
-    room = threading.Semaphore(depth)
-    stop = threading.Event()
+    # The thread takes an entry before it prepares an item, and the consumer returns it. At most `depth` items are being prepared
+    # or wait. Not a `threading.Semaphore`: if Ctrl-C interrupts its methods, its lock may stay locked for ever.
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(depth):
+        room.put(None)
+    stop: list[bool] = []  # not empty if the thread is to end
     # A daemon thread does not keep the interpreter alive if the consumer fails and keeps the iterator.
     thread = threading.Thread(
         target=_produce, args=(items, prepare, ready, room, stop, ended), name="cavs-prefetch", daemon=True
@@ -93,14 +95,14 @@ def _consume(
                 return
             if what == "error":
                 raise value
-            room.release()
+            room.put(None)
             yield value
             refuse_inherited("prefetch", made_in)
             del value  # not kept while waiting for the next one
     finally:
         if not ending() and os.getpid() == made_in:  # a fork has no such thread, and its locks may never be released
-            stop.set()
-            room.release()
+            stop.append(True)
+            room.put(None)
             if thread.ident != this_thread():  # the garbage collector may close the generator from any thread
                 thread.join()
 
@@ -109,14 +111,14 @@ def _produce(
     items: Iterator[Any],
     prepare: Callable[[Any], Any],
     ready: "queue.SimpleQueue[tuple[str, Any]]",
-    room: threading.Semaphore,
-    stop: threading.Event,
+    room: "queue.SimpleQueue[None]",
+    stop: list[bool],
     ended: Callable[[], None],
 ) -> None:
     try:
         while True:
-            room.acquire()
-            if stop.is_set():
+            room.get()
+            if stop:
                 return
             try:
                 item = next(items)

@@ -136,33 +136,37 @@ class _Background:
     """Compilations on a thread, one after another."""
 
     def __init__(self) -> None:
-        self._done: dict[Hashable, threading.Event] = {}
-        self._stop = threading.Event()
+        # Locked until the program is compiled. Not `threading.Event`s: if Ctrl-C interrupts one, its lock may stay locked.
+        self._compiling: dict[Hashable, threading.Lock] = {}
+        self._stop = False
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._done
+        return key in self._compiling
 
     def start(self, work: dict[Hashable, Callable[[], None]], step: Step, count: int) -> None:
         """Starts the thread, which ends after the last of `work`."""
-        self._done |= {key: threading.Event() for key in work}
+        locks = {key: threading.Lock() for key in work}
+        for lock in locks.values():
+            lock.acquire()
+        self._compiling |= locks
         first = count - len(work) + 1
 
         def run() -> None:
             for number, (key, compile_it) in enumerate(work.items()):
                 step.compiling = first + number, count
                 try:
-                    if not self._stop.is_set():
+                    if not self._stop:
                         compile_it()
                 except Exception:  # the call of the step raises the error, too
                     pass
                 finally:
-                    self._done[key].set()
+                    locks[key].release()
             step.compiling = None
 
         thread = threading.Thread(target=run, name="cavs-compile", daemon=True)
 
         def end() -> None:  # an interpreter that ends in the middle of a compilation may crash
-            self._stop.set()
+            self._stop = True
             thread.join()
 
         atexit.register(end)
@@ -170,8 +174,9 @@ class _Background:
 
     def wait(self, key: Hashable) -> None:
         """Waits for a compilation that was started."""
-        if key in self._done:
-            self._done[key].wait()
+        if key in self._compiling:
+            with self._compiling[key]:
+                pass
 
 
 def _key(batches: PyTree) -> Hashable:
