@@ -75,8 +75,8 @@ def _consume(
 ) -> Generator[Any, None, None]:
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    # The thread takes an entry before it prepares an item, and the consumer returns it. At most `depth` items are being prepared
-    # or wait. Not a `threading.Semaphore`: if Ctrl-C interrupts its methods, its lock may stay locked for ever.
+    # The thread takes an entry before it prepares an item, and the consumer returns it: at most `depth` items are prepared or
+    # wait. A `threading.Semaphore` would be wrong: if Ctrl-C interrupts its methods, its lock may stay locked.
     room: queue.SimpleQueue[None] = queue.SimpleQueue()
     for _ in range(depth):
         room.put(None)
