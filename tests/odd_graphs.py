@@ -90,10 +90,12 @@ BATCHES = {
     "forest": joined([GRAPHS[g] for g in ("one vertex", "trees", "two of one vertex")] + [chain(6)]),
     "one vertex": GRAPHS["one vertex"],
     "wide": joined([GRAPHS[g] for g in ("star of 40", "one vertex", "shared children", "wide DAG")] + [chain(4)]),
+    "few": GRAPHS["shared children"],
     "very wide": joined([GRAPHS["star of 300"], chain(3)]),
 }
 BATCHES["leaf and inner"] = vp.RvNN.add_kinds(BATCHES["binary"])
 BATCHES["three kinds"] = with_kinds(BATCHES["binary"], ("word", "phrase", "root"))
+BATCHES["few of three kinds"] = with_kinds(BATCHES["few"], ("word", "phrase", "root"))
 BATCHES["forest of leaf and inner"] = vp.RvNN.add_kinds(BATCHES["forest"])
 BATCHES["forest of three kinds"] = with_kinds(BATCHES["forest"], ("word", "phrase", "root"))
 BATCHES["pyramids"] = vp.TDRNN.graphs([1, 5, 2])

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Graph = list[list[int]]  # the children of each vertex
+MOST_UNROLLED = 4  # children that `gather_all` visits in a Python loop; it visits more in one that XLA compiles once
 
 
 class Mine(NamedTuple):
@@ -49,17 +50,16 @@ class PlainVertex:
 
     def gather_all(self, fn: Any = lambda state: state, reduce: str = "sum", edges: bool = False) -> Any:
         """Applies `fn` to each child, stacks and reduces the results. Returns zeros if there is no child."""
-        if edges and not self.children:
-            zero = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), self.edges)
-            shapes = jax.eval_shape(lambda: _reduced([fn(self.zero, zero)], reduce))
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        rows = [self.children]
         if edges:
-            rows = [jax.tree.map(lambda x, k=k: x[k], self.edges) for k in range(len(self.children))]
-            return _reduced([fn(child, row) for child, row in zip(self.children, rows, strict=True)], reduce)
+            rows.append([jax.tree.map(lambda x, k=k: x[k], self.edges) for k in range(len(self.children))])
         if not self.children:
-            shapes = jax.eval_shape(lambda: _reduced([fn(self.zero)], reduce))
+            zeros = [self.zero, *[jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), self.edges)][: len(rows) - 1]]
+            shapes = jax.eval_shape(lambda: _reduced(_stacked([fn(*zeros)]), reduce))
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return _reduced([fn(child) for child in self.children], reduce)
+        if len(self.children) <= MOST_UNROLLED:
+            return _reduced(_stacked([fn(*row) for row in zip(*rows, strict=True)]), reduce)
+        return _reduced(jax.lax.map(lambda row: fn(*row), [_stacked(r) for r in rows]), reduce)
 
     def scatter(self, state: Any) -> None:
         self.state = state
@@ -68,12 +68,18 @@ class PlainVertex:
         self.pushed[name] = value
 
 
-def _reduced(outs: list[Any], how: str) -> Any:
+def _stacked(rows: list[Any]) -> Any:
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *rows)
+
+
+def _reduced(outs: Any, how: str) -> Any:
+    """Reduces leaves (children, ...)."""
     if how == "softmax":
-        weights = jax.nn.softmax(jnp.stack([score for score, _ in outs]))
-        return jax.tree.map(lambda *xs: jnp.tensordot(weights, jnp.stack(xs), 1), *[value for _, value in outs])
-    reduce = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max}[how]
-    return jax.tree.map(lambda *xs: reduce(jnp.stack(xs), axis=0), *outs)
+        scores, values = outs
+        return jax.tree.map(lambda x: jnp.tensordot(jax.nn.softmax(scores), x, 1), values)
+    if how == "sum":
+        return jax.tree.map(lambda x: x.sum(0, dtype=jnp.int32 if x.dtype == bool else x.dtype), outs)
+    return jax.tree.map(lambda x: {"mean": jnp.mean, "max": jnp.max}[how](x, axis=0), outs)
 
 
 class PerVertex:

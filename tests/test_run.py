@@ -1,4 +1,4 @@
-"""What `run` computes, and its gradients with respect to parameters and inputs, are those of `interpret`, vertex by vertex."""
+"""What `run` computes, and its gradients with respect to parameters and inputs, are those of a loop over vertices."""
 
 from typing import Any
 
@@ -11,23 +11,40 @@ import cavs
 from cavs import vertex_programs as vp
 from tests.odd_graphs import BATCHES, GRAPHS
 from tests.programs import CASES, IN_FORESTS, PROGRAMS, READY, E, H
-from tests.truth import assert_close, batch_inputs, call, divided, jitted, padded, sched, truth
+from tests.truth import assert_close, batch_inputs, call, divided, gradients as gradients_of, jitted, padded, sched, truth
 
 
 @pytest.mark.parametrize(("name", "batch"), [case for case in CASES if case not in IN_FORESTS])  # they differ in the backward
-def test_run_is_interpret(name: str, batch: str) -> None:
+def test_run_is_the_loop_over_vertices(name: str, batch: str) -> None:
     program = PROGRAMS[name]
     got = call(cavs.run, program.function, program.params, sched(batch), batch_inputs(name, batch))
     assert_close(got, truth(name, batch)[0], 1e-12 * program.tolerance)
 
 
 @pytest.mark.parametrize(("name", "batch"), READY)
-def test_run_is_interpret_in_float32(name: str, batch: str) -> None:
+def test_run_in_float32(name: str, batch: str) -> None:
     program = PROGRAMS[name]
     params, inputs = jax.tree.map(lambda x: x.astype(np.float32), (program.params, batch_inputs(name, batch)))
     got = cavs.run(program.function, params, sched(batch), inputs)
     assert got.dtype == np.float32
     assert_close(got.astype(np.float64), truth(name, batch)[0], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch"),
+    [(name, "few") for name in ("attention", "named", "mixed dtypes", "integer reductions", "edge messages", "edge attention")]
+    + [("three kinds", "few of three kinds")],
+)
+def test_interpret_is_the_loop_over_vertices(name: str, batch: str) -> None:
+    program, graphs = PROGRAMS[name], BATCHES[batch]
+
+    def interpret(params: Any, inputs: Any) -> Any:
+        return call(cavs.interpret, program.function, params, graphs, inputs)
+
+    params, inputs = jax.tree.map(jnp.asarray, (program.params, batch_inputs(name, batch)))
+    grads, pushes = gradients_of(interpret, params, inputs, graphs.num_vertices)
+    assert_close(pushes, truth(name, batch)[0], 1e-12 * program.tolerance)
+    assert_close(grads, truth(name, batch)[1], 1e-10 * program.tolerance)
 
 
 @pytest.mark.parametrize("how", [{"policy": "serial"}, {"exact": True}])
@@ -80,7 +97,7 @@ def gradients(name: str, batch: str, schedule: cavs.Schedule, params: Any, input
 
 
 @pytest.mark.parametrize(("name", "batch"), CASES)
-def test_gradients_are_those_of_interpret(name: str, batch: str) -> None:
+def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) -> None:
     program = PROGRAMS[name]
     grads, pushes = gradients(name, batch, sched(batch), program.params, batch_inputs(name, batch))
     want_pushes, want = truth(name, batch)

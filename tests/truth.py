@@ -1,4 +1,4 @@
-"""The per-vertex loop as the reference: values and gradients of a case by `cavs.interpret`, and their comparison."""
+"""The reference of the table of programs: values and gradients of a case by the loop of `tests/per_vertex.py`."""
 
 import functools
 from typing import Any, NamedTuple
@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from tests.odd_graphs import BATCHES
+from tests.odd_graphs import BATCHES, children_of
+from tests.per_vertex import PerVertex, with_edges
 from tests.programs import PROGRAMS
 
 
@@ -68,6 +69,7 @@ def weights(pushes: Any, rows: int) -> Any:
     return jax.tree.map(lambda x: like(x) if jnp.issubdtype(x.dtype, jnp.floating) else None, pushes)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def loss(pushes: Any, rows: int) -> Any:
     """Returns a scalar that depends on every float push, with its own weights."""
     leaves = zip(jax.tree.leaves(pushes), jax.tree.leaves(weights(pushes, rows), is_leaf=lambda w: w is None), strict=True)
@@ -92,14 +94,20 @@ def with_gradients(fn: Any, *args: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def truth(name: str, batch: str) -> tuple[Any, Any]:
-    """The pushes of a case and its `gradients`, by `cavs.interpret`."""
+    """The pushes of a case and its `gradients`, vertex by vertex."""
     program, graphs = PROGRAMS[name], BATCHES[batch]
-    params, inputs = jax.tree.map(jnp.asarray, (program.params, batch_inputs(name, batch)))
+    function, lists = program.function, [children_of(graphs, g) for g in range(len(graphs))]
+    named = graphs.kind is not None and None not in function.fns
+    kinds = [graphs.kind_names[kind] for kind in graphs.kind] if named else [None] * graphs.num_vertices
+    params, inputs = program.params, batch_inputs(name, batch)
+    avals = function.state_avals(params, program.rows)
+    zero = function.state_tree.unflatten([np.zeros(a.shape, a.dtype) for a in avals])
+    net = PerVertex(function.fns, lists, kinds, zero)
 
-    def loop(params: Any, inputs: Any) -> Any:
-        return call(cavs.interpret, program.function, params, graphs, inputs)
+    def run(params: Any, inputs: Any) -> Any:
+        return net(params, with_edges(*inputs, lists) if isinstance(inputs, WithEdges) else inputs)
 
-    grads, pushes = gradients(loop, params, inputs, graphs.num_vertices)
+    grads, pushes = gradients(run, params, inputs, graphs.num_vertices)
     return pushes, grads
 
 
