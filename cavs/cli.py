@@ -71,7 +71,7 @@ def _run(command: str, given: dict[str, Any]) -> int:
 
 def _train(given: dict[str, Any]) -> int:
     from cavs._feed.host_memory import keep_host_memory
-    from cavs._train import keep_compiled, train, with_settings
+    from cavs._train import connected, keep_compiled, train, with_settings
 
     keep_host_memory()
     keep_compiled()
@@ -79,8 +79,10 @@ def _train(given: dict[str, Any]) -> int:
     given |= {"train": files[0]} if files else {}
     given |= {"also": os.pathsep.join(map(os.path.abspath, files[1:]))} if files[1:] else {}
     given = with_settings(given)
-    out, resume = given.pop("out", None), given.pop("resume", None)
-    return train(given, out, resume, command=start.program())
+    out, resume, distributed = (given.pop(name, None) for name in ("out", "resume", "distributed"))
+    given |= {} if distributed is None else {"devices": 0}
+    with connected(distributed):
+        return train(given, out, resume, command=start.program())
 
 
 def _predict(given: dict[str, Any]) -> int:

@@ -113,6 +113,12 @@ def _add_training(group: "Group") -> None:
         help="most memory of a training step: 2GiB, bytes, a fraction of the device such as 0.5, or min; batches are then "
         "computed in parts and less is kept, with the same results up to rounding (default none)",
     )
+    group.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="devices that share each batch, such as GPUs, with the same results up to rounding; 0: all (default 1)",
+    )
     group.add_argument("--epochs", type=int, metavar="N", help="passes over the data (default 20; lm, nmt 10; tag 12)")
     group.add_argument("--max-steps", type=int, metavar="N", help="stop after N steps in all (default 0: after --epochs)")
     group.add_argument(
@@ -162,6 +168,14 @@ def _add_run(group: "Group") -> None:
         const="",
         metavar="DIR",
         help="resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches",
+    )
+
+
+    group.add_argument(
+        "--distributed",
+        metavar="HOST:PORT,N,I",
+        help="this is process I of N, each started with this command; HOST:PORT is the address of process 0; auto: ask the "
+        "cluster. All devices of all processes share each batch, and process 0 writes",
     )
 
 

@@ -124,7 +124,14 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
         _check_mesh(settings, mesh, samples)
     if settings.parts is not None:
         _check_parts(settings, settings.parts, samples)
-    return settings._replace(batches=min(batches, samples)) if isinstance(batches, int) else settings
+    return settings._replace(batches=_of_samples(settings, batches, samples)) if isinstance(batches, int) else settings
+
+
+def _of_samples(settings: Settings, batches: int, samples: int) -> int:
+    """The graphs of a batch, if there are so few samples. If they are padded, all devices or parts get equally many."""
+    units = settings.parts or (1 if settings.mesh is None else settings.mesh.size)
+    few = -(-samples // units) * units if settings.last == "pad" else samples
+    return min(batches, few)
 
 
 def _check_parts(settings: Settings, parts: int, samples: int) -> None:
@@ -147,7 +154,7 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
     """Checks that batches can be dealt equally to so many devices or parts."""
     if not isinstance(settings.batches, int):
         return
-    batch = min(settings.batches, samples)
+    batch = _of_samples(settings, settings.batches, samples)
     if batch % units:
         raise ValueError(
             f"Loader: batches: got {batch} for {units} {noun}; expected a multiple of their number. Write "

@@ -88,24 +88,19 @@ class Step:
 
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
         if not isinstance(batches, Batches):
-            return self._ordered(self._fun)(state, batches)
+            return ordered(self._fun)(state, batches)
         many = functools.partial(self._many, stacked=batches.count is not None)
         if batches.mesh is None:
-            return self._ordered(many)(state, batches.tree)
-        (axis,) = batches.mesh.axis_names
-        stack = () if batches.count is None else (None,)
-        before = len(stack)
+            return ordered(many)(state, batches.tree)
 
         def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
-            tree = jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree)  # without the devices
-            out = self._ordered(many)(state, tree)
+            out = ordered(many)(state, tree)
             for what, part in zip(("state", "metrics"), out, strict=True):
-                if any(axis in varying(x) for x in jax.tree.leaves(part)):
+                if any(varying(x) for x in jax.tree.leaves(part)):
                     raise ValueError(MSG_VARYING.format(what=what))
             return out
 
-        spec, every = PartitionSpec(), PartitionSpec(*stack, axis)
-        return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=(spec, spec))(state, batches.tree)
+        return divided(local, batches)(state, batches.tree)
 
     def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
         if stacked:
@@ -113,10 +108,6 @@ class Step:
             return lax.scan(self._fun, state, tree, unroll=unroll)
         state, metrics = self._fun(state, tree)
         return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
-
-    def _ordered(self, fun: OneStep) -> OneStep:
-        """On a GPU, launches of engine `persistent` run in turn, because XLA runs independent kernels at the same time."""
-        return in_turn(fun) if jax.default_backend() == "gpu" else fun
 
     def _compile_others(self, state: PyTree, batches: PyTree) -> None:
         """Compiles in the background what the loader will yield in this epoch, while training goes on."""
@@ -130,6 +121,27 @@ class Step:
 
     def _compile(self, state: PyTree, batches: PyTree) -> None:
         self._jitted.lower(state, batches).compile()  # a later call finds the code
+
+
+def ordered(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """On a GPU, launches of engine `persistent` run in turn, because XLA runs independent kernels at the same time."""
+    return in_turn(fun) if jax.default_backend() == "gpu" else fun
+
+
+def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTree]:
+    """Runs `fun(state, tree)` on each device of the mesh of `batches`, with the part of `batches.tree` of that device.
+
+    The state and what `fun` returns are the same on all devices.
+    """
+    assert batches.mesh is not None
+    (axis,) = batches.mesh.axis_names
+    before = 0 if batches.count is None else 1
+
+    def local(state: PyTree, tree: PyTree) -> PyTree:
+        return fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree))
+
+    spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
+    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)
 
 
 class _Background:

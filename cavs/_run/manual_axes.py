@@ -52,30 +52,31 @@ def across_axes(call: Call) -> Call:
 
     @jax.custom_vjp
     def sealed(params: PyTree, data: jax.Array, inputs: PyTree, select: PyTree) -> PyTree:
-        with _unchecked():
-            outs = call(*map(_untyped, (params, data, inputs, select)))
+        with unchecked():
+            outs = call(*map(untyped, (params, data, inputs, select)))
         return common(outs)
 
     def forward(params: PyTree, data: jax.Array, inputs: PyTree, select: PyTree) -> PyTree:
-        with _unchecked():
-            params, data, inputs, select = map(_untyped, (params, data, inputs, select))
+        with unchecked():
+            params, data, inputs, select = map(untyped, (params, data, inputs, select))
             outs, pull = jax.vjp(lambda params, inputs: call(params, data, inputs, select), params, inputs)
         return common(outs), common(pull)
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
-        with _unchecked():
-            by_params, by_inputs = _untyped(pull)(_untyped(cts))
+        with unchecked():
+            by_params, by_inputs = untyped(pull)(untyped(cts))
         return common(by_params), None, common(by_inputs), None
 
     sealed.defvjp(forward, backward)
     return lambda *args: sealed(*common(args))
 
 
-def _unchecked() -> contextlib.AbstractContextManager[object]:
+def unchecked() -> contextlib.AbstractContextManager[object]:
+    """A context in which JAX does not check types inside a `shard_map`. Values that enter it must be `untyped`."""
     return _config._check_vma(False)
 
 
-def _untyped(tree: PyTree) -> PyTree:
+def untyped(tree: PyTree) -> PyTree:
     """The same values, whose types say nothing about devices. Only in `_unchecked`; XLA removes the reshapes."""
 
     def without(x: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ puts them together, `report` prints progress and results, `predict` labels new f
 
 from cavs._train.compiled import keep_compiled as keep_compiled
 from cavs._train.config import TrainError as TrainError
+from cavs._train.devices import connected as connected
 from cavs._train.evaluate import evaluate as evaluate
 from cavs._train.memory_error import OUT_OF_MEMORY as OUT_OF_MEMORY, out_of_memory as out_of_memory
 from cavs._train.predict import predict as predict

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
+from jax.sharding import Mesh
 
 from cavs._feed.loader import Loader
 from cavs._feed.settings import Sample, Source
@@ -36,6 +37,7 @@ class Feed(NamedTuple):
         seed: int | None = None,
         steps: int | None = 1,
         parts: int | None = None,
+        mesh: Mesh | None = None,
         window: int = LAZY_WINDOW,
     ) -> Loader:
         """The batches of this part, shuffled in every epoch if there is a `seed`. Every batch has equally many samples."""
@@ -49,6 +51,7 @@ class Feed(NamedTuple):
             shapes=1 if seed is None else SHAPES,
             steps=steps,
             parts=parts,
+            mesh=mesh,
             kinds=False,
             window=window,
         )

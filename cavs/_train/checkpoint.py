@@ -46,7 +46,9 @@ def versions() -> dict[str, str]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file atomically. Raises a `SaveError` that names the file and the cause if it cannot be written."""
+    """Writes a file atomically, in the first of several processes. Raises a `SaveError` that names the file and the cause if it cannot be written."""
+    if jax.process_index():  # the first process writes
+        return
     try:
         write_whole(path, data)
     except OSError as error:
@@ -65,6 +67,8 @@ def save(folder: Path, name: str, tree: PyTree, about: dict[str, Any], step: int
 
     With `keep`, the previous save remains under the name with the suffix `BEFORE`.
     """
+    if jax.process_index():  # the first process saves
+        return
     arrays: dict[str, Any] = {key: np.asarray(x) for key, x in _named(jax.device_get(tree)).items()}
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)

@@ -58,6 +58,7 @@ class Config:
     max_steps: int = 0
     save_every: int = 0
     memory: str | int | float = "none"
+    devices: int = 1
     optimizer: str = "adagrad"
     schedule: str = "constant"
     warmup: int = 0
@@ -79,7 +80,7 @@ class Config:
             value = getattr(self, name, None)
             _check(name, value, value is None or value >= 1, "an integer >= 1")
             _check(name, value, value is None or value <= most, f"an integer <= {most}")
-        for name in ("patience", "max_steps", "save_every", "warmup", "vocab_size", "weight_decay", "clip", "seed"):
+        for name in ("patience", "max_steps", "save_every", "warmup", "vocab_size", "devices", "weight_decay", "clip", "seed"):
             _check(name, getattr(self, name), getattr(self, name) >= 0, "a number >= 0")
         _check("lr", self.lr, self.lr > 0, "a number > 0")
         _check("embedding_lr", self.embedding_lr, self.embedding_lr is None or self.embedding_lr >= 0, "a number >= 0")

@@ -11,6 +11,7 @@ from cavs._feed.loader import Loader
 from cavs._train import checkpoint
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data, Samples
+from cavs._train.devices import mesh_of, replicated, told
 from cavs._train.memory import part_feed, plan_memory, total_steps, train_loader
 from cavs._train.model import Weights
 from cavs._train.step import State, build_evaluation, build_step
@@ -96,12 +97,14 @@ class Trainer:
 
     def __init__(self, config: Config, data: Data, model: Model, folder: Path, run: str | None = None):
         self.config, self.data, self.model, self.folder = config, data, model, folder
-        self.run = run or uuid.uuid4().hex
+        self.run = run or told(uuid.uuid4().hex)
         self.notes: list[str] = []
         self.task = find_task(config.task)
+        self.mesh = mesh_of(config)
         self.memory = plan_memory(config, model, self.task, data)
         choice = self.memory.choice
-        self.loader = train_loader(part_feed(self.task, model, data.train, config.batch, choice), config, choice)
+        feed = part_feed(self.task, model, data.train, config.batch, choice)
+        self.loader = train_loader(feed, config, choice, self.mesh)
         self._evaluated: dict[int, Loader] = {}
         self.step, self.evaluation = build_step(model, config, self.total, choice), build_evaluation(model)
 
@@ -207,8 +210,8 @@ class Trainer:
         """The summed metrics of a part of the data, without dropout."""
         if id(part) not in self._evaluated:
             batch = self.memory.evaluation
-            self._evaluated[id(part)] = self.task.feed(self.model, part, batch).loader(batch)
-        return sums_of(self.evaluation, weights, self._evaluated[id(part)])
+            self._evaluated[id(part)] = self.task.feed(self.model, part, batch).loader(batch, mesh=self.mesh)
+        return sums_of(self.evaluation, replicated(weights, self.mesh), self._evaluated[id(part)])
 
     def save(self, state: State, progress: Progress) -> None:
         """Saves what `resume` needs. The previous save is kept, too."""

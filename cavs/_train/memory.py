@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
@@ -119,12 +120,12 @@ def part_feed(task: "Task", model: "Model", part: "Samples", batch: int, choice:
     return task.feed(model, part, max(1, batch // choice.parts))
 
 
-def train_loader(feed: Feed, config: Config, choice: Choice) -> Loader:
-    """The training batches, in parts if there are several."""
+def train_loader(feed: Feed, config: Config, choice: Choice, mesh: Mesh | None = None) -> Loader:
+    """The training batches, in parts if there are several, or divided over the devices of a mesh."""
     parts = None if choice.parts == 1 else choice.parts
     # Evaluations every few steps, and a last step within an epoch, need dispatches of single steps.
     steps = 1 if (config.save_every or config.max_steps) and jax.default_backend() == "gpu" else None
-    return feed.loader(config.batch, config.seed, steps, parts=parts, window=WINDOWS[choice.keep])
+    return feed.loader(config.batch, config.seed, steps, parts=parts, mesh=mesh, window=WINDOWS[choice.keep])
 
 
 def total_steps(config: Config, loader: Loader) -> int:

@@ -13,6 +13,7 @@ import cavs
 from cavs._train import checkpoint, folder as folders, report
 from cavs._train.config import ALIASES, Config, SaveError, TrainError, flag
 from cavs._train.data import Data
+from cavs._train.devices import lost, told, wait_for_all, writes
 from cavs._train.loop import Progress, Trainer
 from cavs._train.memory_error import OUT_OF_MEMORY, out_of_memory
 from cavs._train.messages import Messages
@@ -23,7 +24,7 @@ from cavs._train.task import Model, configure, find_task
 
 # The settings that --resume may change. The others determine the data, the model, or the order of the batches.
 RESUMABLE = (
-    *("epochs", "max_steps", "patience", "save_every", "memory"),
+    *("epochs", "max_steps", "patience", "save_every", "memory", "devices"),
     *("lr", "embedding_lr", "schedule", "warmup", "weight_decay", "clip", "dropout"),
 )
 
@@ -59,17 +60,23 @@ def train(
     task = find_task(config.task)
     config, data = task.read(config)
     model = task.model(config, data)
-    messages = Messages(console or Console(), command)
+    messages = Messages(console or Console(quiet=not writes()), command)
     with contextlib.ExitStack() as stack:
-        if folder is None:
+        if not writes():
+            folder = Path(told(None))
+        elif folder is None:
             folder = stack.enter_context(folders.new(config, out))
         else:
             stack.enter_context(folders.locked(folder))
+        if writes():
+            told(os.path.abspath(folder))
         try:
             return _train(messages, config, data, model, folder, resume is not None, started)
         except (SaveError, OSError) as error:
             raise SaveError(f"{_message(error)} Training stopped. {messages.how_to_resume(folder)}") from error
         except OUT_OF_MEMORY as error:
+            if lost(error):
+                raise SaveError(f"another process of this run ended ({str(error):.200}). {messages.how_to_resume(folder)}") from error
             if not out_of_memory(error):
                 raise
             lower = f"Lower --batch (now {config.batch}) or --hidden (now {config.hidden}), or write --memory 0.8"
@@ -110,6 +117,7 @@ def _train(messages: Messages, config: Config, data: Data, model: Model, folder:
     assert best is not None
     results = {"while training": best["train"], "held-out": best["dev"]}
     if data.test is not None:
+        wait_for_all("best")
         weights, _ = checkpoint.load(folder, "best", state.weights, trainer.run)
         results["test"] = trainer.evaluate(weights, data.test)
         checkpoint.write_json(folder / "test.json", {"run": trainer.run, "epoch": best["epoch"], "test": results["test"]})

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._feed.step import Step, step
+from cavs._feed.batches import Batches
+from cavs._feed.step import Step, divided, ordered, step
 from cavs._function.keeping import keep_least
 from cavs._graphs.pytree import PyTree
 from cavs._memory.search import Choice
-from cavs._run.concurrent_jit import concurrent_jit
-from cavs._train import in_parts, optimiser
+from cavs._run.concurrent_jit import Concurrent
+from cavs._run.manual_axes import checked_axes, unchecked, untyped
+from cavs._train import gradients, optimiser
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
 from cavs._train.model import Weights
@@ -98,10 +101,12 @@ def one_step(
 
     def train(state: State, batch: PyTree) -> tuple[State, DeviceMetrics]:
         key = jax.random.fold_in(jax.random.key(config.seed + 1), state.count) if config.dropout else None
-        gradient_of = in_parts.of_batch if choice.parts == 1 else in_parts.of_parts
+        gradient_of = gradients.of_batch if choice.parts == 1 else gradients.of_parts
+        if axes := checked_axes():
+            gradient_of = functools.partial(gradients.of_devices, axes=axes)
         with contextlib.nullcontext() if choice.keep == "fast" else keep_least():
-            words, rows, metrics, *gradients = gradient_of(model, state.weights, batch, key)
-        by_params, by_rows = optimiser.clip(tuple(gradients), config.clip)
+            words, rows, metrics, *found = gradient_of(model, state.weights, batch, key)
+        by_params, by_rows = optimiser.clip(tuple(found), config.clip)
         updates, rule_state = rule.update(by_params, state.optimiser, state.params)
         factor = optimiser.factor(config, state.count, total)
         params = jax.tree.map(lambda p, u: p + factor * u, state.params, updates)
@@ -113,10 +118,24 @@ def one_step(
 
 
 def build_evaluation(model: "Model") -> Callable[[Weights, PyTree], DeviceMetrics]:
-    """Builds `evaluate(weights, batch)`: the metrics without dropout."""
-    return concurrent_jit(one_evaluation(model))
+    """Builds `evaluate(weights, batch)`: the metrics without dropout. `Batches` with a mesh run on its devices."""
+    one = one_evaluation(model)
+
+    def evaluate(weights: Weights, batch: PyTree) -> DeviceMetrics:
+        fun = ordered(one)
+        return divided(fun, batch)(weights, batch.tree) if isinstance(batch, Batches) else fun(weights, batch)
+
+    return Concurrent(evaluate)
 
 
 def one_evaluation(model: "Model") -> Callable[[Weights, PyTree], DeviceMetrics]:
     """The evaluation of one batch, not compiled."""
-    return lambda weights, batch: DeviceMetrics.of(model.metrics(weights, batch))
+
+    def evaluate(weights: Weights, batch: PyTree) -> DeviceMetrics:
+        if not (axes := checked_axes()):
+            return DeviceMetrics.of(model.metrics(weights, batch))
+        with unchecked():
+            metrics = model.metrics(*untyped((weights, batch)))
+            return DeviceMetrics.of(jax.lax.psum(metrics, axes))
+
+    return evaluate

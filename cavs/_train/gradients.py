@@ -1,4 +1,7 @@
-"""The gradient of a batch in parts, one part at a time (`--memory`): the same as that of the whole batch, up to rounding."""
+"""The gradient of a batch: whole, in parts one after another (`--memory`), or on several devices (`--devices`).
+
+All three are the same up to rounding.
+"""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -6,8 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cavs._feed.rows import added, gathered, union
 from cavs._graphs.pytree import PyTree
 from cavs._memory.sub_batches import sub_batched
+from cavs._run.manual_axes import unchecked, untyped
 from cavs._train.model import Weights, read_rows
 
 if TYPE_CHECKING:
@@ -59,17 +64,25 @@ def of_parts(model: "Model", weights: Weights, parts: PyTree, key: jax.Array | N
     return Gradient(words, rows, metrics, mean.params, mean.table)
 
 
-def union(words: jax.Array, num_words: int) -> tuple[jax.Array, jax.Array]:
-    """The distinct words of all parts.
+def of_devices(model: "Model", weights: Weights, batch: PyTree, key: jax.Array | None, axes: tuple[str, ...]) -> Gradient:
+    """The gradient of a batch that is divided over devices: this runs on each of them, with its part (`jax.shard_map`).
 
-    Args:
-        words: (P, U) the rows of the table that each part reads; out of range in padding.
-        num_words: the rows of the table.
-
-    Returns:
-        (min(P * U, num_words),) distinct rows, ascending, `num_words` in padding; and (num_words,) the place of each row
-        among them.
+    As in `of_parts`, sums add up. JAX does not check the types here: only the last lines communicate. They exchange the
+    gradients of the rows that the devices read, not those of the table.
     """
-    read = jnp.zeros(num_words, bool).at[words.ravel()].set(True, mode="drop")
-    distinct = jnp.nonzero(read, size=min(words.size, num_words), fill_value=num_words)[0]
-    return distinct.astype(jnp.int32), jnp.cumsum(read, dtype=jnp.int32) - 1
+    with unchecked():
+        weights, batch, key = untyped((weights, batch, key))
+        rows = read_rows(weights.table, batch.words)
+
+        def loss(params: PyTree, rows: jax.Array) -> tuple[jax.Array, "Metrics"]:
+            value, metrics = model.objective(params, rows, batch, key)
+            return value * lax.stop_gradient(metrics.count), metrics
+
+        (_, metrics), (by_params, by_rows) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(weights.params, rows)
+        metrics, by_params = lax.psum((metrics, by_params), axes)
+        every, found = gathered(batch.words, by_rows, axes)
+        words, place = union(every, len(weights.table))
+        at = place.at[every].get(mode="fill", fill_value=len(words))
+        by_rows = added(jnp.zeros((len(words), *rows.shape[1:]), rows.dtype), at, found)
+        mean = jax.tree.map(lambda g: g / jnp.maximum(metrics.count, 1).astype(g.dtype), (by_params, by_rows))
+        return Gradient(words, read_rows(weights.table, words), metrics, *mean)

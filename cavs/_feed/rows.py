@@ -1,0 +1,119 @@
+"""Rows of a table of embeddings, of which a batch reads a few: devices exchange the gradients of these rows, not of the table.
+
+D devices that each read U of N rows receive (D - 1) U rows of gradients. The sum over the devices of a gradient of the whole
+table would move 2 (D - 1) / D times N rows. The rows are added device by device, in the same order everywhere: a scatter whose
+indices repeat adds in any order on a GPU, and the copies of the table would drift apart.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from cavs._run.manual_axes import checked_axes, unchecked, untyped
+
+Axes = tuple[str, ...]
+
+
+def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
+    """Reads the rows of a table, such as the word vectors of the vertices of a batch.
+
+    ```python
+    x = cavs.data.rows(params["words"], sched.input_id)               # (Vp, 64): zeros for vertices without a word
+    ```
+
+    The value and the gradient are those of indexing. Inside a [`cavs.data.step`][] on several devices, the gradient is the sum
+    over all devices, as JAX computes it for any other parameter, but the devices exchange only the rows that they read.
+
+    Args:
+        table: (N, ...) floats, the same on all devices.
+        ids: (U,) ints below N. -1 reads zeros, and has no gradient.
+
+    Returns:
+        (U, ...) the rows.
+
+    Raises:
+        ValueError: `table` has no rows, or `ids` are not ints with one axis.
+    """
+    table, ids = jnp.asarray(table), jnp.asarray(ids)
+    if table.ndim < 1:
+        raise ValueError("rows: table: got a scalar; expected an array of shape (N, ...), one row per id.")
+    if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ValueError(f"rows: ids: got shape {ids.shape} and dtype {ids.dtype}; expected (U,) ints, such as sched.input_id.")
+    axes = checked_axes()
+    few = axes and _devices(axes) * len(ids) < 2 * len(table)
+    return _exchanging(table, ids, axes) if few else _read(table, ids)
+
+
+def _devices(axes: Axes) -> int:
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return math.prod(sizes[axis] for axis in axes)
+
+
+def _read(table: jax.Array, ids: jax.Array) -> jax.Array:
+    there = (ids >= 0).reshape(-1, *(1,) * (table.ndim - 1))
+    return jnp.where(there, table[jnp.maximum(ids, 0)], jnp.zeros((), table.dtype))
+
+
+def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
+    """`_read`, whose derivative is that of all devices, from the rows that each of them reads."""
+
+    @jax.custom_vjp
+    def read(table: jax.Array, ids: jax.Array) -> jax.Array:
+        return _read(table, ids)
+
+    def forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _read(table, ids), ids
+
+    def backward(ids: jax.Array, ct: jax.Array) -> tuple[jax.Array, None]:
+        with unchecked():
+            every, found = gathered(*_distinct(untyped(ids), untyped(ct), len(table)), axes)
+            return added(jnp.zeros(table.shape, table.dtype), every, found), None
+
+    read.defvjp(forward, backward)
+    return read(table, ids)
+
+
+def _distinct(ids: jax.Array, gradients: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """Sums the gradients of equal ids at the first of them. The others get the id `size`, as ids below 0 do."""
+    ids, place = jnp.where(ids < 0, size, ids), jnp.arange(len(ids), dtype=jnp.int32)
+    first = jnp.full(size, len(ids), jnp.int32).at[ids].min(place, mode="drop").at[ids].get(mode="fill", fill_value=len(ids))
+    return jnp.where(first == place, ids, size), jnp.zeros_like(gradients).at[first].add(gradients, mode="drop")
+
+
+def gathered(ids: jax.Array, gradients: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
+    """The ids (D, U) and gradients (D, U, ...) of all devices. For code that is `unchecked`."""
+    return lax.all_gather(ids, axes), lax.all_gather(gradients, axes)
+
+
+def added(table: jax.Array, ids: jax.Array, gradients: jax.Array) -> jax.Array:
+    """Adds rows to a table, one device after another; ids out of range add nothing.
+
+    Args:
+        table: (N, ...).
+        ids: (D, U) rows of the table, those of one device distinct.
+        gradients: (D, U, ...) what is added to them.
+    """
+
+    def add(table: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        return table.at[one[0]].add(one[1], mode="drop"), None
+
+    return lax.scan(add, table, (ids, gradients), unroll=min(len(ids), 8))[0]
+
+
+def union(words: jax.Array, num_words: int) -> tuple[jax.Array, jax.Array]:
+    """The distinct words of several parts of a batch.
+
+    Args:
+        words: (P, U) the rows of the table that each part reads; out of range in padding.
+        num_words: the rows of the table.
+
+    Returns:
+        (min(P * U, num_words),) distinct rows, ascending, `num_words` in padding; and (num_words,) the place of each row
+        among them.
+    """
+    read = jnp.zeros(num_words, bool).at[words.ravel()].set(True, mode="drop")
+    distinct = jnp.nonzero(read, size=min(words.size, num_words), fill_value=num_words)[0]
+    return distinct.astype(jnp.int32), jnp.cumsum(read, dtype=jnp.int32) - 1
