@@ -5,14 +5,12 @@ table would move 2 (D - 1) / D times N rows. The rows are added device by device
 indices repeat adds in any order on a GPU, and the copies of the table would drift apart.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from cavs._run.manual_axes import checked_axes, unchecked, untyped
+from cavs._run.manual_axes import checked_axes, devices, unchecked, untyped
 
 Axes = tuple[str, ...]
 
@@ -43,13 +41,8 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
     if ids.ndim != 1 or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ValueError(f"rows: ids: got shape {ids.shape} and dtype {ids.dtype}; expected (U,) ints, such as sched.input_id.")
     axes = checked_axes()
-    few = axes and _devices(axes) * len(ids) < 2 * len(table)
+    few = axes and devices()[1] * len(ids) < 2 * len(table)
     return _exchanging(table, ids, axes) if few else _read(table, ids)
-
-
-def _devices(axes: Axes) -> int:
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return math.prod(sizes[axis] for axis in axes)
 
 
 def _read(table: jax.Array, ids: jax.Array) -> jax.Array:

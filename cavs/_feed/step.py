@@ -94,13 +94,13 @@ class Step:
             return ordered(many)(state, batches.tree)
 
         def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
-            out = ordered(many)(state, tree)
+            out = many(state, tree)
             for what, part in zip(("state", "metrics"), out, strict=True):
                 if any(varying(x) for x in jax.tree.leaves(part)):
                     raise ValueError(MSG_VARYING.format(what=what))
             return out
 
-        return divided(local, batches)(state, batches.tree)
+        return ordered(divided(local, batches))(state, batches.tree)
 
     def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
         if stacked:

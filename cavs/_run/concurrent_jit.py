@@ -23,6 +23,7 @@ from jax.core import Tracer
 from cavs._function.equations import bind
 from cavs._function.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._graphs.pytree import PyTree
+from cavs._run.manual_axes import again_unchecked, bind_unchecked
 from cavs.kernels import begin_p, end_p
 
 # Options of XLA for GPUs.
@@ -46,7 +47,7 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
     ```
 
     The results are those of `jax.jit`. Use it for the outermost function, which takes its derivatives inside: JAX refuses it
-    under another `jax.jit` or `jax.grad`. On a CPU it is `jax.jit`. It has not been tried on TPUs or on several GPUs.
+    under another `jax.jit` or `jax.grad`. On a CPU it is `jax.jit`. It has not been tried on TPUs.
 
     Args:
         fun: the function, as for `jax.jit`. Without it, a decorator is returned.
@@ -58,7 +59,7 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
     Raises:
         TypeError: `fun` is not callable.
         NotImplementedError: when traced, if engine `"persistent"` runs inside something else than `jit`, `grad`, `checkpoint`,
-            `scan`, `while_loop` and `cond`, such as `shard_map`.
+            `scan`, `while_loop`, `cond` and `shard_map`.
     """
     if fun is None:
         return functools.partial(concurrent_jit, **options)
@@ -161,10 +162,10 @@ def _run(
                 outs = bind(eqn, [operands[0] + jnp.where(before == _NEVER, 1, 0)])
             elif eqn.primitive is end_p:
                 outs, before = operands, operands[0][0]
-            elif any(_has_launches(jaxpr.eqns) for jaxpr in bodies_in(eqn)):
+            elif eqn.primitive.name == "shard_map" or any(_has_launches(jaxpr.eqns) for jaxpr in bodies_in(eqn)):
                 outs, before = _inside(eqn, operands, before)
             else:
-                outs = bind(eqn, operands)
+                outs = bind_unchecked(eqn, operands) or bind(eqn, operands)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(x) for x in jaxpr.outvars], before
 
@@ -176,6 +177,9 @@ def _inside(eqn: Eqn, operands: list[jax.Array], before: jax.Array | None) -> tu
         with _scope(params.get("name", "")):
             return _run(*body_of(eqn), operands, before)
     flag = jnp.int32(0) if before is None else before
+    if name == "shard_map":
+        divided = again_unchecked(eqn, lambda body, args, flag: _run(body, (), args, flag))
+        return divided(operands, None if before is None and not _has_launches(params["jaxpr"].eqns) else flag)
     if name in ("checkpoint", "remat2"):
         again = jax.checkpoint(
             lambda flag, *args: _run(*body_of(eqn), args, flag),

@@ -8,15 +8,18 @@ parameters need.
 """
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
 from jax import lax
+from jax.sharding import PartitionSpec
 
 # Private: JAX switches the check only for a whole `shard_map`.
 from jax._src import config as _config
 
+from cavs._function.jaxprs import Eqn, Jaxpr
 from cavs._graphs.pytree import PyTree
 
 Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, data, inputs, select) -> pushes
@@ -36,9 +39,16 @@ def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return lax.pcast(x, more, to="varying") if more else x
 
 
+def devices() -> tuple[tuple[str, ...], int]:
+    """The mesh axes of the `shard_map` that is being traced, and the number of its devices; () and 1 outside of one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(mesh.manual_axes)
+    return axes, math.prod(mesh.shape[axis] for axis in axes)
+
+
 def checked_axes() -> tuple[str, ...]:
     """The mesh axes of the `shard_map` that is being traced, if it checks types; else none."""
-    return tuple(jax.sharding.get_abstract_mesh().manual_axes) if _config._check_vma.value else ()
+    return devices()[0] if _config._check_vma.value else ()
 
 
 def across_axes(call: Call) -> Call:
@@ -74,6 +84,59 @@ def across_axes(call: Call) -> Call:
 def unchecked() -> contextlib.AbstractContextManager[object]:
     """A context in which JAX does not check types inside a `shard_map`. Values that enter it must be `untyped`."""
     return _config._check_vma(False)
+
+
+Body: TypeAlias = Callable[[Jaxpr, list[jax.Array], jax.Array | None], tuple[list[jax.Array], jax.Array | None]]
+
+
+def again_unchecked(eqn: Eqn, run: Body) -> Callable[..., tuple[list[jax.Array], jax.Array | None]]:
+    """Binds the equation of a `shard_map` again, whose body is evaluated by `run`, without checks.
+
+    JAX has checked the body when it was traced. It cannot check it again: equations do not say that a part was `unchecked`.
+
+    Args:
+        eqn: the equation.
+        run: `run(body, operands, flag)` returns the results of the body and a flag, an int32 scalar or `None`.
+
+    Returns:
+        A function of operands and a flag, which returns the results and a flag, in the same way.
+    """
+    params = eqn.params
+    specs, outs = tuple(params["in_specs"]), tuple(params["out_specs"])
+    manual = frozenset(params.get("newly_manual_axes", params["mesh"].axis_names))
+
+    def divided(operands: list[jax.Array], flag: jax.Array | None) -> tuple[list[jax.Array], jax.Array | None]:
+        flags = (None if flag is None else PartitionSpec(),)
+
+        def local(operands: tuple[jax.Array, ...], flag: jax.Array | None) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+            found, after = run(params["jaxpr"], list(operands), flag)
+            return tuple(found), flag if after is None else after
+
+        divide = jax.shard_map(
+            local,
+            mesh=params["mesh"],
+            in_specs=(specs, *flags),
+            out_specs=(outs, *flags),
+            axis_names=manual,
+            check_vma=False,
+        )
+        found, after = divide(tuple(operands), flag)
+        return list(found), after
+
+    return divided
+
+
+def bind_unchecked(eqn: Eqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Binds an equation of a checked trace again where JAX does not check, if it is one that changes types; else []."""
+    name = eqn.primitive.name
+    if not devices()[0] or checked_axes() or name not in ("pvary", "psum_invariant", "all_gather_invariant"):
+        return []
+    if name == "pvary":
+        return operands
+    if name == "psum_invariant":
+        return [lax.psum(x, eqn.params["axes"]) for x in operands]
+    axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
+    return [lax.all_gather(x, eqn.params["axis_name"], axis=axis, tiled=tiled) for x in operands]
 
 
 def untyped(tree: PyTree) -> PyTree:

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._feed.batches import Batches
-from cavs._feed.step import Step, divided, ordered, step
+from cavs._feed.step import Step, divided, step
 from cavs._function.keeping import keep_least
 from cavs._graphs.pytree import PyTree
 from cavs._memory.search import Choice
-from cavs._run.concurrent_jit import Concurrent
+from cavs._run.concurrent_jit import concurrent_jit
 from cavs._run.manual_axes import checked_axes, unchecked, untyped
 from cavs._train import gradients, optimiser
 from cavs._train.config import Config
@@ -122,10 +122,9 @@ def build_evaluation(model: "Model") -> Callable[[Weights, PyTree], DeviceMetric
     one = one_evaluation(model)
 
     def evaluate(weights: Weights, batch: PyTree) -> DeviceMetrics:
-        fun = ordered(one)
-        return divided(fun, batch)(weights, batch.tree) if isinstance(batch, Batches) else fun(weights, batch)
+        return divided(one, batch)(weights, batch.tree) if isinstance(batch, Batches) else one(weights, batch)
 
-    return Concurrent(evaluate)
+    return concurrent_jit(evaluate)
 
 
 def one_evaluation(model: "Model") -> Callable[[Weights, PyTree], DeviceMetrics]:

@@ -154,7 +154,7 @@ class Regress(Task):
 def _where(config: Config, train: Graphs, path: str) -> str:
     """Where the targets are: "graph", "root" or "all"."""
     if train.graph_label is not None:
-        if config.loss is not None:
+        if config.loss == "all":  # a resumed run has "root"
             raise TrainError(f"--loss: got {config.loss}, but the labels of {path} are those of graphs. Omit --loss.")
         return "graph"
     values = _targets(train, "all")

@@ -1,0 +1,29 @@
+"""Run by `test_train_devices`: one of two processes of `cavs train --distributed`, with two devices each.
+
+Arguments: the number of the process, the port of process 0, whether process 1 "dies" after the first epoch, and the options of
+`cavs train`.
+"""
+
+import os
+import signal
+import sys
+
+from cavs import cli
+from cavs._train.loop import Trainer
+
+
+def main() -> None:
+    number, port, dies, *options = sys.argv[1:]
+    evaluate = Trainer._evaluate
+
+    def evaluate_and_die(self, *args):
+        evaluate(self, *args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if dies == "dies" and number == "1":
+        Trainer._evaluate = evaluate_and_die
+    sys.exit(cli.main(["train", *options, "--distributed", f"127.0.0.1:{port},2,{number}"]))
+
+
+if __name__ == "__main__":
+    main()
