@@ -58,8 +58,14 @@ PLACES: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "unrolled": (unrolled, [0, 1, 1]),
     "cond": (lambda x: (launch(x), lax.cond(x == 0, chain, lambda x: x, x), launch(x)), (0, 2, 1)),
     "while": (lambda x: (in_while(x), launch(x)), (4, 1)),
+    "shard_map": (lambda x: (launch(x), divided(x), divided(x), launch(x)), (0, 2, 2, 1)),
     "custom derivatives": (lambda x: (launch(x), custom(x), launch(x)), (0, 1, 1)),
 }
+
+
+def divided(x: Any) -> Any:
+    mesh = Mesh(np.array(jax.devices()[:1]), "d")
+    return jax.shard_map(chain, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)(x)
 
 
 @jax.custom_vjp
@@ -155,7 +161,6 @@ def test_what_it_refuses() -> None:
         jax.grad(persistent._not_differentiated)(1.0)
     with pytest.raises(ValueError, match="only be passed to top-level"):
         jax.grad(cavs.concurrent_jit(jnp.sin))(1.0)
-    mesh = Mesh(np.array(jax.devices()[:1]), "d")
-    spread = jax.shard_map(launch, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
-    with pytest.raises(NotImplementedError, match="inside `shard_map`.*Write jax.jit for this function"):
-        cavs.concurrent_jit(spread)(jnp.int32(0))
+    solve = lambda x: jax.lax.custom_linear_solve(lambda y: launch(y), x, lambda _, b: b, symmetric=True)  # noqa: E731
+    with pytest.raises(NotImplementedError, match="inside `custom_linear_solve`.*Write jax.jit for this function"):
+        cavs.concurrent_jit(solve)(jnp.float32(0))

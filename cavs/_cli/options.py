@@ -170,7 +170,6 @@ def _add_run(group: "Group") -> None:
         help="resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches",
     )
 
-
     group.add_argument(
         "--distributed",
         metavar="HOST:PORT,N,I",

@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 import jax
 from jax import lax
-from jax.sharding import PartitionSpec
 
 # Private: JAX switches the check only for a whole `shard_map`.
 from jax._src import config as _config
+from jax.sharding import PartitionSpec
 
 from cavs._function.jaxprs import Eqn, Jaxpr
 from cavs._graphs.pytree import PyTree

@@ -46,7 +46,10 @@ def versions() -> dict[str, str]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes a file atomically, in the first of several processes. Raises a `SaveError` that names the file and the cause if it cannot be written."""
+    """Writes a file atomically, in the first of several processes.
+
+    Raises a `SaveError` that names the file and the cause if it cannot be written.
+    """
     if jax.process_index():  # the first process writes
         return
     try:

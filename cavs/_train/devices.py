@@ -18,8 +18,8 @@ HEARTBEAT = 20  # seconds after which a process that does not answer counts as d
 LONGEST_TEXT = 4096  # bytes of a text that processes exchange
 
 MSG_DISTRIBUTED = (
-    "--distributed: got {!r}; expected HOST:PORT,N,I: the address of process 0, the number of processes, and the number of this "
-    "one from 0, such as --distributed node1:1234,2,0; or auto, in a cluster that JAX knows, such as Slurm."
+    "--distributed: got {!r}; expected HOST:PORT,N,I: the address of process 0, the number of processes, and the number of "
+    "this one from 0, such as --distributed node1:1234,2,0; or auto, in a cluster that JAX knows, such as Slurm."
 )
 
 
@@ -43,7 +43,9 @@ def mesh_of(config: Config) -> Mesh | None:
         batch = -(-config.batch // count) * count
         raise TrainError(f"--batch: got {config.batch} for {count} devices; expected a multiple. Write --batch {batch}.")
     if config.memory != "none":
-        raise TrainError(f"--memory: got {config.memory!r} with {count} devices; expected one device. Omit --memory or --devices.")
+        raise TrainError(
+            f"--memory: got {config.memory!r} with {count} devices; expected one device. Omit --memory or --devices."
+        )
     return Mesh(np.array(jax.devices()[:count]), (AXIS,))
 
 
@@ -98,7 +100,12 @@ def connected(to: str | None) -> Iterator[None]:
         given: tuple[str | int, ...] = ()
     else:
         parts = to.split(",")
-        if len(parts) != 3 or ":" not in parts[0] or not all(x.isdecimal() for x in parts[1:]) or int(parts[2]) >= int(parts[1]):
+        if (
+            len(parts) != 3
+            or ":" not in parts[0]
+            or not all(x.isdecimal() for x in parts[1:])
+            or int(parts[2]) >= int(parts[1])
+        ):
             raise TrainError(MSG_DISTRIBUTED.format(to))
         given = parts[0], int(parts[1]), int(parts[2])
     try:

@@ -76,7 +76,9 @@ def train(
             raise SaveError(f"{_message(error)} Training stopped. {messages.how_to_resume(folder)}") from error
         except OUT_OF_MEMORY as error:
             if lost(error):
-                raise SaveError(f"another process of this run ended ({str(error):.200}). {messages.how_to_resume(folder)}") from error
+                raise SaveError(
+                    f"another process of this run ended ({str(error):.200}). {messages.how_to_resume(folder)}"
+                ) from error
             if not out_of_memory(error):
                 raise
             lower = f"Lower --batch (now {config.batch}) or --hidden (now {config.hidden}), or write --memory 0.8"
