@@ -226,12 +226,16 @@ def held_back() -> bool:
     """Returns whether only an old version of JAX prevents the kernels from running: the GPU is a Hopper."""
     device = jax.devices()[0]
     hopper = device.platform == "gpu" and str(getattr(device, "compute_capability", "")) == "9.0"
-    return hopper and (supported() or "").startswith("they need jax")
+    return hopper and _jax_is_old()
+
+
+def _jax_is_old() -> bool:
+    return tuple(int(x) for x in jax.__version__.split(".")[:2]) < (0, 11)
 
 
 def supported() -> str | None:
     """Returns why the kernels cannot run here, or `None` if they can."""
-    if tuple(int(x) for x in jax.__version__.split(".")[:2]) < (0, 11):
+    if _jax_is_old():
         return f"they need jax 0.11 or newer, and this is {jax.__version__}. {cure()}"
     device = jax.devices()[0]
     if device.platform != "gpu":

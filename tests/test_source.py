@@ -64,3 +64,12 @@ def test_few_annotations_are_any() -> None:
 def test_no_class_intercepts_every_attribute(folder: str) -> None:
     """`__getattribute__` hides which attributes a class has."""
     assert not [str(path) for path in files(folder) for f in functions(path) if f.name == "__getattribute__"]
+
+
+def test_names_are_compared_whole() -> None:
+    """A prefix decides nothing about a program: "reduce_precision" is no reduction. Lines and files of source are text."""
+    rooms = ("cavs/_function", "cavs/_stages", "cavs/_engines", "cavs/_run", "cavs/_memory", "kernels")
+    paths = [path for room in rooms for path in files(room) if path.name != "lines.py"]
+    calls = [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    names = [(str(path), call.func.attr) for path, call in calls if isinstance(call.func, ast.Attribute)]
+    assert names and not [name for name in names if name[1] in ("startswith", "endswith", "removeprefix", "removesuffix")]

@@ -4,13 +4,17 @@ import math
 
 from cavs._function.jaxprs import Atom, Eqn, bodies_in
 
+REDUCTIONS = {
+    "argmax", "argmin", "reduce", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum",
+    "reduce_xor",
+}  # fmt: skip
+CUMULATIVE = {"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"}
 # Never run again unless a budget asks for it. The list follows Echo's compute-heavy operators; random bits cost about a
 # hundred integer operations an element, so a mask of one byte is stored instead.
 _COSTLY = {
-    "conv_general_dilated", "cond", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "custom_vjp_call", "dot_general",
-    "fft", "pallas_call", "ragged_dot", "ragged_dot_general", "random_bits", "random_gamma_p", "reduce_window", "scan",
-    "scatter", "scatter-add", "sort", "threefry2x32", "top_k", "while", "custom_call", "ffi_call", "shard_map",
-    "custom_partitioning",
+    *CUMULATIVE, "conv_general_dilated", "cond", "custom_vjp_call", "dot_general", "fft", "pallas_call", "ragged_dot",
+    "ragged_dot_general", "random_bits", "random_gamma_p", "reduce_window", "scan", "scatter", "scatter-add", "sort",
+    "threefry2x32", "top_k", "while", "custom_call", "ffi_call", "shard_map", "custom_partitioning",
 }  # fmt: skip
 _PRODUCTS = {"conv_general_dilated", "dot_general", "pallas_call", "ragged_dot", "ragged_dot_general", "scan", "while"}
 _LINEAR_ALGEBRA = {"cholesky", "eig", "eigh", "lu", "qr", "geqrf", "svd", "triangular_solve", "schur", "householder_product"}
@@ -71,14 +75,10 @@ def flops_of(eqn: Eqn) -> float:
     bodies = [sum(map(flops_of, body.eqns)) for body in bodies_in(eqn)]
     if bodies:
         return max(bodies) if name == "cond" else eqn.params.get("length", 1) * sum(bodies)
-    return (
-        float(max(out, sum(math.prod(getattr(x.aval, "shape", ())) for x in eqn.invars)))
-        if name.startswith("reduce")
-        else float(out)
-    )
+    return float(max(out, sum(math.prod(getattr(x.aval, "shape", ())) for x in eqn.invars)) if name in REDUCTIONS else out)
 
 
 def price_of(eqn: Eqn) -> float:
     """Returns the price in bytes of running a cheap equation again. It decides between cuts of about equal size."""
     out, into = sum(map(bytes_of_var, eqn.outvars)), sum(map(bytes_of_var, eqn.invars))
-    return into * _REDUCE_PRICE if into > 2 * out and eqn.primitive.name.startswith(("reduce", "arg")) else out * _MAP_PRICE
+    return into * _REDUCE_PRICE if into > 2 * out and eqn.primitive.name in REDUCTIONS else out * _MAP_PRICE

@@ -8,13 +8,13 @@ equations. Loops and scatters update their operands in place if nobody reads the
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
-from cavs._function.costs import bytes_of_var, is_costly
+from cavs._function.costs import CUMULATIVE, REDUCTIONS, bytes_of_var, is_costly
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import Atom, Eqn, Var, bodies_in, is_var, opened, scan_parts
 
 _VIEWS = {"reshape", "squeeze", "expand_dims", "transpose"}
 _UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"}
-_REDUCTIONS = ("reduce_", "arg", "cum")
+_REDUCTIONS = REDUCTIONS | CUMULATIVE
 _GATHERS = {"gather", "dynamic_slice"}
 # XLA does not compute these twice to fuse them into two readers.
 _EXPENSIVE = {"tanh", "logistic", "exp", "log", "div", "erf", "pow", "rsqrt", "sqrt", "sin", "cos", "log1p", "expm1"}
@@ -103,7 +103,7 @@ def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
 def _stands_alone(e: Eqn) -> bool:
     """Whether an equation is an operation of its own, with buffers for its results."""
     name = e.primitive.name
-    return name in _UPDATES or name.startswith(_REDUCTIONS) or is_costly(e) or bool(bodies_in(e))
+    return name in _UPDATES or name in _REDUCTIONS or is_costly(e) or bool(bodies_in(e))
 
 
 def _stored(eqns: Sequence[Eqn], made: dict[Any, Eqn]) -> set[Any]:
@@ -119,7 +119,7 @@ def _stored(eqns: Sequence[Eqn], made: dict[Any, Eqn]) -> set[Any]:
         if _stands_alone(e):
             stored.update(e.outvars)
             # What a reduction reads, and the rows of a scatter, are fused into it; products read views of buffers.
-            operands = [] if name.startswith(_REDUCTIONS) else e.invars[:1] if name in _UPDATES else e.invars
+            operands = [] if name in _REDUCTIONS else e.invars[:1] if name in _UPDATES else e.invars
             stored.update(_behind_views(x, made) if name == "dot_general" else x for x in operands if is_var(x))
         elif name == "optimization_barrier":
             stored.update(x for x in e.invars if is_var(x))
