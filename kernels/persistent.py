@@ -85,7 +85,7 @@ def _launch(
     program: LevelProgram, config: Config, weights: Weights, arrays: Arrays, reverse: bool, flows: bool, shared: bool
 ) -> Written:
     """Runs one launch: all levels, or if they are `shared` with another launch, those of its `Config.wide`."""
-    from jax.experimental.pallas import mosaic_gpu as plgpu  # not every JAX that cavs runs on has all of it
+    from jax.experimental.pallas import mosaic_gpu as plgpu  # not every supported JAX has all of these
 
     layout, blocks = layout_of(program, config), program.unit // config.hb
     # One vector of integers: parts of the schedule's own would not be aligned as XLA needs a kernel's operands to be.
@@ -95,7 +95,7 @@ def _launch(
     packed = _packed_weights(program, config, layout, weights)
     held = {name: jax.new_ref(x) for name, x in arrays.updated.items()}
     counters = begin_p.bind(jnp.zeros(32 * (config.groups + 1), jnp.int32))
-    if flows:  # filled after the launch before: XLA would fill those of several steps at once, beside a launch, which delays it
+    if flows:  # filled after the previous launch: otherwise XLA fills those of several steps while a launch runs, and delays it
         for n, name in enumerate(name for name in outputs if name in program.exchanged() and name not in held):
             out = outputs[name]
             held[name] = jax.new_ref(unwritten((out.rows, out.width), out.dtype, integers[n] + counters[n]))

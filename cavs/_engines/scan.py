@@ -18,7 +18,7 @@ from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, View, write
 
 
-class _Kind(NamedTuple):
+class _ForwardKind(NamedTuple):
     """What the tasks of a kind read, besides states."""
 
     part: Split
@@ -102,12 +102,12 @@ def forward_levels(
     return ForwardLevels(states, kept, extras, None)
 
 
-def _kind(part: Split, rows: Rows, statics: list[Any], eager: list[Any], save: bool) -> _Kind:
+def _kind(part: Split, rows: Rows, statics: list[Any], eager: list[Any], save: bool) -> _ForwardKind:
     env = fixed(part, statics)
     keep = part.forward.keep if save else []
     targets = [*part.forward.states, *part.forward.extra, *keep]
     eqns, _ = needed(part.joint.program.eqns, targets, set())
-    return _Kind(
+    return _ForwardKind(
         part=part,
         rows=rows,
         fixed=env,

@@ -1,1 +1,1 @@
-"""`run` and what belongs to it: the forward, its gradient, `readout`, `jit`, and `VertexFunction.explain`."""
+"""`run`, its forward and backward passes, `readout`, `concurrent_jit`, and `VertexFunction.explain`."""

@@ -39,7 +39,7 @@ from cavs.kernels._program.operations import (
 from cavs.kernels._program.order import in_order
 from cavs.kernels._program.widths import blocks, num_blocks
 
-# Where a tile reads: the rows of its products' sources, `None` without products, and what vectors of indices hold there.
+# The row numbers of a tile: those of its products' sources (`None` without products), and of its vectors of indices.
 Where: TypeAlias = tuple[ProductRows | None, dict[Index, jax.Array]]
 
 
@@ -72,7 +72,7 @@ class Values:
             self._issue(load)
 
     def finish(self) -> None:
-        """Computes the equations, and stores; first what other thread blocks wait for."""
+        """Computes the equations and stores the results, first those that other thread blocks wait for."""
         launch, program = self._launch, self._launch.program
         own = None if program.valid == program.unit else program.valid - launch.block * launch.config.hb
         stores = sorted(self._phase.stores, key=lambda store: store.place.tensor not in launch.awaited)
@@ -94,7 +94,7 @@ class Values:
                     self._store(op, own)
 
     def prefetch(self) -> None:
-        """Brings to L2 what lies in the tile's own rows and was there before the launch."""
+        """Prefetches into L2 the tile's rows of tensors that the launch does not write."""
         launch, written = self._launch, self._launch.program.stored()
         for load in self._phase.early_loads:
             source = load.source
@@ -104,7 +104,7 @@ class Values:
                     self._device.prefetch(self._tile, ref, launch.scalar(source.base), launch.column(b + source.part))
 
     def indices(self) -> list[Index]:
-        """The vectors of indices that say where the early loads read."""
+        """The vectors of indices that the early loads use."""
         names: list[Index | None] = []
         for load in self._phase.early_loads:
             if isinstance(load.source, ParentSum):
@@ -132,13 +132,13 @@ class Values:
     # Loads.
 
     def _issue(self, load: Load) -> None:
-        """Begins to read a value. Nothing is computed with it yet: that would wait until it is there."""
+        """Issues the reads of a value. Computing with it here would wait for them."""
         dtype = np.dtype(np.int32) if dtype_of(load.value) == np.bool_ else dtype_of(load.value)
         count = int(np.prod(self._blocks(load.value)))
         self._issued[load] = [self._terms(load.source, dtype, b) for b in range(count)]
 
     def _arrived(self, load: Load) -> Blocks:
-        """A loaded value. Bools lie in memory as int32, constants in one vector of float32."""
+        """A loaded value. In memory, bools are int32, and all constants form one vector of float32."""
         if load not in self._issued:
             self._issue(load)
         x, terms = load.value, self._issued[load]
@@ -150,7 +150,7 @@ class Values:
         return values
 
     def _terms(self, source: Source, dtype: np.dtype, b: int) -> list[jax.Array]:
-        """What adds up to a block of a loaded value."""
+        """The arrays whose sum is a block of a loaded value."""
         column = self._launch.column(b)
         match source:
             case RowRead():
@@ -191,7 +191,7 @@ class Values:
         return found or [jnp.zeros(self._tile.shape, dtype)]  # a state that is neither pushed nor gathered
 
     def _rows_at(self, index: Index) -> jax.Array:
-        """What a vector of indices holds at each row of the tile."""
+        """The elements of a vector of indices at the rows of the tile."""
         if index not in self._found:
             self._found[index] = self._device.number(self._tile, self._launch.buffers.integers[index])
         return self._found[index]

@@ -48,19 +48,19 @@ class Strategy(Protocol):
         ...
 
     def first_tiles(self, low: jax.Array, high: jax.Array) -> "list[Where | None]":
-        """Where the first tile of each phase over rows reads, of a level's rows; called one level ahead."""
+        """Loads the row numbers of the first tile of each phase over rows, for the level after this one."""
         ...
 
     def prefetch(self, low: jax.Array, high: jax.Array) -> None:
-        """Brings what a level reads to L2; called one level ahead."""
+        """Prefetches the inputs of the level after this one into L2."""
         ...
 
     def where(self, n: int, tile: Tile) -> "Where | None":
-        """Where a tile of phase n reads."""
+        """Loads the row numbers of a tile of phase n."""
         ...
 
     def run_phase(self, n: int, phase: Phase, begin: jax.Array, last: jax.Array, first: "Where | None") -> None:
-        """Runs phase n for the rows (or edges) `begin` to `last`; `first` is where the first tile reads."""
+        """Runs phase n for the rows (or edges) `begin` to `last`; `first` are the row numbers of the first tile."""
         ...
 
 
@@ -85,7 +85,7 @@ def run(strategy: Strategy) -> None:
         i = end - 1 - i if launch.reverse else i if begin is None else begin + i
         return strategy.rows_of(jnp.clip(i, 0, end - 1))
 
-    # Where a level reads is read one level before: on its own, that takes as long as the maths of a level.
+    # Row numbers are loaded one level ahead, because loading them takes as long as the arithmetic of a level.
     def one(i: jax.Array, carry: tuple) -> tuple:
         met, first, low, high, *following = carry
         after = bounds(i + 2)
@@ -100,7 +100,7 @@ def run(strategy: Strategy) -> None:
 
 
 def _run_level(strategy: Strategy, low: jax.Array, high: jax.Array, met: jax.Array, first_tiles: "list[Where | None]") -> None:
-    """Runs the phases of one level; `met` is how many barriers came before."""
+    """Runs the phases of one level; `met` is the number of barriers that the launch has passed."""
     launch, ahead = strategy.launch, iter(first_tiles)
     for n, phase in enumerate(launch.program.phases):
         begin, end = low, high
@@ -117,14 +117,14 @@ def _run_level(strategy: Strategy, low: jax.Array, high: jax.Array, met: jax.Arr
 
 
 def tile(launch: Launch, t: jax.Array, begin: jax.Array, last: jax.Array, wg: jax.Array | None = None) -> Tile:
-    """A warpgroup's t-th tile of the rows `begin` to `last`; that of this warpgroup unless `wg` is given."""
+    """A warpgroup's t-th tile of the rows `begin` to `last`; this warpgroup's, or that of `wg`."""
     config, own = launch.config, launch.wg if wg is None else wg
     row = jnp.minimum(begin + (own + t * config.warpgroups) * config.rows, last)
     return Tile((config.rows, config.hb), row, last)
 
 
 def _clear_padding(launch: Launch) -> None:
-    """Writes zeros to the rows of outputs that belong to no vertex: large products read them after the launch."""
+    """Writes zeros to the rows of outputs that belong to no vertex, because the large products after the launch read them."""
     config = launch.config
     step = config.rows * config.warpgroups * config.groups
     for name, output in launch.whole_outputs().items():

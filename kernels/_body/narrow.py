@@ -42,7 +42,7 @@ class Narrow:
         return starts[at], starts[at + share]
 
     def has_barrier(self, phase: Phase) -> bool:
-        """If products read what the group wrote since the last barrier, and do not poll for it."""
+        """Whether products read what the group wrote since the last barrier, and do not poll for it."""
         return phase.barrier and not self.launch.config.dataflow
 
     def barrier(self, times: jax.Array) -> None:
@@ -51,14 +51,14 @@ class Narrow:
         launch.device.group_barrier(launch.buffers.counters, slot, times * launch.blocks, config.clustered, config.spins)
 
     def first_tiles(self, low: jax.Array, high: jax.Array) -> list[Where | None]:
-        """Where the first tile of each phase over rows reads; phases over edges read theirs when they begin."""
+        """Loads the row numbers of the first tile of each phase over rows; phases over edges load theirs when they begin."""
         first = tile(self.launch, jnp.int32(0), low, jnp.maximum(high - 1, 0))
         return [self.where(n, first) for n, phase in enumerate(self.launch.program.phases) if phase.domain == ROW]
 
     def prefetch(self, low: jax.Array, high: jax.Array) -> None:
-        """Brings to L2 what a level reads that was there before the launch: from memory it takes longer than a level.
+        """Prefetches the inputs that the launch does not write into L2: a read of DRAM takes longer than a level.
 
-        Each warpgroup asks for what another reads: if there is only one tile, the others have nothing else to do.
+        Each warpgroup prefetches the tile of another, because if there is only one tile, the others are idle.
         """
         launch = self.launch
         other = lax.rem(launch.wg + 1, jnp.int32(launch.config.warpgroups))
@@ -72,7 +72,7 @@ class Narrow:
         lax.cond(low + other * launch.config.rows < high, ask, lambda: None)
 
     def where(self, n: int, tile: Tile) -> Where:
-        """Where a tile of a phase reads."""
+        """Loads the row numbers of a tile of a phase."""
         launch = self.launch
         sources = launch.layout.phases[n].sources
         values = Values(launch, launch.program.phases[n], tile, launch.layout.phases[n].sums)
@@ -84,7 +84,7 @@ class Narrow:
         return launch.device.product_rows(tile, indices, bases), found
 
     def run_phase(self, n: int, phase: Phase, begin: jax.Array, last: jax.Array, first: Where | None) -> None:
-        """Each warpgroup runs every so many-th tile; where a tile reads is read while the one before runs."""
+        """Deals the tiles to the warpgroups in turn. The row numbers of a tile are loaded while the previous tile runs."""
         launch, config = self.launch, self.launch.config
 
         def one(t: jax.Array, where: Where) -> Where:

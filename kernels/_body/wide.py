@@ -44,7 +44,7 @@ class Wide:
         return starts[level * PARTS], starts[(level + 1) * PARTS]
 
     def has_barrier(self, phase: Phase) -> bool:
-        """Always: a tile's rows, and those that they read, may have belonged to another thread block in the phase before."""
+        """Always true: another thread block may have run the tile's rows, and those that they read, in the previous phase."""
         return True
 
     def barrier(self, times: jax.Array) -> None:
@@ -54,17 +54,17 @@ class Wide:
         launch.device.group_barrier(launch.buffers.counters, jnp.int32(1), target, config.clustered, config.spins)
 
     def first_tiles(self, low: jax.Array, high: jax.Array) -> list[Where | None]:
-        """Nothing is read ahead: a tile takes far longer than to read where its rows are."""
+        """Loads nothing ahead: a tile takes far longer than loading its row numbers."""
         return [None] * len(self.launch.program.phases)
 
     def prefetch(self, low: jax.Array, high: jax.Array) -> None:
         """Does nothing; see `first_tiles`."""
 
     def where(self, n: int, tile: Tile) -> None:
-        """Nothing; see `first_tiles`."""
+        """Loads nothing; see `first_tiles`."""
 
     def run_phase(self, n: int, phase: Phase, begin: jax.Array, last: jax.Array, first: Where | None) -> None:
-        """The warpgroups of a thread block run every so many-th tile together; each evaluates its rows piece by piece."""
+        """Deals the tiles to the thread blocks in turn. The warpgroups of one share a tile, and evaluate it in pieces."""
         launch, config = self.launch, self.launch.config
         rows = config.rows * config.warpgroups
         height = min(config.rows, ELEMENTS * 128 // config.hb)

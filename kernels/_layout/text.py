@@ -10,7 +10,7 @@ from cavs.kernels._program.text import weight_names
 
 
 def layout_text(program: LevelProgram, config: Config) -> str:
-    """Returns as text where a launch of `config` has the products of a level.
+    """Returns the layout of a level's products in a launch of `config`, as text.
 
     Raises:
         Unfit: If the products cannot be divided as `config` says.

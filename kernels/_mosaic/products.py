@@ -159,7 +159,7 @@ class _Product(Reader):
         ]
 
         def attempt() -> tuple[list[F32], Predicate]:
-            """The sums, and whether an element of theirs was not written yet."""
+            """The sums, and whether they read an element that was not written yet."""
             queue, sent = self.first(steps[:depth]), depth
             totals: Sums = dict.fromkeys(keys, [arith.constant(self.f32, 0.0)] * 4)
             late = false()

@@ -130,7 +130,7 @@ class _Cutter:
             self.home(v).stores.setdefault(v, []).extend(places)
 
     def gathered(self, x: Atom) -> Operands | None:
-        """The gathered rows whose sum `x` is, which a product can read although nobody stored `x`; or `None`."""
+        """The gathered rows whose sum is `x`: a product can read these although `x` is not stored. `None` if there are none."""
         return gathered_sum(x, self.producer, self.sources, self.joinable)
 
     def joinable(self, width: int) -> bool:
@@ -251,7 +251,7 @@ class _Cutter:
         return (*loads, *products, *(op for op in ordered if not isinstance(op, Load | Product)), *stores)
 
     def operation(self, eqn: Eqn) -> Operation:
-        """An equation that is no product, and if it reads stored rows, from where."""
+        """The operation of an equation that is not a product; one that reads stored rows names their tensor."""
         name, value, x = eqn.primitive.name, eqn.outvars[0], eqn.invars[0] if eqn.invars else None
         if name not in ACROSS and name not in REDUCTIONS:
             return Equation(eqn)
