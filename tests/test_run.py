@@ -105,6 +105,24 @@ def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) ->
     assert_close(grads, want, 1e-10 * program.tolerance)
 
 
+def _poison(x: np.ndarray) -> np.ndarray:
+    """What padding rows are filled with: NaN, and for integers a number out of any range."""
+    fill = np.nan if np.issubdtype(x.dtype, np.floating) else np.iinfo(x.dtype).min if x.dtype != bool else True
+    return np.asarray(fill, x.dtype)
+
+
+@pytest.mark.parametrize(("name", "batch"), [c for c in CASES if PROGRAMS[c[0]].rows is not None and c[1] != "very long chain"])
+def test_poisoned_padding_changes_no_bit(name: str, batch: str) -> None:
+    inputs, rows = batch_inputs(name, batch), BATCHES[batch].num_vertices
+    clean, poisoned = padded(sched(batch), inputs), padded(sched(batch), inputs, _poison)
+    assert sched(batch).shape.vertices > rows
+    a, b = (jitted(name)(PROGRAMS[name].params, sched(batch), x, rows) for x in (clean, poisoned))
+    for want, got in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        if got.dtype != jax.dtypes.float0:
+            assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
+            assert np.isfinite(got).all()
+
+
 @pytest.mark.parametrize(("name", "batch"), READY)
 def test_gradients_in_float32(name: str, batch: str) -> None:
     params, inputs = jax.tree.map(lambda x: x.astype(np.float32), (PROGRAMS[name].params, batch_inputs(name, batch)))

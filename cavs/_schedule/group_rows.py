@@ -1,4 +1,4 @@
-"""Scripts for the persistent engine (VPPS, section III-C): which rows each virtual processor runs at each level.
+"""Scripts for the persistent engine (VPPS, section III-B): which rows each virtual processor runs at each level.
 
 Graphs are divided, in order, into `PARTS` parts of about equal work. The rows of a level are sorted by graph, so the rows of a
 part at a level are contiguous. A group of thread blocks runs one or more parts. The scripts also contain the edges from
