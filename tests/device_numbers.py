@@ -1,4 +1,4 @@
-"""MLIR's arithmetic on Python's numbers, for the tests of what the device's code computes."""
+"""Implements MLIR's arithmetic on Python numbers, so that tests can run code that is emitted for a GPU."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -21,7 +21,7 @@ DEVICE = {"device_kind": "NVIDIA H200", "num_cores": 132, "platform": "gpu"}
 
 
 def lowered(seed: int) -> str:
-    """What becomes of the case of a seed: "lowered", or why engine persistent does not take it. Other errors are raised."""
+    """Returns "lowered" for the case of a seed, or the reason why engine persistent cannot run it. Raises all other errors."""
     case = random_case(seed, None, float32=True)
     spec, fns = case.program, functions(case.program, "float32")
     state: Any = {n: jax.ShapeDtypeStruct(shape, dtype_of(kind, jnp.float32)) for n, (shape, kind) in spec.states.items()}

@@ -36,7 +36,7 @@ def blocks(language: str, text: str) -> list[str]:
 
 
 def start(folder: Path, paths: Sequence[Path]) -> subprocess.Popen[str]:
-    """Begins to execute the pages in `folder`, which gets a link to the package."""
+    """Starts a process that runs the pages in `folder`, with a link to the package."""
     (folder / "cavs").symlink_to(ROOT / "cavs")
     # JAX adds lines about its own frames to a message, unless it shows them.
     env = os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
@@ -45,7 +45,7 @@ def start(folder: Path, paths: Sequence[Path]) -> subprocess.Popen[str]:
 
 
 def printed(process: subprocess.Popen[str]) -> str:
-    """What the pages printed, once they have run."""
+    """Waits for the pages to finish, and returns what they printed."""
     out, error = process.communicate(timeout=600)
     assert not process.returncode, f"{out}\n{error}"
     return out.strip()

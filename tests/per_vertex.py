@@ -11,7 +11,7 @@ MOST_UNROLLED = 4  # children that `gather_all` visits in a Python loop; it visi
 
 
 class Mine(NamedTuple):
-    """What a vertex is given: its row of the inputs, and the rows of its edges, one after another and then padding."""
+    """The inputs of one vertex: its row of the inputs, and the rows of its edges followed by padding."""
 
     inputs: Any
     edges: Any
@@ -83,8 +83,8 @@ def _reduced(outs: Any, how: str) -> Any:
 
 
 class PerVertex:
-    """A net as a loop over vertices, and the loop back. Each vertex is compiled for its kind and number of children, and
-    its own derivative is `jax.vjp`.
+    """A net as a loop over vertices, and a loop for the gradient. Each vertex is compiled for its kind and number of children,
+    and its own derivative is `jax.vjp`.
 
     `functions` by kind; `graphs`; `kinds` of all vertices, graph after graph; `zero`: the state of no child.
     """
@@ -107,7 +107,7 @@ class PerVertex:
         self.net = net
 
     def __call__(self, params: Any, inputs: Any) -> Any:
-        """What all vertices push, leaves (V, ...), of inputs with rows (V, ...). Differentiable in reverse."""
+        """Returns the pushes of all vertices, leaves (V, ...), for inputs (V, ...). Differentiable in reverse mode."""
         return self.net(params, inputs)
 
     def _step(self, kind: Any, params: Any, mine: Any, children: list[Any]) -> Any:

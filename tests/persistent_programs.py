@@ -1,4 +1,4 @@
-"""Programs for the tests of engine `persistent`, what they are given, and how results are compared."""
+"""Programs for the tests of engine `persistent`, their inputs, and the comparison of results."""
 
 from typing import Any
 
@@ -42,14 +42,14 @@ def normed(p: Any, v: cavs.Vertex) -> None:
 
 
 def unread(p: Any, v: cavs.Vertex) -> None:
-    """A state that nobody gathers or pushes: its cotangents are zero, and come from nowhere."""
+    """A state that is neither gathered nor pushed: no vertex writes its cotangents, which are zero."""
     h = jnp.tanh(v.gather(0)["h"] @ p["q"] + v.pull() @ p["v"])
     v.scatter({"h": h, "m": h * h})
     v.push(h)
 
 
 def reciprocals(p: Any, v: cavs.Vertex) -> None:
-    """Not finite where a state is zero, as it is where vectors are padded; a maximum that padding's zeros would hide."""
+    """A value that is not finite for a zero state, such as padding; a maximum that the zeros of padding would exceed."""
     y = 3 + jnp.tanh(v.pull() @ p["v"])  # between 1 and 5: nothing is divided by numbers that products leave near zero
     if not v.is_leaf():
         h = v.gather(0)
@@ -60,7 +60,7 @@ def reciprocals(p: Any, v: cavs.Vertex) -> None:
 
 
 def linear(p: Any, v: cavs.Vertex) -> None:
-    """Products of cotangents as they come from parents; states that are read of one child, and not of the other."""
+    """Products that read the cotangents of parents directly; states that are read of one child but not of the other."""
     x, other = v.pull() @ p["v"], v.gather(1)["m"]
     h = v.gather(0)["h"] @ p["q"] + other + x
     v.scatter({"h": h, "m": 0.5 * other - x})
@@ -68,7 +68,7 @@ def linear(p: Any, v: cavs.Vertex) -> None:
 
 
 def constant_states(p: Any, v: cavs.Vertex) -> None:
-    """States that are constants, numbers and truth values; children that are read only to be compared."""
+    """States that are constants, integers and booleans; children that are read only for a comparison."""
     x = v.pull() @ p["v"]
     if v.is_leaf():
         h, depth, score = jnp.tanh(x), jnp.int32(0), x[0] * 0
@@ -82,7 +82,7 @@ def constant_states(p: Any, v: cavs.Vertex) -> None:
 
 
 def own(fn: Any, names: str, hidden: int, **kwargs: Any) -> tuple[Any, Any]:
-    """F, and parameters that are the same whatever ran before. With this seed no state that `constant_states` compares is so
+    """F, and parameters that do not depend on earlier tests. With this seed no state that `constant_states` compares is so
     near to the limit that an error of tf32 (2e-4) changes the answer, which would change a gradient by up to 0.7 %."""
     rng = np.random.default_rng([11, hidden])
     shapes = {"w": (E, 2 * hidden), "u": (hidden, 2 * hidden), "v": (E, hidden), "q": (hidden, hidden), "scale": (hidden,)}

@@ -296,7 +296,7 @@ SIMPLE: list[tuple[Callable[[Maker], Var], float]] = [
 
 
 def statement(g: Maker) -> Var | None:
-    """One random statement, or none if what was drawn fits nothing in scope."""
+    """Adds one random statement, or none if no variable in scope fits it."""
     table = SIMPLE if g.simple else STATEMENTS
     make = g.choose([s for s, _ in table], [w for _, w in table])
     try:

@@ -209,7 +209,7 @@ def _without_children(g: Maker) -> None:
 
 
 def _scattered(g: Maker, shape: Any, kind: str, lo: float, hi: float) -> Var:
-    """What a state leaf is: a value within its bounds; now and then a parameter, a constant or an input as it is."""
+    """Returns the value of a state leaf: a bounded value, or sometimes a parameter, a constant or an unchanged input."""
     if kind == "b":
         return g.want(shape, "b")
     if kind == "i":
@@ -247,7 +247,7 @@ def _gathered(g: Maker, shape: Any) -> Var:
 
 
 def _pushed(g: Maker, scattered: list[Var]) -> Var:
-    """A value to push: a state now and then, else rather what nothing has read, so that little of F is dead."""
+    """Returns a value to push: sometimes a state, otherwise preferably an unread value, so that little of F is dead code."""
     if not g.chance(0.3):
         kind = g.choose("fib", [8, 1, 0.5])
         with contextlib.suppress(NoFit):
@@ -257,7 +257,7 @@ def _pushed(g: Maker, scattered: list[Var]) -> Var:
 
 
 def namespace(program: Program, dtype: str) -> dict[str, Any]:
-    """F and what it uses, executed from the source with floats of a dtype."""
+    """Executes the source of F with floats of a dtype, and returns its namespace."""
     out: dict[str, Any] = {}
     exec(compile(PRELUDE.format(dtype=dtype) + "\n\n" + source(program), "<random F>", "exec"), out)
     return out

@@ -24,7 +24,7 @@ TOP = (4, 3)  # widths of the second net: what it pulls is mixed to 4, its state
 
 
 def check(case: Case, fns: dict[Any, Any] | None = None, setting: Any = contextlib.nullcontext) -> Outcome:
-    """Runs a case both ways. `fns`: its functions, if not made from the program; `setting`: a context around `cavs`."""
+    """Runs a case with both. `fns`: its functions, if they are given; `setting`: a context in which `cavs` runs."""
     before = jax.config.jax_traceback_filtering  # type: ignore[attr-defined]
     jax.config.update("jax_traceback_filtering", "off")
     try:
@@ -129,7 +129,7 @@ def is_float(x: Any) -> bool:
 
 # --- the loss of both
 def loss_and_pushes(pushes: Any, rows: int) -> tuple[Any, Any]:
-    """Every float push with random weights of its own in the first `rows` rows."""
+    """Sums every float push over its first `rows` rows, with random weights."""
     total: Any = 0.0
     for i, x in enumerate(jax.tree.leaves(pushes)):
         if is_float(x):
@@ -147,7 +147,7 @@ def top_net(p: Any, v: Any) -> None:
 
 
 def two_nets(layer: Any, case: Case, params: Any, x: Any, at: Any) -> Any:
-    """What F pushes; with `nets` also what a second net makes of it. `layer(number of the net, params, inputs, at)`."""
+    """The pushes of F; with `nets` also those of a second net that reads them. `layer(number of the net, params, inputs, at)`."""
     if not case.options.nets:
         return layer(0, params["f"], x, at)
     pushes = layer(0, params["f"], x, None)
@@ -180,12 +180,12 @@ def gradient(net: Any, params: Any, x: dict[str, Any], rows: int, vmap: bool, ji
 
 # --- the reference and cavs
 def regloballed(fns: dict[Any, Any], dtype: Any) -> dict[Any, Any]:
-    """The functions with another D."""
+    """The functions with another dtype `D`."""
     return {k: types.FunctionType(f.__code__, f.__globals__ | {"D": dtype}, f.__name__) for k, f in fns.items()}
 
 
 def reference(case: Case, fns: dict[Any, Any], moved: float = 0.0) -> Any:
-    """By the loop over vertices in float64; `moved`: from parameters and inputs that are off by so much."""
+    """The result of the loop over vertices in float64; `moved` is a relative perturbation of parameters and inputs."""
     # On the CPU, because XLA's GPU compiler is under test, too. Its float64 gradients were once wrong.
     with jax.default_device(jax.devices("cpu")[0]):
         return _reference(case, regloballed(fns, jnp.float64), moved)
@@ -246,7 +246,7 @@ def build(case: Case) -> cavs.Graphs:
 
 
 def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> Any:
-    """By `cavs.run`, as the options say; the gradients and pushes of real vertices. Adds the engine to `used`."""
+    """The gradients and pushes of real vertices by `cavs.run`, with the options of the case. Appends the engine to `used`."""
     spec, how = case.program, case.options
     dtype = jnp.float32 if how.float32 else jnp.float64
     leaves: Any = {
@@ -303,11 +303,11 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
 
 
 class NotForThisEngine(Exception):
-    """The engine in the interpreter is not asked whether it can run a schedule."""
+    """The interpreted engine cannot run the schedule. `cavs.run` does not check this for it."""
 
 
 class PaddingError(Exception):
-    """What padding rows hold, or their gradients, are not zeros."""
+    """Padding rows, or their gradients, are not zero."""
 
 
 def _padded(x: Any, rows: int) -> Any:

@@ -86,7 +86,7 @@ def unsteady(want: Any, moved: Any, limit: float) -> bool:
 
 
 def judged(error: Exception) -> Outcome:
-    """Whether an exception is one that `cavs` documents: raised on purpose, in its own files, with a type for users."""
+    """Whether `cavs` documents an exception: its own files raise it on purpose, with a type for users."""
     frames, tb = [], error.__traceback__
     while tb is not None:
         frames.append((tb.tb_frame.f_code.co_filename, tb.tb_lineno))

@@ -32,7 +32,7 @@ def star(rng: Rng, arity: int, size: int) -> Graph:
 
 
 def tree(rng: Rng, arity: int, size: int) -> Graph:
-    """Each step joins one to `arity` roots below a new one."""
+    """A tree: each step puts one to `arity` roots below a new root."""
     graph: Graph = [[] for _ in range(max(1, size // 2))]
     roots = list(range(len(graph)))
     while len(roots) > 1 and len(graph) < 2 * size:
@@ -54,7 +54,7 @@ def dag(rng: Rng, arity: int, size: int) -> Graph:
 
 
 def twice(rng: Rng, arity: int, size: int) -> Graph:
-    """A chain in which every vertex has its child as often as it may, at most three times."""
+    """A chain in which every vertex repeats its child as often as the arity permits, at most three times."""
     return [[i - 1] * int(rng.integers(1, min(arity, 3) + 1)) if i else [] for i in range(size)]
 
 

@@ -13,7 +13,7 @@ WIDE = 6.0  # larger values are squashed by tanh
 
 
 class NoFit(Exception):
-    """No variable is in scope that a statement could read."""
+    """Raised if no variable in scope fits a statement."""
 
 
 class Maker:
@@ -50,7 +50,7 @@ class Maker:
         return self.choose([(), (n,), (n, self.choose(self.widths))], [1, 4, 1])
 
     def pick(self, kind: str = "f", shape: Any = None, where: Callable[[Var], bool] = lambda v: True) -> Var:
-        """A variable in scope, rather a late one that nothing has read. `shape`: a shape, a number of axes, or any."""
+        """A variable in scope, preferably a late and unread one. `shape`: a shape, a number of axes, or any."""
         fits = [
             v
             for v in self.scope
@@ -75,7 +75,7 @@ class Maker:
         blocks: list[Block] | None = None,
         gathered: bool = False,
     ) -> Var:
-        """Adds a statement; a float one is squashed where its values could grow."""
+        """Adds a statement. A float result that could grow is squashed."""
         if kind == "f" and max(abs(lo), abs(hi)) > WIDE:
             template, lo, hi = f"jnp.tanh({template})", math.tanh(max(lo, -20)), math.tanh(min(hi, 20))
         self.count += 1
@@ -86,7 +86,7 @@ class Maker:
         return var
 
     def param(self, shape: Shape, lo: float | None = None, hi: float | None = None) -> str:
-        """A parameter, as text; often one that is there already, so that weights are shared."""
+        """A parameter, as text; often an existing one, so that weights are shared."""
         if lo is None or hi is None:
             hi = 1.5 / math.sqrt(max(1, shape[-2] if len(shape) > 1 else 2))
             lo = -hi
@@ -98,7 +98,7 @@ class Maker:
         return f'p["{name}"]'
 
     def want(self, shape: Shape, kind: str = "f") -> Var:
-        """A variable of this type: one that is there, or made of another."""
+        """A variable of this type: an existing one, or one computed from another."""
         if self.chance(0.8):
             with contextlib.suppress(NoFit):
                 return self.pick(kind, shape)
@@ -133,7 +133,7 @@ class Maker:
     # --- functions within F
     @contextlib.contextmanager
     def inside(self, params: list[Var], no_leaf: bool | None = None) -> Iterator[Block]:
-        """What is emitted goes to a block with these parameters; it sees all that is in scope."""
+        """A context in which statements go to a new block with these parameters. The block sees the variables in scope."""
         body, size, leaf = self.body, len(self.scope), self.no_leaf
         self.body = Block([v.name for v in params], [], [])
         self.scope += params

@@ -1,4 +1,4 @@
-"""Products in float16 that are as exact as in tf32: errors, ranges, numbers that are not finite; and who gets them."""
+"""Products in float16 that are as exact as in tf32: errors, ranges, non-finite numbers; and which products use float16."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ TF32 = 2.0**-10  # of |a| |b|: both operands are rounded to eleven bits
 
 
 def operands(axes: tuple[int, int], scale: tuple[float, float], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Matrices of which 40 numbers are summed, whose rows and columns differ by up to 2^12 in size."""
+    """Matrices whose product sums over 40 elements, with rows and columns whose sizes differ by up to 2^12."""
     rng = np.random.default_rng(seed)
     found = []
     for axis, s in zip(axes, scale, strict=True):
@@ -62,7 +62,7 @@ def test_what_is_not_finite_stays_so_and_spoils_nothing_else() -> None:
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a Hopper GPU, where float16 is faster at any size; but what is compiled for others, too, is in float16."""
+    """Simulates a Hopper GPU on which float16 is faster at any size; programs for other devices then use float16, too."""
     monkeypatch.setattr(products, "_hopper", lambda: True)
     monkeypatch.setattr(products, "_faster", lambda *_: True)
     monkeypatch.setattr(products, "_faster_gradient", lambda *_: True)
@@ -104,7 +104,7 @@ def test_who_names_an_algorithm_gets_it(precision: str | None, dtype: Any, float
 
 
 def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small products, and other machines: by `_hopper`, and where a program is compiled for a CPU beside a GPU."""
+    """Small products and other machines do not use float16, nor does a program that is compiled for a CPU beside a GPU."""
     x, w = jnp.ones((20000, 512), jnp.float32), jnp.ones((512, 512), jnp.float32)
 
     def text(rows: int) -> str:

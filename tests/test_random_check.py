@@ -1,4 +1,4 @@
-"""The comparison of random functions itself: wrong numbers are found, and what fails is made small."""
+"""Tests of the random tests: they find wrong numbers, and shrink failing cases."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.random_shrink import shrunk
 
 
 def small_case() -> Case:
-    """A vertex function that gathers and reduces, on chains and a star, with a statement and a state that do no harm."""
+    """A vertex function that gathers and reduces, on chains and a star, with a harmless statement and state."""
     x, g, z = Var("x", (3,), "f"), Var("g", (3,), "f", gathered=True), Var("z", (3,), "f")
     s, m, h = Var("s", (), "t"), Var("m", (3,), "f", gathered=True), Var("h", (3,), "f", gathered=True)
     stmts = [
@@ -62,7 +62,7 @@ def test_wrong_gradients_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_fails_is_made_small() -> None:
-    """Here what has a tanh fails; no case on the way is run."""
+    """Every case with a tanh counts as failing; no case is run."""
     small = shrunk(small_case(), lambda case: "tanh" in source(case.program))
     assert sum(map(len, small.graphs)) == 1 and len(small.program.states) == 1 and small.options == Options()
     assert "gather" not in source(small.program) and len(source(small.program).splitlines()) <= 6

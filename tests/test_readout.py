@@ -1,4 +1,4 @@
-"""`cavs.readout` is a loop over graphs, whatever stands in the padding."""
+"""`cavs.readout` equals a loop over graphs, for any content of the padding."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`run` is a pure function: it composes with JAX's transformations, or is refused by them."""
+"""`run` is a pure function: it composes with JAX's transformations, or they refuse it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a wide product multiplies, by the device's own arithmetic on numbers (`_mosaic.wide`, `pack_ring`); no GPU."""
+"""Runs the emitted arithmetic of a wide product on Python numbers (`_mosaic.wide`, `pack_ring`), without a GPU."""
 
 import re
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ class Memory:
 
 
 def emit_numbers(monkeypatch: pytest.MonkeyPatch, memory: Memory, thread: int) -> None:
-    """What `_mosaic.wide` emits, on numbers, for one thread."""
+    """Runs what `_mosaic.wide` emits for one thread."""
     arith = SimpleNamespace(**vars(ARITHMETIC))
     arith.minsi, arith.mulf, arith.addf, arith.bitcast = min, lambda a, b: a * b, lambda a, b: a + b, lambda kind, x: x
     arith.CmpIPredicate = SimpleNamespace(sge="sge", eq="eq")

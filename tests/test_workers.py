@@ -233,7 +233,7 @@ def test_a_worker_in_garbage_is_not_used_again() -> None:
 
 
 def test_ctrl_c_leaves_no_lock_locked() -> None:
-    """Python's semaphores and events are not safe from it: between two lines of them, their lock stays locked for ever."""
+    """Python's semaphores and events are not safe: an interrupt between two of their lines leaves their lock locked."""
     items, entered = prefetch(itertools.count(), lambda x: x), set()
     next(items)
     sys.setprofile(lambda frame, event, arg: entered.add(frame.f_code.co_filename))

@@ -44,7 +44,7 @@ def padded(schedule: cavs.Schedule, inputs: Any, fill: Any = lambda x: 0) -> Any
 
 
 def divided(schedule: cavs.Schedule, inputs: Any) -> tuple[Any, Any]:
-    """What `padded` returned, as real rows and padding."""
+    """Divides the result of `padded` into real rows and padding."""
     if isinstance(inputs, WithEdges):
         (rows, rest), count = divided(schedule, inputs.rows), schedule.num_edges
         edges = (jax.tree.map(lambda x, s=s: x[s], inputs.edges) for s in (slice(count), slice(count, None)))

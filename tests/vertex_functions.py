@@ -44,7 +44,7 @@ def attention(params: Any, v: cavs.Vertex) -> None:
 
 
 def own_values(params: Any, v: cavs.Vertex) -> None:
-    """Reductions over the children of what is the vertex's own, the same at each; eager values that the push reads, too."""
+    """Reductions over children of values of the vertex, which are equal for all children; eager values that the push reads."""
     eager = jnp.sin(v.pull() @ params["w"])
     total = v.gather_all(lambda s: s + eager) - v.gather_all(lambda s: eager @ params["u"])
     top = v.gather_all(lambda s: eager, reduce="max")
@@ -82,7 +82,7 @@ def edge_attention(params: Any, v: cavs.Vertex) -> None:
 
 
 def children_counted(params: Any, v: cavs.Vertex) -> None:
-    """Reductions that read no child: of parameters and constants, once a child."""
+    """Reductions that read no child: they reduce parameters and constants, once per child."""
     count = v.gather_all(lambda s: 1.0)
     mean = v.gather_all(lambda s: params["b"], reduce="mean")
     h = jnp.tanh(v.gather_all(lambda s: params["b"]) - mean * count + mean @ params["u"] + v.pull() @ params["w"])
@@ -168,7 +168,7 @@ def matrix_states(params: Any, v: cavs.Vertex) -> None:
 
 @jax.custom_vjp
 def clipped_identity(x: Any) -> Any:
-    """x, whose cotangents are clipped."""
+    """Returns x; its cotangents are clipped."""
     return x
 
 
@@ -244,7 +244,7 @@ def _loops(s: Any, x: Any, params: Any) -> Any:
 
 
 def one_kind(activation: Callable[[Any], Any], name: str) -> Any:
-    """The function of one of three kinds of vertices, unlike the others in what it reads and pushes."""
+    """The function of one of three kinds of vertices, each of which reads and pushes different values."""
 
     def fn(params: Any, v: cavs.Vertex) -> None:
         kids = v.gather(0) + v.gather(1) if name != "word" else v.gather(1)
