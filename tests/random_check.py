@@ -147,7 +147,7 @@ def top_net(p: Any, v: Any) -> None:
 
 
 def two_nets(layer: Any, case: Case, params: Any, x: Any, at: Any) -> Any:
-    """The pushes of F; with `nets` also those of a second net that reads them. `layer(number of the net, params, inputs, at)`."""
+    """The pushes of F, and with `nets` of a second net that reads them. `layer(number of the net, params, inputs, at)`."""
     if not case.options.nets:
         return layer(0, params["f"], x, at)
     pushes = layer(0, params["f"], x, None)
