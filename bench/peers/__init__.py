@@ -35,7 +35,7 @@ def precision():
 
 
 def torch_dtype():
-    """Of a peer's weights and states: bf16 throughout in a run in bf16, as `model.to(torch.bfloat16)` gives."""
+    """The dtype of a peer's weights and states: bf16 for all of them in a run in bf16, as after `model.to(torch.bfloat16)`."""
     import torch
 
     return torch.bfloat16 if precision() == "bf16" else torch.float32

@@ -17,7 +17,7 @@ import numpy as np  # noqa: E402
 
 
 class DynetAutobatch:
-    """One model, declared anew for every sample."""
+    """One model; each sample declares its own graph."""
 
     def __init__(self, cell, params, threads=2):
         self._declare = getattr(self, "_" + cell)
@@ -33,7 +33,7 @@ class DynetAutobatch:
         return dict({k: p.as_array().T for k, p in self._p.items()}, **{k: t.as_array() for k, t in self._tables.items()})
 
     def schedule(self, batch):
-        """Graph construction: every sample's declaration (the batching itself happens within forward)."""
+        """Constructs the graph of every sample. DyNet batches them within forward."""
         dy.renew_cg()
         losses = [loss for sample in batch for loss in self._declare(sample)]
         return dy.esum(losses) / len(losses)

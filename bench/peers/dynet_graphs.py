@@ -16,7 +16,7 @@ _LOOP_BELOW = 40_000  # nodes; below, the agenda is faster as a loop over nodes 
 
 
 def by_depth(op, a, b, depth):
-    """Execution order and the bounds of its batches: equal depth and signature together."""
+    """Returns the execution order and the bounds of its batches: nodes of equal depth and signature form a batch."""
     key = depth * _SIGNATURES + op
     order = np.argsort(key, kind="stable")
     cuts = np.flatnonzero(np.diff(key[order])) + 1
@@ -24,7 +24,7 @@ def by_depth(op, a, b, depth):
 
 
 def by_agenda(op, a, b, depth):
-    """The same, by the agenda: least average depth first, over the signatures with a ready node."""
+    """As `by_depth`, by the agenda: among signatures with a ready node, the one with the least average depth comes first."""
     node = np.arange(len(op))
     source, reader = np.concatenate([a, b]), np.concatenate([node, node])
     reader = reader[np.argsort(source, kind="stable")][np.count_nonzero(source < 0) :]

@@ -48,7 +48,7 @@ class JaxScan:
         return self.run([batch], lr)[0]
 
     def compile(self, batches, lr=0.05):
-        """The shapes of these batches beside each other."""
+        """Compiles the shapes of these batches in parallel."""
         each = {tuple(x.shape for x in jax.tree.leaves(b)): b for b in map(self.schedule, batches)}
         lowered = [self._step.lower(self._p, b, lr) for b in each.values()]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -113,7 +113,7 @@ def _step(forward, params, batch, lr):
 
 
 def _sweep(leaves, kids, inner):
-    """States of leaves and of all levels: `inner` maps the states of a level's children, left and right, to its own."""
+    """Returns the states of leaves and all levels; `inner` maps the states of left and right children to a level's."""
     _, levels, width = kids.shape
     table = jnp.zeros((len(leaves) + levels * width + 1, leaves.shape[1])).at[: len(leaves)].set(leaves)
 

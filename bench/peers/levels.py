@@ -1,4 +1,4 @@
-"""From a batch of raw structure arrays to level index arrays (NumPy), inside every clock.
+"""Turns a batch of raw structure arrays into index arrays of levels (NumPy), inside the timed part of every peer.
 
 Rows are vertices in execution order: by level, all graphs of the batch together. The peers
 that are levelled by hand, with autograd or without, run on these.

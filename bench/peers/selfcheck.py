@@ -71,7 +71,7 @@ def random_params(cell, rng):
 
 
 def check_sweeps():
-    """Large batches are scheduled by level-wide sweeps: the same schedule as the loops over nodes."""
+    """Checks that level-wide sweeps, which schedule large batches, give the schedule of the loops over nodes."""
     rng = np.random.default_rng(0)
     batch, params = random_batch("tree_lstm", rng, 30), random_params("tree_lstm", rng)
     found = []

@@ -21,7 +21,7 @@ NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih"}
 
 
 def both_ways(lengths):
-    """Sequences laid end to end, position by position, as they are and turned round: rows (2, N), and as `time_major`."""
+    """Concatenated sequences in time-major order, forward and reversed: rows (2, N), and what `time_major` returns."""
     index, sizes, order = time_major(lengths)
     lengths = np.asarray(lengths)
     mirror = np.repeat(2 * (np.cumsum(lengths) - lengths) + lengths - 1, lengths) - np.arange(len(index))
@@ -53,7 +53,7 @@ class BiLSTM:
         return {ours: from_torch(self.weights[theirs]) for ours, theirs in named.items()}
 
     def __call__(self, x, lengths, ends=False):
-        """h of all rows of `x`, sequences laid end to end: (rows, 2H); with `ends` a row a sequence."""
+        """Returns h of all rows of `x`, concatenated sequences: (rows, 2H); with `ends` one row per sequence."""
         index, sizes, order = both_ways(lengths)
         both, order = torch.from_numpy(index).to(x.device), torch.from_numpy(order).to(x.device)
         h, last = (self._packed if self.kind == "packed" else self._loop)(x, both, sizes)
@@ -65,7 +65,7 @@ class BiLSTM:
         return _put_back(out.data, both[0]), last
 
     def _loop(self, x, both, sizes):
-        """The same."""
+        """As `_packed`, by a loop over time steps."""
         w, u, b = (torch.stack([self.weights[f"{d}.{k}"] for d in DIRECTIONS]) for k in "wub")
         x, sizes = x.index_select(0, both.view(-1)).view(2, -1, x.shape[1]), sizes.tolist()
         z = torch.baddbmm(b[:, None], x, w).split(sizes, 1)
@@ -85,7 +85,7 @@ class BiLSTM:
 
 
 def _put_back(x, order):
-    """The rows in the order in which `order` took them."""
+    """Undoes the permutation `order` of the rows."""
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return x.index_select(0, back)
@@ -136,7 +136,7 @@ class TorchBiLSTM(TorchPeer):
         return torch.addmm(self._p["out_b"], m, self._p["out_w"])
 
     def _spelled(self, rows, word, spellings):
-        """The vectors of all words: of frequent ones those `rows`, of the others (-1) what their spellings give."""
+        """The vectors of all words: `rows` for frequent words, and the vectors of their spellings for the others (-1)."""
         letters = self._p["characters"].index_select(0, self._send(np.concatenate(spellings)))
         spelled = self._spell(letters, [len(s) for s in spellings], ends=True)
         place = np.argsort(np.argsort(word < 0, kind="stable"))  # frequent words lie before rare ones

@@ -113,7 +113,7 @@ class _Loss:
 
 
 class TorchDynetLike(TorchPeer):
-    """One model, declared anew for every sample. `policy` is "depth" or "agenda"."""
+    """One model; each sample declares its own graph. `policy` is "depth" or "agenda"."""
 
     def __init__(self, cell, params, threads=2, policy="depth", device="cpu"):
         self._threads, self._policy, self._declare = threads, POLICIES[policy], DECLARE[cell]

@@ -77,7 +77,7 @@ class TorchLevelled(TorchPeer):
         return torch.addmm(self._p["b"], kids.view(-1, 2 * len(self._p["b"])), self._p["u"]).tanh()
 
     def _lstm(self, x, levels):
-        """States of all positions; chains are longest first, so those that end drop off the end."""
+        """Returns the states of all positions. Chains are sorted by length, longest first, so the last rows end first."""
         p, width = self._p, self._p["u"].shape[0]
         inputs = torch.addmm(p["b"], x, p["w"]).split(levels.sizes)
         h, c, states = None, None, []
@@ -94,7 +94,7 @@ class TorchLevelled(TorchPeer):
 
 
 def carry(table, levels, kids, inner):
-    """Run `inner` over the levels; returns the rows of the roots."""
+    """Runs `inner` over the levels, and returns the rows of the roots."""
     sizes = np.asarray(levels.sizes, np.int64)
     reader = np.full(len(table) + len(levels.left), len(sizes))  # last level that reads a row; roots: none
     reader[kids] = np.repeat(np.arange(len(sizes)), 2 * sizes)  # of several readers, as in a DAG, the last one stays

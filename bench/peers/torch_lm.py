@@ -42,7 +42,7 @@ class LanguageModel:
         self._m, self._v, self._steps = torch.zeros_like(self.embed), torch.zeros_like(self.embed), 0
 
     def loss(self, rows, batch, training, reduction="mean"):
-        """Of all positions, in packed order; `rows` are those of the table that the batch reads."""
+        """Returns the loss of all positions, in packed order. `rows` are the rows of the table that the batch reads."""
         rate = self._config.dropout
         x = dropout(rows.index_select(0, batch["word"]), rate, training)
         h = dropout(self._lstm(PackedSequence(x, batch["live"]))[0].data, rate, training)
@@ -80,7 +80,7 @@ class LanguageModel:
 
 
 def batch_of(graphs, numbers):
-    """What a step takes, in packed order."""
+    """Returns the arguments of a step, in packed order."""
     some = graphs[numbers]
     index, live, _ = time_major(np.diff(some.vertex_offsets))
     words, word = np.unique(some.input_id[index], return_inverse=True)

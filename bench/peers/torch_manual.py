@@ -52,13 +52,13 @@ class TorchManual(TorchPeer):
         return p | {k: torch.cat([o, i, u], -1) for k, (i, o, u) in swapped.items()}
 
     def _buffer(self, name, rows, *shape):
-        """The first `rows` rows of a buffer that only ever grows; its contents are left as they are."""
+        """Returns the first `rows` rows of a buffer, which grows if needed. Its contents are not cleared."""
         if name not in self._buffers or len(self._buffers[name]) < rows:
             self._buffers[name] = torch.empty(rows + rows // 4, *shape, device=self._device)
         return self._buffers[name][:rows]
 
     def _head(self, h, labels, lr, dh):
-        """Loss of the rows `h`; their gradient into `dh`; updates the output layer."""
+        """Returns the loss of the rows `h`, writes their gradient to `dh`, and updates the output layer."""
         w, b, labels = self._p["out_w"], self._p["out_b"], self._send(labels)[:, None]
         log_p = torch.log_softmax(torch.addmm(b, h, w), 1)
         loss = -log_p.gather(1, labels).mean()
@@ -175,7 +175,7 @@ class TorchManual(TorchPeer):
         return loss
 
     def _lstm(self, batch, lr):
-        """Chains are longest first: the chains alive at t are the first rows of those at t-1."""
+        """Chains are sorted by length, longest first, so the chains that continue at t are the first rows of those at t-1."""
         p, width = self._p, self._p["u"].shape[0]
         lv = chain_levels(batch)
         nodes, sizes, words = len(lv.words), lv.sizes, self._send(lv.words)

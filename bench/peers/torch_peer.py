@@ -1,4 +1,4 @@
-"""What the PyTorch peers share: steps one after another, on a GPU without waiting for each, or in a CUDA graph; gate orders."""
+"""Code that the PyTorch peers share: runs of steps, without synchronisation on a GPU or in a CUDA graph; orders of gates."""
 
 import torch
 
@@ -16,7 +16,7 @@ class TorchPeer:
         return self.run([batch], lr)[0]
 
     def run(self, batches, lr=0.05):
-        """Training steps one after another; the losses before each update. On a GPU only the end is waited for."""
+        """Runs training steps and returns the loss before each update. On a GPU it synchronises only at the end."""
         torch.set_num_threads(self._threads)
         return torch.stack([self._train(b, lr).detach() for b in batches]).tolist()
 
@@ -59,7 +59,7 @@ class InCudaGraph:
         return torch.stack(losses).tolist()
 
     def _send(self, array):
-        """Within a capture nothing can be sent: the arrays of the rehearsal, in order."""
+        """During a capture, transfers are impossible: returns the arrays of the rehearsal, in order."""
         if self._replayed is None:
             self._sent.append(super()._send(array))
             return self._sent[-1]
@@ -85,7 +85,7 @@ class InCudaGraph:
         return graph, loss, self._sent, self._held(), batch  # kept alive as long as the graph
 
     def _held(self):
-        """What a later, larger batch may replace while the graph still reads it."""
+        """Buffers that a later, larger batch may replace while the graph still reads them."""
         return dict(getattr(self, "_buffers", {}))
 
 
@@ -96,7 +96,7 @@ def swap_og(w):
 
 
 def to_torch(w):
-    """Our weights or bias of an LSTM as nn.LSTM keeps them."""
+    """Converts our weights or bias of an LSTM to the format of nn.LSTM."""
     return swap_og(w).t().contiguous()
 
 

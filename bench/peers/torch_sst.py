@@ -46,7 +46,7 @@ def labels_by_row(batch):
 
 
 def glorot(rows, columns, gates=1):
-    """Glorot uniform a gate, gates side by side."""
+    """Glorot uniform weights for each gate, gates side by side."""
     bound = (6 / (rows + columns)) ** 0.5
     return torch.empty(rows, gates * columns).uniform_(-bound, bound)
 

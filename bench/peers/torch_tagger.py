@@ -25,7 +25,7 @@ MAX_NORM, ADAM, EPSILON = 5.0, (0.9, 0.999), 1e-8
 
 
 def glorot(rows, columns, gates=1):
-    """Glorot uniform a gate, gates side by side."""
+    """Glorot uniform weights for each gate, gates side by side."""
     bound = (6 / (rows + columns)) ** 0.5
     return torch.empty(rows, gates * columns).uniform_(-bound, bound)
 
@@ -144,7 +144,7 @@ def part_of(path, config, words, labels, characters):
 
 
 def batch_of(part, numbers):
-    """What a step takes: distinct rows of the table, distinct words to spell, and for each word which it is."""
+    """Returns the arguments of a step: distinct rows of the table, distinct words to spell, and an index for each word."""
     sentences = [part["sentences"][i] for i in numbers]
     ids, word = np.unique(np.concatenate(sentences), return_inverse=True)
     known = int(np.searchsorted(ids, part["num_words"]))

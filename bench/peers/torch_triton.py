@@ -54,7 +54,7 @@ class TorchTriton(TorchPeer):
         return self._train_cell(tree_levels(batch), lr)
 
     def _buffer(self, name, rows, *shape):
-        """The first `rows` rows of a buffer that only ever grows; its contents are left as they are."""
+        """Returns the first `rows` rows of a buffer, which grows if needed. Its contents are not cleared."""
         if name not in self._buffers or len(self._buffers[name]) < rows:
             self._buffers[name] = torch.empty(rows + rows // 4, *shape, device=self._device)
         return self._buffers[name][:rows]
@@ -64,7 +64,7 @@ class TorchTriton(TorchPeer):
         kernel[(rows, triton.cdiv(width, BLOCK))](*args, width=width, BLOCK=BLOCK, num_warps=WARPS)
 
     def _loss(self, h, at, dh, to, labels, lr):
-        """Mean loss of the rows `at` of `h`; their cotangents to the rows `to` of `dh`; updates the output layer."""
+        """Returns the mean loss of rows `at` of `h`; writes their cotangents to rows `to` of `dh`; updates the output layer."""
         w, b = self._p["out_w"], self._p["out_b"]
         (width, classes), graphs = w.shape, len(at)
         hs, d, loss = self._buffer("hs", graphs, width), self._buffer("d", graphs, classes), self._buffer("loss", graphs)

@@ -1,6 +1,6 @@
 """RvNN, TD-RNN and TD-LSTM of VPPS (section IV) by hand in PyTorch, for `torch_applications`.
 
-One batch a level. Of a pyramid the sentences lie longest first, so that those that end are the last rows of their level.
+One batch per level. The sentences of pyramids are sorted by length, longest first, so sentences that end are the last rows.
 """
 
 import numpy as np

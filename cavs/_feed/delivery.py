@@ -38,7 +38,7 @@ class Epoch(NamedTuple):
         return Epoch(number, planned, dispatches(planned.shape, steps))
 
     def after(self, batches: int) -> "Epoch":
-        """The rest, after the dispatches of so many batches."""
+        """Returns the rest of the epoch, after the dispatches of `batches` batches."""
         ends = np.cumsum([len(some) for some in self.order])
         return self._replace(order=self.order[int(np.searchsorted(ends, batches, side="right")) :])
 

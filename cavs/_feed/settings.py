@@ -94,7 +94,7 @@ def _is_ids(values: np.ndarray | None) -> bool:
 
 
 def checked(settings: Settings, members: Sequence[Member], samples: int) -> Settings:
-    """Checks the other arguments of a loader over so many samples.
+    """Checks the other arguments of a loader over `samples` samples.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -151,7 +151,7 @@ def _check_mesh(settings: Settings, mesh: Mesh, samples: int) -> None:
 
 
 def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> None:
-    """Checks that batches can be dealt equally to so many devices or parts."""
+    """Checks that batches can be dealt equally to devices or parts."""
     if not isinstance(settings.batches, int):
         return
     batch = _of_samples(settings, settings.batches, samples)
