@@ -133,6 +133,15 @@ WRONG = [
         "an attribute 'order' on 1 of 1 edges .*; expected numbers",
     ),
     (lambda: cavs.interop.from_networkx(nx([(0, 2, {"order": 1}), (1, 2)])), "'order' on 1 of 2 edges into node 2;"),
+    (
+        lambda: cavs.interop.from_networkx(nx([(0, 2, {"edge_attr": 1}), (1, 2)])),
+        "edge_attr='edge_attr': got it on 1 of 2 edges; expected numbers, or arrays of numbers of one shape, on every edge",
+    ),
+    (lambda: cavs.interop.from_networkx(nx([(0, 1, {"w": "x"})]), edge_attr="w"), "edge_attr='w': got values that are not num"),
+    (
+        lambda: cavs.interop.from_networkx(nx([(0, 2, {"w": [1]}), (1, 2, {"w": [1, 2]})]), edge_attr="w"),
+        "edge_attr='w': got values that are not numbers of one shape",
+    ),
 ]
 
 
@@ -140,6 +149,18 @@ WRONG = [
 def test_converters_refuse_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_networkx_edges_have_values():
+    weights = [(0, 2, {"order": 1, "weight": 5.5}), (1, 2, {"order": 0, "weight": 7.0}), (0, 1, {"weight": 9.0})]
+    graph = nx(weights, nodes=({}, {}, {}))
+    graphs = cavs.interop.from_networkx([graph, nx(), graph], edge_attr="weight")
+    assert graphs.edge_attr.tolist() == [9, 7, 5.5, 9, 7, 5.5]  # of node 1, then of node 2 in the order of its children
+    again = cavs.interop.from_networkx(cavs.interop.to_networkx(graphs))
+    assert again.children.tolist() == graphs.children.tolist() and again.edge_attr.tolist() == graphs.edge_attr.tolist()
+    rows = cavs.interop.from_networkx(nx([(0, 1, {"edge_attr": np.array([1, 2])})]))
+    assert rows.edge_attr.tolist() == [[1, 2]] and cavs.interop.from_networkx(nx([(0, 1)])).edge_attr is None
+    assert cavs.interop.to_networkx(rows)[0].edges[0, 1]["edge_attr"] == [1, 2]
 
 
 def test_an_unknown_field_is_refused():

@@ -54,6 +54,15 @@ def test_scores_of_known_labels():
     assert with_unseen(("a", "b"), ("b", "c")) == ("a", "b", "c")
 
 
+def test_columns_of_the_matrix_are_labels_or_their_numbers():
+    for labels, columns, rows in (
+        (("0", "1"), ["", "0", "1"], ["0", "1"]),  # labels that are numbers keep them
+        (("0", "very negative"), ["", "1", "2"], ["1 0", "2 very negative"]),
+    ):
+        matrix = Scores("root", labels, np.array([[5, 1], [2, 3]])).tables()[1]
+        assert [column.header for column in matrix.columns] == columns and [*matrix.columns[0].cells] == rows
+
+
 def test_entities_of_each_type_are_counted():
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     chunks = Chunks.of(labels)

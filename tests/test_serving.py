@@ -121,6 +121,37 @@ def test_a_server_of_dags_with_kinds() -> None:
     np.testing.assert_allclose(served.serve({}, other, x), want, rtol=1e-6, atol=1e-6)
 
 
+def test_a_server_of_dags_with_edges() -> None:
+    dags = joined([random_dag(n, (0, 1, 2, 5), seed=n) for n in (6, 9, 14, 3)])
+    rng = np.random.default_rng(0)
+    x, edges = (rng.standard_normal((n, H)).astype(np.float32) for n in (dags.num_vertices, dags.num_edges))
+
+    def message(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.pull() + v.gather_all(lambda h, edge: params * h * edge, edges=True))
+        v.scatter(h)
+        v.push(h)
+
+    F = cavs.VertexFunction(message, state=jax.ShapeDtypeStruct((H,), jnp.float32))
+    params = np.float32(0.7)
+
+    def forward(params: Any, sched: cavs.Schedule, inputs: Any) -> Any:
+        return cavs.run(F, params, sched, inputs["x"], edges=inputs["edges"])
+
+    exported = cavs.interop.export_server(forward, params, dags, {"x": x, "edges": edges}, most_graphs=2, count=2)
+    assert exported.serving is not None and exported.serving.inputs == {"edges": "edge", "x": "vertex"}
+    served = cavs.interop.load_forward(exported.to_bytes())
+    want = np.asarray(cavs.run(F, params, cavs.schedule(dags), x, edges=edges))
+    for some in ([0], [3], [2, 1], [3, 0, 2, 1, 3]):
+        rows, own = (
+            np.concatenate([np.arange(*offsets[i : i + 2]) for i in some])
+            for offsets in (dags.vertex_offsets, dags.child_offsets[dags.vertex_offsets])
+        )
+        got = served.serve(params, dags[np.array(some)], {"x": x[rows], "edges": edges[own]})
+        np.testing.assert_allclose(got, want[rows], rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match=re.escape("one row per edge of the batch, without padding")):
+        served.serve(params, dags, {"x": x, "edges": edges[1:]})
+
+
 def test_graphs_that_do_not_fit_are_refused() -> None:
     trees = joined([random_binary_tree(n, seed=n) for n in (2, 8)])
     mixed = with_kinds(joined([random_dag(9, (0, 1, 2, 3), seed=1)]), ("a", "b"), seed=0)

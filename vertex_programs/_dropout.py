@@ -1,20 +1,56 @@
 """Dropout on the inputs of a layer."""
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 import jax
+import jax.extend
 import jax.numpy as jnp
+from jax import lax
 
 from cavs.vertex_programs._types import Array
 
 
-def dropout(x: Array, rate: float, key: jax.Array | None) -> Array:
+class RowKeys(NamedTuple):
+    """A key for each of N rows: `key` together with two numbers that identify the row, such as its graph and its vertex.
+
+    Attributes:
+        key: A key of `jax.random`.
+        first: (N,) integers.
+        second: (N,) integers.
+    """
+
+    key: jax.Array
+    first: jax.Array
+    second: jax.Array
+
+    def bits(self, columns: int) -> jax.Array:
+        """Returns (N, columns) random uint16.
+
+        One evaluation of Threefry (Salmon et al., 2011) makes four of them. Keys of `jax.random` for each row would hash more
+        often, and XLA would compile several loops instead of one.
+        """
+        blocks = -(-columns // 4)
+        first = jnp.broadcast_to(self.first[:, None], (len(self.first), blocks))
+        second = self.second[:, None] * blocks + jnp.arange(blocks)
+        count = jnp.concatenate([first.ravel(), second.ravel()]).astype(jnp.uint32)
+        words = jax.extend.random.threefry_2x32(jax.random.key_data(self.key)[:2], count)
+        words = words.reshape(2, *first.shape).transpose(1, 2, 0)
+        return lax.bitcast_convert_type(words, jnp.uint16).reshape(len(first), 4 * blocks)[:, :columns]
+
+
+Key: TypeAlias = jax.Array | RowKeys
+K = TypeVar("K", bound=Key)
+
+
+def dropout(x: Array, rate: float, key: Key | None) -> Array:
     """Applies dropout (Srivastava et al., 2014) with a mask that is a function of `key`.
 
     Args:
         x: The values.
         rate: The probability with which an entry becomes zero. The other entries are scaled by 1 / (1 - rate).
-        key: A key of `jax.random`; or keys (N,), one for each row of `x`; or None for no dropout.
+        key: A key of `jax.random`; or one for each row of `x`; or None for no dropout.
 
     Returns:
         An array of the shape of `x`, or `x` itself without dropout.
@@ -23,22 +59,17 @@ def dropout(x: Array, rate: float, key: jax.Array | None) -> Array:
         return x
     # 16 random bits an entry instead of the 32 of jax.random.bernoulli.
     below = jnp.uint16(min(round((1 - rate) * 2**16), 2**16 - 1))
-    if is_per_row(key):
-        bits = jax.vmap(lambda one: jax.random.bits(one, x.shape[1:], "uint16"))(key)
+    if isinstance(key, RowKeys):
+        bits = key.bits(math.prod(x.shape[1:])).reshape(x.shape)
     else:
         bits = jax.random.bits(key, x.shape, "uint16")
     return jnp.where(bits < below, x / (1 - rate), 0)
 
 
-def split_key(key: jax.Array | None, count: int) -> Sequence[jax.Array | None]:
+def split_key(key: K | None, count: int) -> Sequence[K | None]:
     """Returns `count` keys made from a key, or from the key of each row; `count` times None for None."""
     if key is None:
         return (None,) * count
-    if is_per_row(key):
-        return [*jax.vmap(lambda one: jax.random.split(one, count), out_axes=1)(key)]
-    return [*jax.random.split(key, count)]
-
-
-def is_per_row(key: jax.Array) -> bool:
-    """Whether `key` holds a key for each row."""
-    return jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 1
+    if isinstance(key, RowKeys):
+        return [cast(K, key._replace(key=k)) for k in jax.random.split(key.key, count)]
+    return [*cast(Sequence[K], jax.random.split(key, count))]

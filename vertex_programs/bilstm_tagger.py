@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._dropout import dropout, split_key
+from cavs.vertex_programs._dropout import Key, dropout, split_key
 from cavs.vertex_programs._initialisers import glorot
 from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.bilstm import BiLSTM
@@ -71,7 +71,7 @@ class BiLSTMTagger:
         back: cavs.Schedule,
         inputs: Array,
         *,
-        key: jax.Array | None = None,
+        key: Key | None = None,
     ) -> jax.Array:
         """Computes the logits of every vertex.
 
@@ -80,7 +80,7 @@ class BiLSTMTagger:
             sched: A schedule of the chains.
             back: A schedule of `chains.reversed()`.
             inputs: x of each vertex, (V, E), as for `cavs.run`.
-            key: A key of `jax.random` for dropout, or keys (Vp,), one for each vertex, or None for no dropout.
+            key: A key of `jax.random` for dropout, or None for no dropout.
 
         Returns:
             The logits, (V, C), in the order of the rows of `cavs.run`.

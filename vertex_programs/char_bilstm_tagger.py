@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
+from cavs.vertex_programs._dropout import Key
 from cavs.vertex_programs._types import Array, Integers
 from cavs.vertex_programs.bilstm import BiLSTM
 from cavs.vertex_programs.bilstm_tagger import BiLSTMTagger
@@ -90,7 +91,7 @@ class CharBiLSTMTagger:
         inputs: Array,
         vectors: Array,
         spelled: Array,
-        key: jax.Array | None = None,
+        key: Key | None = None,
     ) -> jax.Array:
         """Computes the logits of every word.
 
@@ -101,7 +102,7 @@ class CharBiLSTMTagger:
             inputs: Word vectors, (V, E), read at frequent words.
             vectors: The vectors of the spelled words, (S, E), as returned by `vectors`.
             spelled: For each word its row of `vectors`, or -1 for a frequent word, (V,).
-            key: A key of `jax.random` for dropout, or keys (Vp,), one for each word, or None for no dropout.
+            key: A key of `jax.random` for dropout, or None for no dropout.
 
         Returns:
             The logits, (V, C), as from `BiLSTMTagger.run`.

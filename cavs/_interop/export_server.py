@@ -10,7 +10,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._interop.exported import Exported, Forward, export_shape
 from cavs._interop.names import describe_array, key_of, named_leaves
-from cavs._interop.serve import GRAPH, VERTEX, WHOLE, Serving
+from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving
 from cavs._run.run import without_callbacks
 from cavs._schedule.ladder import ladder
 from cavs._schedule.schedule import Schedule
@@ -58,8 +58,10 @@ def export_server(
             one row per vertex (Vp, ...) or per graph (G, ...).
         params: the parameters, or their shapes (`jax.eval_shape`). The values are not exported.
         graphs: the data set that chooses the sizes. Graphs that are larger than its largest are refused later.
-        inputs: the inputs of the data set without padding, or their shapes: a pytree of arrays with one row per vertex (V, ...)
-            or per graph (G, ...). Arrays with another number of rows are passed on as they are.
+        inputs: the inputs of the data set without padding, or their shapes: a pytree of arrays with one row per vertex
+            (V, ...), graph (G, ...) or edge (E, ...), such as `{"x": x, "edges": graphs.edge_attr}`. Arrays with another number
+            of rows are passed on as they are. If two of the numbers are equal, rows are taken for those of vertices, else for
+            those of graphs; add a graph to tell them apart.
         most_graphs: the most graphs of a batch. A larger batch is served in parts.
         count: the most sizes. Each one is a program in the file, and compiles when it is first used.
         kinds: as in [`cavs.schedule`][].
@@ -91,13 +93,13 @@ def export_server(
 
 def _rows_of(x: Any, graphs: Graphs) -> str:
     """What the rows of an input belong to."""
-    rows = np.shape(x)[:1]
-    return VERTEX if rows == (graphs.num_vertices,) else GRAPH if rows == (len(graphs),) else WHOLE
+    counts = {VERTEX: graphs.num_vertices, GRAPH: len(graphs), EDGE: graphs.num_edges}
+    return next((of for of, count in counts.items() if np.shape(x)[:1] == (count,)), WHOLE)
 
 
 def _shaped(inputs: PyTree, of: dict[str, str], shape: Shape) -> PyTree:
     """The shapes of inputs that are padded to a shape."""
-    rows = {VERTEX: (shape.vertices,), GRAPH: (shape.graphs,)}
+    rows = {VERTEX: (shape.vertices,), GRAPH: (shape.graphs,), EDGE: (shape.all_edges,)}
 
     def padded(path: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
         first = rows.get(of[".".join(str(key_of(entry)) for entry in path)])

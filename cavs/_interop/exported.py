@@ -62,8 +62,8 @@ class Exported:
         Args:
             params: a pytree whose leaves have the names, shapes and dtypes of the exported parameters.
             graphs: any number of graphs, which are not scheduled yet.
-            inputs: a pytree with the names and dtypes of the exported inputs, one row per vertex (V, ...) or per graph (G, ...)
-                of this batch, without padding.
+            inputs: a pytree with the names and dtypes of the exported inputs, one row per vertex (V, ...), graph (G, ...) or
+                edge (E, ...) of this batch, without padding.
 
         Returns:
             What the forward returned, as NumPy arrays with one row per vertex or per graph of this batch, in order.

@@ -13,7 +13,7 @@ from jax import export as jax_export
 
 from cavs._graphs.pytree import PyTree
 from cavs._interop.exported import FORMAT, MAGIC, Exported, layout_hash
-from cavs._interop.serve import GRAPH, VERTEX, WHOLE, Serving
+from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving
 from cavs._schedule.shape import Shape, length_of
 
 # The external functions that compiled code may call: JAX's linear algebra and random numbers, and the kernels of the
@@ -79,7 +79,7 @@ def _load_serving(found: Any, programs: Sequence[jax_export.Exported]) -> Servin
     if found is None:
         return None
     inputs, outputs = dict(found[0]), tuple(found[1])
-    if not {*inputs.values()} <= {VERTEX, GRAPH, WHOLE} or not {*outputs} <= {VERTEX, GRAPH}:
+    if not {*inputs.values()} <= {VERTEX, GRAPH, EDGE, WHOLE} or not {*outputs} <= {VERTEX, GRAPH}:
         raise ValueError("it has rows of neither vertices nor graphs")
     if any(program.out_tree.num_leaves != len(outputs) for program in programs):
         raise ValueError("it has another number of outputs")

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def from_networkx(
-    graphs: "networkx.DiGraph | Iterable[networkx.DiGraph]", *, kind: str = "kind", label: str = "label", input: str = "input"
+    graphs: "networkx.DiGraph | Iterable[networkx.DiGraph]",
+    *,
+    kind: str = "kind",
+    label: str = "label",
+    input: str = "input",
+    edge_attr: str = "edge_attr",
 ) -> Graphs:
     """Creates graphs from one or several networkx directed graphs.
 
@@ -32,12 +37,14 @@ def from_networkx(
         kind: the node attribute that becomes `kind`.
         label: the node attribute that becomes `label`.
         input: the node attribute that becomes `input_id`.
+        edge_attr: the edge attribute that becomes `edge_attr`, such as "weight": numbers, or lists or arrays of numbers of one
+            shape, on all edges or on none.
 
     Returns:
         The graphs.
 
     Raises:
-        ValueError: a graph is undirected, empty or cyclic, or the values of an attribute are of different types.
+        ValueError: a graph is undirected, empty or cyclic, or the values of an attribute are of different types or shapes.
         ImportError: networkx is not installed.
     """
     _check_installed("from_networkx")
@@ -47,13 +54,16 @@ def from_networkx(
     sizes: list[int] = []
     children: list[list[int]] = []
     values: dict[str, list[object]] = {"kind": [], "label": [], "input_id": []}
+    of_edges: list[object] = []
     for g, graph in enumerate(all_graphs):
         if not isinstance(graph, networkx.DiGraph):
             raise ValueError(
                 f"from_networkx: graphs[{g}]: got a {type(graph).__name__}; expected a networkx DiGraph or MultiDiGraph."
             )
         sizes.append(len(graph))
-        children += _ordered_children(g, graph)
+        for own in _ordered_children(g, graph, edge_attr):
+            children.append([child for child, _ in own])
+            of_edges.extend(value for _, value in own)
         for ids, attribute in (("kind", kind), ("label", label), ("input_id", input)):
             values[ids].extend(data for _, data in graph.nodes(data=attribute))
     fields: dict[str, Any] = {}
@@ -73,25 +83,43 @@ def from_networkx(
                 f"from_networkx: {argument}={attribute!r}: got {found}; expected {where}only int >= 0 or only str."
             )
         fields[ids], fields[names] = ids_and_names(given)
+    fields["edge_attr"] = _edge_values(of_edges, edge_attr)
     return Graphs.build(sizes, list(map(len, children)), [child for row in children for child in row], **fields)
 
 
-def _ordered_children(g: int, graph: "networkx.DiGraph") -> Iterator[list[int]]:
-    """The children of each node of graph number `g`."""
+def _edge_values(values: list[object], name: str) -> np.ndarray | None:
+    """The values of all edges as an array; `None` if no edge has one."""
+    lacking = sum(value is None for value in values)
+    if lacking == len(values):
+        return None
+    try:
+        array = np.asarray(values)
+    except ValueError:  # of different shapes
+        array = np.asarray(None)
+    if lacking or array.dtype.kind not in "biufc":
+        got = f"it on {len(values) - lacking} of {len(values)} edges" if lacking else "values that are not numbers of one shape"
+        raise ValueError(
+            f"from_networkx: edge_attr={name!r}: got {got}; expected numbers, or arrays of numbers of one shape, on every edge."
+        )
+    return array
+
+
+def _ordered_children(g: int, graph: "networkx.DiGraph", edge_attr: str) -> Iterator[list[tuple[int, object]]]:
+    """The children of each node of graph number `g`, and the values of the edges to them."""
     number = {node: i for i, node in enumerate(graph)}
-    edges: list[list[tuple[Any, int]]] = [[] for _ in number]  # (order, child)
-    for u, v, order in graph.in_edges(data="order"):
-        edges[number[v]].append((order, number[u]))
+    edges: list[list[tuple[Any, int, object]]] = [[] for _ in number]  # (order, child, value)
+    for u, v, data in graph.in_edges(data=True):
+        edges[number[v]].append((data.get("order"), number[u], data.get(edge_attr)))
     for node, own in zip(graph, edges, strict=True):
-        with_order = sum(order is not None for order, _ in own)
+        with_order = sum(order is not None for order, *_ in own)
         if with_order:
-            if not all(isinstance(order, (int, float, np.integer, np.floating)) for order, _ in own):
+            if not all(isinstance(order, (int, float, np.integer, np.floating)) for order, *_ in own):
                 raise ValueError(
                     f"from_networkx: graphs[{g}]: got an attribute 'order' on {with_order} of {len(own)} edges into node "
                     f"{node!r}; expected numbers on all of them or on none."
                 )
-            own.sort(key=lambda pair: pair[0])
-        yield [child for _, child in own]
+            own.sort(key=lambda edge: edge[0])
+        yield [(child, value) for _, child, value in own]
 
 
 def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
@@ -99,7 +127,7 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
 
     Nodes are 0, 1, ... with the attributes "kind", "label" and "input": the name if there are names, otherwise the
     integer. A node whose id is -1 lacks the attribute. Edges lead from a child to its parent; their attribute "order" is
-    the child's place among the parent's children.
+    the child's place among the parent's children, and "edge_attr" the edge's value, if there are values.
 
     Args:
         graphs: the graphs.
@@ -118,6 +146,9 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
     order = (np.arange(graphs.num_edges) - graphs.child_offsets[owner]).tolist()
     base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
     parents, children = (owner - base[owner]).tolist(), graphs.children.tolist()
+    of_edges = [{"order": place} for place in order]
+    if graphs.edge_attr is not None:
+        of_edges = [{**own, "edge_attr": value} for own, value in zip(of_edges, graphs.edge_attr.tolist(), strict=True)]
     attributes = []
     for attribute, ids, names in (
         ("kind", graphs.kind, graphs.kind_names),
@@ -136,8 +167,8 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
         for row in range(start, stop):
             own = {attribute: values[row] for attribute, values in attributes if values[row] is not None}
             graph.add_node(row - start, **own)
-        for (child, parent), place in zip(pairs, order[first:last], strict=True):
-            graph.add_edge(child, parent, order=place)
+        for (child, parent), own in zip(pairs, of_edges[first:last], strict=True):
+            graph.add_edge(child, parent, **own)
         out.append(graph)
     return out
 

@@ -13,7 +13,8 @@ from cavs._schedule.ladder import schedule_into, why_not
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape
 
-VERTEX, GRAPH, WHOLE = "vertex", "graph", "whole"  # what the rows of an array belong to; "whole": they are not of the batch
+# What the rows of an array belong to; "whole": they are not of the batch.
+VERTEX, GRAPH, EDGE, WHOLE = "vertex", "graph", "edge", "whole"
 
 Run: TypeAlias = Callable[[int, PyTree, Schedule, dict[str, Any]], PyTree]
 
@@ -22,7 +23,7 @@ class Serving(NamedTuple):
     """What a server knows about a forward's arguments and results.
 
     Attributes:
-        inputs: of each input by name, what its rows belong to: `"vertex"`, `"graph"` or `"whole"`.
+        inputs: of each input by name, what its rows belong to: `"vertex"`, `"graph"`, `"edge"` or `"whole"`.
         outputs: of each output in turn, what its rows belong to: `"vertex"` or `"graph"`.
     """
 
@@ -93,7 +94,7 @@ def parts_of(graphs: Graphs, shapes: Sequence[Shape], first: int = 0) -> list[Pa
 
 def _checked_inputs(named: dict[str, Any], serving: Serving, graphs: Graphs) -> dict[str, Any]:
     """The inputs, those with rows of the batch in host memory."""
-    expected, out = {VERTEX: graphs.num_vertices, GRAPH: len(graphs)}, dict(named)
+    expected, out = {VERTEX: graphs.num_vertices, GRAPH: len(graphs), EDGE: graphs.num_edges}, dict(named)
     for name, x in named.items():
         rows = expected.get(serving.inputs.get(name, WHOLE))
         if rows is None:
@@ -112,10 +113,12 @@ def _padded(x: Any, of: str, graphs: Graphs, part: Part) -> Any:
     if of == WHOLE:
         return x
     a, b = part.first, part.last
-    if of == VERTEX:
+    if of != GRAPH:
         a, b = int(graphs.vertex_offsets[a]), int(graphs.vertex_offsets[b])
-        return part.sched.pad(x[a:b], x[a] if b > a else 0)
-    out = np.zeros((part.sched.shape.graphs, *x.shape[1:]), x.dtype)
+    if of == EDGE:
+        a, b = int(graphs.child_offsets[a]), int(graphs.child_offsets[b])
+    shape = part.sched.shape
+    out = np.empty(({VERTEX: shape.vertices, GRAPH: shape.graphs, EDGE: shape.all_edges}[of], *x.shape[1:]), x.dtype)
     out[: b - a] = x[a:b]
     out[b - a :] = x[a] if b > a else 0
     return out

@@ -18,7 +18,7 @@ from cavs._memory.search import WINDOWS, Candidate, Choice, Search, choices_for
 from cavs._memory.table import columns
 from cavs._train.batches import Feed
 from cavs._train.config import Config, TrainError
-from cavs._train.step import build_step, init_state, one_evaluation, one_step
+from cavs._train.step import build_step, first_state, one_evaluation, one_step
 
 if TYPE_CHECKING:
     from cavs._feed.settings import Sample
@@ -48,7 +48,7 @@ class TrainingStep:
     def __init__(self, config: Config, model: "Model", task: "Task", data: "Data"):
         self._config, self._model, self._task, self._data = config, model, task, data
         self.batch = min(config.batch, len(data.train))
-        self.state = jax.eval_shape(lambda: init_state(model, config, None))
+        self.state = jax.eval_shape(lambda: first_state(model, config, None))
         self._sizes: dict[Choice, tuple[int, int]] = {}
         self._batches: dict[Choice, tuple[PyTree, Loader]] = {}
 

@@ -15,7 +15,7 @@ from cavs._train.config import LARGEST, MOST, Config, TrainError
 from cavs._train.embeddings import Vectors
 from cavs._train.programs import PROGRAMS, Sizes, VertexProgram, run_program
 from cavs._train.softmax import softmax_loss
-from cavs.vertex_programs._dropout import dropout, split_key
+from cavs.vertex_programs._dropout import Key, RowKeys, dropout, split_key
 
 # The standard deviation of word vectors that are not given.
 WORD_SCALE = 0.1
@@ -176,8 +176,8 @@ def vectors_of(rows: jax.Array, ids: jax.Array) -> jax.Array:
     return jnp.where((ids >= 0)[:, None], rows[ids], 0)
 
 
-def row_keys(key: jax.Array | None, sched: Schedule, sample: jax.Array) -> jax.Array | None:
-    """A key (Vp,) for each vertex, which depends on `key`, the vertex, and the number (G,) of its graph in the data set.
+def row_keys(key: jax.Array | None, sched: Schedule, sample: jax.Array) -> RowKeys | None:
+    """A key for each of the Vp vertices, which depends on `key`, the vertex, and the number (G,) of its graph in the data set.
 
     The dropout mask of a vertex is thus the same in whatever batch it is, and in whatever part of a batch.
     """
@@ -185,13 +185,14 @@ def row_keys(key: jax.Array | None, sched: Schedule, sample: jax.Array) -> jax.A
         return None
     graph = jnp.minimum(sched.graph, sched.shape.graphs - 1)
     start = jnp.concatenate([jnp.zeros(1, jnp.int32), sched.graph_end[:-1]])
-    of_graph = jax.vmap(jax.random.fold_in, (None, 0))(key, sample)
-    return jax.vmap(jax.random.fold_in)(of_graph[graph], jnp.arange(sched.shape.vertices) - start[graph])
+    return RowKeys(key, sample[graph], jnp.arange(sched.shape.vertices) - start[graph])
 
 
-def selected(keys: jax.Array | None, select: jax.Array | None) -> jax.Array | None:
+def selected(keys: Key | None, select: jax.Array | None) -> Key | None:
     """The keys of the vertices `select`; all of them for `None`."""
-    return keys if keys is None or select is None else keys[select]
+    if select is None or not isinstance(keys, RowKeys):
+        return keys
+    return RowKeys(keys.key, keys.first[select], keys.second[select])
 
 
 def read_rows(table: jax.Array, words: jax.Array) -> jax.Array:

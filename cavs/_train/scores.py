@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_COLUMNS = 12  # a matrix of more labels is in the JSON and in the picture only
+LONGEST_NAME = 6  # of a column; labels are numbered if one is longer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +92,17 @@ class Scores:
         """Counts, precision, recall and F1 of each label; and the confusion matrix, if there are few labels."""
         shown = [escape(printable(label)) for label in self.labels]
         each = Table(title=self.where, title_justify="left", title_style="bold")
+        short = all(len(label) <= LONGEST_NAME for label in self.labels)
+        columns, rows = (
+            (shown, shown) if short else zip(*((str(i), f"{i} {name}") for i, name in enumerate(shown, 1)), strict=True)
+        )
         matrix = Table(title=f"{self.where}: true (rows), predicted (columns)", title_justify="left", title_style="bold")
-        for table, names in ((each, ("count", "precision", "recall", "F1")), (matrix, map(str, range(1, len(shown) + 1)))):
+        for table, names in ((each, ("count", "precision", "recall", "F1")), (matrix, columns)):
             for name in ("", *names):
                 table.add_column(name, justify="right" if name else "left", no_wrap=True)
         for i, (t, p, b) in enumerate(self._counts()):
             each.add_row(shown[i], str(t), *(f"{100 * x:.1f}" for x in (b / max(p, 1), b / max(t, 1), f1(t, p, b))))
-            matrix.add_row(f"{i + 1} {shown[i]}", *map(str, self.confusion[i].tolist()))
+            matrix.add_row(rows[i], *map(str, self.confusion[i].tolist()))
         return (each, matrix) if len(shown) <= MOST_COLUMNS else (each,)
 
     def draw(self, ax: "Axes") -> None:

@@ -53,13 +53,13 @@ class TagModel:
 
     def logits(self, params: PyTree, rows: jax.Array, batch: TagBatch[jax.Array], key: jax.Array | None = None) -> jax.Array:
         """(Vp, labels) logits. `rows` are the rows `batch.words` of the table. A `key` enables dropout."""
-        x, key = vectors_of(rows, batch.word), row_keys(key, batch.sched, batch.sample)
+        x, keys = vectors_of(rows, batch.word), row_keys(key, batch.sched, batch.sample)
         if not isinstance(self.program, vertex_programs.CharBiLSTMTagger):
-            return self.program.run(params, batch.sched, batch.back, x, key=key)
+            return self.program.run(params, batch.sched, batch.back, x, key=keys)
         assert batch.spellings is not None
         sched, back, characters, spelled = batch.spellings
         vectors = self.program.vectors(params, sched, back, characters)
-        return self.program.run(params, batch.sched, batch.back, x, vectors, spelled, key=key)
+        return self.program.run(params, batch.sched, batch.back, x, vectors, spelled, key=keys)
 
     def objective(
         self, params: PyTree, rows: jax.Array, batch: TagBatch[jax.Array], key: jax.Array | None = None

@@ -220,7 +220,8 @@ def read_graphs(path: str, name: str = "file", variants: bool = False) -> Graphs
     try:
         graphs = read(path)
     except FormatError as error:
-        hint = " For plain text write: cavs train --task lm FILE" if ".txt" in Path(path).suffixes else ""
+        text = ".txt" in Path(path).suffixes and "expected UTF-8" not in str(error)
+        hint = " For plain text write: cavs train --task lm FILE" if text else ""
         raise TrainError(f"{flag(name)}: {error}{hint}") from error
     except ValueError as error:
         raise TrainError(f"{flag(name)}: {error}") from error
