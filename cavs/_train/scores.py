@@ -93,9 +93,8 @@ class Scores:
         shown = [escape(printable(label)) for label in self.labels]
         each = Table(title=self.where, title_justify="left", title_style="bold")
         short = all(len(label) <= LONGEST_NAME for label in self.labels)
-        columns, rows = (
-            (shown, shown) if short else zip(*((str(i), f"{i} {name}") for i, name in enumerate(shown, 1)), strict=True)
-        )
+        columns = shown if short else [str(i + 1) for i in range(len(shown))]
+        rows = shown if short else [f"{i + 1} {name}" for i, name in enumerate(shown)]
         matrix = Table(title=f"{self.where}: true (rows), predicted (columns)", title_justify="left", title_style="bold")
         for table, names in ((each, ("count", "precision", "recall", "F1")), (matrix, columns)):
             for name in ("", *names):
