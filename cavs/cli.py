@@ -5,10 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cavs._cli import start
-from cavs._cli.completion import script
-from cavs._cli.options import build_parser
-from cavs._cli.parser import parse
+from cavs._cli import start  # nothing else: Ctrl-C is handled after these imports
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +25,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
+    from cavs._cli.completion import script
+    from cavs._cli.options import build_parser
+    from cavs._cli.parser import parse
+
     parser = build_parser()
     given: dict[str, Any] = parse(parser, arguments)
     command = given.pop("command")

@@ -149,6 +149,8 @@ def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
     out, flags = str(tmp_path / "run"), "--program elman --hidden 12 --epochs 25 --lr 0.1 --dropout 0 --batch 20".split()
     assert cli.main(["train", "--task", "regress", train, more, "--dev", test, *flags, "--out", out]) == 0
     assert "80 graphs to train on" in capsys.readouterr().out
+    assert cli.main(["train", "--resume", out, "--epochs", "26"]) == 0
+    assert f"loss at {'each graph' if on == 'graph' else 'every vertex'}" in capsys.readouterr().out
     picture = str(tmp_path / "scatter.png")
     assert cli.main(["evaluate", out, test, "--json", "--out", picture]) == 0
     values = json.loads(capsys.readouterr().out)

@@ -2,17 +2,18 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 
 def program() -> str:
     """The words with which the user started this program, for commands that messages suggest: `cavs`, `uv run cavs`, ..."""
+    import shutil
+    from pathlib import Path
+
     name = Path(sys.argv[0])
     if name.name == "__main__.py" or name.name == "cli.py":
         python = Path(sys.executable)

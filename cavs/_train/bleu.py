@@ -3,8 +3,8 @@
 from cavs._train.config import TrainError
 
 _MISSING = (
-    "cavs evaluate: sacrebleu is not installed; the scores of a translator are its BLEU and chrF. Write: pip install sacrebleu "
-    "(or install cavs with the extra `nmt`)."
+    "sacrebleu is not installed; the scores of a translator are its BLEU and chrF. Write: pip install sacrebleu (or "
+    "install cavs with the extra `nmt`)."
 )
 
 

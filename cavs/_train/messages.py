@@ -33,9 +33,10 @@ class Messages:
         size = sum(x.size for x in jax.tree.leaves(weight_shapes(trainer.model)))
         source = "the reviews shipped with cavs" if config.train is None else config.train
         self.print(f"[bold]{escape(source)}[/]: {report.describe(data, trainer.task)}")
+        where = "each graph" if data.facts.get("at") == "graph" else "the roots" if config.loss == "root" else "every vertex"
         self.print(
             f"{config.program}, hidden {config.hidden}, word vectors of {config.embedding_size}, {size:,} parameters; "
-            f"{config.optimizer}, batch {config.batch}, loss at {'the roots' if config.loss == 'root' else 'every vertex'}"
+            f"{config.optimizer}, batch {config.batch}, loss at {where}"
         )
         if data.vectors is not None:
             found, total = int(data.vectors.found.sum()), len(data.words)
@@ -56,6 +57,13 @@ class Messages:
             again = f"{self.command} train --resume {shlex.quote(str(folder))}"
             return f"The last save is intact. Fix the problem and resume with: {again}"
         return "Nothing was saved. Fix the problem and start with: the same command"
+
+    def nothing_left(self, config: Config, trainer: Trainer) -> str:
+        """That a resumed run has nothing left to train, and which option lets it go on."""
+        limits = [f"--epochs {config.epochs} ({config.epochs * trainer.steps} steps)"]
+        limits += [f"--max-steps {config.max_steps}"] if config.max_steps else []
+        limits += [f"--patience {config.patience}"] if config.patience else []
+        return f"nothing is left to train within {', '.join(limits)}. To train longer, raise what ended the run."
 
     def stopped(self, progress: Progress, trainer: Trainer) -> None:
         """How to continue after Ctrl-C."""
@@ -93,7 +101,9 @@ class Messages:
             file = shlex.quote(os.path.relpath(config.train))
             task = "" if config.task == "classify" else f" --task {config.task}"
             lines += [(f"inspect {file}{task}", "show the contents of a file and its batches")]
-        lines += [(f"train --resume {where} --epochs {2 * config.epochs}", "train longer")]
+        limit = "max-steps" if 0 < config.max_steps <= config.epochs * trainer.steps else "epochs"
+        longer = 2 * (config.max_steps if limit == "max-steps" else config.epochs)
+        lines += [(f"train --resume {where} --{limit} {longer}", "train longer")]
         if config.train is None:
             lines += [("train FILE", f"train on your own data: trees, DAGs ({self.command} train --help)")]
         width = max(len(words) for words, _ in lines)

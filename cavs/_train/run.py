@@ -102,6 +102,8 @@ def _train(messages: Messages, config: Config, data: Data, model: Model, folder:
         trainer = Trainer(config, data, model, folder, saved["run"])
         trainer.notes += changed(Config.from_json(saved["config"]), config)
         state, progress = trainer.resume(state)
+        if trainer.is_done(progress):
+            trainer.notes.append(messages.nothing_left(config, trainer))
     else:
         trainer = Trainer(config, data, model, folder)
         # Save before the first step, and write `model.json`, which marks the folder as a run, last. A run that is killed at any

@@ -7,8 +7,7 @@ from cavs._train.config import TrainError
 from cavs._train.parallel import SEPARATORS
 from cavs._train.tagged import COLUMN_SUFFIXES, read_tagged
 from cavs._train.task import find_task
-
-GRAPHS = (".ptb", ".trees", ".mrg", ".conllu", ".jsonl", ".bench", ".blif", ".npz")
+from cavs._train.text import GRAPHS
 
 
 def guess_task(path: str) -> str:

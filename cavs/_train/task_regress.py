@@ -60,7 +60,7 @@ class Regress(Task):
         words, vectors = data.vocabulary(config, parts)
         parts = {name: g.with_vocab(words, UNKNOWN) for name, g in parts.items()}
         config = programs.settle(config, parts, paths, None if vectors is None else vectors.rows.shape[1])
-        config = dataclasses.replace(config, loss="all" if at == "all" else "root", score=None)
+        config = dataclasses.replace(config, loss=None if at == "graph" else at, score=None)
         values = _targets(parts["train"], at)
         values = values[~np.isnan(values)]
         facts = {"at": at, "mean": float(values.mean()), "scale": float(values.std()) or 1.0}

@@ -8,11 +8,13 @@ from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError
-from cavs._readers.source import read_lines
+from cavs._readers.source import bare_suffix, read_lines
 from cavs._train.config import TrainError
 
 BEGIN, END = MARKS = ("<s>", "</s>")
 UNKNOWN = "<unk>"
+# The ends of names of files that hold graphs and never plain text.
+GRAPHS = (".ptb", ".trees", ".mrg", ".conllu", ".jsonl", ".bench", ".blif", ".npz")
 
 
 def read_text(path: str) -> Graphs:
@@ -22,8 +24,10 @@ def read_text(path: str) -> Graphs:
     an index of `vocab`.
 
     Raises:
-        TrainError: the text has no words, contains `<s>` or `</s>`, or is not UTF-8.
+        TrainError: the name is that of another format, or the text has no words, contains `<s>` or `</s>`, or is not UTF-8.
     """
+    if bare_suffix(path) in GRAPHS:
+        raise TrainError(f"{path}: got a file of graphs, by the end of its name; expected a text, one sentence per line.")
     try:
         sentences = [words for line in read_lines(path) if (words := line.split())]
     except FormatError as error:
