@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -277,10 +276,10 @@ with start.exit_on_interrupt():
 """
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60).returncode == 130
-    command = [sys.executable, "-m", "cavs", "train", "--out", "run"]
-    for wait in (0.3, 1.0):  # JAX is being imported
+    command = [sys.executable, "-X", "importtime", "-m", "cavs", "train", "--out", "run"]
+    for module in (b"numpy._core.multiarray", b"jax._src.core"):  # just imported
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=pipe, stderr=pipe)
-        time.sleep(wait)
+        assert process.stderr and any(module in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60) and process.returncode == 130

@@ -151,6 +151,8 @@ def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
     assert "80 graphs to train on" in capsys.readouterr().out
     assert cli.main(["train", "--resume", out, "--epochs", "26"]) == 0
     assert f"loss at {'each graph' if on == 'graph' else 'every vertex'}" in capsys.readouterr().out
+    assert cli.main(["train", "--resume", out]) == 0
+    assert "nothing is left to train within --epochs 26 (104 steps). To train longer, raise" in capsys.readouterr().out
     picture = str(tmp_path / "scatter.png")
     assert cli.main(["evaluate", out, test, "--json", "--out", picture]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -169,6 +171,8 @@ def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
 
 def test_numbers_are_refused_by_other_tasks_and_words_by_a_regression(tmp_path, capsys):
     path = a_file(tmp_path / "t.jsonl", 3, 0, "graph")
+    assert cli.main(["train", "--task", "lm", path]) == 2
+    assert "got a file of graphs, by the end of its name; expected a text, one sentence per line" in capsys.readouterr().err
     assert cli.main(["train", path]) == 2
     assert "with numbers to predict as labels. Write: cavs train --task regress FILE" in capsys.readouterr().err
     (tmp_path / "w.jsonl").write_text('{"children": [[]], "labels": ["good"]}\n' * 3)

@@ -62,8 +62,8 @@ def _add_data(group: "Group") -> None:
     group.add_argument(
         "--task",
         metavar="NAME",
-        help="classify, also called sentiment or dag: label graphs or their vertices (default); tag: label words; lm: predict "
-        "the next word; nmt: translate; regress: predict numbers",
+        help="classify, also called sentiment or dag: label graphs or their vertices (default); tag, also called pos or ner: "
+        "label words; lm: predict the next word; nmt: translate; regress: predict numbers",
     )
     group.add_argument("--column", metavar="NAME", help="tag: the column of the label (default: upos; else the last)")
     group.add_argument(

@@ -10,7 +10,7 @@ from cavs._graphs.suggest import suggestion
 
 # Each task has a file, `task_NAME.py`; see `task.py`.
 TASKS = ("classify", "lm", "nmt", "regress", "tag")
-ALIASES = {"dag": "classify", "sentiment": "classify"}
+ALIASES = {"dag": "classify", "sentiment": "classify", "ner": "tag", "pos": "tag"}
 OPTIMIZERS = ("adam", "adamw", "adagrad", "sgd")
 SCHEDULES = ("constant", "linear", "cosine")
 LOSSES = ("root", "all")
