@@ -2,6 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
+
+from bench.systems import SYSTEMS
+
+APART = 1.3  # rates of products that differ by more than this decide a comparison
+LIBRARIES = {"jax": "JAX", "torch": "PyTorch"}
 
 
 def cores() -> int:
@@ -35,3 +41,24 @@ def load() -> float:
         return os.getloadavg()[0]
     except OSError:
         return 0.0
+
+
+def rates(systems: dict[str, Any]) -> dict[str, float]:
+    """Returns the best GFLOP/s of a large product in a record's `systems`, by library: how fast each is on this machine."""
+    found: dict[str, float] = {}
+    for name, system in systems.items():
+        library = LIBRARIES.get(SYSTEMS[name].library, SYSTEMS[name].library) if name in SYSTEMS else name
+        if system.get("gemm"):
+            found[library] = max(found.get(library, 0.0), system["gemm"])
+    return found
+
+
+def told_apart(found: dict[str, float]) -> str | None:
+    """Returns a warning if the libraries' products run at rates that differ by more than `APART`, or None."""
+    if len(found) < 2 or max(found.values()) <= APART * min(found.values()):
+        return None
+    each = ", ".join(f"{library} {rate:.0f}" for library, rate in found.items())
+    return (
+        f"large products run at rates that differ by {max(found.values()) / min(found.values()):.1f}x (GFLOP/s: {each}); "
+        "ratios of systems on this machine say more about the products than about the systems"
+    )

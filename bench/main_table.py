@@ -3,7 +3,8 @@
 from typing import Any, TypeAlias
 
 from bench.cases import Case, parse
-from bench.report import BOUNDS, OURS, Records, engine_of, head, median, milliseconds, row
+from bench.machine import told_apart
+from bench.report import BOUNDS, OURS, Records, best_rates, engine_of, head, median, milliseconds, row
 
 # The rows of the README's table, by device. A case without results, or without a peer, has no row.
 MAIN = {
@@ -52,7 +53,11 @@ def main_table(found: Records) -> str:
         rows += "".join(_row(parse(name), kind.upper(), record["systems"]) for name, record in shown)
         if shown:
             dates = sorted({record["date"] for _, record in shown})
-            measured.append(f"{kind.upper()}: `{device}`, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}.")
+            rates = best_rates([record for _, record in shown])
+            unequal = f", {max(rates.values()) / min(rates.values()):.1f}x apart" if told_apart(rates) else ""
+            each = ", ".join(f"{library} {rate / 1000:.3g}" for library, rate in rates.items()) + unequal
+            speed = f"; rate of large products in TFLOP/s: {each}" if rates else ""
+            measured.append(f"{kind.upper()}: `{device}`, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}{speed}.")
     if not rows:
         return ""
     return f"\n{head(*COLUMNS)}{rows}\n{' '.join(measured)}\n\n{NOTE if ' *' in rows else ''}\n".replace("\n\n\n", "\n\n")

@@ -4,7 +4,9 @@ import dataclasses
 import statistics
 from typing import Any
 
+from bench import suites
 from bench.cases import parse
+from bench.machine import rates, told_apart
 
 MOST_SCHEDULING = 0.05  # the largest share of a step that scheduling should take in Cavs
 BUSY_CORES = 0.15  # cores used by other programs during a case, above which the table warns
@@ -83,13 +85,14 @@ def _environment(records: list[dict[str, Any]]) -> str:
         "- " + ", ".join(f"{k} {v}" for k, v in sorted(versions.items())),
         f"- {e['clock']}",
     ]
-    rates: dict[str, float] = {}
-    for r in records:
-        for n, s in r["systems"].items():
-            if s.get("gemm"):
-                rates[n] = max(rates.get(n, 0.0), s["gemm"])
-    by_rate = ", ".join(f"{n} {rate:.0f}" for n, rate in rates.items())
-    lines.append(f"- Rate of a large float32 product in GFLOP/s, the best measured, by the library of each system: {by_rate}")
+    found = best_rates(records)
+    by_rate = ", ".join(f"{library} {rate:.0f}" for library, rate in found.items())
+    lines.append(f"- Rate of a large float32 product in GFLOP/s, the best measured, by library: {by_rate}")
+    if warning := told_apart(found):
+        lines.append(f"- UNEQUAL: {warning}.")
+    lacking = {n for n in suites.FAIR for r in records if r["suite"] == "cavs" and not r["systems"].get(n, {}).get("samples")}
+    if lacking and e["device"].startswith("cpu"):
+        lines.append(f"- INCOMPLETE: some cases of suite cavs lack {', '.join(sorted(lacking))}.")
     busy = [r for r in records if r.get("other_cores", 0.0) > BUSY_CORES]
     if busy:
         most = max(r["other_cores"] for r in busy)
@@ -108,6 +111,14 @@ def _environment(records: list[dict[str, Any]]) -> str:
         absent |= {n: s["absent"] for n, s in r["systems"].items() if s.get("absent", "").startswith("needs ")}
     lines += [f"- Not installed: {name}, {why}" for name, why in absent.items()]
     return "\n".join(lines) + "\n"
+
+
+def best_rates(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns the best GFLOP/s of a large product in all records, by library."""
+    found: dict[str, float] = {}
+    for each in map(rates, (r["systems"] for r in records)):
+        found |= {library: max(rate, found.get(library, 0.0)) for library, rate in each.items()}
+    return found
 
 
 def _against(records: list[dict[str, Any]]) -> str:

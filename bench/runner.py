@@ -9,6 +9,7 @@ equally, and ratios compare medians of one run.
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import Case
-from bench.machine import cores, load, processor_seconds
+from bench.machine import cores, load, processor_seconds, rates, told_apart
 from bench.remote import PRECISION, Remote, WorkerDied
 from bench.systems import SYSTEMS
 
@@ -46,6 +47,7 @@ class Bench:
         self._new: Callable[[str], Remote] = lambda name: Remote(name, threads, device, pythons.get(name), log, precision)
         # Workers of the second, third, ... case that is prepared in parallel: (system, index) -> worker.
         self._more: dict[tuple[str, int], Remote] = {}
+        self._warned = False
         self.device, self._log, self._precision = device, log, precision or PRECISION[device]
         # On a GPU machine workers start and compile in parallel. They are timed one at a time.
         self._pool = ThreadPoolExecutor(cores() if device == "gpu" else 1)
@@ -194,6 +196,10 @@ class Bench:
                 tell(f"{case}: {name} is profiled")
                 systems[name] |= self.ask(name, "schedule", slot, passes=passes[name]) | self.ask(name, "profile", slot)
         record["gemm"] = max((s.get("gemm", 0.0) for s in systems.values()), default=0.0)
+        record["rates"] = rates(systems)
+        if self.device == "cpu" and (warning := told_apart(record["rates"])) and not self._warned:
+            self._warned = True
+            print(f"{case}: {warning}", file=sys.stderr)
         _check(systems, TOLERANCE[self._precision])
         record["load_after"] = load()
 

@@ -32,6 +32,8 @@ PEERS = (
     "dgl",
     "dynet",
 )
+# On a CPU a table without these flatters: the strongest peer in batches, and the strongest for one graph at a time.
+FAIR = ("torch_manual", "dynet")
 # Each optimization off alone, on alone (as in the paper), all off, and the serial policy.
 ABLATION = (
     "cavs",

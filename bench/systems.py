@@ -56,6 +56,11 @@ class System:
             return "no quick run of this size"
         return None
 
+    @property
+    def library(self):
+        """Returns the library whose matrix products this system runs."""
+        return next((name for name in ("jax", "torch", "dynet") if name in self.needs), self.needs[-1])
+
     def missing(self):
         """Returns the required modules that this interpreter lacks."""
         return [m for m in self.needs if importlib.util.find_spec(m) is None]

@@ -14,6 +14,7 @@ from bench import (
     cases,
     figures,
     lines,
+    machine,
     main_table,
     ours,
     remote,
@@ -263,6 +264,16 @@ def test_the_main_table_names_the_fastest_other_system():
     assert main_table.main_table({"gpu-x": [alone]}) == ""
     with_table = main_table.with_main_table("a\n" + "".join(main_table.MARKS) + "z\n", {"gpu-x": [record]})
     assert text in with_table and main_table.with_main_table(with_table, {"gpu-x": [record]}) == with_table
+
+
+def test_rates_of_products_that_differ_are_told():
+    systems = {n: {"samples": [1.0], "gemm": g} for n, g in (("cavs", 500.0), ("jax_scan", 510.0), ("torch_manual", 225.0))}
+    assert machine.rates(systems) == {"JAX": 510.0, "PyTorch": 225.0}
+    assert "2.3x (GFLOP/s: JAX 510, PyTorch 225)" in (machine.told_apart(machine.rates(systems)) or "")
+    assert machine.told_apart({"JAX": 290.0, "PyTorch": 225.0}) is None and machine.told_apart({"JAX": 1.0}) is None
+    record = {"suite": "cavs", "case": main_table.MAIN["cpu"][0], "date": "2020-01-01", "systems": systems}
+    text = main_table.main_table({"cpu-x": [record]})
+    assert "CPU: `cpu-x`, 2020-01-01; rate of large products in TFLOP/s: JAX 0.51, PyTorch 0.225, 2.3x apart." in text
 
 
 def test_the_main_table_has_no_empty_cells():

@@ -35,6 +35,13 @@ def test_ours_and_plain_jax_agree_in_every_parameter(cell, shape):
     assert_agree(cases.Case(cell, shape, 8, 3, 8), "cavs", "jax_scan")
 
 
+def test_outputs_that_are_children_stay_in_the_levelled_peer():
+    pytest.importorskip("torch", reason="pip install torch")
+    from bench.peers import selfcheck
+
+    selfcheck.check_carry()
+
+
 @pytest.mark.parametrize("cell", APPLICATIONS)
 def test_ours_and_torch_agree_in_every_application(cell):
     pytest.importorskip("torch", reason="pip install torch")

@@ -1,4 +1,7 @@
-"""A graph does not see its neighbours in a batch, nor labels its schedule; `test_run` fills padding with NaN."""
+"""A graph does not see its neighbours in a batch, nor labels its schedule; how much padding there is.
+
+`test_run` fills padding with NaN.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +9,8 @@ import numpy as np
 import pytest
 
 import cavs
-from tests.odd_graphs import GRAPHS
+from cavs._schedule.padding import padding_of
+from tests.odd_graphs import BATCHES, GRAPHS, joined, random_binary_tree
 from tests.programs import PROGRAMS
 from tests.truth import assert_close
 
@@ -38,3 +42,38 @@ def test_labels_in_a_small_schedule_reach_no_gradient() -> None:
     x = without.pad(program.inputs(5))
     gradient = jax.jit(jax.grad(lambda p, s: cavs.run(program.function, p, s, x).sum()))
     assert_close(gradient(program.params, with_labels), gradient(program.params, without), 1e-12)
+
+
+@pytest.mark.parametrize("policy", ["batching", "serial"])
+def test_explain_counts_the_rows_of_each_kind_and_level(policy: str) -> None:
+    graphs = BATCHES["three kinds"]
+    found = cavs.schedule(graphs, policy=policy)
+    kind, height = np.asarray(graphs.kind), graphs.height
+    shown = [x.split("Kind ")[-1].splitlines() for x in found.explain().split("Kind ")[1:]]
+    assert len(shown) == len(found.shape.kinds) > 1
+    for k, (name, *lines) in enumerate(shown):
+        assert name == f"{found.shape.kinds[k]!r}:"
+        deep = (kind == k) & (height > 0)
+        leaves = ((kind == k) & (height == 0)).sum()
+        assert lines[0].startswith(f"leaves, one batch: {leaves} of {found.shape.leaves[k]} rows")
+        assert f": {deep.sum()} of {found.shape.inner[k]} rows" in lines[1]
+        rows = 0
+        for level, line in zip(np.unique(height[deep]), lines[3:], strict=True):
+            tasks = [t.split(" x ") for t in line.split("tasks ")[1].split(" + ")]
+            computed = sum(int(t[0]) * int(t[-1]) if len(t) == 2 else int(t[0]) for t in tasks)
+            assert f"level {level}: {(deep & (height == level)).sum()} of {computed} rows" in line
+            rows += computed
+        assert f"in tasks: {deep.sum()} of {rows} rows" in lines[2]
+        assert rows >= deep.sum()
+
+
+def test_levels_of_parse_trees_and_sequences_have_little_padding() -> None:
+    """At most 5 % of the rows of the levels of trees at any batch size; full levels of as many sequences are one task."""
+    leaves = np.random.default_rng(0).integers(2, 36, 256)
+    trees = joined([random_binary_tree(n, seed) for seed, n in enumerate(leaves.tolist())])
+    for batch in (1, 16, 64, 256):
+        scheds = [cavs.schedule(trees[i : i + batch]) for i in range(0, 256, batch)]
+        levels = [padding_of(s)[0].levels for s in scheds]
+        assert sum(x.rows for x in levels) * 0.95 <= sum(x.vertices for x in levels)
+    for batch in (1, 16, 64, 128):
+        assert cavs.schedule(cavs.from_lengths([33] * batch), scripts=False).num_tasks == 32

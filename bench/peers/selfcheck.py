@@ -7,13 +7,15 @@ The losses before and after one and two updates and every parameter in the end m
 """
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 from bench.peers import dynet_graphs, levels
 from bench.peers.jax_scan import JaxScan
 from bench.peers.torch_dynet_like import TorchDynetLike
-from bench.peers.torch_levelled import TorchLevelled
+from bench.peers.torch_levelled import TorchLevelled, carry
 from bench.peers.torch_manual import TorchManual
 from bench.peers.torch_packed_lstm import TorchPackedLSTM
 
@@ -83,6 +85,17 @@ def check_sweeps():
         raise SystemExit("the sweeps and the loops schedule differently")
 
 
+def check_carry():
+    """Output vertices that are children, too, stay until the end: three outputs of a DAG, by hand."""
+    x = torch.tensor([[1.0], [10.0]])
+    # Vertices 2 = 0 + 1 and 3 = 1 + 1, then 4 = 2 + 3. The children of a level are all left ones, then all right ones.
+    dag = SimpleNamespace(sizes=[2, 1], left=np.array([0, 1, 2]), roots=np.array([2, 4, 0]))
+    kids = np.array([0, 1, 1, 1, 2, 3])
+    found = carry(x, dag, kids, lambda rows: rows[: len(rows) // 2] + rows[len(rows) // 2 :])
+    if found.ravel().tolist() != [11.0, 31.0, 1.0]:
+        raise SystemExit(f"outputs that are children: got {found.ravel().tolist()}; expected [11, 31, 1]")
+
+
 def main():
     print(f"{'cell':10} {'peer':20} {'loss':>10} {'1 update':>10} {'2 updates':>10} {'deviation':>10} {'steps/s':>8}")
     worst = 0.0
@@ -109,6 +122,7 @@ def main():
     if not worst < TOLERANCE:
         raise SystemExit(f"the peers disagree: {worst:.1e} relative, {TOLERANCE:.0e} allowed")
     check_sweeps()
+    check_carry()
     print(f"all agree: {worst:.1e} relative at most, in the losses and in every parameter after three updates")
 
 

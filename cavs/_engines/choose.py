@@ -72,7 +72,10 @@ def unfit(engine: Persistent, plan: Plan, shape: Shape, kinds: tuple[str | None,
 
 def explain_engines(plan: Plan) -> list[str]:
     """Returns lines that say which engine runs here, and how engine `persistent` lays F out on the chip or why it cannot."""
-    lines = ["Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere."]
+    lines = [
+        "Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere. On a GPU the loops are "
+        "part of CUDA graphs in cavs.data.step and cavs.concurrent_jit; under plain jax.jit the host starts each iteration."
+    ]
     fits = True
     for name in plan.inner:
         fit, text = _explain(plan, name)

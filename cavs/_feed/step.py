@@ -13,6 +13,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._feed.batches import Batches
+from cavs._feed.host_memory import keeps_much, return_unused
 from cavs._graphs.pytree import PyTree
 from cavs._run.concurrent_jit import Concurrent, in_turn
 from cavs._run.manual_axes import varying
@@ -53,6 +54,7 @@ class Step:
         if new:
             self._known.add(key)
             self.compiling = None
+            return_unused()
             self._compile_others(state, batches)
         self._last, self._mine = state, frozenset(map(id, jax.tree.leaves(state)))
         return state, metrics
@@ -80,8 +82,13 @@ class Step:
         def owned(x: Any) -> Any:
             if id(x) in self._mine and isinstance(x, jax.Array):
                 return x
-            if isinstance(x, jax.Array) and (where is None or x.sharding == where):
-                return x.copy() if self._donate else x
+            here = isinstance(x, jax.Array) and (where is None or x.sharding == where)
+            if here and not self._donate:
+                return x
+            if where is None and isinstance(x, jax.Array | np.ndarray):
+                return jax.device_put(x, may_alias=False)  # which compiles nothing
+            if here:
+                return x.copy()
             return jnp.array(x) if where is None else jax.device_put(np.asarray(x), where)
 
         return jax.tree.map(owned, state)
@@ -118,9 +125,13 @@ class Step:
             like = jax.tree.map(_struct, state)
             count = len(self._known) + len(todo)
             self._background.start({key: functools.partial(self._compile, like, x) for key, x in todo.items()}, self, count)
+            if keeps_much():  # what a compilation allocates would push the temporaries of steps to ever new places
+                for key in todo:
+                    self._background.wait(key)
 
     def _compile(self, state: PyTree, batches: PyTree) -> None:
         self._jitted.lower(state, batches).compile()  # a later call finds the code
+        return_unused()
 
 
 def ordered(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_edges, over_children, over_padded
 from cavs._function.stored import from_stored, key_impl
 from cavs._graphs.pytree import PyTree
+from cavs._schedule.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,7 @@ class VertexFunction:
         dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
         return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
 
-    def explain(self, params: PyTree = None, inputs: PyTree = None, edges: PyTree = None) -> str:
+    def explain(self, params: PyTree = None, inputs: PyTree = None, edges: PyTree = None, sched: Schedule | None = None) -> str:
         """Returns how F was split and what it costs.
 
         The text lists the eager, recurrent and lazy equations, the fused products, what is kept per vertex for the backward,
@@ -113,13 +114,14 @@ class VertexFunction:
                 `run`.
             inputs: one vertex's row of the inputs: arrays or `jax.ShapeDtypeStruct`s.
             edges: one edge's row of the edges, if F reads them.
+            sched: a schedule, whose padding is then listed.
 
         Raises:
             ValueError: no arguments are given, and F has not run yet.
         """
         from cavs._run.explain import explain
 
-        return explain(self, params, inputs, edges)
+        return explain(self, params, inputs, edges, sched)
 
 
 def _is_spec(x: Any) -> bool:

@@ -1,6 +1,7 @@
 """`plan`: how a batch is computed within a memory budget, in parts (moDNN) and with products that run again (Echo)."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -187,4 +188,4 @@ class BatchPlan:
 
 def _part(e: Eqn) -> str:
     """The part of `run` that an equation belongs to."""
-    return next((name for name in str(e.source_info.name_stack).split("/") if name in _PARTS), "")
+    return next((name for name in re.split("[/()]", str(e.source_info.name_stack)) if name in _PARTS), "")

@@ -12,9 +12,10 @@ from cavs._function.split import Split
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._run.plans import latest_plan, plan_of
+from cavs._schedule.schedule import Schedule
 
 
-def explain(function: VertexFunction, params: PyTree, inputs: PyTree, edges: PyTree) -> str:
+def explain(function: VertexFunction, params: PyTree, inputs: PyTree, edges: PyTree, sched: Schedule | None) -> str:
     """Implements `VertexFunction.explain`."""
     if params is None and inputs is None and edges is None:
         plan = latest_plan(function)
@@ -45,6 +46,11 @@ def explain(function: VertexFunction, params: PyTree, inputs: PyTree, edges: PyT
     off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
     lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
     lines += explain_engines(plan)
+    if sched is not None:
+        lines += [
+            "Rows of this schedule on engine scan, computed for vertices:",
+            *(f"  {line}" for line in sched.explain().splitlines()),
+        ]
     return "\n".join(lines)
 
 

@@ -97,7 +97,9 @@ def run(
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
         asked = Scan()  # under jax.vmap: JAX exports no public type of its tracers
-    call = across_axes(_compiled(plan, sched.shape, kinds, asked))
+    compiled = _compiled(plan, sched.shape, kinds, asked)
+    # A traced schedule is inside a `jax.jit` already. JAX would trace another one without its derivative first, for nothing.
+    call = across_axes(compiled if sched.is_concrete else compiled.__wrapped__)
     outs = call(jax.tree.leaves(params), sched.data, jax.tree.leaves((inputs, edges)), select)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]

@@ -20,6 +20,9 @@ from cavs._schedule.tasks import decomposition, power_of_two, task_classes
 
 # One more shape is one more compilation. It must save this fraction of the rows.
 WORTH_A_SHAPE = 0.1
+# A shape for the largest batch that can be drawn costs nothing until such a batch comes. It is left out if another shape grows
+# by at most this fraction.
+WORTH_A_BOUND = 0.01
 # Thresholds are chosen among this many quantiles of the sizes of the batches.
 QUANTILES = 256
 
@@ -82,7 +85,7 @@ def thresholds(totals: np.ndarray, most: int, highest: int) -> list[int]:
         picked = np.unique(np.linspace(0, len(sizes) - 1, QUANTILES).astype(int))
         weight = np.add.reduceat(weight, np.append(0, picked[:-1] + 1))
         sizes = sizes[picked]
-    if highest <= (1 + WORTH_A_SHAPE) * sizes[-1]:
+    if highest <= (1 + WORTH_A_BOUND) * sizes[-1]:
         sizes[-1] = highest
     # `highest` may never occur. A shape for it comes on top of those for the sizes that do, and is then never compiled.
     limit = most if sizes[-1] >= highest else most - 1

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.layout import layout_of_batch
+from cavs._schedule.padding import task_table
 
 if TYPE_CHECKING:
     from cavs._schedule.schedule import Schedule
@@ -60,23 +61,6 @@ def plot_schedule(sched: "Schedule", path: str | None = None, graphs: Graphs | N
         if path is not None:
             figure.savefig(path)
     return figure
-
-
-def task_table(sched: "Schedule") -> dict[str, np.ndarray]:
-    """Returns facts about each task that runs, where the leaves of each kind are one task and come first.
-
-    Returns:
-        (tasks,) ints: `level`, the number of vertices (`size`), and the number to which they are padded (`width`).
-    """
-    tasks, rounds, shape = int(sched.num_tasks), int(sched.num_rounds), sched.shape
-    per_loop = np.diff(np.asarray(sched.round_end)[:rounds].ravel(), prepend=0)
-    widths = np.tile([w for w, _ in shape.classes], len(shape.kinds) * rounds)
-    leaves = np.array(shape.leaves) > 0
-    return {
-        "level": np.concatenate([np.zeros(leaves.sum(), int), np.asarray(sched.task_level)[:tasks]]),
-        "size": np.concatenate([np.asarray(sched.leaf_count)[leaves], np.asarray(sched.task_size)[:tasks]]),
-        "width": np.concatenate([np.array(shape.leaves)[leaves], np.repeat(widths, per_loop).astype(int)]),
-    }
 
 
 def _colours(levels: int) -> Colours:

@@ -9,6 +9,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from cavs._graphs.graphs import Graphs
+from cavs._schedule.padding import explain_padding, in_total, padding_of, task_table
 from cavs._schedule.shape import FIELDS, OF_ARITY, Shape as Shape, slots_of
 
 if TYPE_CHECKING:
@@ -191,13 +192,14 @@ class Schedule:
 
     @property
     def waste(self) -> float:
-        """The fraction of padding among the rows that tasks compute. Not for a traced schedule."""
-        here = self.host()
-        rounds = int(here.num_rounds)
-        per_loop = np.diff(here.round_end[:rounds].ravel(), prepend=0)
-        widths = np.tile(np.array([w for w, _ in self.shape.classes]), len(self.shape.kinds) * rounds)
-        rows = int((per_loop * widths).sum()) + sum(self.shape.leaves)
-        return 1 - int(here.num_vertices) / rows if rows else 0.0
+        """The fraction of padding among the rows of leaves and of tasks. Not for a traced schedule."""
+        table = task_table(self.host())
+        rows = int(table["width"].sum())
+        return 1 - int(table["size"].sum()) / rows if rows else 0.0
+
+    def explain(self) -> str:
+        """Returns how many rows are computed for how many vertices, for each kind and level. Not for a traced schedule."""
+        return explain_padding(self.host())
 
     def plot(self, path: str | None = None, graphs: Graphs | None = None) -> "Figure":
         """Draws the levels of the batch, their tasks and their padding. Needs matplotlib.
@@ -222,9 +224,11 @@ class Schedule:
             return f"Schedule({self.shape})"
         widths = self.widths
         shown = ", ".join(map(str, widths[:12])) + (", ..." if len(widths) > 12 else "")
+        total = in_total(padding_of(self.host()))
         return (
             f"Schedule({self.shape.graphs} graphs, {int(self.host().num_vertices)} vertices, {len(widths)} levels of widths "
-            f"[{shown}], {int(self.host().num_tasks)} tasks, {100 * self.waste:.0f}% padding)"
+            f"[{shown}], {int(self.host().num_tasks)} tasks; leaves are {total.leaves}, vertices with children {total.levels} "
+            f"in tasks, {total.batches} before and after)"
         )
 
 

@@ -11,18 +11,22 @@ from cavs._schedule.order import Order
 
 Classes: TypeAlias = tuple[tuple[int, int], ...]  # (vertices, edges) that tasks are padded to, widest first
 
-# No task is narrower. XLA turns a gather of one row into a slice and fuses it with its reader. It must then copy the whole
-# tensor in every iteration of the loop, because the loop also writes the tensor (seen with JAX 0.10.2 on CPU).
-SMALLEST_TASK = 2
-NARROW_TASK = 4  # worth a loop on a CPU, but not on a GPU
-# The widths of tasks, widest first, of batches of at most so many inner rows. The widest task is also the slack at both ends of
-# dynamic tensors.
+# The widths of tasks, widest first, of batches of at most so many inner rows. Each width is compiled, forward and backward, in
+# about half a second, so there are few. They leave at most 5 % of padding in the levels of parse trees (SST, batches of 1, 16,
+# 64, 256), and a level of 16, 64 or 128 sequences is one task. The widest task is also the slack at both ends of dynamic
+# tensors.
 WIDTHS = (
-    (64, (NARROW_TASK, SMALLEST_TASK)),
-    (512, (64, 16, NARROW_TASK, SMALLEST_TASK)),
-    (8192, (128, 64, 16, NARROW_TASK, SMALLEST_TASK)),
-    (np.inf, (1024, 256, 64, 16, NARROW_TASK, SMALLEST_TASK)),
+    (64, (2, 1)),
+    (512, (32, 16, 8, 4, 2)),
+    (3072, (64, 24, 16, 3)),
+    (8192, (128, 48, 16, 3)),
+    (np.inf, (1024, 256, 64, 16, 3)),
 )
+# Tasks of vertices with many children are not narrower. Gathers of one row become slices, which XLA may fuse with their
+# readers. It then copies a whole tensor in every iteration, because the loop also writes the tensor (seen with JAX 0.10.2 on
+# CPU). That is cheap in the small tensors of batches with tasks of one vertex.
+SMALLEST_TASK = 2
+NARROW_TASK = 4
 # On a GPU a task is some dozen small kernels one after another, whatever its width. Fewer widths compile faster.
 WIDTHS_GPU = ((64, (16,)), (512, (64, 16)), (2048, (128, 16)), (8192, (256, 64, 16)), (np.inf, (1024, 256, 64, 16)))
 # Number of inner vertices whose parameter gradients are one lazy product. 4 to 8 thousand saturate it, but each window costs
@@ -35,13 +39,23 @@ LARGE_FAN_IN = 64
 FEW_RUNS = 24
 
 
-def overhead(widths: tuple[int, ...]) -> int:
-    """The fixed cost of a task (loop, slices, reading the weights), in rows. It decides between a wide task and narrow ones.
+class Cost(NamedTuple):
+    """What decides between a wide task and narrow ones, in rows."""
 
-    Measured on a CPU with Tree-LSTM: about 6 rows at hidden 64 and 12 at hidden 256. On a GPU hundreds of rows take no longer
-    than a few. The cost follows from the widths alone, so a batch that is scheduled into a known shape gets the same tasks.
+    task: int  # the fixed cost of a task (loop, slices, reading the weights)
+    padding: int  # of a row of padding, besides its computation
+
+
+def cost_of(widths: tuple[int, ...]) -> Cost:
+    """The costs of tasks of these widths, widest first.
+
+    Measured on a CPU with Tree-LSTM: a task costs about 6 rows at hidden 64 and 12 at hidden 256. On a GPU hundreds of rows
+    take no longer than a few. The costs follow from the widths alone, so a batch that is scheduled into a known shape gets the
+    same tasks.
     """
-    return 8 if NARROW_TASK in widths else 256
+    if {*widths} <= {SMALLEST_TASK, *(w for _, some in WIDTHS_GPU for w in some)}:
+        return Cost(256, 0)
+    return Cost(8, 4 if widths[0] <= 32 else 1)
 
 
 def power_of_two(n: int) -> int:
@@ -74,6 +88,7 @@ def task_classes(
     ladder = [w for w in widths if w <= window // 2]
     classes = [(w, w * room) for w in ladder]
     if fan > room:
+        classes = classes if ladder[0] > SMALLEST_TASK else [(NARROW_TASK, NARROW_TASK * room)]
         # The narrowest tasks have room for a vertex of 16 children, or of 64. All fan-ins up to that have the same classes.
         few = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
         classes = [c for c in classes if c[0] > SMALLEST_TASK] + few
@@ -88,13 +103,13 @@ def decomposition(widths: tuple[int, ...]) -> np.ndarray:
 
     The last task is padded.
     """
-    top, fixed = widths[0], overhead(widths)
+    top, fixed = widths[0], cost_of(widths)
     best = np.full(top + 1, np.inf)
     counts = np.zeros((top + 1, len(widths)), np.int64)
     best[0] = 0
     for n in range(1, top + 1):
         for i, w in enumerate(widths):
-            cost = w + fixed + best[max(n - w, 0)]
+            cost = w + fixed.task + fixed.padding * max(w - n, 0) + best[max(n - w, 0)]
             if cost < best[n]:
                 best[n] = cost
                 counts[n] = counts[max(n - w, 0)]
@@ -202,7 +217,7 @@ def _pieces_by_edges(
     A Python loop over tasks processes the rest of few, long runs.
     """
     ends = num_children.cumsum()
-    fixed = overhead(tuple(w for w, _ in classes))
+    fixed = cost_of(tuple(w for w, _ in classes)).task
     ladder = [
         (i, w, e, w + e / SMALL_FAN_IN + fixed) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN
     ]
