@@ -35,6 +35,7 @@ from cavs.kernels._program.operations import (
     LevelProgram as LevelProgram,
     Load as Load,
     ParentSum as ParentSum,
+    Phase as Phase,
     Place as Place,
     RowRead as RowRead,
     Source as Source,

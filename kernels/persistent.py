@@ -102,7 +102,7 @@ def _launch(
     counted = jax.new_ref(counters)
     fresh = {name: out for name, out in outputs.items() if name not in held}
     out_type = [jax.ShapeDtypeStruct((out.rows, out.width), out.dtype) for out in fresh.values()]
-    names = _Names(list(arrays.tensors), len(packed), list(held), list(fresh), integer_places, constant_places)
+    names = _Names(list(arrays.tensors), len(packed), list(held), list(fresh), integer_places, constant_places, arrays.replaced)
     scratch = _scratch_memory(config, layout)
 
     def body(*refs: Ref) -> None:
@@ -179,6 +179,7 @@ class _Names:
     fresh: list[Tensor]  # tensors that are written
     integers: Mapping[Index, tuple[int, int]]
     constants: Mapping[Tensor, tuple[int, int]]
+    replaced: Mapping[Tensor, Tensor]
 
     def buffers(self, refs: tuple[Ref, ...], scratch: list[str]) -> Buffers:
         """The references by name; after those of arrays follow those of shared memory."""
@@ -191,6 +192,7 @@ class _Names:
         tensors |= {name: next(rest) for name in self.held}
         counters = next(rest)
         tensors |= {name: next(rest) for name in self.fresh}
+        tensors |= {name: tensors[by] for name, by in self.replaced.items()}
         vectors = {name: integers.at[pl.ds(begin, size)] for name, (begin, size) in self.integers.items()}
         tensors |= {name: constants.at[:, pl.ds(begin, size)] for name, (begin, size) in self.constants.items()}
         shared = dict.fromkeys(("sums", "resident", "ring")) | dict(zip(scratch, rest, strict=True))

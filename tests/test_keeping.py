@@ -9,7 +9,7 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._function.keeping import front, keep_least, reused
+from cavs._function.keeping import front, keep, reused
 from cavs._run.plans import plan_of
 from tests.odd_graphs import BATCHES
 from tests.programs import CASES, IN_FORESTS, PROGRAMS
@@ -31,7 +31,7 @@ def least(name: str, batch: str, **how: Any) -> tuple[Any, Any]:
     def run(params: Any, inputs: Any) -> Any:
         return call(cavs.run, PROGRAMS[name].function, params, schedule, inputs)
 
-    with keep_least():
+    with keep():
         return gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
 
 

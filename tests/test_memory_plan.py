@@ -48,7 +48,7 @@ def test_the_fastest_plan_is_the_batch_as_it_is(whole):
     sched = cavs.schedule(GRAPHS)
     got = jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS))
     assert_close(got, jax.jit(jax.value_and_grad(loss))(PARAMS, (sched, sched.pad(ROWS))), 1e-12)
-    assert 0.7 < whole.peak / whole.measure() < 1.3
+    assert 0.7 < whole.peak / whole.verify().compiled < 1.3
 
 
 @pytest.mark.parametrize(("share", "parts"), [(0.3, None), ("min", None), (None, 4)])
@@ -56,8 +56,8 @@ def test_every_plan_gives_the_same_loss_and_gradients(whole, share, parts):
     plan = planned(int(share * whole.peak) if isinstance(share, float) else share, parts=parts)
     assert plan.parts > 1 and plan.peak < whole.peak and plan.time > 1 or parts
     if isinstance(share, float):
-        plan = plan.verified()
-        assert plan.measure() <= share * whole.peak
+        plan = plan.fitted()
+        assert plan.verify().compiled <= share * whole.peak
     want = jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS))
     assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(GRAPHS)), want, 1e-12)
 

@@ -203,7 +203,7 @@ def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
     x, sched = inputs_of("BinaryTreeLSTM", graphs), cavs.schedule(graphs, scripts=True)
     plan = plan_of(F, params, x)
     kept, alone = (lower.recurrence_of(plan, None, True, keep=keep).written for keep in (True, False))
-    assert {tensor.role for tensor in kept} - {tensor.role for tensor in alone} == {Role.KEPT}
+    assert {tensor.role for tensor in kept} - {tensor.role for tensor in alone} == {Role.REPLACED}
     with jax.default_matmul_precision("highest"):
         assert_near(*(cavs.run(F, params, sched, x, engine=engine) for engine in (INTERPRETED, "scan")), 1e-5)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cavs._memory.search import Choice
-from cavs._train import batches
+from cavs._train import batches, memory
 from cavs._train.config import TrainError
 from cavs._train.memory import TrainingStep, budget_of, part_feed, plan_memory, train_loader
 from cavs._train.step import WHOLE, build_step, init_state
@@ -87,3 +87,14 @@ def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
     assert budget_of(2048) == budget_of("2048") == budget_of("2KiB") == 2048 and budget_of(0.5) == budget_of("0.5")
     with pytest.raises(TrainError, match="--memory: got '2 cakes'; expected bytes such as 2GiB"):
         plan_memory(config.replace({"memory": "2 cakes"}), model, task, data)
+
+
+def test_without_a_budget_a_batch_that_does_not_fit_the_gpu_comes_in_parts(tmp_path, monkeypatch):
+    config, model, task, data, _ = run_of("regress", tmp_path, lengths=(8, 9), batch=14, hidden=16)
+    whole = TrainingStep(config, model, task, data).measure(WHOLE)
+    monkeypatch.setattr(memory, "memory_of_gpu", lambda: 10**12)
+    assert plan_memory(config, model, task, data).choice == WHOLE
+    monkeypatch.setattr(memory, "memory_of_gpu", lambda: int(0.9 * whole))
+    monkeypatch.setattr(memory, "_ENOUGH", 10**9)
+    found = plan_memory(config, model, task, data)
+    assert found.choice != WHOLE and "memory of a training step:" in found.table

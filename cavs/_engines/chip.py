@@ -5,6 +5,7 @@ It is a layout that was measured on this device, if there is one, and otherwise 
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Protocol
@@ -66,7 +67,12 @@ def candidates(program: LevelProgram, precision: str) -> list[Config]:
         program: What a level computes.
         precision: The precision of products; see `Config`.
     """
-    unit, found, available = program.unit, [], multiprocessors()
+    return _candidates(program, precision, multiprocessors())
+
+
+@functools.lru_cache(maxsize=256)
+def _candidates(program: LevelProgram, precision: str, available: int) -> list[Config]:
+    unit, found = program.unit, []
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
         if unit % hb or ctas > available:

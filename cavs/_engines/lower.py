@@ -13,6 +13,7 @@ from jax.core import ShapedArray
 from cavs._engines.bounds import bound, bounds, state_bounds
 from cavs._engines.chip import candidates
 from cavs._engines.device_equations import in_domain, rewritten, with_scaled_weights, zeros_in_domain
+from cavs._engines.replaced import Replaced, reading_replaced, replaced_by_cuts
 from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.equations import depends, needed
@@ -78,12 +79,23 @@ class Recurrence:
         keep: Whether the forward keeps values for a backward.
         pushed: The states to whose cotangents pushes contribute; those of the others come only from parents.
         largest: Bounds of the states; see `_engines.bounds.state_bounds`.
+        replaced: Which kept values the forward stores side by side, for the backward to replace.
 
     Raises:
         Unfit: If the kernels cannot compute it.
     """
 
-    def __init__(self, part: Split, forward: bool, forest: bool, keep: bool, pushed: frozenset[int], largest: list[float]):
+    def __init__(
+        self,
+        part: Split,
+        forward: bool,
+        forest: bool,
+        keep: bool,
+        pushed: frozenset[int],
+        largest: list[float],
+        replaced: Replaced,
+    ):
+        self.replaced = replaced
         self.part, self.forward, self.pushed = part, forward, pushed
         self.kept: list[Var] = part.forward.keep if keep else []
         self.operands: list[Var] = [] if forward else _summed_operands(part)
@@ -103,6 +115,9 @@ class Recurrence:
         self.weights = [x for x in self.statics if x in weights]
         half = HALVES.get(self.precision)
         program = cut(moving, domains, self._sources(forest), places, self._exchanged_states(), 32 if half else 16)
+        if not forward:
+            self.replaced = replaced_by_cuts(part, program)
+            program = reading_replaced(program, self.replaced)
         self.program: LevelProgram = with_halves(program, half) if half else program
 
     def __str__(self) -> str:
@@ -165,9 +180,9 @@ class Recurrence:
         """Where outputs are stored. Adds equations to `eqns` that give each vertex its value of a constant, and `domains`."""
         places: dict[Var, list[Place]] = {}
 
-        def put(x: Atom, tensor: Tensor, base: int | None, copies: int = 1, domain: Domain = ROW) -> None:
+        def put(x: Atom, tensor: Tensor, base: int | None, copies: int = 1, domain: Domain = ROW, offset: int = 0) -> None:
             v = in_domain(x, domain, domains, eqns)
-            places.setdefault(v, []).append(Place(tensor, base))
+            places.setdefault(v, []).append(Place(tensor, base, offset))
             if tensor.role is not Role.STATE:
                 self.written[tensor] = Written(v, domain, base, copies)
 
@@ -178,9 +193,17 @@ class Recurrence:
             for n, v in enumerate(part.forward.extra):
                 edge = part.role.domain.get(part.recurrent.extra[n]) == EDGE
                 put(v, Tensor(Role.EXTRA, n), None, domain=EDGE if edge else ROW)
+            together = {n: (m, column) for m, columns in self.replaced.items() for n, column in columns.items()}
             for n, v in enumerate(self.kept):
                 edge = domains.get(v) == EDGE
+                if n in together:
+                    m, column = together[n]
+                    put(v, Tensor(Role.REPLACED, m), None, domain=domains.get(v, STATIC), offset=column)
+                    continue
                 put(v, Tensor(Role.KEPT, n), EDGE_PAD if edge else PAD, domain=domains.get(v, STATIC))
+            for m in self.replaced:
+                tensor = Tensor(Role.REPLACED, m)
+                self.written[tensor] = dataclasses.replace(self.written[tensor], value=part.reverse.cuts[m])
             return places
         for j, v in part.reverse.ct_slots.items():
             slot, i = part.recurrent.slots[j]
@@ -232,14 +255,15 @@ def recurrence_of(plan: Plan, name: str | None, forward: bool, forest: bool = Tr
         Unfit: If the kernels cannot compute it.
     """
     part = plan.inner[name]
-    key = (forward, forest or forward, keep or not forward)
+    key = (forward, forest or (forward and not keep), keep or not forward)
     if key not in part.launches:
         pushes = plan.push_states
         pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
         try:
-            made = Recurrence(part, *key, pushed, state_bounds(plan))
+            replaced = recurrence_of(plan, name, False, forest).replaced if forward and keep and part.forward.keep else {}
+            made = Recurrence(part, *key, pushed, state_bounds(plan), replaced)
             if made.precision == "f16" and not _measured(made):
-                made = Recurrence(part, *key, pushed, [math.inf] * len(plan.state_avals))
+                made = Recurrence(part, *key, pushed, [math.inf] * len(plan.state_avals), replaced)
             part.launches[key] = made
         except Unfit as e:
             part.launches[key] = e

@@ -87,6 +87,7 @@ class Persistent:
                 continue
             if cuts[k]:
                 view, memory = View(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
+                memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
                 now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
                 static_cts[k] = merged(static_cts[k], now)
             ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts[k]))
@@ -141,7 +142,13 @@ def launch(
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
-    arrays = persistent.Arrays(tensors, constants, used, updated, outputs)
+    flows = awaited if not recurrence.forward else set()
+    replaced = {Tensor(Role.REPLACED, m): Tensor(Role.CUT, m) for m in recurrence.replaced if not recurrence.forward}
+    # Products that poll for a cut cotangent would take what it replaces for it.
+    replaced = {kept: by for kept, by in replaced.items() if by not in flows}
+    updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
+    outputs = {name: output for name, output in outputs.items() if name not in updated}
+    arrays = persistent.Arrays(tensors, constants, used, updated, outputs, replaced)
     out, lost = persistent.launches(program, configs, weights, arrays, not recurrence.forward)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
@@ -206,13 +213,16 @@ def forward_launches(
             tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
             extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
             continue
-        made = recurrence_of(plan, name, True, keep=save)
+        made = recurrence_of(plan, name, True, sched.shape.forest, save)
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
         tensors = {Tensor(Role.CROSSING, n): x for n, x in enumerate(crossing)}
         out, lost = launch(engine, made, rows, sched, statics[k], tensors, states)
         states = [out[Tensor(Role.STATE, i)] for i in range(len(states))]
         gave_up = gave_up + lost
-        kept.append([out[Tensor(Role.KEPT, n)] for n in range(len(made.kept))])
+        # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
+        nothing = jnp.zeros((0,))
+        kept.append([out.get(Tensor(Role.KEPT, n), nothing) for n in range(len(made.kept))])
+        kept[-1] += [out[Tensor(Role.REPLACED, m)] for m in made.replaced]
         extras.append([out[Tensor(Role.EXTRA, n)] for n in range(len(part.recurrent.extra))])
     return ForwardLevels(states, kept, extras, gave_up)
 
@@ -242,7 +252,9 @@ def backward_launches(
         tensors |= {Tensor(Role.STATE, i): x for i, x in enumerate(saved.states)}
         crossing = [x for v, x in zip(part.eager.outs, saved.eager_rows[k], strict=True) if v in part.recurrent.cross]
         tensors |= {Tensor(Role.CROSSING, n): x for n, x in enumerate(crossing)}
-        tensors |= {Tensor(Role.KEPT, n): x for n, x in enumerate(saved.kept[k])}
+        kept = part.forward.keep
+        tensors |= {Tensor(Role.KEPT, n): x for n, x in enumerate(saved.kept[k][: len(kept)])}
+        tensors |= {Tensor(Role.REPLACED, m): x for m, x in zip(made.replaced, saved.kept[k][len(kept) :], strict=True)}
         tensors |= {Tensor(Role.EXTRA, n): x for n, x in enumerate(saved.extras[k])}
         for i, v in part.reverse.extra_cts.items():
             edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE

@@ -91,13 +91,14 @@ def _scan(eqn: Eqn, values: list[jax.Array]) -> list[jax.Array]:
     return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
 
 
-def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn]) -> list[Atom]:
+def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequence[str] = _PLAIN) -> list[Atom]:
     """Appends the equations of `jaxpr` to `out`, with calls inlined.
 
     Args:
         jaxpr: the jaxpr.
         rename: replaces variables of `jaxpr`. Its variables are added.
         out: the equations so far.
+        calls: the calls that are inlined.
 
     Returns:
         The outputs of `jaxpr`, renamed.
@@ -109,7 +110,7 @@ def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn]) -> list[Atom]
     for eqn in jaxpr.eqns:
         if not eqn.outvars and not eqn.effects:
             continue  # JAX keeps a condition of which nothing is read
-        if eqn.primitive.name not in _PLAIN:
+        if eqn.primitive.name not in calls:
             fresh = [Var(v.aval) for v in eqn.outvars]  # if a body is inlined twice, it must not define a variable twice
             out.append(eqn.replace(invars=[get(x) for x in eqn.invars], outvars=fresh))
             rename.update(zip(eqn.outvars, fresh, strict=True))
@@ -118,5 +119,5 @@ def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn]) -> list[Atom]
         local = dict(zip(body.invars, [get(x) for x in eqn.invars], strict=True))
         for var, value in zip(body.constvars, consts, strict=True):
             local[var] = Literal(value, var.aval)
-        rename.update(zip(eqn.outvars, inlined(body, local, out), strict=True))
+        rename.update(zip(eqn.outvars, inlined(body, local, out, calls), strict=True))
     return [get(x) for x in jaxpr.outvars]

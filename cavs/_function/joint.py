@@ -119,6 +119,7 @@ class Joint:
         forward: the recurrent part.
         reverse: its VJP.
         differentiable: false if a recurrent loop has no reverse derivative; then `reverse` has no outputs.
+        names: the variables that the user has named.
     """
 
     program: Program
@@ -126,6 +127,7 @@ class Joint:
     forward: Forward
     reverse: Reverse
     differentiable: bool
+    names: dict[str, set[Var]] = dataclasses.field(default_factory=dict)
 
     @property
     def available(self) -> set[Var]:

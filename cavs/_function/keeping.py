@@ -10,14 +10,17 @@ import contextvars
 import dataclasses
 import itertools
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.domains import EDGE, STATIC, Domains, domain_of
 from cavs._function.equations import depends, needed, reads
 from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Joint
-from cavs._function.minimum_cut import keep_products
+from cavs._function.minimum_cut import keep_products, runs_once
+from cavs._function.names import Names, behind, chosen
 
+_NEVER = 1e9  # bytes per vertex of a value that is not to be kept
 MOST_PRODUCTS = 6  # of which `front` tries all subsets; with more, the products that take the fewest FLOPs first
 _EDGES_PER_ROW = 2  # an edge value counts for this many of its kind per vertex
 
@@ -37,25 +40,42 @@ class Point:
     flops: float
 
 
-_LEAST: contextvars.ContextVar[bool] = contextvars.ContextVar("least", default=False)
+class Keeping(NamedTuple):
+    """What calls of `run` are asked to keep.
+
+    Attributes:
+        least: whether they are to need the least memory rather than the least time.
+        names: see `_function.names`.
+        seen: gains the names of the values that calls of `run` could keep.
+    """
+
+    least: bool
+    names: Names
+    seen: set[str]
 
 
-def keeps_least() -> bool:
-    """Returns whether `run` is traced inside `keep_least`."""
-    return _LEAST.get()
+_NOW: contextvars.ContextVar[Keeping | None] = contextvars.ContextVar("keeping", default=None)
+
+
+def keeping_now() -> Keeping:
+    """Returns what was asked for by `keep`."""
+    return _NOW.get() or Keeping(False, (), set())
 
 
 @contextlib.contextmanager
-def keep_least() -> Iterator[None]:
-    """Inside, calls of `run` are traced to need the least memory rather than the least time."""
-    before = _LEAST.set(True)
+def keep(least: bool = True, names: Names = ()) -> Iterator[Keeping]:
+    """Inside, calls of `run` are traced to keep what the arguments say; see `Keeping`."""
+    asked = Keeping(least, names, set())
+    before = _NOW.set(asked)
     try:
-        yield
+        yield asked
     finally:
-        _LEAST.reset(before)
+        _NOW.reset(before)
 
 
-def with_keeping(joint: Joint, again: Collection[Var] = (), overwritten: Collection[int] = (), share: bool = False) -> Joint:
+def with_keeping(
+    joint: Joint, again: Collection[Var] = (), overwritten: Collection[int] = (), share: bool = False, names: Names = ()
+) -> Joint:
     """Returns the joint program with the cheapest keeping.
 
     Args:
@@ -64,6 +84,7 @@ def with_keeping(joint: Joint, again: Collection[Var] = (), overwritten: Collect
         overwritten: state leaves whose rows the cotangents overwrite, so that the backward cannot read a vertex's own state.
         share: whether values of the shape of a cut cotangent are preferred among equally small ones, as that can overwrite them
             (`reused`). Otherwise those nearest the backward are taken: less runs again, and XLA compiles faster on a CPU.
+        names: what the user asks for by name.
     """
     if not joint.differentiable:
         return joint
@@ -71,16 +92,20 @@ def with_keeping(joint: Joint, again: Collection[Var] = (), overwritten: Collect
     # A kept value and a cut cotangent of one shape can share a buffer.
     like = {(v.aval.shape, v.aval.dtype) for v in joint.reverse.cuts} if share else set()
 
-    def cost(v: Var) -> float:
-        return _bytes(v, joint.domain) * (0.999 if (v.aval.shape, v.aval.dtype) in like else 1.0)
+    f, asked, never = joint.forward, chosen(joint.names, names, "keep"), chosen(joint.names, names, "recompute")
+    again = {*again, *behind(forward_eqns, never, runs_once)}
 
-    f = joint.forward
+    def cost(v: Var) -> float:
+        return _NEVER if v in never else _bytes(v, joint.domain) * (0.999 if (v.aval.shape, v.aval.dtype) in like else 1.0)
+
     own = [v for i, v in enumerate(f.states) if i not in overwritten]
     # STATIC values are computed from parameters, which stay: they are not stored.
     static = {v for e in forward_eqns for v in e.outvars if domain_of(v, joint.domain) == STATIC}
     free = static | {v for v in (*own, *f.extra) if is_var(v)}
-    keep = keep_products(forward_eqns, sinks, free, f.cross, again, cost)
+    keep = keep_products(forward_eqns, sinks, free | asked, f.cross, again, cost)
     keep = [v for v in keep if v not in f.cross]
+    read = needed(forward_eqns, list(sinks), free | asked | {*keep, *f.cross})[1]
+    keep += [v for v in dict.fromkeys(read) if v in asked - free]
     return dataclasses.replace(joint, forward=dataclasses.replace(f, keep=keep, overwritten=frozenset(overwritten)))
 
 

@@ -31,9 +31,14 @@ def keep_products(
 
     def price(i: int) -> float | None:
         eqn = eqns[i]
-        return None if eqn.primitive.name in _COSTLY and not any(v in again for v in eqn.outvars) else 0.0
+        return None if runs_once(eqn) and not any(v in again for v in eqn.outvars) else 0.0
 
     return minimum_cut(eqns, needed, price, free, stored, size)[0]
+
+
+def runs_once(eqn: Eqn) -> bool:
+    """Whether an equation of F does not run again unless the caller allows it."""
+    return eqn.primitive.name in _COSTLY
 
 
 def minimum_cut(

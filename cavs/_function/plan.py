@@ -8,6 +8,7 @@ import jax
 
 from cavs._function.jaxprs import PyTreeDef, is_var
 from cavs._function.misuse import role_name, short
+from cavs._function.names import Names
 from cavs._function.role import Role
 from cavs._function.split import Split, split
 from cavs._function.stored import key_impl, stored_aval
@@ -81,21 +82,28 @@ class Plan:
         """The leaves of the state whose rows their cotangents overwrite."""
         return next(iter(self.inner.values())).forward.overwritten
 
-    def keeping(self, overwrite: bool = False, share: bool = False, again: bool = False) -> "Plan":
+    @property
+    def names(self) -> set[str]:
+        """The names of values of the recurrent part."""
+        return {name for part in self.inner.values() for name in part.joint.names}
+
+    def keeping(self, overwrite: bool = False, share: bool = False, again: bool = False, names: Names = ()) -> "Plan":
         """Returns the plan with another choice of what the backward keeps (`_function.keeping`); cached.
 
         Args:
             overwrite: whether cotangents may overwrite states: every vertex has at most one parent, and the root is known.
             share: whether values are preferred that cut cotangents can overwrite.
             again: whether products run again, as far as that saves memory.
+            names: what the user asks for by name.
         """
         leaves = self._overwritable() if overwrite else frozenset()
-        if not leaves and not share and not again:
+        if not leaves and not share and not again and not names:
             return self
-        if (overwrite, share, again) not in self.kept:
-            inner = {kind: part.keeping(leaves, share, again) for kind, part in self.inner.items()}
-            self.kept[overwrite, share, again] = dataclasses.replace(self, inner=inner, sweeps={}, kept={})
-        return self.kept[overwrite, share, again]
+        key = overwrite, share, again, names
+        if key not in self.kept:
+            inner = {kind: part.keeping(leaves, share, again, names) for kind, part in self.inner.items()}
+            self.kept[key] = dataclasses.replace(self, inner=inner, sweeps={}, kept={})
+        return self.kept[key]
 
     def _overwritable(self) -> frozenset[int]:
         """The leaves of the state whose rows the cotangents of a forest may overwrite."""

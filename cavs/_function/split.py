@@ -17,6 +17,7 @@ from cavs._function.equations import needed, reads
 from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Forward, Joint, Recurrent, Reverse
 from cavs._function.keeping import can_overwrite, front, with_keeping
+from cavs._function.names import Names
 from cavs._function.role import Role
 from cavs._function.transpose import joint_of
 
@@ -81,10 +82,10 @@ class Split:
         """The domain of each of `recurrent.extra`."""
         return [self.role.domain[v] for v in self.recurrent.extra]
 
-    def keeping(self, overwritten: frozenset[int], share: bool, again: bool) -> "Split":
+    def keeping(self, overwritten: frozenset[int], share: bool, again: bool, names: Names) -> "Split":
         """Returns the split whose backward overwrites these leaves of the state; the other arguments as in `Plan.keeping`."""
         products = front(self.joint, overwritten)[-1].again if again else ()
-        return dataclasses.replace(self, joint=with_keeping(self.joint, products, overwritten, share), launches={})
+        return dataclasses.replace(self, joint=with_keeping(self.joint, products, overwritten, share, names), launches={})
 
     def can_overwrite(self, arity: int) -> set[int]:
         """The leaves of the state whose rows the cotangents of a forest may overwrite.

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
 from cavs._function.equations import Program, bind, depends, is_float, needed, reads, shape_of, tap_p, trace, value_of
-from cavs._function.jaxprs import Atom, Env, Eqn, bodies_in, is_var
+from cavs._function.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse
 from cavs._function.keeping import with_keeping
+from cavs._function.names import without_names
 from cavs._function.role import Role
 
 
@@ -39,7 +40,7 @@ def has_loop(eqn: Eqn) -> bool:
 
 def _joint_of(role: Role, part: Recurrent, differentiable: bool) -> Joint:
     readers = _readers_of_params(role, part) if differentiable else []
-    program, inputs, outputs = _traced(role, part, readers, differentiable)
+    program, inputs, outputs, names = _traced(role, part, readers, differentiable)
     domain = domains(program.eqns, _known(role, part, inputs))
     uses = [
         _param_use(role, reader, args, cuts) for reader, args, cuts in zip(readers, outputs.operands, outputs.cuts, strict=True)
@@ -63,7 +64,7 @@ def _joint_of(role: Role, part: Recurrent, differentiable: bool) -> Joint:
         uses=uses,
         cross_domain=tuple(domain_of(v, role.domain) for v in part.cross),
     )
-    return with_keeping(Joint(program, domain, forward, reverse, differentiable))
+    return with_keeping(Joint(program, domain, forward, reverse, differentiable, names))
 
 
 class _Reader(NamedTuple):
@@ -108,8 +109,10 @@ class _Outputs(NamedTuple):
     cuts: list[list[Any]]  # of each reader of parameters, those of its float outputs
 
 
-def _traced(role: Role, part: Recurrent, readers: Sequence[_Reader], differentiable: bool) -> tuple[Program, _Inputs, _Outputs]:
-    """Traces the recurrent part and its VJP."""
+def _traced(
+    role: Role, part: Recurrent, readers: Sequence[_Reader], differentiable: bool
+) -> tuple[Program, _Inputs, _Outputs, dict[str, set[Var]]]:
+    """Traces the recurrent part and its VJP. Returns also the variables that the user has named."""
     slots, child = [role.slots[k][i] for k, i in part.slots], [role.child[i] for i in part.child]
     float_states, float_extra = _floats(role.states), _floats(part.extra)
 
@@ -159,8 +162,10 @@ def _traced(role: Role, part: Recurrent, readers: Sequence[_Reader], differentia
             extra_cts=_shapes([part.extra[i] for i in float_extra]),
         ),
     )
+    eqns, outs, names = without_names(program.eqns, program.outs)
     # Literals among the outputs are kept as leaves.
-    return program, jax.tree.unflatten(in_tree, program.invars)[0], jax.tree.unflatten(out_tree, program.outs)
+    inputs, outputs = jax.tree.unflatten(in_tree, program.invars)[0], jax.tree.unflatten(out_tree, outs)
+    return program._replace(eqns=tuple(eqns), outs=tuple(outs)), inputs, outputs, names
 
 
 def _run(

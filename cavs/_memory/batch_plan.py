@@ -1,9 +1,12 @@
 """`plan`: how a batch is computed within a memory budget, in parts (moDNN) and with products that run again (Echo)."""
 
+import json
 import math
+import os
 import re
-from collections.abc import Callable
-from typing import Any
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -11,12 +14,16 @@ import numpy as np
 from cavs._function.costs import bytes_of_var
 from cavs._function.jaxprs import Eqn
 from cavs._function.lines import source_line
+from cavs._function.names import names_of
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.batch_search import BatchGradient, Collate, loss_of, schedule_parts, stacked
-from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.batch_search import BatchGradient, Collate, schedule_parts, stacked
+from cavs._memory.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
 from cavs._memory.search import KEEPINGS, Candidate, Choice, Search, numbers_of_parts
 from cavs._memory.table import columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _PARTS = ("leaves", "eager", "levels", "lazy")  # the scopes in `_run.forward` and `_run.adjoint`
 
@@ -30,6 +37,7 @@ def plan(
     collate: Collate = lambda sample: sample.sched,
     parts: int | None = None,
     keep: str | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> "BatchPlan":
     """Plans how the gradient of a batch is computed within a memory budget. Nothing is compiled.
 
@@ -56,13 +64,17 @@ def plan(
         keep: what the backward of F keeps, if you choose it yourself: `"fast"`, `"least"` (no more than needed without running
             a product again; engine `scan` then shares buffers), or `"window"` (products run again, and parameter gradients
             are batched over 256 vertices at a time).
+        names: what is to become of values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
+            `{"gates": "recompute"}` never keeps them for the backward, `"keep"` always does. If a product makes a value that is
+            not kept, it runs again.
 
     Returns:
-        The plan, which prints as a table.
+        The plan, which prints as a table. If there is no budget and the batch does not fit the GPU, a warning contains the plan
+        that does.
 
     Raises:
         BudgetError: no plan fits the budget. The message names the smallest one that does.
-        ValueError: `budget` is not an amount of memory, or `parts` or `keep` is invalid.
+        ValueError: `budget` is not an amount of memory, or `parts`, `keep` or `names` is invalid.
         TypeError: `graphs` is not [`cavs.Graphs`][].
     """
     wanted = bytes_of(budget, "plan")
@@ -75,12 +87,75 @@ def plan(
     if parts is not None and parts not in counts:
         raise ValueError(f"plan: parts: got {parts!r} for {len(graphs)} graphs; expected one of {counts}.")
     choices = [Choice(n, k) for n in counts for k in KEEPINGS if parts in (None, n) and keep in (None, k)]
-    batch = BatchGradient(loss, params, graphs, collate)
+    batch = BatchGradient(loss, params, graphs, collate, names_of(names, "plan", ("keep", "recompute")))
     search = Search(batch, choices)
     chosen = search.chosen(wanted)
     if chosen is None:
         raise BudgetError(_too_small(batch, search.smallest(), int(wanted or 0)))
-    return BatchPlan(batch, search, chosen, wanted)
+    found = BatchPlan(batch, search, chosen, wanted)
+    if wanted is None and (limit := memory_of_gpu()) is not None and found.peak > limit:
+        smaller = search.fastest(limit)
+        what = f"this plan does:\n{BatchPlan(batch, search, smaller, limit)}" if smaller else "and no plan does."
+        warnings.warn(
+            f"plan: the batch needs {text_of(found.peak)}, which does not fit the GPU ({text_of(limit)}); {what}\n"
+            f"Write budget={limit}.",
+            stacklevel=2,
+        )
+    return found
+
+
+def load(
+    path: str | os.PathLike[str],
+    loss: Callable[[Any, Any], jax.Array],
+    params: PyTree,
+    graphs: Graphs,
+    *,
+    collate: Collate = lambda sample: sample.sched,
+) -> "BatchPlan":
+    """Reads a plan that `BatchPlan.save` wrote, without planning again.
+
+    Args:
+        path: the file.
+        loss: as in [`cavs.memory.plan`][], and so are the other arguments.
+        params: the parameters.
+        graphs: a batch of as many graphs as that of the plan.
+        collate: see [`cavs.memory.plan`][].
+
+    Returns:
+        The plan. Its peak is predicted for this batch.
+
+    Raises:
+        ValueError: the file is no such plan, or the number of graphs is another.
+    """
+    with open(path) as file:
+        try:
+            found = json.load(file)
+            parts, keep, names, count, budget = (found[k] for k in ("parts", "keep", "names", "graphs", "budget"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
+            ) from error
+    if len(graphs) != count:
+        raise ValueError(f"load: graphs: got {len(graphs)} graphs; expected {count}, as in the plan. Write graphs[:{count}].")
+    batch = BatchGradient(loss, params, graphs, collate, names_of(names, "load", ("keep", "recompute")))
+    choices = [Choice(n, k) for n in numbers_of_parts(len(graphs)) for k in KEEPINGS]
+    search = Search(batch, choices)
+    return BatchPlan(batch, search, search.candidate(Choice(parts, keep)), budget)
+
+
+class Verified(NamedTuple):
+    """The temporary memory of a step.
+
+    Attributes:
+        predicted: bytes as planned.
+        compiled: bytes that XLA allocates for the compiled step.
+        allocator: the most bytes that this process has had on the GPU, after the step has run; the step alone only in a new
+            process. None on a CPU, or if it did not run.
+    """
+
+    predicted: int
+    compiled: int
+    allocator: int | None
 
 
 def _too_small(batch: BatchGradient, least: Candidate, budget: int) -> str:
@@ -107,7 +182,7 @@ class BatchPlan:
         self._batch, self._search, self._chosen, self._budget = batch, search, chosen, budget
         (self.parts, self.keep), self.peak = chosen.choice, chosen.peak.bytes
         self.time = search.slowdown(chosen)
-        self.loss = loss_of(batch.loss, chosen.choice)
+        self.loss = batch.loss_of(chosen.choice)
         """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
         self._shape = batch.first(chosen.choice)[2].shape
 
@@ -128,19 +203,27 @@ class BatchPlan:
         self._shape = parts[0][2].shape
         return stacked(parts, self._batch.collate)
 
-    def measure(self) -> int:
-        """Compiles the loss and its gradient for the batch of the plan, and returns the bytes of temporary memory.
+    def verify(self, run: bool = False) -> Verified:
+        """Compiles the loss and its gradient for the batch of the plan, and compares the memory with the prediction.
+
+        Args:
+            run: whether the step runs, too, so that the allocator of the GPU tells what it needed.
 
         Raises:
             RuntimeError: the backend does not tell.
         """
         lowered = jax.jit(jax.value_and_grad(self.loss)).lower(self._batch.params, self._batch.structs(self._chosen.choice))
-        analysis = lowered.compile().memory_analysis()
+        compiled = lowered.compile()
+        analysis = compiled.memory_analysis()
         if analysis is None:
-            raise RuntimeError("measure: this backend does not tell how much memory a program needs.")
-        return analysis.temp_size_in_bytes
+            raise RuntimeError("verify: this backend does not tell how much memory a program needs.")
+        most = None
+        if run:
+            jax.block_until_ready(compiled(self._batch.params, self.batch(self._batch.graphs)))
+            most = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        return Verified(self.peak, analysis.temp_size_in_bytes, most)
 
-    def verified(self) -> "BatchPlan":
+    def fitted(self) -> "BatchPlan":
         """Returns a plan that fits the budget when it is compiled: this one, or a smaller one if XLA needs more than predicted.
 
         Each attempt compiles a program. The later ones are planned with the error of the earlier ones.
@@ -152,7 +235,7 @@ class BatchPlan:
             return self
         plan, budget = self, self._budget
         for _ in range(3):
-            measured = plan.measure()
+            measured = plan.verify().compiled
             if measured <= budget:
                 return plan
             smaller = self._search.fastest(min(budget * plan.peak / measured, plan.peak - 1))
@@ -160,13 +243,40 @@ class BatchPlan:
                 break
             plan = BatchPlan(self._batch, self._search, smaller, budget)
         raise BudgetError(
-            f"verified: budget: got {text_of(budget)}; XLA needs {text_of(measured)} for {plan.parts} parts, where "
+            f"fitted: budget: got {text_of(budget)}; XLA needs {text_of(measured)} for {plan.parts} parts, where "
             f"{text_of(plan.peak)} were predicted. Write a larger budget, or parts=."
         )
 
     def frontier(self) -> list[tuple[int, float, Choice]]:
         """Returns (predicted peak in bytes, relative time, choice) of the best plans, the fastest first."""
         return self._search.frontier()
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """Draws the frontier: predicted time against the budget, with this plan.
+
+        Args:
+            path: a file to write, such as "plan.svg"; its ending says the format.
+
+        Returns:
+            The figure, which a notebook shows.
+        """
+        from cavs._memory.plot import plot_frontier
+
+        points = [(peak, time, f"{choice.parts} x {choice.keep}") for peak, time, choice in self.frontier()]
+        return plot_frontier(points, (self.peak, self.time), "time, relative to the fastest", path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
+        found = {
+            "parts": self.parts,
+            "keep": self.keep,
+            "names": dict(self._batch.names),
+            "graphs": len(self._batch.graphs),
+            "budget": self._budget,
+            "predicted": self.peak,
+        }
+        with open(path, "w") as file:
+            json.dump(found, file, indent=1)
 
     def __str__(self) -> str:
         graphs, budget = self._batch.graphs, self._budget

@@ -1,6 +1,5 @@
 """A batch in parts: its schedules, its loss, and the memory of its gradient."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -10,7 +9,8 @@ import numpy as np
 
 from cavs._feed.schedules import planned_schedules
 from cavs._feed.settings import Sample
-from cavs._function.keeping import keep_least
+from cavs._function.keeping import keep
+from cavs._function.names import Names, check_known
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.buffers import Peak, peak_of
@@ -34,37 +34,45 @@ class BatchGradient:
     params: PyTree
     graphs: Graphs
     collate: Collate
-    known: dict[Choice, tuple[Part, tuple[int, int]]] = dataclasses.field(default_factory=dict)
+    names: Names = ()
+    known: dict[tuple[int, int], Part] = dataclasses.field(default_factory=dict)
 
     def size(self, choice: Choice) -> tuple[int, int]:
-        """The rows and the tasks of all parts."""
-        return self._scheduled(choice)[1]
+        """The rows of all parts, and how many tasks they have: a level is one, or several if a window ends in it."""
+        graphs, starts = self.graphs, self.graphs.vertex_offsets[:-1]
+        levels = np.maximum.reduceat(graphs.height, starts) + 1
+        depth = int(levels[_dealt(graphs, choice.parts)].max(1).sum())
+        return graphs.num_vertices, depth + graphs.num_vertices // WINDOWS[choice.keep]
 
     def first(self, choice: Choice) -> Part:
         """The first part of the batch."""
-        return self._scheduled(choice)[0]
+        key = choice.parts, WINDOWS[choice.keep]
+        if key not in self.known:
+            self.known[key] = next(schedule_parts(self.graphs, choice))
+        return self.known[key]
 
     def peak(self, choice: Choice) -> Peak:
         """The predicted peak of temporary memory."""
-        return peak_of(jax.make_jaxpr(jax.value_and_grad(loss_of(self.loss, choice)))(self.params, self.structs(choice)))
+        return peak_of(jax.make_jaxpr(jax.value_and_grad(self.loss_of(choice)))(self.params, self.structs(choice)))
+
+    def loss_of(self, choice: Choice) -> Callable[[PyTree, PyTree], jax.Array]:
+        """The loss of all parts of a batch, whose derivative keeps what `choice` and `names` say."""
+        return loss_of(self.loss, choice, self.names)
 
     def structs(self, choice: Choice) -> PyTree:
         """The shapes and dtypes of the batch that the loss gets."""
         one = stacked([self.first(choice)], self.collate)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((choice.parts, *x.shape[1:]), x.dtype), one)
 
-    def _scheduled(self, choice: Choice) -> tuple[Part, tuple[int, int]]:
-        if choice not in self.known:
-            parts = list(schedule_parts(self.graphs, choice))
-            scheds = [sched for _, _, sched in parts]
-            size = sum(sched.shape.vertices for sched in scheds), sum(int(sched.num_tasks) for sched in scheds)
-            self.known[choice] = parts[0], size  # the other parts are not kept
-        return self.known[choice]
+
+def _dealt(graphs: Graphs, parts: int) -> np.ndarray:
+    """The graphs of each part, (parts, graphs)."""
+    return deal(graphs, parts) if parts > 1 else np.arange(len(graphs))[None]
 
 
 def schedule_parts(graphs: Graphs, choice: Choice, shape: Shape | None = None) -> Iterator[Part]:
     """Schedules the parts of a batch in one shape: `shape` if they fit into it."""
-    parts = list(deal(graphs, choice.parts)) if choice.parts > 1 else [np.arange(len(graphs))]
+    parts = list(_dealt(graphs, choice.parts))
     fields = tuple(name for name in ("input_id", "label") if getattr(graphs, name) is not None)
     options = options_of("plan", graphs, "batching", True, False, WINDOWS[choice.keep], None, fields, None)
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
@@ -79,14 +87,17 @@ def stacked(parts: Iterable[Part], collate: Collate) -> PyTree:
     return jax.tree.map(lambda *xs: np.stack(xs), *batches)
 
 
-def loss_of(loss: Callable[..., Any], choice: Choice) -> Callable[[PyTree, PyTree], jax.Array]:
-    """The loss of all parts of a batch, whose derivative keeps what `choice` says."""
+def loss_of(loss: Callable[..., Any], choice: Choice, names: Names = ()) -> Callable[[PyTree, PyTree], jax.Array]:
+    """The loss of all parts of a batch, whose derivative keeps what `choice` and `names` say."""
     total = sub_batched(loss)
 
     def summed(params: PyTree, batch: PyTree) -> jax.Array:
-        with contextlib.nullcontext() if choice.keep == "fast" else keep_least():
+        with keep(least=choice.keep != "fast", names=names) as inside:
             if choice.parts == 1:
-                return loss(params, jax.tree.map(lambda x: x.reshape(x.shape[1:]), batch))
-            return total(params, [batch])
+                value = loss(params, jax.tree.map(lambda x: x.reshape(x.shape[1:]), batch))
+            else:
+                value = total(params, [batch])
+        check_known(names, inside.seen, "plan")
+        return value
 
     return summed

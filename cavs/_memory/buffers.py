@@ -1,21 +1,28 @@
-"""The buffers that XLA will allocate for a list of equations, and how many bytes of them are alive at most.
+"""The buffers that XLA will allocate for a list of equations: how many bytes each has, and from when to when it is alive.
 
 XLA fuses cheap equations with what reads them, so most values never exist in memory. A value has a buffer if a product, a loop,
-a scatter or a sort makes or reads it. A buffer is free after the last equation that reads it, directly or through fused
-equations. Loops and scatters update their operands in place if nobody reads them afterwards.
+a kernel, a scatter or a sort makes or reads it. A buffer is free after the last equation that reads it, directly or through
+fused equations. Loops and scatters update their operands in place if nobody reads them afterwards. Equal equations run once.
 """
 
+import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from cavs._function.costs import CUMULATIVE, REDUCTIONS, bytes_of_var, is_costly
 from cavs._function.inline import inlined
-from cavs._function.jaxprs import Atom, Eqn, Var, bodies_in, is_var, opened, scan_parts
+from cavs._function.jaxprs import CALLS, Atom, Eqn, Var, bodies_in, is_var, opened, scan_parts
+from cavs._memory.packing import Buffer, packed
 
-_VIEWS = {"reshape", "squeeze", "expand_dims", "transpose"}
+_VIEWS = {"reshape", "squeeze", "expand_dims"}
 _UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"}
+# A reference takes over the buffer of the array that it begins as, and the array that it is frozen to takes it back.
+_MOVES = {"new_ref", "freeze"}
+_IN_PLACE = {*_UPDATES, *_MOVES}
+_LAUNCHES = {"mpmd_map", "pallas_call", "core_map"}  # kernels: what is inside lies on the chip
+_CALLS = (*CALLS, "checkpoint", "remat2", "core_call")
 _REDUCTIONS = REDUCTIONS | CUMULATIVE
-_GATHERS = {"gather", "dynamic_slice"}
+_GATHERS = {"gather"}
 # XLA does not compute these twice to fuse them into two readers.
 _EXPENSIVE = {"tanh", "logistic", "exp", "log", "div", "erf", "pow", "rsqrt", "sqrt", "sin", "cos", "log1p", "expm1"}
 
@@ -23,11 +30,11 @@ Sources = frozenset[Any]
 
 
 class Peak(NamedTuple):
-    """The moment at which most memory is in use.
+    """The memory of temporary buffers.
 
     Attributes:
-        bytes: of the buffers that are alive.
-        alive: the values in these buffers, with the equations that make them; of loops also those inside.
+        bytes: of the heap that holds them all.
+        alive: the values that are alive when most bytes are, with the equations that make them; of loops also those inside.
     """
 
     bytes: int
@@ -38,15 +45,14 @@ def peak_of(closed: Any) -> Peak:
     """Returns the peak of temporary memory of a closed jaxpr, inputs and results aside."""
     jaxpr, _ = opened(closed)
     eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns)
-    return peak_of_eqns(_live(eqns, outs), outs, results=[x for x in outs if is_var(x)])
+    outs = inlined(jaxpr, {}, eqns, _CALLS)
+    return peak_of_eqns(_live(*_merged(eqns, outs)), outs, results=[x for x in outs if is_var(x)])
 
 
 def peak_of_eqns(
     eqns: Sequence[Eqn],
     outs: Iterable[Atom],
     results: Collection[Any] = (),
-    given: Sequence[Var] = (),
     kept: Collection[Any] = (),
 ) -> Peak:
     """Returns the peak of the memory of buffers while equations run one after the other.
@@ -55,39 +61,104 @@ def peak_of_eqns(
         eqns: the equations.
         outs: what is read after the last of them.
         results: values whose buffers belong to somebody else.
-        given: inputs that may be overwritten. Their bytes are there before, and are not counted.
         kept: values that have a buffer in any case.
     """
-    outs = {x for x in outs if is_var(x)}
-    made = {v: e for e in eqns for v in e.outvars}
-    stored = _stored(eqns, made) | (outs & set(made)) | set(kept)
-    sources, ends = _uses(eqns, outs, stored)
-    start = alive = sum(map(bytes_of_var, given))
-    live, most = set(given), Peak(start, [])
-    read = outs | {x for e in eqns for x in e.invars if is_var(x)}
-    elsewhere = set(results) | (set(made) - read)  # XLA drops results that nobody reads
-    for i, e in enumerate(eqns):
-        new = [v for v in e.outvars if sources[v] == {v}]
-        dying = {x for x in ends.get(i, ()) if x in live and x not in elsewhere}
-        for v in new:
-            size = 0 if v in elsewhere else bytes_of_var(v)
-            over = next((x for x in _overwritable(e, sources) if x in dying and bytes_of_var(x) == size), None)
-            if over is None:
-                alive += size
-            else:
-                dying.discard(over)
-                live.discard(over)
-            live.add(v)
-        if new:
-            inside = _inside(e)
-            if alive + inside.bytes > most.bytes:
-                mine = [(v, made[v]) for v in live if v in made and v not in elsewhere]
-                most = Peak(alive + inside.bytes, mine + inside.alive)
-        for x in ends.get(i, ()):
-            if x in live:
-                live.discard(x)
-                alive -= 0 if x in elsewhere else bytes_of_var(x)
-    return most._replace(bytes=most.bytes - start)
+    timeline = _Timeline()
+    timeline.run(eqns, outs, results, kept=kept)
+    buffers = [buffer for buffer in timeline.buffers if buffer.size]
+    changes = sorted([(b.start, 0, b.size) for b in buffers] + [(b.end, 1, -b.size) for b in buffers])
+    total, most, when = 0, 0, 0
+    for time, _, change in changes:
+        total += change
+        if total > most:
+            most, when = total, time
+    alive = [_maker(b) for b in buffers if b.start <= when <= b.end]
+    return Peak(packed(buffers), alive)
+
+
+def _maker(buffer: Buffer) -> tuple[Var, Eqn]:
+    """The last value that a buffer holds, with the equation that made it: a loop rather than its initial state."""
+    return next(pair for pair in reversed(buffer.held) if pair[1].primitive.name not in _MOVES or pair is buffer.held[0])
+
+
+@dataclasses.dataclass
+class _Timeline:
+    """The buffers of equations that have run, and the time, which is the number of buffers that were made."""
+
+    buffers: list[Buffer] = dataclasses.field(default_factory=list)
+    now: int = 0
+
+    def run(
+        self,
+        eqns: Sequence[Eqn],
+        outs: Iterable[Atom],
+        results: Collection[Any] = (),
+        given: Sequence[Var] = (),
+        kept: Collection[Any] = (),
+    ) -> None:
+        """Runs equations. `given` are inputs that may be overwritten, in buffers that exist already."""
+        outs = {x for x in outs if is_var(x)}
+        made = {v: e for e in eqns for v in e.outvars}
+        stored = _stored(eqns, made) | (outs & set(made)) | set(kept)
+        sources, ends = _uses(eqns, outs, stored)
+        read = outs | {x for e in eqns for x in e.invars if is_var(x)}
+        elsewhere = set(results) | (set(made) - read)  # XLA drops results that nobody reads
+        of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given}
+        for i, e in enumerate(eqns):
+            dying = {x for x in ends.get(i, ()) if x in of and x not in elsewhere}
+            new = [v for v in e.outvars if sources[v] == {v}]
+            if new:
+                self.now += 1
+            for v in new:
+                size = 0 if v in elsewhere else bytes_of_var(v)
+                over = next((x for x in _overwritable(e, sources) if x in dying and bytes_of_var(x) == size), None)
+                if over is None:
+                    of[v] = Buffer(size, self.now)
+                    self.buffers.append(of[v])
+                else:
+                    dying.discard(over)
+                    of[v] = of.pop(over)
+                of[v].held.append((v, e))
+            if new:
+                self._inside(e)
+            for x in ends.get(i, ()):
+                if x in of:
+                    of.pop(x).end = self.now
+        for buffer in of.values():
+            buffer.end = self.now
+
+    def _inside(self, e: Eqn) -> None:
+        """Runs one step of a loop, or each branch."""
+        for body in bodies_in(e) if _stands_alone(e) and e.primitive.name not in _LAUNCHES else ():
+            eqns: list[Eqn] = []
+            outs = inlined(body, {}, eqns, _CALLS)
+            carry: list[Any] = []
+            if e.primitive.name == "scan":
+                carry = cast(list[Any], scan_parts(e.params, cast(Any, body.invars))[1])
+            elif e.primitive.name == "while" and len(outs) == len(e.outvars):
+                carry = list(body.invars[len(body.invars) - len(outs) :])
+            self.run(eqns, outs, given=carry)
+            self.now += 1
+
+
+def _merged(eqns: list[Eqn], outs: list[Atom]) -> tuple[list[Eqn], list[Atom]]:
+    """The equations without those that repeat an earlier one, as XLA merges them. Changes `outs`."""
+    first: dict[Any, Eqn] = {}
+    rename: dict[Any, Any] = {}
+    kept = []
+    for e in eqns:
+        e = e.replace(invars=[rename.get(x, x) if is_var(x) else x for x in e.invars])
+        key = None
+        if not e.effects and not bodies_in(e) and e.primitive.name != "optimization_barrier" and e.primitive.name != "empty":
+            operands = tuple(x if is_var(x) else (str(x.val), x.aval) for x in e.invars)
+            key = e.primitive, operands, str(sorted(e.params.items(), key=lambda kv: kv[0]))
+        same = first.setdefault(key, e) if key is not None else e
+        if same is e:
+            kept.append(e)
+        else:
+            rename.update(zip(e.outvars, same.outvars, strict=True))
+    outs[:] = [rename.get(x, x) if is_var(x) else x for x in outs]
+    return kept, outs
 
 
 def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
@@ -103,7 +174,7 @@ def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
 def _stands_alone(e: Eqn) -> bool:
     """Whether an equation is an operation of its own, with buffers for its results."""
     name = e.primitive.name
-    return name in _UPDATES or name in _REDUCTIONS or is_costly(e) or bool(bodies_in(e))
+    return name in _IN_PLACE or name in _REDUCTIONS or is_costly(e) or bool(bodies_in(e))
 
 
 def _stored(eqns: Sequence[Eqn], made: dict[Any, Eqn]) -> set[Any]:
@@ -119,10 +190,11 @@ def _stored(eqns: Sequence[Eqn], made: dict[Any, Eqn]) -> set[Any]:
         if _stands_alone(e):
             stored.update(e.outvars)
             # What a reduction reads, and the rows of a scatter, are fused into it; products read views of buffers.
-            operands = [] if name in _REDUCTIONS else e.invars[:1] if name in _UPDATES else e.invars
-            stored.update(_behind_views(x, made) if name == "dot_general" else x for x in operands if is_var(x))
+            operands = [] if name in _REDUCTIONS else e.invars[:1] if name in _IN_PLACE else e.invars
+            views = _VIEWS | {"transpose"} if name == "dot_general" else _VIEWS
+            stored.update(_behind_views(x, made, views) for x in operands if is_var(x))
         elif name == "optimization_barrier":
-            stored.update(x for x in e.invars if is_var(x))
+            stored.update(_behind_views(x, made) for x in e.invars if is_var(x))
         elif name in _GATHERS:
             stored.update(_behind_views(x, made) for x in e.invars[:1] if is_var(x))
         elif name in _EXPENSIVE and len(readers.get(e.outvars[0], ())) > 1:
@@ -130,8 +202,8 @@ def _stored(eqns: Sequence[Eqn], made: dict[Any, Eqn]) -> set[Any]:
     return stored & set(made)
 
 
-def _behind_views(x: Any, made: dict[Any, Eqn]) -> Any:
-    while x in made and made[x].primitive.name in _VIEWS and is_var(made[x].invars[0]):
+def _behind_views(x: Any, made: dict[Any, Eqn], views: Collection[str] = _VIEWS) -> Any:
+    while x in made and made[x].primitive.name in views and is_var(made[x].invars[0]):
         x = made[x].invars[0]
     return x
 
@@ -164,25 +236,10 @@ def _uses(eqns: Sequence[Eqn], outs: set[Any], stored: set[Any]) -> tuple[dict[A
 def _overwritable(e: Eqn, sources: dict[Any, Sources]) -> list[Any]:
     """The buffers that an equation may overwrite with its results if it is the last to read them."""
     name = e.primitive.name
-    if name in _UPDATES:
+    if name in _IN_PLACE:
         operands = e.invars[:1]
     elif name == "while":
         operands = e.invars[e.params["cond_nconsts"] + e.params["body_nconsts"] :]
     else:
         operands = e.invars if name == "scan" or not _stands_alone(e) else []
     return [s for x in operands if is_var(x) for s in sources[x]]
-
-
-def _inside(e: Eqn) -> Peak:
-    """The peak of one step of a loop, or of the larger branch."""
-    most = Peak(0, [])
-    for body in bodies_in(e) if _stands_alone(e) else ():
-        eqns: list[Eqn] = []
-        outs = inlined(body, {}, eqns)
-        carry: list[Any] = []
-        if e.primitive.name == "scan":
-            carry = cast(list[Any], scan_parts(e.params, cast(Any, body.invars))[1])
-        elif e.primitive.name == "while" and len(outs) == len(e.outvars):
-            carry = list(body.invars[len(body.invars) - len(outs) :])
-        most = max(most, peak_of_eqns(eqns, outs, given=carry), key=lambda peak: peak.bytes)
-    return most

@@ -48,6 +48,12 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
     raise ValueError(f"{function}: {argument}: got {budget!r}; {_EXPECTED}. Write {argument}='2GiB'.")
 
 
+def memory_of_gpu() -> int | None:
+    """Returns the bytes that JAX may allocate on the first device; None if it is no GPU, or does not tell."""
+    device = jax.devices()[0]
+    return None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit")
+
+
 def _device_memory(function: str, argument: str) -> int:
     device = jax.devices()[0]
     stats = device.memory_stats() or {}

@@ -1,8 +1,9 @@
 """`recompute`: a function whose derivative keeps less. After Echo (Zheng et al., ISCA 2020), for any function of JAX."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -11,7 +12,8 @@ from jax.extend import core as jex
 
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import opened
-from cavs._function.keeping import keep_least
+from cavs._function.keeping import keep
+from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.loops import with_derivative
 from cavs._memory.pareto import Point, Search
@@ -21,7 +23,12 @@ R = TypeVar("R")
 
 
 def recompute(
-    fn: Callable[..., R], budget: int | float | str | None = None, *, static_argnums: int | Sequence[int] = ()
+    fn: Callable[..., R],
+    budget: int | float | str | None = None,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    names: Mapping[str, str] | None = None,
+    plan: str | os.PathLike[str] | None = None,
 ) -> "Recomputed[R]":
     """Returns `fn` with a derivative that keeps less of the forward, and computes the rest again in the backward.
 
@@ -42,6 +49,10 @@ def recompute(
             bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"`. The fastest plan that is predicted to
             fit is taken; it may run matrix products and loops twice. None: the smallest plan that runs none of them twice.
         static_argnums: positional arguments that are no arrays, as for `jax.checkpoint`.
+        names: what is to become of values that you named with `jax.ad_checkpoint.checkpoint_name`, whatever the plan would
+            choose: `{"gates": "recompute"}` never keeps them, `"keep"` always does, and `"offload"` keeps them in the memory of
+            the host. Inside loops, `"offload"` is the same as `"keep"`; so it is on a CPU.
+        plan: a file that `Plan.save` wrote: what it says is kept, and nothing is planned.
 
     Returns:
         A callable with the signature of `fn` and a method `plan`. Use it under `jax.jit`: each call plans anew. Forward-mode
@@ -49,27 +60,31 @@ def recompute(
 
     Raises:
         BudgetError: when it is differentiated, if no plan fits the budget.
-        ValueError: if `budget` is not an amount of memory.
+        ValueError: if `budget` is not an amount of memory, or `names` is invalid or has a name that no value has.
     """
     if not callable(fn):
         raise TypeError(f"cavs.memory.recompute: fn: got {fn!r}; expected a function. Write recompute(loss, budget='2GiB').")
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    return Recomputed(fn, bytes_of(budget, "cavs.memory.recompute"), static)
+    return Recomputed(fn, bytes_of(budget, "cavs.memory.recompute"), static, names_of(names, "recompute"), _read(plan))
 
 
 class Recomputed(Generic[R]):
     """A function whose derivative keeps less, see [`cavs.memory.recompute`][]."""
 
-    def __init__(self, fn: Callable[..., R], budget: int | str | None, static: tuple[int, ...]) -> None:
+    def __init__(
+        self, fn: Callable[..., R], budget: int | str | None, static: tuple[int, ...], names: Names, saved: Any
+    ) -> None:
         functools.update_wrapper(self, fn)
-        self._fn, self._budget, self._static = fn, budget, static
+        self._fn, self._budget, self._static, self._names, self._saved = fn, budget, static, names, saved
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         closed, flat, tree = self._trace(args, kwargs)
         jaxpr, consts = opened(closed)
         # What `fn` closes over may be differentiated, too: it becomes an argument.
         closed = jex.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), [])
-        planned = with_derivative(closed, lambda diff: self._choose(Search(closed, diff, None)).kept, late=True)
+        planned = with_derivative(
+            closed, lambda diff: self._choose(Search(closed, diff, None, names=self._names)).kept, late=True
+        )
         return jax.tree.unflatten(tree, planned(*consts, *flat))
 
     def plan(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Plan:
@@ -90,7 +105,7 @@ class Recomputed(Generic[R]):
         wanted = {argnums % len(args)} if isinstance(argnums, int) else {i % len(args) for i in argnums}
         marks = [i in wanted for i, arg in enumerate(args) if i not in self._static for _ in jax.tree.leaves(arg)]
         invars = opened(closed)[0].invars
-        search = Search(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])])
+        search = Search(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])], names=self._names)
         return Plan(self._name(), search, self._choose(search), self._budget)
 
     def _name(self) -> str:
@@ -111,11 +126,18 @@ class Recomputed(Generic[R]):
                     f"{self._name()} (recompute): got an argument {x!r}; expected arrays. Write recompute(fn, "
                     "static_argnums=...) with the positions of such arguments."
                 )
-        with keep_least() if self._budget == "min" else contextlib.nullcontext():  # for the calls of `cavs.run` inside
+        with keep(least=self._budget == "min", names=self._names) as inside:  # for the calls of `cavs.run` inside
             closed, shapes = jax.make_jaxpr(function, return_shape=True)(*flat)
+        self._inside = inside.seen
         return closed, flat, jax.tree.structure(shapes)
 
     def _choose(self, search: Search) -> Point:
+        if self._saved is not None:
+            return search.saved(self._saved)
+        if self._names:
+            check_known(self._names, search.cheap().names() | self._inside, f"recompute of {self._name()}")
+        if self._budget is None and self._names:
+            return search.cheap()
         if self._budget is None:
             return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p], p.bytes))
         if self._budget != "min":
@@ -129,6 +151,22 @@ class Recomputed(Generic[R]):
         if chosen is None:
             raise BudgetError(_too_small(self._name(), int(self._budget), search, points[-1]))
         return chosen
+
+
+def _read(path: str | os.PathLike[str] | None) -> Any:
+    """Reads a saved plan."""
+    if path is None:
+        return None
+    with open(path) as file:
+        try:
+            found = json.load(file)
+        except ValueError:
+            found = None
+    if not isinstance(found, dict) or not found.keys() >= {"regions", "chunks"}:
+        raise ValueError(
+            f"recompute: plan: got {path}; expected a file that Plan.save wrote. Write recompute(fn).plan(...).save(path)."
+        )
+    return found
 
 
 def _too_small(name: str, budget: int, search: Search, least: Point) -> str:

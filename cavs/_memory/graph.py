@@ -12,8 +12,10 @@ from cavs._function.equations import is_float, needed, run_equations
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
 from cavs._function.minimum_cut import minimum_cut
+from cavs._function.names import Names, behind, chosen, without_names
 
 _SMALL = 16
+_NEVER = 1 << 20  # times the size of a value that is not to be kept
 _TINY = 1 / 4096  # of a byte
 
 
@@ -28,6 +30,8 @@ class Graph:
         backward: the equations of the backward. Their inputs are `leaves` (`reads` says which forward value each is) and
             `cotangents`, their results `grads`, one for each index in `diff`.
         stored: inputs that cost memory if the backward reads them: the carry of a loop, of which each step has another.
+        names: what the user asks for by name.
+        named: the values of the forward that the user has named.
     """
 
     invars: list[Var]
@@ -42,6 +46,8 @@ class Graph:
     cotangents: list[Var]
     grads: list[Atom]
     stored: list[Var]
+    names: Names = ()
+    named: dict[str, set[Var]] = field(default_factory=dict)
     costly: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -62,19 +68,24 @@ class Graph:
                 it again; None: never.
         """
         order = {i: k for k, i in enumerate(self.costly)}
+        asked = chosen(self.named, self.names, "keep") | chosen(self.named, self.names, "offload")
+        never = chosen(self.named, self.names, "recompute")
+        again = behind(self.eqns, never, is_costly)
 
         def price_at(i: int) -> float | None:
             if i not in order:
                 return price_of(self.eqns[i])
+            if may_repeat(self.eqns[i]) and any(v in again for v in self.eqns[i].outvars):
+                return 0.0
             return price(order[i], flops_of(self.eqns[i])) if may_repeat(self.eqns[i]) else None
 
         needs = self.needs()
         # Of equally small cuts, the one of the fewest values.
-        keep, _ = minimum_cut(self.eqns, needs, price_at, stored=self.stored, size=self._size)
-        return self.keeping(keep)
-
-    def _size(self, v: Var) -> float:
-        return bytes_of_var(v) + (0 if v in self.stored else _TINY)
+        size = lambda v: bytes_of_var(v) * (_NEVER if v in never else 1) + (0 if v in self.stored else _TINY)  # noqa: E731
+        keep, _ = minimum_cut(self.eqns, needs, price_at, asked, self.stored, size)
+        have = set(keep) | asked | (set(self.invars) - set(self.stored)) | set(self.consts)
+        read = needed(self.eqns, needs, have)[1]
+        return self.keeping([*keep, *(v for v in dict.fromkeys(read) if v in asked)])
 
     def plain(self) -> "Kept":
         """Returns what JAX keeps: everything that the backward reads."""
@@ -113,7 +124,9 @@ class Kept:
         env = dict(zip(graph.invars, args, strict=True)) | graph.consts
         eqns, _ = needed(graph.eqns, [*graph.outs, *self.keep], set(env))
         run_equations(eqns, env)
-        return [value(x, env) for x in graph.outs], [env[v] for v in (*self.free, *self.keep)]
+        away = chosen(graph.named, graph.names, "offload")
+        kept = [jax.device_put(env[v], jax.memory.Space.Host) if v in away else env[v] for v in self.keep]
+        return [value(x, env) for x in graph.outs], [*(env[v] for v in self.free), *kept]
 
     def pull_back(self, kept: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
@@ -123,7 +136,10 @@ class Kept:
         would recognise the forward's equations and keep their results.
         """
         graph = self.graph
-        env: Env = dict(zip((*self.free, *self.keep), kept, strict=True)) | graph.consts
+        away = chosen(graph.named, graph.names, "offload")
+        values = (*self.free, *self.keep)
+        kept = [jax.device_put(x, jax.memory.Space.Device) if v in away else x for v, x in zip(values, kept, strict=True)]
+        env: Env = dict(zip(values, kept, strict=True)) | graph.consts
         behind: Env = dict(zip(graph.cotangents, cotangents, strict=True)) | graph.backward_consts
         tie = [v for v, x in zip(graph.cotangents, cotangents, strict=True) if isinstance(x, jax.Array)]
         for stretch in self.stretches():
@@ -173,7 +189,7 @@ def shape(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def differentiated(
-    function: Callable[..., Sequence[Any]], avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int]
+    function: Callable[..., Sequence[Any]], avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names = ()
 ) -> Graph:
     """Traces `function` (flat arrays to a flat list of arrays) and its derivative with respect to the arguments `diff`."""
     floats: list[int] = []
@@ -197,12 +213,13 @@ def differentiated(
         return list(jax.tree.unflatten(tree, leaves)(cotangents))
 
     invars, eqns, results, consts = _flat(closed)
+    eqns, results, named = without_names(eqns, results)
     behind = jax.make_jaxpr(back)([shape(x) for x in leaf_shapes], [shape(out_shapes[i]) for i in floats])
     back_in, back_eqns, grads, back_consts = _flat(behind)
     n, m = len(out_shapes), len(leaf_shapes)
     return Graph(
         invars, eqns, results[:n], consts, list(diff), list(floats), dict(zip(back_in[:m], results[n:], strict=True)),
-        back_eqns, back_consts, back_in[m:], grads, [invars[i] for i in stored],
+        back_eqns, back_consts, back_in[m:], grads, [invars[i] for i in stored], names, named,
     )  # fmt: skip
 
 

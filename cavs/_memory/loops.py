@@ -11,7 +11,9 @@ from jax.custom_derivatives import SymbolicZero
 from cavs._function.equations import bind, is_float, lines_of
 from cavs._function.jaxprs import Eqn, body_of, opened, scan_parts
 from cavs._function.lines import source_line
+from cavs._function.names import Names
 from cavs._memory.graph import Graph, Kept, differentiated, shape, value
+from cavs._memory.saved_plan import kept_as_saved
 
 # Calls that are opened: a loop inside is then planned, too. What `jax.checkpoint` keeps stays the user's choice.
 _OPENED = ("jit", "pjit", "closed_call", "core_call")
@@ -43,6 +45,8 @@ class Planner:
             None: never again. If there is no `price` at all, everything is kept that JAX keeps.
         regions: gains what each graph keeps, by its name.
         chunks: of the loops that run in chunks, the number of steps of a chunk.
+        saved: a saved plan, which says what to keep instead of `price`.
+        names: what the user asks for by name; values of loops are not offloaded.
         graphs: those traced already, by name and differentiated inputs; shared by the planners of one function.
     """
 
@@ -50,6 +54,8 @@ class Planner:
     graphs: dict[Any, Graph] = field(default_factory=dict)
     chunks: dict[str, int] = field(default_factory=dict)
     regions: dict[str, Region] = field(default_factory=dict)
+    names: Names = ()
+    saved: dict[str, Any] | None = None
 
     def keep(
         self, closed: Any, diff: Sequence[int], name: str, line: str | None = None, times: int = 1, stored: Sequence[int] = ()
@@ -68,14 +74,21 @@ class Planner:
                 inner.clear()
                 return _evaluate(jaxpr, consts, args, lambda e, x: self._equation(e, x, f"{name}/{len(inner)}", times, inner))
 
-            graph = differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored)
+            graph = differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored, self._names(graph_name=name))
             if not inner:
                 self.graphs[key] = graph
         price = self.price
-        kept = graph.plain() if price is None else graph.choose(lambda k, flops: price(name, k, flops))
+        if self.saved is not None:
+            kept = kept_as_saved(graph, name, self.saved)
+        else:
+            kept = graph.plain() if price is None else graph.choose(lambda k, flops: price(name, k, flops))
         self.regions.pop(name, None)
         self.regions[name] = Region(name, line, times, kept)
         return kept
+
+    def _names(self, graph_name: str) -> Names:
+        """What is asked for in a graph."""
+        return self.names if not graph_name else tuple((n, way if way != "offload" else "keep") for n, way in self.names)
 
     def _equation(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, inner: list[str]) -> list[Any]:
         if eqn.primitive.name != "scan" or self.price is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cavs._function.costs import bytes_of_var
+from cavs._function.names import Names
 from cavs._memory.footprint import peak
 from cavs._memory.graph import Graph, Kept
 from cavs._memory.loops import Planner, Price, Region, chunk_of
@@ -38,6 +39,10 @@ class Point:
         """FLOPs of products that run again."""
         return sum(region.times * region.kept.flops() for region in self.regions.values())
 
+    def names(self) -> set[str]:
+        """The names of values that can be kept."""
+        return {name for region in self.regions.values() for name in region.kept.graph.named}
+
     def again(self) -> list[Product]:
         return [(name, k) for name, region in self.regions.items() for k in region.kept.repeated]
 
@@ -51,9 +56,19 @@ class Search:
     line: str | None = None
     graphs: dict[Any, Graph] = field(default_factory=dict)
     peaks: dict[Point, int] = field(default_factory=dict)
+    names: Names = ()
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None) -> Point:
-        planner = Planner(price, self.graphs if price else {}, chunks or {})
+        planner = Planner(price, self.graphs if price else {}, chunks or {}, names=self.names)
+        kept = planner.keep(self.closed, self.diff, "", self.line)
+        point = Point(kept, planner.regions, planner.chunks)
+        self.peaks[point] = point.peak()
+        return point
+
+    def saved(self, saved: dict[str, Any]) -> Point:
+        """What a saved plan keeps. That of `plain` has one graph."""
+        price = None if len(saved["regions"]) == 1 else lambda *_: None
+        planner = Planner(price, {}, dict(saved["chunks"]), names=self.names, saved=saved)
         kept = planner.keep(self.closed, self.diff, "", self.line)
         point = Point(kept, planner.regions, planner.chunks)
         self.peaks[point] = point.peak()

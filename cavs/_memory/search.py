@@ -13,8 +13,8 @@ from cavs._schedule.tasks import LAZY_WINDOW
 _ROWS_PER_TASK = {"cpu": 16, "gpu": 256}
 _AGAIN = {"fast": 1.0, "least": 1.1, "window": 1.35}  # work of a keeping, relative to the fastest: an estimate
 WINDOWS = {"fast": LAZY_WINDOW, "least": LAZY_WINDOW, "window": 256}  # rows, as in `cavs.schedule(window=)`
-_LEAST_SHARE = 1 / 8  # of the memory of another keeping
-_PADDING = 0.7  # parts may have less padding than a larger part
+_SHARE = {"fast": 1.0, "least": 0.6, "window": 0.3}  # no keeping needs less of the memory of the fastest
+_PADDING = 0.8  # parts may have less padding than a larger part
 KEEPINGS = tuple(_AGAIN)
 
 
@@ -106,8 +106,8 @@ class Search:
         """About the least that a candidate can need: half of a batch needs half of the memory, or more."""
 
         def at_least(known: Candidate) -> float:
-            share = _PADDING if known.choice.keep == choice.keep else _LEAST_SHARE
-            return share * known.peak.bytes * min(1.0, known.choice.parts / choice.parts)
+            share = min(1.0, _SHARE[choice.keep] / _SHARE[known.choice.keep])
+            return _PADDING * share * known.peak.bytes * min(1.0, known.choice.parts / choice.parts)
 
         return max(map(at_least, self.found.values()), default=0.0)
 

@@ -1,9 +1,12 @@
 """The plan of a derivative as a table, before anything is compiled."""
 
+import json
 import math
+import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.jaxprs import Var
@@ -11,6 +14,10 @@ from cavs._function.lines import source_line
 from cavs._memory.bytes import text_of
 from cavs._memory.loops import Region
 from cavs._memory.pareto import Point, Search
+from cavs._memory.saved_plan import as_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,24 @@ class Plan:
     def frontier(self) -> list[tuple[int, float]]:
         """Returns (predicted peak in bytes, FLOPs run twice) of plans, the fastest first."""
         return [(self._search.peaks[p], p.flops) for p in self._points]
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """Draws the frontier: FLOPs that run twice against the budget, with this plan.
+
+        Args:
+            path: a file to write, such as "plan.svg"; its ending says the format.
+
+        Returns:
+            The figure, which a notebook shows.
+        """
+        from cavs._memory.plot import plot_frontier
+
+        return plot_frontier([(b, f, "") for b, f in self.frontier()], (self.peak, self.flops), "FLOPs that run twice", path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes what is kept to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
+        with open(path, "w") as file:
+            json.dump(as_json({name: r.kept for name, r in self._point.regions.items()}, self._point.chunks), file)
 
     def rows(self) -> list[Row]:
         """Returns what is kept, the largest first."""

@@ -17,7 +17,7 @@ from cavs._engines.engine import Engine
 from cavs._engines.scan import Scan
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
-from cavs._function.keeping import keeps_least
+from cavs._function.keeping import keeping_now
 from cavs._function.plan import Plan
 from cavs._function.stored import from_stored
 from cavs._function.vertex import VertexFunction
@@ -228,17 +228,18 @@ def _loops_are_refused(plan: Plan) -> Iterator[None]:
 
 def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None) -> Callable[..., list[jax.Array]]:
     """Returns the jitted function of a plan for schedules of one shape, with its VJP; cached on the plan."""
-    least = keeps_least()
-    key = (shape, kinds, asked, least, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    least, names, seen = keeping_now()
+    seen.update(plan.names)
+    key = (shape, kinds, asked, least, names, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
-        kept = plan.keeping(again=least)
+        kept = plan.keeping(again=least, names=names)
         engine = choose_engine(asked, kept, shape, kinds)
         if engine.launches:
             sweep = batched_by(_sweep(kept, shape, kinds, engine), differentiable(_sweep(kept, shape, kinds, Scan())))
         else:
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
             share = least and shape.windows[0] == 1
-            kept = plan.keeping(shape.forest and shape.rooted, share, again=least and not share)
+            kept = plan.keeping(shape.forest and shape.rooted, share, again=least and not share, names=names)
             sweep = _sweep(kept, shape, kinds, engine)
         plan.sweeps[key] = jax.jit(differentiable(sweep))
     return plan.sweeps[key]

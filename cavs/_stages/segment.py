@@ -5,6 +5,7 @@ enough. Here the part and its VJP are traced into one program. The backward runs
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ from cavs._graphs.pytree import PyTree
 from cavs._stages.cotangents import zero_cotangent
 from cavs._stages.saved import Transpose
 
+# Bytes of gathered arrays from which the backward gathers them again: below, a further kernel takes longer than it is worth.
+MANY_BYTES = 32 << 20
+
 
 class _Backward(NamedTuple):
     """What the backward runs. It has no arrays, except constants.
@@ -30,6 +34,7 @@ class _Backward(NamedTuple):
         outs: the cotangents of the float arguments, which are `floats` among all of them.
         shapes: of all arguments.
         tree: of all arguments.
+        again: whether what was gathered is gathered again, rather than alive from the forward to the backward.
     """
 
     eqns: list[Eqn]
@@ -40,6 +45,7 @@ class _Backward(NamedTuple):
     floats: list[int]
     shapes: list[jax.ShapeDtypeStruct]
     tree: PyTreeDef
+    again: bool
 
 
 def cut_vjp(
@@ -85,7 +91,8 @@ def cut_vjp(
     env = dict(program.consts) | dict(zip(values, flat, strict=True))
     run_equations(forward, env)
     tree = jax.tree.structure((*in_tree.unflatten(flat), *taken_tree.unflatten(taken)))
-    back = _Backward(backward, [*cut, *alive], seeds, results, cts, floats, shapes, tree)
+    again = sum(math.prod(x.shape) * x.dtype.itemsize for x in taken) > MANY_BYTES
+    back = _Backward(backward, [*cut, *alive], seeds, results, cts, floats, shapes, tree, again)
     split = [env[v] for v in cut], [env[v] for v in alive]
     transpose = jax.tree_util.Partial(functools.partial(_pull_back, back), *split)
     return out_tree.unflatten([value_of(x, env) for x in outs]), transpose
@@ -111,7 +118,11 @@ def _pull_back(back: _Backward, cut: list[jax.Array], alive: list[jax.Array], ct
     flat = jax.tree.leaves(cts)
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
-    cut = lax.optimization_barrier(cut)
+    # Behind other indices it does not merge gathers.
+    indices = [jnp.issubdtype(x.dtype, jnp.integer) and back.again for x in alive]
+    cut, late = lax.optimization_barrier((cut, [x for x, index in zip(alive, indices, strict=True) if index]))
+    rest = iter(late)
+    alive = [next(rest) if index else x for x, index in zip(alive, indices, strict=True)]
     env = dict(zip(back.kept, [*cut, *alive], strict=True))
     env |= dict(zip(back.seeds, (flat[i] for i in back.results), strict=True))
     run_equations(back.eqns, env)

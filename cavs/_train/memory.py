@@ -13,7 +13,7 @@ from cavs._feed.loader import Loader
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.buffers import Peak, peak_of
-from cavs._memory.bytes import bytes_of, text_of
+from cavs._memory.bytes import bytes_of, memory_of_gpu, text_of
 from cavs._memory.search import WINDOWS, Candidate, Choice, Search, choices_for
 from cavs._memory.table import columns
 from cavs._train.batches import Feed
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cavs._train.data import Data, Samples
     from cavs._train.task import Model, Task
 
+_ENOUGH = 800  # bytes for each element of a state of each vertex: then a batch fits, and is not traced to find out
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches, if the memory suffices
 
 
@@ -135,22 +136,33 @@ def total_steps(config: Config, loader: Loader) -> int:
 
 
 def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> MemoryPlan:
-    """The fastest plan within `--memory`, or the whole batch without it.
+    """The fastest plan within `--memory`; without it the whole batch, if that fits the GPU.
 
     Raises:
         TrainError: `--memory` is no amount of memory, or nothing fits.
     """
     evaluation = EVALUATION_BATCHES * config.batch
-    budget = budget_of(config.memory)
-    if budget is None:
-        return MemoryPlan(Choice(1, "fast"), evaluation)
+    budget, gpu = budget_of(config.memory), memory_of_gpu() if config.devices == 1 else None
+    whole = MemoryPlan(Choice(1, "fast"), evaluation)
+    if budget is None and gpu is None:
+        return whole
     work = TrainingStep(config, model, task, data)
     search = Search(work, choices_for(work.batch))
+    if budget is None:
+        if gpu is None or _fits(config, work, search, gpu):
+            return whole
+        budget = gpu
     chosen, measured = _within(work, search, budget)
     # XLA needs more than predicted for evaluations as well.
     limit = chosen.peak.bytes * (1 if budget == "min" else int(budget) / max(measured, chosen.peak.bytes))
     evaluation = _evaluation(work, data, evaluation, limit)
     return MemoryPlan(chosen.choice, evaluation, _table(work, search, chosen, measured, budget))
+
+
+def _fits(config: Config, work: TrainingStep, search: Search, limit: int) -> bool:
+    """Whether whole batches are predicted to fit a GPU."""
+    few = work.largest() * work.batch * config.hidden * _ENOUGH < limit
+    return few or search.candidate(Choice(1, "fast")).peak.bytes <= limit
 
 
 def _within(work: TrainingStep, search: Search, budget: int | str) -> tuple[Candidate, int]:

@@ -1,6 +1,5 @@
 """The training step of a batch, as a `cavs.data.step`, and the evaluation of a batch."""
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import numpy as np
 
 from cavs._feed.batches import Batches
 from cavs._feed.step import Step, divided, step
-from cavs._function.keeping import keep_least
+from cavs._function.keeping import keep
 from cavs._graphs.pytree import PyTree
 from cavs._memory.search import Choice
 from cavs._run.concurrent_jit import concurrent_jit
@@ -114,7 +113,7 @@ def one_step(
         gradient_of = gradients.of_batch if choice.parts == 1 else gradients.of_parts
         if axes := checked_axes():
             gradient_of = functools.partial(gradients.of_devices, axes=axes)
-        with contextlib.nullcontext() if choice.keep == "fast" else keep_least():
+        with keep(least=choice.keep != "fast"):
             words, rows, metrics, *found = gradient_of(model, state.weights, batch, key)
         by_params, by_rows = optimiser.clip(tuple(found), config.clip)
         updates, rule_state = rule.update(by_params, state.optimiser, state.params)

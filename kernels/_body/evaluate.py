@@ -273,11 +273,12 @@ class Values:
         awaited = place.tensor in launch.awaited
         for b in range(max(1, num_blocks(aval(store.value), self._unit))):
             x, base = self._known[store.value].flat[b], launch.scalar(place.base)
+            column = launch.column(b + place.offset // self._unit)
             if np.shape(x) != tile.shape:  # a constant
                 x = jnp.full(tile.shape, x, dtype_of(store.value))
             if dtype_of(store.value) == np.bool_:
                 x = jnp.where(x, jnp.int32(1), jnp.int32(0))
-            self._device.store(tile, launch.buffers.tensors[place.tensor], x, base, launch.column(b), own, awaited)
+            self._device.store(tile, launch.buffers.tensors[place.tensor], x, base, column, own, awaited)
 
 
 def _box(x: jax.Array) -> Blocks:

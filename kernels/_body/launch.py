@@ -12,7 +12,6 @@ from cavs.kernels._body.device import Device
 from cavs.kernels._layout.config import Config
 from cavs.kernels._layout.layout import Layout
 from cavs.kernels._program.arrays import Output, Ref
-from cavs.kernels._program.jaxprs import ROW
 from cavs.kernels._program.names import SCALARS, Index, Tensor
 from cavs.kernels._program.operations import LevelProgram
 
@@ -85,8 +84,9 @@ class Launch:
     def whole_outputs(self) -> dict[Tensor, Output]:
         """The tensors that are read after the launch from their first to their last row."""
         found = {t: out for t, out in self.outputs.items() if t not in self.program.scratch and not out.sparse}
-        for place in dict.fromkeys(store.place for phase in self.program.phases for store in phase.stores):
+        stored = ((phase.domain, store.place) for phase in self.program.phases for store in phase.stores)
+        for domain, place in dict.fromkeys(stored):
             if place.tensor not in self.program.halves and place.tensor not in self.outputs:
                 ref = self.buffers.tensors[place.tensor]
-                found[place.tensor] = Output(ref.shape[0], ref.shape[1], ref.dtype, ROW, place.base)
+                found[place.tensor] = Output(ref.shape[0], ref.shape[1], ref.dtype, domain, place.base)
         return found

@@ -71,13 +71,13 @@ class Wide:
 
         def one(t: jax.Array, _: jax.Array) -> jax.Array:
             row = begin + (launch.group + t * config.groups) * rows + launch.wg * config.rows
-            tile = Tile((config.rows, config.hb), jnp.minimum(row, last), last)
-            self.products(n, tile)
-            lax.fori_loop(jnp.int32(0), jnp.int32(config.rows // height), lambda p, _: piece(tile, p), jnp.int32(0))
+            self.products(n, Tile((config.rows, config.hb), jnp.minimum(row, last), last))
+            lax.fori_loop(jnp.int32(0), jnp.int32(config.rows // height), lambda p, _: piece(row, p), jnp.int32(0))
             return _
 
-        def piece(tile: Tile, p: jax.Array) -> jax.Array:
-            small = Tile((height, config.hb), tile.row + p * height, last)
+        def piece(row: jax.Array, p: jax.Array) -> jax.Array:
+            # Past the last row nothing is stored: what another warpgroup stores may replace what this one reads.
+            small = Tile((height, config.hb), row + p * height, last)
             assert launch.buffers.sums is not None
             sums = launch.buffers.sums.at[:, pl.ds(p * height, height)]
             values = Values(launch, phase, small, launch.layout.phases[n].sums, part=sums)

@@ -1,6 +1,7 @@
 """The place of each product of a level on the chip: specs for the device, packed weights, and partial sums."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias, TypeVar
@@ -74,8 +75,9 @@ class Layout:
         return part + (self.words * 4 if config.resident else 0) + _SLACK
 
 
+@functools.lru_cache(maxsize=2048)
 def layout_of(program: LevelProgram, config: Config) -> Layout:
-    """Assigns every product its place.
+    """Assigns every product its place; cached.
 
     Raises:
         Unfit: If a product's sum cannot be divided as the config says.

@@ -54,6 +54,7 @@ class Arrays:
         integers: int32 vectors; see `_program.names.IndexRole`.
         updated: Tensors that are read and written.
         outputs: The tensors that the launch writes.
+        replaced: The tensors that are read from the buffer of an updated one, whose rows replace theirs.
     """
 
     tensors: dict[Tensor, jax.Array]
@@ -61,6 +62,7 @@ class Arrays:
     integers: dict[Index, jax.Array]
     updated: dict[Tensor, jax.Array]
     outputs: dict[Tensor, Output]
+    replaced: dict[Tensor, Tensor] = dataclasses.field(default_factory=dict)
 
 
 def concatenated(vectors: Mapping[_K, jax.Array], dtype: type) -> tuple[jax.Array, dict[_K, tuple[int, int]]]:

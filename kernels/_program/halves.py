@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from cavs.kernels._program.names import Tensor
-from cavs.kernels._program.operations import LevelProgram, Operation, Phase, Place, Product, Store
+from cavs.kernels._program.operations import LevelProgram, Operation, Phase, Product, Store
 
 
 def with_halves(program: LevelProgram, dtype: np.dtype) -> LevelProgram:
@@ -35,7 +35,7 @@ def _converted(phase: Phase, half: dict[Tensor, Tensor], alone: set[Tensor]) -> 
     stores: list[Operation] = []
     for value in dict.fromkeys(store.value for store in phase.stores):
         places = [store.place for store in phase.stores if store.value is value]
-        twins = [Place(half[place.tensor], place.base) for place in places if place.tensor in half]
+        twins = [dataclasses.replace(place, tensor=half[place.tensor]) for place in places if place.tensor in half]
         stores += [Store(value, place) for place in (*(p for p in places if p.tensor not in alone), *twins)]
     return dataclasses.replace(phase, operations=(*rest, *stores))
 

@@ -13,6 +13,7 @@ class Role(enum.StrEnum):
     CROSSING = "cross"  # an output of the eager part
     EXTRA = "extra"  # a value that the lazy part reads
     KEPT = "kept"  # a value that the forward keeps for the backward
+    REPLACED = "replaced"  # values kept side by side, in the rows of which the cut cotangent of the same number will be stored
     NUM_CHILDREN = "num_children"
     PUSHED = "g"  # the cotangent of a state, from the pushes
     EXTRA_COTANGENT = "extra_ct"

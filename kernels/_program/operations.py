@@ -66,10 +66,14 @@ def tensors_of(source: Source) -> set[Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Row r of a tensor for each row (or edge) r of the phase; `scalars[base]` is added to the row."""
+    """Row r of a tensor for each row (or edge) r of the phase; `scalars[base]` is added to the row.
+
+    The value begins at element `offset` of the row, where units are not padded.
+    """
 
     tensor: Tensor
     base: int | None = None
+    offset: int = 0
 
 
 # The operations. Values are the variables of the equations; an operation's identity is that of the object.

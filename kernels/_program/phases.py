@@ -189,7 +189,7 @@ class _Cutter:
             places.append(Place(tensor))
             width = max(1, num_blocks(aval(x), self.valid)) * self.unit
             self.scratch[tensor] = Scratch(self.domains[x], width, stored_dtype(aval(x)))
-        self.sources[x] = RowRead(places[0].tensor, base=places[0].base)
+        self.sources[x] = RowRead(places[0].tensor, base=places[0].base, part=places[0].offset // self.valid)
 
     def cheap(self, eqn: Eqn, domain: Domain) -> bool:
         """Whether a value follows from inputs of `domain` by elementwise maths alone."""

@@ -102,7 +102,7 @@ class _Printer:
 
     def place(self, place: Place, r: str) -> str:
         """Where a value is stored."""
-        return f"{place.tensor}[{_row(r, place.base)}]"
+        return f"{place.tensor}[{_row(r, place.base)}{f', element {place.offset}:' if place.offset else ''}]"
 
     def name(self, x: Atom) -> str:
         """A value's name, or a literal."""

@@ -1,0 +1,44 @@
+"""How XLA lays out buffers in one heap: large ones first, each in the smallest gap that fits (its "best fit" heuristics)."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_ALIGNMENT = 256  # bytes
+_LARGE = 256  # buffers that are laid out one by one
+
+
+@dataclasses.dataclass(eq=False)
+class Buffer:
+    """A buffer: its bytes, from when to when it is alive, and the values that it holds one after the other."""
+
+    size: int
+    start: int
+    end: int = -1
+    held: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+
+
+def packed(buffers: Iterable[Buffer]) -> int:
+    """Returns the bytes of the heap that holds buffers, of which those that are alive at the same time do not overlap.
+
+    As in XLA, the better of two orders is taken: by size, or by the time that buffers live.
+    """
+    largest = sorted(buffers, key=lambda b: -b.size)[:_LARGE]
+    by_size: Callable[[Buffer], Any] = lambda b: (-b.size, b.start)  # noqa: E731
+    by_time: Callable[[Buffer], Any] = lambda b: (b.start - b.end, -b.size)  # noqa: E731
+    return min(_height(sorted(largest, key=order)) for order in (by_size, by_time))
+
+
+def _height(buffers: list[Buffer]) -> int:
+    placed: list[tuple[int, int, Buffer]] = []  # begin, end and buffer
+    for buffer in buffers:
+        size = -(-buffer.size // _ALIGNMENT) * _ALIGNMENT
+        taken = sorted((a, b) for a, b, x in placed if x.start <= buffer.end and buffer.start <= x.end)
+        gaps, top = [], 0
+        for begin, end in taken:
+            if begin - top >= size:
+                gaps.append((begin - top, top))
+            top = max(top, end)
+        at = min(gaps)[1] if gaps else top
+        placed.append((at, at + size, buffer))
+    return max((end for _, end, _ in placed), default=0)
