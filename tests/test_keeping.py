@@ -1,6 +1,7 @@
 """What the backward keeps, runs again and overwrites changes its memory, never its results."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._function.keeping import front, keep, reused
 from cavs._run.plans import plan_of
+from cavs._stages import segment
 from tests.odd_graphs import BATCHES
 from tests.programs import CASES, IN_FORESTS, PROGRAMS
 from tests.truth import assert_close, batch_inputs, call, gradients, truth
@@ -109,3 +111,18 @@ def test_explain_says_what_it_could_keep() -> None:
     program = vp.BinaryTreeLSTM(8, 8)
     text = program.vertex_function().explain(program.init(jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32))
     assert "it can keep less, if products run again in the backward: 96 B for 256 FLOPs" in text
+
+
+@pytest.mark.parametrize(("name", "batch"), [case for case in IN_FORESTS if case[0] in ("BinaryTreeLSTM", "three kinds")][:4])
+def test_gradients_if_large_inputs_are_gathered_again(name: str, batch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "MANY_BYTES", -1)
+    monkeypatch.setattr(segment, "_after", mock := Mock(side_effect=segment._after))
+    graphs, schedule = BATCHES[batch], cavs.schedule(BATCHES[batch])
+
+    def run(params: Any, inputs: Any) -> Any:
+        return call(cavs.run, PROGRAMS[name].function, params, schedule, inputs)
+
+    with keep(least=False, names=(("of no value", "keep"),)):  # not the function that another test compiled
+        grads, _ = gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
+    assert_close(grads, truth(name, batch)[1], 1e-10)
+    assert mock.call_count

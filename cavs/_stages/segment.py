@@ -113,16 +113,21 @@ def _cut(
     return needed(first, [*outs, *cut], free)[0], backward, cut, alive
 
 
+def _after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
+    """Returns `alive` with indices that are only known after the cotangents, so that XLA gathers again, and not before."""
+    firsts = [x[(0,) * x.ndim] for x in cts if x.size][:1]
+    late = [jnp.minimum(jnp.isnan(x).astype(jnp.int32), 0) for x in firsts]  # 0, whatever x is
+    return [x + late[0].astype(x.dtype) if late and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim else x for x in alive]
+
+
 def _pull_back(back: _Backward, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
     """Returns the cotangents of the arguments."""
     flat = jax.tree.leaves(cts)
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
-    # Behind other indices it does not merge gathers.
-    indices = [jnp.issubdtype(x.dtype, jnp.integer) and back.again for x in alive]
-    cut, late = lax.optimization_barrier((cut, [x for x, index in zip(alive, indices, strict=True) if index]))
-    rest = iter(late)
-    alive = [next(rest) if index else x for x, index in zip(alive, indices, strict=True)]
+    cut = lax.optimization_barrier(cut)
+    if back.again:
+        alive = _after([flat[i] for i in back.results], alive)
     env = dict(zip(back.kept, [*cut, *alive], strict=True))
     env |= dict(zip(back.seeds, (flat[i] for i in back.results), strict=True))
     run_equations(back.eqns, env)
