@@ -4,6 +4,7 @@ A level of the forward computes F's recurrent equations, a level of the backward
 (`_function.split`).
 """
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -195,12 +196,11 @@ class Recurrence:
                 put(v, Tensor(Role.EXTRA, n), None, domain=EDGE if edge else ROW)
             together = {n: (m, column) for m, columns in self.replaced.items() for n, column in columns.items()}
             for n, v in enumerate(self.kept):
-                edge = domains.get(v) == EDGE
+                base, domain = EDGE_PAD if domains.get(v) == EDGE else PAD, domains.get(v, STATIC)
                 if n in together:
-                    m, column = together[n]
-                    put(v, Tensor(Role.REPLACED, m), None, domain=domains.get(v, STATIC), offset=column)
-                    continue
-                put(v, Tensor(Role.KEPT, n), EDGE_PAD if edge else PAD, domain=domains.get(v, STATIC))
+                    put(v, Tensor(Role.REPLACED, together[n][0]), None, domain=domain, offset=together[n][1])
+                else:
+                    put(v, Tensor(Role.KEPT, n), base, domain=domain)
             for m in self.replaced:
                 tensor = Tensor(Role.REPLACED, m)
                 self.written[tensor] = dataclasses.replace(self.written[tensor], value=part.reverse.cuts[m])
@@ -260,7 +260,10 @@ def recurrence_of(plan: Plan, name: str | None, forward: bool, forest: bool = Tr
         pushes = plan.push_states
         pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
         try:
-            replaced = recurrence_of(plan, name, False, forest).replaced if forward and keep and part.forward.keep else {}
+            replaced: Replaced = {}
+            if forward and keep and part.forward.keep:
+                with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
+                    replaced = recurrence_of(plan, name, False, forest).replaced
             made = Recurrence(part, *key, pushed, state_bounds(plan), replaced)
             if made.precision == "f16" and not _measured(made):
                 made = Recurrence(part, *key, pushed, [math.inf] * len(plan.state_avals), replaced)
