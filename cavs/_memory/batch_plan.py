@@ -267,14 +267,8 @@ class BatchPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
-        found = {
-            "parts": self.parts,
-            "keep": self.keep,
-            "names": dict(self._batch.names),
-            "graphs": len(self._batch.graphs),
-            "budget": self._budget,
-            "predicted": self.peak,
-        }
+        found: dict[str, Any] = {"parts": self.parts, "keep": self.keep, "names": dict(self._batch.names)}
+        found |= {"graphs": len(self._batch.graphs), "budget": self._budget, "predicted": self.peak}
         with open(path, "w") as file:
             json.dump(found, file, indent=1)
 
