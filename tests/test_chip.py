@@ -26,7 +26,7 @@ from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
 from cavs.kernels._layout.config import SHARED_MEMORY, Config
 from cavs.kernels._layout.layout import layout_of
-from cavs.kernels._layout.pack import Packed, pack_weights
+from cavs.kernels._layout.pack import PackedWeight, pack_weights
 from cavs.kernels._program.widths import HALVES
 from tests.markdown import blocks
 from tests.odd_graphs import chain, joined
@@ -93,7 +93,7 @@ def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks
     unit, k = 32, 64
     weight = np.random.default_rng(3).standard_normal((k, blocks * unit)).astype(np.float32)
     width, chunk = blocks * hb, 32 if precision in HALVES else 16
-    part = Packed(None, 0, k, width, 0, 1, False)
+    part = PackedWeight(None, 0, k, width, 0, 1, False)
     words = np.asarray(pack_weights([part], [jnp.asarray(weight)], unit, hb, precision))
     assert words.shape == (unit // hb, part.words(precision))
     for cta in range(unit // hb):

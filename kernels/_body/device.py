@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from cavs.kernels._layout.config import Config
-from cavs.kernels._layout.pack import Packed
+from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._layout.specs import ProductSpec, Tile
 from cavs.kernels._program.arrays import Ref
 
@@ -28,7 +28,14 @@ class Device(Protocol):
     def group_barrier(self, counters: Ref, slot: jax.Array, target: jax.Array, clustered: bool, spins: int) -> None: ...
 
     def copy_weights(
-        self, parts: Sequence[Packed], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
+        self,
+        parts: Sequence[PackedWeight],
+        refs: Sequence[Ref],
+        cta: jax.Array,
+        target: Ref,
+        unit: int,
+        hb: int,
+        config: Config,
     ) -> None: ...
 
     def number(self, tile: Tile, index: Ref) -> jax.Array: ...

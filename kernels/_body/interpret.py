@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from cavs.kernels._layout.config import Config
-from cavs.kernels._layout.pack import RING_ORDER, Packed, pack_weights
+from cavs.kernels._layout.pack import RING_ORDER, PackedWeight, pack_weights
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels._program.widths import FACTOR, half_of
@@ -48,7 +48,7 @@ def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: 
 
 
 def copy_weights(
-    parts: Sequence[Packed], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
+    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
 ) -> None:
     """Packs the thread block's columns of all weights."""
     target[...] = pack_weights(parts, [ref[...] for ref in refs], unit, hb, config.precision)[cta]

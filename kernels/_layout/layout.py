@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
 from cavs.kernels._layout.config import STAGES, Config
-from cavs.kernels._layout.pack import Packed
+from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._layout.specs import ProductSpec, SourceSpec, WeightSpec
 from cavs.kernels._program.fit import Unfit
 from cavs.kernels._program.jaxprs import Var
@@ -48,7 +48,7 @@ class Layout:
     """
 
     phases: tuple[PhaseLayout, ...]
-    packed: tuple[Packed, ...]
+    packed: tuple[PackedWeight, ...]
     words: int
     columns: int
 
@@ -94,16 +94,16 @@ def layout_of(program: LevelProgram, config: Config) -> Layout:
     return _streamed(layout) if config.wide else layout
 
 
-def _packed(program: LevelProgram, config: Config) -> tuple[list[tuple[int, Packed]], int]:
+def _packed(program: LevelProgram, config: Config) -> tuple[list[tuple[int, PackedWeight]], int]:
     """Each weight as packed, with how many rows its product reads side by side; and the words of all."""
-    found: dict[_WeightKey, tuple[int, Packed]] = {}
+    found: dict[_WeightKey, tuple[int, PackedWeight]] = {}
     words = 0
     for p in program.products():
         if (key := (p.weight, p.axis, p.joined)) not in found:
             k = program.size(p.size)
             splits = _splits(k // config.chunk, p.joined, config)
             width = p.blocks * config.hb * config.split
-            part = Packed(p.weight, p.axis, k // config.split, width, words, splits, config.tight)
+            part = PackedWeight(p.weight, p.axis, k // config.split, width, words, splits, config.tight)
             found[key] = p.joined, part
             words += part.words(config.precision)
     return list(found.values()), words
@@ -207,7 +207,7 @@ def _splits(chunks: int, joined: int, config: Config) -> int:
 def _streamed(layout: Layout) -> Layout:
     """The layout of wide products: each has its weights in the order in which it multiplies them (`_layout.pack.pack_ring`)."""
     held = {part.offset: part for part in layout.packed}
-    packed: list[Packed] = []
+    packed: list[PackedWeight] = []
     phases, at = [], 0
     for phase in layout.phases:
         if sum(spec.chunks for spec in phase.specs) % (2 * STAGES) or any(

@@ -18,7 +18,7 @@ RING_ORDER = np.array([16 * (s // 2) + 4 * (p % 4) + 2 * (s % 2) + p // 4 for s 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Packed:
+class PackedWeight:
     """A packed weight.
 
     Attributes:
@@ -50,7 +50,7 @@ class Packed:
         return self.width * self.k // (2 if precision in HALVES else 1)
 
 
-def pack_weights(parts: Sequence[Packed], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
+def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
     """Packs the weights of narrow levels so that a lane reads its four registers of an `mma.sync` at once.
 
     Thread block j has the columns of units j*hb to (j+1)*hb of each block of `unit` columns, in tiles of 16; the last tile may
@@ -93,7 +93,7 @@ def pack_weights(parts: Sequence[Packed], weights: Sequence[jax.Array], unit: in
     return jnp.concatenate(out, axis=1) if out else jnp.zeros((ctas, 4), jnp.float32)
 
 
-def pack_ring(parts: Sequence[Packed], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
+def pack_ring(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
     """Packs the weights of wide products (`_mosaic.wide`), by chunks of 32 elements of K.
 
     The parts of one product follow each other and share an `offset`. In a chunk, the columns of all its weights follow each
@@ -127,7 +127,7 @@ def _rounded(w: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(w), w, lax.bitcast_convert_type(bits, jnp.float32))  # not carried into the sign
 
 
-def _tight(x: jax.Array, part: Packed) -> jax.Array:
+def _tight(x: jax.Array, part: PackedWeight) -> jax.Array:
     """(blocks, tiles, steps of K, lanes, registers) to (blocks, warps, triples, 2, lanes, registers)."""
     ctas, tiles = x.shape[:2]
     bits = lax.bitcast_convert_type(x, jnp.uint32).reshape(ctas, tiles, part.splits, -1, 32, 4)

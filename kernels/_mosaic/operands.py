@@ -16,7 +16,7 @@ from cavs.kernels._mosaic.types import F32, I32, Address, Register
 from cavs.kernels._program.widths import FACTOR, HALVES
 
 
-class Weights:
+class WeightReader:
     """Reads fragments of a thread block's packed weights.
 
     Args:

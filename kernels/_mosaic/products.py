@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from cavs.kernels._layout.specs import ProductSpec, Tile
 from cavs.kernels._mosaic.exchange import Exchange
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, else_block, false, inline_mgpu, int32, scalar
-from cavs.kernels._mosaic.operands import Weights, multiply, right_operand, scaled
-from cavs.kernels._mosaic.reads import POLLED, Reader, Step
+from cavs.kernels._mosaic.operands import WeightReader, multiply, right_operand, scaled
+from cavs.kernels._mosaic.reads import POLLED, ChunkRead, Reader
 from cavs.kernels._mosaic.types import F32, I32, Context, Fragments, MemRef, Predicate, Register, Scalar
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels._program.widths import FACTOR
@@ -143,9 +143,9 @@ class _Product(Reader):
     def _stream(self, which: list[int], groups: int) -> None:
         """The products of some specs, chunk after chunk; the rows of several chunks are in flight."""
         specs, spec = {n: self.specs[n] for n in which}, self.specs[which[0]]
-        weights = Weights(self.weights, self.warp, self.lane)  # what it reads is used in this branch only
+        weights = WeightReader(self.weights, self.warp, self.lane)  # what it reads is used in this branch only
         pointers = {n: self.pointers(n, groups) for n in which}
-        steps = [Step(pointers[n], c, n) for n in which for c in range(specs[n].chunks // spec.splits)]
+        steps = [ChunkRead(pointers[n], c, n) for n in which for c in range(specs[n].chunks // spec.splits)]
         # Enough reads in flight to hide the latency of L2.
         ends = np.cumsum([step.reads for step in steps])
         depth = max(1, int((ends <= (min(POLLED, spec.in_flight) if self.awaits else spec.in_flight)).sum()))
@@ -189,7 +189,9 @@ class _Product(Reader):
         with mu.when(arith.cmpi(arith.CmpIPredicate.ult, self.warp, int32(spec.slots))):
             self._store(totals, spec, True)
 
-    def _multiply_chunk(self, step: Step, weights: Weights, values: list[list[Register]], totals: Sums, groups: int) -> None:
+    def _multiply_chunk(
+        self, step: ChunkRead, weights: WeightReader, values: list[list[Register]], totals: Sums, groups: int
+    ) -> None:
         """Adds the products of one chunk to `totals`; `values` are the registers of each pointer."""
         spec = self.specs[step.spec]
         for half in range(2):

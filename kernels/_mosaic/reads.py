@@ -48,7 +48,7 @@ class Pointer:
         return [x for text in texts for x in ptx(text, [self.kind] * 4, self.start)]
 
 
-class Step(NamedTuple):
+class ChunkRead(NamedTuple):
     """One chunk of one spec, and the pointers by which it is read."""
 
     pointers: list[Pointer]
@@ -93,7 +93,7 @@ class Reader:
         self.lane = arith.andi(self.thread, int32(31))
         self.warp = arith.andi(arith.shrui(self.thread, int32(5)), int32(3))
         self.group, self.quad = arith.shrui(self.lane, int32(2)), arith.andi(self.lane, int32(3))
-        ends, count = np.cumsum([len(spec.sources) for spec in specs]), specs[0].rows // 8
+        ends, count = np.cumsum([len(spec.sources) for spec in specs]).tolist(), specs[0].rows // 8
         # For each spec its tensors, and for each of its sources and each 8 rows of the tile the row that this thread reads.
         self.sources = [
             (refs[end - len(spec.sources) : end], numbers.registers.flat[(end - len(spec.sources)) * count : end * count])
@@ -132,7 +132,7 @@ class Reader:
             out.append(Pointer(start, quarter, self.i32 if size == 2 else self.f32, n == groups - 1, awaited))
         return out
 
-    def first(self, steps: list[Step]) -> list[list[list[Register]]]:
+    def first(self, steps: list[ChunkRead]) -> list[list[list[Register]]]:
         """Reads the first steps, and polls until their elements are written; returns for each step what `read` does."""
         if not self.awaits:
             return [self.read(step) for step in steps]
@@ -148,7 +148,7 @@ class Reader:
         left = iter(self.poll(kinds, read))
         return [[[next(left) for _ in range(p.quarter // 4)] for p in step.pointers] for step in steps]
 
-    def read(self, step: Step) -> list[list[Register]]:
+    def read(self, step: ChunkRead) -> list[list[Register]]:
         """Reads a step; returns the registers of each pointer. Rows past the tile's last are zeros: no row is read twice."""
         partial = [p for p in step.pointers if p.partial]
         kinds = [p.kind for p in partial for _ in range(p.quarter // 4)]

@@ -9,7 +9,7 @@ from jax._src.lib.mlir.dialects import arith, memref, scf
 from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._layout.config import Config
-from cavs.kernels._layout.pack import Packed
+from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, inline_mgpu, int32, ptx, scalar
 from cavs.kernels._mosaic.types import F32, I32, Context, MemRef, Register, Scalar, SharedAddress
 from cavs.kernels._program.arrays import Ref
@@ -20,7 +20,7 @@ _Values = TypeVar("_Values")
 
 
 def copy_weights(
-    parts: Sequence[Packed], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
+    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
 ) -> None:
     """Copies the thread block's columns of every weight into shared memory.
 
@@ -69,7 +69,7 @@ class _Source:
         precision: See `Config`.
     """
 
-    def __init__(self, part: Packed, ref: MemRef, first: I32, first_k: I32, unit: int, hb: int, precision: str):
+    def __init__(self, part: PackedWeight, ref: MemRef, first: I32, first_k: I32, unit: int, hb: int, precision: str):
         self.part, self.ref, self.first, self.unit, self.hb, self.precision = part, ref, first, unit, hb, precision
         self.first_k = first_k
         self.chunk = 32 if precision in HALVES else 16
