@@ -65,11 +65,20 @@ def test_policies_change_no_result(options: dict[str, Any]) -> None:
     assert_close(gradients(name, cavs.schedule(TREES, **options)), gradients(name, cavs.schedule(TREES)), 1e-10)
 
 
+def indented(found: cavs.Schedule) -> list[str]:
+    return [f"  {line}" for line in found.explain().splitlines()]
+
+
 def test_explain_says_how_f_is_split() -> None:
     program = vp.BinaryTreeLSTM(8, 4)
     text = program.vertex_function().explain(program.init(jax.random.key(0)), jax.ShapeDtypeStruct((4,), jnp.float32))
     assert "2 products share their weight" in text
     assert "eager       0 equations,       0 FLOPs" in text  # inner vertices of constituency trees read no word
     assert f"{2 * 5 * 8 * 8} FLOPs in products a vertex (between gather" in text
+    found = cavs.schedule(TREES)
+    with_rows = program.vertex_function().explain(
+        program.init(jax.random.key(0)), jax.ShapeDtypeStruct((4,), jnp.float32), sched=found
+    )
+    assert with_rows == "\n".join([text, "Rows of this schedule on engine scan, computed for vertices:", *indented(found)])
     with pytest.raises(ValueError, match="has not run yet"):
         cavs.VertexFunction(lambda params, v: None, state=(1,)).explain()

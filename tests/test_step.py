@@ -1,6 +1,9 @@
 """`cavs.data.step`: the dispatches of a loader give the results of `jax.jit` for one batch after another."""
 
+import ctypes
 import functools
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -114,3 +117,38 @@ def test_a_step_is_of_a_function() -> None:
     with pytest.raises(TypeError, match="step: fun: got a int; expected a function fun.state, batch."):
         cavs.data.step(3)  # type: ignore[arg-type]
     assert cavs.data.step(unroll=2)(fun).__name__ == "fun"
+
+
+KEEPS = """
+import ctypes
+
+import cavs
+from cavs._feed import host_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+def resident():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+assert cavs.data.keep_host_memory()
+host_memory.MUCH = resident() + (100 << 20)
+assert not host_memory.keeps_much()
+blocks = [libc.malloc(1 << 20) for _ in range(200)]
+for block in blocks:
+    ctypes.memset(block, 1, 1 << 20)
+libc.malloc(64)  # above them
+for block in blocks:
+    libc.free(block)
+assert host_memory.keeps_much()
+host_memory.return_unused()
+assert not host_memory.keeps_much()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="glibc only")
+def test_memory_is_kept_until_it_is_returned() -> None:
+    """In a process of its own, as `keep_host_memory` changes its process."""
+    done = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, timeout=300)
+    assert not done.returncode, done.stderr
