@@ -148,7 +148,7 @@ def plot(path: Path, history: list[dict[str, Any]], task: "Task", best: float) -
             ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             ax.yaxis.set_minor_formatter(NullFormatter())
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
-        ax.axvline(best, color="tab:red", linestyle=":", linewidth=1, label=f"best epoch: {best:g}")
+        ax.axvline(best, color="tab:red", linestyle=":", linewidth=1, label=f"best epoch: {round(best, 2):g}")
         ax.legend(frameon=False)
         ax.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()
