@@ -125,8 +125,10 @@ class Step:
             like = jax.tree.map(_struct, state)
             count = len(self._known) + len(todo)
             self._background.start({key: functools.partial(self._compile, like, x) for key, x in todo.items()}, self, count)
-            if keeps_much():  # what a compilation allocates would push the temporaries of steps to ever new places
-                for key in todo:
+            if jax.default_backend() == "cpu":
+                jax.block_until_ready(state)  # the step has allocated its temporaries
+                # What a compilation allocates would push those of the next steps to ever new places.
+                for key in todo if keeps_much() else ():
                     self._background.wait(key)
 
     def _compile(self, state: PyTree, batches: PyTree) -> None:
