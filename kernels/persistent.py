@@ -40,7 +40,7 @@ _FIELDS = ("tensors", "constants", "integers", "updated")  # of `Arrays`: those 
 def launches(program: LevelProgram, configs: list[Config], weights: Weights, arrays: Arrays, reverse: bool) -> Written:
     """Runs all levels, in one launch or two (`_body.wide`).
 
-    The launches take one batch: see `cavs._run.vmap`.
+    The launches take one batch: see `cavs._run.other_engine`.
 
     Returns:
         The tensors written, by name, and (1,) int32, nonzero if a thread block gave up waiting.
@@ -65,7 +65,9 @@ def launches(program: LevelProgram, configs: list[Config], weights: Weights, arr
 
     @run.def_vmap
     def batches(*_: object) -> NoReturn:
-        raise NotImplementedError("launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._run.vmap`).")
+        raise NotImplementedError(
+            "launches: jax.vmap around a launch; cavs.run batches by engine scan (`cavs._run.other_engine`)."
+        )
 
     given = [list(x.values()) for x in named.values()]  # lists, as JAX would sort dicts: their order is that in memory
     return run(*_not_differentiated(([weights[v] for v in variables], given)))

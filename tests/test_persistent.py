@@ -342,6 +342,22 @@ def test_vmap_after_jit_and_grad_runs_engine_scan() -> None:
 
 
 @INTERPRETER
+def test_second_derivatives_are_those_of_engine_scan() -> None:
+    F, sched = vp.ElmanRNN(H, 2).vertex_function(), cavs.schedule(cavs.from_lengths([3, 1, 2]), scripts=True)
+    params = vp.ElmanRNN(H, 2).init(jax.random.key(0))
+    x = sched.pad(np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32))
+
+    def second(engine: str | Engine) -> Any:
+        value = jax.jit(lambda p, x: (jnp.sin(cavs.run(F, p, sched, x, engine=engine)) ** 2).sum())
+        gradient = jax.grad(value, (0, 1))
+        direction = jax.tree.map(jnp.cos, (params, jnp.asarray(x)))
+        return jax.jit(jax.hessian(value, 1))(params, x), jax.jvp(jax.jit(gradient), (params, x), direction)
+
+    with jax.default_matmul_precision("highest"):
+        assert_near(second(INTERPRETED), second("scan"), 1e-5)
+
+
+@INTERPRETER
 def test_checkpoint_runs_the_forward_launch_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX cuts what it runs again to what is read: the kernel must not be lost."""
     monkeypatch.setattr(persistent, "supported", lambda: None)

@@ -28,7 +28,7 @@ from cavs._run.edges import check_read, padded_edges
 from cavs._run.forward import forward
 from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of
-from cavs._run.vmap import Sweep, batched_by, differentiable
+from cavs._run.other_engine import Sweep, differentiable, transformed_by
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.cotangents import Cotangent
 from cavs._stages.saved import Saved
@@ -66,7 +66,7 @@ def run(
             saves computation and memory traffic.
         engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
             Hopper GPU, JAX 0.11 or newer, and an F that fits. `None` chooses; `F.explain()` tells which one and why. Under
-            `jax.vmap`, engine `"scan"` runs. Engine `"persistent"` has no second derivatives.
+            `jax.vmap` and for second derivatives, engine `"scan"` runs.
 
     Returns:
         The pytree that F pushes. Its leaves are (V, ...) for inputs of V rows and (Vp, ...) for padded inputs, with zeros in
@@ -235,7 +235,7 @@ def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: En
         kept = plan.keeping(again=least, names=names)
         engine = choose_engine(asked, kept, shape, kinds)
         if engine.launches:
-            sweep = batched_by(_sweep(kept, shape, kinds, engine), differentiable(_sweep(kept, shape, kinds, Scan())))
+            sweep = transformed_by(_sweep(kept, shape, kinds, engine), _sweep(kept, shape, kinds, Scan()))
         else:
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
             share = least and shape.windows[0] == 1

@@ -1,8 +1,9 @@
-"""Engine `persistent` under `jax.vmap`: engine `scan` replaces it, because a launch runs one batch.
+"""Engine `persistent` under `jax.vmap` and second derivatives: engine `scan` replaces it.
 
-When `run` is traced, it is not known whether the function will be batched: `jax.vmap` may be applied after `jax.jit` and
-`jax.grad`. Both passes of a sweep therefore have a batching rule. The backward pass then runs the forward pass again, because
-the batched forward pass saves nothing for it.
+A launch runs one batch, and has no derivative of its own. When `run` is traced, it is not known whether the function will be
+batched or differentiated again: `jax.vmap` and `jax.jvp` may be applied after `jax.jit` and `jax.grad`. Both passes of a sweep
+therefore have a batching rule and a tangent rule. The backward pass then runs the forward pass again, because the forward pass
+of the other engine saved nothing for it.
 """
 
 from collections.abc import Callable
@@ -58,8 +59,9 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
     return run
 
 
-def batched_by(sweep: Sweep, other: Callable[..., PyTree]) -> Sweep:
-    """Returns `sweep`, with passes that are replaced by those of `other`, a `differentiable` sweep, if they are batched."""
+def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
+    """Returns `sweep`, with passes that are replaced by those of `by` if they are batched or differentiated."""
+    other = differentiable(by)
     primal = _with_rule(sweep.primal, other)
 
     def forward(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
@@ -77,7 +79,15 @@ def batched_by(sweep: Sweep, other: Callable[..., PyTree]) -> Sweep:
             saved = [from_stored(jnp.zeros(a.shape, a.dtype), key_impl(x)) for x in shapes for a in (stored_aval(x),)]
             return (outs, saved), (jax.tree.map(lambda _: True, outs), [False] * len(saved))
 
-        outs, leaves = _batching(leaves_of, rule)(params, data, inputs, select)
+        both = _batching(leaves_of, rule)
+
+        def tangent(primals: PyTree, tangents: PyTree) -> PyTree:
+            _, data, _, select = primals
+            value = lambda params, inputs: by.primal(params, data, inputs, select)  # noqa: E731
+            found = both(*primals)
+            return found, (jax.jvp(value, primals[::2], tangents[::2])[1], [_no_tangent(x) for x in found[1]])
+
+        outs, leaves = _with_tangent(both, tangent)(params, data, inputs, select)
         return outs, (jax.tree.unflatten(tree[0], leaves), params, inputs)
 
     def backward(residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
@@ -108,7 +118,15 @@ def batched_by(sweep: Sweep, other: Callable[..., PyTree]) -> Sweep:
             found = jax.vmap(again, in_axes=_axes(which[1:]), axis_size=size)(*args[1:])
             return found, jax.tree.map(lambda _: True, found)
 
-        found = _batching(one, rule)(leaves, params, data, inputs, select, [cts[i] for i in which])
+        both = _batching(one, rule)
+
+        def tangent(primals: PyTree, tangents: PyTree) -> PyTree:
+            _, params, data, inputs, select, some = primals
+            _, t_params, _, t_inputs, _, t_some = tangents  # that of what was saved follows from those of params and inputs
+            found = lambda params, inputs, some: again(params, data, inputs, select, some)  # noqa: E731
+            return both(*primals), jax.jvp(found, (params, inputs, some), (t_params, t_inputs, t_some))[1]
+
+        found = _with_tangent(both, tangent)(leaves, params, data, inputs, select, [cts[i] for i in which])
         out = []
         for own, of in zip(found, (params, inputs), strict=True):
             left = iter(own)
@@ -131,6 +149,17 @@ def _batching(fn: Callable[..., PyTree], rule: Callable[..., PyTree]) -> Callabl
     with_rule = jax.custom_batching.custom_vmap(fn)
     with_rule.def_vmap(lambda size, which, *args: rule(size, tuple(which), *args))
     return with_rule
+
+
+def _with_tangent(fn: Callable[..., PyTree], rule: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fn` with a rule for `jax.jvp`: `rule(primals, tangents) -> (results, their tangents)`."""
+    with_rule = jax.custom_jvp(fn)
+    with_rule.defjvp(rule)
+    return with_rule
+
+
+def _no_tangent(x: jax.Array) -> jax.Array | np.ndarray:
+    return jnp.zeros_like(x) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _axes(which: PyTree) -> PyTree:
