@@ -190,7 +190,7 @@ def test_every_import_is_declared():
     project = PROJECT["project"]
     known = (
         declared(project["dependencies"])
-        | declared(sum(map(project["optional-dependencies"].get, ("interop", "nmt")), []))
+        | declared(sum(map(project["optional-dependencies"].get, ("interop", "log", "nmt")), []))
         | {"cavs"}
     )
     known |= {"typing_extensions"}  # imported by type checkers only, which bring it along

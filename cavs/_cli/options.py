@@ -171,6 +171,12 @@ def _add_run(group: "Group") -> None:
     )
 
     group.add_argument(
+        "--log",
+        choices=("none", "json", "tensorboard"),
+        help="write loss, speed and where the time goes every 10 seconds, to log.jsonl in the run's folder; tensorboard: "
+        "also event files (default none)",
+    )
+    group.add_argument(
         "--distributed",
         metavar="HOST:PORT,N,I",
         help="this is process I of N, each started with this command; HOST:PORT is the address of process 0; auto: ask the "

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import PyTreeDef
@@ -63,7 +64,10 @@ def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
     """Returns `sweep`, with passes that are replaced by those of `by` if they are batched or differentiated."""
     other = differentiable(by)
     primal = _with_rule(sweep.primal, other)
+    return Sweep(primal, _forward(sweep, by, other), _backward(sweep, other))
 
+
+def _forward(sweep: Sweep, by: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def forward(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         tree: list[PyTreeDef] = []
 
@@ -79,17 +83,19 @@ def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
             saved = [from_stored(jnp.zeros(a.shape, a.dtype), key_impl(x)) for x in shapes for a in (stored_aval(x),)]
             return (outs, saved), (jax.tree.map(lambda _: True, outs), [False] * len(saved))
 
-        both = _batching(leaves_of, rule)
+        def tangents_of(args: PyTree, tangents: PyTree) -> PyTree:
+            _, data, _, select = args
+            return jax.jvp(lambda params, inputs: by.primal(params, data, inputs, select), args[::2], tangents[::2])[1]
 
-        def tangent(primals: PyTree, tangents: PyTree) -> PyTree:
-            _, data, _, select = primals
-            value = lambda params, inputs: by.primal(params, data, inputs, select)  # noqa: E731
-            found = both(*primals)
-            return found, (jax.jvp(value, primals[::2], tangents[::2])[1], [_no_tangent(x) for x in found[1]])
-
-        outs, leaves = _with_tangent(both, tangent)(params, data, inputs, select)
+        args = (params, data, inputs, select)
+        outs, leaves = _batching(leaves_of, rule)(*lax.stop_gradient(args))
+        outs = _with_tangents(outs, args, tangents_of)
         return outs, (jax.tree.unflatten(tree[0], leaves), params, inputs)
 
+    return forward
+
+
+def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def backward(residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
         saved, params, inputs = residuals
         leaves, tree = jax.tree.flatten(saved)
@@ -118,22 +124,21 @@ def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
             found = jax.vmap(again, in_axes=_axes(which[1:]), axis_size=size)(*args[1:])
             return found, jax.tree.map(lambda _: True, found)
 
-        both = _batching(one, rule)
-
-        def tangent(primals: PyTree, tangents: PyTree) -> PyTree:
-            _, params, data, inputs, select, some = primals
-            _, t_params, _, t_inputs, _, t_some = tangents  # that of what was saved follows from those of params and inputs
+        def tangents_of(args: PyTree, tangents: PyTree) -> PyTree:
+            _, data, _, select, _ = args
             found = lambda params, inputs, some: again(params, data, inputs, select, some)  # noqa: E731
-            return both(*primals), jax.jvp(found, (params, inputs, some), (t_params, t_inputs, t_some))[1]
+            return jax.jvp(found, args[::2], tangents[::2])[1]
 
-        found = _with_tangent(both, tangent)(leaves, params, data, inputs, select, [cts[i] for i in which])
+        args = (params, data, inputs, select, [cts[i] for i in which])
+        found = _batching(one, rule)(*lax.stop_gradient((leaves, *args)))
+        found = _with_tangents(found, args, tangents_of)
         out = []
         for own, of in zip(found, (params, inputs), strict=True):
             left = iter(own)
             out.append([next(left) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0) for x in of])
         return tuple(out)
 
-    return Sweep(primal, forward, backward)
+    return backward
 
 
 def _with_rule(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -151,15 +156,21 @@ def _batching(fn: Callable[..., PyTree], rule: Callable[..., PyTree]) -> Callabl
     return with_rule
 
 
-def _with_tangent(fn: Callable[..., PyTree], rule: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn` with a rule for `jax.jvp`: `rule(primals, tangents) -> (results, their tangents)`."""
-    with_rule = jax.custom_jvp(fn)
-    with_rule.defjvp(rule)
-    return with_rule
+def _with_tangents(outs: PyTree, args: PyTree, tangents_of: Callable[..., PyTree]) -> PyTree:
+    """Returns `outs` with the tangents `tangents_of(args, their tangents)`. Its own are not read.
 
+    The launches are not inside of what has the rule, because JAX cannot lower their effects there.
+    """
 
-def _no_tangent(x: jax.Array) -> jax.Array | np.ndarray:
-    return jnp.zeros_like(x) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
+    @jax.custom_jvp
+    def same(outs: PyTree, args: PyTree) -> PyTree:
+        return outs
+
+    @same.defjvp
+    def rule(primals: PyTree, tangents: PyTree) -> PyTree:
+        return primals[0], tangents_of(primals[1], tangents[1])
+
+    return same(outs, args)
 
 
 def _axes(which: PyTree) -> PyTree:

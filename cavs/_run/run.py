@@ -27,8 +27,8 @@ from cavs._run.adjoint import backward
 from cavs._run.edges import check_read, padded_edges
 from cavs._run.forward import forward
 from cavs._run.manual_axes import across_axes
-from cavs._run.plans import plan_of
 from cavs._run.other_engine import Sweep, differentiable, transformed_by
+from cavs._run.plans import plan_of
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.cotangents import Cotangent
 from cavs._stages.saved import Saved

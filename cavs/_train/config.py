@@ -12,6 +12,7 @@ from cavs._graphs.suggest import suggestion
 TASKS = ("classify", "lm", "nmt", "regress", "tag")
 ALIASES = {"dag": "classify", "sentiment": "classify", "ner": "tag", "pos": "tag"}
 OPTIMIZERS = ("adam", "adamw", "adagrad", "sgd")
+LOGS = ("none", "json", "tensorboard")
 SCHEDULES = ("constant", "linear", "cosine")
 LOSSES = ("root", "all")
 # Upper bounds far beyond any real model: a checkpoint with larger values is refused before memory is allocated for it.
@@ -59,6 +60,7 @@ class Config:
     save_every: int = 0
     memory: str | int | float = "none"
     devices: int = 1
+    log: str = "none"
     optimizer: str = "adagrad"
     schedule: str = "constant"
     warmup: int = 0
@@ -87,6 +89,7 @@ class Config:
         _check("dropout", self.dropout, 0 <= self.dropout < 1, "a probability >= 0 and < 1")
         _check("optimizer", self.optimizer, self.optimizer in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}")
         _check("schedule", self.schedule, self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}")
+        _check("log", self.log, self.log in LOGS, f"one of {', '.join(LOGS)}")
         _check("loss", self.loss, self.loss in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         _check("score", self.score, self.score in (None, *LOSSES), f"one of {', '.join(LOSSES)}")
         _check("vocab_size", self.vocab_size, self.vocab_size == 0 or self.vocab_size >= 4, "0 (no limit) or at least 4")

@@ -1,5 +1,6 @@
 """The loop over epochs and batches: evaluation, the best checkpoint, stopping and resuming."""
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -11,7 +12,8 @@ from cavs._feed.loader import Loader
 from cavs._train import checkpoint
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data, Samples
-from cavs._train.devices import mesh_of, replicated, told
+from cavs._train.devices import mesh_of, replicated, told, writes
+from cavs._train.log import RunLog
 from cavs._train.memory import part_feed, plan_memory, total_steps, train_loader
 from cavs._train.model import Weights
 from cavs._train.step import State, build_evaluation, build_step
@@ -106,15 +108,17 @@ class Trainer:
         feed = part_feed(self.task, model, data.train, config.batch, choice)
         self.loader = train_loader(feed, config, choice, self.mesh)
         self._evaluated: dict[int, Loader] = {}
+        self.log = None if config.log == "none" or not writes() else RunLog(config.log, folder, self.loader)
         self.step, self.evaluation = build_step(model, config, self.total, choice), build_evaluation(model)
 
     def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
         """Trains from `state` and `progress`, which is updated in place. Saves after each epoch and when stopped."""
-        while not stop and not self.is_done(progress):
-            state = self._epoch(state, progress, stop, watcher)
-            if progress.step < self.steps:
-                break
-            self._evaluate(state, progress, watcher)
+        with contextlib.nullcontext() if self.log is None else self.log.steps(int(state.count)):
+            while not stop and not self.is_done(progress):
+                state = self._epoch(state, progress, stop, watcher)
+                if progress.step < self.steps:
+                    break
+                self._evaluate(state, progress, watcher)
         if not stop and progress.step and not (progress.within and progress.within[-1]["epoch"] == self._place(progress)):
             self._evaluate(state, progress, watcher)  # --max-steps ends within an epoch
         if stop:
@@ -138,6 +142,9 @@ class Trainer:
             about = {"run": self.run, "epoch": record["epoch"], "dev": record["dev"]}
             checkpoint.save(self.folder, "best", state.weights, about, int(state.count))
         watcher.epoch(record, best)
+        if self.log is not None:
+            score = self.task.score(record["dev"], self.config)
+            self.log.evaluated(int(state.count), record["epoch"], record["dev"], score)
         self.save(state, progress)
 
     def _place(self, progress: Progress) -> float:
@@ -179,6 +186,8 @@ class Trainer:
         for batches in self.loader:
             state, metrics = self.step(state, batches)
             pending.copy_to_host(metrics)
+            if self.log is not None:
+                self.log.add(metrics, self.loader.batch - progress.step)
             progress.step = self.loader.batch
             add(IN_FLIGHT)
             now = time.monotonic()

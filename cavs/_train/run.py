@@ -24,7 +24,7 @@ from cavs._train.task import Model, configure, find_task
 
 # The settings that --resume may change. The others determine the data, the model, or the order of the batches.
 RESUMABLE = (
-    *("epochs", "max_steps", "patience", "save_every", "memory", "devices"),
+    *("epochs", "max_steps", "patience", "save_every", "memory", "devices", "log"),
     *("lr", "embedding_lr", "schedule", "warmup", "weight_decay", "clip", "dropout"),
 )
 
