@@ -6,7 +6,7 @@ Longer: `python -m tests.random_functions --seconds 3600`.
 import jax
 import pytest
 
-from cavs.kernels import persistent
+from cavs.kernels import native_unavailable, persistent
 from tests.lower_for_hopper import lowered
 from tests.random_cases import Case, random_case, script
 from tests.random_check import INTERPRET, check
@@ -29,6 +29,12 @@ def assert_equal(case: Case) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_engine_scan_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "scan"))
+
+
+@pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
+@pytest.mark.parametrize("seed", [1, 6, 7, 25])
+def test_engine_native_is_the_loop_over_vertices(seed: int) -> None:
+    assert_equal(random_case(seed, "native", float32=True))
 
 
 @INTERPRETER

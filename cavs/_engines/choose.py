@@ -3,9 +3,11 @@
 import functools
 import warnings
 
+from cavs._engines import native
 from cavs._engines.chip import WIDE, Layouts, configure, too_wide
 from cavs._engines.engine import Engine
 from cavs._engines.lower import recurrence_of
+from cavs._engines.native import Native
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
@@ -13,7 +15,7 @@ from cavs._function.plan import Plan
 from cavs._schedule.schedule import Shape
 from cavs.kernels import Unfit, layout_of, persistent
 
-ENGINES: dict[str, Engine] = {"scan": Scan(), "persistent": Persistent()}  # by the names that users write
+ENGINES: dict[str, Engine] = {"scan": Scan(), "persistent": Persistent(), "native": Native()}  # by the names that users write
 PRODUCTS = {"f16": "float16 (their operands are bounded, and it has as many bits as tf32)"}
 
 
@@ -23,7 +25,7 @@ def engine_of(engine: str | Engine | None) -> Engine | None:
     Raises:
         ValueError: If no engine has this name.
     """
-    if engine is None or isinstance(engine, Scan | Persistent):
+    if engine is None or isinstance(engine, Scan | Persistent | Native):
         return engine
     if not isinstance(engine, str) or engine not in ENGINES:
         raise ValueError(f"run: engine: got {engine!r}; expected None or one of {', '.join(map(repr, ENGINES))}.")
@@ -43,6 +45,11 @@ def choose_engine(engine: str | Engine | None, plan: Plan, shape: Shape, kinds: 
     """
     asked = engine_of(engine)
     if isinstance(asked, Scan):
+        return asked
+    if isinstance(asked, Native):
+        reason = native.unfit(plan, shape, kinds)
+        if reason:
+            raise ValueError(f"run: engine: got 'native', but {reason}. Write engine='scan', or engine=None to choose.")
         return asked
     fitting = asked if isinstance(asked, Persistent) else Persistent()
     reason = unfit(fitting, plan, shape, kinds)
@@ -76,6 +83,12 @@ def explain_engines(plan: Plan) -> list[str]:
         "Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere. On a GPU the loops are "
         "part of CUDA graphs in cavs.data.step and cavs.concurrent_jit; under plain jax.jit the host starts each iteration."
     ]
+    outside = native.unfit_function(plan)
+    lines.append(
+        f"Engine native: no: {outside}."
+        if outside
+        else "Engine native: fits. Write cavs.run(..., engine='native'): on a CPU a library in C++ runs all levels in one call."
+    )
     fits = True
     for name in plan.inner:
         fit, text = _explain(plan, name)

@@ -4,6 +4,7 @@ Mostly there is ONE window. Several windows bound the memory of the cut cotangen
 tensors have the rows of one window, which begin at the window's base.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -44,13 +45,15 @@ from cavs._stages.lazy import Mine, Some, lazy_gradients
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Index, View, Zeros, window, write
 
+# The tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of static values.
+Rounds: TypeAlias = tuple[jax.Array, StateCotangents, list[Env], Totals]
 Bases: TypeAlias = list[tuple[Index, Index]]  # for each kind the row and the edge at which a window's tensors begin
 
 _RoundCarry: TypeAlias = tuple[jax.Array, tuple[StateCotangents, Cuts, Totals]]  # begins with the number of tasks that are left
 _WindowCarry: TypeAlias = tuple[jax.Array, StateCotangents, Totals, InputCotangents, list[list[jax.Array]]]
 
 
-class _Loop(NamedTuple):
+class Loop(NamedTuple):
     """What every round of the backward reads."""
 
     sched: Schedule
@@ -58,15 +61,24 @@ class _Loop(NamedTuple):
     kinds: list[Kind]
     begins: jax.Array  # (rounds * kinds * classes + 1,) the first task of each loop, and the end of the last
     options: Optimizations
+    rounds: Callable[..., Rounds]  # `rounds_back`, or another engine's
 
 
-def backward_levels(batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
+def begins_of(sched: Schedule) -> jax.Array:
+    """Returns `Loop.begins`."""
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.asarray(sched.round_end).reshape(-1)])
+
+
+def backward_levels(
+    batch: Batch, saved: Saved, cotangents: Cotangents, rounds: Callable[..., Rounds] | None = None
+) -> BackwardLevels:
     """Runs the backward's loop over tasks, window after window.
 
     Args:
         batch: The batch.
         saved: What the forward saved.
         cotangents: The cotangents that are known before the levels run.
+        rounds: Runs the rounds of a window, `rounds_back` if not given; the arguments and results are the same.
 
     Returns:
         The cotangents after the levels and the eager part.
@@ -77,20 +89,19 @@ def backward_levels(batch: Batch, saved: Saved, cotangents: Cotangents) -> Backw
     totals = list(cotangents.statics)
     if not options.lazy:  # the tasks add to them
         totals = [filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True)]
-    begins = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.asarray(sched.round_end).reshape(-1)])
-    loop = _Loop(sched, batch.zeros, kinds, begins, options)
+    loop = Loop(sched, batch.zeros, kinds, begins_of(sched), options, rounds or rounds_back)
     back = _whole_back if sched.shape.windows[0] == 1 else _windows_back
     return back(loop, saved, cotangents._replace(statics=totals))
 
 
-def _whole_back(loop: _Loop, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
+def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
     """Runs all rounds as one window, then the lazy batch and the transpose of the eager part of all vertices at once."""
     sched, g, totals, ct_inputs = loop.sched, cotangents.states, cotangents.statics, cotangents.inputs
     tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
     bases: Bases = [(0, 0)] * len(loop.kinds)
     if loop.options.lazy:
         loop = loop._replace(kinds=[with_reuse(kind) for kind in loop.kinds])
-    _, g, cuts, totals = _rounds_back(loop, sched.num_rounds, sched.num_rounds, bases, tasks, g, totals)
+    _, g, cuts, totals = loop.rounds(loop, sched.num_rounds, sched.num_rounds, bases, tasks, g, totals)
     for kind, own in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.
         where, tensors = (kind.rows.kids, kind.rows.edge_child), list(own.values())
@@ -108,7 +119,7 @@ def _whole_back(loop: _Loop, saved: Saved, cotangents: Cotangents) -> BackwardLe
     return BackwardLevels(g, totals, ct_inputs, ct_edges)
 
 
-def _windows_back(loop: _Loop, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
+def _windows_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
     """Runs window after window, each followed by its lazy batch and the transpose of its rows of the eager part.
 
     An eager part that reads edges has sums over all edges of a vertex, so it is transposed at once after the last window.
@@ -131,7 +142,7 @@ def _windows_back(loop: _Loop, saved: Saved, cotangents: Cotangents) -> Backward
         base = jnp.minimum(start, np.subtract(shape.inner, shape.window_rows))
         base_edge = jnp.minimum(start_edge, np.subtract(shape.edges, shape.window_edges))
         bases: Bases = [(base[k], base_edge[k]) for k in range(len(loop.kinds))]
-        tasks, g, cuts, totals = _rounds_back(loop, last, last - first, bases, tasks, g, totals)
+        tasks, g, cuts, totals = loop.rounds(loop, last, last - first, bases, tasks, g, totals)
         totals, crossing = list(totals), list(crossing)
         for kind, own in zip(loop.kinds, cuts, strict=True):
             k = kind.number
@@ -182,9 +193,9 @@ def _with_window(kind: Kind, crossing: list[jax.Array], inside: Env, base: tuple
     return out
 
 
-def _rounds_back(
-    loop: _Loop, last: Index, count: Index, bases: Bases, tasks: jax.Array, g: StateCotangents, totals: Totals
-) -> tuple[jax.Array, StateCotangents, list[Env], Totals]:
+def rounds_back(
+    loop: Loop, last: Index, count: Index, bases: Bases, tasks: jax.Array, g: StateCotangents, totals: Totals
+) -> Rounds:
     """Runs the `count` rounds before round `last`, which are one window.
 
     Returns:
@@ -197,7 +208,7 @@ def _rounds_back(
     return tasks, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 
-def _round_back(loop: _Loop, r: jax.Array, bases: Bases, carry: _RoundCarry) -> _RoundCarry:
+def _round_back(loop: Loop, r: jax.Array, bases: Bases, carry: _RoundCarry) -> _RoundCarry:
     """Runs round r: for each kind and each class of task sizes, a loop over its tasks."""
     classes = loop.sched.shape.classes
     for kind in reversed(loop.kinds):

@@ -65,8 +65,9 @@ def run(
         select: (M,) ints, the vertices whose pushes are returned, such as `sched.roots`. `None` selects all. Selecting few
             saves computation and memory traffic.
         engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
-            Hopper GPU, JAX 0.11 or newer, and an F that fits. `None` chooses; `F.explain()` tells which one and why. Under
-            `jax.vmap` and for second derivatives, engine `"scan"` runs.
+            Hopper GPU, JAX 0.11 or newer, and an F that fits. `"native"` runs all levels in one call of a library in C++, on a
+            CPU; it needs an F in float32 that fits, and runs only if asked for. `None` chooses between the other two;
+            `F.explain()` tells which one and why. Under `jax.vmap` and for second derivatives, engine `"scan"` runs.
 
     Returns:
         The pytree that F pushes. Its leaves are (V, ...) for inputs of V rows and (Vp, ...) for padded inputs, with zeros in
@@ -187,7 +188,7 @@ _WITHOUT_CALLBACKS = contextvars.ContextVar("without_callbacks", default=False)
 
 @contextlib.contextmanager
 def without_callbacks() -> Iterator[None]:
-    """Disables the host callback of `_check_arity`, for code that is exported: too many children then only give NaN."""
+    """For code that is exported: no host callback of `_check_arity` (too many children then only give NaN), and no library."""
     before = _WITHOUT_CALLBACKS.set(True)
     try:
         yield

@@ -1,0 +1,298 @@
+"""Engine `native`: a library in C++ runs all levels of a direction in one call, on the cores of a CPU.
+
+XLA on a CPU runs a task as some dozen kernels, each with a pass over its operands and a microsecond of overhead. The library
+runs F's equations for a few rows at a time, which stay in the L1 cache, and its products read gathered rows where they are,
+from weights that are packed once a call. The stages around the levels, and the loop over windows, are those of engine `scan`.
+
+The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run on engine `scan`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._engines import scan, scan_reverse
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
+from cavs._engines.native_kinds import NO_KIND, Lowered, Name, lowered, static_arrays
+from cavs._engines.native_program import encoded
+from cavs._engines.scan_task import StateCotangents, Totals, empty_cuts, kind_of, with_reuse
+from cavs._function.domains import EDGE
+from cavs._function.jaxprs import Var
+from cavs._function.plan import Plan
+from cavs._graphs.pytree import PyTree
+from cavs._schedule.schedule import Schedule, Shape
+from cavs._schedule.shape import slots_of
+from cavs._schedule.tasks import SMALLEST_TASK
+from cavs._stages.saved import Saved
+from cavs._stages.tensors import Index, Rows, Zeros, rows_of_kinds
+from cavs.kernels import NATIVE_TARGET, Unfit, native_unavailable
+
+Arrays = list[jax.Array]
+# Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
+_FIELDS = (
+    "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
+    "num_children"
+).split()
+
+
+@dataclasses.dataclass(frozen=True)
+class Native:
+    """Engine `native`: C++ runs the levels on a CPU. See [`Engine`][cavs._engines.engine.Engine]."""
+
+    launches = False
+
+    def forward_levels(
+        self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
+    ) -> ForwardLevels:
+        """Runs the forward's levels in one call."""
+
+        def on_scan(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
+            return tuple(scan.forward_levels(_batch(batch, data), states, statics, eager, save)[:3])
+
+        def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
+            return _forward_call(_batch(batch, data), states, statics, eager, save)
+
+        both = _with_rules(on_library, on_scan)
+        states, kept, extras = both(jnp.asarray(batch.sched.data), states, statics, eager)
+        return ForwardLevels(states, kept, extras, None)
+
+    def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
+        """Runs the backward's levels of each window in one call."""
+        return scan_reverse.backward_levels(batch, saved, cotangents, functools.partial(_rounds_back, batch, saved))
+
+
+def unfit(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+    """Returns why engine `native` cannot run a plan on schedules of a shape, or `None` if it can."""
+    if len(shape.classes) == 1 and shape.classes[0][0] == SMALLEST_TASK:
+        return "the schedule runs vertex by vertex (policy='serial'), and it runs levels"
+    return unfit_function(plan, {name: k for k, name in enumerate(kinds) if shape.inner[k]})
+
+
+def unfit_function(plan: Plan, kinds: dict[str | None, int] | None = None) -> str | None:
+    """Returns why engine `native` cannot run F at vertices of some kinds, or `None` if it can.
+
+    Args:
+        plan: F.
+        kinds: The kinds of vertices with children, and their numbers; `None` for all.
+    """
+    if reason := native_unavailable():
+        return reason
+    off = [name for name in ("lazy", "fusion") if not getattr(plan.function.optimizations, name)]
+    if off:
+        return f"F was created with Optimizations({off[0]}=False)"
+    try:
+        for name, k in (dict.fromkeys(plan.inner, 0) if kinds is None else kinds).items():
+            part = plan.inner[name]
+            for forward in (True, False) if part.joint.differentiable else (True,):
+                lowered(part, k, forward, save=True, reused={})
+    except Unfit as e:
+        return f"the recurrent part of F does not fit it: {e}"
+    return None
+
+
+def _with_rules(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fn`, for which `other` runs under `jax.vmap` and `jax.jvp`."""
+    batched = jax.custom_batching.custom_vmap(fn)
+
+    @batched.def_vmap
+    def of_batch(size: int, which: Sequence[PyTree], *args: PyTree) -> tuple[PyTree, PyTree]:
+        axes = jax.tree.map(lambda x: 0 if x else None, tuple(which))
+        out = jax.vmap(other, in_axes=axes, axis_size=size)(*args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    whole = jax.custom_jvp(batched)
+    whole.defjvp(lambda primals, tangents: jax.jvp(other, primals, tangents))
+    return whole
+
+
+def _batch(batch: Batch, data: jax.Array) -> Batch:
+    """Returns the batch as a function of its schedule's integers."""
+    sched, plan = Schedule(data, batch.sched.shape), batch.plan
+    return batch._replace(sched=sched, rows=rows_of_kinds(sched, plan.function.arity, plan.reads_edges), zeros=Zeros(sched))
+
+
+def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool) -> PyTree:
+    call = _Call(batch, backward=False)
+    for i, x in enumerate(states):
+        call.updated("state", i, x)
+    for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
+        own = lowered(part, k, True, save, {}) if rows.size else None
+        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
+        call.kind(own, k, statics[k], crossing)
+        for n, v in enumerate(part.forward.keep if save else ()):
+            call.created("kept", k, n, _shape(rows, v.aval, part.joint.domain.get(v) == EDGE, slack=True))
+        for n, (x, domain) in enumerate(zip(part.recurrent.extra, part.extra_domain, strict=True)):
+            call.created("extra", k, n, _shape(rows, x.aval, domain == EDGE, slack=False))
+    out = call.run(jnp.array([0, -1] + [0, 0] * len(batch.kinds), jnp.int32))
+    kept = [[out["kept", k, n] for n in range(len(p.forward.keep) if save else 0)] for k, p in enumerate(batch.parts)]
+    extras = [[out["extra", k, n] for n in range(len(p.recurrent.extra))] for k, p in enumerate(batch.parts)]
+    return [out["state", NO_KIND, i] for i in range(len(states))], kept, extras
+
+
+def _shape(rows: Rows, aval: Any, edge: bool, slack: bool) -> jax.ShapeDtypeStruct:
+    n, pad = (rows.edges, rows.edge_pad) if edge else (rows.size, rows.pad)
+    return jax.ShapeDtypeStruct((n + 2 * pad * slack, *aval.shape), aval.dtype)
+
+
+def _rounds_back(
+    batch: Batch,
+    saved: Saved,
+    loop: scan_reverse.Loop,
+    last: Index,
+    count: Index,
+    bases: scan_reverse.Bases,
+    tasks: jax.Array,
+    g: StateCotangents,
+    totals: Totals,
+) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
+    """As `scan_reverse._rounds_back`."""
+    levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
+    cts = [kind.extra_cts for kind in loop.kinds]
+    flat = [jnp.asarray(x, jnp.int32) for pair in bases for x in pair]
+    bounds = jnp.stack([jnp.asarray(last, jnp.int32) - count, jnp.asarray(last, jnp.int32), *flat])
+    reuse = [kind.reused for kind in loop.kinds]
+
+    def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_reverse.Loop:
+        here = _batch(batch, data)
+        own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
+        kinds = []
+        for k, (part, rows) in enumerate(zip(here.parts, here.rows, strict=True)):
+            kind = kind_of(k, part, rows, [], own, True)
+            kinds.append(with_reuse(kind)._replace(extra_cts=cts[k]) if reuse[k] else kind._replace(extra_cts=cts[k]))
+        return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_reverse.begins_of(here.sched))
+
+    def on_scan(
+        data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, tasks: jax.Array
+    ) -> PyTree:
+        here = loop_of(data, levels, cts)
+        at: scan_reverse.Bases = [(bounds[2 + 2 * k], bounds[3 + 2 * k]) for k in range(len(here.kinds))]
+        none: Totals = [{} for _ in here.kinds]
+        _, g, cuts, _ = scan_reverse.rounds_back(here, bounds[1], bounds[1] - bounds[0], at, tasks, g, none)
+        return g, [[own[v] for v in kind.stored] for kind, own in zip(here.kinds, cuts, strict=True)]
+
+    def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, _: jax.Array) -> PyTree:
+        return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g, bounds)
+
+    g, cuts = _with_rules(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
+    return tasks, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
+
+
+_LEVELS = ("states", "statics", "eager_rows", "kept", "extras")
+
+
+def _backward_call(
+    batch: Batch, loop: scan_reverse.Loop, levels: tuple[PyTree, ...], g: StateCotangents, bounds: jax.Array
+) -> PyTree:
+    states, statics, eager, kept, extras = levels
+    call = _Call(batch, backward=True)
+    for i, x in enumerate(states):
+        call.given[("state", NO_KIND, i)] = x
+    for i, x in g.items():
+        call.updated("cotangent", i, x)
+    for k, (kind, rows) in enumerate(zip(loop.kinds, batch.rows, strict=True)):
+        part = kind.part
+        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
+        call.kind(lowered(part, k, False, True, kind.reused) if rows.size else None, k, statics[k], crossing)
+        call.given |= {("kept", k, n): x for n, x in enumerate(kept[k])}
+        call.given |= {("extra", k, n): x for n, x in enumerate(extras[k])}
+        for i in part.reverse.extra_cts:
+            domain = part.extra_domain[i]
+            v = part.recurrent.extra[i]
+            zero = functools.partial(_zeros, _shape(rows, v.aval, domain == EDGE, slack=True))
+            call.given[("extra_cotangent", k, i)] = kind.extra_cts[i] if i in kind.extra_cts else zero
+        shapes = jax.eval_shape(lambda kind=kind: empty_cuts(kind, batch.sched, batch.zeros))
+        for n, (v, x) in enumerate(zip(kind.stored, shapes, strict=True)):
+            if v in kind.reused:
+                call.overwritten(("kept", k, kind.reused[v]))
+            else:
+                call.created("cut", k, n, x)
+    out = call.run(bounds)
+
+    def name(k: int, n: int, v: Var) -> Name:
+        reused = loop.kinds[k].reused
+        return ("kept", k, reused[v]) if v in reused else ("cut", k, n)
+
+    cuts = [[out[name(k, n, v)] for n, v in enumerate(kind.stored)] for k, kind in enumerate(loop.kinds)]
+    return {i: out["cotangent", NO_KIND, i] for i in g}, cuts
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(like.shape, like.dtype)
+
+
+def _words32(x: jax.Array) -> jax.Array:
+    """Returns booleans as the library has them."""
+    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+
+
+class _Call:
+    """One call of the library: its tensors by name, and its program."""
+
+    def __init__(self, batch: Batch, backward: bool):
+        self.batch, self.backward = batch, backward
+        self.given: dict[Name, jax.Array | Callable[[], jax.Array]] = {}
+        self._results: dict[Name, jax.ShapeDtypeStruct] = {}
+        self._kinds: list[Lowered | None] = []
+
+    def updated(self, what: str, number: int, x: jax.Array) -> None:
+        """A tensor of states or of their cotangents, which the call updates in place."""
+        self.given[(what, NO_KIND, number)] = x
+        self._results[(what, NO_KIND, number)] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def overwritten(self, name: Name) -> None:
+        """A given tensor that becomes a result."""
+        x = self.given[name]
+        assert not callable(x)
+        self._results[name] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct) -> None:
+        """A result that the call fills."""
+        self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
+
+    def kind(self, own: Lowered | None, k: int, statics: Arrays, crossing: Arrays) -> None:
+        """The program of kind `k`, `None` without vertices, and what it reads of the static and of the eager part."""
+        self._kinds.append(own)
+        rows = self.batch.rows[k]
+        self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
+        self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
+        if own is not None:
+            self.given |= static_arrays(own, self.batch.parts[k], k, statics)
+
+    def run(self, bounds: jax.Array) -> dict[Name, jax.Array]:
+        """Runs the rounds that `bounds` says. Returns the results by name."""
+        used: dict[Name, None] = {}
+        self._words(lambda name: used.setdefault(name, None) or 0)
+        names = [name for name in self.given if name in self._results or name in used]
+        results = list(self._results)
+        place = {name: i for i, name in enumerate(names)} | {name: len(names) + i for i, name in enumerate(results)}
+        words = np.array(self._words(lambda name: place[name]), np.int32)
+        arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
+        aliases = {2 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
+        shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
+        call = jax.ffi.ffi_call(NATIVE_TARGET, shapes, input_output_aliases=aliases)
+        out = call(self.batch.sched.data, bounds, *arrays, program=words)
+        return {name: x.astype(like.dtype) for (name, like), x in zip(self._results.items(), out, strict=True)}
+
+    def _words(self, number: Callable[[Name], int]) -> list[int]:
+        shape = self.batch.sched.shape
+        slots = slots_of(shape)
+        places = [slots[name][0] if name in slots else -1 for name in _FIELDS]
+        words = [int(self.backward), len(self._kinds), len(shape.classes), shape.arity, int(shape.forest), *places]
+        words += [shape.tasks, shape.rows]
+        at = edge_at = 0
+        for k, (own, rows) in enumerate(zip(self._kinds, self.batch.rows, strict=True)):
+            sizes = [rows.size, rows.edges, at, edge_at, rows.pad, rows.edge_pad]
+            if own is None:
+                created = [name for name in self._results if name[1] == k and name[0] != "state"]
+                words += [*sizes, 0, 0, 0, len(created)]
+                words += [w for name in created for w in (number(name), 0, 3)]
+                words.append(0)
+            else:
+                words += encoded(own.program, sizes, number)
+            at, edge_at = at + rows.size, edge_at + rows.edges
+        return words

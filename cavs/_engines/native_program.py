@@ -1,0 +1,164 @@
+"""Engine `native`: orders the operations of a kind, lays out their memory, and encodes them for kernels/_cpu/program.h.
+
+Elementwise work runs on a few rows at a time, so that its values stay in the L1 cache; products run on all rows of a tile. So a
+program is a list of segments: operations, chunk by chunk, and then products. An operation goes to the last segment in which all
+of its readers still find its result.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cavs._engines.native_lower import Lowering
+from cavs._engines.native_values import NOT_GATHERED, Base, Op, Opcode, Place, Shift, View
+from cavs._function.domains import EDGE, Domain
+
+
+class Written(NamedTuple):
+    """A tensor in which rows that no vertex has are filled with zeros."""
+
+    tensor: Any
+    domain: Domain
+    shift: Shift
+
+
+@dataclasses.dataclass(frozen=True)
+class KindProgram:
+    """The program of a kind."""
+
+    lowering: Lowering
+    written: list[Written]
+
+
+class _Slot(NamedTuple):
+    n: int
+    domain: Domain
+    chunk: bool
+
+
+def encoded(kind: KindProgram, sizes: Sequence[int], number: Callable[[Any], int]) -> list[int]:
+    """Returns the words of a kind's program.
+
+    Args:
+        kind: The program.
+        sizes: Rows and edges of the kind, its first among all, and the slack of rows and of edges.
+        number: The number of a tensor among the arguments and results of the call.
+    """
+    segments = _segments(kind.lowering.ops)
+    bases, slots = _placed(segments)
+    weights = list(dict.fromkeys(op.weight for _, products in segments for op in products))
+    words = [*sizes, len(slots)]
+    for slot in slots:
+        edge = slot.domain == EDGE
+        words += [0 if edge else slot.n, slot.n if edge else 0, int(slot.chunk)]
+    words.append(len(bases))
+    for base, slot in bases.items():
+        tensor = base.tensor if base.place == Place.LITERAL else 0 if base.place == Place.ARENA else number(base.tensor)
+        chunk = slot is not None and slots[slot].chunk
+        words += [base.place, _domain(base.domain), base.n, slot or 0, int(chunk), tensor, base.shift]
+    words.append(len(weights))
+    for tensor, turned, k, n in weights:
+        words += [number(tensor), int(turned), k, n]
+    words.append(len(kind.written))
+    for tensor, domain, shift in kind.written:
+        words += [number(tensor), _domain(domain), shift]
+    index = {base: i for i, base in enumerate(bases)}
+    words.append(len(segments))
+    for part in segments:
+        for ops in part:
+            words.append(len(ops))
+            for op in ops:
+                words += _words(op, index, weights, number)
+    return [int(w) for w in words]
+
+
+def _domain(domain: Domain) -> int:
+    return int(domain == EDGE)
+
+
+def _words(op: Op, index: dict[Base, int], weights: list[Any], number: Callable[[Any], int]) -> list[int]:
+    def ref(view: View) -> list[int]:
+        base, offset = view.base.root()
+        return [index[base], view.offset + offset]
+
+    tensor = 0 if op.tensor is None else number(op.tensor)
+    weight = weights.index(op.weight) if op.opcode == Opcode.PRODUCT else 0
+    to = ref(op.to) if op.to else [0, 0]
+    words = [op.opcode, _domain(op.domain), op.code, op.n, *to, op.imm, tensor, op.child, weight, int(op.bias is not None)]
+    sources = [(ref(v), v.step) for v in op.sources]
+    if op.opcode == Opcode.PRODUCT:  # a source for each row: what is gathered names its tensor
+        left = iter(sources)
+        sources = [next(left) if child == NOT_GATHERED else ([number(t), 0], 1) for child, t in op.gathered]
+        if op.bias is not None:
+            sources.append((ref(op.bias), op.bias.step))
+    words.append(len(sources))
+    for at, step in sources:
+        words += [*at, step]
+    words += [len(op.gathered), *(child for child, _ in op.gathered), len(op.runs)]
+    for view, to_offset, count in op.runs:
+        words += [*ref(view), to_offset, count, view.step]
+    return [*words, len(op.sizes), *op.sizes]
+
+
+def _segments(ops: Sequence[Op]) -> list[tuple[list[Op], list[Op]]]:
+    """Returns the segments: operations, and the products after them."""
+    writers: dict[Base, list[int]] = {}
+    before: list[list[int]] = []  # of each operation, those whose results it reads
+    early = []
+    for i, op in enumerate(ops):
+        before.append([w for base in op.reads() for w in writers.get(base, ())])
+        early.append(max((early[w] + (ops[w].opcode == Opcode.PRODUCT) for w in before[-1]), default=0))
+        if op.to is not None:
+            writers.setdefault(op.to.base.root()[0], []).append(i)
+    count = max((at + (op.opcode == Opcode.PRODUCT) for at, op in zip(early, ops, strict=True)), default=0) + 1
+    late: list[int | None] = [None] * len(ops)
+    for i in reversed(range(len(ops))):
+        own = late[i]
+        if ops[i].last:
+            own = count - 1
+        elif ops[i].opcode == Opcode.PRODUCT or own is None:
+            own = early[i]
+        late[i] = own
+        for w in before[i]:
+            known = late[w]
+            late[w] = own if known is None else min(own, known)
+    found: list[tuple[list[Op], list[Op]]] = [([], []) for _ in range(count)]
+    for at, op in zip(late, ops, strict=True):
+        assert at is not None
+        found[at][op.opcode == Opcode.PRODUCT].append(op)
+    found[-1][0].sort(key=lambda op: op.last)
+    return found
+
+
+def _placed(segments: Sequence[tuple[list[Op], list[Op]]]) -> tuple[dict[Base, int | None], list[_Slot]]:
+    """Returns every base with its slot of the arena, and the slots. Bases that do not live at the same time share slots."""
+    uses: dict[Base, list[tuple[int, int]]] = {}  # (segment, place in it); products have the last place
+    for s, (ops, products) in enumerate(segments):
+        for place, op in [*enumerate(ops), *((len(ops), op) for op in products)]:
+            for base in [*op.reads(), *([op.to.base.root()[0]] if op.to else [])]:
+                uses.setdefault(base, []).append((s, place))
+    local = {base for base, at in uses.items() if len({s for s, _ in at}) == 1 and all(p < len(segments[s][0]) for s, p in at)}
+    slots: list[_Slot] = []
+    busy: list[tuple[int, int]] = []  # until when each slot is used
+    placed: dict[Base, int | None] = {}
+    for base in sorted(uses, key=lambda base: min(uses[base])):
+        if base.place != Place.ARENA:
+            placed[base] = None
+            continue
+        begin, end = min(uses[base]), max(uses[base])
+        chunk = base in local
+        if not chunk:  # chunk after chunk: the whole segment counts
+            begin, end = (begin[0], -1), (end[0], np.iinfo(np.int32).max)
+        fits = [i for i, slot in enumerate(slots) if slot[1:] == (base.domain, chunk) and busy[i] < begin]
+        best = min(fits, key=lambda i: abs(slots[i].n - base.n), default=None)
+        if best is None:
+            best = len(slots)
+            slots.append(_Slot(base.n, base.domain, chunk))
+            busy.append(end)
+        else:
+            slots[best] = _Slot(max(slots[best].n, base.n), base.domain, chunk)
+            busy[best] = end
+        placed[base] = best
+    return placed, slots

@@ -1,0 +1,1 @@
+"""The library of engine `native`: C++ that runs all levels of a batch on a CPU, `build.py` and `library.py`, which finds it."""

@@ -1,0 +1,7 @@
+"""`python -m cavs.kernels._cpu` compiles the library of engine `native` in place."""
+
+import platform
+
+from cavs.kernels._cpu.build import SOURCE, build, compiler
+
+print(*(build(SOURCE.parent) or [f"no library: the compiler is {compiler()}, the machine {platform.machine()}"]), sep="\n")

@@ -1,0 +1,255 @@
+// Runs all levels of one direction in one call of XLA: `cavs_levels` is the handler. See cavs/_engines/native.py.
+#include <exception>
+#include <memory>
+
+#include "threads.h"
+#include "tile.h"
+#include "xla_ffi.h"
+
+namespace {
+
+// Vertices of one kind and level that follow each other. `state` is what is added for rows of states.
+struct Group {
+  int kind;
+  int64_t level, begin, end, state, edge, edge_end;
+};
+
+struct Call {
+  Program program;
+  const int32_t* schedule;
+  const int32_t* window;  // the first round and the last + 1 (negative: all), and for each kind the window's first row and edge
+  std::vector<Tensor> tensors;
+  std::vector<Group> groups;
+  std::vector<std::vector<Weight>> weights;
+  std::vector<Shared> shared;
+  std::atomic<bool> lost{false};
+
+  int32_t header(Header h) const { return program.header[h]; }
+  int32_t number(Header h, int64_t i = 0) const { return schedule[header(h) + i]; }
+};
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+// Joins the tasks of each level and kind to groups.
+void find_groups(Call& c) {
+  int64_t kinds = c.header(KINDS), classes = c.header(CLASSES), arity = c.header(ARITY);
+  int64_t first = c.window[0], last = c.window[1] < 0 ? c.number(NUM_ROUNDS) : c.window[1];
+  require(0 <= first && first <= last && last <= c.header(TASKS), "rounds out of range");
+  int64_t t = first ? c.number(ROUND_END, first * kinds * classes - 1) : 0;
+  for (int64_t r = first; r < last; r++)
+    for (int64_t k = 0; k < kinds; k++)
+      for (int64_t end = c.number(ROUND_END, (r * kinds + k) * classes + classes - 1); t < end; t++) {
+        require(t < c.header(TASKS), "tasks out of range");
+        int64_t begin = c.number(TASK_START, t), size = c.number(TASK_SIZE, t), row = c.number(TASK_ROW, t);
+        int64_t edge = arity ? begin * arity : c.number(TASK_EDGE, t), edges = arity ? size * arity : c.number(TASK_EDGES, t);
+        int64_t level = c.number(TASK_LEVEL, t);
+        const Kind& kind = c.program.kinds[k];
+        require(begin >= 0 && size >= 0 && begin + size <= kind.rows, "rows out of range");
+        require(row > 0 && row + size <= c.header(STATE_ROWS), "rows of states out of range");
+        require(edge >= 0 && edges >= 0 && edge + edges <= kind.edges, "edges out of range");
+        Group* before = nullptr;
+        for (size_t g = c.groups.size(); g-- > 0 && c.groups[g].level == level && !before;)
+          if (c.groups[g].kind == k) before = &c.groups[g];
+        if (before && before->end == begin && before->state == row - begin) before->end += size, before->edge_end += edges;
+        else c.groups.push_back({(int)k, level, begin, begin + size, row - begin, edge, edge + edges});
+      }
+}
+
+void prepare_kinds(Call& c) {
+  for (int64_t k = 0; k < c.header(KINDS); k++) {
+    const Kind& kind = c.program.kinds[k];
+    Span rows{0, 0}, edges{0, 0};
+    bool any = false;
+    for (const Group& g : c.groups) {
+      if (g.kind != k) continue;
+      rows = any ? Span{std::min(rows.begin, g.begin), std::max(rows.end, g.end)} : Span{g.begin, g.end};
+      edges = any ? Span{std::min(edges.begin, g.edge), std::max(edges.end, g.edge_end)} : Span{g.edge, g.edge_end};
+      any = true;
+    }
+    Shared s{&c.program, &kind, c.tensors.data(), nullptr, c.schedule, {0, 0}, &c.lost};
+    s.window[ROW] = kind.slack[ROW] - c.window[2 + 2 * k], s.window[EDGE] = kind.slack[EDGE] - c.window[3 + 2 * k];
+    auto shifted = [&](Domain domain, Shift shift) {
+      int64_t by = shift == WINDOW ? s.window[domain] : shift == PADDED ? kind.slack[domain] : 0;
+      Span span = domain == EDGE ? edges : rows;
+      return Span{span.begin + by, span.end + by};
+    };
+    for (const Base& b : kind.bases) {
+      if (b.place != ROWS || !any) continue;
+      const Tensor& t = c.tensors[b.tensor];
+      require(t.size == t.rows * b.n, "a tensor of another width");
+      Span span = shifted(b.domain, b.shift);
+      require(b.shift == STATE ? t.rows == c.header(STATE_ROWS) : span.begin >= 0 && span.end <= t.rows, "a tensor of few rows");
+    }
+    for (const Written& w : kind.written) {
+      const Tensor& t = c.tensors[w.tensor];
+      Span span = any ? shifted(w.domain, w.shift) : Span{0, 0};
+      memset(t.data, 0, span.begin * t.width * sizeof(float));
+      memset(t.data + span.end * t.width, 0, (t.rows - span.end) * t.width * sizeof(float));
+    }
+    c.shared.push_back(s);
+  }
+}
+
+// The threads that run a call: the pool's, if it is free, or else the calling one.
+class Team {
+ public:
+  Team() : pool_(Threads::get()), mine_(pool_.begin()) {}
+  ~Team() {
+    if (mine_) pool_.end();
+  }
+  int count() const { return mine_ ? pool_.count() : 1; }
+  void run(int64_t n, bool alone, const std::function<void(int, int64_t)>& task) {
+    if (!mine_ || alone || n == 1 || count() == 1) {
+      for (int64_t i = 0; i < n; i++) task(0, i);
+    } else {
+      pool_.wake();
+      pool_.run(n, task);
+    }
+  }
+
+ private:
+  Threads& pool_;
+  bool mine_;
+};
+
+void pack_weights(Call& c, Team& team) {
+  struct Panel { const PackedWeight* from; Weight* to; int64_t number; };
+  std::vector<Panel> panels;
+  c.weights.resize(c.program.kinds.size());
+  for (size_t k = 0; k < c.program.kinds.size(); k++) {
+    const Kind& kind = c.program.kinds[k];
+    c.weights[k].resize(kind.weights.size());
+    for (size_t i = 0; i < kind.weights.size(); i++) {
+      const PackedWeight& from = kind.weights[i];
+      Weight& w = c.weights[k][i];
+      w.k = from.k, w.n = from.n;
+      require(c.tensors[from.tensor].size == w.k * w.n, "a weight of another size");
+      w.own = std::unique_ptr<float[]>(new float[w.count() * PANEL * w.k + 16]);
+      w.panels = w.own.get() + (16 - ((uintptr_t)w.own.get() / 4) % 16) % 16;
+      for (int64_t p = 0; p < w.count(); p++) panels.push_back({&from, &w, p});
+    }
+    c.shared[k].weights = c.weights[k].data();
+  }
+  int64_t floats = 0;
+  for (const Panel& p : panels) floats += PANEL * p.to->k;
+  team.run(panels.size(), floats < 1 << 16, [&](int, int64_t i) {
+    const Panel& p = panels[i];
+    float* to = const_cast<float*>(p.to->panels) + p.number * PANEL * p.to->k;
+    pack_panel(c.tensors[p.from->tensor].data, p.from->turned, p.to->k, p.to->n, p.number, to);
+  });
+}
+
+// What a row of a kind costs, in floating-point operations, and the rows of a tile.
+struct Cost {
+  double flops;
+  int64_t rows;
+};
+
+Cost cost_of(const Kind& kind) {
+  double flops = 0;
+  for (const Segment& s : kind.segments) {
+    for (const Op& op : s.ops) flops += 16.0 * op.n + 500;
+    for (const Op& op : s.products) flops += 2.0 * op.gathered.size() * kind.weights[op.weight].k * kind.weights[op.weight].n;
+  }
+  int64_t floats = 1;
+  for (const Slot& s : kind.slots) floats += s.chunk ? 0 : s.by_row + s.by_edge;
+  constexpr int64_t ARENA_FLOATS = 96 << 10;  // of a tile, so that they stay in the L2 cache
+  return {flops, std::clamp<int64_t>(ARENA_FLOATS / floats / TALL * TALL, TALL, 8 * TALL)};
+}
+
+void run_level(Call& c, Team& team, const std::vector<Cost>& costs, std::vector<Scratch>& scratch, size_t from, size_t to) {
+  double work = 0;
+  for (size_t g = from; g < to; g++) work += costs[c.groups[g].kind].flops * (c.groups[g].end - c.groups[g].begin);
+  // Several parents may add to one child, which threads must not do at once.
+  bool alone = work < 4e5 || (c.header(BACKWARD) && !c.header(FOREST));
+  struct Piece { const Shared* shared; Tile tile; };
+  std::vector<Piece> pieces;
+  for (size_t g = from; g < to; g++) {
+    const Group& group = c.groups[g];
+    int64_t size = costs[group.kind].rows, rows = group.end - group.begin;
+    if (!alone) size = std::min(size, (rows + team.count() - 1) / team.count());
+    for (int64_t r = group.begin; r < group.end; r += size)
+      pieces.push_back({&c.shared[group.kind], {r, std::min(r + size, group.end), group.state}});
+  }
+  team.run(pieces.size(), alone, [&](int thread, int64_t i) {
+    Run1(*pieces[i].shared, pieces[i].tile, scratch[thread]).run();
+  });
+}
+
+void run_levels(Call& c) {
+  Team team;
+  find_groups(c);
+  prepare_kinds(c);
+  pack_weights(c, team);
+  std::vector<Cost> costs;
+  for (const Kind& kind : c.program.kinds) costs.push_back(cost_of(kind));
+  std::vector<Scratch> scratch(team.count());
+  if (c.header(BACKWARD)) std::reverse(c.groups.begin(), c.groups.end());
+  for (size_t g = 0; g < c.groups.size();) {
+    size_t end = g;
+    while (end < c.groups.size() && c.groups[end].level == c.groups[g].level) end++;
+    run_level(c, team, costs, scratch, g, end);
+    g = end;
+  }
+}
+
+Tensor tensor_of(const xla_ffi::Buffer& b) {
+  int64_t size = 1;
+  for (int64_t i = 0; i < b.rank; i++) size *= b.dims[i];
+  int64_t rows = b.rank ? b.dims[0] : 1, width = 1;
+  for (int64_t i = 1; i < b.rank; i++) width *= b.dims[i];
+  require(b.dtype == xla_ffi::F32 || b.dtype == xla_ffi::S32, "a buffer of another type");
+  return {(float*)b.data, rows, width, size};
+}
+
+constexpr int FIRST_TENSOR = 2;  // after the schedule and the window
+
+void handle(const xla_ffi::CallFrame& frame) {
+  require(frame.args.size >= FIRST_TENSOR, "few arguments");
+  Tensor of[FIRST_TENSOR];
+  Call c;
+  for (int64_t i = 0; i < frame.args.size; i++) {
+    Tensor t = tensor_of(*frame.args.of[i]);
+    if (i < FIRST_TENSOR) of[i] = t;
+    else c.tensors.push_back(t);
+  }
+  for (int64_t i = 0; i < frame.rets.size; i++) c.tensors.push_back(tensor_of(*frame.rets.of[i]));
+  require(frame.attrs.size == 1 && frame.attrs.types[0] == xla_ffi::ARRAY, "no program");
+  const xla_ffi::Array& words = *(const xla_ffi::Array*)frame.attrs.attrs[0];
+  require(words.dtype == xla_ffi::S32, "a program of another type");
+  c.program = read_program((const int32_t*)words.data, words.size);
+  c.schedule = (const int32_t*)of[0].data;
+  c.window = (const int32_t*)of[1].data;
+  require(of[1].size == 2 + 2 * c.header(KINDS), "a window of another size");
+  run_levels(c);
+  require(!c.lost, "a child's row is out of range");
+}
+
+}  // namespace
+
+#ifndef CAVS_VERSION
+#define CAVS_VERSION "unknown"
+#endif
+
+extern "C" __attribute__((visibility("default"))) const char* cavs_version() { return CAVS_VERSION; }
+
+extern "C" __attribute__((visibility("default"))) xla_ffi::Error* cavs_levels(xla_ffi::CallFrame* frame) {
+  for (xla_ffi::Extension* e = frame->extension_start; e; e = e->next) {
+    if (e->type != xla_ffi::METADATA) continue;
+    xla_ffi::Metadata* m = reinterpret_cast<xla_ffi::MetadataExtension*>(e)->metadata;
+    m->version = frame->api ? frame->api->version : xla_ffi::Version{sizeof(xla_ffi::Version), nullptr, 0, 1};
+    m->traits = 0, m->state_type = 0;
+    return nullptr;
+  }
+  if (frame->stage != xla_ffi::EXECUTE) return nullptr;
+  try {
+    handle(*frame);
+    return nullptr;
+  } catch (const std::exception& e) {
+    std::string message = std::string("cavs: engine native: ") + e.what();
+    xla_ffi::ErrorCreate args{sizeof args, nullptr, message.c_str(), xla_ffi::INVALID_ARGUMENT};
+    return frame->api->error_create(&args);
+  }
+}

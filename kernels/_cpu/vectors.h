@@ -1,0 +1,81 @@
+// Vectors of floats of the width that the compiler's target has, and the functions of F on them.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+
+static inline Floats load(const float* p) {
+  Floats x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+
+static inline void store(float* p, Floats x) { memcpy(p, &x, sizeof x); }
+
+static inline Floats all(float x) { return x - Floats{}; }
+
+static inline Ints bits(Floats x) { return (Ints)x; }
+
+static inline Floats pick(Ints mask, Floats yes, Floats no) { return (Floats)((mask & bits(yes)) | (~mask & bits(no))); }
+
+// Numbers that are not a number stay so in these two, as in XLA.
+static inline Floats largest(Floats a, Floats b) { return pick((a > b) | (a != a), a, b); }
+static inline Floats least(Floats a, Floats b) { return pick((a < b) | (a != a), a, b); }
+
+// e^x: x = n log 2 + r, a polynomial of r (Cephes), and 2^n in two steps, so that results may be subnormal or infinite.
+static inline Floats exponential(Floats x) {
+  x = pick(x > 89.0f, all(89.0f), x);
+  x = pick(x < -104.0f, all(-104.0f), x);
+  const Floats magic = all(12582912.0f);
+  Floats n = (x * 1.44269504088896341f + magic) - magic;
+  Floats r = x - n * 0.693359375f - n * -2.12194440e-4f;
+  Floats p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  Ints whole = __builtin_convertvector(pick(n == n, n, all(0.0f)), Ints);
+  Ints half = whole >> 1, rest = whole - half;
+  return p * (Floats)((half + 127) << 23) * (Floats)((rest + 127) << 23);
+}
+
+static inline Floats logistic(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
+
+// tanh as a quotient of polynomials (Eigen's, which XLA uses, too).
+static inline Floats tangent(Floats given) {
+  Floats x = pick(given > 7.90531110763549805f, all(7.90531110763549805f), given);
+  x = pick(x < -7.90531110763549805f, all(-7.90531110763549805f), x);
+  Floats z = x * x;
+  Floats p = all(-2.76076847742355e-16f);
+  p = p * z + 2.00018790482477e-13f;
+  p = p * z + -8.60467152213735e-11f;
+  p = p * z + 5.12229709037114e-08f;
+  p = p * z + 1.48572235717979e-05f;
+  p = p * z + 6.37261928875436e-04f;
+  p = p * z + 4.89352455891786e-03f;
+  Floats q = all(1.19825839466702e-06f);
+  q = q * z + 1.18534705686654e-04f;
+  q = q * z + 2.26843463243900e-03f;
+  q = q * z + 4.89352518554385e-03f;
+  Ints small = (given < 0.0004f) & (given > -0.0004f);
+  return pick(small, given, x * p / q);
+}
+
+template <float (*F)(float)>
+static inline Floats each(Floats x) {
+  for (int i = 0; i < LANES; i++) x[i] = F(x[i]);
+  return x;
+}

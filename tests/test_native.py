@@ -1,0 +1,125 @@
+"""Engine `native`: its library in C++ computes what engine `scan` does, refuses what it lacks, checks indices."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import vertex_programs as vp
+from cavs.kernels import native_unavailable
+from cavs.kernels._cpu import library
+from tests.odd_graphs import BATCHES
+
+pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
+
+
+def attention(params: Any, v: cavs.Vertex) -> None:
+    """All children, weighted by scores; a maximum, a comparison and their number besides."""
+    x = v.pull() @ params["w"]
+    a = v.gather_all(lambda h: (jnp.sum(x * h), jnp.tanh(h @ params["u"])), reduce="softmax")
+    b = v.gather_all(lambda h: h * 2, reduce="max")
+    h = jnp.tanh(jnp.where(v.num_children() > 1, a, jnp.exp(-b)) + x[::-1] / (1 + v.num_children()))
+    v.scatter(h)
+    v.push({"h": h, "more": jnp.concatenate([a, b[:1]])})
+
+
+F = cavs.VertexFunction(attention, state=(6,))
+RNG = np.random.default_rng(0)
+PARAMS = {"w": RNG.standard_normal((3, 6)).astype(np.float32), "u": RNG.standard_normal((6, 6)).astype(np.float32) / 3}
+
+
+def loss(params: Any, x: Any, sched: cavs.Schedule, engine: str, function: cavs.VertexFunction = F) -> Any:
+    pushes = cavs.run(function, params, sched, x, engine=engine)
+    return sum(jnp.sum(jnp.sin(y) * jnp.arange(y.shape[-1])) for y in jax.tree.leaves(pushes))
+
+
+def rows(sched: cavs.Schedule) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((int(sched.num_vertices), 3)).astype(np.float32)
+
+
+def assert_same(fn: Any) -> None:
+    got, want = fn("native"), fn("scan")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1, np.abs(b).max()))
+
+
+def _complete(height: int) -> list[int]:
+    """The parents of a complete binary tree, leaves first."""
+    parents, begin = [], 0
+    for level in range(height, 0, -1):
+        begin += 2**level
+        parents += [begin + i // 2 for i in range(2**level)]
+    return [*parents, -1]
+
+
+@pytest.mark.parametrize("name", ["wide", "very wide", "several windows"])
+def test_gradients_are_those_of_engine_scan(name: str) -> None:
+    trees = cavs.from_parents([_complete(6)] * 9)
+    graphs, window = (BATCHES["wide"] + trees, 256) if name == "several windows" else (BATCHES[name], 32768)
+    sched = cavs.schedule(graphs, window=window)
+    assert (int(sched.num_windows) > 1) == (window == 256)
+    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(PARAMS, rows(sched), sched, engine))
+
+
+def test_vmap_and_second_derivatives_run_on_engine_scan() -> None:
+    sched = cavs.schedule(cavs.from_parents([[2, 2, 3, -1], [1, -1]]))
+    x = rows(sched)
+
+    def product(engine: str) -> Any:
+        return jax.jvp(lambda p: jax.grad(loss)(p, x, sched, engine), (PARAMS,), (PARAMS,))[1]
+
+    def batched(engine: str) -> Any:
+        each = jax.vmap(jax.jit(jax.value_and_grad(lambda p, x: loss(p, x, sched, engine))), (None, 0))
+        return each(PARAMS, np.stack([x, 2 * x, -x]))
+
+    assert_same(product)
+    assert_same(batched)
+
+
+def test_a_wide_program_runs_on_all_threads() -> None:
+    """Products of several blocks and panels, in levels that the threads share."""
+    program = vp.BinaryTreeLSTM(72, 3)
+    params = program.init(jax.random.key(0))
+    sched = cavs.schedule(cavs.from_parents([_complete(6)] * 40))
+    fn = program.vertex_function()
+    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(params, rows(sched), sched, engine, fn))
+
+
+@pytest.mark.parametrize(
+    ("params", "how", "text"),
+    [
+        (jax.tree.map(np.float64, PARAMS), {}, "computes with float64"),
+        (PARAMS, {"policy": "serial"}, "vertex by vertex"),
+    ],
+)
+def test_it_says_why_it_cannot_run(params: Any, how: dict[str, Any], text: str) -> None:
+    sched = cavs.schedule(BATCHES["wide"], **how)
+    with pytest.raises(ValueError, match=f"engine: got 'native', but.*{text}.*Write engine='scan'"):
+        cavs.run(F, params, sched, rows(sched).astype(params["w"].dtype), engine="native")
+
+
+def test_explain_says_which_engine_runs() -> None:
+    assert "Engine native: fits." in F.explain(PARAMS, np.zeros(3, np.float32))
+
+    def odd(params: Any, v: cavs.Vertex) -> None:
+        v.scatter(jax.lax.cumsum(v.gather(0)))
+        v.push(v.gather(0))
+
+    text = cavs.VertexFunction(odd, state=(6,), arity=1).explain(PARAMS)
+    assert "Engine native: no: the recurrent part of F does not fit it: the library has no cumsum." in text
+
+
+def test_an_index_out_of_range_is_an_error() -> None:
+    sched = cavs.schedule(cavs.from_parents([[2, 2, 3, -1]]))
+    broken = cavs.Schedule(np.where(sched.data == int(sched.edge_child.max()), 10**6, sched.data), sched.shape)
+    step = jax.jit(lambda s, x: cavs.run(F, PARAMS, s, x, engine="native"))
+    with pytest.raises(Exception, match="engine native.*out of range"):
+        jax.block_until_ready(step(broken, sched.pad(rows(sched))))
+
+
+def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "version", lambda: "another")
+    assert "compiled from other sources" in str(library.native_unavailable.__wrapped__())
