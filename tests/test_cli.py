@@ -211,7 +211,7 @@ def test_help_states_the_defaults_of_each_task():
                 value = getattr(config, field)
                 assert type(value)(text) == value, (name, field)
                 checked += 1
-    assert checked == 20 * len(TASKS)
+    assert checked == 21 * len(TASKS)
 
 
 def test_inspect_shows_a_file(tmp_path, capsys):

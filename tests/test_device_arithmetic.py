@@ -121,7 +121,7 @@ def test_products_find_the_weights_that_were_copied(
             w = weights[weight.offset] if part.axis == 0 else weights[weight.offset].T
             per_warp = spec.chunks // spec.splits
             for warp, lane in itertools.product(range(spec.splits), (6, 29)):
-                left = operands.Weights(*cast(Any, (0, warp, lane)))
+                left = operands.WeightReader(*cast(Any, (0, warp, lane)))
                 for m, c, step in itertools.product(range(weight.tiles), range(per_warp), range(2)):
                     got = left.read(spec, weight, m, c, step)
                     k = ((cta % split * spec.splits + warp) * per_warp + c) * chunk + lane % 4 * chunk // 4 + step * chunk // 8
