@@ -1,4 +1,4 @@
-"""Run by `test_data_parallel`: one of two processes with two devices each, which train together and alone.
+"""Run by `test_data_parallel`: one of two processes with four devices each, which train on two of each, and alone on four or one.
 
 Arguments: the number of the process, the port of process 0, a folder for results, and what to do ("train" or "die").
 """
@@ -62,10 +62,15 @@ def losses(mesh, steps=None, die_at=None):
     return found, [np.asarray(x).tolist() for x in jax.tree.leaves(state)]
 
 
+def mesh_of(devices: list[jax.Device]) -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(np.array(devices), ("data",))
+
+
 def main() -> None:
     number, port, folder, what = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, number, heartbeat_timeout_seconds=10)
-    everywhere = jax.make_mesh((4,), ("data",))
+    assert len(jax.local_devices()) == 4
+    everywhere = mesh_of([d for process in range(2) for d in jax.local_devices(process)[:2]])
     if what == "die":
         losses(everywhere, die_at=8 if number else None)
         return
@@ -74,7 +79,7 @@ def main() -> None:
         state = {**cavs.data.Loader(data(), 8, mesh=everywhere).state(), "batch": 2}
         cavs.data.Loader(data(), 8).restore(state)  # on one device, the same batches follow
         found["alone"] = losses(None)
-        found["two"] = losses(jax.sharding.Mesh(np.array(jax.local_devices()), ("data",)))
+        found["four"] = losses(mesh_of(jax.local_devices()))
     with open(f"{folder}/{number}.json", "w") as file:
         json.dump(found, file)
 

@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[subprocess.Popen]]]:
-    """Two processes of two devices each, which run while the other tests of this file do their work."""
+    """Two processes of four devices each, which run while the other tests of this file do their work."""
     folder = tmp_path_factory.mktemp("devices")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -101,10 +101,10 @@ def test_the_losses_are_those_of_one_device(processes: tuple[Path, list[subproce
         errors = process.communicate(timeout=300)[1]
         assert process.returncode == 0, errors
     first, second = (json.loads((folder / f"{number}.json").read_text()) for number in range(2))
-    assert first["together"] == second["together"]  # 2 processes of 2 devices each
+    assert first["together"] == second["together"]  # 2 devices of each process
     losses, state = first["alone"]
     assert len(losses) >= script.STEPS and losses[-1] < 0.5 * losses[0]
-    for where in ("two", "together"):
+    for where in ("four", "together"):  # 4 devices of one process, and of two
         np.testing.assert_allclose(first[where][0][: len(losses)], losses, atol=1e-6)
         for got, want in zip(first[where][1], state, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-6)
