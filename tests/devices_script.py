@@ -1,4 +1,4 @@
-"""Run by `test_data_parallel`: one of two processes with four devices each, which train on two of each, and alone on four or one.
+"""Run by `test_data_parallel`: one of two processes of four devices each. They train on two of each, and alone on four or one.
 
 Arguments: the number of the process, the port of process 0, a folder for results, and what to do ("train" or "die").
 """
