@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs._feed import workers
 from cavs._feed.epochs import dispatches, epoch_batches
-from cavs._feed.workers import _idle
 from tests.odd_graphs import joined, random_binary_tree
 
 RNG = np.random.default_rng(0)
@@ -97,6 +97,22 @@ def test_a_restored_loader_continues_bit_for_bit(options: dict) -> None:
             np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="restore: state: got the position of a loader with other batches"):
         cavs.data.Loader(GRAPHS, 7, seed=1, **options).restore(state)
+
+
+def test_the_first_batches_do_not_wait_for_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, answers = GRAPHS[:40], []
+    want = [np.asarray(s.data) for b in cavs.data.Loader(graphs, 4) for s in scheds(b)]
+    monkeypatch.setattr("cavs._feed.schedules.VERTICES_PER_PASS", 64 * 40)  # an epoch has several passes
+    monkeypatch.setattr(workers, "WHILE_STARTING", 100)
+    receive = workers.receive
+    monkeypatch.setattr(workers, "receive", lambda *pipe: answers.append(pipe) or receive(*pipe))
+    loop = iter(cavs.data.Loader(graphs, 4, workers=1, ahead=0, steps=1))
+    found = [np.asarray(next(loop).data)]
+    assert not answers
+    found += [np.asarray(sched.data) for sched in loop]
+    assert answers  # the process created the other passes
+    for a, b in zip(found, want, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +231,7 @@ def test_wrong_arguments_are_named(arguments: tuple, error: type, text: str) -> 
 def resources() -> tuple[int, int, int]:
     """The numbers of threads, of open descriptors and of child processes."""
     gc.collect()
-    children = sum(len(workers) for workers in _idle.values())
+    children = sum(len(team) for team in workers._idle.values())
     return threading.active_count(), len(os.listdir("/proc/self/fd")), children
 
 

@@ -110,7 +110,7 @@ def _in_passes(
     if workers:  # the first passes are small, so that training begins while the next ones are created
         first, limit = VERTICES_PER_PASS // 64, VERTICES_PER_PASS // min(2 * workers, 4)
         passes = _passes(graphs, batches, bool(options.fixed), most, first, limit, 2 ** (1 / workers))
-        return schedules_of_workers(graphs, passes, options, workers)
+        return schedules_of_workers(graphs, passes, options, workers, _schedules_here)
     passes = _passes(graphs, batches, bool(options.fixed), most, VERTICES_PER_PASS, VERTICES_PER_PASS)
     return _schedules_here(graphs, passes, options)
 

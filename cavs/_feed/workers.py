@@ -9,7 +9,8 @@ import select
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from cavs._feed import messages
 from cavs._feed.messages import PIPE_BYTES, PipeEnd, file_in_memory, receive, send, widen
@@ -20,18 +21,28 @@ from cavs._graphs.graphs import Graphs
 from cavs._schedule.buckets import Options
 from cavs._schedule.schedule import Schedule
 
+# A worker takes a second to start. Meanwhile this process creates the passes of so many vertices, if their shapes are known.
+WHILE_STARTING = 1 << 16
+
+Schedules: TypeAlias = Iterator[tuple[Graphs, Schedule]]
+
 
 def schedules_of_workers(
-    graphs: Graphs, passes: Iterator[Request], options: Options, workers: int
-) -> Iterator[tuple[Graphs, Schedule]]:
-    """Yields (batch, schedule) for each batch of each pass. Workers create passes in turn."""
+    graphs: Graphs,
+    passes: Iterator[Request],
+    options: Options,
+    workers: int,
+    here: Callable[[Graphs, Iterator[Request], Options], Schedules],
+) -> Schedules:
+    """Yields (batch, schedule) for each batch of each pass. Workers create passes in turn, and `here` the first ones."""
     made_in = os.getpid()
     idle = _idle.setdefault(graphs, [])
+    left = WHILE_STARTING if options.fixed and len(idle) < workers else 0
     team = [idle.pop() if idle else _Worker(graphs) for _ in range(workers)]
     turns = itertools.cycle(team)
     ahead = 2 * workers + 1  # one is read; for each worker, one is created and one waits
     assert ahead <= UNDER_WAY * workers
-    under_way: collections.deque[tuple[_Worker, Request]] = collections.deque()
+    under_way: collections.deque[tuple[_Worker | None, Request]] = collections.deque()
     error, more = None, True
     try:
         for worker in team:
@@ -46,12 +57,21 @@ def schedules_of_workers(
                 except Exception as e:  # raised after the batches before it
                     error, more = e, False
                     break
-                worker = next(turns)
-                worker.send(request)
+                worker = next(turns) if left <= 0 else None
+                if worker is None:
+                    left -= len(request.index) * graphs.num_vertices / len(graphs)
+                else:
+                    worker.send(request)
                 under_way.append((worker, request))
             if not under_way:
                 break
-            worker, (index, counts, _) = under_way.popleft()
+            worker, request = under_way.popleft()
+            if worker is None:
+                for found in here(graphs, iter([request]), options):
+                    yield found
+                    refuse_inherited("schedules", made_in)
+                continue
+            index, counts, _ = request
             answer = worker.receive()
             if isinstance(options.shapes, list):
                 options.shapes.extend(answer.new_shapes)
