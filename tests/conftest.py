@@ -6,7 +6,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 CONTROLLER = "PYTEST_XDIST_WORKER" not in os.environ  # the process that starts the others, or the only one
@@ -16,9 +15,8 @@ FAST_COMPILATION = [
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",  # an MLIR pipeline for each fusion: 3 times slower
 ]
-if version("jax") >= "0.11":  # an MLIR pipeline for each fusion takes 3 times as long; jaxlib 0.10 computes inf without it
-    FAST_COMPILATION.append("--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters")
 if Path("/dev/nvidia0").exists():  # tests marked `gpu` compile as users do
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share the card
 elif CONTROLLER:  # workers and scripts under test inherit it

@@ -177,9 +177,12 @@ clipped_identity.defvjp(lambda x: (x, None), lambda _, ct: (jnp.clip(ct, -0.3, 0
 
 def custom_derivatives(params: Any, v: cavs.Vertex) -> None:
     """Functions with derivatives of their own, cusps, row reductions, and a value whose gradient is stopped."""
-    z, h = _norms(v.gather(0), v.gather(1), v.pull(), params)
+    right = v.gather(1)
+    z, h = _norms(v.gather(0), right, v.pull(), params)
     v.scatter(h)
-    v.push(jnp.concatenate([h, z[jnp.argsort(h)[:2]], jnp.max(z)[None]]))
+    # Not the maximum of z: JAX divides its derivative among the elements equal to it, and if XLA computes z in two kernels with
+    # different rounding, no element is.
+    v.push(jnp.concatenate([h, z[jnp.argsort(h)[:2]], jnp.max(right * params["gain"])[None]]))
 
 
 @jax.jit
