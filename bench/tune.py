@@ -26,7 +26,7 @@ from cavs._engines.persistent import Persistent
 from cavs._run.plans import plan_of
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
-from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.config import LaunchConfig
 
 SIZES = [("tree_lstm", h, b) for h in (512, 1024) for b in (64, 1, 16, 256)]
 SIZES += [("lstm", h, b) for h in (512, 1024) for b in (64, 16, 1)] + [("tree_fc", 512, b) for b in (64, 16, 1)]
@@ -76,7 +76,7 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
             # Only the launch is timed, so XLA need not tune its own products.
             compiled = list(pool.map(lambda step: step.compile({"xla_gpu_autotune_level": 0}), lowered))
         times = [round(_time(step, params, forward), 1) for step in compiled]
-        fields = [f.name for f in dataclasses.fields(Config) if f.name not in ("precision", "spins", "interpret", "wide")]
+        fields = [f.name for f in dataclasses.fields(LaunchConfig) if f.name not in ("precision", "spins", "interpret", "wide")]
         records = [{f: getattr(c, f) for f in fields} | {"us": us} for c, us in zip(layouts, times, strict=True)]
         found[key] = sorted(records, key=lambda record: record["us"])
     return found

@@ -3,7 +3,7 @@
 from cavs.kernels import persistent as persistent
 from cavs.kernels._cpu.library import NATIVE_TARGET as NATIVE_TARGET, native_unavailable as native_unavailable
 from cavs.kernels._layout import tuned as tuned
-from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_MEMORY, Config as Config
+from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_MEMORY, LaunchConfig as LaunchConfig
 from cavs.kernels._layout.layout import layout_of as layout_of
 from cavs.kernels._layout.specs import ProductSpec as ProductSpec
 from cavs.kernels._program.arrays import Output as Output
@@ -28,7 +28,7 @@ from cavs.kernels._program.jaxprs import (
     domain_of as domain_of,
     is_var as is_var,
 )
-from cavs.kernels._program.names import Index as Index, IndexRole as IndexRole, Role as Role, Tensor as Tensor
+from cavs.kernels._program.names import Index as Index, IndexRole as IndexRole, Tensor as Tensor, TensorRole as TensorRole
 from cavs.kernels._program.operations import (
     Across as Across,
     ConstantRead as ConstantRead,
@@ -37,7 +37,7 @@ from cavs.kernels._program.operations import (
     Load as Load,
     ParentSum as ParentSum,
     Phase as Phase,
-    Place as Place,
+    RowAddress as RowAddress,
     RowRead as RowRead,
     Source as Source,
 )

@@ -3,9 +3,9 @@
 The grid consists of `groups` groups of thread blocks; a group is one virtual processor of VPPS. Its j-th thread block owns
 units j*hb to (j+1)*hb of every vector and keeps the weights' columns for them in shared memory for the whole launch. Groups
 run graphs of their own, so they never wait for each other. Within a group, the thread blocks synchronise before a product
-reads what others stored (see `_program.phases`), or the product polls the rows that it reads (`Config.dataflow`: dependencies
-finer than a level; MegaKernels, sections 4.2 and 6). Very wide levels, which are ordinary large products, have a launch of
-their own (`_body.wide`).
+reads rows of another thread block (see `_program.phases`), or the product polls the rows that it reads
+(`LaunchConfig.dataflow`: dependencies finer than a level; MegaKernels, sections 4.2 and 6). Very wide levels, which are
+ordinary large products, have a launch of their own (`_body.wide`).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from cavs.kernels._body.kernel import run as run_levels
 from cavs.kernels._body.launch import Buffers, Launch
 from cavs.kernels._body.narrow import Narrow
 from cavs.kernels._body.wide import Wide
-from cavs.kernels._layout.config import EXCHANGE_WORDS, RING_WORDS, Config
+from cavs.kernels._layout.config import EXCHANGE_WORDS, RING_WORDS, LaunchConfig
 from cavs.kernels._layout.layout import Layout, layout_of
 from cavs.kernels._layout.pack import pack_ring, pack_weights
 from cavs.kernels._program.arrays import Arrays as Arrays, Output as Output, Ref, concatenated
@@ -33,11 +33,13 @@ from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
 from cavs.kernels.turns import begin_p, end_p
 
 Weights: TypeAlias = dict[Var, jax.Array]
-Written: TypeAlias = tuple[dict[Tensor, jax.Array], jax.Array]  # the tensors that a launch writes, and its flag
+LaunchResults: TypeAlias = tuple[dict[Tensor, jax.Array], jax.Array]  # the tensors that a launch writes, and its flag
 _FIELDS = ("tensors", "constants", "integers", "updated")  # of `Arrays`: those that hold arrays
 
 
-def launches(program: LevelProgram, configs: list[Config], weights: Weights, arrays: Arrays, reverse: bool) -> Written:
+def launches(
+    program: LevelProgram, configs: list[LaunchConfig], weights: Weights, arrays: Arrays, reverse: bool
+) -> LaunchResults:
     """Runs all levels, in one launch or two (`_body.wide`).
 
     The launches take one batch: see `cavs._run.other_engine`.
@@ -51,7 +53,7 @@ def launches(program: LevelProgram, configs: list[Config], weights: Weights, arr
     # One equation for JAX, without a batching rule. `jax.checkpoint` cuts what it runs again to what is read, and a kernel that
     # writes to references has no outputs that anybody reads.
     @jax.custom_batching.custom_vmap
-    def run(values: list[jax.Array], given: list[list[jax.Array]]) -> Written:
+    def run(values: list[jax.Array], given: list[list[jax.Array]]) -> LaunchResults:
         weights = dict(zip(variables, values, strict=True))
         mine = dataclasses.replace(
             arrays, **{k: dict(zip(named[k], x, strict=True)) for k, x in zip(named, given, strict=True)}
@@ -84,9 +86,9 @@ def _no_derivative(*_: object) -> NoReturn:
 
 
 def _launch(
-    program: LevelProgram, config: Config, weights: Weights, arrays: Arrays, reverse: bool, flows: bool, shared: bool
-) -> Written:
-    """Runs one launch: all levels, or if they are `shared` with another launch, those of its `Config.wide`."""
+    program: LevelProgram, config: LaunchConfig, weights: Weights, arrays: Arrays, reverse: bool, flows: bool, shared: bool
+) -> LaunchResults:
+    """Runs one launch: all levels, or if they are `shared` with another launch, those of its `LaunchConfig.wide`."""
     from jax.experimental.pallas import mosaic_gpu as plgpu  # not every supported JAX has all of these
 
     layout, blocks = layout_of(program, config), program.unit // config.hb
@@ -135,7 +137,7 @@ def _scratch_outputs(program: LevelProgram, arrays: Arrays) -> dict[Tensor, Outp
     }
 
 
-def _packed_weights(program: LevelProgram, config: Config, layout: Layout, weights: Weights) -> list[jax.Array]:
+def _packed_weights(program: LevelProgram, config: LaunchConfig, layout: Layout, weights: Weights) -> list[jax.Array]:
     """The kernel's operands for the weights: the matrices if it packs them itself, otherwise the packed words."""
     given = [weights[p.variable] for p in layout.packed]
     if config.wide:
@@ -145,7 +147,7 @@ def _packed_weights(program: LevelProgram, config: Config, layout: Layout, weigh
     return [pack_weights(layout.packed, given, program.unit, config.hb, config.precision)]
 
 
-def _scratch_memory(config: Config, layout: Layout) -> dict[str, Any]:
+def _scratch_memory(config: LaunchConfig, layout: Layout) -> dict[str, Any]:
     """The kernel's shared memory, by the fields of `Buffers`."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -160,7 +162,7 @@ def _scratch_memory(config: Config, layout: Layout) -> dict[str, Any]:
     return scratch
 
 
-def _grid(config: Config, blocks: int, cluster: int) -> dict[str, Any]:
+def _grid(config: LaunchConfig, blocks: int, cluster: int) -> dict[str, Any]:
     """The kernel's grid, clusters and warpgroups, as arguments of `plgpu.kernel`."""
     grid = {"group": config.groups} | ({"cluster": blocks // cluster} if cluster < blocks else {})
     shape: dict[str, Any] = {"grid": tuple(grid.values()), "grid_names": tuple(grid)}
@@ -209,7 +211,7 @@ def checked(x: jax.Array, lost: jax.Array) -> jax.Array:
 
 
 def unwritten(shape: tuple[int, ...], dtype: np.dtype, count: jax.Array | int = 0) -> jax.Array:
-    """Returns an array of `UNWRITTEN`, which products poll (`Config.dataflow`).
+    """Returns an array of `UNWRITTEN`, which products poll (`LaunchConfig.dataflow`).
 
     With a `count`, a value known at run time and not negative, XLA cannot tell that two such arrays are equal, and makes none
     of them a copy of the other.

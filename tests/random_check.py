@@ -12,7 +12,7 @@ import numpy as np
 import cavs
 from cavs._engines.choose import choose_engine, name_of
 from cavs._engines.persistent import Persistent
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._run.run import kind_names
 from tests.per_vertex import Graph, PerVertex, with_edges
 from tests.random_cases import Case, Options, functions
@@ -290,7 +290,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
         closed, data = net, (sched,)
     with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision):
         (gp, gx), pushes = gradient(closed, params, x, rows, how.vmap, how.jit, *data)
-    for plan in (x for x in F.cache.values() if isinstance(x, Plan)) if used is not None else ():
+    for plan in (x for x in F.cache.values() if isinstance(x, FunctionPlan)) if used is not None else ():
         used.append("scan" if how.vmap else name_of(choose_engine(engine, plan, sched.shape, kind_names(F, sched))))
     axis = int(how.vmap)
     beyond = [y[(slice(None),) * axis + (slice(rows, None),)] for y in jax.tree.leaves(pushes)] if how.jit or at is None else []

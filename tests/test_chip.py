@@ -24,7 +24,7 @@ from cavs._engines.scan import Scan
 from cavs._run import plans
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned
-from cavs.kernels._layout.config import SHARED_MEMORY, Config
+from cavs.kernels._layout.config import SHARED_MEMORY, LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import PackedWeight, pack_weights
 from cavs.kernels._program.widths import HALVES
@@ -81,7 +81,7 @@ def test_every_layout_on_record_is_taken() -> None:
                 mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
                 for name, record in mine.items():
                     fields = {field: value for field, value in record.items() if field != "us"}
-                    assert Config(precision=precision, **fields) in found, name
+                    assert LaunchConfig(precision=precision, **fields) in found, name
                 taken |= mine.keys()
     assert taken == records.keys() and taken
 

@@ -20,7 +20,7 @@ if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
 from cavs._run.plans import plan_of
-from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._mosaic import operands, reads, weights as _mosaic_weights
 from cavs.kernels._program.widths import HALVES
@@ -95,7 +95,7 @@ def test_products_find_the_weights_that_were_copied(
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32))
     level = lower.recurrence_of(plan, None, forward).program
-    config = Config(hb, 1, False, 8, 1, precision, True, tight, split=split)
+    config = LaunchConfig(hb, 1, False, 8, 1, precision, True, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
     rng, chunk = np.random.default_rng(0), 32 if precision in HALVES else 16
     weights = {p.offset: rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed}
@@ -155,7 +155,7 @@ def test_products_read_the_rows_of_their_part_of_k(
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((128,), jnp.float32))
     level = lower.recurrence_of(plan, None, True).program
-    layout = layout_of(level, Config(16, 1, False, 8, 1, precision, True, split=split))
+    layout = layout_of(level, LaunchConfig(16, 1, False, 8, 1, precision, True, split=split))
     emit_numbers(monkeypatch)
     size, row, width = 4 if dtype == "f32" else 2, 5, 1024
     specs = layout.specs()

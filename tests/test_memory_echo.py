@@ -13,7 +13,7 @@ import bench.echo_cases as echo_cases
 import cavs
 from cavs._function.minimum_cut import minimum_cut
 from cavs._memory.loops import with_derivative
-from cavs._memory.pareto import Search
+from cavs._memory.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute
 from tests.truth import assert_close
 
@@ -164,7 +164,7 @@ def test_long_loops_run_in_chunks(length, reverse):
         return (ys * jnp.arange(length)[:, None, None]).sum() + (h**2).sum()
 
     w, x = jnp.eye(3) * 0.4 + 0.05, jnp.cos(jnp.arange(length * 6.0)).reshape(length, 2, 3)
-    search = Search(jax.make_jaxpr(f)(w, x), [0, 1])
+    search = ParetoSearch(jax.make_jaxpr(f)(w, x), [0, 1])
     point = search.point(lambda name, k, flops: 0.0 if name.endswith("c") else None, {"/0": 4})
     planned = with_derivative(search.closed, lambda diff: point.kept, late=True)
     want = jax.jit(jax.value_and_grad(f, (0, 1)))(w, x)

@@ -16,7 +16,7 @@ from cavs._engines.engine import Engine
 from cavs._run import adjoint, plans
 from cavs.kernels import persistent
 from cavs.kernels._program.fit import Unfit
-from cavs.kernels._program.names import Role
+from cavs.kernels._program.names import TensorRole
 from cavs.kernels._program.operations import ReduceVector
 from cavs.kernels._program.widths import HALVES
 from tests.lower_for_hopper import DEVICE
@@ -203,7 +203,7 @@ def test_a_forward_alone_keeps_nothing_for_a_backward() -> None:
     x, sched = inputs_of("BinaryTreeLSTM", graphs), cavs.schedule(graphs, scripts=True)
     plan = plan_of(F, params, x)
     kept, alone = (lower.recurrence_of(plan, None, True, keep=keep).written for keep in (True, False))
-    assert {tensor.role for tensor in kept} - {tensor.role for tensor in alone} == {Role.REPLACED}
+    assert {tensor.role for tensor in kept} - {tensor.role for tensor in alone} == {TensorRole.REPLACED}
     with jax.default_matmul_precision("highest"):
         assert_near(*(cavs.run(F, params, sched, x, engine=engine) for engine in (INTERPRETED, "scan")), 1e-5)
 
@@ -278,7 +278,7 @@ def test_other_widths_are_padded() -> None:
 
 
 def test_where_products_may_wait_for_numbers() -> None:
-    """Where they alone read what CTAs make for each other, in float32 or in bf16: `Config.dataflow`."""
+    """Where they alone read what CTAs make for each other, in float32 or in bf16: `LaunchConfig.dataflow`."""
     for name, precision, flows in (
         *(("BinaryTreeLSTM", None, True), ("reset before the product", "highest", True), ("ChildSumTreeLSTM", None, True)),
         *(("layer norm", None, False), ("BinaryTreeLSTM", "BF16_BF16_F32", True)),

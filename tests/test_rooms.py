@@ -132,6 +132,18 @@ def test_kernels_import_nothing_else_of_cavs_and_only_to_their_left():
             assert KERNEL_ORDER.index(to.split(".")[2]) <= place, f"{path}: {to}"
 
 
+def test_every_class_has_a_name_of_its_own():
+    found = [
+        (node.name, name)
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    names = [name for name, _ in found]
+    assert len(names) > 100
+    assert not [(name, module) for name, module in found if names.count(name) > 1]
+
+
 def test_import_cavs_loads_nothing_of_mosaic():
     # Not every JAX that cavs runs on has all of it.
     seen, todo = set(), ["cavs"]

@@ -16,7 +16,7 @@ if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)
 
 from cavs._run.plans import plan_of
-from cavs.kernels._layout.config import STAGES, Config
+from cavs.kernels._layout.config import STAGES, LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import pack_ring
 from cavs.kernels._mosaic import ring as _mosaic_ring, wide as _mosaic_wide
@@ -105,7 +105,7 @@ def test_wide_products_multiply_what_they_read(monkeypatch: pytest.MonkeyPatch, 
     params = jax.eval_shape(program.init, jax.random.key(0))
     plan = plan_of(program.vertex_function(), params, jax.ShapeDtypeStruct((getattr(program, "inputs", 256),), jnp.float32))
     level = lower.recurrence_of(plan, None, forward).program
-    layout = layout_of(level, Config(HB, 1, False, ROWS, 2, "tf32", False, wide=True))
+    layout = layout_of(level, LaunchConfig(HB, 1, False, ROWS, 2, "tf32", False, wide=True))
     rng = np.random.default_rng(0)
     weights = [rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed]
     ring = pack_ring(layout.packed, [jnp.asarray(w) for w in weights], level.unit, HB, "fp32")

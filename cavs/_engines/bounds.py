@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs._function.children import reduce_max_p, spread_p
 from cavs._function.jaxprs import Atom, Eqn, Var, is_var
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 
 _AT_MOST_ONE = {"tanh", "logistic", "sin", "cos", "erf", "sign"}
 _UNCHANGED = {
@@ -52,7 +52,7 @@ def bound(x: Atom, found: Mapping[Var, float]) -> float:
     return float(np.max(np.abs(x.val), initial=0)) if np.issubdtype(x.aval.dtype, np.number) else math.inf
 
 
-def state_bounds(plan: Plan) -> list[float]:
+def state_bounds(plan: FunctionPlan) -> list[float]:
     """Returns a bound for each leaf of the state, which holds at vertices of every kind; infinity if it has none."""
     roles = [*plan.leaf.values(), *(part.role for part in plan.inner.values())]
     found = [bounds(role.program.eqns, {}) for role in roles]

@@ -13,7 +13,7 @@ from typing import Protocol
 import jax
 
 from cavs._schedule.schedule import Shape
-from cavs.kernels import PARTS, SHARED_MEMORY, Config, LevelProgram, Unfit, layout_of, tuned
+from cavs.kernels import PARTS, SHARED_MEMORY, LaunchConfig, LevelProgram, Unfit, layout_of, tuned
 
 
 class Direction(Protocol):
@@ -46,32 +46,32 @@ class Layouts:
             of a wide level. If only `narrow` is given, one launch runs all levels.
     """
 
-    narrow: Callable[[LevelProgram, bool, Config], Config] | None = None
-    wide: Callable[[LevelProgram, Config], tuple[Config | None, int]] | None = None
+    narrow: Callable[[LevelProgram, bool, LaunchConfig], LaunchConfig] | None = None
+    wide: Callable[[LevelProgram, LaunchConfig], tuple[LaunchConfig | None, int]] | None = None
 
 
 MEASURED = Layouts()  # no overrides
 
 
-# (tight, rows of a tile, warpgroups, reads in flight) of `Config`: each was among the fastest in some measurement on an H200.
+# (tight, rows of a tile, warpgroups, reads in flight) of `LaunchConfig`. Each was among the fastest in a measurement on an H200.
 _WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
 _WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
 _WAYS += [(True, 16, 2, 12), (True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
 _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4, 8), (True, 8, 4, 8)]
 
 
-def candidates(program: LevelProgram, precision: str) -> list[Config]:
+def candidates(program: LevelProgram, precision: str) -> list[LaunchConfig]:
     """Returns every layout that fits the chip. If any of them keeps weights resident, it returns only those that do.
 
     Args:
         program: What a level computes.
-        precision: The precision of products; see `Config`.
+        precision: The precision of products; see `LaunchConfig`.
     """
     return _candidates(program, precision, multiprocessors())
 
 
 @functools.lru_cache(maxsize=256)
-def _candidates(program: LevelProgram, precision: str, available: int) -> list[Config]:
+def _candidates(program: LevelProgram, precision: str, available: int) -> list[LaunchConfig]:
     unit, found = program.unit, []
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
@@ -84,7 +84,7 @@ def _candidates(program: LevelProgram, precision: str, available: int) -> list[C
             # Some parts of the chip have fewer than 16 multiprocessors, so two blocks of a cluster of 16 must fit on one.
             room = SHARED_MEMORY // (2 if clustered else 1)
             ways = [
-                Config(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
+                LaunchConfig(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
                 for paired in (False, True)
             ]
             fitting = [c for c in ways if layout_of(program, c).shared_memory(c) <= room][:1]  # paired only if it must be
@@ -100,7 +100,7 @@ def _candidates(program: LevelProgram, precision: str, available: int) -> list[C
     return [c for c in found if not c.tight or c.hb not in loose]  # tight only if it does not fit otherwise
 
 
-def narrow_cost(program: LevelProgram, config: Config, rows: float) -> float:
+def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float:
     """Estimates the microseconds that a level of `rows` vertices takes; fitted to measurements on an H200.
 
     A level has a fixed cost: mostly the group's barrier or, in a dataflow launch, the latency of an element from one thread
@@ -118,7 +118,7 @@ def narrow_cost(program: LevelProgram, config: Config, rows: float) -> float:
     return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
 
 
-def mean_cost(program: LevelProgram, config: Config, shape: Shape | None) -> float:
+def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None) -> float:
     """Estimates the mean cost of a level on schedules of a shape.
 
     Most levels are narrow, with half the mean number of vertices; most vertices lie on a few wide levels.
@@ -133,7 +133,7 @@ def mean_cost(program: LevelProgram, config: Config, shape: Shape | None) -> flo
 WIDE = 500
 
 
-def too_wide(config: Config, shape: Shape) -> bool:
+def too_wide(config: LaunchConfig, shape: Shape) -> bool:
     """Returns whether engine scan should be faster than this layout on schedules of a shape."""
     return not config.resident and mean_rows(shape) > WIDE
 
@@ -152,12 +152,12 @@ def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shap
 
 def configure(
     recurrence: Direction, precision: str, interpret: bool, shape: Shape | None = None, layouts: Layouts = MEASURED
-) -> Config:
+) -> LaunchConfig:
     """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
 
     Args:
         recurrence: The direction.
-        precision: The precision of products; see `Config`.
+        precision: The precision of products; see `LaunchConfig`.
         interpret: Whether Pallas' interpreter runs the kernels.
         shape: The shape of the schedule, if known.
         layouts: Overrides.
@@ -167,7 +167,7 @@ def configure(
     """
     program = recurrence.program
     if interpret:
-        config = Config(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
+        config = LaunchConfig(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
         return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
     fitting = candidates(program, precision)
     if not fitting:
@@ -175,6 +175,6 @@ def configure(
     best = min(fitting, key=lambda c: mean_cost(program, c, shape))
     known = tuned.records(jax.devices()[0].device_kind).get(tuning_key(program, recurrence.forward, precision, shape))
     if known:
-        measured = Config(precision=precision, **{k: v for k, v in known.items() if k != "us"})
+        measured = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"})
         best = measured if measured in fitting else best  # the kernels may have changed since
     return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best

@@ -11,7 +11,7 @@ from cavs._engines.native import Native
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._schedule.schedule import Shape
 from cavs.kernels import Unfit, layout_of, persistent
 
@@ -37,7 +37,7 @@ def name_of(engine: Engine) -> str:
     return next(name for name, value in ENGINES.items() if type(value) is type(engine))
 
 
-def choose_engine(engine: str | Engine | None, plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> Engine:
+def choose_engine(engine: str | Engine | None, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> Engine:
     """Returns the engine to run: the one that was asked for or, for `None`, the one that fits and should be fastest.
 
     Raises:
@@ -70,14 +70,14 @@ def _warn_once_if_held_back() -> None:
         warnings.warn(message, stacklevel=2)
 
 
-def unfit(engine: Persistent, plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+def unfit(engine: Persistent, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     """Returns why an engine `persistent` cannot run a plan on schedules of a shape, or `None` if it can."""
     if engine.interpret:
         return _without_program(plan, shape, kinds)
     return persistent.supported() or _unfit(plan, shape, kinds, engine.layouts)
 
 
-def explain_engines(plan: Plan) -> list[str]:
+def explain_engines(plan: FunctionPlan) -> list[str]:
     """Returns lines that say which engine runs here, and how engine `persistent` lays F out on the chip or why it cannot."""
     lines = [
         "Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere. On a GPU the loops are "
@@ -101,7 +101,7 @@ def explain_engines(plan: Plan) -> list[str]:
     return lines
 
 
-def _unfit(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], layouts: Layouts) -> str | None:
+def _unfit(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], layouts: Layouts) -> str | None:
     """Why the engine cannot run a plan on schedules of a shape, as words that follow "but"; `None` if it can."""
     if reason := _without_program(plan, shape, kinds):
         return reason
@@ -115,7 +115,7 @@ def _unfit(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], layouts: Lay
     return None
 
 
-def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+def _without_program(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     """As `_unfit`, without asking whether a layout fits the chip."""
     deep = [name for name, n in zip(kinds, shape.inner, strict=True) if n]
     if not shape.levels and deep:
@@ -138,13 +138,13 @@ def _without_program(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) ->
     return None
 
 
-def _slower(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+def _slower(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
     """Whether engine scan should be faster, if both can run."""
     made = [recurrence_of(plan, name, True) for name, n in zip(kinds, shape.inner, strict=True) if n]
     return any(too_wide(configure(p, p.precision, False, shape), shape) for p in made)
 
 
-def _explain(plan: Plan, name: str | None) -> tuple[bool, str]:
+def _explain(plan: FunctionPlan, name: str | None) -> tuple[bool, str]:
     """Whether one launch can run the levels of a kind in each direction; and how, or why not."""
     if not plan.function.optimizations.lazy:
         return False, "no: F was created with Optimizations(lazy=False)."

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule
 from cavs._stages.saved import Saved
@@ -24,7 +24,7 @@ class Batch(NamedTuple):
         zeros: Creates dynamic tensors.
     """
 
-    plan: Plan
+    plan: FunctionPlan
     sched: Schedule
     kinds: tuple[str | None, ...]
     rows: list[Rows]

@@ -19,7 +19,7 @@ from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.equations import depends, needed
 from cavs._function.jaxprs import Atom, Eqn, Var, is_var
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._function.products import of_tf32_bits
 from cavs._function.split import Split
 from cavs.kernels import (
@@ -29,11 +29,11 @@ from cavs.kernels import (
     IndexRole,
     LevelProgram,
     ParentSum,
-    Place,
-    Role,
+    RowAddress,
     RowRead,
     Source,
     Tensor,
+    TensorRole,
     Unfit,
     contracted_axis,
     cut,
@@ -49,12 +49,12 @@ LARGEST = 128.0
 EDGE_CHILD, EDGE_COUNT = Index(IndexRole.EDGE_CHILD), Index(IndexRole.EDGE_COUNT)
 PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
 PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
-PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(Role.NUM_CHILDREN)
-_OF_PARENTS = (Role.TO_SLOT, Role.TO_EDGE)
+PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(TensorRole.NUM_CHILDREN)
+_OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class LaunchOutput:
     """A tensor that a launch writes.
 
     Attributes:
@@ -100,7 +100,7 @@ class Recurrence:
         self.part, self.forward, self.pushed = part, forward, pushed
         self.kept: list[Var] = part.forward.keep if keep else []
         self.operands: list[Var] = [] if forward else _summed_operands(part)
-        self.written: dict[Tensor, Written] = {}
+        self.written: dict[Tensor, LaunchOutput] = {}
         eqns, domains = rewritten(self._needed(), part.joint.domain)
         places = self._places(eqns, domains)
         gathered = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
@@ -140,17 +140,18 @@ class Recurrence:
 
     def _exchanged_states(self) -> frozenset[Tensor]:
         """The tensors that a level reads and that an earlier level of the launch wrote."""
-        return frozenset(Tensor(Role.STATE, i) for i in range(len(self.part.forward.states) if self.forward else 0))
+        return frozenset(Tensor(TensorRole.STATE, i) for i in range(len(self.part.forward.states) if self.forward else 0))
 
     def _sources(self, forest: bool) -> dict[Var, Source]:
         """Where the launch reads each input."""
         part = self.part
-        out: dict[Var, Source] = {v: ConstantRead(Tensor(Role.STATIC, n)) for n, v in enumerate(self.statics)}
-        out |= {v: RowRead(Tensor(Role.CROSSING, n)) for n, v in enumerate(part.forward.cross)}
+        out: dict[Var, Source] = {v: ConstantRead(Tensor(TensorRole.STATIC, n)) for n, v in enumerate(self.statics)}
+        out |= {v: RowRead(Tensor(TensorRole.CROSSING, n)) for n, v in enumerate(part.forward.cross)}
         for v, (slot, i) in zip(part.forward.slots, part.recurrent.slots, strict=True):
-            out[v] = RowRead(Tensor(Role.STATE, i), Index(IndexRole.KID, slot))
+            out[v] = RowRead(Tensor(TensorRole.STATE, i), Index(IndexRole.KID, slot))
         out |= {
-            v: RowRead(Tensor(Role.STATE, i), EDGE_CHILD) for v, i in zip(part.forward.child, part.recurrent.child, strict=True)
+            v: RowRead(Tensor(TensorRole.STATE, i), EDGE_CHILD)
+            for v, i in zip(part.forward.child, part.recurrent.child, strict=True)
         }
         out[part.forward.num_children] = RowRead(NUM_CHILDREN)
         return out if self.forward else self._backward_sources(out, forest)
@@ -160,62 +161,64 @@ class Recurrence:
         part = self.part
         for n, v in enumerate(part.forward.extra):
             if is_var(v):
-                out.setdefault(v, RowRead(Tensor(Role.EXTRA, n)))
+                out.setdefault(v, RowRead(Tensor(TensorRole.EXTRA, n)))
         for i, v in enumerate(part.forward.states):
             if is_var(v) and domain_of(v, part.joint.domain) != STATIC:
-                out.setdefault(v, RowRead(Tensor(Role.STATE, i), base=STATE_ROW))
+                out.setdefault(v, RowRead(Tensor(TensorRole.STATE, i), base=STATE_ROW))
         for n, v in enumerate(part.forward.keep):
-            out[v] = RowRead(Tensor(Role.KEPT, n), base=EDGE_PAD if part.joint.domain.get(v) == EDGE else PAD)
+            out[v] = RowRead(Tensor(TensorRole.KEPT, n), base=EDGE_PAD if part.joint.domain.get(v) == EDGE else PAD)
         for i, v in part.reverse.state_cts.items():
             by_slot = any(part.recurrent.slots[j][1] == i for j in part.reverse.ct_slots)
             by_edge = any(part.recurrent.child[j] == i for j in part.reverse.ct_child)
-            parts = [(Tensor(Role.TO_SLOT, i), PARENT_SLOT)] * by_slot + [(Tensor(Role.TO_EDGE, i), PARENT)] * by_edge
+            parts = [(Tensor(TensorRole.TO_SLOT, i), PARENT_SLOT)] * by_slot + [
+                (Tensor(TensorRole.TO_EDGE, i), PARENT)
+            ] * by_edge
             ends = (None, None) if forest else (PARENT_FIRST, PARENT_COUNT)
-            direct = (Tensor(Role.PUSHED, i), PUSHED_ROW) if i in self.pushed else None
+            direct = (Tensor(TensorRole.PUSHED, i), PUSHED_ROW) if i in self.pushed else None
             out[v] = ParentSum(direct, tuple(parts), *ends)
         for i, v in part.reverse.extra_cts.items():
-            out[v] = RowRead(Tensor(Role.EXTRA_COTANGENT, i))
+            out[v] = RowRead(Tensor(TensorRole.EXTRA_COTANGENT, i))
         return out
 
-    def _places(self, eqns: list[Eqn], domains: Domains) -> dict[Var, list[Place]]:
+    def _places(self, eqns: list[Eqn], domains: Domains) -> dict[Var, list[RowAddress]]:
         """Where outputs are stored. Adds equations to `eqns` that give each vertex its value of a constant, and `domains`."""
-        places: dict[Var, list[Place]] = {}
+        places: dict[Var, list[RowAddress]] = {}
 
         def put(x: Atom, tensor: Tensor, base: int | None, copies: int = 1, domain: Domain = ROW, offset: int = 0) -> None:
             v = in_domain(x, domain, domains, eqns)
-            places.setdefault(v, []).append(Place(tensor, base, offset))
-            if tensor.role is not Role.STATE:
-                self.written[tensor] = Written(v, domain, base, copies)
+            places.setdefault(v, []).append(RowAddress(tensor, base, offset))
+            if tensor.role is not TensorRole.STATE:
+                self.written[tensor] = LaunchOutput(v, domain, base, copies)
 
         part = self.part
         if self.forward:
             for i, v in enumerate(part.forward.states):
-                put(v, Tensor(Role.STATE, i), STATE_ROW)
+                put(v, Tensor(TensorRole.STATE, i), STATE_ROW)
             for n, v in enumerate(part.forward.extra):
                 edge = part.role.domain.get(part.recurrent.extra[n]) == EDGE
-                put(v, Tensor(Role.EXTRA, n), None, domain=EDGE if edge else ROW)
+                put(v, Tensor(TensorRole.EXTRA, n), None, domain=EDGE if edge else ROW)
             together = {n: (m, column) for m, columns in self.replaced.items() for n, column in columns.items()}
             for n, v in enumerate(self.kept):
                 base, domain = EDGE_PAD if domains.get(v) == EDGE else PAD, domains.get(v, STATIC)
                 if n in together:
-                    put(v, Tensor(Role.REPLACED, together[n][0]), None, domain=domain, offset=together[n][1])
+                    put(v, Tensor(TensorRole.REPLACED, together[n][0]), None, domain=domain, offset=together[n][1])
                 else:
-                    put(v, Tensor(Role.KEPT, n), base, domain=domain)
+                    put(v, Tensor(TensorRole.KEPT, n), base, domain=domain)
             for m in self.replaced:
-                tensor = Tensor(Role.REPLACED, m)
+                tensor = Tensor(TensorRole.REPLACED, m)
                 self.written[tensor] = dataclasses.replace(self.written[tensor], value=part.reverse.cuts[m])
             return places
         for j, v in part.reverse.ct_slots.items():
             slot, i = part.recurrent.slots[j]
-            put(v, Tensor(Role.TO_SLOT, i), SLOTS + slot, self.arity)
+            put(v, Tensor(TensorRole.TO_SLOT, i), SLOTS + slot, self.arity)
         for slot, i, like in self._unread_slots():
-            put(zeros_in_domain(like, ROW, domains, eqns), Tensor(Role.TO_SLOT, i), SLOTS + slot, self.arity)
+            put(zeros_in_domain(like, ROW, domains, eqns), Tensor(TensorRole.TO_SLOT, i), SLOTS + slot, self.arity)
         for j, v in part.reverse.ct_child.items():
-            put(v, Tensor(Role.TO_EDGE, part.recurrent.child[j]), None, domain=EDGE)
+            put(v, Tensor(TensorRole.TO_EDGE, part.recurrent.child[j]), None, domain=EDGE)
         for n, v in enumerate(part.reverse.cuts):
-            put(v, Tensor(Role.CUT, n), None, domain=part.reverse.cut_domain[v])
+            put(v, Tensor(TensorRole.CUT, n), None, domain=part.reverse.cut_domain[v])
         for n, v in enumerate(self.operands):
-            put(v, Tensor(Role.OPERAND, n), None, domain=domains.get(v, STATIC))
+            put(v, Tensor(TensorRole.OPERAND, n), None, domain=domains.get(v, STATIC))
         return places
 
     def _unread_slots(self) -> list[tuple[int, int, ShapedArray]]:
@@ -241,7 +244,7 @@ def _summed_operands(part: Split) -> list[Var]:
     return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.program.eqns, set(sums))]
 
 
-def recurrence_of(plan: Plan, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Recurrence:
+def recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Recurrence:
     """Returns one direction of the inner role of a kind; it is cached on the role.
 
     Args:

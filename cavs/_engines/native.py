@@ -23,7 +23,7 @@ from cavs._engines.native_program import encoded
 from cavs._engines.scan_task import StateCotangents, Totals, empty_cuts, kind_of, with_reuse
 from cavs._function.domains import EDGE
 from cavs._function.jaxprs import Var
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.shape import slots_of
@@ -66,14 +66,14 @@ class Native:
         return scan_reverse.backward_levels(batch, saved, cotangents, functools.partial(_rounds_back, batch, saved))
 
 
-def unfit(plan: Plan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
+def unfit(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     """Returns why engine `native` cannot run a plan on schedules of a shape, or `None` if it can."""
     if len(shape.classes) == 1 and shape.classes[0][0] == SMALLEST_TASK:
         return "the schedule runs vertex by vertex (policy='serial'), and it runs levels"
     return unfit_function(plan, {name: k for k, name in enumerate(kinds) if shape.inner[k]})
 
 
-def unfit_function(plan: Plan, kinds: dict[str | None, int] | None = None) -> str | None:
+def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = None) -> str | None:
     """Returns why engine `native` cannot run F at vertices of some kinds, or `None` if it can.
 
     Args:

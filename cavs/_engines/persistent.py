@@ -35,13 +35,13 @@ from cavs._stages.cotangents import floats, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of
 from cavs._stages.lazy import lazy_gradients
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows as KindRows, View
+from cavs._stages.tensors import RowRange, Rows as KindRows
 from cavs.kernels import (
     FACTOR,
     HALVES,
     Output,
-    Role,
     Tensor,
+    TensorRole,
     constant_in_memory,
     num_blocks,
     persistent,
@@ -86,7 +86,7 @@ class Persistent:
             if not sched.shape.inner[k]:
                 continue
             if cuts[k]:
-                view, memory = View(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
+                view, memory = RowRange(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
                 memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
                 now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
                 static_cts[k] = merged(static_cts[k], now)
@@ -130,7 +130,7 @@ def launch(
     integers = integers_of(recurrence, rows, sched, state_row, wide_rows if len(configs) > 1 else None, g_row)
     tensors = tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     outputs = _outputs(recurrence, rows)
-    updated = {Tensor(Role.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states or [])}
+    updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states or [])}
     for twin, name in program.halves.items():
         dtype = HALVES[recurrence.precision]
         if name in outputs:
@@ -143,7 +143,9 @@ def launch(
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
     flows = awaited if not recurrence.forward else set()
-    replaced = {Tensor(Role.REPLACED, m): Tensor(Role.CUT, m) for m in recurrence.replaced if not recurrence.forward}
+    replaced = {
+        Tensor(TensorRole.REPLACED, m): Tensor(TensorRole.CUT, m) for m in recurrence.replaced if not recurrence.forward
+    }
     # Products that poll for a cut cotangent would take what it replaces for it.
     replaced = {kept: by for kept, by in replaced.items() if by not in flows}
     updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
@@ -154,7 +156,7 @@ def launch(
         out[name] = rows_from_memory(out[name], program, written.value.aval)
     for i, s in enumerate(states or []):
         like = jax.ShapeDtypeStruct(s.shape[1:], s.dtype)
-        out[Tensor(Role.STATE, i)] = rows_from_memory(out[Tensor(Role.STATE, i)], program, like)
+        out[Tensor(TensorRole.STATE, i)] = rows_from_memory(out[Tensor(TensorRole.STATE, i)], program, like)
     return out, lost
 
 
@@ -163,7 +165,7 @@ def _constants(recurrence: Recurrence, statics: list[jax.Array]) -> tuple[dict[T
     part, program = recurrence.part, recurrence.program
     env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
     evaluate(recurrence.static_eqns, env, {})
-    values = {Tensor(Role.STATIC, n): env[v] for n, v in enumerate(recurrence.statics) if v not in recurrence.weights}
+    values = {Tensor(TensorRole.STATIC, n): env[v] for n, v in enumerate(recurrence.statics) if v not in recurrence.weights}
     constants = {name: constant_in_memory(x, program) for name, x in values.items()}
     return constants, {v: weight_in_memory(env[v], program) for v in recurrence.weights}
 
@@ -215,15 +217,15 @@ def forward_launches(
             continue
         made = recurrence_of(plan, name, True, sched.shape.forest, save)
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        tensors = {Tensor(Role.CROSSING, n): x for n, x in enumerate(crossing)}
+        tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
         out, lost = launch(engine, made, rows, sched, statics[k], tensors, states)
-        states = [out[Tensor(Role.STATE, i)] for i in range(len(states))]
+        states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
         gave_up = gave_up + lost
         # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
         nothing = jnp.zeros((0,))
-        kept.append([out.get(Tensor(Role.KEPT, n), nothing) for n in range(len(made.kept))])
-        kept[-1] += [out[Tensor(Role.REPLACED, m)] for m in made.replaced]
-        extras.append([out[Tensor(Role.EXTRA, n)] for n in range(len(part.recurrent.extra))])
+        kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
+        kept[-1] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
+        extras.append([out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))])
     return ForwardLevels(states, kept, extras, gave_up)
 
 
@@ -248,21 +250,21 @@ def backward_launches(
         if not sched.shape.inner[k]:
             continue
         made = recurrence_of(plan, name, False, sched.shape.forest)
-        tensors = {Tensor(Role.PUSHED, i): x for i, x in g.items() if i in made.pushed}
-        tensors |= {Tensor(Role.STATE, i): x for i, x in enumerate(saved.states)}
+        tensors = {Tensor(TensorRole.PUSHED, i): x for i, x in g.items() if i in made.pushed}
+        tensors |= {Tensor(TensorRole.STATE, i): x for i, x in enumerate(saved.states)}
         crossing = [x for v, x in zip(part.eager.outs, saved.eager_rows[k], strict=True) if v in part.recurrent.cross]
-        tensors |= {Tensor(Role.CROSSING, n): x for n, x in enumerate(crossing)}
+        tensors |= {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
         kept = part.forward.keep
-        tensors |= {Tensor(Role.KEPT, n): x for n, x in enumerate(saved.kept[k][: len(kept)])}
-        tensors |= {Tensor(Role.REPLACED, m): x for m, x in zip(made.replaced, saved.kept[k][len(kept) :], strict=True)}
-        tensors |= {Tensor(Role.EXTRA, n): x for n, x in enumerate(saved.extras[k])}
+        tensors |= {Tensor(TensorRole.KEPT, n): x for n, x in enumerate(saved.kept[k][: len(kept)])}
+        tensors |= {Tensor(TensorRole.REPLACED, m): x for m, x in zip(made.replaced, saved.kept[k][len(kept) :], strict=True)}
+        tensors |= {Tensor(TensorRole.EXTRA, n): x for n, x in enumerate(saved.extras[k])}
         for i, v in part.reverse.extra_cts.items():
             edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
             zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
-            tensors[Tensor(Role.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
+            tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
         out, lost = launch(engine, made, rows, sched, saved.statics[k], tensors, None, g_row)
-        cuts[k] = {v: out[Tensor(Role.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
-        operands[k] = {v: out[Tensor(Role.OPERAND, n)] for n, v in enumerate(made.operands)}
+        cuts[k] = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
+        operands[k] = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(made.operands)}
         leaves = sched.shape.pad + sum(sched.shape.leaves)
         up = parents(sched, rows, made.arity, 0, leaves)
         above, g = g, {}
@@ -275,7 +277,7 @@ def backward_launches(
                 total = some_rows(above[i], g_row[:leaves])
             else:
                 total = jnp.zeros((leaves, *state.shape[1:]), state.dtype)
-            for tensor, index in ((Tensor(Role.TO_SLOT, i), PARENT_SLOT), (Tensor(Role.TO_EDGE, i), PARENT)):
+            for tensor, index in ((Tensor(TensorRole.TO_SLOT, i), PARENT_SLOT), (Tensor(TensorRole.TO_EDGE, i), PARENT)):
                 if tensor in out:
                     total = total + gathered(out[tensor], up, index, leaves, engine.interpret)
             g[i] = persistent.checked(total, lost)

@@ -14,7 +14,7 @@ from cavs._function.domains import EDGE
 from cavs._function.jaxprs import Var
 from cavs._function.keeping import lazy_reads
 from cavs._function.split import Split
-from cavs.kernels import LevelProgram, Load, Phase, Role, RowRead, Tensor, aval, stored_dtype
+from cavs.kernels import LevelProgram, Load, Phase, RowRead, Tensor, TensorRole, aval, stored_dtype
 
 Replaced = dict[int, dict[int, int]]  # cut cotangent -> kept value -> the column at which the value begins
 _MOST = 8  # values of which all subsets are tried
@@ -25,22 +25,24 @@ def replaced_by_cuts(part: Split, program: LevelProgram) -> Replaced:
 
     Args:
         part: F at vertices with children, of one kind.
-        program: its backward, which reads kept value n as `Role.KEPT` n and stores cut cotangent m as `Role.CUT` m.
+        program: its backward, which reads kept value n as `TensorRole.KEPT` n and stores cut cotangent m as `TensorRole.CUT` m.
     """
     reverse, domain, later = part.reverse, part.joint.domain, lazy_reads(part.joint)
     last = _last_loads(program)
     first = {store.place.tensor: i for i, phase in reversed([*enumerate(program.phases)]) for store in phase.stores}
     spare = {
-        n: v for n, v in enumerate(part.forward.keep) if v not in later and Tensor(Role.KEPT, n) in last and _fits(v, program)
+        n: v
+        for n, v in enumerate(part.forward.keep)
+        if v not in later and Tensor(TensorRole.KEPT, n) in last and _fits(v, program)
     }
     found: Replaced = {}
     for m, cut in enumerate(reverse.cuts):
-        stored = first.get(Tensor(Role.CUT, m))
+        stored = first.get(Tensor(TensorRole.CUT, m))
         edge = reverse.cut_domain[cut] == EDGE
         free = [
             n
             for n, v in spare.items()
-            if stored is not None and last[Tensor(Role.KEPT, n)] <= stored and (domain.get(v) == EDGE) == edge
+            if stored is not None and last[Tensor(TensorRole.KEPT, n)] <= stored and (domain.get(v) == EDGE) == edge
         ]
         chosen = _filling(free, {n: _size(spare[n]) for n in free}, _size(cut)) if _fits(cut, program) else None
         if chosen:
@@ -51,9 +53,9 @@ def replaced_by_cuts(part: Split, program: LevelProgram) -> Replaced:
 
 
 def reading_replaced(program: LevelProgram, replaced: Replaced) -> LevelProgram:
-    """Returns the backward that reads these kept values side by side, from `Role.REPLACED` m."""
+    """Returns the backward that reads these kept values side by side, from `TensorRole.REPLACED` m."""
     place = {
-        Tensor(Role.KEPT, n): (Tensor(Role.REPLACED, m), column // program.valid)
+        Tensor(TensorRole.KEPT, n): (Tensor(TensorRole.REPLACED, m), column // program.valid)
         for m, columns in replaced.items()
         for n, column in columns.items()
     }

@@ -15,7 +15,7 @@ from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.split import Split
 from cavs._stages.entrance import barred, crossing, entrance, fixed
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows, View, write
+from cavs._stages.tensors import RowRange, Rows, write
 
 
 class _ForwardKind(NamedTuple):
@@ -67,7 +67,7 @@ def forward_levels(
         states, tensors = carry
         kind, first = found[k], sched.task_start[t]
         part, rows, level = kind.part, kind.rows, kind.part.joint.domain
-        view = View(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
+        view = RowRange(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
         env = kind.fixed | barred(entrance(part, rows, view, states, kind.crossing, kind.wanted))
         segments = view.of_edges(rows.edge_owner) - first if part.gathers_all else None
         evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=plan.function.optimizations.fusion)

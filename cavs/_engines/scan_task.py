@@ -17,7 +17,7 @@ from cavs._stages.cotangents import Cotangent, merged
 from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values, memory_of
 from cavs._stages.lazy import Mine, Some, lazy_gradients
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Index, Rows, View, Zeros, get_rows, window, write
+from cavs._stages.tensors import Index, RowRange, Rows, Zeros, get_rows, window, write
 
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
 Totals: TypeAlias = list[dict[int, jax.Array]]  # for each kind the cotangents of the static values so far, by their index
@@ -111,7 +111,7 @@ def run_task(
     shift = sched.task_size[t] - width  # backward windows END at the task's last row
     row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift
     edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
-    view = View(start, width, edge_start, edges)
+    view = RowRange(start, width, edge_start, edges)
     env = fixed(part, memory.statics)
     env |= barred(entrance(part, rows, view, memory.states, memory.crossing, kind.wanted))
     kept = kept_values(part, view, memory, kind.wanted, env)
@@ -165,7 +165,7 @@ def _now(kind: Kind, g: StateCotangents, cuts: list[jax.Array]) -> Memory:
 
 
 def _with_children(
-    kind: Kind, g: StateCotangents, view: View, mine: jax.Array, mine_edges: jax.Array, env: Env
+    kind: Kind, g: StateCotangents, view: RowRange, mine: jax.Array, mine_edges: jax.Array, env: Env
 ) -> StateCotangents:
     """Returns the cotangents of states with those of the children of a task's vertices.
 

@@ -11,9 +11,9 @@ from cavs.kernels import (
     PARTS,
     SHARED_MEMORY,
     Across,
-    Config,
     ConstantRead,
     Equation,
+    LaunchConfig,
     LevelProgram,
     Load,
     ProductSpec,
@@ -34,12 +34,12 @@ _GAIN = 0.8  # a wide launch must take at most this part of the time that the ot
 
 def launch_configs(
     recurrence: chip.Direction, precision: str, interpret: bool, shape: Shape, layouts: chip.Layouts = chip.MEASURED
-) -> tuple[list[Config], int]:
+) -> tuple[list[LaunchConfig], int]:
     """Returns the layouts of the launches of one direction, and the least number of vertices of a level of the wide launch.
 
     Args:
         recurrence: The direction.
-        precision: The precision of products; see `Config`.
+        precision: The precision of products; see `LaunchConfig`.
         interpret: Whether Pallas' interpreter runs the kernels.
         shape: The shape of the schedule.
         layouts: Overrides.
@@ -60,7 +60,7 @@ def launch_configs(
     return ([wide, narrow] if recurrence.forward else [narrow, wide]), rows
 
 
-def widest(program: LevelProgram, narrow: Config, shape: Shape) -> tuple[Config | None, int]:
+def widest(program: LevelProgram, narrow: LaunchConfig, shape: Shape) -> tuple[LaunchConfig | None, int]:
     """Returns the layout of a launch for wide levels, and the least number of vertices of a level that it runs faster.
 
     Returns `None` and 0 if batches of this shape will hardly have such a level. The widest level has at most half of a complete
@@ -72,7 +72,7 @@ def widest(program: LevelProgram, narrow: Config, shape: Shape) -> tuple[Config 
     total, flops = sum(shape.inner), _flops(program)
     sizes = [max(1, int(total / 2 ** (n / 2))) for n in range(2, 11)]
 
-    def time(config: Config) -> float:
+    def time(config: LaunchConfig) -> float:
         return sum(min(wide_cost(program, config, rows), rows * flops / _RESIDENT) for rows in sizes)
 
     wide = min(found, key=time)
@@ -80,17 +80,17 @@ def widest(program: LevelProgram, narrow: Config, shape: Shape) -> tuple[Config 
     return (wide, min(rows)) if rows else (None, 0)
 
 
-def possible(program: LevelProgram, precision: str) -> list[Config]:
+def possible(program: LevelProgram, precision: str) -> list[LaunchConfig]:
     """Returns every layout that a launch for wide levels can have. It needs products in tf32 that sum over enough elements."""
     return [c for hb in (256, 128, 64, 32) for c in fitting(program, hb)] if precision == "tf32" else []
 
 
-def fitting(program: LevelProgram, hb: int) -> list[Config]:
+def fitting(program: LevelProgram, hb: int) -> list[LaunchConfig]:
     """Returns the layout with `hb` units per thread block, in a list that is empty if it does not fit the chip."""
     groups = chip.multiprocessors() * hb // program.unit
     if program.unit % hb or not groups or not any(phase.products for phase in program.phases):
         return []
-    config = Config(hb, groups, False, 64, 2, "tf32", False, wide=True)
+    config = LaunchConfig(hb, groups, False, 64, 2, "tf32", False, wide=True)
     with contextlib.suppress(Unfit):
         layout = layout_of(program, config)
         held = layout.columns // 2 + max(32, 16 * max(map(_sources, layout.specs())))  # registers: sums, and rows in flight
@@ -137,7 +137,7 @@ def _values_in_memory(program: LevelProgram) -> set[Var]:
     return found
 
 
-def wide_cost(program: LevelProgram, config: Config, rows: float) -> float:
+def wide_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float:
     """Estimates the microseconds that a wide level of `rows` vertices takes: each tile reads its rows and all weights."""
     read = 0  # bytes from L2
     for spec in layout_of(program, config).specs():

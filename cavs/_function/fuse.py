@@ -21,7 +21,7 @@ class _Shared(enum.Enum):
     WEIGHT = enum.auto()  # their row operands are stacked
 
 
-class _Product(NamedTuple):
+class _RowProduct(NamedTuple):
     """A vector-matrix product of a row value and a static matrix."""
 
     eqn: Eqn
@@ -31,7 +31,7 @@ class _Product(NamedTuple):
     free: int  # its other axis
 
 
-_Group: TypeAlias = list[_Product]
+_Group: TypeAlias = list[_RowProduct]
 
 
 def fuse_products(program: Program, known: Domains) -> tuple[Program, list[str]]:
@@ -54,7 +54,7 @@ def fuse_products(program: Program, known: Domains) -> tuple[Program, list[str]]
     return program, notes
 
 
-def _product(eqn: Eqn, domain: Domains) -> _Product | None:
+def _product(eqn: Eqn, domain: Domains) -> _RowProduct | None:
     """An equation as a product, if it is a vector-matrix product with a static matrix."""
     if eqn.primitive.name != "dot_general":
         return None
@@ -68,7 +68,7 @@ def _product(eqn: Eqn, domain: Domains) -> _Product | None:
         return None
     if len(a.aval.shape) != 1 or len(b.aval.shape) != 2:
         return None
-    return _Product(eqn, a, b, rc[0], 1 - rc[0])
+    return _RowProduct(eqn, a, b, rc[0], 1 - rc[0])
 
 
 def _groups(program: Program, domain: Domains, shared: _Shared) -> list[_Group]:

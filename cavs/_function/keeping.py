@@ -26,7 +26,7 @@ _EDGES_PER_ROW = 2  # an edge value counts for this many of its kind per vertex
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Tradeoff:
     """A point of the Pareto front.
 
     Attributes:
@@ -170,10 +170,10 @@ def can_overwrite(joint: Joint, slots: Collection[tuple[int, int]], child: Colle
     return {i for i, v in enumerate(f.states) if i in joint.reverse.state_cts and is_var(v) and v in made} - read
 
 
-def front(joint: Joint, overwritten: Collection[int] = ()) -> list[Point]:
+def front(joint: Joint, overwritten: Collection[int] = ()) -> list[Tradeoff]:
     """Returns the Pareto front, from the point that runs no product again to the one that keeps the fewest bytes."""
     if not joint.differentiable:
-        return [Point((), 0.0, 0.0)]
+        return [Tradeoff((), 0.0, 0.0)]
     domain = joint.domain
     products = [
         (e.outvars[0], flops_of(e) * _times(e.outvars[0], domain))
@@ -187,14 +187,14 @@ def front(joint: Joint, overwritten: Collection[int] = ()) -> list[Point]:
 
     none, everything = stored(()), stored([v for v, _ in products])
     if none == everything:
-        return [Point((), none, 0.0)]
+        return [Tradeoff((), none, 0.0)]
     products.sort(key=lambda p: p[1])
     if len(products) <= MOST_PRODUCTS:
         subsets = [s for n in range(len(products) + 1) for s in itertools.combinations(products, n)]
     else:
         subsets = [tuple(products[:n]) for n in range(len(products) + 1)]
-    points = [Point(tuple(v for v, _ in s), stored([v for v, _ in s]), sum(n for _, n in s)) for s in subsets]
-    best: list[Point] = []
+    points = [Tradeoff(tuple(v for v, _ in s), stored([v for v, _ in s]), sum(n for _, n in s)) for s in subsets]
+    best: list[Tradeoff] = []
     for point in sorted(points, key=lambda p: (p.flops, p.bytes)):
         if not best or point.bytes < best[-1].bytes:
             best.append(point)

@@ -9,17 +9,17 @@ import jax
 from cavs._function.jaxprs import PyTreeDef, is_var
 from cavs._function.misuse import role_name, short
 from cavs._function.names import Names
-from cavs._function.role import Role
+from cavs._function.role import RoleProgram
 from cavs._function.split import Split, split
 from cavs._function.stored import key_impl, stored_aval
-from cavs._function.trace import Pushed, Shapes, trace_role
+from cavs._function.trace import ArgumentShapes, Pushed, trace_role
 from cavs._function.vertex import VertexFunction
 
 _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class FunctionPlan:
     """What engines need to know of F for given shapes of params and inputs.
 
     Attributes:
@@ -39,10 +39,10 @@ class Plan:
     push_avals: list[jax.ShapeDtypeStruct]
     push_tree: PyTreeDef
     push_impls: list[str | None]
-    leaf: dict[str | None, Role]
+    leaf: dict[str | None, RoleProgram]
     inner: dict[str | None, Split]
     sweeps: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    kept: dict[Any, "Plan"] = dataclasses.field(default_factory=dict)
+    kept: dict[Any, "FunctionPlan"] = dataclasses.field(default_factory=dict)
 
     @property
     def loop(self) -> str:
@@ -55,7 +55,7 @@ class Plan:
         return any(role.reads_edges for role in self.roles)
 
     @property
-    def roles(self) -> list[Role]:
+    def roles(self) -> list[RoleProgram]:
         """F at leaves, and at vertices with children, of every kind."""
         return [*self.leaf.values(), *(part.role for part in self.inner.values())]
 
@@ -87,7 +87,7 @@ class Plan:
         """The names of values of the recurrent part."""
         return {name for part in self.inner.values() for name in part.joint.names}
 
-    def keeping(self, overwrite: bool = False, share: bool = False, again: bool = False, names: Names = ()) -> "Plan":
+    def keeping(self, overwrite: bool = False, share: bool = False, again: bool = False, names: Names = ()) -> "FunctionPlan":
         """Returns the plan with another choice of what the backward keeps (`_function.keeping`); cached.
 
         Args:
@@ -113,7 +113,7 @@ class Plan:
         return frozenset(found - set(self.push_states or ()))
 
 
-def make_plan(function: VertexFunction, shapes: Shapes, most: int | None) -> Plan:
+def make_plan(function: VertexFunction, shapes: ArgumentShapes, most: int | None) -> FunctionPlan:
     """Traces every kind of F for leaves and for vertices with children.
 
     Args:
@@ -133,7 +133,7 @@ def make_plan(function: VertexFunction, shapes: Shapes, most: int | None) -> Pla
     pushed = _agreed(pushes)
     state_avals = [stored_aval(a) for a in function.state_avals(shapes.params, shapes.inputs)]
     push_avals = [stored_aval(a) for a in pushed.avals]
-    return Plan(function, state_avals, push_avals, pushed.tree, [key_impl(a) for a in pushed.avals], leaf, inner)
+    return FunctionPlan(function, state_avals, push_avals, pushed.tree, [key_impl(a) for a in pushed.avals], leaf, inner)
 
 
 def _agreed(pushes: dict[tuple[str | None, bool], Pushed]) -> Pushed:

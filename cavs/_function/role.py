@@ -8,7 +8,7 @@ from cavs._function.jaxprs import Atom, Var
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Role:
+class RoleProgram:
     """F for one kind of vertex and one role, as a program.
 
     Attributes:

@@ -18,7 +18,7 @@ from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Forward, Joint, Recurrent, Reverse
 from cavs._function.keeping import can_overwrite, front, with_keeping
 from cavs._function.names import Names
-from cavs._function.role import Role
+from cavs._function.role import RoleProgram
 from cavs._function.transpose import joint_of
 
 _VIEWS = {"split", "squeeze", "reshape", "slice"}
@@ -54,7 +54,7 @@ class Split:
         launches: a cache of engine `persistent`: its programs, by direction and kind of graph.
     """
 
-    role: Role
+    role: RoleProgram
     static_eqns: list[Eqn]
     eager: Eager
     recurrent: Recurrent
@@ -83,7 +83,7 @@ class Split:
         return [self.role.domain[v] for v in self.recurrent.extra]
 
     def keeping(self, overwritten: frozenset[int], share: bool, again: bool, names: Names) -> "Split":
-        """Returns the split whose backward overwrites these leaves of the state; the other arguments as in `Plan.keeping`."""
+        """Returns the split whose backward overwrites these leaves of the state; see `FunctionPlan.keeping` for the others."""
         products = front(self.joint, overwritten)[-1].again if again else ()
         return dataclasses.replace(self, joint=with_keeping(self.joint, products, overwritten, share, names), launches={})
 
@@ -109,7 +109,7 @@ class Split:
         return {i for i in found if written_once(i) and not read_later(i)}
 
 
-def split(role: Role, eager: bool) -> Split:
+def split(role: RoleProgram, eager: bool) -> Split:
     """Splits a role of vertices with children by proposition 2, and its transpose, too.
 
     Args:
@@ -130,7 +130,7 @@ def split(role: Role, eager: bool) -> Split:
     )
 
 
-def _sorted_out(role: Role, eager: bool) -> tuple[list[Eqn], list[Eqn], list[Eqn]]:
+def _sorted_out(role: RoleProgram, eager: bool) -> tuple[list[Eqn], list[Eqn], list[Eqn]]:
     """The static, the eager and the recurrent equations."""
     eqns, domain = role.program.eqns, role.domain
     before_scatter = {id(e) for e in needed(eqns, role.states, set(role.program.consts))[0]}
@@ -174,7 +174,7 @@ def _can_be_eager(e: Eqn, domain: Domain, of_edges: set[Var]) -> bool:
 
 
 def _boundaries(
-    role: Role, static_eqns: list[Eqn], eager_eqns: list[Eqn], eqns: list[Eqn]
+    role: RoleProgram, static_eqns: list[Eqn], eager_eqns: list[Eqn], eqns: list[Eqn]
 ) -> tuple[Recurrent, list[Eqn], list[Var]]:
     """The recurrent part (its equations are `eqns`), the lazy equations, and what the lazy part reads of the eager part."""
     domain, consts, gathered = role.domain, role.program.consts, _gathered(role)
@@ -201,6 +201,6 @@ def _boundaries(
     return recurrent, lazy_eqns, pulled
 
 
-def _gathered(role: Role) -> set[Var]:
+def _gathered(role: RoleProgram) -> set[Var]:
     """The inputs that gather and `gather_all` read."""
     return {v for slot in role.slots for v in slot} | set(role.child)

@@ -14,7 +14,7 @@ from cavs._function.jaxprs import Atom, PyTreeDef, Var, is_var
 from cavs._function.lines import line_of
 from cavs._function.misuse import check_outputs, check_program, defined, explained, role_name
 from cavs._function.rewrite import fold_zeros, make_domains_explicit
-from cavs._function.role import Role
+from cavs._function.role import RoleProgram
 from cavs._function.stored import from_stored, stored_aval, to_stored
 from cavs._function.transpose import has_loop
 from cavs._function.vertex import Vertex, VertexFunction
@@ -28,7 +28,7 @@ class Pushed(NamedTuple):
     avals: list[jax.ShapeDtypeStruct]
 
 
-class Shapes(NamedTuple):
+class ArgumentShapes(NamedTuple):
     """Shapes of what F is given.
 
     Attributes:
@@ -42,7 +42,9 @@ class Shapes(NamedTuple):
     edges: PyTree
 
 
-def trace_role(function: VertexFunction, kind: str | None, shapes: Shapes, most: int | None, leaf: bool) -> tuple[Role, Pushed]:
+def trace_role(
+    function: VertexFunction, kind: str | None, shapes: ArgumentShapes, most: int | None, leaf: bool
+) -> tuple[RoleProgram, Pushed]:
     """Traces and rewrites F for one kind and role.
 
     Args:
@@ -66,7 +68,7 @@ def trace_role(function: VertexFunction, kind: str | None, shapes: Shapes, most:
     if function.optimizations.fusion:
         program, notes = fuse_products(program, arguments_of(program).domains)
     found = arguments_of(program)
-    role = Role(
+    role = RoleProgram(
         program,
         domains(program.eqns, found.domains),
         params=found.params,
@@ -85,7 +87,7 @@ def trace_role(function: VertexFunction, kind: str | None, shapes: Shapes, most:
 
 
 class _Arguments(NamedTuple):
-    """The inputs of a program that F was traced to; see `Role`."""
+    """The inputs of a program that F was traced to; see `RoleProgram`."""
 
     params: tuple[Var, ...]
     inputs: tuple[Var, ...]
@@ -102,7 +104,7 @@ class _Arguments(NamedTuple):
 
 
 def _traced(
-    function: VertexFunction, kind: str | None, shapes: Shapes, most: int | None, leaf: bool
+    function: VertexFunction, kind: str | None, shapes: ArgumentShapes, most: int | None, leaf: bool
 ) -> tuple[Program, Callable[[Program], _Arguments], Pushed, bool]:
     """F as a program; how to find its inputs in this program or a rewritten one; what it pushes; and whether it reads edges."""
     fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
@@ -112,7 +114,7 @@ def _traced(
     reads_edges: list[bool] = []
 
     def one_vertex(
-        given: Shapes, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
+        given: ArgumentShapes, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         params, inputs, edges = given
         states = [tree.unflatten(map(from_stored, s, function.key_impls)) for s in slots]

@@ -17,10 +17,10 @@ from cavs._function.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse
 from cavs._function.keeping import with_keeping
 from cavs._function.names import without_names
-from cavs._function.role import Role
+from cavs._function.role import RoleProgram
 
 
-def joint_of(role: Role, part: Recurrent) -> Joint:
+def joint_of(role: RoleProgram, part: Recurrent) -> Joint:
     """Returns the joint program of a role's recurrent part."""
     try:
         return _joint_of(role, part, differentiable=True)
@@ -38,7 +38,7 @@ def has_loop(eqn: Eqn) -> bool:
     return eqn.primitive.name == "while" or any(has_loop(e) for body in bodies_in(eqn) for e in body.eqns)
 
 
-def _joint_of(role: Role, part: Recurrent, differentiable: bool) -> Joint:
+def _joint_of(role: RoleProgram, part: Recurrent, differentiable: bool) -> Joint:
     readers = _readers_of_params(role, part) if differentiable else []
     program, inputs, outputs, names = _traced(role, part, readers, differentiable)
     domain = domains(program.eqns, _known(role, part, inputs))
@@ -74,7 +74,7 @@ class _Reader(NamedTuple):
     statics: tuple[int, ...]
 
 
-def _readers_of_params(role: Role, part: Recurrent) -> list[_Reader]:
+def _readers_of_params(role: RoleProgram, part: Recurrent) -> list[_Reader]:
     from_params = depends(role.program.eqns, set(role.params))
     readers = []
     for e in part.eqns:
@@ -110,7 +110,7 @@ class _Outputs(NamedTuple):
 
 
 def _traced(
-    role: Role, part: Recurrent, readers: Sequence[_Reader], differentiable: bool
+    role: RoleProgram, part: Recurrent, readers: Sequence[_Reader], differentiable: bool
 ) -> tuple[Program, _Inputs, _Outputs, dict[str, set[Var]]]:
     """Traces the recurrent part and its VJP. Returns also the variables that the user has named."""
     slots, child = [role.slots[k][i] for k, i in part.slots], [role.child[i] for i in part.child]
@@ -188,7 +188,7 @@ def _run(
     return operands
 
 
-def _known(role: Role, part: Recurrent, inputs: _Inputs) -> Domains:
+def _known(role: RoleProgram, part: Recurrent, inputs: _Inputs) -> Domains:
     """The domains of the inputs of the joint program, except STATIC ones."""
     known: Domains = {v: ROW for v in (*inputs.slots, inputs.num_children, *inputs.state_cts)}
     known |= {v: EDGE for v in inputs.child}
@@ -197,7 +197,7 @@ def _known(role: Role, part: Recurrent, inputs: _Inputs) -> Domains:
     return known | {ct: domain_of(v, role.domain) for ct, v in zip(inputs.extra_cts, extra, strict=True)}
 
 
-def _param_use(role: Role, reader: _Reader, args: Sequence[Atom | None], cuts: Sequence[Atom]) -> ParamUse:
+def _param_use(role: RoleProgram, reader: _Reader, args: Sequence[Atom | None], cuts: Sequence[Atom]) -> ParamUse:
     found = {i: args[i] for i in _operands_of_gradient(reader)}
     operands = {i: x for i, x in found.items() if x is not None}
     domain = max(domain_of(v, role.domain) for v in reader.eqn.outvars)

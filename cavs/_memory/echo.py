@@ -16,7 +16,7 @@ from cavs._function.keeping import keep
 from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.loops import with_derivative
-from cavs._memory.pareto import Point, Search
+from cavs._memory.pareto import ParetoSearch, Point
 from cavs._memory.table import Plan
 
 R = TypeVar("R")
@@ -83,7 +83,7 @@ class Recomputed(Generic[R]):
         # What `fn` closes over may be differentiated, too: it becomes an argument.
         closed = jex.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), [])
         planned = with_derivative(
-            closed, lambda diff: self._choose(Search(closed, diff, None, names=self._names)).kept, late=True
+            closed, lambda diff: self._choose(ParetoSearch(closed, diff, None, names=self._names)).kept, late=True
         )
         return jax.tree.unflatten(tree, planned(*consts, *flat))
 
@@ -105,7 +105,7 @@ class Recomputed(Generic[R]):
         wanted = {argnums % len(args)} if isinstance(argnums, int) else {i % len(args) for i in argnums}
         marks = [i in wanted for i, arg in enumerate(args) if i not in self._static for _ in jax.tree.leaves(arg)]
         invars = opened(closed)[0].invars
-        search = Search(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])], names=self._names)
+        search = ParetoSearch(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])], names=self._names)
         return Plan(self._name(), search, self._choose(search), self._budget)
 
     def _name(self) -> str:
@@ -131,7 +131,7 @@ class Recomputed(Generic[R]):
         self._inside = inside.seen
         return closed, flat, jax.tree.structure(shapes)
 
-    def _choose(self, search: Search) -> Point:
+    def _choose(self, search: ParetoSearch) -> Point:
         if self._saved is not None:
             return search.saved(self._saved)
         if self._names:
@@ -169,7 +169,7 @@ def _read(path: str | os.PathLike[str] | None) -> Any:
     return found
 
 
-def _too_small(name: str, budget: int, search: Search, least: Point) -> str:
+def _too_small(name: str, budget: int, search: ParetoSearch, least: Point) -> str:
     floor = search.peaks[least]
     largest = Plan(name, search, least, budget).rows()[:3]
     terms = (

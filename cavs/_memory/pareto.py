@@ -48,7 +48,7 @@ class Point:
 
 
 @dataclass(eq=False)
-class Search:
+class ParetoSearch:
     """The plans of one function (a closed jaxpr), differentiated with respect to the inputs `diff`."""
 
     closed: Any

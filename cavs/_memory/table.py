@@ -13,7 +13,7 @@ from cavs._function.jaxprs import Var
 from cavs._function.lines import source_line
 from cavs._memory.bytes import text_of
 from cavs._memory.loops import Region
-from cavs._memory.pareto import Point, Search
+from cavs._memory.pareto import ParetoSearch, Point
 from cavs._memory.saved_plan import as_json
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Plan:
         flops: of the products that run twice.
     """
 
-    def __init__(self, name: str, search: Search, point: Point, budget: int | str | None) -> None:
+    def __init__(self, name: str, search: ParetoSearch, point: Point, budget: int | str | None) -> None:
         self._name, self._search, self._point, self._budget = name, search, point, budget
         self.bytes, self.flops, self.peak = point.bytes, point.flops, search.peaks[point]
         plain = next((p for p in search.peaks if not p.flops and len(p.regions) == 1), None) or search.plain()

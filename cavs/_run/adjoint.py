@@ -18,7 +18,7 @@ from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine
 from cavs._function.equations import is_float
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import (
     Cotangent,
@@ -42,7 +42,7 @@ FEW_BYTES = 8 << 20
 
 
 def backward(
-    plan: Plan,
+    plan: FunctionPlan,
     sched: Schedule,
     kinds: tuple[str | None, ...],
     engine: Engine,

@@ -3,7 +3,7 @@
 import jax
 
 from cavs._function.evaluate import pad_rows
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 
@@ -28,7 +28,7 @@ def padded_edges(edges: PyTree, sched: Schedule) -> PyTree:
     return jax.tree.map(lambda x: pad_rows(x, padded), edges) if lengths != {padded} else edges
 
 
-def check_read(edges: PyTree, plan: Plan) -> None:
+def check_read(edges: PyTree, plan: FunctionPlan) -> None:
     """Raises `ValueError` if F does not read the edges that it is given."""
     if edges is not None and not plan.reads_edges:
         raise ValueError(

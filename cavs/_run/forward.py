@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from cavs._engines.engine import Batch, Engine, ForwardLevels
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
@@ -56,7 +56,7 @@ class _Early(NamedTuple):
 
 
 def forward(
-    plan: Plan,
+    plan: FunctionPlan,
     sched: Schedule,
     kinds: tuple[str | None, ...],
     engine: Engine,

@@ -18,7 +18,7 @@ from cavs._engines.scan import Scan
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.keeping import keeping_now
-from cavs._function.plan import Plan
+from cavs._function.plan import FunctionPlan
 from cavs._function.stored import from_stored
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.facts import SMALL_FAN_IN
@@ -160,7 +160,7 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     return sched.shape.kinds
 
 
-def _check_arity(F: VertexFunction, plan: Plan, sched: Schedule) -> jax.Array | None:
+def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule) -> jax.Array | None:
     """Raises `ValueError` if a vertex has more children than F reads.
 
     The shape of a traced schedule only tells whether a vertex has more than four children. If F reads more than four, compiled
@@ -217,7 +217,7 @@ MSG_LOOP = (
 
 
 @contextlib.contextmanager
-def _loops_are_refused(plan: Plan) -> Iterator[None]:
+def _loops_are_refused(plan: FunctionPlan) -> Iterator[None]:
     """Turns JAX's error for a loop without a reverse derivative into one that names the line of F."""
     try:
         yield
@@ -227,7 +227,9 @@ def _loops_are_refused(plan: Plan) -> Iterator[None]:
         raise TypeError(MSG_LOOP.format(where=plan.loop)) from e
 
 
-def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None) -> Callable[..., list[jax.Array]]:
+def _compiled(
+    plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None
+) -> Callable[..., list[jax.Array]]:
     """Returns the jitted function of a plan for schedules of one shape, with its VJP; cached on the plan."""
     least, names, seen = keeping_now()
     seen.update(plan.names)
@@ -246,7 +248,7 @@ def _compiled(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], asked: En
     return plan.sweeps[key]
 
 
-def _sweep(plan: Plan, shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:
+def _sweep(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:
     def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None) -> Arrays:
         return forward(plan, Schedule(data, shape), kinds, engine, params, *plan.rows_and_edges(inputs), select, save=False)[0]
 

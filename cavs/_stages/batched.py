@@ -10,14 +10,14 @@ from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, value_at
 from cavs._function.jaxprs import Var, is_var
 from cavs._function.products import large_product
-from cavs._function.role import Role
+from cavs._function.role import RoleProgram
 from cavs._function.split import Split
 from cavs._stages.tensors import Rows, get_rows, repeated
 
 Arrays: TypeAlias = list[jax.Array]
 
 
-def leaf_function(role: Role, size: int, stored: bool) -> Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]:
+def leaf_function(role: RoleProgram, size: int, stored: bool) -> Callable[[Arrays, Arrays], tuple[Arrays, Arrays]]:
     """Returns F at the leaves: (params, pulled rows) -> (states, pushes), for all `size` leaves of a kind.
 
     Args:

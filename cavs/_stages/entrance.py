@@ -13,7 +13,7 @@ from cavs._function.domains import EDGE
 from cavs._function.jaxprs import Env, Var, is_var
 from cavs._function.split import Split
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows, View, get_rows
+from cavs._stages.tensors import RowRange, Rows, get_rows
 
 
 class Memory(NamedTuple):
@@ -56,7 +56,9 @@ def fixed(part: Split, statics: list[jax.Array]) -> Env:
     return dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
 
 
-def entrance(part: Split, rows: Rows, view: View, states: list[jax.Array], crossing: list[jax.Array], wanted: set[Var]) -> Env:
+def entrance(
+    part: Split, rows: Rows, view: RowRange, states: list[jax.Array], crossing: list[jax.Array], wanted: set[Var]
+) -> Env:
     """Returns the `wanted` inputs of the joint program at the vertices of a view.
 
     Args:
@@ -84,7 +86,7 @@ def entrance(part: Split, rows: Rows, view: View, states: list[jax.Array], cross
     return env
 
 
-def slots_together(part: Split, rows: Rows, view: View, states: list[jax.Array], values: list[Var]) -> Env:
+def slots_together(part: Split, rows: Rows, view: RowRange, states: list[jax.Array], values: list[Var]) -> Env:
     """Gathers the `values` that concatenate or stack one state of several children, each by one gather without a copy."""
     makers = {e.outvars[0]: e for e in part.joint.program.eqns if e.primitive.name in ("concatenate", "stack")}
     slot_of = dict(zip(part.forward.slots, part.recurrent.slots, strict=True))
@@ -101,7 +103,7 @@ def slots_together(part: Split, rows: Rows, view: View, states: list[jax.Array],
     return env
 
 
-def kept_values(part: Split, view: View, memory: Memory, wanted: set[Var], have: Env) -> Env:
+def kept_values(part: Split, view: RowRange, memory: Memory, wanted: set[Var], have: Env) -> Env:
     """Returns the `wanted` values that the forward kept, at the vertices of a view or their edges, except those in `have`."""
     env = {}
     for v, x in zip((*part.forward.keep, *part.forward.extra), (*memory.kept, *memory.extras), strict=True):

@@ -18,7 +18,7 @@ from cavs._function.products import weight_gradient
 from cavs._function.split import Split
 from cavs._stages.cotangents import Floats, mask_rows
 from cavs._stages.entrance import Memory, entrance, fixed, kept_values, slots_together
-from cavs._stages.tensors import Index, Rows, View, get_rows, repeated
+from cavs._stages.tensors import Index, RowRange, Rows, get_rows, repeated
 
 
 class Some(NamedTuple):
@@ -43,7 +43,7 @@ class Mine(NamedTuple):
 def lazy_gradients(
     part: Split,
     rows: Rows,
-    view: View,
+    view: RowRange,
     memory: Memory,
     cuts: Env,
     mine: Mine | None = None,

@@ -24,7 +24,7 @@ from cavs._stages.saved import Transpose
 MANY_BYTES = 32 << 20
 
 
-class _Backward(NamedTuple):
+class _SegmentBackward(NamedTuple):
     """What the backward runs. It has no arrays, except constants.
 
     Attributes:
@@ -92,7 +92,7 @@ def cut_vjp(
     run_equations(forward, env)
     tree = jax.tree.structure((*in_tree.unflatten(flat), *taken_tree.unflatten(taken)))
     again = sum(math.prod(x.shape) * x.dtype.itemsize for x in taken) > MANY_BYTES
-    back = _Backward(backward, [*cut, *alive], seeds, results, cts, floats, shapes, tree, again)
+    back = _SegmentBackward(backward, [*cut, *alive], seeds, results, cts, floats, shapes, tree, again)
     split = [env[v] for v in cut], [env[v] for v in alive]
     transpose = jax.tree_util.Partial(functools.partial(_pull_back, back), *split)
     return out_tree.unflatten([value_of(x, env) for x in outs]), transpose
@@ -120,7 +120,7 @@ def _after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
     return [x + late[0].astype(x.dtype) if late and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim else x for x in alive]
 
 
-def _pull_back(back: _Backward, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
+def _pull_back(back: _SegmentBackward, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
     """Returns the cotangents of the arguments."""
     flat = jax.tree.leaves(cts)
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What

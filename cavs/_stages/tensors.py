@@ -150,7 +150,7 @@ class Rows(NamedTuple):
         return zeros((n, *aval.shape), aval.dtype)
 
 
-class View(NamedTuple):
+class RowRange(NamedTuple):
     """A contiguous part of the rows of a kind, and of their edges: where they begin in tensors with slack, and how many."""
 
     start: Index
@@ -159,7 +159,7 @@ class View(NamedTuple):
     edges: int
 
     def rows(self, padded: jax.Array) -> jax.Array:
-        """Returns the view's rows of a tensor with slack."""
+        """Returns the range's rows of a tensor with slack."""
         return _part(padded, self.start, self.size)
 
     def of_edges(self, padded: jax.Array) -> jax.Array:

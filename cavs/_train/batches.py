@@ -57,7 +57,7 @@ class Feed(NamedTuple):
         )
 
 
-class Batch(NamedTuple, Generic[A]):
+class StepInput(NamedTuple, Generic[A]):
     """The input of one step, a pytree of int32 arrays. Vp is `sched.shape.vertices`, U the rows read from the table.
 
     Attributes:
@@ -103,13 +103,13 @@ def labels_of(graphs: Graphs, present: np.ndarray) -> np.ndarray:
 
 
 def feed(graphs: Graphs, num_words: int) -> Feed:
-    """Batches of labelled graphs, as `Batch`."""
+    """Batches of labelled graphs, as `StepInput`."""
 
-    def collate(sample: Sample) -> Batch[np.ndarray]:
+    def collate(sample: Sample) -> StepInput[np.ndarray]:
         graphs, sched = one_of(sample)
         words, word = distinct(input_ids(graphs), sched.shape.vertices, num_words)
         label = sched.pad(labels_of(graphs, sample.present), -1)
-        return Batch(sched, words, sched.pad(word, -1), label, padded_roots(graphs, sched), numbers_of(sample))
+        return StepInput(sched, words, sched.pad(word, -1), label, padded_roots(graphs, sched), numbers_of(sample))
 
     return Feed([graphs], collate)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from cavs import vertex_programs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
-from cavs._train.batches import Batch
+from cavs._train.batches import StepInput
 from cavs._train.config import LARGEST, MOST, Config, TrainError
 from cavs._train.embeddings import Vectors
 from cavs._train.programs import PROGRAMS, Sizes, VertexProgram, run_program
@@ -76,7 +76,7 @@ class SoftmaxModel:
         self,
         params: PyTree,
         rows: jax.Array,
-        batch: Batch[jax.Array],
+        batch: StepInput[jax.Array],
         select: jax.Array | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
@@ -99,7 +99,7 @@ class SoftmaxModel:
         self,
         params: PyTree,
         rows: jax.Array,
-        batch: Batch[jax.Array],
+        batch: StepInput[jax.Array],
         key: jax.Array | None = None,
         loss: str | None = None,
     ) -> tuple[jax.Array, SoftmaxMetrics]:
@@ -119,11 +119,11 @@ class SoftmaxModel:
             jnp.vdot(has, nll), count, *vertices, root_right.sum(), (root_label >= 0).astype(h.dtype).sum()
         )
 
-    def metrics(self, weights: Weights, batch: Batch[jax.Array]) -> SoftmaxMetrics:
+    def metrics(self, weights: Weights, batch: StepInput[jax.Array]) -> SoftmaxMetrics:
         """The metrics without dropout, at all vertices even if the loss is only at the roots."""
         return self.objective(weights.params, read_rows(weights.table, batch.words), batch, loss="all")[1]
 
-    def probabilities(self, weights: Weights, batch: Batch[jax.Array]) -> jax.Array:
+    def probabilities(self, weights: Weights, batch: StepInput[jax.Array]) -> jax.Array:
         """(Vp, C) probabilities of the labels at every vertex."""
         h = self.hidden(weights.params, read_rows(weights.table, batch.words), batch)
         return jax.nn.softmax(h @ weights.params["w"] + weights.params["b"])

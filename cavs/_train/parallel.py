@@ -124,7 +124,7 @@ class PairBatch(NamedTuple, Generic[A]):
     Attributes:
         source: the schedule of the sources.
         pairs: the schedule of the pairs.
-        words: (U,) as in `batches.Batch`.
+        words: (U,) as in `batches.StepInput`.
         x: (Sp,) the index into `words` of each vertex of the sources; -1 if it reads nothing.
         y: (Vp,) the same for the pairs.
         at: (R,) the rows of the target words.

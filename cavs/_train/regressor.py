@@ -20,7 +20,7 @@ from cavs.vertex_programs._dropout import dropout, split_key
 
 
 class RegressBatch(NamedTuple, Generic[A]):
-    """The input of one step. `sched`, `words`, `word`, `roots` and `sample` are as in `batches.Batch`.
+    """The input of one step. `sched`, `words`, `word`, `roots` and `sample` are as in `batches.StepInput`.
 
     Attributes:
         target: float32, NaN where there is none: (Vp,) of the vertices, (R,) of the roots, or (G,) of the graphs.

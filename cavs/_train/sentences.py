@@ -76,7 +76,7 @@ class Spellings(NamedTuple, Generic[A]):
 
 
 class TagBatch(NamedTuple, Generic[A]):
-    """The input of one step, a pytree of int32 arrays. `words`, `word`, `label` and `sample` are as in `batches.Batch`."""
+    """The input of one step, a pytree of int32 arrays. `words`, `word`, `label` and `sample` are as in `batches.StepInput`."""
 
     sched: Schedule
     back: Schedule

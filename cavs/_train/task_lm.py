@@ -10,7 +10,7 @@ from rich.table import Table
 
 from cavs._graphs.graphs import Graphs
 from cavs._train import data, programs, text
-from cavs._train.batches import Batch, in_order
+from cavs._train.batches import StepInput, in_order
 from cavs._train.config import Config
 from cavs._train.data import Data
 from cavs._train.model import SoftmaxModel, Weights, read_rows
@@ -110,7 +110,7 @@ class LanguageModel(Task):
         """(V,) the negative log-likelihood of the word after each vertex."""
 
         @jax.jit
-        def nll(weights: Weights, batch: Batch[jax.Array]) -> jax.Array:
+        def nll(weights: Weights, batch: StepInput[jax.Array]) -> jax.Array:
             params, rows = weights.params, read_rows(weights.table, batch.words)
             h = model.hidden(params, rows, batch)
             return softmax_loss(h, params["w"], params["b"], batch.label, jnp.zeros_like(h[:, 0]))[1]

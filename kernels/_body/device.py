@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 import numpy as np
 
-from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._layout.specs import ProductSpec, Tile
 from cavs.kernels._program.arrays import Ref
@@ -19,11 +19,11 @@ class Device(Protocol):
 
     def sync(self) -> None: ...
 
-    def begin_exchange(self, ring: Sequence[Ref], config: Config) -> None: ...
+    def begin_exchange(self, ring: Sequence[Ref], config: LaunchConfig) -> None: ...
 
     def end_exchange(self, ring: Sequence[Ref]) -> None: ...
 
-    def begin_ring(self, ring: Ref, config: Config) -> None: ...
+    def begin_ring(self, ring: Ref, config: LaunchConfig) -> None: ...
 
     def group_barrier(self, counters: Ref, slot: jax.Array, target: jax.Array, clustered: bool, spins: int) -> None: ...
 
@@ -35,7 +35,7 @@ class Device(Protocol):
         target: Ref,
         unit: int,
         hb: int,
-        config: Config,
+        config: LaunchConfig,
     ) -> None: ...
 
     def number(self, tile: Tile, index: Ref) -> jax.Array: ...

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import RING_ORDER, PackedWeight, pack_weights
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
 from cavs.kernels._program.arrays import Ref
@@ -29,7 +29,7 @@ def sync() -> None:
     """Does nothing: the interpreter runs one thread after another."""
 
 
-def begin_exchange(ring: Sequence[Ref], config: Config) -> None:
+def begin_exchange(ring: Sequence[Ref], config: LaunchConfig) -> None:
     """Checks that no other thread block has to send sums."""
     assert config.split == 1 and not ring
 
@@ -38,7 +38,7 @@ def end_exchange(ring: Sequence[Ref]) -> None:
     """Does nothing; see `begin_exchange`."""
 
 
-def begin_ring(ring: Ref, config: Config) -> None:
+def begin_ring(ring: Ref, config: LaunchConfig) -> None:
     """Does nothing: `wide_product` reads the weights where they are."""
 
 
@@ -48,7 +48,7 @@ def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: 
 
 
 def copy_weights(
-    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
+    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: LaunchConfig
 ) -> None:
     """Packs the thread block's columns of all weights."""
     target[...] = pack_weights(parts, [ref[...] for ref in refs], unit, hb, config.precision)[cta]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs.kernels._body.device import Device
-from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.layout import Layout
 from cavs.kernels._program.arrays import Output, Ref
 from cavs.kernels._program.names import SCALARS, Index, Tensor
@@ -48,7 +48,7 @@ class Launch:
     def __init__(
         self,
         program: LevelProgram,
-        config: Config,
+        config: LaunchConfig,
         layout: Layout,
         buffers: Buffers,
         outputs: dict[Tensor, Output],

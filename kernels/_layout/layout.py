@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeAlias, TypeVar
 
-from cavs.kernels._layout.config import STAGES, Config
+from cavs.kernels._layout.config import STAGES, LaunchConfig
 from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._layout.specs import ProductSpec, SourceSpec, WeightSpec
 from cavs.kernels._program.fit import Unfit
@@ -61,7 +61,7 @@ class Layout:
         """The most partial sums of a product that a warpgroup leaves."""
         return max((spec.all_slots for spec in self.specs()), default=1)
 
-    def part(self, config: Config) -> tuple[int, int, int]:
+    def part(self, config: LaunchConfig) -> tuple[int, int, int]:
         """The shape of the partial sums in shared memory; the weight chunks of wide products share the same memory."""
         count, width = config.warpgroups * self.slots, self.columns + 4
         if config.wide:
@@ -69,14 +69,14 @@ class Layout:
             count = max(count, -(-STAGES * stage // (config.rows * width)))
         return count, config.rows, width
 
-    def shared_memory(self, config: Config) -> int:
+    def shared_memory(self, config: LaunchConfig) -> int:
         """The bytes of shared memory of a thread block."""
         part = math.prod(self.part(config)) * 4 if self.columns else 0
         return part + (self.words * 4 if config.resident else 0) + _SLACK
 
 
 @functools.lru_cache(maxsize=2048)
-def layout_of(program: LevelProgram, config: Config) -> Layout:
+def layout_of(program: LevelProgram, config: LaunchConfig) -> Layout:
     """Assigns every product its place; cached.
 
     Raises:
@@ -94,7 +94,7 @@ def layout_of(program: LevelProgram, config: Config) -> Layout:
     return _streamed(layout) if config.wide else layout
 
 
-def _packed(program: LevelProgram, config: Config) -> tuple[list[tuple[int, PackedWeight]], int]:
+def _packed(program: LevelProgram, config: LaunchConfig) -> tuple[list[tuple[int, PackedWeight]], int]:
     """Each weight as packed, with how many rows its product reads side by side; and the words of all."""
     found: dict[_WeightKey, tuple[int, PackedWeight]] = {}
     words = 0
@@ -112,7 +112,9 @@ def _packed(program: LevelProgram, config: Config) -> tuple[list[tuple[int, Pack
 class _PhaseBuilder:
     """Assigns the products of one phase their columns of the partial sums."""
 
-    def __init__(self, program: LevelProgram, config: Config, offsets: dict[_WeightKey, int], words: int, awaited: set[Tensor]):
+    def __init__(
+        self, program: LevelProgram, config: LaunchConfig, offsets: dict[_WeightKey, int], words: int, awaited: set[Tensor]
+    ):
         self.program, self.config, self.offsets, self.words, self.awaited = program, config, offsets, words, awaited
         self.columns = 0
         self.sums: dict[Var, Sums] = {}
@@ -196,7 +198,7 @@ def _grouped(keys: Iterable[_T]) -> dict[_T, list[int]]:
     return found
 
 
-def _splits(chunks: int, joined: int, config: Config) -> int:
+def _splits(chunks: int, joined: int, config: LaunchConfig) -> int:
     """The number of warps of a warpgroup, in each thread block, that divide K; each warp reads one of `joined` sources."""
     for n in (1,) if config.wide else (4, 3, 2, 1):
         if chunks % (n * config.split) == 0 and (config.wide or n * config.split % joined == 0):

@@ -67,7 +67,7 @@ def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], un
         weights: The matrices.
         unit: The width of a unit vector in memory.
         hb: The units of a thread block.
-        precision: See `Config`.
+        precision: See `LaunchConfig`.
 
     Returns:
         float32 of shape (thread blocks, words).

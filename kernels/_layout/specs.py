@@ -45,7 +45,7 @@ class SourceSpec:
 
     Attributes:
         column: The column at which the K elements begin.
-        awaited: Whether other thread blocks may still have to write them (`Config.dataflow`).
+        awaited: Whether other thread blocks may still have to write them (`LaunchConfig.dataflow`).
     """
 
     column: int
@@ -69,9 +69,9 @@ class ProductSpec:
         words: The 32-bit words of a thread block's packed weights.
         resident: Whether the weights are in shared memory.
         tight: Whether three tf32 weights are packed into two words.
-        precision: See `Config`.
-        in_flight: See `Config`.
-        spins: See `Config`.
+        precision: See `LaunchConfig`.
+        in_flight: See `LaunchConfig`.
+        spins: See `LaunchConfig`.
         hb: The units that a thread block owns.
         split: The thread blocks that divide K as well: `chunks` and `slots` are those of one of them.
         ring: Of a wide product, the word at which its weights begin (`_layout.pack.pack_ring`).

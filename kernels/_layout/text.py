@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.specs import ProductSpec
 from cavs.kernels._program.operations import LevelProgram, RowRead
 from cavs.kernels._program.text import weight_names
 
 
-def layout_text(program: LevelProgram, config: Config) -> str:
+def layout_text(program: LevelProgram, config: LaunchConfig) -> str:
     """Returns the layout of a level's products in a launch of `config`, as text.
 
     Raises:
@@ -33,7 +33,7 @@ def layout_text(program: LevelProgram, config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _grid(program: LevelProgram, config: Config) -> str:
+def _grid(program: LevelProgram, config: LaunchConfig) -> str:
     """How the thread blocks of a launch divide units and rows."""
     strategy = "wide" if config.wide else "narrow"
     count = program.unit // config.hb
@@ -42,7 +42,7 @@ def _grid(program: LevelProgram, config: Config) -> str:
     return f"{strategy}: {config.groups} groups of {blocks}, each with {config.hb} units; {tiles}; {config.precision}"
 
 
-def _product(spec: ProductSpec, rows: list[RowRead], config: Config) -> Iterator[str]:
+def _product(spec: ProductSpec, rows: list[RowRead], config: LaunchConfig) -> Iterator[str]:
     """The lines of the products that sum over the same elements; `rows` are those of the sources."""
     warps = f", divided among {spec.splits} warps" if spec.splits > 1 else ""
     yield f"sums of {spec.chunk * spec.chunks * spec.split} elements: {spec.chunks} chunks of {spec.chunk}{warps}"

@@ -24,7 +24,7 @@ def key(products: list[tuple[int, int]], forward: bool, precision: str, rows: fl
 
 @functools.cache
 def records(device: str) -> dict[str, dict[str, Any]]:
-    """The records of a device: key -> {"hb", "groups", ..., "us"}, fields of `Config`, and the microseconds measured."""
+    """The records of a device: key -> {"hb", "groups", ..., "us"}, fields of `LaunchConfig`, and the microseconds measured."""
     path = file_of(device)
     return json.loads(path.read_text()) if path.exists() else {}
 

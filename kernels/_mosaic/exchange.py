@@ -1,4 +1,4 @@
-"""Sums of products across the thread blocks of a cluster, through distributed shared memory (`Config.split`).
+"""Sums of products across the thread blocks of a cluster, through distributed shared memory (`LaunchConfig.split`).
 
 The thread blocks of a cluster divide K of each product. Each of them reads only its part of every row, computes partial sums
 for the units of all of them, and sends each other thread block the partial sums of the units that it owns. Warpgroups of equal
@@ -12,7 +12,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, gpu
 from jax.experimental.mosaic.gpu import utils as mu
 
-from cavs.kernels._layout.config import EXCHANGE_WORDS, Config
+from cavs.kernels._layout.config import EXCHANGE_WORDS, LaunchConfig
 from cavs.kernels._layout.specs import ProductSpec
 from cavs.kernels._mosaic.barriers import cluster_barrier
 from cavs.kernels._mosaic.mlir import REF, address, inline_mgpu, int32, ptx, wait_phase
@@ -23,7 +23,7 @@ from cavs.kernels._program.arrays import Ref
 _ARRIVED, _FREE, _PARITY = 0, 8, 16
 
 
-def begin_exchange(ring: Sequence[Ref], config: Config) -> None:
+def begin_exchange(ring: Sequence[Ref], config: LaunchConfig) -> None:
     """Initialises the barriers of all warpgroups, before any thread block of the cluster uses them.
 
     Args:

@@ -76,7 +76,7 @@ def right_operand(sources: list[list[Register]], step: int, precision: str) -> l
     Args:
         sources: For each of the sources, whose sum is the operand, the registers that the thread has read of a chunk.
         step: The half of the chunk, 0 or 1.
-        precision: See `Config`.
+        precision: See `LaunchConfig`.
     """
     i32 = ir.IntegerType.get_signless(32)
     mine = [x[step * len(x) // 2 : (step + 1) * len(x) // 2] for x in sources]

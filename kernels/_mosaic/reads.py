@@ -1,7 +1,7 @@
 """Reads of rows for products, straight from L2 into registers, and polling of rows that other thread blocks are writing.
 
-In a dataflow launch (`Config.dataflow`) no barrier says that a row is complete. Instead its elements hold `UNWRITTEN` before
-they are written, and a thread that reads an unwritten element reads again.
+In a dataflow launch (`LaunchConfig.dataflow`) no barrier says that a row is complete. Instead its elements hold `UNWRITTEN`
+before they are written, and a thread that reads an unwritten element reads again.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, gpu
 from jax.experimental.mosaic.gpu import utils as mu
 
-from cavs.kernels._layout.config import STAGES, Config
+from cavs.kernels._layout.config import STAGES, LaunchConfig
 from cavs.kernels._layout.specs import ProductSpec
 from cavs.kernels._mosaic.mlir import REF, address, inline_mgpu, int32, ptx, wait_phase
 from cavs.kernels._mosaic.types import I32, Context, GlobalAddress, MemRef, Predicate, SharedAddress
@@ -21,7 +21,7 @@ from cavs.kernels._program.arrays import Ref
 _FULL, _EMPTY = 0, 8  # the offsets of a stage's barriers among its 16 bytes
 
 
-def begin_ring(ring: Ref, config: Config) -> None:
+def begin_ring(ring: Ref, config: LaunchConfig) -> None:
     """Initialises the barriers of all stages.
 
     Args:

@@ -8,7 +8,7 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import arith, memref, scf
 from jax.experimental.mosaic.gpu import utils as mu
 
-from cavs.kernels._layout.config import Config
+from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, inline_mgpu, int32, ptx, scalar
 from cavs.kernels._mosaic.types import F32, I32, Context, MemRef, Register, Scalar, SharedAddress
@@ -20,7 +20,7 @@ _Values = TypeVar("_Values")
 
 
 def copy_weights(
-    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: Config
+    parts: Sequence[PackedWeight], refs: Sequence[Ref], cta: jax.Array, target: Ref, unit: int, hb: int, config: LaunchConfig
 ) -> None:
     """Copies the thread block's columns of every weight into shared memory.
 
@@ -66,7 +66,7 @@ class _Source:
         first_k: The first element of K that it copies.
         unit: The width of a unit vector in memory.
         hb: The number of units that it copies.
-        precision: See `Config`.
+        precision: See `LaunchConfig`.
     """
 
     def __init__(self, part: PackedWeight, ref: MemRef, first: I32, first_k: I32, unit: int, hb: int, precision: str):

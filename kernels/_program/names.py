@@ -5,7 +5,7 @@ import enum
 from typing import TypeAlias
 
 
-class Role(enum.StrEnum):
+class TensorRole(enum.StrEnum):
     """What a tensor holds."""
 
     STATIC = "static"  # a value that is the same for all rows
@@ -36,7 +36,7 @@ class IndexRole(enum.StrEnum):
     KID = "kid"  # of each row: the row in the states of its child in one slot
     PUSHED_ROW = "g_row"  # of each row: the row of its pushed cotangent
     PARENT = "parent"  # the edges by which a row's parents gather it
-    PARENT_SLOT = "parent_slot"  # the same as rows of `Role.TO_SLOT`
+    PARENT_SLOT = "parent_slot"  # the same as rows of `TensorRole.TO_SLOT`
     PARENT_FIRST = "parent_first"  # of each row: its first entry in the two above
     PARENT_COUNT = "parent_count"
 
@@ -45,7 +45,7 @@ class IndexRole(enum.StrEnum):
 class Tensor:
     """The name of a tensor: the `number`-th of its role; `half` for its copy of 16 bits, which products read."""
 
-    role: Role
+    role: TensorRole
     number: int | None = None
     half: bool = False
 

@@ -65,7 +65,7 @@ def tensors_of(source: Source) -> set[Tensor]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RowAddress:
     """Row r of a tensor for each row (or edge) r of the phase; `scalars[base]` is added to the row.
 
     The value begins at element `offset` of the row, where units are not padded.
@@ -174,7 +174,7 @@ class Store:
     """Writes a value to a tensor."""
 
     value: Var
-    place: Place
+    place: RowAddress
 
 
 Operation: TypeAlias = Load | Product | Equation | Spread | ReduceChildren | ReduceVector | Store
@@ -248,7 +248,7 @@ class LevelProgram:
         unit: The width of a unit vector in memory: zeros follow its `valid` elements.
         scratch: The tensors for values between phases.
         halves: The tensors of 16 bits for products, and the tensors that they are copies of; see `_program.halves`.
-        flows: Whether only products read what thread blocks write for each other, so that `Config.dataflow` is possible.
+        flows: Whether only products read what thread blocks write for each other, so that `LaunchConfig.dataflow` is possible.
     """
 
     phases: tuple[Phase, ...]

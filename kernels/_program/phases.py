@@ -3,7 +3,7 @@
 A program is straight-line equations for ONE vertex (or one of its child edges), in the domains STATIC, ROW and EDGE. A phase
 has one domain, and the operands of its products were gathered, or stored by an earlier phase; `_program.assign` decides
 which phase computes what. Between the two phases, the thread blocks of a group synchronise, or the product polls the rows
-that it reads (`Config.dataflow`).
+that it reads (`LaunchConfig.dataflow`).
 """
 
 import dataclasses
@@ -39,17 +39,17 @@ from cavs.kernels._program.jaxprs import (
     dtype_of,
     is_var,
 )
-from cavs.kernels._program.names import Role, Tensor
+from cavs.kernels._program.names import Tensor, TensorRole
 from cavs.kernels._program.operations import (
     Equation,
     LevelProgram,
     Load,
     Operation,
     Phase,
-    Place,
     Product,
     ReduceChildren,
     ReduceVector,
+    RowAddress,
     RowRead,
     Scratch,
     Source,
@@ -64,7 +64,7 @@ def cut(
     eqns: Sequence[Eqn],
     domains: Domains,
     sources: Mapping[Var, Source],
-    outputs: Mapping[Var, list[Place]],
+    outputs: Mapping[Var, list[RowAddress]],
     written: frozenset[Tensor],
     multiple: int = 16,
 ) -> LevelProgram:
@@ -99,7 +99,7 @@ class _Draft:
     domain: Domain
     eqns: dict[Var, Eqn] = dataclasses.field(default_factory=dict)  # by each variable that they compute
     products: list[Eqn] = dataclasses.field(default_factory=list)
-    stores: dict[Var, list[Place]] = dataclasses.field(default_factory=dict)
+    stores: dict[Var, list[RowAddress]] = dataclasses.field(default_factory=dict)
     inputs: dict[Var, Source] = dataclasses.field(default_factory=dict)  # of inputs that it stores for later phases
     barrier: bool = False
 
@@ -112,7 +112,7 @@ class _Cutter:
         eqns: Sequence[Eqn],
         domains: Domains,
         sources: dict[Var, Source],
-        outputs: Mapping[Var, list[Place]],
+        outputs: Mapping[Var, list[RowAddress]],
         valid: int,
         unit: int,
         multiple: int,
@@ -185,8 +185,8 @@ class _Cutter:
             draft.inputs.setdefault(x, self.sources[x])
         places = draft.stores.setdefault(x, [])
         if not places:
-            tensor = Tensor(Role.SCRATCH, len(self.scratch))
-            places.append(Place(tensor))
+            tensor = Tensor(TensorRole.SCRATCH, len(self.scratch))
+            places.append(RowAddress(tensor))
             width = max(1, num_blocks(aval(x), self.valid)) * self.unit
             self.scratch[tensor] = Scratch(self.domains[x], width, stored_dtype(aval(x)))
         self.sources[x] = RowRead(places[0].tensor, base=places[0].base, part=places[0].offset // self.valid)

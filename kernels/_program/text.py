@@ -13,10 +13,10 @@ from cavs.kernels._program.operations import (
     Operation,
     ParentSum,
     Phase,
-    Place,
     Product,
     ReduceChildren,
     ReduceVector,
+    RowAddress,
     RowRead,
     Source,
     Spread,
@@ -100,7 +100,7 @@ class _Printer:
                 own = [f"{direct[0]}[{direct[1]}[{r}]]"] if direct else []
                 return " + ".join([*own, *(f"{tensor}[{index}[{at}]]" for tensor, index in parts)]) or "0"
 
-    def place(self, place: Place, r: str) -> str:
+    def place(self, place: RowAddress, r: str) -> str:
         """Where a value is stored."""
         return f"{place.tensor}[{_row(r, place.base)}{f', element {place.offset}:' if place.offset else ''}]"
 

@@ -12,7 +12,7 @@ from cavs.kernels._program.jaxprs import Atom, aval
 HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}  # the precisions of 16 bits of products
 # What a tensor of 16 bits is multiplied by: float16 keeps its eleven bits from 2^-14 on.
 FACTOR = {"bf16": 1.0, "f16": 256.0}
-# What a launch's tensors hold before it writes them, if products poll them (`Config.dataflow`): the bits of a NaN that no
+# What a launch's tensors hold before it writes them, if products poll them (`LaunchConfig.dataflow`): the bits of a NaN that no
 # computation yields (GPUs yield 0x7FFFFFFF and its negative; in 16 bits 0x7FFF and its negative).
 UNWRITTEN = np.uint32(0xFFE5A5A5).astype(np.int32)
 UNWRITTEN_HALF = np.uint16(0xFFE5)
