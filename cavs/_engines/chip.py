@@ -53,7 +53,7 @@ class Layouts:
 MEASURED = Layouts()  # no overrides
 
 
-# (tight, rows of a tile, warpgroups, reads in flight) of `LaunchConfig`. Each was among the fastest in a measurement on an H200.
+# (tight, rows of a tile, warpgroups, reads in flight) of `LaunchConfig`. Each was among the fastest in a measurement on H200.
 _WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
 _WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
 _WAYS += [(True, 16, 2, 12), (True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]

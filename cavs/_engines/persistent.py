@@ -35,7 +35,7 @@ from cavs._stages.cotangents import floats, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of
 from cavs._stages.lazy import lazy_gradients
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import RowRange, Rows as KindRows
+from cavs._stages.tensors import Rows as KindRows, RowSpan
 from cavs.kernels import (
     FACTOR,
     HALVES,
@@ -86,9 +86,9 @@ class Persistent:
             if not sched.shape.inner[k]:
                 continue
             if cuts[k]:
-                view, memory = RowRange(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
+                span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
                 memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
-                now = lazy_gradients(part, rows, view, memory, cuts[k], given=operands[k])
+                now = lazy_gradients(part, rows, span, memory, cuts[k], given=operands[k])
                 static_cts[k] = merged(static_cts[k], now)
             ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts[k]))
             ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())

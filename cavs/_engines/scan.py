@@ -15,7 +15,7 @@ from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.split import Split
 from cavs._stages.entrance import barred, crossing, entrance, fixed
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import RowRange, Rows, write
+from cavs._stages.tensors import Rows, RowSpan, write
 
 
 class _ForwardKind(NamedTuple):
@@ -67,15 +67,15 @@ def forward_levels(
         states, tensors = carry
         kind, first = found[k], sched.task_start[t]
         part, rows, level = kind.part, kind.rows, kind.part.joint.domain
-        view = RowRange(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
-        env = kind.fixed | barred(entrance(part, rows, view, states, kind.crossing, kind.wanted))
-        segments = view.of_edges(rows.edge_owner) - first if part.gathers_all else None
+        span = RowSpan(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
+        env = kind.fixed | barred(entrance(part, rows, span, states, kind.crossing, kind.wanted))
+        segments = span.of_edges(rows.edge_owner) - first if part.gathers_all else None
         evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=plan.function.optimizations.fusion)
         own = [value_at(x, ROW, width, env, level) for x in part.forward.states]
         states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
         mine = []
         for b, v, lv in zip(tensors[k], kind.stored, kind.level, strict=True):
-            n, at = (edges, view.edge_start) if lv == EDGE else (width, view.start)
+            n, at = (edges, span.edge_start) if lv == EDGE else (width, span.start)
             mine.append(write(b, value_at(v, lv, n, env, level), at))
         return states, [mine if j == k else x for j, x in enumerate(tensors)]
 

@@ -43,7 +43,7 @@ from cavs._stages.cotangents import (
 )
 from cavs._stages.lazy import Mine, Some, lazy_gradients
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Index, RowRange, Zeros, window, write
+from cavs._stages.tensors import Index, RowSpan, Zeros, window, write
 
 # The tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of static values.
 Rounds: TypeAlias = tuple[jax.Array, StateCotangents, list[Env], Totals]
@@ -110,8 +110,8 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardLev
         inside = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
         for v in kind.reused:  # padding holds what the forward kept
             inside[v] = mask_rows(inside[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
-        view = RowRange(rows.pad, rows.size, rows.edge_pad, rows.edges)
-        now = lazy_gradients(kind.part, rows, view, kind.memory, inside) if loop.options.lazy else {}
+        span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
+        now = lazy_gradients(kind.part, rows, span, kind.memory, inside) if loop.options.lazy else {}
         ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], inside))
         ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
         ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
@@ -149,7 +149,7 @@ def _windows_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardL
             own_rows = _own_rows(kind, sched, w, bases[k])
             inside = _inside(kind, sched, own, own_rows)
             if loop.options.lazy:
-                now = lazy_gradients(kind.part, kind.rows, _view(kind, sched, bases[k]), kind.memory, inside, own_rows)
+                now = lazy_gradients(kind.part, kind.rows, _span(kind, sched, bases[k]), kind.memory, inside, own_rows)
                 totals[k] = merged(totals[k], now)
             if kind.part.eager.reads_edges:
                 crossing[k] = _with_window(kind, crossing[k], inside, bases[k])
@@ -247,10 +247,10 @@ def _inside(kind: Kind, sched: Schedule, cuts: Env, own_rows: Mine) -> Env:
     return {v: mask_rows(x[part_of[kind.level[v]]], mine[kind.level[v]]) for v, x in cuts.items()}
 
 
-def _view(kind: Kind, sched: Schedule, base: tuple[Index, Index]) -> RowRange:
+def _span(kind: Kind, sched: Schedule, base: tuple[Index, Index]) -> RowSpan:
     """Returns the rows and edges of one of several windows."""
     k, rows, shape = kind.number, kind.rows, sched.shape
-    return RowRange(rows.pad + base[0], shape.window_rows[k], rows.edge_pad + base[1], shape.window_edges[k])
+    return RowSpan(rows.pad + base[0], shape.window_rows[k], rows.edge_pad + base[1], shape.window_edges[k])
 
 
 def _eager_of_window(

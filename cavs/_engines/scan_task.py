@@ -17,7 +17,7 @@ from cavs._stages.cotangents import Cotangent, merged
 from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values, memory_of
 from cavs._stages.lazy import Mine, Some, lazy_gradients
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Index, RowRange, Rows, Zeros, get_rows, window, write
+from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, window, write
 
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
 Totals: TypeAlias = list[dict[int, jax.Array]]  # for each kind the cotangents of the static values so far, by their index
@@ -111,10 +111,10 @@ def run_task(
     shift = sched.task_size[t] - width  # backward windows END at the task's last row
     row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift
     edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
-    view = RowRange(start, width, edge_start, edges)
+    span = RowSpan(start, width, edge_start, edges)
     env = fixed(part, memory.statics)
-    env |= barred(entrance(part, rows, view, memory.states, memory.crossing, kind.wanted))
-    kept = kept_values(part, view, memory, kind.wanted, env)
+    env |= barred(entrance(part, rows, span, memory.states, memory.crossing, kind.wanted))
+    kept = kept_values(part, span, memory, kind.wanted, env)
     for i, (v, x) in enumerate(zip(part.forward.states, memory.states, strict=True)):
         # Two leaves of the state may be one variable, of which only one is overwritten.
         if is_var(v) and v in kind.wanted and v not in env and v not in kept and i not in part.forward.overwritten:
@@ -128,28 +128,28 @@ def run_task(
     for i, v in part.reverse.extra_cts.items():
         edge = part.extra_domain[i] == EDGE
         if i in kind.extra_cts:
-            kept[v] = (view.of_edges if edge else view.rows)(kind.extra_cts[i])
+            kept[v] = (span.of_edges if edge else span.rows)(kind.extra_cts[i])
         else:
             kept[v] = jnp.zeros((edges if edge else width, *v.aval.shape), v.aval.dtype)
     env |= barred(kept)
     before = {cut: env[part.forward.keep[n]] for cut, n in kind.reused.items()}
-    segments = view.segments(rows) if part.gathers_all else None
+    segments = span.segments(rows) if part.gathers_all else None
     evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=options.fusion)
 
     mine, mine_edges = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
-    g = _with_children(kind, g, view, mine, mine_edges, env)
+    g = _with_children(kind, g, span, mine, mine_edges, env)
     values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.level.items()}
     new = []
     for v, b in zip(kind.stored, cuts[kind.number], strict=True):
         edge, value = kind.level[v] == EDGE, values[v]
-        if v in kind.reused:  # rows of the view that are not the task's still hold what the forward kept
+        if v in kind.reused:  # rows of the span that are not the task's still hold what the forward kept
             value = jnp.where((mine_edges if edge else mine).reshape(-1, *(1,) * (value.ndim - 1)), value, before[v])
         new.append(write(b, value, edge_start - base[1] if edge else start - base[0]))
     cuts, totals = list(cuts), list(totals)
     cuts[kind.number] = new
     if not options.lazy:
         own_rows = Mine(Some(mine, width - 1), Some(mine_edges, edges - 1))  # the window's last row is the task's
-        now = lazy_gradients(part, rows, view, memory, values, own_rows)
+        now = lazy_gradients(part, rows, span, memory, values, own_rows)
         totals[kind.number] = merged(totals[kind.number], now)
     return g, cuts, totals
 
@@ -165,25 +165,25 @@ def _now(kind: Kind, g: StateCotangents, cuts: list[jax.Array]) -> Memory:
 
 
 def _with_children(
-    kind: Kind, g: StateCotangents, view: RowRange, mine: jax.Array, mine_edges: jax.Array, env: Env
+    kind: Kind, g: StateCotangents, span: RowSpan, mine: jax.Array, mine_edges: jax.Array, env: Env
 ) -> StateCotangents:
     """Returns the cotangents of states with those of the children of a task's vertices.
 
     They are added to what other parents contributed, or they overwrite the states of the children, which nobody reads again.
     """
     part, rows, level = kind.part, kind.rows, kind.part.joint.domain
-    kids, children = view.rows(rows.kids), view.of_edges(rows.edge_child)
+    kids, children = span.rows(rows.kids), span.of_edges(rows.edge_child)
     to: dict[int, list[tuple[jax.Array, jax.Array]]] = {}
     for j, v in part.reverse.ct_slots.items():
         slot, i = part.recurrent.slots[j]
-        to.setdefault(i, []).append((jnp.where(mine, kids[:, slot], 0), value_at(v, ROW, view.size, env, level)))
+        to.setdefault(i, []).append((jnp.where(mine, kids[:, slot], 0), value_at(v, ROW, span.size, env, level)))
     for j, v in part.reverse.ct_child.items():
         index = jnp.where(mine_edges, children, 0)
-        to.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, view.edges, env, level)))
+        to.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, span.edges, env, level)))
     g = dict(g)
     for i, pairs in to.items():
         index, cts = (jnp.concatenate(x) for x in zip(*pairs, strict=True))
-        # Row 0 belongs to no vertex: rows of the view that are not the task's go there, and absent children are there. Nothing
+        # Row 0 belongs to no vertex: rows of the span that are not the task's go there, and absent children are there. Nothing
         # reads row 0 of the cotangents. But row 0 of the states is the state of absent children, which must stay zeros: there
         # the last row is the one that belongs to no vertex.
         if i in part.forward.overwritten:

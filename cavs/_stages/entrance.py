@@ -13,7 +13,7 @@ from cavs._function.domains import EDGE
 from cavs._function.jaxprs import Env, Var, is_var
 from cavs._function.split import Split
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import RowRange, Rows, get_rows
+from cavs._stages.tensors import Rows, RowSpan, get_rows
 
 
 class Memory(NamedTuple):
@@ -57,36 +57,36 @@ def fixed(part: Split, statics: list[jax.Array]) -> Env:
 
 
 def entrance(
-    part: Split, rows: Rows, view: RowRange, states: list[jax.Array], crossing: list[jax.Array], wanted: set[Var]
+    part: Split, rows: Rows, span: RowSpan, states: list[jax.Array], crossing: list[jax.Array], wanted: set[Var]
 ) -> Env:
-    """Returns the `wanted` inputs of the joint program at the vertices of a view.
+    """Returns the `wanted` inputs of the joint program at the vertices of a span.
 
     Args:
         part: F at vertices with children, of one kind.
         rows: the vertices of the kind.
-        view: some of them.
+        span: some of them.
         states: the dynamic tensors.
         crossing: as in `Memory`.
         wanted: variables of the joint program.
     """
-    kids = view.rows(rows.kids)
+    kids = span.rows(rows.kids)
     own = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
-    env = {v: view.rows_in(domain, x) for v, x, domain in own if v in wanted}
+    env = {v: span.rows_in(domain, x) for v, x, domain in own if v in wanted}
     env |= {
         v: get_rows(states[i], kids[:, k])
         for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
         if v in wanted
     }
     if part.recurrent.child:
-        children = view.of_edges(rows.edge_child)
+        children = span.of_edges(rows.edge_child)
         own = zip(part.forward.child, part.recurrent.child, strict=True)
         env |= {v: get_rows(states[i], children) for v, i in own if v in wanted}
     if part.forward.num_children in wanted:
-        env[part.forward.num_children] = view.rows(rows.num_children)
+        env[part.forward.num_children] = span.rows(rows.num_children)
     return env
 
 
-def slots_together(part: Split, rows: Rows, view: RowRange, states: list[jax.Array], values: list[Var]) -> Env:
+def slots_together(part: Split, rows: Rows, span: RowSpan, states: list[jax.Array], values: list[Var]) -> Env:
     """Gathers the `values` that concatenate or stack one state of several children, each by one gather without a copy."""
     makers = {e.outvars[0]: e for e in part.joint.program.eqns if e.primitive.name in ("concatenate", "stack")}
     slot_of = dict(zip(part.forward.slots, part.recurrent.slots, strict=True))
@@ -98,17 +98,17 @@ def slots_together(part: Split, rows: Rows, view: RowRange, states: list[jax.Arr
         slots = [slot_of[x] for x in e.invars if is_var(x) and x in slot_of]
         first = e.params.get("dimension", e.params.get("axis")) == 0
         if first and len(slots) == len(e.invars) and len({i for _, i in slots}) == 1:
-            kids = view.rows(rows.kids)[:, np.array([k for k, _ in slots])]
+            kids = span.rows(rows.kids)[:, np.array([k for k, _ in slots])]
             env[v] = get_rows(states[slots[0][1]], kids).reshape(kids.shape[0], *v.aval.shape)
     return env
 
 
-def kept_values(part: Split, view: RowRange, memory: Memory, wanted: set[Var], have: Env) -> Env:
-    """Returns the `wanted` values that the forward kept, at the vertices of a view or their edges, except those in `have`."""
+def kept_values(part: Split, span: RowSpan, memory: Memory, wanted: set[Var], have: Env) -> Env:
+    """Returns the `wanted` values that the forward kept, at the vertices of a span or their edges, except those in `have`."""
     env = {}
     for v, x in zip((*part.forward.keep, *part.forward.extra), (*memory.kept, *memory.extras), strict=True):
         if is_var(v) and v in wanted and v not in have:
-            env[v] = view.of_edges(x) if part.joint.domain.get(v) == EDGE else view.rows(x)
+            env[v] = span.of_edges(x) if part.joint.domain.get(v) == EDGE else span.rows(x)
     return env
 
 

@@ -1,7 +1,7 @@
 """Lazy batching (Cavs 3.5): parameter gradients of the recurrent part, for many vertices at once.
 
 For every equation Y = f(A, p) that reads a parameter p, the levels store the cotangent dY (a cut cotangent). This module
-transposes f ONCE for all rows of a view: for a product Y = A p that is the single product A^T dY.
+transposes f ONCE for all rows of a span: for a product Y = A p that is the single product A^T dY.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from cavs._function.products import weight_gradient
 from cavs._function.split import Split
 from cavs._stages.cotangents import Floats, mask_rows
 from cavs._stages.entrance import Memory, entrance, fixed, kept_values, slots_together
-from cavs._stages.tensors import Index, RowRange, Rows, get_rows, repeated
+from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated
 
 
 class Some(NamedTuple):
@@ -34,7 +34,7 @@ class Some(NamedTuple):
 
 
 class Mine(NamedTuple):
-    """The rows and edges that belong to a view. F may compute anything on its other rows (see `_stages.tensors`)."""
+    """The rows and edges that belong to a span. F may compute anything on its other rows (see `_stages.tensors`)."""
 
     rows: Some
     edges: Some
@@ -43,21 +43,21 @@ class Mine(NamedTuple):
 def lazy_gradients(
     part: Split,
     rows: Rows,
-    view: RowRange,
+    span: RowSpan,
     memory: Memory,
     cuts: Env,
     mine: Mine | None = None,
     given: Env | None = None,
 ) -> Floats:
-    """Computes the cotangents of the recurrent part's static values, summed over the rows of a view.
+    """Computes the cotangents of the recurrent part's static values, summed over the rows of a span.
 
     Args:
         part: F at vertices with children, of one kind.
         rows: the vertices of the kind.
-        view: the rows to sum over.
+        span: the rows to sum over.
         memory: what the forward saved.
-        cuts: the cut cotangents, (view.size, ...) or (view.edges, ...), zero in padding.
-        mine: the rows and edges of the view that count. `None` if the view is all rows of the kind.
+        cuts: the cut cotangents, (span.size, ...) or (span.edges, ...), zero in padding.
+        mine: the rows and edges of the span that count. `None` if the span is all rows of the kind.
         given: operands that are known, so they are not computed again.
 
     Returns:
@@ -65,11 +65,11 @@ def lazy_gradients(
     """
     operands = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
     given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}
-    given = slots_together(part, rows, view, memory.states, operands) | given
+    given = slots_together(part, rows, span, memory.states, operands) | given
     eqns, available = needed(part.joint.program.eqns, operands, part.joint.available | set(given))
     wanted = reads(eqns, available)
-    env = fixed(part, memory.statics) | entrance(part, rows, view, memory.states, memory.crossing, wanted)
-    kept = kept_values(part, view, memory, wanted, env)
+    env = fixed(part, memory.statics) | entrance(part, rows, span, memory.states, memory.crossing, wanted)
+    kept = kept_values(part, span, memory, wanted, env)
     if mine is None:
         kept = {v: repeated(x, rows.real_edges if part.joint.domain.get(v) == EDGE else rows.real) for v, x in kept.items()}
     env |= kept
@@ -77,16 +77,16 @@ def lazy_gradients(
         (v, x) for v, x in zip(part.forward.states, memory.states, strict=True) if is_var(v) and v in wanted and v not in env
     ]
     if own:
-        index = view.rows(rows.padded(rows.row))
+        index = span.rows(rows.padded(rows.row))
         env |= {v: get_rows(x, index) for v, x in own}
     env |= given
-    real = rows.count - (view.start - rows.pad)
-    evaluate(eqns, env, part.joint.domain, view.segments(rows) if part.gathers_all else None, view.size, real=real)
+    real = rows.count - (span.start - rows.pad)
+    evaluate(eqns, env, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
 
     place: dict[Atom, int] = {v: i for i, v in enumerate(part.recurrent.statics)}
     totals: Floats = {}
     for use in part.reverse.uses:
-        n = view.edges if use.domain == EDGE else view.size
+        n = span.edges if use.domain == EDGE else span.size
         which = mine and (mine.edges if use.domain == EDGE else mine.rows)
         for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, which):
             totals[i] = totals[i] + ct if i in totals else ct

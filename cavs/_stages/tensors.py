@@ -150,7 +150,7 @@ class Rows(NamedTuple):
         return zeros((n, *aval.shape), aval.dtype)
 
 
-class RowRange(NamedTuple):
+class RowSpan(NamedTuple):
     """A contiguous part of the rows of a kind, and of their edges: where they begin in tensors with slack, and how many."""
 
     start: Index
@@ -159,11 +159,11 @@ class RowRange(NamedTuple):
     edges: int
 
     def rows(self, padded: jax.Array) -> jax.Array:
-        """Returns the range's rows of a tensor with slack."""
+        """Returns the span's rows of a tensor with slack."""
         return _part(padded, self.start, self.size)
 
     def of_edges(self, padded: jax.Array) -> jax.Array:
-        """Returns the view's edges of a tensor with slack."""
+        """Returns the span's edges of a tensor with slack."""
         return _part(padded, self.edge_start, self.edges)
 
     def rows_in(self, domain: Domain, padded: jax.Array) -> jax.Array:
@@ -171,7 +171,7 @@ class RowRange(NamedTuple):
         return self.of_edges(padded) if domain == EDGE else self.rows(padded)
 
     def segments(self, rows: Rows) -> jax.Array:
-        """Returns for each edge the row of its owner within the view; `size` or more if the owner is not in the view."""
+        """Returns for each edge the row of its owner within the span; `size` or more if the owner is not in the span."""
         owner = self.of_edges(rows.edge_owner) - (self.start - rows.pad)
         return jnp.where(owner < 0, self.size, owner)
 
