@@ -149,10 +149,8 @@ class Recurrence:
         out |= {v: RowRead(Tensor(TensorRole.CROSSING, n)) for n, v in enumerate(part.forward.cross)}
         for v, (slot, i) in zip(part.forward.slots, part.recurrent.slots, strict=True):
             out[v] = RowRead(Tensor(TensorRole.STATE, i), Index(IndexRole.KID, slot))
-        out |= {
-            v: RowRead(Tensor(TensorRole.STATE, i), EDGE_CHILD)
-            for v, i in zip(part.forward.child, part.recurrent.child, strict=True)
-        }
+        for v, i in zip(part.forward.child, part.recurrent.child, strict=True):
+            out[v] = RowRead(Tensor(TensorRole.STATE, i), EDGE_CHILD)
         out[part.forward.num_children] = RowRead(NUM_CHILDREN)
         return out if self.forward else self._backward_sources(out, forest)
 
@@ -170,9 +168,8 @@ class Recurrence:
         for i, v in part.reverse.state_cts.items():
             by_slot = any(part.recurrent.slots[j][1] == i for j in part.reverse.ct_slots)
             by_edge = any(part.recurrent.child[j] == i for j in part.reverse.ct_child)
-            parts = [(Tensor(TensorRole.TO_SLOT, i), PARENT_SLOT)] * by_slot + [
-                (Tensor(TensorRole.TO_EDGE, i), PARENT)
-            ] * by_edge
+            parts = [(Tensor(TensorRole.TO_SLOT, i), PARENT_SLOT)] * by_slot
+            parts += [(Tensor(TensorRole.TO_EDGE, i), PARENT)] * by_edge
             ends = (None, None) if forest else (PARENT_FIRST, PARENT_COUNT)
             direct = (Tensor(TensorRole.PUSHED, i), PUSHED_ROW) if i in self.pushed else None
             out[v] = ParentSum(direct, tuple(parts), *ends)
