@@ -50,11 +50,15 @@ from cavs.kernels._program.padding import (
 from cavs.kernels._program.phases import cut as cut
 from cavs.kernels._program.text import program_text as program_text
 from cavs.kernels._program.widths import (
-    FACTOR as FACTOR,
-    HALVES as HALVES,
     num_blocks as num_blocks,
     stored_dtype as stored_dtype,
 )
 from cavs.kernels.persistent import checked as checked
+from cavs.kernels.precision import (
+    PRECISIONS as PRECISIONS,
+    asked_precision as asked_precision,
+    of_tf32_bits as of_tf32_bits,
+    replacement as replacement,
+)
 from cavs.kernels.rows import COLUMNS as COLUMNS, segment_rows as segment_rows
 from cavs.kernels.turns import begin_p as begin_p, end_p as end_p

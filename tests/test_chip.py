@@ -27,7 +27,7 @@ from cavs.kernels._layout import tuned
 from cavs.kernels._layout.config import SHARED_MEMORY, LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import PackedWeight, pack_weights
-from cavs.kernels._program.widths import HALVES
+from cavs.kernels.precision import PRECISIONS
 from tests.markdown import blocks
 from tests.odd_graphs import chain, joined
 
@@ -39,7 +39,7 @@ def plan_of(hidden: int) -> Any:
 
 
 @pytest.mark.parametrize("hidden", [64, 256, 512, 1024, 2048])
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "f16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
     for forward in (True, False):
         level = lower.recurrence_of(plan_of(hidden), None, forward).program
@@ -86,13 +86,13 @@ def test_every_layout_on_record_is_taken() -> None:
     assert taken == records.keys() and taken
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "f16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("hb", "blocks"), [(8, 3), (16, 1), (8, 2)])
 def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks: int) -> None:
     """Each lane's registers hold the rows and K that PTX's m16n8k8 (m16n8k16) says, with K permuted as the rows are read."""
     unit, k = 32, 64
     weight = np.random.default_rng(3).standard_normal((k, blocks * unit)).astype(np.float32)
-    width, chunk = blocks * hb, 32 if precision in HALVES else 16
+    width, chunk = blocks * hb, PRECISIONS[precision].chunk
     part = PackedWeight(None, 0, k, width, 0, 1, False)
     words = np.asarray(pack_weights([part], [jnp.asarray(weight)], unit, hb, precision))
     assert words.shape == (unit // hb, part.words(precision))
@@ -108,8 +108,8 @@ def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks
                             c, s = divmod(step, 2)
                             first = c * chunk + lane % 4 * chunk // 4 + s * chunk // 8 + pair * (chunk // 16)
                             want = weight[first : first + chunk // 16, columns[tile + 8 * half + lane // 4]]
-                            if precision in HALVES:
-                                got = words[cta, at : at + 1].view(HALVES[precision]).astype(np.float32)
+                            if PRECISIONS[precision].dtype is not None:
+                                got = words[cta, at : at + 1].view(PRECISIONS[precision].dtype).astype(np.float32)
                             else:
                                 got = words[cta, at : at + 1]
                             rtol = {"fp32": 0, "tf32": 2**-11, "f16": 2**-11, "bf16": 2**-8}[precision]

@@ -23,7 +23,7 @@ from cavs._run.plans import plan_of
 from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._mosaic import operands, reads, weights as _mosaic_weights
-from cavs.kernels._program.widths import HALVES
+from cavs.kernels.precision import PRECISIONS
 from tests.device_numbers import ARITHMETIC, WORD, bits
 
 
@@ -42,7 +42,7 @@ class Memory:
         if text.startswith("cvt.rna.tf32"):
             return to_tf32(args[0])
         if text.startswith(("cvt.rn.bf16x2", "cvt.rn.f16x2")):
-            half = HALVES["bf16" if "bf16" in text else "f16"]
+            half = PRECISIONS["bf16" if "bf16" in text else "f16"].dtype
             high, low = (int(np.asarray(x, np.float32).astype(half).view(np.uint16)) for x in args)
             return high << 16 | low
         offset = int(re.findall(r"\[\$\d+\+(\d+)\]", text)[0])
@@ -97,7 +97,7 @@ def test_products_find_the_weights_that_were_copied(
     level = lower.recurrence_of(plan, None, forward).program
     config = LaunchConfig(hb, 1, False, 8, 1, precision, True, tight, split=split)
     layout, memory = layout_of(level, config), emit_numbers(monkeypatch)
-    rng, chunk = np.random.default_rng(0), 32 if precision in HALVES else 16
+    rng, chunk = np.random.default_rng(0), PRECISIONS[precision].chunk
     weights = {p.offset: rng.normal(size=p.variable.aval.shape).astype(np.float32) for p in layout.packed}
     pairs = [(s, w) for s in layout.specs() for w in s.weights]
     assert len(pairs) >= 2
@@ -133,7 +133,7 @@ def test_products_find_the_weights_that_were_copied(
                         block, inside = divmod(column, hb * split)
                         at = block * level.unit + cta // split * split * hb + inside
                         want = w[k + pair * (chunk // 16) : k + (pair + 1) * (chunk // 16), at]
-                        if precision in HALVES:
+                        if PRECISIONS[precision].dtype is not None:
                             assert word == memory.ptx(f"cvt.rn.{precision}x2.f32", None, want[1], want[0])
                         elif precision == "tf32":
                             assert (word ^ to_tf32(want[0])) & 0xFFFFE000 == 0

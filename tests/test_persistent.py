@@ -18,7 +18,7 @@ from cavs.kernels import persistent
 from cavs.kernels._program.fit import Unfit
 from cavs.kernels._program.names import TensorRole
 from cavs.kernels._program.operations import ReduceVector
-from cavs.kernels._program.widths import HALVES
+from cavs.kernels.precision import PRECISIONS
 from tests.lower_for_hopper import DEVICE
 from tests.odd_graphs import from_children, joined, star
 from tests.persistent_programs import CASES, CHAINS, INTERPRETED, E, H, assert_near, inputs_of, laid_out, plan_of, values
@@ -170,7 +170,9 @@ def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
     assert [p.precision for p in programs] == [precision, "bf16" if precision == "bf16" else "tf32"]  # cotangents have no bound
     for program in [p.program for p in programs if p.precision == precision]:
         assert program.exchanged() and program.exchanged() <= program.halves.keys()
-        assert all(program.scratch[twin].dtype == HALVES[precision] for twin in program.halves if twin in program.scratch)
+        assert all(
+            program.scratch[twin].dtype == PRECISIONS[precision].dtype for twin in program.halves if twin in program.scratch
+        )
 
 
 @INTERPRETER

@@ -24,7 +24,7 @@ ROOMS = (
 )
 NAMESPACES = ("data", "debug", "interop", "io", "memory")
 ORDER = ("kernels", *ROOMS, "public", "_train", "_cli", "cli", "__main__")
-KERNEL_ORDER = ("_cpu", "_program", "_layout", "_mosaic", "_body", "turns", "rows", "persistent", "__init__")
+KERNEL_ORDER = ("_cpu", "precision", "_program", "_layout", "_mosaic", "_body", "turns", "rows", "persistent", "__init__")
 # The only imports that point to the right: (who, whom) -> why.
 TO_THE_RIGHT = {
     ("cavs._function.vertex", "cavs._run.explain"): "`VertexFunction.explain` tells which engine runs; imported when called",

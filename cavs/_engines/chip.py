@@ -13,7 +13,7 @@ from typing import Protocol
 import jax
 
 from cavs._schedule.schedule import Shape
-from cavs.kernels import PARTS, SHARED_MEMORY, LaunchConfig, LevelProgram, Unfit, layout_of, tuned
+from cavs.kernels import PARTS, PRECISIONS, SHARED_MEMORY, LaunchConfig, LevelProgram, Unfit, layout_of, tuned
 
 
 class Direction(Protocol):
@@ -72,14 +72,14 @@ def candidates(program: LevelProgram, precision: str) -> list[LaunchConfig]:
 
 @functools.lru_cache(maxsize=256)
 def _candidates(program: LevelProgram, precision: str, available: int) -> list[LaunchConfig]:
-    unit, found = program.unit, []
+    unit, can_be_tight, found = program.unit, PRECISIONS[precision].tight, []
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
         if unit % hb or ctas > available:
             continue
         groups = min(PARTS, 1 << (available // ctas).bit_length() - 1)
         for resident, clustered, (tight, rows, warpgroups, in_flight) in itertools.product((True, False), (True, False), _WAYS):
-            if rows * hb % 128 or (clustered and ctas != 16) or (tight and (not resident or precision != "tf32" or hb % 16)):
+            if rows * hb % 128 or (clustered and ctas != 16) or (tight and (not resident or not can_be_tight or hb % 16)):
                 continue
             # Some parts of the chip have fewer than 16 multiprocessors, so two blocks of a cluster of 16 must fit on one.
             room = SHARED_MEMORY // (2 if clustered else 1)
@@ -147,7 +147,7 @@ def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shap
     """Returns the key under which a layout is recorded in `kernels/tuned`."""
     weights = {(p.weight, p.axis): p for p in program.products()}
     sizes = [(program.size(p.size), p.blocks * program.unit) for p in weights.values()]
-    return tuned.key(sizes, forward, "bf16" if precision == "f16" else precision, mean_rows(shape))  # f16 is as fast as bf16
+    return tuned.key(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
 
 
 def configure(

@@ -13,10 +13,9 @@ from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
 from cavs._function.plan import FunctionPlan
 from cavs._schedule.schedule import Shape
-from cavs.kernels import Unfit, layout_of, persistent
+from cavs.kernels import PRECISIONS, Unfit, layout_of, persistent
 
 ENGINES: dict[str, Engine] = {"scan": Scan(), "persistent": Persistent(), "native": Native()}  # by the names that users write
-PRODUCTS = {"f16": "float16 (their operands are bounded, and it has as many bits as tf32)"}
 
 
 def engine_of(engine: str | Engine | None) -> Engine | None:
@@ -164,10 +163,11 @@ def _explain(plan: FunctionPlan, name: str | None) -> tuple[bool, str]:
                 barriers = "no barriers, as products poll the rows that they read"
             divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
             padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
+            products = PRECISIONS[precision].text or precision
             texts.append(
                 f"{way}: {padded}{len(program.phases)} phases and {barriers}; {config.groups} groups of "
                 f"{program.unit // config.hb} thread blocks with {config.hb} units each{divided}; "
-                f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {PRODUCTS.get(precision, precision)}"
+                f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}"
             )
         text = "fits. " + "; ".join(texts) + "."
         if (made.arity > 1 or made.part.gathers_all) and possible(made.program, precision):

@@ -20,10 +20,9 @@ from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.equations import depends, needed
 from cavs._function.jaxprs import Atom, Eqn, Var, is_var
 from cavs._function.plan import FunctionPlan
-from cavs._function.products import of_tf32_bits
 from cavs._function.split import Split
 from cavs.kernels import (
-    HALVES,
+    PRECISIONS,
     ConstantRead,
     Index,
     IndexRole,
@@ -35,17 +34,18 @@ from cavs.kernels import (
     Tensor,
     TensorRole,
     Unfit,
+    asked_precision,
     contracted_axis,
     cut,
     is_product,
+    of_tf32_bits,
     program_text,
+    replacement,
     with_halves,
 )
 
 # Indices of a launch's scalars, after `kernels._program.arrays.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: offsets of rows.
 STATE_ROW, PAD, EDGE_PAD, SLOTS = 3, 4, 5, 6
-# The largest operand of products in float16. Times `FACTOR` it is half of float16's range, so that a sum of two rows fits.
-LARGEST = 128.0
 EDGE_CHILD, EDGE_COUNT = Index(IndexRole.EDGE_CHILD), Index(IndexRole.EDGE_COUNT)
 PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
 PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
@@ -106,7 +106,8 @@ class Recurrence:
         gathered = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
         gathered |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
         self.precision = _precision(eqns, domains, bounds(eqns, gathered))
-        if self.precision == "f16":
+        how = PRECISIONS[self.precision]
+        if how.instead_of:
             eqns, domains = with_scaled_weights(eqns, domains)
         moving = [e for e in eqns if domains.get(e.outvars[0], STATIC) != STATIC]
         self.static_eqns = [e for e in eqns if domains.get(e.outvars[0], STATIC) == STATIC]
@@ -114,12 +115,11 @@ class Recurrence:
         read = dict.fromkeys(x for e in moving for x in e.invars if is_var(x))
         self.statics = [x for x in read if domains.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
-        half = HALVES.get(self.precision)
-        program = cut(moving, domains, self._sources(forest), places, self._exchanged_states(), 32 if half else 16)
+        program = cut(moving, domains, self._sources(forest), places, self._exchanged_states(), how.chunk)
         if not forward:
             self.replaced = replaced_by_cuts(part, program)
             program = reading_replaced(program, self.replaced)
-        self.program: LevelProgram = with_halves(program, half) if half else program
+        self.program: LevelProgram = with_halves(program, how.dtype) if how.dtype is not None else program
 
     def __str__(self) -> str:
         """The phases and operations of a level, as text."""
@@ -265,7 +265,7 @@ def recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: b
                 with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
                     replaced = recurrence_of(plan, name, False, forest).replaced
             made = Recurrence(part, *key, pushed, state_bounds(plan), replaced)
-            if made.precision == "f16" and not _measured(made):
+            if PRECISIONS[made.precision].instead_of and not _measured(made):
                 made = Recurrence(part, *key, pushed, [math.inf] * len(plan.state_avals), replaced)
             part.launches[key] = made
         except Unfit as e:
@@ -286,15 +286,13 @@ def _measured(recurrence: Recurrence) -> bool:
 def _precision(eqns: Sequence[Eqn], domains: Domains, found: dict[Var, float]) -> str:
     """The precision of products: that of JAX's float32 products on this GPU, for the precision that F asks for.
 
-    If all operands of tf32 products have bounds (`found`) within float16's range, "f16" is as exact. It reads half the bytes
-    from L2, and multiplies in half as many steps.
+    If all operands have bounds (`found`) within the range of a faster precision that is as exact, that one.
     """
     products = [e for e in eqns if is_product(e, domains)]
-    asked = {str(e.params["precision"]) for e in products}
-    if any("HIGHEST" in a or "F32_F32_F32" in a for a in asked if "TF32" not in a and "BF16" not in a):
-        return "fp32"
-    if any("BF16_BF16" in a for a in asked):
-        return "bf16"
+    asked = asked_precision(e.params["precision"] for e in products)
+    better = replacement(asked)
+    if better is None or not products:
+        return asked.name
     summed = [e.invars[1].aval.shape[contracted_axis(e)] for e in products]
-    small = all(bound(e.invars[0], found) <= LARGEST and of_tf32_bits(e.params["precision"]) for e in products)
-    return "f16" if products and small and all(k % 32 == 0 for k in summed) else "tf32"
+    small = all(bound(e.invars[0], found) <= better.largest and of_tf32_bits(e.params["precision"]) for e in products)
+    return better.name if small and all(k % better.chunk == 0 for k in summed) else asked.name

@@ -37,8 +37,7 @@ from cavs._stages.lazy import lazy_gradients
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows as KindRows, RowSpan
 from cavs.kernels import (
-    FACTOR,
-    HALVES,
+    PRECISIONS,
     Output,
     Tensor,
     TensorRole,
@@ -131,12 +130,12 @@ def launch(
     tensors = tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     outputs = _outputs(recurrence, rows)
     updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states or [])}
+    half = PRECISIONS[recurrence.precision]
     for twin, name in program.halves.items():
-        dtype = HALVES[recurrence.precision]
         if name in outputs:
-            outputs[twin] = dataclasses.replace(outputs[name], dtype=dtype, sparse=True)
+            outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
         elif name in updated:
-            updated[twin] = (updated[name] * FACTOR[recurrence.precision]).astype(dtype)
+            updated[twin] = (updated[name] * half.factor).astype(half.dtype)
     awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
     updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}

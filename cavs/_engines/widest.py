@@ -9,6 +9,7 @@ from cavs._engines import chip
 from cavs._schedule.schedule import Shape
 from cavs.kernels import (
     PARTS,
+    PRECISIONS,
     SHARED_MEMORY,
     Across,
     ConstantRead,
@@ -82,7 +83,7 @@ def widest(program: LevelProgram, narrow: LaunchConfig, shape: Shape) -> tuple[L
 
 def possible(program: LevelProgram, precision: str) -> list[LaunchConfig]:
     """Returns every layout that a launch for wide levels can have. It needs products in tf32 that sum over enough elements."""
-    return [c for hb in (256, 128, 64, 32) for c in fitting(program, hb)] if precision == "tf32" else []
+    return [c for hb in (256, 128, 64, 32) for c in fitting(program, hb)] if PRECISIONS[precision].wide else []
 
 
 def fitting(program: LevelProgram, hb: int) -> list[LaunchConfig]:

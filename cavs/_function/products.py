@@ -16,6 +16,8 @@ from jax import lax
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
+from cavs.kernels import of_tf32_bits
+
 BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa
 LARGEST = 14  # the exponent of the largest number after scaling; those of float16 go from -14 to 15
 
@@ -105,12 +107,6 @@ def _scaled(x: jax.Array, power: jax.Array) -> jax.Array:
 def two_to(power: jax.Array) -> jax.Array:
     """Returns 2^power for powers from -126 to 126. It is made of its bits, so XLA fuses it into the product with it."""
     return lax.bitcast_convert_type((power + BIAS) << BITS, jnp.float32)
-
-
-def of_tf32_bits(precision: PrecisionLike) -> bool:
-    """Returns whether `precision` asks a product in float32 for at most the bits of tf32. A named algorithm is respected."""
-    asked = precision if isinstance(precision, tuple) else (precision,)
-    return all(p in (None, lax.Precision.DEFAULT, lax.Precision.HIGH) for p in asked)
 
 
 def _tf32(precision: PrecisionLike, *dtypes: DTypeLike | None) -> bool:

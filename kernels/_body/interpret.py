@@ -20,7 +20,7 @@ from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import RING_ORDER, PackedWeight, pack_weights
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
 from cavs.kernels._program.arrays import Ref
-from cavs.kernels._program.widths import FACTOR, half_of
+from cavs.kernels.precision import stored_as
 
 _Read: TypeAlias = tuple[Ref, jax.Array]  # a tensor, and for each row of a tile which of its rows a product reads
 
@@ -147,7 +147,8 @@ _POISON = {True: np.nan, False: np.iinfo(np.int32).min}
 
 def _factor(ref: Ref) -> float:
     """What the elements of a tensor are multiplied by in memory."""
-    return FACTOR.get(half_of(ref.dtype) or "", 1)
+    precision = stored_as(ref.dtype)
+    return precision.factor if precision else 1
 
 
 def read_product(tile: Tile, part: Ref, slots: int, column: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from cavs.kernels._program.widths import HALVES
+from cavs.kernels.precision import PRECISIONS
 
 PARTS = 16  # the schedule assigns each graph to one of so many parts; a group takes PARTS / groups of them
 SHARED_MEMORY = 227 * 1024  # bytes that a thread block can have
@@ -21,7 +21,7 @@ class LaunchConfig:
         clustered: Whether a group is a thread-block cluster.
         rows: The rows of a tile, which one warpgroup runs.
         warpgroups: The warpgroups of a thread block.
-        precision: Of products: "fp32" (3xtf32), "tf32", "bf16" or "f16".
+        precision: Of products: a name of `kernels.precision.PRECISIONS`.
         resident: Whether weights stay in shared memory; otherwise they stream from L2.
         tight: Whether three tf32 weights are packed into two words (`_layout.pack`), so that a thread block holds half as many
             again.
@@ -56,7 +56,7 @@ class LaunchConfig:
     @property
     def chunk(self) -> int:
         """The elements of K that a product reads at a time."""
-        return 32 if self.precision in HALVES or self.wide else 16
+        return 32 if self.wide else PRECISIONS[self.precision].chunk
 
     def cluster(self, unit: int) -> int:
         """The thread blocks of a cluster, for vectors of `unit` elements."""

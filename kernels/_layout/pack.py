@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from cavs.kernels._program.jaxprs import Var
-from cavs.kernels._program.widths import HALVES
+from cavs.kernels.precision import PRECISIONS
 
 # The order of a chunk's 32 elements of K for a `wgmma` of a wide level. Step s multiplies elements 8 s to 8 s + 7 of it.
 # Lane t of the other operand holds the t-th of them and the one 4 after it, so a lane reads 4 elements of K at once.
@@ -47,7 +47,7 @@ class PackedWeight:
         """Returns the number of 32-bit words of a thread block; a `tight` weight has room for a multiple of three fragments."""
         if self.tight:
             return self.splits * -(-self.fragments() // 3) * 256
-        return self.width * self.k // (2 if precision in HALVES else 1)
+        return self.width * self.k // (1 if PRECISIONS[precision].dtype is None else 2)
 
 
 def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
@@ -73,19 +73,19 @@ def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], un
         float32 of shape (thread blocks, words).
     """
     ctas = unit // hb
-    chunk = 32 if precision in HALVES else 16
+    chunk, dtype, rounded = PRECISIONS[precision].chunk, PRECISIONS[precision].dtype, PRECISIONS[precision].rounded
     out = []
     for part, weight in zip(parts, weights, strict=True):
         w = weight if part.axis == 0 else weight.T
         k, n = w.shape
         w = w.reshape(k, n // unit, ctas, hb).transpose(2, 1, 3, 0).reshape(ctas, part.width, k)
-        w = _rounded(w) if precision == "tf32" else w
+        w = _rounded(w) if rounded else w
         whole = part.width // 16 * 16
         for columns, halves in ((w[:, :whole], 2), (w[:, whole:], 1)):
             if not columns.shape[1]:
                 continue
-            if precision in HALVES:
-                x = columns.astype(HALVES[precision]).reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2, 2)
+            if dtype is not None:
+                x = columns.astype(dtype).reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2, 2)
                 x = lax.bitcast_convert_type(x.transpose(0, 1, 4, 6, 3, 5, 7, 2, 8), jnp.float32)
             else:
                 x = columns.reshape(ctas, -1, halves, 8, k // chunk, 4, 2, 2).transpose(0, 1, 4, 6, 3, 5, 7, 2)
@@ -111,7 +111,7 @@ def pack_ring(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit:
         columns = []
         for part, weight in group:
             w = weight if part.axis == 0 else weight.T
-            w = _rounded(w) if precision == "tf32" else w
+            w = _rounded(w) if PRECISIONS[precision].rounded else w
             shape = (unit // hb, w.shape[0] // 32, part.width, 8, 4)
             cta, chunk, column, piece, at = (lax.broadcasted_iota(jnp.int32, shape, n) for n in range(5))
             k = 32 * chunk + jnp.asarray(RING_ORDER)[4 * (piece ^ column % 8) + at]

@@ -13,7 +13,7 @@ from jax._src.lib.mlir.dialects import arith
 from cavs.kernels._layout.specs import ProductSpec, WeightSpec
 from cavs.kernels._mosaic.mlir import int32, ptx
 from cavs.kernels._mosaic.types import F32, I32, Address, Register
-from cavs.kernels._program.widths import FACTOR, HALVES
+from cavs.kernels.precision import PRECISIONS
 
 
 class WeightReader:
@@ -52,7 +52,7 @@ class WeightReader:
             four = [two[0], int32(0), two[1], int32(0)]
         else:
             four = ptx(f"{text}.v4.b32 {{$0, $1, $2, $3}}, [$4+{at}];", [i32] * 4, place)
-        if spec.precision == "fp32":
+        if PRECISIONS[spec.precision].terms > 1:
             return to_tf32([arith.bitcast(ir.F32Type.get(), x) for x in four], spec.precision)
         return list(four)
 
@@ -78,17 +78,17 @@ def right_operand(sources: list[list[Register]], step: int, precision: str) -> l
         step: The half of the chunk, 0 or 1.
         precision: See `LaunchConfig`.
     """
-    i32 = ir.IntegerType.get_signless(32)
+    i32, how = ir.IntegerType.get_signless(32), PRECISIONS[precision]
     mine = [x[step * len(x) // 2 : (step + 1) * len(x) // 2] for x in sources]
     if len(mine) < 3 and all(x[0].type == i32 for x in mine):  # as below, a sum of two elements is rounded once
-        add = f"add.rn.{precision}x2 $0, $1, $2;"
+        add = f"add.rn.{how.kind}x2 $0, $1, $2;"
         return [two[0] if len(two) == 1 else ptx(add, i32, *two) for two in zip(*mine, strict=True)]
     values, *others = (_to_float32(x, precision) for x in mine)
     for more in others:
         values = [arith.addf(a, b) for a, b in zip(values, more, strict=True)]
-    if precision in HALVES:
-        values = scaled(values, FACTOR[precision])
-        return [ptx(f"cvt.rn.{precision}x2.f32 $0, $1, $2;", i32, values[q + 1], values[q]) for q in (0, 2)]
+    if how.dtype is not None:
+        values = scaled(values, how.factor)
+        return [ptx(f"cvt.rn.{how.kind}x2.f32 $0, $1, $2;", i32, values[q + 1], values[q]) for q in (0, 2)]
     return to_tf32(values, precision)
 
 
@@ -97,7 +97,7 @@ def _to_float32(registers: list[Register], precision: str) -> list[F32]:
     f32 = ir.F32Type.get()
     if registers[0].type == f32:
         return registers
-    assert precision == "bf16", "no sums of more than two rows in float16: `cavs._engines.lower._measured`"
+    assert PRECISIONS[precision].upper_half, "no sums of more than two rows in float16: `cavs._engines.lower._measured`"
     both = ((arith.shli(x, int32(16)), arith.andi(x, int32(-0x10000))) for x in registers)
     return [arith.bitcast(f32, x) for two in both for x in two]
 
@@ -120,7 +120,7 @@ def to_tf32(values: Sequence[F32], precision: str) -> list[Register]:
         return arith.bitcast(i32, arith.mulf(x, factor))
 
     found = [near(x) for x in values]
-    if precision == "tf32":
+    if PRECISIONS[precision].terms == 1:
         return found
     high = [arith.andi(x, int32(-0x2000)) for x in found]
     return high + [near(arith.subf(x, arith.bitcast(f32, h))) for x, h in zip(values, high, strict=True)]
@@ -128,13 +128,12 @@ def to_tf32(values: Sequence[F32], precision: str) -> list[Register]:
 
 def multiply(total: list[F32], left: list[Register], right: list[Register], precision: str) -> list[F32]:
     """Returns a thread's four accumulators `total` plus the product of the operands of one step of K."""
-    f32 = ir.F32Type.get()
-    shape, kind = ("m16n8k16", precision) if precision in HALVES else ("m16n8k8", "tf32")
+    f32, how = ir.F32Type.get(), PRECISIONS[precision]
     text = (
-        f"mma.sync.aligned.{shape}.row.col.f32.{kind}.{kind}.f32 "
+        f"mma.sync.aligned.{how.shape}.row.col.f32.{how.kind}.{how.kind}.f32 "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
     )
-    if precision == "fp32":
+    if how.terms > 1:
         high, low = left[:4], left[4:]
         for a, b in ((low, right[:2]), (high, right[2:]), (high, right[:2])):
             total = ptx(text, [f32] * 4, *a, *b, *total)

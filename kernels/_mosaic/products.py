@@ -18,7 +18,7 @@ from cavs.kernels._mosaic.operands import WeightReader, multiply, right_operand,
 from cavs.kernels._mosaic.reads import POLLED, ChunkRead, Reader
 from cavs.kernels._mosaic.types import F32, I32, Context, Fragments, MemRef, Predicate, Register, Scalar
 from cavs.kernels._program.arrays import Ref
-from cavs.kernels._program.widths import FACTOR
+from cavs.kernels.precision import PRECISIONS
 
 
 class Accumulator(NamedTuple):
@@ -216,7 +216,7 @@ class _Product(Reader):
             weight = self.specs[s].weights[w]
             column = weight.columns[weight.operands.index(o)] + 16 * m
             mine = four[:2] if weight.half and m == weight.tiles - 1 else four
-            for q, x in enumerate(scaled(mine, 1 / FACTOR.get(spec.precision, 1))):
+            for q, x in enumerate(scaled(mine, 1 / PRECISIONS[spec.precision].factor)):
                 r = arith.addi(arith.muli(self.quad, int32(2)), int32(8 * n + q % 2))
                 col = arith.addi(self.group, int32(column + 8 * (q // 2)))
                 at = [as_index(place), as_index(r), as_index(col)]

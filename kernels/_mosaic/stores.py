@@ -10,7 +10,7 @@ from cavs.kernels._layout.specs import Tile
 from cavs.kernels._mosaic.mlir import REF, SCALAR, element_address, inline_mgpu, int32, ptx, scalar, tile_layout
 from cavs.kernels._mosaic.types import Context, Element, Fragments, MemRef, Scalar, Subscript
 from cavs.kernels._program.arrays import Ref
-from cavs.kernels._program.widths import FACTOR, half_of
+from cavs.kernels.precision import stored_as
 
 
 def store(
@@ -27,7 +27,7 @@ def store(
     Args:
         tile: The tile.
         ref: A tensor in global memory, of shape (rows, width): of the dtype of `value`; or bfloat16 or float16, whose elements
-            are multiplied by `FACTOR`, if `value` is float32.
+            are multiplied by the `factor` of their precision, if `value` is float32.
         value: An array of the tile's shape, float32 or int32.
         base: An int32 scalar.
         column: An int32 scalar.
@@ -37,7 +37,7 @@ def store(
     if not isinstance(value, (int, float)):
         value = plgpu.layout_cast(value, tile_layout(tile))
     dtype, width = np.dtype(ref.dtype), ref.shape[1]
-    kind = half_of(dtype)
+    precision = stored_as(dtype)
     instruction = f"{'st.relaxed.gpu' if awaited else 'st'}.global.b32"
 
     @inline_mgpu(arg_types=(REF, tile_layout(tile), SCALAR, SCALAR, SCALAR, SCALAR, [SCALAR] * (valid is not None)))
@@ -59,10 +59,10 @@ def store(
                 zero = arith.constant(x.type, 0.0 if x.type == ir.F32Type.get() else 0)
                 x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, zero)
             end = scalar(last)
-            if kind:  # even threads store their own element and the next thread's, odd threads nothing
-                x = arith.mulf(x, arith.constant(x.type, FACTOR[kind])) if FACTOR[kind] != 1 else x
+            if precision:  # even threads store their own element and the next thread's, odd threads nothing
+                x = arith.mulf(x, arith.constant(x.type, precision.factor)) if precision.factor != 1 else x
                 following = ptx("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;", x.type, x)
-                x = ptx(f"cvt.rn.{kind}x2.f32 $0, $1, $2;", i32, following, x)
+                x = ptx(f"cvt.rn.{precision.kind}x2.f32 $0, $1, $2;", i32, following, x)
                 odd = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(j, int32(1)), int32(0))
                 end = arith.select(odd, int32(-1), end)
             # A predicated store, because the compiler would sink the computation of `x` into a branch, element by element.

@@ -13,7 +13,7 @@ from cavs.kernels._layout.pack import PackedWeight
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, inline_mgpu, int32, ptx, scalar
 from cavs.kernels._mosaic.types import F32, I32, Context, MemRef, Register, Scalar, SharedAddress
 from cavs.kernels._program.arrays import Ref
-from cavs.kernels._program.widths import HALVES
+from cavs.kernels.precision import PRECISIONS
 
 Fragment: TypeAlias = list[list[F32]]  # what a lane holds of a fragment: for each register one element, or two that share it
 _Values = TypeVar("_Values")
@@ -72,7 +72,7 @@ class _Source:
     def __init__(self, part: PackedWeight, ref: MemRef, first: I32, first_k: I32, unit: int, hb: int, precision: str):
         self.part, self.ref, self.first, self.unit, self.hb, self.precision = part, ref, first, unit, hb, precision
         self.first_k = first_k
-        self.chunk = 32 if precision in HALVES else 16
+        self.chunk = PRECISIONS[precision].chunk
         self.steps = 2 * (part.k // self.chunk)  # of K
 
     def read(self, lane: I32, tile: I32, step: I32, column: int = 0, halves: int = 2) -> Fragment:
@@ -100,10 +100,10 @@ class _Source:
 
     def rounded(self, got: list[F32]) -> Register:
         """Rounds the elements of a register to the precision of the products."""
-        i32 = ir.IntegerType.get_signless(32)
-        if self.precision in HALVES:
-            return ptx(f"cvt.rn.{self.precision}x2.f32 $0, $1, $2;", i32, got[1], got[0])
-        if self.precision == "tf32":
+        i32, how = ir.IntegerType.get_signless(32), PRECISIONS[self.precision]
+        if how.dtype is not None:
+            return ptx(f"cvt.rn.{how.kind}x2.f32 $0, $1, $2;", i32, got[1], got[0])
+        if how.rounded:
             near = ptx("cvt.rna.tf32.f32 $0, $1;", i32, got[0])
             lost = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits may carry into the sign
             return arith.select(lost, int32(0x7FC00000), near)

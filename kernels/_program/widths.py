@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
 from cavs.kernels._program.jaxprs import Atom, aval
 
-HALVES = {"bf16": jnp.bfloat16, "f16": jnp.float16}  # the precisions of 16 bits of products
-# What a tensor of 16 bits is multiplied by: float16 keeps its eleven bits from 2^-14 on.
-FACTOR = {"bf16": 1.0, "f16": 256.0}
 # What a launch's tensors hold before it writes them, if products poll them (`LaunchConfig.dataflow`): the bits of a NaN that no
 # computation yields (GPUs yield 0x7FFFFFFF and its negative; in 16 bits 0x7FFF and its negative).
 UNWRITTEN = np.uint32(0xFFE5A5A5).astype(np.int32)
@@ -51,8 +47,3 @@ def num_blocks(shape: ShapedArray, unit: int) -> int:
 def stored_dtype(shape: ShapedArray | jax.ShapeDtypeStruct) -> np.dtype:
     """The dtype of a value in memory; bools are stored as int32."""
     return np.dtype(np.int32) if shape.dtype == np.bool_ else np.dtype(shape.dtype)
-
-
-def half_of(dtype: np.dtype) -> str | None:
-    """The precision of `HALVES` that a dtype belongs to, or `None`."""
-    return next((name for name, half in HALVES.items() if dtype == half), None)
