@@ -3,6 +3,8 @@
 import functools
 import warnings
 
+import jax
+
 from cavs._engines import native
 from cavs._engines.chip import WIDE, Layouts, configure, too_wide
 from cavs._engines.engine import Engine
@@ -36,8 +38,17 @@ def name_of(engine: Engine) -> str:
     return next(name for name, value in ENGINES.items() if type(value) is type(engine))
 
 
-def choose_engine(engine: str | Engine | None, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> Engine:
+def choose_engine(
+    engine: str | Engine | None, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], exported: bool = False
+) -> Engine:
     """Returns the engine to run: the one that was asked for or, for `None`, the one that fits and should be fastest.
+
+    Args:
+        engine: The engine that was asked for, or its name.
+        plan: F.
+        shape: The shape of the schedules.
+        kinds: The kinds of vertices, in the schedule's order.
+        exported: Whether the code is to run in other processes, which do not have the library of engine `native`.
 
     Raises:
         ValueError: If the engine that was asked for cannot run the plan on schedules of this shape.
@@ -54,10 +65,18 @@ def choose_engine(engine: str | Engine | None, plan: FunctionPlan, shape: Shape,
     reason = unfit(fitting, plan, shape, kinds)
     if asked is None:
         _warn_once_if_held_back()
-        return Scan() if reason or _slower(plan, shape, kinds) else fitting
+        if reason:
+            outside = exported or not _on_cpu() or native.unfit(plan, shape, kinds)
+            return Scan() if outside else Native()
+        return Scan() if _slower(plan, shape, kinds) else fitting
     if reason:
         raise ValueError(f"run: engine: got 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
     return fitting
+
+
+def _on_cpu() -> bool:
+    """Whether JAX runs on a CPU: engine `native` has a library for CPUs only, engine `scan` runs on every device."""
+    return jax.default_backend() == "cpu"
 
 
 @functools.cache
@@ -86,7 +105,7 @@ def explain_engines(plan: FunctionPlan) -> list[str]:
     lines.append(
         f"Engine native: no: {outside}."
         if outside
-        else "Engine native: fits. Write cavs.run(..., engine='native'): on a CPU a library in C++ runs all levels in one call."
+        else "Engine native: fits. A library in C++ runs all levels of a pass in one call, on the cores of a CPU."
     )
     fits = True
     for name in plan.inner:
@@ -94,7 +113,9 @@ def explain_engines(plan: FunctionPlan) -> list[str]:
         fits = fits and fit
         lines.append(f"Engine persistent{'' if name is None else f', kind {name!r}'}: {text}")
     here = persistent.supported()
-    chosen = "scan" if here or not fits else "persistent"
+    chosen = "persistent"
+    if here or not fits:
+        chosen = "scan" if outside or not _on_cpu() else "native"
     reason = f": the kernels of engine persistent cannot run here; {here}" if here else ""
     lines.append(f"Chosen here: {chosen}{reason}.")
     return lines

@@ -66,8 +66,8 @@ def run(
             saves computation and memory traffic.
         engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
             Hopper GPU, JAX 0.11 or newer, and an F that fits. `"native"` runs all levels in one call of a library in C++, on a
-            CPU; it needs an F in float32 that fits, and runs only if asked for. `None` chooses between the other two;
-            `F.explain()` tells which one and why. Under `jax.vmap` and for second derivatives, engine `"scan"` runs.
+            CPU; it needs an F in float32 that fits, and a C++ compiler when cavs was installed. `None` chooses the fastest one
+            that fits; `F.explain()` tells which one and why. Under `jax.vmap` and for second derivatives, engine `"scan"` runs.
 
     Returns:
         The pytree that F pushes. Its leaves are (V, ...) for inputs of V rows and (Vp, ...) for padded inputs, with zeros in
@@ -233,10 +233,11 @@ def _compiled(
     """Returns the jitted function of a plan for schedules of one shape, with its VJP; cached on the plan."""
     least, names, seen = keeping_now()
     seen.update(plan.names)
-    key = (shape, kinds, asked, least, names, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    exported = _WITHOUT_CALLBACKS.get()
+    key = (shape, kinds, asked, exported, least, names, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
         kept = plan.keeping(again=least, names=names)
-        engine = choose_engine(asked, kept, shape, kinds)
+        engine = choose_engine(asked, kept, shape, kinds, exported)
         if engine.launches:
             sweep = transformed_by(_sweep(kept, shape, kinds, engine), _sweep(kept, shape, kinds, Scan()))
         else:
