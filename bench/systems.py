@@ -86,7 +86,7 @@ def _torch(module, cls, cells=BASIC, needs=("torch",), **options):
 
 SYSTEMS = {
     "cavs": _ours(CELLS),
-    "cavs_scan": _ours(engine="scan", devices=("gpu",)),
+    "cavs_scan": _ours(engine="scan"),
     "cavs_persistent": _ours(engine="persistent", devices=("gpu",)),
     "cavs-no-fusion": _ours(fusion=False),
     "cavs-no-eager": _ours(eager=False),

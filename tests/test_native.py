@@ -88,6 +88,20 @@ def test_a_wide_program_runs_on_all_threads() -> None:
     assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(params, rows(sched), sched, engine, fn))
 
 
+def test_threads_add_the_cotangents_of_several_parents() -> None:
+    """Layers of vertices with children in the layer before, which have many parents or none."""
+    rng, layers, width = np.random.default_rng(2), 4, 300
+    children: list[list[int]] = [[] for _ in range(width)]
+    for k in range(1, layers):
+        children += [(width * (k - 1) + rng.integers(0, width // 3, rng.integers(1, 5))).tolist() for _ in range(width)]
+    graph = cavs.Graphs.build([len(children)], [len(c) for c in children], np.concatenate([np.array(c, int) for c in children]))
+    sched = cavs.schedule(graph)
+    x = rows(sched)
+    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(PARAMS, x, sched, engine))
+    first, again = (jax.grad(loss)(PARAMS, x, sched, "native") for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first.values(), again.values(), strict=True))  # every sum has an order
+
+
 @pytest.mark.parametrize(
     ("params", "how", "text"),
     [

@@ -22,6 +22,7 @@ struct Call {
   std::vector<Group> groups;
   std::vector<std::vector<Weight>> weights;
   std::vector<Shared> shared;
+  std::vector<float> later;  // of `run_and_add_later`
   std::atomic<bool> lost{false};
 
   int32_t header(Header h) const { return program.header[h]; }
@@ -159,23 +160,61 @@ Cost cost_of(const Kind& kind) {
   return {flops, std::clamp<int64_t>(ARENA_FLOATS / floats / TALL * TALL, TALL, 8 * TALL)};
 }
 
+// Tiles of some rows, shared by the threads.
+struct Tiles {
+  struct Piece { const Shared* shared; Tile tile; };
+  std::vector<Piece> pieces;
+
+  void add(const Shared& shared, const Group& g, int64_t begin, int64_t end, int64_t size) {
+    for (int64_t r = begin; r < end; r += size) pieces.push_back({&shared, {r, std::min(r + size, end), g.state}});
+  }
+  Run1 at(size_t i, Scratch& scratch) const { return Run1(*pieces[i].shared, pieces[i].tile, scratch); }
+  void run(Team& team, bool alone, std::vector<Scratch>& scratch) const {
+    team.run(pieces.size(), alone, [&](int thread, int64_t i) { at(i, scratch[thread]).run(); });
+  }
+};
+
+// Several parents may add to one child, which threads must not do at once. So the tiles first write what they would add, and
+// then each thread adds some columns, for all rows in order: sums do not depend on the number of threads.
+void run_and_add_later(Call& c, Team& team, const Group& group, int64_t size, std::vector<Scratch>& scratch) {
+  constexpr int64_t FLOATS = 4 << 20;  // that are written before they are added
+  const Shared& shared = c.shared[group.kind];
+  const Kind& kind = *shared.kind;
+  int64_t rows = group.end - group.begin, by_row = kind.scattered[ROW];
+  by_row += kind.scattered[EDGE] * ((group.edge_end - group.edge + rows - 1) / rows);
+  int64_t block = std::clamp<int64_t>(FLOATS / std::max<int64_t>(by_row, 1), 1, rows);
+  for (int64_t r = group.begin; r < group.end; r += block) {
+    int64_t end = std::min(r + block, group.end), floats = 0;
+    Tiles tiles;
+    tiles.add(shared, group, r, end, std::min(size, (end - r + team.count() - 1) / team.count()));
+    std::vector<int64_t> starts;
+    for (size_t i = 0; i < tiles.pieces.size(); i++) starts.push_back(floats), floats += tiles.at(i, scratch[0]).later_floats();
+    if ((int64_t)c.later.size() < floats) c.later.resize(floats);
+    for (size_t i = 0; i < starts.size(); i++) tiles.pieces[i].tile.later = c.later.data() + starts[i];
+    tiles.run(team, false, scratch);
+    team.run(team.count(), false, [&](int thread, int64_t part) {
+      for (const Op& op : kind.scatters)
+        for (size_t i = 0; i < starts.size(); i++) tiles.at(i, scratch[thread]).add_later(op, part, team.count());
+    });
+  }
+}
+
 void run_level(Call& c, Team& team, const std::vector<Cost>& costs, std::vector<Scratch>& scratch, size_t from, size_t to) {
   double work = 0;
   for (size_t g = from; g < to; g++) work += costs[c.groups[g].kind].flops * (c.groups[g].end - c.groups[g].begin);
-  // Several parents may add to one child, which threads must not do at once.
-  bool alone = work < 4e5 || (c.header(BACKWARD) && !c.header(FOREST));
-  struct Piece { const Shared* shared; Tile tile; };
-  std::vector<Piece> pieces;
+  bool alone = work < 4e5;
+  if (!alone && c.header(BACKWARD) && !c.header(FOREST)) {
+    for (size_t g = from; g < to; g++) run_and_add_later(c, team, c.groups[g], costs[c.groups[g].kind].rows, scratch);
+    return;
+  }
+  Tiles tiles;
   for (size_t g = from; g < to; g++) {
     const Group& group = c.groups[g];
     int64_t size = costs[group.kind].rows, rows = group.end - group.begin;
     if (!alone) size = std::min(size, (rows + team.count() - 1) / team.count());
-    for (int64_t r = group.begin; r < group.end; r += size)
-      pieces.push_back({&c.shared[group.kind], {r, std::min(r + size, group.end), group.state}});
+    tiles.add(c.shared[group.kind], group, group.begin, group.end, size);
   }
-  team.run(pieces.size(), alone, [&](int thread, int64_t i) {
-    Run1(*pieces[i].shared, pieces[i].tile, scratch[thread]).run();
-  });
+  tiles.run(team, alone, scratch);
 }
 
 void run_levels(Call& c) {

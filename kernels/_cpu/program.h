@@ -59,6 +59,7 @@ struct Op {
   std::vector<int> gathered;  // PRODUCT: for each of `from` the number of the child that is gathered, or NOT_GATHERED
   std::vector<Run> runs;    // MOVE
   std::vector<int64_t> sizes;  // REDUCE: outer, reduced, inner. DOT: sizes, then strides
+  int64_t before[2];  // SCATTER: the elements of earlier scatters of the kind, for each row, and for each edge
 };
 
 constexpr int NOT_GATHERED = -2;
@@ -88,6 +89,8 @@ struct Kind {
   std::vector<PackedWeight> weights;
   std::vector<Written> written;
   std::vector<Segment> segments;
+  std::vector<Op> scatters;
+  int64_t scattered[2];  // elements of all scatters, for each row, and for each edge
 };
 
 struct Reader {
@@ -164,6 +167,12 @@ static Kind read_kind(Reader& r) {
     Segment s;
     for (int j = r.next(); j > 0; j--) s.ops.push_back(read_op(r));
     for (int j = r.next(); j > 0; j--) s.products.push_back(read_op(r));
+    for (Op& op : s.ops) {
+      if (op.opcode != SCATTER) continue;
+      op.before[ROW] = k.scattered[ROW], op.before[EDGE] = k.scattered[EDGE];
+      k.scattered[op.domain] += op.n;
+      k.scatters.push_back(op);
+    }
     k.segments.push_back(std::move(s));
   }
   return k;

@@ -1,38 +1,9 @@
 // Runs the program of a kind for a tile: some rows of a level that follow each other, with their edges.
 #pragma once
 #include <algorithm>
-#include <atomic>
 
 #include "elementwise.h"
-#include "product.h"
-#include "program.h"
-
-// What all tiles of a kind read.
-struct Shared {
-  const Program* program;
-  const Kind* kind;
-  const Tensor* tensors;
-  const Weight* weights;
-  const int32_t* schedule;
-  int64_t window[2];  // what is added to a row, and to an edge, of a window's tensors
-  std::atomic<bool>* lost;  // an index was out of range
-};
-
-struct Span {
-  int64_t begin, end;
-};
-
-struct Tile {
-  int64_t begin, end, state;  // rows of the kind, and what is added for rows of states
-};
-
-// The memory of a thread.
-struct Scratch {
-  std::vector<float> arena;
-  std::vector<int64_t> offsets;
-  std::vector<const float*> rows, bias;
-  std::vector<float*> outs;
-};
+#include "shared.h"
 
 class Run1 {
  public:
@@ -40,10 +11,10 @@ class Run1 {
     whole_[ROW] = {tile.begin, tile.end};
     whole_[EDGE] = {first_edge(tile.begin), first_edge(tile.end - 1) + edges_of(tile.end - 1)};
     by_edge_ = whole_[EDGE].end - whole_[EDGE].begin;
-    lay_out();
   }
 
   void run() {
+    lay_out();
     for (const Segment& segment : k_.segments) {
       for (int64_t r = segment.ops.empty() ? tile_.end : tile_.begin; r < tile_.end; r += chunk_) {
         int64_t end = std::min(r + chunk_, tile_.end);
@@ -54,6 +25,18 @@ class Run1 {
       now_[ROW] = whole_[ROW], now_[EDGE] = whole_[EDGE];
       for (const Op& op : segment.products) multiply_rows(op);
     }
+  }
+
+  // The elements that `Tile::later` needs.
+  int64_t later_floats() const { return (tile_.end - tile_.begin) * k_.scattered[ROW] + by_edge_ * k_.scattered[EDGE]; }
+
+  // Adds part `p` of `parts` of the columns of what a scatter wrote to `Tile::later`.
+  void add_later(const Op& op, int64_t p, int64_t parts) const {
+    int64_t blocks = (op.n + LANES - 1) / LANES;
+    int64_t first = blocks * p / parts * LANES, end = std::min(blocks * (p + 1) / parts * LANES, op.n);
+    const float* from = later_of(op) + first;
+    for (int64_t i = whole_[op.domain].begin; i < whole_[op.domain].end && first < end; i++, from += op.n)
+      if (int64_t row = child(op.child, i)) combine(ADD, end - first, s_.tensors[op.tensor].data + row * op.n + first, from);
   }
 
  private:
@@ -248,9 +231,18 @@ class Run1 {
     }
   }
 
+  float* later_of(const Op& op) const {
+    return tile_.later + (tile_.end - tile_.begin) * op.before[ROW] + by_edge_ * op.before[EDGE];
+  }
+
   void scatter(const Op& op, Span span) {
     int64_t next = stride(op.from[0]);
     const float* from = at(op.from[0], span.begin);
+    if (tile_.later) {
+      Operand x[1] = {{from, next, op.steps[0]}};
+      float* to = later_of(op) + (span.begin - whole_[op.domain].begin) * op.n;
+      return elementwise(COPY, span.end - span.begin, op.n, to, op.n, x, 1, 0);
+    }
     for (int64_t i = span.begin; i < span.end; i++, from += next) {
       int64_t row = child(op.child, i);
       if (!row) continue;
