@@ -123,6 +123,14 @@ def _lstm(quick: bool, device: str) -> list[Case]:
     return [_case("lstm", "fixed-64", h, b) for h in sizes for b in (64, 16, 1)]
 
 
+def _sizes(quick: bool, device: str) -> list[Case]:
+    """The Tree-LSTM over hidden and batch sizes, also odd ones; and the Tree-FC and the LSTM, with one chain of 5,000 words."""
+    trees = [_case("tree_lstm", "sst", h, b) for h in (64, 96, 256, 384, 512) for b in (1, 10, 16, 40, 64, 256)]
+    full = [_case("tree_fc", "complete-256", h, b) for h, b in ((64, 16), (256, 16), (256, 64))]
+    chains = [_case("lstm", "chains", h, b) for h, b in ((64, 16), (64, 64), (256, 16), (256, 64))]
+    return [*trees, *full, *chains, _case("lstm", "fixed-5000", 64, 1)]
+
+
 def _scheduling(quick: bool, device: str) -> list[Case]:
     """Every setting of the other suites, full and quick, with Cavs alone: scheduling's share of a step."""
     others = [suite for suite in SUITES.values() if suite is not _scheduling]
@@ -144,6 +152,7 @@ SUITES = {
     "scaling": _scaling,
     "applications": _applications,
     "lstm": _lstm,
+    "sizes": _sizes,
     "scheduling": _scheduling,
 }
 
