@@ -138,6 +138,7 @@ def a_file(path: Path, count: int, seed: int, on: str) -> str:
         sums = np.cumsum([w == "a" for w in words]).astype(float)
         graph = {"children": [[], *([i] for i in range(len(words) - 1))], "inputs": words}
         graph |= {"label": 0.5 + sums[-1]} if on == "graph" else {"labels": (0.5 + sums).tolist()}
+        graph |= {} if on == "graph" else {"edge_attr": [0.5] * sum(map(len, graph["children"]))}
         lines.append(json.dumps(graph))
     path.write_text("\n".join(lines))
     return str(path)
@@ -148,7 +149,8 @@ def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
     train, more, test = (a_file(tmp_path / f"{name}.jsonl", 40, i, on) for i, name in enumerate(("train", "more", "test")))
     out, flags = str(tmp_path / "run"), "--program elman --hidden 12 --epochs 25 --lr 0.1 --dropout 0 --batch 20".split()
     assert cli.main(["train", "--task", "regress", train, more, "--dev", test, *flags, "--out", out]) == 0
-    assert "80 graphs to train on" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "80 graphs to train on" in text and ("numbers of edges, which no --program reads" in text) == (on == "vertex")
     assert cli.main(["train", "--resume", out, "--epochs", "26"]) == 0
     assert f"loss at {'each graph' if on == 'graph' else 'every vertex'}" in capsys.readouterr().out
     assert cli.main(["train", "--resume", out]) == 0

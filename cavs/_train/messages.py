@@ -44,6 +44,11 @@ class Messages:
                 f"{found} of {total} words ({100 * found / total:.1f} %) have a vector in {escape(str(config.embeddings))}; "
                 "the others are initialised at random"
             )
+        if getattr(data.train, "edge_attr", None) is not None:
+            self.print(
+                "[yellow]edges: the files have numbers of edges, which no --program reads. To use them, write a vertex function with "
+                "v.gather_all(fn, edges=True), and train it with cavs.run(..., edges=...)[/]"
+            )
         if trainer.memory.table:
             self.print(trainer.memory.table)
         if progress.epoch or progress.step:
