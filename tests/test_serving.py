@@ -106,7 +106,7 @@ def test_a_server_of_dags_with_kinds() -> None:
     F = cavs.VertexFunction(functions, state=jax.ShapeDtypeStruct((H,), jnp.float32))
     x = np.random.default_rng(0).standard_normal((graphs.num_vertices, H)).astype(np.float32)
     served = cavs.interop.export_server(lambda p, s, x: cavs.run(F, p, s, x), {}, graphs, x, most_graphs=2, count=2)
-    want = cavs.run(F, {}, cavs.schedule(graphs), x)
+    want = cavs.run(F, {}, cavs.schedule(graphs), x, engine="scan")  # exported code cannot call the library of engine native
     for g in range(3):
         rows = slice(*graphs.vertex_offsets[g : g + 2])
         np.testing.assert_allclose(served.serve({}, graphs[g], x[rows]), want[rows], rtol=1e-6, atol=1e-6)
