@@ -19,8 +19,8 @@ def keep_host_memory() -> bool:
     unmaps them after the step, so that every page faults again in the next step. For a Tree-LSTM step at hidden 256 and batch
     64 (34 MB of temporaries) this was a third of the time: 26 ms without this call, 18 ms with it. The price is that memory
     once used is not returned to the system before the process ends. After each compilation, a function decorated with
-    [`cavs.data.step`][] returns what is free. With it, the peak was 0.9 times that without this call (Tree-LSTM, hidden 256, 512
-    trees), and 1.0 to 1.8 times with temporaries of 2 GB (4,096 trees).
+    [`cavs.data.step`][] returns what is free. With it, the peak was 0.9 times that without this call (Tree-LSTM, hidden 256,
+    512 trees), and 1.0 to 1.8 times with temporaries of 2 GB (4,096 trees).
 
     The setting applies to the whole process, so `import cavs` does not change it. Call this function first, before JAX starts
     its threads, as `cavs train` does.
