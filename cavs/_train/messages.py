@@ -46,8 +46,8 @@ class Messages:
             )
         if getattr(data.train, "edge_attr", None) is not None:
             self.print(
-                "[yellow]edges: the files have numbers of edges, which no --program reads. To use them, write a vertex function "
-                "with v.gather_all(fn, edges=True), and train it with cavs.run(..., edges=...)[/]"
+                "[yellow]edges: the files have numbers of edges, which no --program reads. To use them, write a vertex "
+                "function with v.gather_all(fn, edges=True), and train it with cavs.run(..., edges=...)[/]"
             )
         if trainer.memory.table:
             self.print(trainer.memory.table)
