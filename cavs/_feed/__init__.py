@@ -1,1 +1,1 @@
-"""Batches for the training loop: schedules of many batches, in worker processes too, and transfers to the device."""
+"""Batches for the training loop: schedules of many batches, also in worker processes, and transfers to the device."""

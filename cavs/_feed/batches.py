@@ -12,7 +12,7 @@ from cavs._graphs.pytree import PyTree
 
 
 class Examples(Protocol):
-    """What a step needs of the loader that created its batches."""
+    """The part of a loader that a step of its batches calls."""
 
     def examples(self) -> "list[Batches]":
         """The batches of this epoch as `jax.ShapeDtypeStruct`s, one of each shape."""

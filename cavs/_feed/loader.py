@@ -53,8 +53,9 @@ class Loader:
     loop are used again by the next one, and end with the graphs.
 
     Args:
-        graphs: the data set; or a sequence of data sets with equally many graphs, such as sentences and reversed sentences. A
-            pair `(graphs, pick)` in the sequence has other graphs: `pick(samples)` returns those of a batch, always as many.
+        graphs: the data set; or a sequence of data sets with the same number of graphs, such as sentences and reversed
+            sentences. A pair `(graphs, pick)` in the sequence is a data set of another size: `pick(samples)` returns the graphs
+            that a batch takes from it, the same number for each batch.
         batches: the number of graphs of a batch; or an iterable of integer arrays, the graphs of each batch. An iterator may
             be infinite, and is consumed.
         seed: shuffles every epoch. `None`: all epochs are alike.
@@ -73,8 +74,8 @@ class Loader:
         ahead: dispatches that a thread prepares and sends ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
             on a GPU, else 0.
         mesh: a mesh of one axis. Each batch is dealt to its devices, with equal numbers of graphs and about equal costs.
-        parts: each batch is dealt to so many parts of one shape, in the same way. Its arrays have a leading axis of parts, for
-            [`cavs.memory.sub_batched`][], and `collate` gets one part at a time. `None`: no such axis.
+        parts: each batch is dealt to this many parts of one shape, in the same way. Its arrays have a leading axis of parts,
+            for [`cavs.memory.sub_batched`][], and `collate` gets one part at a time. `None`: no such axis.
         policy: as in [`cavs.schedule`][].
         kinds: as in [`cavs.schedule`][].
         window: as in [`cavs.schedule`][].
@@ -184,7 +185,7 @@ class Loader:
         self.epoch, self.batch, self._restored = state["epoch"], state["batch"], True
 
     def examples(self) -> list[Batches]:
-        """What this epoch yields, as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+        """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
         plan = self._plans.latest(self.epoch)
         return [] if plan is None else self._delivery.examples(plan)
 

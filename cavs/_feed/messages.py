@@ -24,7 +24,7 @@ PLACE = 1 << 40  # bytes between messages in a file; only bytes that were writte
 _SMALL = 1 << 16  # bytes that a pipe accepts at once
 _ALIGNED = 64
 
-# What `io` reads into and writes from. `collections.abc.Buffer` begins with Python 3.12.
+# Objects that `io` reads into and writes from. `collections.abc.Buffer` begins with Python 3.12.
 Buffer: TypeAlias = Any
 
 

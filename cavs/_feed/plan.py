@@ -1,4 +1,4 @@
-"""What a loader schedules: the graphs and the shape of each batch, for each device, before anything is scheduled."""
+"""Plans the batches of a loader: the graphs and the shape of each, for each device, before any is scheduled."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -18,7 +18,7 @@ class Member(NamedTuple):
 
     Attributes:
         graphs: the data set.
-        pick: returns for the samples of a batch, (B,) ints, the graphs that the batch has of this data set, always as many;
+        pick: maps the samples of a batch, (B,) ints, to a fixed number of graphs of this data set;
             `None` if sample i is graph i.
         options: the options of its schedules, without `fixed`.
     """
@@ -38,7 +38,7 @@ class Planned(NamedTuple):
     Attributes:
         samples: of each batch and device, the samples.
         present: of each batch and device, which samples are not stand-ins, (B,) bool.
-        graphs: of each member, the graphs of each batch and device, K * D in turn.
+        graphs: of each member, the graphs of each batch and device, K * D arrays, batch by batch.
         shape: (K,) the number of the shape of each batch, the same on all devices.
     """
 
@@ -58,7 +58,7 @@ class Shapes:
     def __init__(self, members: Sequence[Member]):
         self._members = members
         self._counts = [counts_of(m.graphs, m.options.kinds)[1] for m in members]
-        self._of: dict[tuple[int, ...], list[int]] = {}  # the numbers of the shapes for batches of so many graphs, ascending
+        self._of: dict[tuple[int, ...], list[int]] = {}  # number of graphs -> numbers of the shapes, ascending
         self.all: list[tuple[Shape, ...]] = []
 
     def add(
@@ -74,7 +74,7 @@ class Shapes:
         """
         graphs = [[m.picked(some) for some in batches] for m in self._members]
         bounds = None
-        if not closed and any(m.pick is not None for m in self._members):  # other batches may be somewhat larger
+        if not closed and any(m.pick is not None for m in self._members):  # other batches may be larger
             found = [sums(counts, some) for counts, some in zip(self._counts, graphs, strict=True)]
             bounds = [np.ceil(of.max(0) + of.std(0)).astype(int) for of in found]
         elif not closed:
@@ -118,7 +118,7 @@ class Shapes:
         return number
 
     def _inside(self, sizes: tuple[int, ...], found: list[np.ndarray], devices: int) -> np.ndarray:
-        """(batches, shapes) bool: which of the shapes for batches of so many graphs have room for them on every device."""
+        """(batches, shapes) bool: whether each batch fits into each shape for its number of graphs, on every device."""
         known = [self.all[i] for i in self._of.get(sizes, [])]
         inside = np.ones((len(found[0]), len(known)), bool)
         for m, of in enumerate(found if known else []):
@@ -127,13 +127,13 @@ class Shapes:
 
 
 def dealt(sizes: np.ndarray, devices: int) -> np.ndarray:
-    """Deals the samples of a batch, of these `sizes` (B,): equally many, and about equal costs, for each device.
+    """Deals the samples of a batch, of `sizes` (B,), to devices: the same number, at about the same cost, for each.
 
     Returns:
         (devices, B / devices) indices into the batch.
     """
     by_size = np.argsort(-sizes, kind="stable").reshape(-1, devices)
-    by_size[1::2] = by_size[1::2, ::-1].copy()  # there and back, so that no device always gets the largest
+    by_size[1::2] = by_size[1::2, ::-1].copy()  # in alternating directions, so that no device always gets the largest
     return np.ascontiguousarray(by_size.T)
 
 

@@ -1,4 +1,4 @@
-"""Rows of a table of embeddings, of which a batch reads a few: devices exchange the gradients of these rows, not of the table.
+"""The few rows of an embedding table that a batch reads: devices exchange the gradients of these rows, not of the table.
 
 D devices that each read U of N rows receive (D - 1) U rows of gradients. The sum over the devices of a gradient of the whole
 table would move 2 (D - 1) / D times N rows. The rows are added device by device, in the same order everywhere: a scatter whose

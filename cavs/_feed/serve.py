@@ -93,7 +93,7 @@ def serve(graphs_file: int | None, answers_file: int | None) -> None:
                     raise
                 except Exception as e:
                     send(answers, Failure(e))
-    os._exit(0)  # nobody reads: there is nothing to clean up
+    os._exit(0)  # the other end is closed, so there is nothing to clean up
 
 
 Requests: TypeAlias = "queue.SimpleQueue[Fields | Options | Request | None]"

@@ -128,7 +128,7 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
 
 
 def _of_samples(settings: Settings, batches: int, samples: int) -> int:
-    """The graphs of a batch, if there are so few samples. If they are padded, all devices or parts get equally many."""
+    """The number of graphs of a batch of so few samples. If they are padded, all devices or parts get the same number."""
     units = settings.parts or (1 if settings.mesh is None else settings.mesh.size)
     few = -(-samples // units) * units if settings.last == "pad" else samples
     return min(batches, few)
@@ -168,7 +168,7 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
 
 
 def steps_for(batch: int, batches: int) -> int:
-    """The training steps of one dispatch on this device, for epochs of so many batches of so many graphs.
+    """The training steps of one dispatch on this device, for epochs of this many batches of this many graphs.
 
     On a CPU one, because XLA runs a step on all cores while Python prepares the next. On a GPU about `STEPS`, in multiples of
     four (the steps of one CUDA graph), such that few batches of the epoch are left over.

@@ -127,7 +127,7 @@ class Step:
             self._background.start({key: functools.partial(self._compile, like, x) for key, x in todo.items()}, self, count)
             if jax.default_backend() == "cpu":
                 jax.block_until_ready(state)  # the step has allocated its temporaries
-                # What a compilation allocates would push those of the next steps to ever new places.
+                # Memory that a compilation allocates would move the arrays of each later step to new addresses.
                 for key in todo if keeps_much() else ():
                     self._background.wait(key)
 
@@ -137,7 +137,7 @@ class Step:
 
 
 def ordered(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """On a GPU, launches of engine `persistent` run in turn, because XLA runs independent kernels at the same time."""
+    """Orders the launches of engine `persistent` on a GPU, where XLA would run independent kernels at the same time."""
     return in_turn(fun) if jax.default_backend() == "gpu" else fun
 
 

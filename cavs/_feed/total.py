@@ -55,6 +55,6 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
     """
     x = jnp.asarray(x)
     if where is None:
-        return total(x) / jnp.asarray(x.size * devices()[1], x.dtype)  # every device has equally many
+        return total(x) / jnp.asarray(x.size * devices()[1], x.dtype)  # every device has the same number
     where = jnp.asarray(where)
     return total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(x.dtype)), 1)

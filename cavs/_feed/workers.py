@@ -21,7 +21,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._schedule.buckets import Options
 from cavs._schedule.schedule import Schedule
 
-# A worker takes a second to start. Meanwhile this process creates the passes of so many vertices, if their shapes are known.
+# A worker takes a second to start. Meanwhile this process creates passes of this many vertices, if their shapes are known.
 WHILE_STARTING = 1 << 16
 
 Schedules: TypeAlias = Iterator[tuple[Graphs, Schedule]]
@@ -210,5 +210,5 @@ def _end(process: "subprocess.Popen[bytes]", file: int | None) -> None:
 
 def _close(process: "subprocess.Popen[bytes]") -> None:
     for pipe in (process.stdin, process.stdout):
-        # Without flushing the buffer: it holds part of a message that nobody reads, or that another process sends.
+        # Do not flush the buffer: it holds part of a message that no process reads, or that another process sends.
         pipe.raw.close()  # type: ignore[union-attr]

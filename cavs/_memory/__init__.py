@@ -1,1 +1,1 @@
-"""What a derivative keeps of its forward computation, chosen under a budget of bytes."""
+"""Chooses which results of the forward pass a derivative keeps, under a budget of bytes."""

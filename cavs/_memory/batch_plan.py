@@ -53,9 +53,9 @@ def plan(
 
     Args:
         loss: `loss(params, batch)`, a scalar that is a sum over the graphs of the batch. If it is a mean over the graphs,
-            divide the plan's loss and gradients by `plan.parts`: all parts have equally many graphs.
+            divide the plan's loss and gradients by `plan.parts`: all parts have the same number of graphs.
         params: the parameters, or their `jax.ShapeDtypeStruct`s.
-        graphs: a batch: take the largest one. Batches with equally many graphs and about as many vertices need as much.
+        graphs: a batch; pass the largest one. Batches of as many graphs and about as many vertices need as much memory.
         budget: the temporary memory of forward and backward, apart from parameters, gradients and inputs: bytes, `"2GiB"`, a
             fraction of the device's memory such as `0.5`, or `"min"` for the smallest plan. None: the fastest plan.
         collate: as in [`cavs.data.Loader`][]: `collate(sample)` returns the `batch` that `loss` gets, a pytree of NumPy arrays,
@@ -64,9 +64,9 @@ def plan(
         keep: what the backward of F keeps, if you choose it yourself: `"fast"`, `"least"` (no more than needed without running
             a product again; engine `scan` then shares buffers), or `"window"` (products run again, and parameter gradients
             are batched over 256 vertices at a time).
-        names: what is to become of values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
-            `{"gates": "recompute"}` never keeps them for the backward, `"keep"` always does. If a product makes a value that is
-            not kept, it runs again.
+        names: how the backward gets values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
+            `{"gates": "recompute"}` never keeps them, `"keep"` always does. If a product computes a value that is not kept, it
+            runs again.
 
     Returns:
         The plan, which prints as a table. If there is no budget and the batch does not fit the GPU, a warning contains the plan
@@ -125,7 +125,7 @@ def load(
         The plan. Its peak is predicted for this batch.
 
     Raises:
-        ValueError: the file is no such plan, or the number of graphs is another.
+        ValueError: the file is not such a plan, or it is for another number of graphs.
     """
     with open(path) as file:
         try:
@@ -150,7 +150,7 @@ class Verified(NamedTuple):
         predicted: bytes as planned.
         compiled: bytes that XLA allocates for the compiled step.
         allocator: the most bytes that this process has had on the GPU, after the step has run; the step alone only in a new
-            process. None on a CPU, or if it did not run.
+            process. `None` on a CPU, or if it did not run.
     """
 
     predicted: int
@@ -190,8 +190,8 @@ class BatchPlan:
         """Schedules a batch in parts.
 
         Args:
-            graphs: the batch, whose number of graphs `parts` divides. If it is not larger than the batch of the plan and those
-                since, nothing is compiled again.
+            graphs: the batch, whose number of graphs `parts` divides. If it is not larger than the batch of the plan and later
+                batches, nothing is compiled again.
 
         Returns:
             The argument of `loss`: a pytree of NumPy arrays with a leading axis of parts.
@@ -207,16 +207,16 @@ class BatchPlan:
         """Compiles the loss and its gradient for the batch of the plan, and compares the memory with the prediction.
 
         Args:
-            run: whether the step runs, too, so that the allocator of the GPU tells what it needed.
+            run: whether to run the step as well, and to read its peak from the GPU's allocator.
 
         Raises:
-            RuntimeError: the backend does not tell.
+            RuntimeError: the backend does not report the memory of a program.
         """
         lowered = jax.jit(jax.value_and_grad(self.loss)).lower(self._batch.params, self._batch.structs(self._chosen.choice))
         compiled = lowered.compile()
         analysis = compiled.memory_analysis()
         if analysis is None:
-            raise RuntimeError("verify: this backend does not tell how much memory a program needs.")
+            raise RuntimeError("verify: this backend does not report how much memory a program needs.")
         most = None
         if run:
             jax.block_until_ready(compiled(self._batch.params, self.batch(self._batch.graphs)))
@@ -255,7 +255,7 @@ class BatchPlan:
         """Draws the frontier: predicted time against the budget, with this plan.
 
         Args:
-            path: a file to write, such as "plan.svg"; its ending says the format.
+            path: a file to write, such as "plan.svg"; its suffix selects the format.
 
         Returns:
             The figure, which a notebook shows.

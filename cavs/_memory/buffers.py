@@ -2,7 +2,7 @@
 
 XLA fuses cheap equations with what reads them, so most values never exist in memory. A value has a buffer if a product, a loop,
 a kernel, a scatter or a sort makes or reads it. A buffer is free after the last equation that reads it, directly or through
-fused equations. Loops and scatters update their operands in place if nobody reads them afterwards. Equal equations run once.
+fused equations. Loops and scatters update their operands in place if no later equation reads them. Equal equations run once.
 """
 
 import dataclasses
@@ -61,7 +61,7 @@ def peak_of_eqns(
         eqns: the equations.
         outs: what is read after the last of them.
         results: values whose buffers belong to somebody else.
-        kept: values that have a buffer in any case.
+        kept: values that always have a buffer.
     """
     timeline = _Timeline()
     timeline.run(eqns, outs, results, kept=kept)
@@ -102,7 +102,7 @@ class _Timeline:
         stored = _stored(eqns, made) | (outs & set(made)) | set(kept)
         sources, ends = _uses(eqns, outs, stored)
         read = outs | {x for e in eqns for x in e.invars if is_var(x)}
-        elsewhere = set(results) | (set(made) - read)  # XLA drops results that nobody reads
+        elsewhere = set(results) | (set(made) - read)  # XLA drops results that no equation reads
         of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given}
         for i, e in enumerate(eqns):
             dying = {x for x in ends.get(i, ()) if x in of and x not in elsewhere}
@@ -189,7 +189,7 @@ def _stored(eqns: Sequence[Eqn], made: dict[Any, Eqn]) -> set[Any]:
         name = e.primitive.name
         if _stands_alone(e):
             stored.update(e.outvars)
-            # What a reduction reads, and the rows of a scatter, are fused into it; products read views of buffers.
+            # XLA fuses the operands of a reduction, and the rows of a scatter, into it. Products read views of buffers.
             operands = [] if name in _REDUCTIONS else e.invars[:1] if name in _IN_PLACE else e.invars
             views = _VIEWS | {"transpose"} if name == "dot_general" else _VIEWS
             stored.update(_behind_views(x, made, views) for x in operands if is_var(x))

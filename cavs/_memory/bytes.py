@@ -49,7 +49,7 @@ def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argum
 
 
 def memory_of_gpu() -> int | None:
-    """Returns the bytes that JAX may allocate on the first device; None if it is no GPU, or does not tell."""
+    """Returns the bytes that JAX may allocate on the first device; `None` if it is not a GPU, or does not report it."""
     device = jax.devices()[0]
     return None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit")
 

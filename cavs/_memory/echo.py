@@ -32,10 +32,10 @@ def recompute(
 ) -> "Recomputed[R]":
     """Returns `fn` with a derivative that keeps less of the forward, and computes the rest again in the backward.
 
-    What is kept is a minimum cut of the traced function: the fewest bytes from which everything that the backward reads
-    follows. Unlike `jax.checkpoint`, you place nothing and name nothing, and the bodies of `lax.scan` are planned, too.
-    Gradients are those of `fn`, up to rounding; random numbers are computed again from their keys, hence the same. If the plan
-    predicts no gain, everything is kept as `jax.grad` does.
+    The kept values are a minimum cut of the traced function: the fewest bytes from which the backward can compute all that it
+    reads. Unlike with `jax.checkpoint`, you place nothing and name nothing, and the bodies of `lax.scan` are planned, too.
+    Gradients are those of `fn`, up to rounding; random numbers are recomputed from their keys, so they are the same. If the
+    plan predicts no gain, it keeps everything, as `jax.grad` does.
 
     ```python
     loss = cavs.memory.recompute(loss)
@@ -48,7 +48,7 @@ def recompute(
         budget: the temporary memory that the forward and the backward of `fn` may need, apart from arguments and results:
             bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"`. The fastest plan that is predicted to
             fit is taken; it may run matrix products and loops twice. None: the smallest plan that runs none of them twice.
-        static_argnums: positional arguments that are no arrays, as for `jax.checkpoint`.
+        static_argnums: positional arguments that are not arrays, as in `jax.checkpoint`.
         names: what is to become of values that you named with `jax.ad_checkpoint.checkpoint_name`, whatever the plan would
             choose: `{"gates": "recompute"}` never keeps them, `"keep"` always does, and `"offload"` keeps them in the memory of
             the host. Inside loops, `"offload"` is the same as `"keep"`; so it is on a CPU.
@@ -80,7 +80,7 @@ class Recomputed(Generic[R]):
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         closed, flat, tree = self._trace(args, kwargs)
         jaxpr, consts = opened(closed)
-        # What `fn` closes over may be differentiated, too: it becomes an argument.
+        # Arrays that `fn` closes over may be differentiated, too, so they become arguments.
         closed = jex.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), [])
         planned = with_derivative(
             closed, lambda diff: self._choose(ParetoSearch(closed, diff, None, names=self._names)).kept, late=True

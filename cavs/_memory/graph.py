@@ -1,4 +1,4 @@
-"""A function and its derivative as equations: the forward with all that the backward reads, and the backward."""
+"""A function and its derivative as equations: the forward, with all values that the backward reads, and the backward."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Graph:
         outs: of the function, flat. The cotangents of those in `float_outs` enter the backward.
         backward: the equations of the backward. Their inputs are `leaves` (`reads` says which forward value each is) and
             `cotangents`, their results `grads`, one for each index in `diff`.
-        stored: inputs that cost memory if the backward reads them: the carry of a loop, of which each step has another.
+        stored: inputs that cost memory if the backward reads them: the carry of a loop, which differs in each step.
         names: what the user asks for by name.
         named: the values of the forward that the user has named.
     """
@@ -92,7 +92,7 @@ class Graph:
         return self.keeping([v for v in self.needs() if v not in self.invars or v in self.stored])
 
     def keeping(self, keep: list[Var]) -> "Kept":
-        """Returns what follows from keeping the values `keep`."""
+        """Returns the plan of this graph that keeps the values `keep`."""
         needs = self.needs()
         free = (set(self.invars) - set(self.stored)) | set(self.consts)
         again, used = needed(self.eqns, needs, set(keep) | free)
@@ -103,7 +103,7 @@ class Graph:
 
 @dataclass(eq=False)
 class Kept:
-    """What a graph keeps: `keep`, which costs memory, and `free`, inputs that are there anyway."""
+    """The values that a graph keeps: `keep`, which cost memory, and `free`, inputs that exist anyway."""
 
     graph: Graph
     keep: list[Var]
@@ -131,9 +131,9 @@ class Kept:
     def pull_back(self, kept: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
 
-        The backward runs from one costly equation to the next. What such a stretch reads and was not kept is computed right
-        before it. If `late`, a barrier ties it to the cotangent that the last costly equation computed: without one, XLA
-        would recognise the forward's equations and keep their results.
+        The backward runs from one costly equation to the next. Values that such a stretch reads and that were not kept are
+        recomputed right before it. If `late`, a barrier ties them to the cotangent that the last costly equation computed.
+        Without a barrier, XLA would recognise the forward's equations and keep their results.
         """
         graph = self.graph
         away = chosen(graph.named, graph.names, "offload")
@@ -169,7 +169,7 @@ class Kept:
         eqns, used = needed(self.graph.eqns, missing, set(env))
         used = list(dict.fromkeys(v for v in used if v not in self.graph.consts))
         local = dict(env)
-        # A barrier keeps XLA from fusing across it: not for small values, which it may as well keep.
+        # XLA does not fuse across a barrier. Small values have none, because XLA may as well keep them.
         if tie and _SMALL * sum(map(bytes_of_var, missing)) >= sum(map(bytes_of_var, tie)):
             tied, late = lax.optimization_barrier(([behind[v] for v in tie], [env[v] for v in used]))
             behind.update(zip(tie, tied, strict=True))

@@ -1,4 +1,4 @@
-"""Derivatives that keep what a plan says, for a function and for the bodies of the loops inside it."""
+"""Derivatives that keep the values of a plan, for a function and for the bodies of its loops."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from cavs._function.names import Names
 from cavs._memory.graph import Graph, Kept, differentiated, shape, value
 from cavs._memory.saved_plan import kept_as_saved
 
-# Calls that are opened: a loop inside is then planned, too. What `jax.checkpoint` keeps stays the user's choice.
+# Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
 _OPENED = ("jit", "pjit", "closed_call", "core_call")
 
 Price = Callable[[str, int, float], float | None]
@@ -28,7 +28,7 @@ def chunk_of(name: str) -> str:
 
 @dataclass
 class Region:
-    """What one graph keeps: the function itself, or the body of a loop. `times`: how many steps keep it."""
+    """The values that one graph keeps: of the function itself, or of the body of a loop. `times`: how many steps keep them."""
 
     name: str
     line: str | None
@@ -38,7 +38,7 @@ class Region:
 
 @dataclass(eq=False)
 class Planner:
-    """Differentiates a function; at each graph it meets, `price` says what running a product again costs.
+    """Differentiates a function. For each graph in it, `price` gives the cost of running a product again.
 
     Attributes:
         price: from the name of a graph, the ordinal of a costly equation in it, and its FLOPs, to bytes;
@@ -87,7 +87,7 @@ class Planner:
         return kept
 
     def _names(self, graph_name: str) -> Names:
-        """What is asked for in a graph."""
+        """The options of one graph."""
         return self.names if not graph_name else tuple((n, way if way != "offload" else "keep") for n, way in self.names)
 
     def _equation(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, inner: list[str]) -> list[Any]:
@@ -141,7 +141,7 @@ class Planner:
 
 
 def with_derivative(closed: Any, keep: Callable[[list[int]], Kept], late: bool) -> Any:
-    """Returns the function of a closed jaxpr, flat, whose derivative keeps what `keep` says.
+    """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses.
 
     `keep` is called at each differentiation with the indices of the differentiated inputs. `late`: see `Kept.pull_back`.
     """
@@ -169,7 +169,7 @@ def with_derivative(closed: Any, keep: Callable[[list[int]], Kept], late: bool) 
 @jax.tree_util.register_pytree_node_class
 @dataclass(eq=False)
 class _Saved:
-    """What passes from the forward to the backward."""
+    """The values that the forward passes to the backward."""
 
     values: list[Any]
     kept: Kept

@@ -19,7 +19,7 @@ class Buffer:
 
 
 def packed(buffers: Iterable[Buffer]) -> int:
-    """Returns the bytes of the heap that holds buffers, of which those that are alive at the same time do not overlap.
+    """Returns the size in bytes of a heap in which buffers that are alive at the same time do not overlap.
 
     As in XLA, the better of two orders is taken: by size, or by the time that buffers live.
     """

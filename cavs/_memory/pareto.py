@@ -12,14 +12,14 @@ from cavs._memory.graph import Graph, Kept
 from cavs._memory.loops import Planner, Price, Region, chunk_of
 
 Product = tuple[str, int]  # name of a graph, place among its costly equations
-_FREE = 1e-9  # bytes for each FLOP: as good as nothing, so that of equal cuts the one that runs less again is taken
+_FREE = 1e-9  # bytes for each FLOP: negligible, but among equal cuts the one that recomputes less wins
 _LONG = 8  # steps of a loop that may run in chunks
 _POINTS = 12  # plans that `frontier` tries
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """One plan. `kept`: what the function itself keeps; `regions`: what the steps of its loops keep, too."""
+    """One plan. `kept`: the values that the function itself keeps; `regions`: also those that steps of its loops keep."""
 
     kept: Kept
     regions: dict[str, Region]
@@ -66,7 +66,7 @@ class ParetoSearch:
         return point
 
     def saved(self, saved: dict[str, Any]) -> Point:
-        """What a saved plan keeps. That of `plain` has one graph."""
+        """The values that a saved plan keeps. The plan `plain` has one graph."""
         price = None if len(saved["regions"]) == 1 else lambda *_: None
         planner = Planner(price, {}, dict(saved["chunks"]), names=self.names, saved=saved)
         kept = planner.keep(self.closed, self.diff, "", self.line)
@@ -75,7 +75,7 @@ class ParetoSearch:
         return point
 
     def plain(self) -> Point:
-        """What `jax.grad` keeps."""
+        """The plan of `jax.grad`."""
         return self.point(None)
 
     def cheap(self) -> Point:
@@ -116,7 +116,7 @@ class ParetoSearch:
         return best
 
     def within(self, points: Sequence[Point], budget: int) -> Point | None:
-        """Returns the plan with the fewest FLOPs whose predicted peak is at most `budget`; None: there is none.
+        """Returns the plan with the fewest FLOPs whose predicted peak is at most `budget`, or `None`.
 
         Between two neighbours of `points`, the products that only the smaller one runs again are added one by one, those of
         the first layers first: equal layers are then split into some that run again and others that do not.
@@ -126,7 +126,7 @@ class ParetoSearch:
             return None if first is None else points[0]
         before, fits, chunks = points[first - 1].again(), points[first], points[first].chunks
         if chunks != points[first - 1].chunks:
-            before = []  # the names of the loops are others
+            before = []  # loops have other names now
         more = [x for x in fits.again() if x not in set(before)]
         low, high = 0, len(more)
         while high - low > 1:

@@ -1,4 +1,4 @@
-"""What a plan of a function keeps, as JSON: for each graph, which results of which equations."""
+"""A plan of a function as JSON: for each graph, the results of equations that it keeps."""
 
 import hashlib
 from collections.abc import Mapping

@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
 
 
 class Work(Protocol):
-    """What is to be computed within a budget."""
+    """A computation that must fit into a budget."""
 
     def size(self, choice: Choice) -> tuple[int, int]:
         """The rows and the tasks of all parts of a batch. Schedules it, and traces nothing."""
@@ -113,11 +113,11 @@ class Search:
 
 
 def choices_for(count: int) -> list[Choice]:
-    """The choices for a batch of so many graphs."""
+    """The choices for a batch of this many graphs."""
     return [Choice(n, keep) for n in numbers_of_parts(count) for keep in KEEPINGS]
 
 
 def numbers_of_parts(count: int) -> list[int]:
-    """The numbers of parts that are tried for so many graphs: the divisors nearest the powers of two."""
+    """The numbers of parts to try for this many graphs: the divisors nearest the powers of two."""
     divisors = [n for n in range(1, count + 1) if count % n == 0]
     return sorted({min(divisors, key=lambda n, p=p: abs(math.log2(n) - p)) for p in range(count.bit_length() + 1)})

@@ -32,14 +32,14 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
             "sub-batches have one shape. Write a batch size that is a multiple of count."
         )
     by_size = np.argsort(-np.diff(graphs.vertex_offsets), kind="stable").reshape(-1, count)
-    by_size[1::2] = by_size[1::2, ::-1].copy()  # there and back, so that no part always gets the largest
+    by_size[1::2] = by_size[1::2, ::-1].copy()  # in alternating directions, so that no part always gets the largest
     return np.ascontiguousarray(by_size.T)
 
 
 def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """Returns a loss over a batch in parts, whose derivative needs the memory of one part at a time.
 
-    Where the loss is a sum over graphs, the result is the loss of the whole batch, and so is its gradient, up to rounding.
+    If the loss is a sum over graphs, the result and its gradient are those of the whole batch, up to rounding.
     Forward and backward of one sub-batch run before the next one starts, and gradients are added up: the batch takes the
     memory of a sub-batch, and one more copy of the gradients.
 
@@ -60,7 +60,7 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
         the float arrays of `stacks`.
 
     Raises:
-        TypeError: when it is called, if `stacks` is no list or tuple, or `loss` returns no float scalar.
+        TypeError: when it is called, if `stacks` is not a list or tuple, or `loss` does not return a float scalar.
     """
     if not callable(loss):
         raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")

@@ -33,7 +33,7 @@ class Row:
 
 
 class Plan:
-    """What a derivative keeps of the forward, and what it computes again. Prints as a table.
+    """The values that a derivative keeps from the forward pass, and those that it recomputes. Prints as a table.
 
     Attributes:
         bytes: bytes that live from the forward to the backward.
@@ -66,7 +66,7 @@ class Plan:
         """Draws the frontier: FLOPs that run twice against the budget, with this plan.
 
         Args:
-            path: a file to write, such as "plan.svg"; its ending says the format.
+            path: a file to write, such as "plan.svg"; its suffix selects the format.
 
         Returns:
             The figure, which a notebook shows.
@@ -76,12 +76,12 @@ class Plan:
         return plot_frontier([(b, f, "") for b, f in self.frontier()], (self.peak, self.flops), "FLOPs that run twice", path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what is kept to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
+        """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
         with open(path, "w") as file:
             json.dump(as_json({name: r.kept for name, r in self._point.regions.items()}, self._point.chunks), file)
 
     def rows(self) -> list[Row]:
-        """Returns what is kept, the largest first."""
+        """Returns the kept values, the largest first."""
         found: Counter[tuple[str, str, int, int, str]] = Counter()
         kept = self._point.kept
         made = {v: e for e in kept.graph.eqns for v in e.outvars}
@@ -97,7 +97,7 @@ class Plan:
 
     @staticmethod
     def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
-        """What a step of a loop keeps as a row of `stacked`."""
+        """The values that a step of a loop keeps, as rows of `stacked`."""
         for region, v in inside:
             n = len(stacked.aval.shape) - len(v.aval.shape)
             if n > 0 and stacked.aval.shape[n:] == v.aval.shape and stacked.aval.dtype == v.aval.dtype:

@@ -40,7 +40,7 @@ class Feed(NamedTuple):
         mesh: Mesh | None = None,
         window: int = LAZY_WINDOW,
     ) -> Loader:
-        """The batches of this part, shuffled in every epoch if there is a `seed`. Every batch has equally many samples."""
+        """The batches of this part, shuffled in every epoch if there is a `seed`. All have the same number of samples."""
         return Loader(
             self.sources,
             batch,

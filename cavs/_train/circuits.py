@@ -1,4 +1,4 @@
-"""What a model may learn from a netlist: how often each gate is 1 under random inputs, found by simulation.
+"""Targets to learn from a netlist: how often each gate is 1 under random inputs, found by simulation.
 
 `cavs train` predicts this probability (`--task regress`) or its fifth (`--task dag`). It depends on the whole cone of a gate.
 

@@ -1,4 +1,4 @@
-"""`cavs train --devices` and `--distributed`: the devices of a run, and its processes, of which the first writes the files."""
+"""`cavs train --devices` and `--distributed`: the devices of a run, and its processes. The first process writes the files."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._train.config import Config, TrainError
 
 AXIS = "data"
-HEARTBEAT = 20  # seconds after which a process that does not answer counts as dead
+HEARTBEAT = 20  # seconds without an answer after which a process counts as dead
 LONGEST_TEXT = 4096  # bytes of a text that processes exchange
 
 MSG_DISTRIBUTED = (
@@ -27,7 +27,7 @@ def mesh_of(config: Config) -> Mesh | None:
     """The devices of a run as a mesh of one axis; `None` for one device.
 
     Raises:
-        TrainError: there are not so many devices, or they cannot share a batch.
+        TrainError: JAX sees fewer devices, or a batch cannot be divided among them.
     """
     there, processes = jax.device_count(), jax.process_count()
     count = config.devices or there
@@ -64,7 +64,7 @@ def writes() -> bool:
 
 
 def told(text: str | None) -> str:
-    """The text of process 0, in all processes. The others may have `None`. All processes must call this."""
+    """Broadcasts the text of process 0. The other processes may pass `None`. All processes must call this."""
     if jax.process_count() == 1:
         assert text is not None
         return text
@@ -91,7 +91,7 @@ def connected(to: str | None) -> Iterator[None]:
     If an error ends the context, the process ends at once: JAX would wait for processes that may no longer exist.
 
     Raises:
-        TrainError: `to` is no address.
+        TrainError: `to` is not an address, or JAX cannot connect to it.
     """
     if to is None:
         yield

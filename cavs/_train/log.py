@@ -41,7 +41,7 @@ class RunLog:
             yield
 
     def add(self, metrics: DeviceMetrics, steps: int) -> None:
-        """Adds the metrics of one dispatch of so many steps."""
+        """Adds the metrics of one dispatch of this many steps."""
         assert self._log is not None
         self._log(metrics, steps)
 

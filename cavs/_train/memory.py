@@ -1,4 +1,4 @@
-"""`cavs train --memory`: how a training step fits into a budget: a batch in parts, and a backward that keeps less."""
+"""`cavs train --memory`: fits a training step into a budget. Batches are divided into parts, and the backward keeps less."""
 
 import math
 import re
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cavs._train.data import Data, Samples
     from cavs._train.task import Model, Task
 
-_ENOUGH = 800  # bytes for each element of a state of each vertex: then a batch fits, and is not traced to find out
+_ENOUGH = 800  # bytes for each element of a state of each vertex: a batch that takes less fits, and is not traced
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches, if the memory suffices
 
 
@@ -44,7 +44,7 @@ class MemoryPlan(NamedTuple):
 
 
 class TrainingStep:
-    """A training step for the largest batch of the data, and what it needs: the work of a `Search`."""
+    """A training step for the largest batch of the data, and the memory that it needs: the work of a `Search`."""
 
     def __init__(self, config: Config, model: "Model", task: "Task", data: "Data"):
         self._config, self._model, self._task, self._data = config, model, task, data
@@ -78,12 +78,12 @@ class TrainingStep:
             batch = Batches(jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), batch), n)
         step = build_step(self._model, self._config, total_steps(self._config, loader), choice)
         found = step.lower(self.state, batch).compile().memory_analysis()
-        if found is None:  # this backend does not tell
+        if found is None:  # this backend does not report it
             return self.peak(choice).bytes
         return found.temp_size_in_bytes + _bytes(self.state) + self.inputs(choice)
 
     def evaluation(self, part: "Samples", batch: int) -> int:
-        """The predicted peak of an evaluation in batches of so many samples, the state of the optimiser included."""
+        """The predicted peak of an evaluation in batches of this many samples, including the state of the optimiser."""
         example = self._task.feed(self._model, part, batch).loader(batch).largest()
         traced = jax.make_jaxpr(one_evaluation(self._model))(self.state.weights, example)
         return peak_of(traced).bytes + _bytes(example) + _bytes(self.state)
@@ -139,7 +139,7 @@ def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> M
     """The fastest plan within `--memory`; without it the whole batch, if that fits the GPU.
 
     Raises:
-        TrainError: `--memory` is no amount of memory, or nothing fits.
+        TrainError: `--memory` is not an amount of memory, or nothing fits.
     """
     evaluation = EVALUATION_BATCHES * config.batch
     budget, gpu = budget_of(config.memory), memory_of_gpu() if config.devices == 1 else None

@@ -17,14 +17,14 @@ from cavs._train.programs import PROGRAMS, Sizes, VertexProgram, run_program
 from cavs._train.softmax import softmax_loss
 from cavs.vertex_programs._dropout import Key, RowKeys, dropout, split_key
 
-# The standard deviation of word vectors that are not given.
+# The standard deviation of random word vectors.
 WORD_SCALE = 0.1
 
 M = TypeVar("M")
 
 
 class Weights(NamedTuple):
-    """What a model learns: `params`, and `table` (words, embedding_size), of which a batch reads a few rows."""
+    """The weights of a model: `params`, and `table` (words, embedding_size). A batch reads a few rows of the table."""
 
     params: PyTree
     table: jax.Array
@@ -158,7 +158,7 @@ def model_from_json(kind: Callable[..., M], about: dict[str, Any], **fields: obj
     if not (isinstance(program, type) and dataclasses.is_dataclass(program)):
         raise TrainError(f"program: got {name!r}; expected a vertex program of cavs.")
     for field, value in (*its.items(), *about.items()):
-        # `unknown` is a row number; the other fields are sizes. A small file must not make us allocate millions of layers.
+        # `unknown` is a row number; the other fields are sizes. A small file must not make cavs allocate millions of layers.
         least, most = 0 if field == "unknown" else 1, MOST.get(field, LARGEST)
         if type(value) is int and not least <= value <= most:
             raise TrainError(f"{field}: got {value}; expected {least} to {most}.")
@@ -179,7 +179,7 @@ def vectors_of(rows: jax.Array, ids: jax.Array) -> jax.Array:
 def row_keys(key: jax.Array | None, sched: Schedule, sample: jax.Array) -> RowKeys | None:
     """A key for each of the Vp vertices, which depends on `key`, the vertex, and the number (G,) of its graph in the data set.
 
-    The dropout mask of a vertex is thus the same in whatever batch it is, and in whatever part of a batch.
+    The dropout mask of a vertex is therefore the same in any batch, and in any part of a batch.
     """
     if key is None:
         return None

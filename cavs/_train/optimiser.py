@@ -38,7 +38,7 @@ def dense(config: Config) -> optax.GradientTransformation:
 
 
 def factor(config: Config, count: jax.Array, total: int) -> jax.Array | float:
-    """What the learning rates of a step are multiplied by: a linear warm-up, then the schedule, which ends with 0.
+    """The factor of a step's learning rates: a linear warm-up, then the schedule, which ends with 0.
 
     Args:
         config: the settings: `warmup` steps, and the name of the `schedule`.
@@ -68,7 +68,7 @@ def clip(gradients: PyTree, limit: float) -> PyTree:
 
 
 def global_norm(gradients: PyTree) -> jax.Array:
-    """The Euclidean norm of all leaves together. (No one name of optax's function exists in all supported versions.)"""
+    """The Euclidean norm of all leaves together. (The name of optax's function differs between the supported versions.)"""
     return jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradients)))
 
 
@@ -98,7 +98,7 @@ def update_rows(
         rows: (U, d) the rows read.
         gradient: (U, d) their gradient.
         count: the number of this step, from 1.
-        factor: what the learning rate is multiplied by.
+        factor: a factor of the learning rate.
     """
     lr = (config.lr if config.embedding_lr is None else config.embedding_lr) * factor
     old = {name: slot.at[index].get(mode="fill", fill_value=0) for name, slot in slots.items()}

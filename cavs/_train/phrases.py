@@ -1,4 +1,4 @@
-"""What `cavs predict --vertices` shows beside each vertex: its word, or the words of the phrase below it."""
+"""The text that `cavs predict --vertices` shows beside each vertex: its word, or the words of the phrase below it."""
 
 from itertools import pairwise
 

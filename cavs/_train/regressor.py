@@ -23,7 +23,7 @@ class RegressBatch(NamedTuple, Generic[A]):
     """The input of one step. `sched`, `words`, `word`, `roots` and `sample` are as in `batches.StepInput`.
 
     Attributes:
-        target: float32, NaN where there is none: (Vp,) of the vertices, (R,) of the roots, or (G,) of the graphs.
+        target: float32, NaN if there is none: (Vp,) of the vertices, (R,) of the roots, or (G,) of the graphs.
     """
 
     sched: Schedule

@@ -118,5 +118,5 @@ class Scores:
 
 
 def with_unseen(labels: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels of a model, and after them those of a file that the model does not know, which it never predicts."""
+    """The labels of a model, followed by the labels of a file that the model does not know and so never predicts."""
     return tuple(dict.fromkeys((*labels, *given)))

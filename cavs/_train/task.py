@@ -32,7 +32,7 @@ Cells: TypeAlias = tuple[object, ...]  # the cells of a line that `cavs predict`
 
 
 class Predictions(NamedTuple):
-    """What `cavs predict` writes.
+    """The output of `cavs predict`.
 
     Attributes:
         columns: the name of each cell of a row.
@@ -47,7 +47,7 @@ class Predictions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What `cavs evaluate` shows.
+    """The output of `cavs evaluate`.
 
     Attributes:
         values: all scores as JSON.
@@ -64,7 +64,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What `cavs predict` is asked for: a line per vertex, and the probabilities of all labels."""
+    """The options of `cavs predict`: a line per vertex, and the probabilities of all labels."""
 
     vertices: bool = False
     probabilities: bool = False
@@ -179,7 +179,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def predict(self, about: dict[str, Any], model: Any, weights: Weights, path: str, asked: Asked) -> Predictions:
-        """What `cavs predict` writes for the samples of a file. Raises a `TrainError`."""
+        """Returns the output of `cavs predict` for the samples of a file. Raises a `TrainError`."""
 
     @abc.abstractmethod
     def evaluate(self, about: dict[str, Any], model: Any, weights: Weights, path: str) -> Evaluation:
@@ -190,7 +190,7 @@ class Task(abc.ABC):
         """The graphs of a file, for `cavs inspect`. Raises a `TrainError` or a `FormatError`."""
 
     def feed(self, model: Any, part: Samples, batch: int = IN_ORDER) -> Feed:
-        """What a loader needs to create batches of about `batch` samples of a part."""
+        """Returns the feed from which a loader creates batches of about `batch` samples of a part."""
         return batches.feed(part, model.num_words)
 
     def parts(self, data: Data) -> dict[str, Samples]:

@@ -163,7 +163,7 @@ def _where(config: Config, train: Graphs, path: str) -> str:
 
 
 def _targets(graphs: Graphs, at: str) -> np.ndarray:
-    """(G,), (R,) or (V,) float64 targets, NaN where there is none."""
+    """(G,), (R,) or (V,) float64 targets, NaN if there is none."""
     if at == "graph":
         return np.full(len(graphs), np.nan) if graphs.graph_label is None else np.array(graphs.graph_label, np.float64)
     label = graphs.label
