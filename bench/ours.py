@@ -1,22 +1,17 @@
-"""Cavs under the contract of the peers (`bench.peers`): schedule, then one jitted training step.
+"""Cavs under the contract of the peers (`bench.peers`): a `cavs.data.Loader` and a training step under `cavs.data.step`.
 
-`load` reads the graphs once, as a user reads them from a file. It computes the heights of vertices, outside the clock, and
-`reading` is its time. Every step inside the clock selects the batch, schedules it (`_feed.schedules`, which prepares the
-next few thousand vertices at once, with words and labels), transfers one vector, and runs a training step. JAX dispatches
-asynchronously, so the next batch is scheduled while the current one computes. The clock stops when the losses of the last
-step have arrived.
+`load` reads the graphs once, as a user reads them from a file, and creates a loader over all batches, which chooses the shapes.
+It computes the heights of vertices, outside the clock, and `reading` is its time. Every step inside the clock is planned,
+scheduled with words and labels, transferred, and run: each run has a loader of its own, so nothing is prepared before the clock
+starts. JAX dispatches asynchronously. The clock stops when the losses of the last step have arrived.
 
-On a GPU, worker processes schedule (`workers=WORKERS`). Batches of equal shape, each with its own graphs, are sent together:
-one transfer and one dispatch for 16 or 32 training steps (`_feed.stacked`, `lax.scan`), in which XLA runs independent
-kernels in parallel (`cavs.concurrent_jit`). A thread stacks and sends the batches (`_feed.prefetch`), unless they are
-small. All of this happens inside the clock: nothing is prepared before it starts. On a CPU the step itself uses all cores, so
-the loop schedules between steps.
+On a GPU, worker processes schedule (`WORKERS`), a thread sends, and a dispatch has 16 or 32 training steps.
 """
 
 import concurrent.futures
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -25,16 +20,12 @@ import numpy as np
 
 import cavs
 from cavs._engines import choose
-from cavs._feed.packed import Packed
-from cavs._feed.prefetch import prefetch
-from cavs._feed.schedules import schedules
-from cavs._feed.stacked import stacked
 from cavs._run import run as _run
 from cavs._run.plans import plan_of
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
-STACK, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for batches of at most FEW graphs
-UNROLL = 4  # training steps in one CUDA graph
+STEPS, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for batches of at most FEW graphs
+AHEAD = 2  # dispatches that are sent ahead on a GPU
 WORKERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # processes that schedule on a GPU machine
 NO_WORD = 1 << 30  # beyond every vocabulary: reads the last row and is never written
 
@@ -67,9 +58,9 @@ def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
     return cavs.Graphs.build(sizes, counts, children, input_id=words, label=label)
 
 
-def stack_of(sizes: list[int]) -> int:
+def steps_of(device: str, sizes: list[int]) -> int:
     """Returns the number of training steps in one dispatch, for batches of these numbers of graphs."""
-    return STACK if max(sizes) > FEW else 2 * STACK
+    return 1 if device == "cpu" else STEPS if max(sizes) > FEW else 2 * STEPS
 
 
 class Cavs:
@@ -90,103 +81,108 @@ class Cavs:
         if optimizations:
             state = F.state_tree.unflatten([(ready.hidden,)] * F.state_tree.num_leaves)
             F = cavs.VertexFunction(ready, state=state, arity=F.arity, optimizations=cavs.Optimizations(**optimizations))
-        self._p = {k: jnp.array(v) for k, v in params.items() if k != "embed"}
-        self._embed, self._policy, self._everywhere = jnp.array(params["embed"]), policy, cell == "lstm"
+        self._everywhere, self._policy = cell == "lstm", policy
         self._F, self._engine = F, engine
-        self._step = make_step(_loss(F, self._everywhere, engine), _parts, stacked=device != "cpu")
-        self._device, self._rates = device, {}
-        self._shapes: list[Any] = []
-        self._warm, self._stack = False, 1
+        self._begin(params, {k: jnp.array(v) for k, v in params.items() if k != "embed"}, device)
+        self._step = cavs.data.step(make_step(_loss(F, self._everywhere, engine), _parts))
+
+    def _begin(self, params: dict[str, np.ndarray], dense: Any, device: str) -> None:
+        self._state: Any = (dense, jnp.array(params["embed"]), jnp.float32(0))
+        self._device, self._several, self._warm, self._rate = device, False, False, 0.0
 
     def params(self) -> dict[str, np.ndarray]:
-        return {k: np.asarray(v) for k, v in (self._p | {"embed": self._embed}).items()}
+        return {k: np.asarray(v) for k, v in (self._state[0] | {"embed": self._state[1]}).items()}
 
-    def load(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
-        """Reads a data set once. Returns (graphs, indices of graphs) for each batch."""
-        start = time.perf_counter()
-        graphs, sizes = graphs_of([g for b in batches for g in b]), [len(b) for b in batches]
+    def load(self, batches: list[list[dict[str, Any]]]) -> list[np.ndarray]:
+        """Reads a data set once. Returns the indices of the graphs of each batch."""
+        start, sizes = time.perf_counter(), [len(b) for b in batches]
+        self._data: Any = graphs_of([g for b in batches for g in b])
         self.reading = (time.perf_counter() - start) / len(batches)
-        order, self._stack = np.arange(len(graphs)), stack_of(sizes)
-        return [(graphs, i) for i in np.split(order, np.cumsum(sizes)[:-1])]
+        return self._chosen(sizes)
 
-    def schedules(self, batches: list[Any], workers: int = 0) -> Iterator[Any]:
+    def _chosen(self, sizes: list[int]) -> list[np.ndarray]:
+        """Chooses the shapes for batches of consecutive graphs. Returns the indices of the graphs of each batch."""
+        indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        self.steps = steps_of(self._device, sizes)
+        self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, workers=0, ahead=0)
+        return indices
+
+    def _loader(self, batches: list[np.ndarray], steps: int, workers: int, ahead: int) -> cavs.data.Loader:
+        options: dict[str, Any] = {"seed": None, "policy": self._policy, "shapes": self._all}
+        return cavs.data.Loader(self._data, iter(batches), **options, steps=steps, workers=workers, ahead=ahead)
+
+    def schedules(self, batches: list[np.ndarray]) -> Iterable[Any]:
         """Does all host work of these batches: yields schedules that hold words and labels."""
-        indices, with_ids = (i for _, i in batches), ("input_id", "label")
-        shapes = tuple(self._shapes) if workers > 1 else self._shapes
-        options: Any = {"policy": self._policy, "shapes": shapes, "fields": with_ids, "workers": workers}
-        return (sched for _, sched in schedules(batches[0][0], indices, **options))
+        return self._loader(batches, 1, 0, 0)
 
-    def ahead(self, batches: list[Any]) -> Iterator[Any]:
-        """Does the same in the way recommended for a training loop on this device."""
+    def ahead(self, batches: list[np.ndarray]) -> Iterable[Any]:
+        """Does the same as a training loop on this device does: yields what the step takes, on the device."""
         if self._device == "cpu":
             return self.schedules(batches)
-        workers = WORKERS if self._warm else 1  # several, if no shape is new
-        stacks = stacked(self.schedules(batches, workers=workers), self._stack)
-        return prefetch(stacks, jax.device_put) if self._stack == STACK else stacks
+        return self._loader(batches, self.steps, 0 if self._several else WORKERS if self._warm else 1, AHEAD)
 
-    def compile(self, batches: list[Any], lr: float = 0.05) -> None:
+    def compile(self, batches: list[np.ndarray]) -> None:
         """Compiles in parallel all that a stream of these batches will run: each shape alone and in stacks."""
         each: dict[Any, Any] = {}
-        for batch in self.schedules(batches):
-            each.setdefault(jax.tree.structure(batch), {})[*(x.shape for x in jax.tree.leaves(batch))] = batch
-        counts, distinct = (1, self._stack), [b for of in each.values() for b in of.values()]
-        stacks = [jax.tree.map(lambda x, n=n: np.stack([x] * n), b) for b in distinct for n in counts]
+        for some in (*self.ahead(batches), *self.ahead([i for i in batches for _ in range(self.steps)])):
+            each.setdefault((jax.tree.structure(some), *(x.shape for x in jax.tree.leaves(some))), some)
         # A later call of the step finds this code.
-        lowered = [self._step.lower(self._p, self._embed, stack, np.float32(lr)) for stack in stacks]
+        lowered = [self._step.lower(self._state, some) for some in each.values()]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda x: x.compile(), lowered))
 
-    def warm(self, batches: list[Any]) -> None:
+    def warm(self, batches: list[np.ndarray]) -> None:
         """Runs a stack of each shape once, and starts the processes that schedule."""
         if self._device != "cpu":
-            self.train(stacked((b for b in self.schedules(batches) for _ in range(self._stack)), self._stack))
             self._warm = True
+            self.run([i for i in batches for _ in range(self.steps)])
             self.run(batches)
 
-    def engines(self, batches: list[Any]) -> list[str]:
+    def engines(self, batches: list[np.ndarray]) -> list[str]:
         """Returns the names of the engines that run these batches."""
         if self._F is None:
             return []
-        avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._p)
-        plan = plan_of(self._F, avals, jax.ShapeDtypeStruct(self._embed.shape[1:], self._embed.dtype))
+        dense, embed, _ = self._state
+        avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dense)
+        plan = plan_of(self._F, avals, jax.ShapeDtypeStruct(embed.shape[1:], embed.dtype))
         shapes = {sched.shape: _run.kind_names(self._F, sched) for sched in self.schedules(batches)}
         found = {choose.choose_engine(self._engine, plan, shape, kinds) for shape, kinds in shapes.items()}
         return sorted(map(choose.name_of, found))
 
-    def run(self, batches: list[Any], lr: float = 0.05) -> list[float]:
+    def run(self, batches: list[np.ndarray], lr: float = 0.05) -> list[float]:
         """Runs training steps and returns the losses before each update."""
         return self.train(self.ahead(batches), lr)
 
     def train(self, batches: Iterable[Any], lr: float = 0.05) -> list[float]:
         """Does the same for batches prepared by `schedules` or `ahead`."""
-        if lr not in self._rates:
-            self._rates[lr] = jax.device_put(np.float32(lr))
-        losses, rate = [], self._rates[lr]
-        for batch in batches:
-            self._p, self._embed, loss = self._step(self._p, self._embed, batch, rate)
-            losses.append(loss)
-        jax.block_until_ready((self._p, self._embed))
+        if lr != self._rate:
+            self._rate, self._state = lr, (*self._state[:2], jax.device_put(np.float32(lr)))
+        losses = []
+        for some in batches:
+            self._state, values = self._step(self._state, some)
+            losses.append(values)
+        jax.block_until_ready(self._state)
         return np.concatenate([np.atleast_1d(x) for x in jax.device_get(losses)]).tolist()
 
     def step(self, batch: Any, lr: float = 0.05) -> float:
         return self.run(self.load([batch]) if isinstance(batch, list) else [batch], lr)[0]
 
     def compilations(self) -> int:
-        """Returns the number of compiled batch shapes."""
-        return self._step._cache_size()
+        """Returns the number of compiled programs: batch shapes, alone and in stacks."""
+        return self._step.compilations
 
 
-def make_step(loss: Any, parts_of: Any = Packed.unpack, stacked: bool = False) -> Any:
-    """Returns one jitted training step: SGD of all parameters, and of the rows of the embedding that the batch reads.
+def make_step(loss: Any, parts_of: Any) -> Any:
+    """Returns the training step of one batch: SGD of all parameters, and of the rows of the embedding that the batch reads.
 
     Args:
         loss: The loss, `loss(params, rows, parts)`.
         parts_of: Splits a batch into parts. The second part is the words, an array or a tree of arrays; `rows` has the
             same structure.
-        stacked: Whether a batch is a stack of batches. The step then runs them in order and returns all losses.
     """
 
-    def step(params: Any, embed: Any, batch: Any, lr: Any) -> Any:
+    def step(state: Any, batch: Any) -> Any:
+        params, embed, lr = state
         parts = parts_of(batch)
         words = parts[1]
         rows = jax.tree.map(lambda w: embed.at[w].get(mode="clip"), words)
@@ -194,17 +190,9 @@ def make_step(loss: Any, parts_of: Any = Packed.unpack, stacked: bool = False) -
         params = jax.tree.map(lambda p, d: p - lr * d, params, d_params)
         for w, d in zip(jax.tree.leaves(words), jax.tree.leaves(d_rows), strict=True):
             embed = embed.at[w].add(-lr * d, mode="drop")
-        return params, embed, value
+        return (params, embed, lr), value
 
-    def steps(params: Any, embed: Any, batches: Any, lr: Any) -> Any:
-        def one(state: tuple[Any, Any], batch: Any) -> Any:
-            params, embed, value = step(*state, batch, lr)
-            return (params, embed), value
-
-        state, values = jax.lax.scan(one, (params, embed), batches, unroll=UNROLL)
-        return *state, values
-
-    return cavs.concurrent_jit(steps if stacked else step, donate_argnums=(0, 1))
+    return step
 
 
 def _parts(sched: cavs.Schedule) -> tuple[Any, ...]:

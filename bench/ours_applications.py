@@ -1,13 +1,11 @@
 """Cavs on the applications of `bench.cells`: `bench.ours` with several graphs per sample.
 
 An encoder-decoder has chains and attention graphs. A tagger has chains in both directions, and possibly the chains of letters
-of its rare words. Each is scheduled separately, and all are sent to the device as one vector. Samples with several graphs are
-scheduled in the process of the training loop, also on a GPU.
+of its rare words. Samples with several graphs are scheduled in the process of the training loop, also on a GPU.
 """
 
 import dataclasses
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,10 +14,8 @@ import numpy as np
 
 import cavs
 from bench.cells import TAGGERS
-from bench.ours import NO_WORD, Cavs, graphs_of, make_step, stack_of
+from bench.ours import NO_WORD, Cavs, graphs_of, make_step
 from bench.sentences import CHARACTERS
-from cavs._feed.packed import Packed, pack
-from cavs._feed.schedules import schedules
 from cavs.vertex_programs import DAGNN, TDLSTM, TDRNN, BiLSTMTagger, CharBiLSTMTagger, EncoderDecoder, LatticeLSTM, RvNN
 
 ROOM = 8  # minimum number of spellings per batch; rounded up to a power of two, so that batches share compiled code
@@ -56,19 +52,18 @@ class Samples:
     first: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(1, int))
     room: int = 0
 
-    def streams(self, indices: list[np.ndarray]) -> list[tuple[cavs.Graphs, list[np.ndarray]]]:
-        """Returns each kind of graphs with the indices that these batches need."""
-        spelled = self._spelled(indices) if self.spellings else []
-        return [(g, indices) for g in self.graphs] + [(g, spelled) for g in self.spellings]
+    def sources(self) -> Any:
+        """Returns the data sets of a loader."""
+        if len(self.graphs) == 1 and not self.spellings:
+            return self.graphs[0]
+        return [*self.graphs, *((g, self._spelled) for g in self.spellings)]
 
-    def _spelled(self, indices: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns the indices of the spellings of each batch, padded with graph 0."""
-        index, batch = np.concatenate(indices), np.arange(len(indices)).repeat([len(i) for i in indices])
+    def _spelled(self, index: np.ndarray) -> np.ndarray:
+        """Returns the indices of the spellings of a batch, padded with graph 0."""
         counts = self.first[index + 1] - self.first[index]
-        at, batch = np.arange(counts.sum()), batch.repeat(counts)
-        found = np.zeros((len(indices), self.room), int)
-        found[batch, at - batch.searchsorted(batch)] = at + (self.first[index] - counts.cumsum() + counts).repeat(counts)
-        return list(found)
+        found = np.zeros(self.room, int)
+        found[: counts.sum()] = np.arange(counts.sum()) + (self.first[index] - counts.cumsum() + counts).repeat(counts)
+        return found
 
 
 def read(cell: str, batches: list[list[dict[str, Any]]]) -> Samples:
@@ -123,53 +118,25 @@ class CavsApplication(Cavs):
     ):
         (hidden, classes), embed = params["out_w"].shape, params["embed"].shape[1]
         self._cell, self._everywhere = cell, cell in (*TAGGERS, "encoder_decoder", "lattice_lstm")
-        self._p, self._embed = _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"}), jnp.array(params["embed"])
-        loss = _loss(program(cell, hidden, embed, classes), self._everywhere, engine)
-        self._F = None  # there may be several, and each chooses its engine
-        self._step = make_step(loss, _parts, stacked=device != "cpu")
-        self._device, self._rates = device, {}
-        self._shapes: list[list[Any]] = [[] for _ in range(4)]  # one list for each kind of graphs
-        self._warm, self._stack = False, 1
+        self._policy, self._F = "batching", None  # there may be several functions, and each chooses its engine
+        self._begin(params, _nested({k: jnp.array(v) for k, v in params.items() if k != "embed"}), device)
+        self._step = cavs.data.step(make_step(_loss(program(cell, hidden, embed, classes), self._everywhere, engine), _parts))
 
     def params(self) -> dict[str, np.ndarray]:
-        return {k: np.asarray(v) for k, v in (_flat(self._p) | {"embed": self._embed}).items()}
+        return {k: np.asarray(v) for k, v in (_flat(self._state[0]) | {"embed": self._state[1]}).items()}
 
-    def load(self, batches: list[list[dict[str, Any]]]) -> list[Any]:
-        """Reads a data set once. Returns (samples, indices of samples) for each batch."""
+    def load(self, batches: list[list[dict[str, Any]]]) -> list[np.ndarray]:
+        """Reads a data set once. Returns the indices of the samples of each batch."""
         start = time.perf_counter()
-        samples, sizes = read(self._cell, batches), [len(b) for b in batches]
-        self._stack = stack_of(sizes)
-        indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        for (graphs, numbers), shapes in zip(samples.streams(indices), self._shapes, strict=False):
-            # Use few shapes, starting with the largest: the numbers of shapes of several kinds of graphs multiply.
-            vertices = [np.diff(graphs.vertex_offsets)[i].sum() for i in numbers]
-            largest = [numbers[k] for k in np.argsort(vertices)[::-1]]
-            for _ in schedules(graphs, largest, shapes=shapes, fields=_fields(graphs)):
-                pass
+        self._data = read(self._cell, batches).sources()
+        self._several = isinstance(self._data, list)
         self.reading = (time.perf_counter() - start) / len(batches)
-        return [(samples, i) for i in indices]
-
-    def schedules(self, batches: list[Any], workers: int = 0) -> Iterator[Packed]:
-        """Does all host work of these batches: yields schedules with words, letters and labels."""
-        of = batches[0][0].streams([i for _, i in batches])
-        workers = workers if len(of) == 1 else 0
-        known = [tuple(s) if workers > 1 else s for s in self._shapes]
-        found = []
-        for (graphs, numbers), shapes in zip(of, known, strict=False):
-            found.append(schedules(graphs, numbers, shapes=shapes, fields=_fields(graphs), workers=workers))
-        if len(found) == 1:
-            return (sched for _, sched in found[0])
-        return (pack([sched for _, sched in parts]) for parts in zip(*found, strict=True))
-
-
-def _fields(graphs: cavs.Graphs) -> list[str]:
-    """Returns the fields that schedules of these graphs hold: words or letters, and labels."""
-    return [name for name in ("input_id", "label") if getattr(graphs, name) is not None]
+        return self._chosen([len(b) for b in batches])
 
 
 def _parts(batch: Any) -> tuple[Any, ...]:
     """Returns the schedules of a batch, and the words of each kind of graphs that reads words."""
-    scheds = tuple(batch.unpack()) if isinstance(batch, Packed) else (batch,)
+    scheds = batch if isinstance(batch, tuple) else (batch,)
     return scheds, tuple(jnp.where(s.input_id < 0, NO_WORD, s.input_id) for s in _readers(scheds))
 
 

@@ -6,7 +6,6 @@ profiled steps. The step shown in order is one of them. Kernels overlap, so thei
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ def profile(names: list[str], precision: str) -> Iterator[str]:
     for case in known:
         model = ours.Cavs(case.cell, cases.parameters(case), device="gpu")
         stacks = _stacks(model, model.load(cases.dataset(case, STACKS)))
-        count = sum(len(s.data) for s in stacks)
+        count = sum(map(len, stacks))
         model.train(stacks)
         start = time.perf_counter()
         for _ in range(REPEATS):
@@ -54,13 +53,8 @@ def profile(names: list[str], precision: str) -> Iterator[str]:
 
 def _stacks(model: Any, batches: list[Any]) -> list[Any]:
     """Returns stacks of training steps on the device."""
-    import jax
-
     model.compile(batches)
-    repeated = itertools.chain.from_iterable(itertools.repeat(s, model._stack) for s in model.schedules(batches))
-    from cavs._feed.stacked import stacked
-
-    return [jax.device_put(stack) for stack in stacked(repeated, model._stack)]
+    return list(model.ahead([batch for batch in batches for _ in range(model.steps)]))
 
 
 def text(events: list[Event], steps: int) -> str:

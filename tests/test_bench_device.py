@@ -38,7 +38,7 @@ def test_profiles_are_of_whole_stacks():
     case = cases.parse("tree_lstm/sst/h8/b2")
     model = ours.Cavs(case.cell, cases.parameters(case), device="gpu", engine="scan")
     (stack, *_) = timeline._stacks(model, model.load(cases.dataset(case, 1)))
-    assert len(stack.data) == model._stack > 1 and len(model.train([stack])) == model._stack
+    assert len(stack) == model.steps > 1 and len(model.train([stack])) == model.steps
     with pytest.raises(SystemExit, match="JAX runs on 'cpu'; expected a GPU"):
         next(timeline.profile([case.name], "tf32"))
 

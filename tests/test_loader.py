@@ -55,6 +55,18 @@ def test_an_epoch_has_every_graph_once_in_at_most_three_shapes(group: str, batch
     assert "50 graphs" in repr(loader) and "epoch 5, batch 0" in repr(loader)
 
 
+def test_a_loader_uses_the_shapes_of_another() -> None:
+    whole = cavs.data.Loader(GRAPHS, 5, seed=None, group="random", shapes=1)
+    known = {sched.shape for batches in whole for sched in scheds(batches)}
+    small = min(numbers(whole), key=lambda some: SIZES[some].sum())
+    again = cavs.data.Loader(GRAPHS, iter([small]), shapes=whole)
+    assert {sched.shape for batches in again for sched in scheds(batches)} == known
+    alone = cavs.data.Loader(GRAPHS, iter([small]))
+    assert {sched.shape for batches in alone for sched in scheds(batches)}.isdisjoint(known)
+    with pytest.raises(ValueError, match="shapes: got a loader of other graphs, or with other fields"):
+        cavs.data.Loader(GRAPHS, 5, shapes=whole, fields=("label",))
+
+
 def test_schedules_are_those_of_the_scheduler() -> None:
     (sched,) = cavs.data.Loader(GRAPHS, [[3, 1, 2]], steps=1)
     plain = cavs.schedule(GRAPHS[[3, 1, 2]], fields=("input_id", "label"))

@@ -1,4 +1,4 @@
-"""`_feed.prefetch`: order, depth, exceptions, and a thread that ends with its consumer; `_feed.pack`: one transfer."""
+"""`_feed.prefetch`: order, depth, exceptions, and a thread that ends with its consumer."""
 
 import contextlib
 import gc
@@ -10,8 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-import cavs
-from cavs._feed.packed import pack
 from cavs._feed.prefetch import prefetch
 
 
@@ -175,34 +173,3 @@ def test_depth_is_checked_at_the_call(depth):
 def test_prepare_is_checked_at_the_call():
     with pytest.raises(TypeError, match="prepare: got a int; expected a function"):
         prefetch([1], 3)  # type: ignore[arg-type]
-
-
-def test_pack_is_one_vector_that_comes_apart():
-    sched = cavs.schedule(cavs.from_lengths([3, 1, 2]))
-    tree = (
-        sched,
-        {"x": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2], "n": np.uint32([2**32 - 1])},
-        np.zeros((0, 2), np.int32),
-    )
-    for batch in (pack(tree), jax.device_put(pack(tree))):
-        assert len(jax.tree.leaves(batch)) == 1
-        for apart in (batch.unpack(), jax.jit(lambda batch: batch.unpack())(batch)):
-            assert jax.tree.structure(apart) == jax.tree.structure(tree)
-            for got, wanted in zip(jax.tree.leaves(apart), jax.tree.leaves(tree), strict=True):
-                assert got.dtype == wanted.dtype
-                np.testing.assert_array_equal(got, wanted)
-
-
-def test_pack_compiles_once_for_equal_shapes():
-    step = jax.jit(lambda batch: batch.unpack()[0].num_vertices + batch.unpack()[1].sum())
-    for n in (3, 4):
-        graphs = cavs.from_lengths([n])
-        sched = cavs.schedule(graphs)
-        assert step(pack((sched, sched.pad(np.ones(n, np.int32))))) == 2 * n
-    assert step._cache_size() == 1
-
-
-@pytest.mark.parametrize("leaf", [np.zeros(2), np.zeros(2, bool), 3.0, jax.numpy.ones(2), np.zeros(2, np.int64)], ids=repr)
-def test_pack_refuses_other_leaves(leaf):
-    with pytest.raises(TypeError, match="pack: tree: got a leaf .*; expected NumPy arrays of int32, uint32 or float32"):
-        pack((np.zeros(2, np.int32), leaf))

@@ -67,7 +67,7 @@ class Loader:
         last: what to do if the graphs do not fill the last batch: "short" yields a smaller one, "drop" leaves them out, and
             "pad" fills up with copies of the smallest graph. Their labels are -1 and must not count in the loss; `collate`
             sees them in `sample.present`.
-        shapes: the most padded shapes, each of which is compiled when it first occurs.
+        shapes: the most padded shapes, each compiled when it first occurs; or a loader of the same graphs, to use its shapes.
         steps: training steps in one dispatch. `None`: 1 on a CPU, and about 16 on a GPU. With `steps=1` the loader yields
             single batches without the class `Batches`, also for functions under plain `jax.jit`.
         workers: processes that schedule. `None`: by the device, and more of them if the training loop waits for batches.
@@ -99,7 +99,7 @@ class Loader:
         collate: Callable[[Sample], PyTree] | None = None,
         group: str = "balanced",
         last: str = "short",
-        shapes: int = 3,
+        shapes: "int | Loader" = 3,
         steps: int | None = None,
         workers: int | None = None,
         ahead: int | None = None,
@@ -113,24 +113,20 @@ class Loader:
         of_samples = [m.graphs for m in self._members if m.pick is None]
         self._num_samples = len(of_samples[0])
         self._sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
-        given = Settings(batches, seed, collate, group, last, shapes, steps, workers, ahead, mesh, parts)
+        known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
+        given = Settings(batches, seed, collate, group, last, most, steps, workers, ahead, mesh, parts)
         self._settings = checked(given, self._members, self._num_samples)
         self._given: int | list[np.ndarray] | Iterable[Index] = self._settings.batches
         if isinstance(self._given, Sized) and not isinstance(self._given, int):
             numbers: Any = np.arange(self._num_samples)
             self._given = [np.atleast_1d(numbers[some]) for some in self._given]
-        self._shapes = Shapes(self._members)
+        self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)
         self._steps = steps or 1
-        if isinstance(self._given, int):
-            self._choose_shapes(self._given)
-            self._steps = steps or steps_for(self._given, len(self))
-        elif isinstance(self._given, list) and self._given:
-            batches = self._batches(0)
-            for size in (sizes := sorted({len(some) for some in batches})):
-                mine = self._dealt([some for some in batches if len(some) == size])
-                self._shapes.add(mine, max(1, shapes // len(sizes)), closed=True)
-            self._steps = steps or steps_for(len(batches[0]), len(batches))
+        if isinstance(self._given, int | list) and self._given:
+            if known is None:
+                self._choose_shapes()
+            self._steps = steps or steps_for(len(self._batches(0)[0]), len(self))
         gpu = jax.default_backend() == "gpu"
         self._delivery.workers = (min(1, most_workers()) if gpu else 0) if workers is None else workers
         self._delivery.ahead = (AHEAD if gpu else 0) if ahead is None else ahead
@@ -204,12 +200,18 @@ class Loader:
         len(self)
         return self._delivery.largest(self._planned(self.epoch)).tree
 
-    def _choose_shapes(self, batch: int) -> None:
+    def _choose_shapes(self) -> None:
+        batch, most_shapes = self._given, self._settings.shapes
+        if not isinstance(batch, int):
+            for size in (sizes := sorted(set(map(len, given := self._batches(0))))):
+                mine = self._dealt([some for some in given if len(some) == size])
+                self._shapes.add(mine, max(1, most_shapes // len(sizes)), closed=True)
+            return
         epochs = min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(self)))
         sample = [some for epoch in range(epochs if self._settings.seed is not None else 1) for some in self._batches(epoch)]
         whole, rest = ([some for some in sample if (len(some) == batch) == full] for full in (True, False))
         by_size, *edges = strata_of_batches(self._sizes, batch)
-        for some, most, of in zip((whole, rest), (self._settings.shapes - bool(rest), 1), edges, strict=True):
+        for some, most, of in zip((whole, rest), (most_shapes - bool(rest), 1), edges, strict=True):
             if some:
                 dealt = dealt_strata(self._sizes[by_size], of, self._delivery.units)
                 strata = (by_size, dealt) if self._settings.group == "balanced" else None

@@ -61,6 +61,24 @@ class Shapes:
         self._of: dict[tuple[int, ...], list[int]] = {}  # number of graphs -> numbers of the shapes, ascending
         self.all: list[tuple[Shape, ...]] = []
 
+    def shared(self, members: Sequence[Member]) -> "Shapes":
+        """A copy, for another loader.
+
+        Raises:
+            ValueError: it has other data sets, or schedules them in another way.
+        """
+        if len(members) != len(self._members) or any(
+            a.graphs is not b.graphs or a.options != b.options for a, b in zip(members, self._members, strict=False)
+        ):
+            raise ValueError(
+                "Loader: shapes: got a loader of other graphs, or with other fields, policy, kinds or window; expected one of "
+                "the same. Write an int, the most shapes."
+            )
+        copy = Shapes.__new__(Shapes)
+        copy._members, copy._counts = members, self._counts
+        copy._of, copy.all = {sizes: list(mine) for sizes, mine in self._of.items()}, list(self.all)
+        return copy
+
     def add(
         self, batches: Sequence[np.ndarray], most: int, closed: bool, strata: tuple[np.ndarray, np.ndarray] | None = None
     ) -> None:
