@@ -2,10 +2,11 @@
 
 `load` reads the graphs once, as a user reads them from a file, and creates a loader over all batches, which chooses the shapes.
 It computes the heights of vertices, outside the clock, and `reading` is its time. Every step inside the clock is planned,
-scheduled with words and labels, transferred, and run: each run has a loader of its own, so nothing is prepared before the clock
-starts. JAX dispatches asynchronously. The clock stops when the losses of the last step have arrived.
+scheduled with words and labels, transferred, and run. JAX dispatches asynchronously. The clock stops when the losses of the
+last step have arrived.
 
-On a GPU, worker processes schedule (`WORKERS`), a thread sends, and a dispatch has 16 or 32 training steps.
+On a GPU, worker processes schedule (`WORKERS`), a thread sends, and a dispatch has 16 or 32 training steps. A run is an epoch:
+while it ends, the thread prepares the first `AHEAD` dispatches of the next one, as in a training loop.
 """
 
 import concurrent.futures
@@ -89,6 +90,7 @@ class Cavs:
     def _begin(self, params: dict[str, np.ndarray], dense: Any, device: str) -> None:
         self._state: Any = (dense, jnp.array(params["embed"]), jnp.float32(0))
         self._device, self._several, self._warm, self._rate = device, False, False, 0.0
+        self._asked: tuple[list[np.ndarray], int] = ([], 0)
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (self._state[0] | {"embed": self._state[1]}).items()}
@@ -107,19 +109,23 @@ class Cavs:
         self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, workers=0, ahead=0)
         return indices
 
-    def _loader(self, batches: list[np.ndarray], steps: int, workers: int, ahead: int) -> cavs.data.Loader:
+    def _loader(self, batches: Iterable[np.ndarray], steps: int, workers: int, ahead: int) -> cavs.data.Loader:
         options: dict[str, Any] = {"seed": None, "policy": self._policy, "shapes": self._all}
-        return cavs.data.Loader(self._data, iter(batches), **options, steps=steps, workers=workers, ahead=ahead)
+        return cavs.data.Loader(self._data, batches, **options, steps=steps, workers=workers, ahead=ahead)
 
     def schedules(self, batches: list[np.ndarray]) -> Iterable[Any]:
         """Does all host work of these batches: yields schedules that hold words and labels."""
-        return self._loader(batches, 1, 0, 0)
+        return self._loader(iter(batches), 1, 0, 0)
 
     def ahead(self, batches: list[np.ndarray]) -> Iterable[Any]:
         """Does the same as a training loop on this device does: yields what the step takes, on the device."""
         if self._device == "cpu":
             return self.schedules(batches)
-        return self._loader(batches, self.steps, 0 if self._several else WORKERS if self._warm else 1, AHEAD)
+        workers = 0 if self._several else WORKERS if self._warm else 1
+        known, of = self._asked
+        if workers != of or len(known) != len(batches) or any(a is not b for a, b in zip(known, batches, strict=False)):
+            self._asked, self._epochs = (batches, workers), self._loader(batches, self.steps, workers, AHEAD)
+        return self._epochs  # the next epoch of the same batches
 
     def compile(self, batches: list[np.ndarray]) -> None:
         """Compiles in parallel all that a stream of these batches will run: each shape alone and in stacks."""
