@@ -53,9 +53,8 @@ class Loader:
     loop are used again by the next one, and end with the graphs.
 
     Args:
-        graphs: the data set; or a sequence of data sets with the same number of graphs, such as sentences and reversed
-            sentences. A pair `(graphs, pick)` in the sequence is a data set of another size: `pick(samples)` returns the graphs
-            that a batch takes from it, the same number for each batch.
+        graphs: the data set; or a sequence of data sets of equal lengths, such as sentences and reversed sentences. For a pair
+            `(graphs, pick)` in it, `pick(samples)` returns the graphs of a batch, the same number for each batch.
         batches: the number of graphs of a batch; or an iterable of integer arrays, the graphs of each batch. An iterator may
             be infinite, and is consumed.
         seed: shuffles every epoch. `None`: all epochs are alike.
