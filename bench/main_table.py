@@ -29,6 +29,7 @@ PEERS = {
     "dynet": "DyNet",
     "jax_cudnn_rnn": "cuDNN through JAX",
     "jax_scan": "JAX, scan over levels",
+    "torch_levelled": "PyTorch, levelled by hand",
     "torch_manual": "PyTorch, hand-written backward",
     "torch_packed_graph": "cuDNN in a CUDA graph *",
     "torch_padded_lstm": "PyTorch, nn.LSTM",
