@@ -20,6 +20,9 @@ from cavs._function.equations import bind, value_of
 from cavs._function.jaxprs import Atom, Env, Eqn, is_var
 from cavs._function.products import rows_times_matrix
 
+# Each element of the result depends on the same element of the operands: no `vmap` is needed, which takes longer to trace.
+_BY_ELEMENT = {"add", "add_any", "sub", "mul", "div", "neg", "max", "min", "tanh", "logistic", "exp", "log"}
+
 
 def evaluate(
     eqns: Sequence[Eqn],
@@ -57,6 +60,8 @@ def evaluate(
             assert segments is not None
             outs = [_between_rows_and_edges(eqn, args[0], of[0], segments, num_rows, real)]
         elif max(of, default=STATIC) == STATIC:
+            outs = bind(eqn, args)
+        elif eqn.primitive.name in _BY_ELEMENT and STATIC not in of and len({jnp.shape(x) for x in args}) == 1:
             outs = bind(eqn, args)
         elif (axis := matrix_product(eqn, of)) is not None:
             w, axis = (turned[eqn.invars[1]], 0) if turned and axis == 1 and eqn.invars[1] in turned else (args[1], axis)

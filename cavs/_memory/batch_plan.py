@@ -19,7 +19,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, Collate, schedule_parts, stacked
 from cavs._memory.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
-from cavs._memory.search import KEEPINGS, Candidate, Choice, Search, numbers_of_parts
+from cavs._memory.search import KEEPINGS, Candidate, Choice, Search, choices_for, numbers_of_parts
 from cavs._memory.table import columns
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def plan(
     counts = numbers_of_parts(len(graphs))
     if parts is not None and parts not in counts:
         raise ValueError(f"plan: parts: got {parts!r} for {len(graphs)} graphs; expected one of {counts}.")
-    choices = [Choice(n, k) for n in counts for k in KEEPINGS if parts in (None, n) and keep in (None, k)]
+    known = choices_for(len(graphs), graphs.num_vertices) if keep is None else [Choice(n, keep) for n in counts]
+    choices = [choice for choice in known if parts in (None, choice.parts)]
     batch = BatchGradient(loss, params, graphs, collate, names_of(names, "plan", ("keep", "recompute")))
     search = Search(batch, choices)
     chosen = search.chosen(wanted)
@@ -138,8 +139,7 @@ def load(
     if len(graphs) != count:
         raise ValueError(f"load: graphs: got {len(graphs)} graphs; expected {count}, as in the plan. Write graphs[:{count}].")
     batch = BatchGradient(loss, params, graphs, collate, names_of(names, "load", ("keep", "recompute")))
-    choices = [Choice(n, k) for n in numbers_of_parts(len(graphs)) for k in KEEPINGS]
-    search = Search(batch, choices)
+    search = Search(batch, choices_for(len(graphs), graphs.num_vertices))
     return BatchPlan(batch, search, search.candidate(Choice(parts, keep)), budget)
 
 

@@ -13,9 +13,10 @@ from cavs._function.keeping import keep
 from cavs._function.names import Names, check_known
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.buffers import Peak, peak_of
+from cavs._memory.buffers import Peak
 from cavs._memory.search import WINDOWS, Choice
 from cavs._memory.sub_batches import deal, sub_batched
+from cavs._memory.traced import traced_peak
 from cavs._schedule.buckets import covers
 from cavs._schedule.few import few_shapes
 from cavs._schedule.schedule import Schedule
@@ -53,7 +54,7 @@ class BatchGradient:
 
     def peak(self, choice: Choice) -> Peak:
         """The predicted peak of temporary memory."""
-        return peak_of(jax.make_jaxpr(jax.value_and_grad(self.loss_of(choice)))(self.params, self.structs(choice)))
+        return traced_peak(jax.value_and_grad(self.loss_of(choice)), self.params, self.structs(choice))
 
     def loss_of(self, choice: Choice) -> Callable[[PyTree, PyTree], jax.Array]:
         """The loss of all parts of a batch, whose derivative keeps what `choice` and `names` say."""

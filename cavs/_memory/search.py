@@ -15,6 +15,7 @@ _AGAIN = {"fast": 1.0, "least": 1.1, "window": 1.35}  # work of a keeping, relat
 WINDOWS = {"fast": LAZY_WINDOW, "least": LAZY_WINDOW, "window": 256}  # rows, as in `cavs.schedule(window=)`
 _SHARE = {"fast": 1.0, "least": 0.6, "window": 0.3}  # no keeping needs less of the memory of the fastest
 _PADDING = 0.8  # parts may have less padding than a larger part
+_SURE = 0.85  # of a peak that is read from a line between two others
 KEEPINGS = tuple(_AGAIN)
 
 
@@ -80,7 +81,11 @@ class Search:
 
     def fastest(self, budget: float) -> Candidate | None:
         """The fastest candidate whose predicted peak is at most `budget`; `None` if there is none."""
-        for choice in sorted(self.choices, key=self.time):
+        by_time = sorted(self.choices, key=self.time)
+        if (first := self.candidate(by_time[0])).peak.bytes <= budget:
+            return first
+        self.candidate(max(self.choices, key=lambda choice: (choice.parts, -self.time(choice))))
+        for choice in by_time:
             if self._bound(choice) <= budget and (found := self.candidate(choice)).peak.bytes <= budget:
                 return found
         return least if (least := self.smallest()).peak.bytes <= budget else None
@@ -103,18 +108,48 @@ class Search:
         return best
 
     def _bound(self, choice: Choice) -> float:
-        """About the least that a candidate can need: half of a batch needs half of the memory, or more."""
+        """About the least that a candidate can need, by those that are known.
 
-        def at_least(known: Candidate) -> float:
-            share = min(1.0, _SHARE[choice.keep] / _SHARE[known.choice.keep])
-            return _PADDING * share * known.peak.bytes * min(1.0, known.choice.parts / choice.parts)
+        Memory is a part that does not depend on the parts (gradients, for instance), and another that is divided by their
+        number: a line over 1 / parts. A keeping saves a share of that; the share is smaller if parts are smaller.
+        """
+        fast = {c.choice.parts: c.peak.bytes for c in self.found.values() if c.choice.keep == "fast"}
+        if len(fast) < 2:
+            return max((self._half(choice, known) for known in self.found.values()), default=0.0)
+        shares = [
+            c.peak.bytes / _between(fast, c.choice.parts)
+            for c in self.found.values()
+            if c.choice.keep == choice.keep and c.choice.parts <= choice.parts
+        ]
+        share = max(shares, default=_SHARE[choice.keep])
+        return _SURE * share * _between(fast, choice.parts)
 
-        return max(map(at_least, self.found.values()), default=0.0)
+    def _half(self, choice: Choice, known: Candidate) -> float:
+        """Half of a batch needs half of the memory, or more."""
+        share = min(1.0, _SHARE[choice.keep] / _SHARE[known.choice.keep])
+        return _PADDING * share * known.peak.bytes * min(1.0, known.choice.parts / choice.parts)
 
 
-def choices_for(count: int) -> list[Choice]:
-    """The choices for a batch of this many graphs."""
-    return [Choice(n, keep) for n in numbers_of_parts(count) for keep in KEEPINGS]
+def _between(known: dict[int, int], parts: int) -> float:
+    """Reads a line over 1 / parts through two known peaks: those next to `parts`."""
+    below, above = (
+        max((n for n in known if n <= parts), default=min(known)),
+        min((n for n in known if n >= parts), default=max(known)),
+    )
+    if below == above:
+        return known[below]
+    share = (1 / parts - 1 / above) / (1 / below - 1 / above)
+    return known[above] + share * (known[below] - known[above])
+
+
+def choices_for(graphs: int, vertices: int) -> list[Choice]:
+    """The choices for a batch. A window saves nothing in parts that have few more rows."""
+    return [
+        Choice(n, keep)
+        for n in numbers_of_parts(graphs)
+        for keep in KEEPINGS
+        if WINDOWS[keep] == LAZY_WINDOW or n == 1 or vertices > 2 * n * WINDOWS[keep]
+    ]
 
 
 def numbers_of_parts(count: int) -> list[int]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
 from cavs._function.equations import is_float
 from cavs._graphs.graphs import Graphs
@@ -109,12 +110,12 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
 def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = False) -> Any:
     """The sum of `fn(batch)` over all batches; with `each`, `fn` also returns values that are stacked instead."""
     first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacks[0])
-    shapes = jax.eval_shape(fn, first)
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(first)  # traced once, for its shapes and for all stacks
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0] if each else shapes)
     stacked = []
 
     def step(total: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
-        found = fn(batch)
+        found = jax.tree.unflatten(jax.tree.structure(shapes), jex.jaxpr_as_fun(closed)(*jax.tree.leaves(batch)))
         sums, kept = found if each else (found, None)
         return jax.tree.map(jnp.add, total, sums), kept
 

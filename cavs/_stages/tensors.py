@@ -233,12 +233,13 @@ def leaf_vertices(sched: Schedule) -> list[jax.Array]:
 
 def window(x: jax.Array, start: Index, size: int) -> jax.Array:
     """Returns the rows start, ..., start + size - 1."""
-    return lax.dynamic_slice_in_dim(x, start, size)
+    return lax.dynamic_slice_in_dim(x, start, size, allow_negative_indices=False)
 
 
 def write(x: jax.Array, value: jax.Array, start: Index) -> jax.Array:
     """Returns `x` with rows from `start` replaced by `value`."""
-    return lax.dynamic_update_slice_in_dim(x, value if value.dtype == x.dtype else value.astype(x.dtype), start, 0)
+    value = value if value.dtype == x.dtype else value.astype(x.dtype)
+    return lax.dynamic_update_slice_in_dim(x, value, start, 0, allow_negative_indices=False)
 
 
 def get_rows(x: jax.Array, index: jax.Array) -> jax.Array:

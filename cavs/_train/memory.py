@@ -12,10 +12,11 @@ from cavs._feed.batches import Batches
 from cavs._feed.loader import Loader
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.buffers import Peak, peak_of
+from cavs._memory.buffers import Peak
 from cavs._memory.bytes import bytes_of, memory_of_gpu, text_of
 from cavs._memory.search import WINDOWS, Candidate, Choice, Search, choices_for
 from cavs._memory.table import columns
+from cavs._memory.traced import traced_peak
 from cavs._train.batches import Feed
 from cavs._train.config import Config, TrainError
 from cavs._train.step import build_step, first_state, one_evaluation, one_step
@@ -67,8 +68,7 @@ class TrainingStep:
     def peak(self, choice: Choice) -> Peak:
         """The predicted peak of a step: state, batches, and temporary memory."""
         batch, _ = self._schedule(choice)
-        traced = jax.make_jaxpr(one_step(self._model, self._config, 1, choice))(self.state, batch)
-        found = peak_of(traced)
+        found = traced_peak(one_step(self._model, self._config, 1, choice), self.state, batch)
         return found._replace(bytes=found.bytes + self.inputs(choice) + _bytes(self.state))
 
     def measure(self, choice: Choice) -> int:
@@ -85,8 +85,8 @@ class TrainingStep:
     def evaluation(self, part: "Samples", batch: int) -> int:
         """The predicted peak of an evaluation in batches of this many samples, including the state of the optimiser."""
         example = self._task.feed(self._model, part, batch).loader(batch).largest()
-        traced = jax.make_jaxpr(one_evaluation(self._model))(self.state.weights, example)
-        return peak_of(traced).bytes + _bytes(example) + _bytes(self.state)
+        found = traced_peak(one_evaluation(self._model), self.state.weights, example)
+        return found.bytes + _bytes(example) + _bytes(self.state)
 
     @property
     def noun(self) -> str:
@@ -147,7 +147,7 @@ def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> M
     if budget is None and gpu is None:
         return whole
     work = TrainingStep(config, model, task, data)
-    search = Search(work, choices_for(work.batch))
+    search = Search(work, choices_for(work.batch, work.size(Choice(1, "fast"))[0]))
     if budget is None:
         if gpu is None or _fits(config, work, search, gpu):
             return whole
