@@ -4,8 +4,7 @@ python -m bench run --suite cavs --quick     times Cavs and its peers; writes re
 python -m bench report                       writes the tables and figures, and the README's table
 python -m bench profile CASE                 prints the kernels of a training step on this GPU, in order
 python -m bench tune                         times layouts of the persistent kernels on this GPU for kernels/tuned/
-python -m bench memory --device gpu          measures memory and time with and without cavs.memory.recompute
-python -m bench budgets                      measures memory and time under ten memory budgets (cavs.memory.plan)
+python -m bench memory --device gpu          measures suite memory: budgets, parts, and Echo's models with and without recompute
 python -m bench peers                        lists the installed peers, and how to install the others
 python -m bench lines                        counts the lines of code of each model in each system
 """
@@ -22,7 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from bench import cases, echo, echo_cases, lines, store, suites
+from bench import cases, lines, memory, store, suites
 from bench.remote import PRECISION
 from bench.report import BUSY_CORES, cannot_run, median
 from bench.runner import BUSY, Bench
@@ -41,7 +40,6 @@ def main() -> None:
         "peers": _peers,
         "lines": _lines,
         "memory": _memory,
-        "budgets": _budgets,
     }
     chosen[args.command](args)
 
@@ -58,18 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     profile = commands.add_parser("profile", help="print the kernels of a training step of Cavs on this GPU, in order")
     profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
     profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
-    memory = commands.add_parser(
-        "memory", help="memory and time of steps with and without cavs.memory.recompute, as JSON lines"
+    suite = commands.add_parser("memory", help="measure suite memory: budgets, parts, and Echo's models with recompute")
+    suite.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join((*memory.PROGRAMS, *memory.CASES))}; all if none"
     )
-    memory.add_argument("cases", nargs="*", metavar="CASE", default=[], help="of bench/echo_cases.py; all if none is given")
-    memory.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
-    memory.add_argument("--size", choices=("full", "small"), default="small", help="full: as in Echo's evaluation, for a GPU")
-    memory.add_argument("--steps", type=int, default=20, help="timed steps")
-    budgets = commands.add_parser("budgets", help="memory and time of steps under ten memory budgets, as JSON lines")
-    budgets.add_argument("programs", nargs="*", metavar="PROGRAM", default=[], help="of bench/budgets.py; all if none is given")
-    budgets.add_argument("--graphs", type=int, default=512, help="graphs of the batch")
-    budgets.add_argument("--hidden", type=int, default=128)
-    budgets.add_argument("--steps", type=int, default=7, help="timed steps")
+    suite.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
+    suite.add_argument("--quick", action="store_true", help="small sizes, four budgets")
+    suite.add_argument("--only", choices=memory.PARTS, action="append", help="may be repeated; default all")
+    suite.add_argument("--results", type=Path, default=store.RESULTS)
     commands.add_parser("peers", help="list the peers and how to install them")
     commands.add_parser("lines", help="count the lines of code of each model")
     return parser
@@ -219,25 +213,23 @@ def _line(record: dict) -> str:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from bench import figures, main_table, report
+    from bench import figures, main_table, memory_report, report
 
     path, readme = args.results / "TABLES.md", store.RESULTS.parent.parent / "README.md"
     path.write_text(report.tables(store.latest(args.results)))
     if args.results.resolve() == store.RESULTS:
         readme.write_text(main_table.with_main_table(readme.read_text(), store.latest()))
-    drawn = figures.draw(store.latest(args.results), args.results)
-    Console().print(f"{path}, and {len(drawn)} figures: {', '.join(p.name for p in drawn)}")
+    drawn = [*figures.draw(store.latest(args.results), args.results), *memory_report.write(args.results)]
+    Console().print(f"{path}, and {len(drawn)} other files: {', '.join(p.name for p in drawn)}")
 
 
 def _memory(args: argparse.Namespace) -> None:
-    for case in args.cases or echo_cases.CASES:
-        echo.measure(case, args.size, device=args.device, steps=args.steps)
-
-
-def _budgets(args: argparse.Namespace) -> None:
-    from bench import budgets
-
-    budgets.main(args.programs, args.graphs, args.hidden, args.steps)
+    wanted = memory.tasks(args.device, memory.SIZES[args.device, args.quick], args.only or memory.PARTS, args.names or None)
+    if not wanted:
+        raise SystemExit(f"memory: {args.only} has no measurement of {args.names}. Write python -m bench memory.")
+    found = memory.run(args.device, wanted, args.results)
+    failed = [r for r in found if "error" in r]
+    print(f"{len(found)} measurements, {len(failed)} failed. Next: python -m bench report")
 
 
 def _peers(args: argparse.Namespace) -> None:

@@ -1,10 +1,10 @@
-"""Training steps under falling memory budgets: `python -m bench budgets`. Bytes as planned and as compiled, and times."""
+"""Training steps under memory budgets (`cavs.memory.plan`): bytes as planned and as compiled, and times. For `bench.memory`."""
 
-import json
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ from bench import graphs as generators
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
 
-POINTS = 10
 PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
     "tree_lstm": (lambda h: vp.BinaryTreeLSTM(h, h), "trees"),
     "child_sum": (lambda h: vp.ChildSumTreeLSTM(h, h), "trees"),
@@ -23,76 +22,129 @@ PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
     "lstm": (lambda h: vp.LSTM(h, h), "chains"),
     "gru": (lambda h: vp.GRU(h, h), "chains"),
 }
+Measured: TypeAlias = Generator[None, None, dict[str, Any]]
+ROWS = 1 << 12  # of the table from which the vertices' inputs are taken
+AT_ONCE = {"cpu": 1, "gpu": 10}  # steps that are dispatched before the host waits
 
 
-def measure(name: str, count: int, hidden: int, steps: int, points: int = POINTS) -> Iterator[dict[str, Any]]:
-    """Measures a program under budgets in geometric steps from the fastest plan to the smallest.
+class Step:
+    """The gradient of one batch of a program, on one engine."""
 
-    Args:
-        name: a key of `PROGRAMS`.
-        count: the number of graphs of the batch.
-        hidden: the width of the states and inputs.
-        steps: timed steps.
-        points: the number of budgets.
+    def __init__(self, program: str, engine: str, graphs: int, hidden: int):
+        make, shape = PROGRAMS[program]
+        rng, ready = np.random.default_rng(0), make(hidden)
+        self.graphs = graphs_of(
+            generators.sst_like(rng, graphs) if shape == "trees" else generators.chains(rng, graphs),
+        )
+        F, self.params = ready.vertex_function(), ready.init(jax.random.key(0))
+        table = np.random.default_rng(1).normal(size=(ROWS, hidden)).astype(np.float32)
 
-    Yields:
-        For each budget its bytes, the plan ("parts", "keep"), "predicted" and compiled ("temp") temporary bytes, seconds to
-        plan ("plan_s"), "ms" of a step, and the largest difference of a gradient to that of the first budget, relative to the
-        largest element ("difference").
-    """
-    make, shape = PROGRAMS[name]
-    rng, program = np.random.default_rng(0), make(hidden)
-    graphs = graphs_of(generators.sst_like(rng, count) if shape == "trees" else generators.chains(rng, count))
-    F, params = program.vertex_function(), program.init(jax.random.key(0))
+        def collate(sample: Any) -> Any:
+            return sample.sched, sample.sched.pad(table[np.asarray(sample.graphs.input_id) % ROWS])
 
-    def collate(sample: Any) -> Any:
-        rows = np.random.default_rng(1).normal(size=(1 << 12, hidden)).astype(np.float32)
-        return sample.sched, sample.sched.pad(rows[np.asarray(sample.graphs.input_id) % len(rows)])
+        def loss(params: Any, batch: Any) -> jax.Array:
+            sched, x = batch
+            return jnp.sum(jnp.tanh(cavs.run(F, params, sched, x, select=sched.roots, engine=engine)) ** 2)
 
-    def loss(params: Any, batch: Any) -> jax.Array:
-        sched, x = batch
-        return jnp.sum(jnp.tanh(cavs.run(F, params, sched, x, select=sched.roots)) ** 2)
+        self.loss, self.collate = loss, collate
 
-    whole = cavs.memory.plan(loss, params, graphs, collate=collate)
-    smallest = cavs.memory.plan(loss, params, graphs, "min", collate=collate)
-    first = None
-    for budget in np.geomspace(whole.peak, smallest.peak, points):
-        start = time.perf_counter()
-        plan = cavs.memory.plan(loss, params, graphs, max(smallest.peak, int(np.ceil(budget))), collate=collate)
-        plan_s = time.perf_counter() - start
-        batch = jax.device_put(plan.batch(graphs))
-        compiled = jax.jit(jax.value_and_grad(plan.loss)).lower(params, batch).compile()
+    def plan(self, budget: int | str | None = None, **how: Any) -> Any:
+        """A plan, and the CPU seconds that it took."""
+        start = time.process_time()
+        plan = cavs.memory.plan(self.loss, self.params, self.graphs, budget, collate=self.collate, **how)
+        return plan, time.process_time() - start
+
+    def compiled(self, plan: Any) -> Any:
+        """The compiled step of a plan, its batch on the device, and the bytes of its temporary memory."""
+        batch = jax.device_put(plan.batch(self.graphs))
+        compiled = jax.jit(jax.value_and_grad(plan.loss)).lower(self.params, batch).compile()
         analysis = compiled.memory_analysis()
         assert analysis is not None
-        times = []
-        for _ in range(steps + 1):
-            start = time.perf_counter()
-            _, grads = jax.block_until_ready(compiled(params, batch))
-            times.append(time.perf_counter() - start)
-        first = grads if first is None else first
-        yield {
-            "program": name,
-            "hidden": hidden,
-            "graphs": count,
-            "vertices": graphs.num_vertices,
-            "device": jax.devices()[0].device_kind,
-            "jax": jax.__version__,
-            "budget": int(np.ceil(budget)),
-            "parts": plan.parts,
-            "keep": plan.keep,
-            "predicted": plan.peak,
-            "temp": analysis.temp_size_in_bytes,
-            "plan_s": round(plan_s, 2),
-            "ms": round(statistics.median(times[1:]) * 1e3, 3),
-            "difference": max(
-                float(jnp.abs(a - b).max() / jnp.abs(b).max())
-                for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(first), strict=True)
-            ),
-        }
+        return compiled, batch, analysis.temp_size_in_bytes
+
+    def grads(self, compiled: Any, batch: Any) -> Any:
+        return jax.block_until_ready(compiled(self.params, batch))[1]
+
+    def seconds(self, compiled: Any, batch: Any) -> float:
+        """Seconds of a step."""
+        n = AT_ONCE["cpu" if jax.default_backend() == "cpu" else "gpu"]
+        start = time.perf_counter()
+        for _ in range(n):
+            out = compiled(self.params, batch)
+        jax.block_until_ready(out)  # pyright: ignore[reportPossiblyUnbound]
+        return (time.perf_counter() - start) / n
 
 
-def main(names: list[str], count: int, hidden: int, steps: int) -> None:
-    """Prints one JSON object for each program and budget."""
-    for name in names or PROGRAMS:
-        for found in measure(name, count, hidden, steps):
-            print(json.dumps(found), flush=True)
+def budgets(
+    program: str, engine: str, graphs: int, hidden: int, points: int, steps: int
+) -> Generator[None, None, dict[str, Any]]:
+    """Measures a program under budgets in geometric steps from the fastest plan to the smallest.
+
+    Yields once when all plans are compiled, and nothing has run.
+
+    Returns:
+        A record. "points" has for each budget its bytes, the plan ("parts", "keep"), "predicted" and compiled ("temp")
+        temporary bytes, CPU seconds to plan ("plan_s"), "ms" of a step, and the largest difference of a gradient to that of the
+        first budget, relative to its largest element ("difference").
+    """
+    step = Step(program, engine, graphs, hidden)
+    (whole, _), (smallest, _) = step.plan(), step.plan("min")
+    wanted = [max(smallest.peak, math.ceil(b)) for b in np.geomspace(whole.peak, smallest.peak, points)]
+    plans = [step.plan(budget) for budget in wanted]
+    ready = {}
+    for plan, _ in plans:
+        if (choice := (plan.parts, plan.keep)) not in ready:
+            ready[choice] = step.compiled(plan)
+    yield
+    measured, first = {}, None
+    for choice, (compiled, batch, temp) in ready.items():
+        grads = step.grads(compiled, batch)
+        first = first or grads
+        times = [step.seconds(compiled, batch) for _ in range(steps)]
+        measured[choice] = {"temp": temp, "ms": _ms(times), "difference": _difference(grads, first)}
+    found = [
+        {"budget": budget, "parts": plan.parts, "keep": plan.keep, "predicted": plan.peak, "plan_s": round(seconds, 2)}
+        | measured[plan.parts, plan.keep]
+        for budget, (plan, seconds) in zip(wanted, plans, strict=True)
+    ]
+    return _named(program, engine, step, hidden) | {"points": found}
+
+
+def quarter(program: str, engine: str, graphs: int, hidden: int, steps: int) -> Measured:
+    """Measures moDNN's claim: a quarter of the memory, by parts alone. Whole and in parts take turns.
+
+    Yields once when all is compiled, and nothing has run.
+
+    Returns:
+        A record: "parts", "temp" and "ms" of both, whole first, and the median of the quotients of their times ("time").
+    """
+    step = Step(program, engine, graphs, hidden)
+    whole, _ = step.plan(keep="fast")
+    small, _ = step.plan(whole.peak // 4, keep="fast")
+    (one, batch, temp), (other, parts, temp_of_parts) = step.compiled(whole), step.compiled(small)
+    yield
+    for _ in range(2):
+        step.grads(one, batch)
+        step.grads(other, parts)
+    pairs = [(step.seconds(one, batch), step.seconds(other, parts)) for _ in range(steps)]
+    return _named(program, engine, step, hidden) | {
+        "parts": [whole.parts, small.parts],
+        "predicted": [whole.peak, small.peak],
+        "temp": [temp, temp_of_parts],
+        "ms": [_ms(times) for times in zip(*pairs, strict=True)],
+        "time": round(statistics.median(b / a for a, b in pairs), 4),
+    }
+
+
+def _named(program: str, engine: str, step: Step, hidden: int) -> dict[str, Any]:
+    sizes = {"graphs": len(step.graphs), "vertices": step.graphs.num_vertices, "hidden": hidden}
+    return {"program": program, "engine": engine} | sizes
+
+
+def _ms(times: Any) -> float:
+    return round(statistics.median(times) * 1e3, 3)
+
+
+def _difference(grads: Any, want: Any) -> float:
+    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(want), strict=True)
+    return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)

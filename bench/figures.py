@@ -28,14 +28,15 @@ def draw(found: Records, results: Path) -> list[Path]:
                 mine = [r for r in records if suite_of(r) == suite]
                 panels = _ablation_panels(mine) if suite == "ablation" else [] if suite == "scheduling" else _panels(mine)
                 if panels:
-                    written.append(_save(_lines_figure(panels), results / device / f"{suite}.svg"))
+                    written.append(save(_lines_figure(panels), results / device / f"{suite}.svg"))
                 shares = [r for r in mine if len(_shares(r)) > 1]
                 if shares:
-                    written.append(_save(_share_figure(shares), results / device / f"{suite}-construction.svg"))
+                    written.append(save(_share_figure(shares), results / device / f"{suite}-construction.svg"))
     return written
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save(figure: Any, path: Path) -> Path:
+    """Writes a figure and closes it."""
     figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)
     return path

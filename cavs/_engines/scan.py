@@ -15,7 +15,7 @@ from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.split import Split
 from cavs._stages.entrance import barred, crossing, entrance, fixed
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows, RowSpan, write
+from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
 
 
 class _ForwardKind(NamedTuple):
@@ -58,9 +58,12 @@ def forward_levels(
     batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[jax.Array]], save: bool
 ) -> ForwardLevels:
     """Runs the forward's loop over tasks."""
-    plan, sched, _, all_rows, zeros = batch
+    plan, sched, _, all_rows, _ = batch
     of = zip(batch.parts, all_rows, statics, eager, strict=True)
     found = [_kind(part, rows, own, eager_rows, save) for part, rows, own, eager_rows in of]
+    # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know which
+    # row of the eager part's results is read here.
+    zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for kind in found for x in kind.crossing], start=500)
     tensors = [[k.rows.tensor(zeros, v.aval, lv == EDGE) for v, lv in zip(k.stored, k.level, strict=True)] for k in found]
 
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:

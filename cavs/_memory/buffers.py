@@ -13,6 +13,7 @@ from cavs._function.costs import CUMULATIVE, REDUCTIONS, bytes_of_var, is_costly
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import CALLS, Atom, Eqn, Var, bodies_in, is_var, opened, scan_parts
 from cavs._memory.packing import Buffer, packed
+from cavs._memory.simplify import simplified
 
 _VIEWS = {"reshape", "squeeze", "expand_dims"}
 _UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"}
@@ -46,7 +47,8 @@ def peak_of(closed: Any) -> Peak:
     jaxpr, _ = opened(closed)
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns, _CALLS)
-    return peak_of_eqns(_live(*_merged(eqns, outs)), outs, results=[x for x in outs if is_var(x)])
+    eqns, outs = simplified(eqns, outs)
+    return peak_of_eqns(eqns, outs, results=[x for x in outs if is_var(x)])
 
 
 def peak_of_eqns(
@@ -132,6 +134,7 @@ class _Timeline:
         for body in bodies_in(e) if _stands_alone(e) and e.primitive.name not in _LAUNCHES else ():
             eqns: list[Eqn] = []
             outs = inlined(body, {}, eqns, _CALLS)
+            eqns, outs = simplified(eqns, outs)
             carry: list[Any] = []
             if e.primitive.name == "scan":
                 carry = cast(list[Any], scan_parts(e.params, cast(Any, body.invars))[1])
@@ -139,36 +142,6 @@ class _Timeline:
                 carry = list(body.invars[len(body.invars) - len(outs) :])
             self.run(eqns, outs, given=carry)
             self.now += 1
-
-
-def _merged(eqns: list[Eqn], outs: list[Atom]) -> tuple[list[Eqn], list[Atom]]:
-    """The equations without those that repeat an earlier one, as XLA merges them. Changes `outs`."""
-    first: dict[Any, Eqn] = {}
-    rename: dict[Any, Any] = {}
-    kept = []
-    for e in eqns:
-        e = e.replace(invars=[rename.get(x, x) if is_var(x) else x for x in e.invars])
-        key = None
-        if not e.effects and not bodies_in(e) and e.primitive.name != "optimization_barrier" and e.primitive.name != "empty":
-            operands = tuple(x if is_var(x) else (str(x.val), x.aval) for x in e.invars)
-            key = e.primitive, operands, str(sorted(e.params.items(), key=lambda kv: kv[0]))
-        same = first.setdefault(key, e) if key is not None else e
-        if same is e:
-            kept.append(e)
-        else:
-            rename.update(zip(e.outvars, same.outvars, strict=True))
-    outs[:] = [rename.get(x, x) if is_var(x) else x for x in outs]
-    return kept, outs
-
-
-def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
-    """The equations whose results are read."""
-    read, kept = {x for x in outs if is_var(x)}, []
-    for e in reversed(eqns):
-        if e.effects or any(v in read for v in e.outvars):
-            kept.append(e)
-            read.update(x for x in e.invars if is_var(x))
-    return kept[::-1]
 
 
 def _stands_alone(e: Eqn) -> bool:

@@ -1,0 +1,77 @@
+"""What XLA removes before it assigns memory: equal equations, and results that nobody reads, also from loop to loop."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var, opened
+
+
+def simplified(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[Atom]]:
+    """Returns equations without those that XLA removes, and what is read after the last of them."""
+    merged, outs = _merged(eqns, outs)
+    return _live(merged, outs), outs
+
+
+def _merged(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[Atom]]:
+    """The equations without those that repeat an earlier one, as XLA merges them."""
+    first: dict[Any, Eqn] = {}
+    rename: dict[Any, Any] = {}
+    kept = []
+    for e in eqns:
+        e = e.replace(invars=[rename.get(x, x) if is_var(x) else x for x in e.invars])
+        key = None
+        if not e.effects and not bodies_in(e) and e.primitive.name != "optimization_barrier" and e.primitive.name != "empty":
+            operands = tuple(x if is_var(x) else (str(x.val), x.aval) for x in e.invars)
+            key = e.primitive, operands, str(sorted(e.params.items(), key=lambda kv: kv[0]))
+        same = first.setdefault(key, e) if key is not None else e
+        if same is e:
+            kept.append(e)
+        else:
+            rename.update(zip(e.outvars, same.outvars, strict=True))
+    return kept, [rename.get(x, x) if is_var(x) else x for x in outs]
+
+
+def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
+    """The equations whose results are read, loops without values that only they themselves read."""
+    read, kept = {x for x in outs if is_var(x)}, []
+    for e in reversed(eqns):
+        if e.effects or any(v in read for v in e.outvars):
+            e = _without_dead_values(e, read) if e.primitive.name == "while" and not e.effects else e
+            kept.append(e)
+            read.update(x for x in e.invars if is_var(x))
+    return kept[::-1]
+
+
+def _without_dead_values(loop: Eqn, read: set[Any]) -> Eqn:
+    """A loop without the values that only their own next values depend on, and without constants that nobody reads."""
+    body, _ = opened(loop.params["body_jaxpr"])
+    cond, _ = opened(loop.params["cond_jaxpr"])
+    count, in_cond, consts = len(loop.outvars), loop.params["cond_nconsts"], loop.params["body_nconsts"]
+    inside = body.invars[consts:]
+    tested = _read_by(cond, cond.outvars)
+    live = {i for i, v in enumerate(loop.outvars) if v in read or cond.invars[in_cond + i] in tested}
+    needs, size = set(), -1
+    while size != len(live):
+        size, needs = len(live), _read_by(body, [body.outvars[i] for i in live])
+        live |= {i for i, v in enumerate(inside) if v in needs}
+    state = sorted(live)
+    known = [i for i, v in enumerate(body.invars[:consts]) if v in needs]
+    if (len(state), len(known)) == (count, consts):
+        return loop
+    invars = [*(body.invars[i] for i in known), *(inside[i] for i in state)]
+    smaller = body.replace(invars=invars, outvars=[body.outvars[i] for i in state], debug_info=None)
+    operands = [*range(in_cond), *(in_cond + i for i in known), *(in_cond + consts + i for i in state)]
+    return loop.replace(
+        invars=[loop.invars[i] for i in operands],
+        outvars=[loop.outvars[i] for i in state],
+        params=loop.params | {"body_jaxpr": smaller, "body_nconsts": len(known)},
+    )
+
+
+def _read_by(jaxpr: Jaxpr, outs: Iterable[Atom]) -> set[Var]:
+    """The variables that results depend on."""
+    needs = {x for x in outs if is_var(x)}
+    for e in reversed(jaxpr.eqns):
+        if e.effects or any(v in needs for v in e.outvars):
+            needs.update(x for x in e.invars if is_var(x))
+    return needs
