@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     suite.add_argument("--quick", action="store_true", help="small sizes, four budgets")
     suite.add_argument("--only", choices=memory.PARTS, action="append", help="may be repeated; default all")
+    suite.add_argument("--commit", help="the commit of this code, if this is not a git checkout")
     suite.add_argument("--results", type=Path, default=store.RESULTS)
     commands.add_parser("peers", help="list the peers and how to install them")
     commands.add_parser("lines", help="count the lines of code of each model")
@@ -227,7 +228,7 @@ def _memory(args: argparse.Namespace) -> None:
     wanted = memory.tasks(args.device, memory.SIZES[args.device, args.quick], args.only or memory.PARTS, args.names or None)
     if not wanted:
         raise SystemExit(f"memory: {args.only} has no measurement of {args.names}. Write python -m bench memory.")
-    found = memory.run(args.device, wanted, args.results)
+    found = memory.run(args.device, wanted, args.results, args.commit)
     failed = [r for r in found if "error" in r]
     print(f"{len(found)} measurements, {len(failed)} failed. Next: python -m bench report")
 

@@ -19,7 +19,7 @@ from bench import store
 
 ROOT = Path(__file__).resolve().parent.parent
 AT_ONCE = {"cpu": 1, "gpu": 16}  # processes that compile at the same time
-PATIENCE = 400  # seconds until a process must be ready, and until it must have answered
+PATIENCE = 240  # seconds until a process must be ready, and until it must have answered
 PARTS = ("budgets", "quarter", "echo")
 PROGRAMS = ("tree_lstm", "child_sum", "tree_fc", "lstm", "gru")
 CASES = ("nmt", "deepspeech2", "transformer", "resnet")
@@ -71,7 +71,9 @@ def tasks(device: str, size: Size, only: Sequence[str] = PARTS, names: Sequence[
     return [task for task in found if task[0] in only]
 
 
-def run(device: str, wanted: Sequence[Task], results: Path, tell: Callable[[str], None] = print) -> list[dict[str, Any]]:
+def run(
+    device: str, wanted: Sequence[Task], results: Path, commit: str | None = None, tell: Callable[[str], None] = print
+) -> list[dict[str, Any]]:
     """Runs measurements and writes their records to `memory-<device>.json`, after each of them. Returns the records.
 
     A record of a measurement that failed has an "error".
@@ -88,7 +90,7 @@ def run(device: str, wanted: Sequence[Task], results: Path, tell: Callable[[str]
             versions = record.pop("versions", {})
             if "device" in versions or device == "cpu":
                 name = store.device_name(device, os.cpu_count() or 1, {"cavs": versions})
-                add(results / f"memory-{name}.json", device, record, versions)
+                add(results / f"memory-{name}.json", device, record, versions, commit)
     return found
 
 
@@ -149,10 +151,10 @@ class _Process:
         return record | json.loads(said)
 
 
-def add(path: Path, device: str, record: dict[str, Any], versions: dict[str, str]) -> None:
+def add(path: Path, device: str, record: dict[str, Any], versions: dict[str, str], commit: str | None = None) -> None:
     """Replaces the record of the same measurement in a file of results."""
     data = json.loads(path.read_text()) if path.exists() else {"environments": [], "records": []}
-    made = store.environment(device, os.cpu_count() or 1, {"cavs": versions})
+    made = store.environment(device, os.cpu_count() or 1, {"cavs": versions}, commit)
     kept = {k: made[k] for k in ("commit", "changed", "device", "cores", "platform", "versions")}
     if kept not in data["environments"]:
         data["environments"].append(kept)
