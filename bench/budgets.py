@@ -1,5 +1,6 @@
 """Training steps under memory budgets (`cavs.memory.plan`): bytes as planned and as compiled, and times. For `bench.memory`."""
 
+import contextlib
 import math
 import statistics
 import time
@@ -23,6 +24,7 @@ PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
     "gru": (lambda h: vp.GRU(h, h), "chains"),
 }
 Measured: TypeAlias = Generator[None, None, dict[str, Any]]
+Compiled: TypeAlias = tuple[Any, Any, int]  # a step, its batch on the device, and the bytes of its temporary memory
 ROWS = 1 << 12  # of the table from which the vertices' inputs are taken
 AT_ONCE = {"cpu": 1, "gpu": 10}  # steps that are dispatched before the host waits
 
@@ -54,13 +56,15 @@ class Step:
         plan = cavs.memory.plan(self.loss, self.params, self.graphs, budget, collate=self.collate, **how)
         return plan, time.process_time() - start
 
-    def compiled(self, plan: Any) -> Any:
-        """The compiled step of a plan, its batch on the device, and the bytes of its temporary memory."""
-        batch = jax.device_put(plan.batch(self.graphs))
-        compiled = jax.jit(jax.value_and_grad(plan.loss)).lower(self.params, batch).compile()
-        analysis = compiled.memory_analysis()
-        assert analysis is not None
-        return compiled, batch, analysis.temp_size_in_bytes
+    def compiled(self, plan: Any, ready: dict[Any, Compiled]) -> int:
+        """Compiles the step of a plan, unless it is in `ready`, and adds it. Returns the bytes of its temporary memory."""
+        if (choice := (plan.parts, plan.keep)) not in ready:
+            batch = jax.device_put(plan.batch(self.graphs))
+            compiled = jax.jit(jax.value_and_grad(plan.loss)).lower(self.params, batch).compile()
+            analysis = compiled.memory_analysis()
+            assert analysis is not None
+            ready[choice] = compiled, batch, analysis.temp_size_in_bytes
+        return ready[choice][2]
 
     def grads(self, compiled: Any, batch: Any) -> Any:
         return jax.block_until_ready(compiled(self.params, batch))[1]
@@ -75,9 +79,7 @@ class Step:
         return (time.perf_counter() - start) / n
 
 
-def budgets(
-    program: str, engine: str, graphs: int, hidden: int, points: int, steps: int
-) -> Generator[None, None, dict[str, Any]]:
+def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, steps: int) -> Measured:
     """Measures a program under budgets in geometric steps from the fastest plan to the smallest.
 
     Yields once when all plans are compiled, and nothing has run.
@@ -85,27 +87,33 @@ def budgets(
     Returns:
         A record. "points" has for each budget its bytes, the plan ("parts", "keep"), "predicted" and compiled ("temp")
         temporary bytes, CPU seconds to plan ("plan_s"), "ms" of a step, and the largest difference of a gradient to that of the
-        first budget, relative to its largest element ("difference").
+        first budget, relative to its largest element ("difference"). "at_once" says whether the first plan kept the budget;
+        if not, it is the one that `fitted` found.
     """
     step = Step(program, engine, graphs, hidden)
     (whole, _), (smallest, _) = step.plan(), step.plan("min")
     wanted = [max(smallest.peak, math.ceil(b)) for b in np.geomspace(whole.peak, smallest.peak, points)]
-    plans = [step.plan(budget) for budget in wanted]
-    ready = {}
-    for plan, _ in plans:
-        if (choice := (plan.parts, plan.keep)) not in ready:
-            ready[choice] = step.compiled(plan)
+    plans, ready = [], {}
+    for i, budget in enumerate(wanted):
+        plan, seconds = step.plan(budget) if i else step.plan()
+        at_once = step.compiled(plan, ready) <= budget or not i
+        if not at_once:
+            with contextlib.suppress(cavs.memory.BudgetError):
+                plan = plan.fitted()
+                step.compiled(plan, ready)
+        plans.append((plan, seconds, at_once))
     yield
     measured, first = {}, None
     for choice, (compiled, batch, temp) in ready.items():
         grads = step.grads(compiled, batch)
-        first = first or grads
+        first = grads if first is None else first
         times = [step.seconds(compiled, batch) for _ in range(steps)]
         measured[choice] = {"temp": temp, "ms": _ms(times), "difference": _difference(grads, first)}
     found = [
         {"budget": budget, "parts": plan.parts, "keep": plan.keep, "predicted": plan.peak, "plan_s": round(seconds, 2)}
+        | {"at_once": at_once}
         | measured[plan.parts, plan.keep]
-        for budget, (plan, seconds) in zip(wanted, plans, strict=True)
+        for budget, (plan, seconds, at_once) in zip(wanted, plans, strict=True)
     ]
     return _named(program, engine, step, hidden) | {"points": found}
 
@@ -121,7 +129,10 @@ def quarter(program: str, engine: str, graphs: int, hidden: int, steps: int) -> 
     step = Step(program, engine, graphs, hidden)
     whole, _ = step.plan(keep="fast")
     small, _ = step.plan(whole.peak // 4, keep="fast")
-    (one, batch, temp), (other, parts, temp_of_parts) = step.compiled(whole), step.compiled(small)
+    ready: dict[Any, Compiled] = {}
+    for plan in (whole, small):
+        step.compiled(plan, ready)
+    (one, batch, temp), (other, parts, temp_of_parts) = ready.values()
     yield
     for _ in range(2):
         step.grads(one, batch)

@@ -19,7 +19,7 @@ from bench import store
 
 ROOT = Path(__file__).resolve().parent.parent
 AT_ONCE = {"cpu": 1, "gpu": 16}  # processes that compile at the same time
-PATIENCE = 240  # seconds until a process must be ready, and until it must have answered
+PATIENCE = 900  # seconds until a process must be ready, and until it must have answered
 PARTS = ("budgets", "quarter", "echo")
 PROGRAMS = ("tree_lstm", "child_sum", "tree_fc", "lstm", "gru")
 CASES = ("nmt", "deepspeech2", "transformer", "resnet")
@@ -143,6 +143,9 @@ class _Process:
             self._process.stdin.close()
         self._process.wait()
         self._reader.join()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
         part, arguments = self._task
         record = {"part": part, **arguments}
         if not said.startswith("{"):

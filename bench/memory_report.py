@@ -44,7 +44,7 @@ def _of_device(name: str, data: dict[str, Any]) -> str:
 
 
 def _budgets(records: list[Record]) -> str:
-    good = [r for r in records if "points" in r]
+    good = [r for r in records if "error" not in r]
     rows = []
     for r in good:
         points = r["points"]
@@ -129,7 +129,7 @@ def _figures(records: list[Record], stem: Path) -> list[Path]:
 
     written = []
     with plt.rc_context(STYLE):
-        curves = [r for r in records if "points" in r]
+        curves = [r for r in records if r["part"] == "budgets" and "error" not in r]
         if curves:
             programs = list(dict.fromkeys(r["program"] for r in curves))
             figure, axes = plt.subplots(2, len(programs), figsize=(3 * len(programs), 5), squeeze=False, layout="constrained")

@@ -9,6 +9,7 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs._memory.buffers import peak_of
 from cavs.memory import BudgetError
 from tests.odd_graphs import joined, random_binary_tree
 from tests.truth import assert_close
@@ -108,3 +109,32 @@ def test_misuse_says_what_to_write():
         cavs.memory.plan(loss, PARAMS, [])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"plan: budget: got '2 apples'"):
         planned("2 apples")
+
+
+def test_what_xla_removes_from_a_loop_needs_no_memory():
+    """Values that only a loop itself reads, constants that it does not read, and equal gathers."""
+
+    def loop(dead):
+        def body(i, carry):
+            x, *rest = carry
+            return (jnp.sin(x) @ x, *[y + i for y in rest])
+
+        def f(x, big):
+            carry = (x, jnp.cumsum(big)) if dead else (x,)
+            return jax.lax.fori_loop(0, jnp.int32(x[0, 0]) * 0 + 3, body, carry)[0].sum()
+
+        return peak_of(jax.make_jaxpr(f)(jnp.ones((8, 8)), jnp.ones(1 << 16))).bytes
+
+    assert loop(dead=True) == loop(dead=False)
+
+    def gathered(again):
+        def step(total, index):
+            rows = table[index]
+            return total + (rows.T @ rows if again else rows.T @ table[index]), None
+
+        table = jnp.ones((512, 256))
+        return peak_of(
+            jax.make_jaxpr(lambda i: jax.lax.scan(step, jnp.zeros((256, 256)), i)[0])(jnp.zeros((3, 512), int))
+        ).bytes
+
+    assert gathered(again=True) == gathered(again=False)

@@ -59,7 +59,8 @@ def _without_dead_values(loop: Eqn, read: set[Any]) -> Eqn:
     if (len(state), len(known)) == (count, consts):
         return loop
     invars = [*(body.invars[i] for i in known), *(inside[i] for i in state)]
-    smaller = body.replace(invars=invars, outvars=[body.outvars[i] for i in state], debug_info=None)
+    names = body.debug_info._replace(arg_names=None, result_paths=None)
+    smaller = body.replace(invars=invars, outvars=[body.outvars[i] for i in state], debug_info=names)
     operands = [*range(in_cond), *(in_cond + i for i in known), *(in_cond + consts + i for i in state)]
     return loop.replace(
         invars=[loop.invars[i] for i in operands],

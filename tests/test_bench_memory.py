@@ -1,0 +1,72 @@
+"""Suite `memory` of the benchmarks: measurements in processes of their own, and the tables and figures made from them."""
+
+import dataclasses
+
+import pytest
+
+from bench import echo, echo_cases, memory, memory_report, store
+
+TINY = memory.Size(graphs=8, hidden=8, points=3, steps=1, quarters=(64,), echo="small")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A program under three budgets, a quarter, and a measurement that fails."""
+    folder = tmp_path_factory.mktemp("results")
+    wanted = memory.tasks("cpu", TINY, ("budgets", "quarter"), ("tree_fc",))
+    wanted = [task for task in wanted if task[1]["engine"] == "scan"]
+    wanted.append(("budgets", wanted[0][1] | {"engine": "none such"}))
+    return folder, memory.run("cpu", wanted, folder, tell=lambda text: None)
+
+
+def test_the_suite_has_every_program_engine_and_model():
+    wanted = memory.tasks("gpu", memory.SIZES["gpu", False])
+    assert len([t for t in wanted if t[0] == "budgets"]) == 2 * len(memory.PROGRAMS)
+    assert {(t[1]["case"], t[1]["variant"]) for t in wanted if t[0] == "echo"} == {
+        (case, variant) for case in echo_cases.CASES for variant in echo.VARIANTS
+    }
+
+
+def test_budgets_are_kept_and_change_no_gradient(measured):
+    _, (curve, _, _) = measured
+    points = curve["points"]
+    assert len(points) == 3 and points[0]["parts"] == 1 and points[-1]["parts"] > 1
+    assert all(p["temp"] <= p["budget"] for p in points[1:]) and memory_report.falls(points)
+    assert all(p["difference"] < 1e-5 and p["ms"] > 0 for p in points)
+
+
+def test_a_quarter_of_the_memory_in_parts(measured):
+    _, (_, quarter, _) = measured
+    assert quarter["parts"][0] == 1 < quarter["parts"][1] and quarter["predicted"][1] <= quarter["predicted"][0] / 4
+    assert quarter["time"] > 0 and len(quarter["ms"]) == 2
+
+
+def test_tables_and_figures_follow_from_the_results(measured):
+    folder, (*_, failed) = measured
+    assert "engine: got 'none such'" in failed["error"]
+    written = memory_report.write(folder)
+    assert [p.suffix for p in written] == [".md", ".svg"] and all(p.exists() for p in written)
+    text = written[0].read_text()
+    assert "| tree_fc | scan | 8 x h8 |" in text and "- tree_fc none such: " in text
+    assert memory_report.write(folder)[0].read_text() == text
+
+
+def test_a_model_with_and_without_recompute(monkeypatch):
+    small = {"hidden": 8, "batch": 2, "length": 6, "words": (20, 16)}
+    monkeypatch.setitem(echo_cases.CASES, "nmt", dataclasses.replace(echo_cases.CASES["nmt"], small=small))
+    found = {}
+    for variant in ("jax.grad", "recompute min"):
+        measurement = echo.echo("nmt", "small", variant, 1)
+        next(measurement)
+        with pytest.raises(StopIteration) as done:
+            next(measurement)
+        found[variant] = done.value.value
+    assert found["jax.grad"]["loss"] == pytest.approx(found["recompute min"]["loss"], rel=1e-5)
+    assert found["recompute min"]["predicted"] < found["recompute min"]["plain"]
+
+
+def test_committed_tables_are_those_of_the_committed_results(tmp_path):
+    for path in store.RESULTS.glob("memory-*.json"):
+        (tmp_path / path.name).write_text(path.read_text())
+    written = memory_report.write(tmp_path)
+    assert (store.RESULTS / "MEMORY.md").read_text() == written[0].read_text(), "run: python -m bench report"
