@@ -33,6 +33,7 @@ class Step:
     """The gradient of one batch of a program, on one engine."""
 
     def __init__(self, program: str, engine: str, graphs: int, hidden: int):
+        asked = None if engine == "auto" else engine
         make, shape = PROGRAMS[program]
         rng, ready = np.random.default_rng(0), make(hidden)
         self.graphs = graphs_of(
@@ -46,7 +47,7 @@ class Step:
 
         def loss(params: Any, batch: Any) -> jax.Array:
             sched, x = batch
-            return jnp.sum(jnp.tanh(cavs.run(F, params, sched, x, select=sched.roots, engine=engine)) ** 2)
+            return jnp.sum(jnp.tanh(cavs.run(F, params, sched, x, select=sched.roots, engine=asked)) ** 2)
 
         self.loss, self.collate = loss, collate
 

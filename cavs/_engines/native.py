@@ -69,7 +69,7 @@ class Native:
 def unfit(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     """Returns why engine `native` cannot run a plan on schedules of a shape, or `None` if it can."""
     if len(shape.classes) == 1 and shape.classes[0][0] == SMALLEST_TASK:
-        return "the schedule runs vertex by vertex (policy='serial'), and it runs levels"
+        return "the schedule runs vertex by vertex (policy='serial', or a window of few vertices), and it runs levels"
     return unfit_function(plan, {name: k for k, name in enumerate(kinds) if shape.inner[k]})
 
 
