@@ -181,6 +181,7 @@ void run_and_add_later(Call& c, Team& team, const Group& group, int64_t size, st
   const Shared& shared = c.shared[group.kind];
   const Kind& kind = *shared.kind;
   int64_t rows = group.end - group.begin, by_row = kind.scattered[ROW];
+  if (!rows) return;
   by_row += kind.scattered[EDGE] * ((group.edge_end - group.edge + rows - 1) / rows);
   int64_t block = std::clamp<int64_t>(FLOATS / std::max<int64_t>(by_row, 1), 1, rows);
   for (int64_t r = group.begin; r < group.end; r += block) {
