@@ -1,5 +1,6 @@
 """`cavs.memory.plan`: a batch within a memory budget, in parts and with products that run again."""
 
+import functools
 import re
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import cavs
 from cavs import vertex_programs as vp
 from cavs._memory.buffers import peak_of
+from cavs.kernels import native_unavailable
 from cavs.memory import BudgetError
 from tests.odd_graphs import joined, random_binary_tree
 from tests.truth import assert_close
@@ -96,8 +98,38 @@ def test_a_budget_below_the_smallest_plan_is_refused_with_its_causes():
 
 def test_a_plan_prints_what_is_alive_at_the_peak(whole):
     text = str(whole)
-    assert re.match(r"64 graphs, 570 vertices, parts=1, keep='fast': predicted peak .* \(no budget\)", text), text
+    assert re.match(r"64 graphs, 570 vertices, parts=1, keep='fast', engine scan: predicted peak .* \(no budget\)", text), text
     assert re.search(r"KiB +f64\[\d+,8\] +while +levels", text), text
+
+
+def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path):
+    """Engine `native` runs levels: not one small tree after another."""
+    graphs = joined([random_binary_tree(5 + i % 7, seed=i) for i in range(64)])
+    program = vp.BinaryTreeLSTM(H, H)
+    F, params = program.vertex_function(), program.init(jax.random.key(0))
+
+    def loss(params, sched, engine):
+        x = jnp.ones((sched.shape.vertices, H), jnp.float32)
+        return jnp.sum(cavs.run(F, params, sched, x, select=sched.roots, engine=engine) ** 2)
+
+    def planned(engine, **how):
+        return cavs.memory.plan(functools.partial(loss, engine=engine), params, graphs, **how)
+
+    if native_unavailable():
+        pytest.skip(native_unavailable())
+    plan = planned("native", budget="min")
+    assert plan.engines == ["native"] and 1 < plan.parts < 64 and "engine native: predicted" in str(plan)
+    assert planned(None, budget="min").engines == ["scan"]  # one tree after another
+    assert planned("native", budget=plan.peak).parts == plan.parts
+    with pytest.raises(BudgetError, match=f"expected at least .*, for {plan.parts} parts"):
+        planned("native", budget=plan.peak - 1)
+    with pytest.raises(ValueError, match="engine: got 'native', but the schedule runs vertex by vertex"):
+        planned("native", parts=64)
+    plan.save(tmp_path / "plan.json")
+    loaded = cavs.memory.load(tmp_path / "plan.json", functools.partial(loss, engine="native"), params, graphs)
+    assert str(loaded) == str(plan) and loaded.verify() == plan.verify()
+    whole = jax.grad(functools.partial(loss, engine="scan"))(params, cavs.schedule(graphs))
+    assert_close(jax.jit(jax.grad(plan.loss))(params, plan.batch(graphs)), whole, 1e-5)
 
 
 def test_misuse_says_what_to_write():

@@ -17,6 +17,11 @@ from cavs._function.plan import FunctionPlan
 from cavs._schedule.schedule import Shape
 from cavs.kernels import PRECISIONS, Unfit, layout_of, persistent
 
+
+class EngineError(ValueError):
+    """The engine that was asked for cannot run F on schedules of some shape."""
+
+
 ENGINES: dict[str, Engine] = {"scan": Scan(), "persistent": Persistent(), "native": Native()}  # by the names that users write
 
 
@@ -51,7 +56,7 @@ def choose_engine(
         exported: Whether the code is to run in other processes, which do not have the library of engine `native`.
 
     Raises:
-        ValueError: If the engine that was asked for cannot run the plan on schedules of this shape.
+        EngineError: If the engine that was asked for cannot run the plan on schedules of this shape.
     """
     asked = engine_of(engine)
     if isinstance(asked, Scan):
@@ -59,7 +64,7 @@ def choose_engine(
     if isinstance(asked, Native):
         reason = native.unfit(plan, shape, kinds)
         if reason:
-            raise ValueError(f"run: engine: got 'native', but {reason}. Write engine='scan', or engine=None to choose.")
+            raise EngineError(f"run: engine: got 'native', but {reason}. Write engine='scan', or engine=None to choose.")
         return asked
     fitting = asked if isinstance(asked, Persistent) else Persistent()
     reason = unfit(fitting, plan, shape, kinds)
@@ -70,7 +75,7 @@ def choose_engine(
             return Scan() if outside else Native()
         return Scan() if _slower(plan, shape, kinds) else fitting
     if reason:
-        raise ValueError(f"run: engine: got 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
+        raise EngineError(f"run: engine: got 'persistent', but {reason}. Write engine='scan', or engine=None to choose.")
     return fitting
 
 

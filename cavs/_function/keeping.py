@@ -47,11 +47,13 @@ class Keeping(NamedTuple):
         least: whether they are to need the least memory rather than the least time.
         names: see `_function.names`.
         seen: gains the names of the values that calls of `run` could keep.
+        engines: gains the engines that run.
     """
 
     least: bool
     names: Names
     seen: set[str]
+    engines: set[str]
 
 
 _NOW: contextvars.ContextVar[Keeping | None] = contextvars.ContextVar("keeping", default=None)
@@ -59,13 +61,13 @@ _NOW: contextvars.ContextVar[Keeping | None] = contextvars.ContextVar("keeping",
 
 def keeping_now() -> Keeping:
     """Returns what was asked for by `keep`."""
-    return _NOW.get() or Keeping(False, (), set())
+    return _NOW.get() or Keeping(False, (), set(), set())
 
 
 @contextlib.contextmanager
 def keep(least: bool = True, names: Names = ()) -> Iterator[Keeping]:
     """Inside, calls of `run` are traced to keep what the arguments say; see `Keeping`."""
-    asked = Keeping(least, names, set())
+    asked = Keeping(least, names, set(), set())
     before = _NOW.set(asked)
     try:
         yield asked

@@ -176,6 +176,7 @@ class BatchPlan:
         keep: what the backward of F keeps: `"fast"`, `"least"` or `"window"`.
         peak: predicted bytes of temporary memory.
         time: predicted time, relative to the fastest plan. An estimate.
+        engines: the names of the engines that run.
     """
 
     def __init__(self, batch: BatchGradient, search: Search, chosen: Candidate, budget: int | str | None):
@@ -185,6 +186,7 @@ class BatchPlan:
         self.loss = batch.loss_of(chosen.choice)
         """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
         self._shape = batch.first(chosen.choice)[2].shape
+        self.engines = sorted(batch.engines[chosen.choice])
 
     def batch(self, graphs: Graphs) -> PyTree:
         """Schedules a batch in parts.
@@ -268,7 +270,7 @@ class BatchPlan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
         found: dict[str, Any] = {"parts": self.parts, "keep": self.keep, "names": dict(self._batch.names)}
-        found |= {"graphs": len(self._batch.graphs), "budget": self._budget, "predicted": self.peak}
+        found |= {"graphs": len(self._batch.graphs), "budget": self._budget, "predicted": self.peak, "engines": self.engines}
         with open(path, "w") as file:
             json.dump(found, file, indent=1)
 
@@ -276,8 +278,9 @@ class BatchPlan:
         graphs, budget = self._batch.graphs, self._budget
         asked = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
         lines = [
-            f"{len(graphs)} graphs, {graphs.num_vertices} vertices, parts={self.parts}, keep={self.keep!r}: predicted peak "
-            f"{text_of(self.peak)} of temporary memory ({asked}), {self.time:.2f} times the time of the fastest plan",
+            f"{len(graphs)} graphs, {graphs.num_vertices} vertices, parts={self.parts}, keep={self.keep!r}, "
+            f"engine {' and '.join(self.engines) or 'none'}: predicted peak {text_of(self.peak)} of temporary memory "
+            f"({asked}), {self.time:.2f} times the time of the fastest plan",
             "alive at the peak:",
         ]
         alive = sorted(self._chosen.peak.alive, key=lambda pair: -bytes_of_var(pair[0]))[:12]

@@ -37,6 +37,7 @@ class BatchGradient:
     collate: Collate
     names: Names = ()
     known: dict[tuple[int, int], Part] = dataclasses.field(default_factory=dict)
+    engines: dict[Choice, set[str]] = dataclasses.field(default_factory=dict)  # those that run, of the choices that were traced
 
     def size(self, choice: Choice) -> tuple[int, int]:
         """The rows of all parts, and how many tasks they have: a level is one, or several if a window ends in it."""
@@ -58,7 +59,7 @@ class BatchGradient:
 
     def loss_of(self, choice: Choice) -> Callable[[PyTree, PyTree], jax.Array]:
         """The loss of all parts of a batch, whose derivative keeps what `choice` and `names` say."""
-        return loss_of(self.loss, choice, self.names)
+        return loss_of(self.loss, choice, self.names, self.engines.setdefault(choice, set()))
 
     def structs(self, choice: Choice) -> PyTree:
         """The shapes and dtypes of the batch that the loss gets."""
@@ -88,8 +89,13 @@ def stacked(parts: Iterable[Part], collate: Collate) -> PyTree:
     return jax.tree.map(lambda *xs: np.stack(xs), *batches)
 
 
-def loss_of(loss: Callable[..., Any], choice: Choice, names: Names = ()) -> Callable[[PyTree, PyTree], jax.Array]:
-    """The loss of all parts of a batch, whose derivative keeps what `choice` and `names` say."""
+def loss_of(
+    loss: Callable[..., Any], choice: Choice, names: Names = (), engines: set[str] | None = None
+) -> Callable[[PyTree, PyTree], jax.Array]:
+    """The loss of all parts of a batch, whose derivative keeps what `choice` and `names` say.
+
+    When it is traced, `engines` gains the names of the engines that run.
+    """
     total = sub_batched(loss)
 
     def summed(params: PyTree, batch: PyTree) -> jax.Array:
@@ -99,6 +105,8 @@ def loss_of(loss: Callable[..., Any], choice: Choice, names: Names = ()) -> Call
             else:
                 value = total(params, [batch])
         check_known(names, inside.seen, "plan")
+        if engines is not None:
+            engines.update(inside.engines)
         return value
 
     return summed

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
+from cavs._engines.choose import EngineError
 from cavs._memory.buffers import Peak
 from cavs._schedule.tasks import LAZY_WINDOW
 
@@ -68,10 +69,28 @@ class Search:
         return chosen.time / min(map(self.time, self.choices))
 
     def candidate(self, choice: Choice) -> Candidate:
-        """The prediction for one choice."""
+        """The prediction for one choice.
+
+        Raises:
+            EngineError: the engine that the loss asks for cannot run it.
+        """
         if choice not in self.found:
             self.found[choice] = Candidate(choice, self.time(choice), self.work.peak(choice))
         return self.found[choice]
+
+    def _tried(self, choice: Choice) -> Candidate | None:
+        """The prediction for one choice. If the engine that the loss asks for cannot run it, it is a choice no longer.
+
+        Raises:
+            EngineError: it was the last choice.
+        """
+        try:
+            return self.candidate(choice)
+        except EngineError:
+            self.choices.remove(choice)
+            if not self.choices:
+                raise
+            return None
 
     def chosen(self, budget: int | str | None) -> Candidate | None:
         """The candidate for a budget as `bytes_of` returns it; `None` if nothing fits."""
@@ -81,29 +100,30 @@ class Search:
 
     def fastest(self, budget: float) -> Candidate | None:
         """The fastest candidate whose predicted peak is at most `budget`; `None` if there is none."""
-        by_time = sorted(self.choices, key=self.time)
-        if (first := self.candidate(by_time[0])).peak.bytes <= budget:
+        if (first := self._tried(min(self.choices, key=self.time))) is None:
+            return self.fastest(budget)
+        if first.peak.bytes <= budget:
             return first
-        self.candidate(max(self.choices, key=lambda choice: (choice.parts, -self.time(choice))))
-        for choice in by_time:
-            if self._bound(choice) <= budget and (found := self.candidate(choice)).peak.bytes <= budget:
+        self._tried(max(self.choices, key=lambda choice: (choice.parts, -self.time(choice))))
+        for choice in sorted(self.choices, key=self.time):
+            if self._bound(choice) <= budget and (found := self._tried(choice)) and found.peak.bytes <= budget:
                 return found
         return least if (least := self.smallest()).peak.bytes <= budget else None
 
     def smallest(self) -> Candidate:
         """The candidate with the smallest predicted peak."""
-        most = max(choice.parts for choice in self.choices)
-        for choice in self.choices:
-            if choice.parts == most or choice == self.choices[0]:  # tiny batches need the least as they are
-                self.candidate(choice)
+        self._tried(self.choices[0])  # tiny batches need the least as they are
+        for most in sorted({choice.parts for choice in self.choices}, reverse=True):
+            if any([self._tried(choice) for choice in list(self.choices) if choice.parts == most]):
+                break
         return min(self.found.values(), key=lambda c: (c.peak.bytes, c.time))
 
     def frontier(self) -> list[tuple[int, float, Choice]]:
         """(predicted peak in bytes, relative time, choice) of the best candidates, the fastest first."""
         best: list[tuple[int, float, Choice]] = []
         for choice in sorted(self.choices, key=self.time):
-            found = self.candidate(choice)
-            if not best or found.peak.bytes < best[-1][0]:
+            found = self._tried(choice)
+            if found and (not best or found.peak.bytes < best[-1][0]):
                 best.append((found.peak.bytes, self.slowdown(found), choice))
         return best
 

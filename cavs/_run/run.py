@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from cavs._engines.choose import choose_engine, engine_of
+from cavs._engines.choose import choose_engine, engine_of, name_of
 from cavs._engines.engine import Engine
 from cavs._engines.scan import Scan
 from cavs._function.arrays import as_arrays
@@ -231,7 +231,7 @@ def _compiled(
     plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None
 ) -> Callable[..., list[jax.Array]]:
     """Returns the jitted function of a plan for schedules of one shape, with its VJP; cached on the plan."""
-    least, names, seen = keeping_now()
+    least, names, seen, engines = keeping_now()
     seen.update(plan.names)
     exported = _WITHOUT_CALLBACKS.get()
     key = (shape, kinds, asked, exported, least, names, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
@@ -245,8 +245,10 @@ def _compiled(
             share = least and shape.windows[0] == 1
             kept = plan.keeping(shape.forest and shape.rooted, share, again=least and not share, names=names)
             sweep = _sweep(kept, shape, kinds, engine)
-        plan.sweeps[key] = jax.jit(differentiable(sweep))
-    return plan.sweeps[key]
+        plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)
+    compiled, name = plan.sweeps[key]
+    engines.add(name)
+    return compiled
 
 
 def _sweep(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:
