@@ -10,7 +10,7 @@ from cavs._engines.native_lower import Lowering
 from cavs._engines.native_program import KindProgram, Written
 from cavs._engines.native_values import Shift
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, domain_of
-from cavs._function.equations import needed, open_custom_calls, reads
+from cavs._function.equations import needed, open_custom_calls
 from cavs._function.evaluate import evaluate
 from cavs._function.jaxprs import Atom, Eqn, Var, is_var
 from cavs._function.split import Split
@@ -70,7 +70,7 @@ class _Direction:
     def __init__(self, part: Split, kind: int, save: bool, reused: dict[Var, int]):
         self.part, self.kind, self.save, self.reused = part, kind, save, reused
         self.constants: list[np.ndarray] = []
-        self.wanted: set[Var] = set()
+        self.wanted: dict[Var, None] = {}  # in the order of their first use, so that equal programs are lowered alike
         self.written: list[Written] = []
 
     def name(self, what: str, number: int = 0) -> Name:
@@ -94,7 +94,7 @@ class _Direction:
         eqns, domain = open_custom_calls(eqns, joint.domain)
         static = [e for e in eqns if domain_of(e.outvars[0], domain) == STATIC]
         rest = [e for e in eqns if domain_of(e.outvars[0], domain) != STATIC]
-        self.wanted = reads(rest, [*used, *results])
+        self.wanted = dict.fromkeys(x for x in (*(x for e in rest for x in e.invars), *used, *results) if is_var(x))
         low = Lowering(domain, self._constant)
         made = {v for e in rest for v in e.outvars}
         self.inputs(low)

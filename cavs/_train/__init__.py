@@ -4,10 +4,10 @@ Read the files in this order: `config` (all settings), `task` (the interface of 
 `task_nmt` and `task_tag`; `data` with `text`, `tagged`, `sentences` and `parallel` (from files to graphs); `batches`; `model`
 with `softmax`, `tagger` with `chunks`, and `translator`; `optimiser`, `step` (one jitted step), `loop` and `checkpoint`. `run`
 puts them together, `report` prints progress and results, `predict` labels new files, `evaluate` scores a checkpoint on a file
-(`scores` for labels, `bleu` for translations), and `compiled` sets up JAX's compilation cache.
+(`scores` for labels, `bleu` for translations), and `compiled` sets up compilation and its cache.
 """
 
-from cavs._train.compiled import keep_compiled as keep_compiled
+from cavs._train.compiled import compile_quickly as compile_quickly, keep_compiled as keep_compiled
 from cavs._train.config import TrainError as TrainError
 from cavs._train.devices import connected as connected
 from cavs._train.evaluate import evaluate as evaluate

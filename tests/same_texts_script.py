@@ -1,0 +1,51 @@
+"""Prints a hash of the lowered gradient of some programs, a line for each engine. See `test_same_texts`."""
+
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+import cavs
+from cavs import vertex_programs as vp
+from cavs._run.run import without_callbacks
+from cavs.kernels import native_unavailable, persistent
+from tests.lower_for_hopper import DEVICE
+
+HIDDEN = 64
+ENGINES = ["scan", *([] if native_unavailable() else ["native"]), *(["persistent"] if jax.__version_info__ >= (0, 11) else [])]
+PROGRAMS = {
+    "ChildSumTreeLSTM": vp.ChildSumTreeLSTM(HIDDEN, HIDDEN),
+    "BinaryTreeLSTM": vp.BinaryTreeLSTM(HIDDEN, HIDDEN),
+    "GRU": vp.GRU(HIDDEN, HIDDEN),
+}
+
+
+def text(program: Any, engine: str) -> str:
+    """The lowered gradient of a program."""
+    parents = [[1, 2, 3, -1], [1, -1]] if isinstance(program, vp.GRU) else [[2, 2, 6, 5, 5, 6, -1], [2, 2, -1]]
+    F, params = program.vertex_function(), program.init(jax.random.key(0))
+    sched = cavs.schedule(cavs.from_parents(parents), scripts=engine == "persistent")
+
+    def loss(params: Any, x: Any, data: Any) -> Any:
+        sums = jax.tree.map(jnp.sum, cavs.run(F, params, cavs.Schedule(data, sched.shape), x, engine=engine))
+        return sum(jax.tree.leaves(sums))
+
+    x = jnp.zeros((sched.shape.vertices, HIDDEN), jnp.float32)
+    grad = jax.jit(jax.grad(loss, (0, 1)))
+    if engine != "persistent":
+        return grad.lower(params, x, sched.data).as_text()
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))), without_callbacks():
+        return grad.trace(params, x, sched.data).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def main() -> None:
+    persistent.supported = lambda: None
+    for name, program in PROGRAMS.items():
+        for engine in ENGINES:
+            print(name, engine, hashlib.sha256(text(program, engine).encode()).hexdigest())
+
+
+if __name__ == "__main__":
+    main()
