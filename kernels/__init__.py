@@ -1,7 +1,11 @@
 """The persistent kernels. `cavs` imports only the names of this file; README.md follows one level through the folders."""
 
 from cavs.kernels import persistent as persistent
-from cavs.kernels._cpu.library import NATIVE_TARGET as NATIVE_TARGET, native_unavailable as native_unavailable
+from cavs.kernels._cpu.library import (
+    NATIVE_GRADIENTS as NATIVE_GRADIENTS,
+    NATIVE_LEVELS as NATIVE_LEVELS,
+    native_unavailable as native_unavailable,
+)
 from cavs.kernels._layout import tuned as tuned
 from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_MEMORY, LaunchConfig as LaunchConfig
 from cavs.kernels._layout.layout import layout_of as layout_of

@@ -9,7 +9,7 @@ The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import numpy as np
 
 from cavs._engines import scan, scan_reverse
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
+from cavs._engines.native_gradients import gradients, with_rules
 from cavs._engines.native_kinds import NO_KIND, Lowered, Name, lowered, static_arrays
 from cavs._engines.native_program import encoded
 from cavs._engines.scan_task import StateCotangents, Totals, empty_cuts, kind_of, with_reuse
@@ -30,7 +31,7 @@ from cavs._schedule.shape import slots_of
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Index, Rows, Zeros, rows_of_kinds
-from cavs.kernels import NATIVE_TARGET, Unfit, native_unavailable
+from cavs.kernels import NATIVE_LEVELS, Unfit, native_unavailable
 
 Arrays = list[jax.Array]
 # Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
@@ -57,13 +58,14 @@ class Native:
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
             return _forward_call(_batch(batch, data), states, statics, eager, save)
 
-        both = _with_rules(on_library, on_scan)
+        both = with_rules(on_library, on_scan)
         states, kept, extras = both(jnp.asarray(batch.sched.data), states, statics, eager)
         return ForwardLevels(states, kept, extras, None)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels of each window in one call."""
-        return scan_reverse.backward_levels(batch, saved, cotangents, functools.partial(_rounds_back, batch, saved))
+        rounds = functools.partial(_rounds_back, batch, saved)
+        return scan_reverse.backward_levels(batch, saved, cotangents, rounds, gradients)
 
 
 def unfit(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
@@ -93,21 +95,6 @@ def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = Non
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
-
-
-def _with_rules(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn`, for which `other` runs under `jax.vmap` and `jax.jvp`."""
-    batched = jax.custom_batching.custom_vmap(fn)
-
-    @batched.def_vmap
-    def of_batch(size: int, which: Sequence[PyTree], *args: PyTree) -> tuple[PyTree, PyTree]:
-        axes = jax.tree.map(lambda x: 0 if x else None, tuple(which))
-        out = jax.vmap(other, in_axes=axes, axis_size=size)(*args)
-        return out, jax.tree.map(lambda _: True, out)
-
-    whole = jax.custom_jvp(batched)
-    whole.defjvp(lambda primals, tangents: jax.jvp(other, primals, tangents))
-    return whole
 
 
 def _batch(batch: Batch, data: jax.Array) -> Batch:
@@ -178,7 +165,7 @@ def _rounds_back(
     def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, _: jax.Array) -> PyTree:
         return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g, bounds)
 
-    g, cuts = _with_rules(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
+    g, cuts = with_rules(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
     return tasks, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 
@@ -274,7 +261,7 @@ class _Call:
         arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
         aliases = {2 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
         shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
-        call = jax.ffi.ffi_call(NATIVE_TARGET, shapes, input_output_aliases=aliases)
+        call = jax.ffi.ffi_call(NATIVE_LEVELS, shapes, input_output_aliases=aliases)
         out = call(self.batch.sched.data, bounds, *arrays, program=words)
         return {name: x.astype(like.dtype) for (name, like), x in zip(self._results.items(), out, strict=True)}
 

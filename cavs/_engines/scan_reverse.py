@@ -41,7 +41,8 @@ from cavs._stages.cotangents import (
     put_rows,
     zero_cotangent,
 )
-from cavs._stages.lazy import Mine, Some, lazy_gradients
+from cavs._stages.lazy import Direct, Mine, Some, lazy_gradients
+from cavs._stages.operands import Operand, Products
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Index, RowSpan, Zeros, window, write
 
@@ -62,6 +63,7 @@ class Loop(NamedTuple):
     begins: jax.Array  # (rounds * kinds * classes + 1,) the first task of each loop, and the end of the last
     options: Optimizations
     rounds: Callable[..., Rounds]  # `rounds_back`, or another engine's
+    products: Products | None = None  # computes lazy gradients; `None` for XLA
 
 
 def begins_of(sched: Schedule) -> jax.Array:
@@ -70,7 +72,11 @@ def begins_of(sched: Schedule) -> jax.Array:
 
 
 def backward_levels(
-    batch: Batch, saved: Saved, cotangents: Cotangents, rounds: Callable[..., Rounds] | None = None
+    batch: Batch,
+    saved: Saved,
+    cotangents: Cotangents,
+    rounds: Callable[..., Rounds] | None = None,
+    products: Products | None = None,
 ) -> BackwardLevels:
     """Runs the backward's loop over tasks, window after window.
 
@@ -79,6 +85,7 @@ def backward_levels(
         saved: What the forward saved.
         cotangents: The cotangents that are known before the levels run.
         rounds: Runs the rounds of a window, `rounds_back` if not given; the arguments and results are the same.
+        products: Computes lazy gradients from operands where these lie. `None` for XLA.
 
     Returns:
         The cotangents after the levels and the eager part.
@@ -89,7 +96,7 @@ def backward_levels(
     totals = list(cotangents.statics)
     if not options.lazy:  # the tasks add to them
         totals = [filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True)]
-    loop = Loop(sched, batch.zeros, kinds, begins_of(sched), options, rounds or rounds_back)
+    loop = Loop(sched, batch.zeros, kinds, begins_of(sched), options, rounds or rounds_back, products)
     back = _whole_back if sched.shape.windows[0] == 1 else _windows_back
     return back(loop, saved, cotangents._replace(statics=totals))
 
@@ -111,7 +118,8 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardLev
         for v in kind.reused:  # padding holds what the forward kept
             inside[v] = mask_rows(inside[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
-        now = lazy_gradients(kind.part, rows, span, kind.memory, inside) if loop.options.lazy else {}
+        direct = _direct(loop, kind, own)
+        now = lazy_gradients(kind.part, rows, span, kind.memory, inside, direct=direct) if loop.options.lazy else {}
         ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], inside))
         ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
         ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
@@ -149,7 +157,8 @@ def _windows_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardL
             own_rows = _own_rows(kind, sched, w, bases[k])
             inside = _inside(kind, sched, own, own_rows)
             if loop.options.lazy:
-                now = lazy_gradients(kind.part, kind.rows, _span(kind, sched, bases[k]), kind.memory, inside, own_rows)
+                span, direct = _span(kind, sched, bases[k]), _direct(loop, kind, own)
+                now = lazy_gradients(kind.part, kind.rows, span, kind.memory, inside, own_rows, direct=direct)
                 totals[k] = merged(totals[k], now)
             if kind.part.eager.reads_edges:
                 crossing[k] = _with_window(kind, crossing[k], inside, bases[k])
@@ -170,6 +179,14 @@ def _windows_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardL
             ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
             totals[k] = merged(totals[k], floats(ct_static))
     return BackwardLevels(g, totals, ct_inputs, ct_edges)
+
+
+def _direct(loop: Loop, kind: Kind, cuts: Env) -> Direct | None:
+    """Returns how the loop's engine computes lazy gradients from the cut cotangents of a window."""
+    if loop.products is None:
+        return None
+    start = {EDGE: kind.rows.edge_pad, ROW: kind.rows.pad}
+    return Direct(loop.products, {v: Operand(x, None, start[kind.level[v]]) for v, x in cuts.items()})
 
 
 def _collected(kind: Kind) -> list[Var]:

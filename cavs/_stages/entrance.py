@@ -3,6 +3,7 @@
 Rows are copied here and where F scatters, and nowhere else (Cavs section 3.3).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -88,9 +89,18 @@ def entrance(
 
 def slots_together(part: Split, rows: Rows, span: RowSpan, states: list[jax.Array], values: list[Var]) -> Env:
     """Gathers the `values` that concatenate or stack one state of several children, each by one gather without a copy."""
+    env = {}
+    for v, (i, slots) in slots_together_of(part, values).items():
+        kids = span.rows(rows.kids)[:, np.array(slots)]
+        env[v] = get_rows(states[i], kids).reshape(kids.shape[0], *v.aval.shape)
+    return env
+
+
+def slots_together_of(part: Split, values: Sequence[Var]) -> dict[Var, tuple[int, list[int]]]:
+    """Returns the `values` that concatenate or stack one state of several children: the state leaf, and the children."""
     makers = {e.outvars[0]: e for e in part.joint.program.eqns if e.primitive.name in ("concatenate", "stack")}
     slot_of = dict(zip(part.forward.slots, part.recurrent.slots, strict=True))
-    env = {}
+    found = {}
     for v in values:
         if v not in makers or v in part.joint.available:
             continue
@@ -98,9 +108,8 @@ def slots_together(part: Split, rows: Rows, span: RowSpan, states: list[jax.Arra
         slots = [slot_of[x] for x in e.invars if is_var(x) and x in slot_of]
         first = e.params.get("dimension", e.params.get("axis")) == 0
         if first and len(slots) == len(e.invars) and len({i for _, i in slots}) == 1:
-            kids = span.rows(rows.kids)[:, np.array([k for k, _ in slots])]
-            env[v] = get_rows(states[slots[0][1]], kids).reshape(kids.shape[0], *v.aval.shape)
-    return env
+            found[v] = slots[0][1], [k for k, _ in slots]
+    return found
 
 
 def kept_values(part: Split, span: RowSpan, memory: Memory, wanted: set[Var], have: Env) -> Env:

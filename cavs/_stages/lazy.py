@@ -4,20 +4,22 @@ For every equation Y = f(A, p) that reads a parameter p, the levels store the co
 transposes f ONCE for all rows of a span: for a product Y = A p that is the single product A^T dY.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cavs._function.domains import EDGE, ROW, STATIC, domain_of
+from cavs._function.domains import EDGE, ROW, STATIC, Domain, domain_of
 from cavs._function.equations import bind, is_float, needed, reads
 from cavs._function.evaluate import evaluate, matrix_product, value_at
-from cavs._function.jaxprs import Atom, Env, is_var
+from cavs._function.jaxprs import Atom, Env, Var, is_var
 from cavs._function.joint import ParamUse
 from cavs._function.products import weight_gradient
 from cavs._function.split import Split
-from cavs._stages.cotangents import Floats, mask_rows
+from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Memory, entrance, fixed, kept_values, slots_together
+from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
 from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated
 
 
@@ -31,6 +33,18 @@ class Some(NamedTuple):
 
     which: jax.Array
     one: Index
+
+
+class Direct(NamedTuple):
+    """How an engine computes lazy gradients from operands where these lie.
+
+    Attributes:
+        products: the sums of products.
+        cuts: where the cut cotangents lie.
+    """
+
+    products: Products
+    cuts: dict[Var, Operand]
 
 
 class Mine(NamedTuple):
@@ -48,6 +62,7 @@ def lazy_gradients(
     cuts: Env,
     mine: Mine | None = None,
     given: Env | None = None,
+    direct: Direct | None = None,
 ) -> Floats:
     """Computes the cotangents of the recurrent part's static values, summed over the rows of a span.
 
@@ -59,14 +74,15 @@ def lazy_gradients(
         cuts: the cut cotangents, (span.size, ...) or (span.edges, ...), zero in padding.
         mine: the rows and edges of the span that count. `None` if the span is all rows of the kind.
         given: operands that are known, so they are not computed again.
+        direct: computes products from operands where these lie. `None`: XLA computes all.
 
     Returns:
         The cotangents, by the index of the static value.
     """
-    operands = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
+    values = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
     given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}
-    given = slots_together(part, rows, span, memory.states, operands) | given
-    eqns, available = needed(part.joint.program.eqns, operands, part.joint.available | set(given))
+    given = slots_together(part, rows, span, memory.states, values) | given
+    eqns, available = needed(part.joint.program.eqns, values, part.joint.available | set(given))
     wanted = reads(eqns, available)
     env = fixed(part, memory.statics) | entrance(part, rows, span, memory.states, memory.crossing, wanted)
     kept = kept_values(part, span, memory, wanted, env)
@@ -83,14 +99,77 @@ def lazy_gradients(
     real = rows.count - (span.start - rows.pad)
     evaluate(eqns, env, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
 
+    where = operands(part, rows, span, memory, values) if direct else {}
+    return _sums(part, rows, span, memory, env, cuts, mine, direct, where)
+
+
+def _sums(
+    part: Split,
+    rows: Rows,
+    span: RowSpan,
+    memory: Memory,
+    env: Env,
+    cuts: Env,
+    mine: Mine | None,
+    direct: Direct | None,
+    where: dict[Var, Operand],
+) -> Floats:
+    """Returns the sums of what all equations add to the cotangents."""
     place: dict[Atom, int] = {v: i for i, v in enumerate(part.recurrent.statics)}
     totals: Floats = {}
+    products: list[LazyProduct] = []
     for use in part.reverse.uses:
         n = span.edges if use.domain == EDGE else span.size
         which = mine and (mine.edges if use.domain == EDGE else mine.rows)
+        if direct and (product := _direct_product(part, use, place, env, where, direct.cuts, n)):
+            products.append(_counted(product, rows, use.domain, which))
+            continue
         for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, which):
             totals[i] = totals[i] + ct if i in totals else ct
+    if direct and products:
+        found = direct.products(products)
+        totals = merged(totals, {i: ct.reshape(memory.statics[i].shape) for i, ct in found.items()})
     return totals
+
+
+def _direct_product(
+    part: Split, use: ParamUse, place: dict[Atom, int], env: Env, where: dict[Var, Operand], cuts: dict[Var, Operand], n: int
+) -> LazyProduct | None:
+    """Returns the product that is the transpose of an equation in float32, if it is one: of x @ W, or of x + b."""
+    level = part.role.domain
+    axes = [STATIC if domain_of(x, level) == STATIC else use.domain for x in use.eqn.invars]
+    cut, out = use.cuts[0], use.eqn.outvars[0].aval
+    avals = [x.aval for x in use.eqn.invars]
+    if not (is_var(cut) and cut in cuts and len(use.statics) == 1 and out.shape):
+        return None
+    if any(x.dtype != jnp.float32 or not math.prod(x.shape) for x in (*avals, out)):
+        return None
+    static = use.eqn.invars[use.statics[0]]
+    if use.eqn.primitive.name in ("add", "add_any"):
+        whole = static.aval.shape == out.shape and axes.count(STATIC) == 1
+        return LazyProduct(place[static], None, cuts[cut], n, 1) if whole else None
+    axis = matrix_product(use.eqn, axes)
+    if axis is None or 0 not in use.operands:
+        return None
+    x, each = use.operands[0], math.prod(avals[0].shape[:-1])
+    if is_var(x) and x in where:
+        left = where[x]
+    else:
+        left = Operand(value_at(x, ROW, n, env, part.joint.domain), None, 0)
+    left, right = split_rows(left, each), split_rows(cuts[cut], each)
+    if axis == 1:
+        left, right = right, left
+    return LazyProduct(place[static], left, right, n * each, each)
+
+
+def _counted(product: LazyProduct, rows: Rows, domain: Domain, mine: Some | None) -> LazyProduct:
+    """Returns a product, whose `rows` are those of a vertex or an edge, over all that count."""
+    each = product.rows
+    if mine is None:
+        return product._replace(rows=each * (rows.real_edges.sum() if domain == EDGE else rows.count))
+    left = product.left and product.left._replace(start=product.left.start + each * mine.one)
+    right = product.right._replace(start=product.right.start + each * mine.one)
+    return product._replace(left=left, right=right, rows=each * mine.which.sum())
 
 
 def _transpose(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent / "levels.cpp"
+SOURCE = Path(__file__).resolve().parent / "library.cpp"
 # Instruction sets by machine, the best first, and the compiler's options for them.
 _X86 = {
     "avx512": "-mavx512f -mavx512dq -mavx512vl -mavx512bw -mavx2 -mfma -mprefer-vector-width=512",

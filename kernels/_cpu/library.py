@@ -9,7 +9,7 @@ import jax
 
 from cavs.kernels._cpu.build import VARIANTS, version
 
-NATIVE_TARGET = "cavs_levels"  # the name of the handler for `jax.ffi.ffi_call`
+NATIVE_LEVELS, NATIVE_GRADIENTS = "cavs_levels", "cavs_gradients"  # the names of the handlers for `jax.ffi.ffi_call`
 _FLAGS = {"avx512": {"avx512f", "avx512dq", "avx512vl", "avx512bw", "fma"}, "avx2": {"avx2", "fma"}, "neon": set()}
 
 
@@ -31,7 +31,8 @@ def native_unavailable() -> str | None:
     own.restype = ctypes.c_char_p
     if own().decode() != version():
         return "its library was compiled from other sources (run python -m cavs.kernels._cpu)"
-    jax.ffi.register_ffi_target(NATIVE_TARGET, jax.ffi.pycapsule(library.cavs_levels), platform="cpu")
+    for name in (NATIVE_LEVELS, NATIVE_GRADIENTS):
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return None
 
 

@@ -93,10 +93,14 @@ struct Kind {
   int64_t scattered[2];  // elements of all scatters, for each row, and for each edge
 };
 
+static inline void require(bool holds, const char* what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
 struct Reader {
   const int32_t *at, *end;
   int32_t next() {
-    if (at == end) throw std::runtime_error("the program ends early");
+    require(at != end, "the program ends early");
     return *at++;
   }
   Ref ref() {
@@ -178,8 +182,7 @@ static Kind read_kind(Reader& r) {
   return k;
 }
 
-static Program read_program(const int32_t* words, int64_t count) {
-  Reader r{words, words + count};
+static Program read_program(Reader r) {
   Program p{};
   for (int& x : p.header) x = r.next();
   for (int i = p.header[KINDS]; i > 0; i--) p.kinds.push_back(read_kind(r));

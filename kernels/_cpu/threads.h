@@ -107,3 +107,25 @@ class Threads {
   const std::function<void(int, int64_t)>* task_ = nullptr;
   pid_t process_;
 };
+
+// The threads that run a call: the pool's, if it is free, or else the calling one.
+class Team {
+ public:
+  Team() : pool_(Threads::get()), mine_(pool_.begin()) {}
+  ~Team() {
+    if (mine_) pool_.end();
+  }
+  int count() const { return mine_ ? pool_.count() : 1; }
+  void run(int64_t n, bool alone, const std::function<void(int, int64_t)>& task) {
+    if (!mine_ || alone || n == 1 || count() == 1) {
+      for (int64_t i = 0; i < n; i++) task(0, i);
+    } else {
+      pool_.wake();
+      pool_.run(n, task);
+    }
+  }
+
+ private:
+  Threads& pool_;
+  bool mine_;
+};

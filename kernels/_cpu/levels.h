@@ -1,10 +1,9 @@
-// Runs all levels of one direction in one call of XLA: `cavs_levels` is the handler. See cavs/_engines/native.py.
-#include <exception>
+// Runs all levels of one direction. See cavs/_engines/native.py.
+#pragma once
 #include <memory>
 
 #include "threads.h"
 #include "tile.h"
-#include "xla_ffi.h"
 
 namespace {
 
@@ -28,10 +27,6 @@ struct Call {
   int32_t header(Header h) const { return program.header[h]; }
   int32_t number(Header h, int64_t i = 0) const { return schedule[header(h) + i]; }
 };
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::runtime_error(what);
-}
 
 // Joins the tasks of each level and kind to groups.
 void find_groups(Call& c) {
@@ -92,28 +87,6 @@ void prepare_kinds(Call& c) {
     c.shared.push_back(s);
   }
 }
-
-// The threads that run a call: the pool's, if it is free, or else the calling one.
-class Team {
- public:
-  Team() : pool_(Threads::get()), mine_(pool_.begin()) {}
-  ~Team() {
-    if (mine_) pool_.end();
-  }
-  int count() const { return mine_ ? pool_.count() : 1; }
-  void run(int64_t n, bool alone, const std::function<void(int, int64_t)>& task) {
-    if (!mine_ || alone || n == 1 || count() == 1) {
-      for (int64_t i = 0; i < n; i++) task(0, i);
-    } else {
-      pool_.wake();
-      pool_.run(n, task);
-    }
-  }
-
- private:
-  Threads& pool_;
-  bool mine_;
-};
 
 void pack_weights(Call& c, Team& team) {
   struct Panel { const PackedWeight* from; Weight* to; int64_t number; };
@@ -235,61 +208,4 @@ void run_levels(Call& c) {
   }
 }
 
-Tensor tensor_of(const xla_ffi::Buffer& b) {
-  int64_t size = 1;
-  for (int64_t i = 0; i < b.rank; i++) size *= b.dims[i];
-  int64_t rows = b.rank ? b.dims[0] : 1, width = 1;
-  for (int64_t i = 1; i < b.rank; i++) width *= b.dims[i];
-  require(b.dtype == xla_ffi::F32 || b.dtype == xla_ffi::S32, "a buffer of another type");
-  return {(float*)b.data, rows, width, size};
-}
-
-constexpr int FIRST_TENSOR = 2;  // after the schedule and the window
-
-void handle(const xla_ffi::CallFrame& frame) {
-  require(frame.args.size >= FIRST_TENSOR, "few arguments");
-  Tensor of[FIRST_TENSOR];
-  Call c;
-  for (int64_t i = 0; i < frame.args.size; i++) {
-    Tensor t = tensor_of(*frame.args.of[i]);
-    if (i < FIRST_TENSOR) of[i] = t;
-    else c.tensors.push_back(t);
-  }
-  for (int64_t i = 0; i < frame.rets.size; i++) c.tensors.push_back(tensor_of(*frame.rets.of[i]));
-  require(frame.attrs.size == 1 && frame.attrs.types[0] == xla_ffi::ARRAY, "no program");
-  const xla_ffi::Array& words = *(const xla_ffi::Array*)frame.attrs.attrs[0];
-  require(words.dtype == xla_ffi::S32, "a program of another type");
-  c.program = read_program((const int32_t*)words.data, words.size);
-  c.schedule = (const int32_t*)of[0].data;
-  c.window = (const int32_t*)of[1].data;
-  require(of[1].size == 2 + 2 * c.header(KINDS), "a window of another size");
-  run_levels(c);
-  require(!c.lost, "a child's row is out of range");
-}
-
 }  // namespace
-
-#ifndef CAVS_VERSION
-#define CAVS_VERSION "unknown"
-#endif
-
-extern "C" __attribute__((visibility("default"))) const char* cavs_version() { return CAVS_VERSION; }
-
-extern "C" __attribute__((visibility("default"))) xla_ffi::Error* cavs_levels(xla_ffi::CallFrame* frame) {
-  for (xla_ffi::Extension* e = frame->extension_start; e; e = e->next) {
-    if (e->type != xla_ffi::METADATA) continue;
-    xla_ffi::Metadata* m = reinterpret_cast<xla_ffi::MetadataExtension*>(e)->metadata;
-    m->version = frame->api ? frame->api->version : xla_ffi::Version{sizeof(xla_ffi::Version), nullptr, 0, 1};
-    m->traits = 0, m->state_type = 0;
-    return nullptr;
-  }
-  if (frame->stage != xla_ffi::EXECUTE) return nullptr;
-  try {
-    handle(*frame);
-    return nullptr;
-  } catch (const std::exception& e) {
-    std::string message = std::string("cavs: engine native: ") + e.what();
-    xla_ffi::ErrorCreate args{sizeof args, nullptr, message.c_str(), xla_ffi::INVALID_ARGUMENT};
-    return frame->api->error_create(&args);
-  }
-}

@@ -1,0 +1,87 @@
+"""Engine `native`: lazy gradients. The library gathers and packs the operands in one pass, and reads no padding."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._graphs.pytree import PyTree
+from cavs._stages.cotangents import Floats
+from cavs._stages.operands import LazyProduct, Operand
+from cavs._stages.tensors import get_rows
+from cavs.kernels import NATIVE_GRADIENTS
+
+
+def with_rules(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fn`, for which `other` runs under `jax.vmap` and `jax.jvp`."""
+    batched = jax.custom_batching.custom_vmap(fn)
+
+    @batched.def_vmap
+    def of_batch(size: int, which: Sequence[PyTree], *args: PyTree) -> tuple[PyTree, PyTree]:
+        axes = jax.tree.map(lambda x: 0 if x else None, tuple(which))
+        out = jax.vmap(other, in_axes=axes, axis_size=size)(*args)
+        return out, jax.tree.map(lambda _: True, out)
+
+    whole = jax.custom_jvp(batched)
+    whole.defjvp(lambda primals, tangents: jax.jvp(other, primals, tangents))
+    return whole
+
+
+def gradients(products: Sequence[LazyProduct]) -> Floats:
+    """Computes the sums of products, by their static value. See `Products`."""
+    groups: dict[int, list[LazyProduct]] = {}
+    for p in products:
+        groups.setdefault(p.static, []).append(p)
+    ordered = [p for group in groups.values() for p in group]
+    bounds = [b for p in ordered for b in (0 if p.left is None else p.left.start, p.right.start, p.rows)]
+    arrays = [jnp.stack([jnp.asarray(b, jnp.int32) for b in bounds])]
+    places: dict[int, int] = {}
+
+    def place(x: jax.Array | None) -> int:
+        if x is None:
+            return -1
+        if id(x) not in places:
+            places[id(x)] = len(arrays)
+            arrays.append(x)
+        return places[id(x)]
+
+    def words(x: Operand | None) -> list[int]:
+        return [-1, -1, 0] if x is None else [place(x.source), place(x.index), 1 if x.index is None else x.index.shape[1]]
+
+    terms = [[[*words(p.left), *words(p.right)] for p in group] for group in groups.values()]
+    program = [w for group in terms for w in (len(group), *(w for term in group for w in term))]
+    shapes = [jax.ShapeDtypeStruct(_shape(group[0]), jnp.float32) for group in groups.values()]
+
+    def on_library(arrays: list[jax.Array]) -> PyTree:
+        return tuple(jax.ffi.ffi_call(NATIVE_GRADIENTS, shapes)(*arrays, program=np.array(program, np.int32)))
+
+    def on_xla(arrays: list[jax.Array]) -> PyTree:
+        limits = iter(arrays[0].reshape(-1, 3))
+        values = [
+            [_product(arrays, term, next(limits), p.most) for term, p in zip(own, group, strict=True)]
+            for own, group in zip(terms, groups.values(), strict=True)
+        ]
+        return tuple(functools.reduce(jnp.add, own) for own in values)
+
+    return dict(zip(groups, with_rules(on_library, on_xla)(arrays), strict=True))
+
+
+def _shape(p: LazyProduct) -> tuple[int, ...]:
+    return (p.right.width,) if p.left is None else (p.left.width, p.right.width)
+
+
+def _product(arrays: list[jax.Array], words: list[int], bounds: jax.Array, most: int) -> jax.Array:
+    """Returns what the library computes for one term."""
+    right = _rows(arrays, words[3:], bounds[1], bounds[2], most)
+    return right.sum(0) if words[0] < 0 else _rows(arrays, words[:3], bounds[0], bounds[2], most).T @ right
+
+
+def _rows(arrays: list[jax.Array], words: list[int], start: jax.Array, count: jax.Array, most: int) -> jax.Array:
+    """Returns the rows of an operand, zero from row `count` on."""
+    source, index, _ = words
+    n = jnp.arange(most)
+    which = jnp.minimum(start + n, (arrays[source] if index < 0 else arrays[index]).shape[0] - 1)
+    x = get_rows(arrays[source], which if index < 0 else get_rows(arrays[index], which)).reshape(most, -1)
+    return jnp.where((n < count)[:, None], x, 0)

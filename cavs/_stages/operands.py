@@ -1,0 +1,89 @@
+"""Where the operands of lazy gradients lie, for an engine that reads them there rather than from copies."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._function.domains import EDGE
+from cavs._function.jaxprs import Var, is_var
+from cavs._function.split import Split
+from cavs._stages.cotangents import Floats
+from cavs._stages.entrance import Memory, slots_together_of
+from cavs._stages.tensors import Index, Rows, RowSpan
+
+
+class Operand(NamedTuple):
+    """Rows of a matrix.
+
+    Attributes:
+        source: (m, ...).
+        index: (n, parts) ints; `None` for all rows of `source`.
+        start: row i is row start + i of `source`, or the rows index[start + i] of it, one after another.
+    """
+
+    source: jax.Array
+    index: jax.Array | None
+    start: Index
+
+    @property
+    def width(self) -> int:
+        """The number of elements of a row."""
+        parts = 1 if self.index is None else self.index.shape[1]
+        return parts * int(np.prod(self.source.shape[1:]))
+
+
+class LazyProduct(NamedTuple):
+    """left^T right over some rows: what one equation adds to the cotangent of a static value.
+
+    Attributes:
+        static: the number of the static value.
+        left: `None` for a column of ones, so that the result has one axis.
+        right: the other matrix.
+        most: how many rows there can be.
+        rows: how many there are.
+    """
+
+    static: int
+    left: Operand | None
+    right: Operand
+    most: int
+    rows: Index
+
+
+Products: TypeAlias = Callable[[Sequence[LazyProduct]], Floats]  # computes the sums of products, by their static value
+
+
+def operands(part: Split, rows: Rows, span: RowSpan, memory: Memory, values: Sequence[Var]) -> dict[Var, Operand]:
+    """Returns where `values` of the joint program lie, if they are rows of tensors, gathered or not, at the rows of a span."""
+    edge_child = rows.edge_child[:, None]
+    found = {}
+    for v, x, domain in zip(part.forward.cross, memory.crossing, part.reverse.cross_domain, strict=True):
+        found[v] = Operand(x, None, span.edge_start if domain == EDGE else span.start)
+    for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True):
+        found[v] = Operand(memory.states[i], rows.kids[:, k : k + 1], span.start)
+    for v, i in zip(part.forward.child, part.recurrent.child, strict=True):
+        found[v] = Operand(memory.states[i], edge_child, span.edge_start)
+    for v, x in zip((*part.forward.keep, *part.forward.extra), (*memory.kept, *memory.extras), strict=True):
+        if is_var(v) and v not in found:
+            found[v] = Operand(x, None, span.edge_start if part.joint.domain.get(v) == EDGE else span.start)
+    for v, (i, slots) in slots_together_of(part, values).items():
+        found[v] = Operand(memory.states[i], rows.kids[:, np.array(slots)], span.start)
+    return {v: found[v] for v in values if v in found and found[v].source.dtype == v.aval.dtype == jnp.float32}
+
+
+def split_rows(x: Operand, each: int) -> Operand:
+    """Returns a matrix with each row split in `each` rows of equal width."""
+    if each == 1:
+        return x
+    if x.index is None:
+        return Operand(x.source.reshape(x.source.shape[0] * each, -1), None, x.start * each)
+    parts = x.index.shape[1]
+    if parts % each == 0:
+        return Operand(x.source, x.index.reshape(-1, parts // each), x.start * each)
+    assert each % parts == 0
+    more = each // parts  # rows of the source are split, too
+    index = (x.index.reshape(-1, 1) * more + np.arange(more)).reshape(-1, 1)
+    return Operand(x.source.reshape(x.source.shape[0] * more, -1), index, x.start * each)

@@ -1,0 +1,127 @@
+// What XLA calls: `cavs_levels` runs all levels of one direction, `cavs_gradients` computes products over all vertices.
+#include <exception>
+
+#include "gradient.h"
+#include "levels.h"
+#include "xla_ffi.h"
+
+namespace {
+
+Tensor tensor_of(const xla_ffi::Buffer& b) {
+  int64_t size = 1;
+  for (int64_t i = 0; i < b.rank; i++) size *= b.dims[i];
+  int64_t rows = b.rank ? b.dims[0] : 1, width = 1;
+  for (int64_t i = 1; i < b.rank; i++) width *= b.dims[i];
+  require(b.dtype == xla_ffi::F32 || b.dtype == xla_ffi::S32, "a buffer of another type");
+  return {(float*)b.data, rows, width, size};
+}
+
+const int32_t* integers(const xla_ffi::Buffer& b) {
+  require(b.dtype == xla_ffi::S32, "a buffer of another type");
+  return (const int32_t*)b.data;
+}
+
+Reader program_of(const xla_ffi::CallFrame& frame) {
+  require(frame.attrs.size == 1 && frame.attrs.types[0] == xla_ffi::ARRAY, "no program");
+  const xla_ffi::Array& words = *(const xla_ffi::Array*)frame.attrs.attrs[0];
+  require(words.dtype == xla_ffi::S32, "a program of another type");
+  const int32_t* first = (const int32_t*)words.data;
+  return {first, first + words.size};
+}
+
+constexpr int FIRST_TENSOR = 2;  // after the schedule and the window
+
+void levels(const xla_ffi::CallFrame& frame) {
+  require(frame.args.size >= FIRST_TENSOR, "few arguments");
+  Tensor of[FIRST_TENSOR];
+  Call c;
+  for (int64_t i = 0; i < frame.args.size; i++) {
+    Tensor t = tensor_of(*frame.args.of[i]);
+    if (i < FIRST_TENSOR) of[i] = t;
+    else c.tensors.push_back(t);
+  }
+  for (int64_t i = 0; i < frame.rets.size; i++) c.tensors.push_back(tensor_of(*frame.rets.of[i]));
+  c.program = read_program(program_of(frame));
+  c.schedule = integers(*frame.args.of[0]);
+  c.window = integers(*frame.args.of[1]);
+  require(of[1].size == 2 + 2 * c.header(KINDS), "a window of another size");
+  run_levels(c);
+  require(!c.lost, "a child's row is out of range");
+}
+
+// Reads a matrix: the numbers of its tensor and of its index, both negative if there is none, and the rows of a row.
+Matrix matrix_of(const xla_ffi::CallFrame& frame, Reader& r, int64_t start, int64_t rows) {
+  int64_t data = r.next(), index = r.next(), parts = r.next();
+  if (data < 0) return {nullptr, 1, 0, nullptr, 0, 0};
+  require(data < frame.args.size && index < frame.args.size && parts > 0, "a number out of range");
+  Tensor t = tensor_of(*frame.args.of[data]);
+  require(frame.args.of[data]->dtype == xla_ffi::F32 && t.width > 0, "a matrix of another type");
+  int64_t limit = t.rows;
+  if (index >= 0) {
+    Tensor i = tensor_of(*frame.args.of[index]);
+    require(i.size == i.rows * parts, "an index of another width");
+    limit = i.rows;
+  }
+  require(start >= 0 && start + rows <= limit, "rows out of range");
+  require(index >= 0 || parts == 1, "parts of rows without an index");
+  return {t.data, t.width, t.rows, index < 0 ? nullptr : integers(*frame.args.of[index]), parts, start};
+}
+
+// The program: for each result the number of its terms, and for each of these two matrices. The first argument has three numbers
+// for each term: the first rows of the matrices, and how many follow.
+void gradients(const xla_ffi::CallFrame& frame) {
+  require(frame.args.size > 0, "few arguments");
+  Reader r = program_of(frame);
+  const int32_t* bounds = integers(*frame.args.of[0]);
+  const int32_t* last = bounds + tensor_of(*frame.args.of[0]).size;
+  std::vector<Gradient> all;
+  for (int64_t i = 0; i < frame.rets.size; i++) {
+    Tensor out = tensor_of(*frame.rets.of[i]);
+    Gradient g{{}, out.data, 0, 0};
+    for (int n = r.next(); n > 0; n--, bounds += 3) {
+      require(bounds + 3 <= last && bounds[2] >= 0, "few bounds");
+      Term t{matrix_of(frame, r, bounds[0], bounds[2]), {}, bounds[2]};
+      t.right = matrix_of(frame, r, bounds[1], bounds[2]);
+      int64_t height = t.left.parts * t.left.width, width = t.right.parts * t.right.width;
+      require(g.terms.empty() || (g.height == height && g.width == width), "terms of other sizes");
+      g.height = height, g.width = width;
+      g.terms.push_back(t);
+    }
+    require(!g.terms.empty() && out.size == std::max<int64_t>(g.height, 1) * g.width && g.width > 0, "a result of another size");
+    all.push_back(std::move(g));
+  }
+  Team team;
+  require(compute_gradients(team, all), "a row is out of range");
+}
+
+xla_ffi::Error* handled(xla_ffi::CallFrame* frame, void (*run)(const xla_ffi::CallFrame&)) {
+  for (xla_ffi::Extension* e = frame->extension_start; e; e = e->next) {
+    if (e->type != xla_ffi::METADATA) continue;
+    xla_ffi::Metadata* m = reinterpret_cast<xla_ffi::MetadataExtension*>(e)->metadata;
+    m->version = frame->api ? frame->api->version : xla_ffi::Version{sizeof(xla_ffi::Version), nullptr, 0, 1};
+    m->traits = 0, m->state_type = 0;
+    return nullptr;
+  }
+  if (frame->stage != xla_ffi::EXECUTE) return nullptr;
+  try {
+    run(*frame);
+    return nullptr;
+  } catch (const std::exception& e) {
+    std::string message = std::string("cavs: engine native: ") + e.what();
+    xla_ffi::ErrorCreate args{sizeof args, nullptr, message.c_str(), xla_ffi::INVALID_ARGUMENT};
+    return frame->api->error_create(&args);
+  }
+}
+
+}  // namespace
+
+#ifndef CAVS_VERSION
+#define CAVS_VERSION "unknown"
+#endif
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED const char* cavs_version() { return CAVS_VERSION; }
+
+EXPORTED xla_ffi::Error* cavs_levels(xla_ffi::CallFrame* frame) { return handled(frame, levels); }
+
+EXPORTED xla_ffi::Error* cavs_gradients(xla_ffi::CallFrame* frame) { return handled(frame, gradients); }
