@@ -95,6 +95,11 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def places_leaves(self) -> bool:
+        """Whether the engine writes the states of the leaves into the dynamic tensors itself."""
+        ...
+
     def forward_levels(
         self,
         batch: Batch,
@@ -103,7 +108,16 @@ class Engine(Protocol):
         eager: list[Arrays],
         save: bool,
     ) -> ForwardLevels:
-        """Runs the forward's levels, from the states of the leaves; with `save` it keeps what the backward reads."""
+        """Runs the forward's levels.
+
+        Args:
+            batch: The batch.
+            states: The dynamic tensors with the states of the leaves. If the engine places leaves: these states, those of the
+                leaves of the first kind first.
+            statics: For each kind, the static values.
+            eager: For each kind, the outputs of the eager part.
+            save: Whether to keep what the backward reads.
+        """
         ...
 
     def backward_levels(

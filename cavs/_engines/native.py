@@ -9,36 +9,28 @@ The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run 
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cavs._engines import scan, scan_reverse
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
+from cavs._engines.native_call import NativeCall
 from cavs._engines.native_gradients import gradients, with_rules
-from cavs._engines.native_kinds import NO_KIND, Lowered, Name, lowered, static_arrays
-from cavs._engines.native_program import encoded
+from cavs._engines.native_kinds import NO_KIND, Name, lowered
 from cavs._engines.scan_task import StateCotangents, Totals, empty_cuts, kind_of, with_reuse
 from cavs._function.domains import EDGE
 from cavs._function.jaxprs import Var
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, Shape
-from cavs._schedule.shape import slots_of
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Index, Rows, Zeros, rows_of_kinds
-from cavs.kernels import NATIVE_LEVELS, Unfit, native_unavailable
+from cavs._stages.tensors import Index, Rows, Zeros, rows_of_kinds, write
+from cavs.kernels import Unfit, native_unavailable
 
 Arrays = list[jax.Array]
-# Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
-_FIELDS = (
-    "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
-    "num_children"
-).split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +38,7 @@ class Native:
     """Engine `native`: C++ runs the levels on a CPU. See [`Engine`][cavs._engines.engine.Engine]."""
 
     launches = False
+    places_leaves = True
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
@@ -53,7 +46,8 @@ class Native:
         """Runs the forward's levels in one call."""
 
         def on_scan(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
-            return tuple(scan.forward_levels(_batch(batch, data), states, statics, eager, save)[:3])
+            here = _batch(batch, data)
+            return tuple(scan.forward_levels(here, _placed(here, states), statics, eager, save)[:3])
 
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
             return _forward_call(_batch(batch, data), states, statics, eager, save)
@@ -103,10 +97,23 @@ def _batch(batch: Batch, data: jax.Array) -> Batch:
     return batch._replace(sched=sched, rows=rows_of_kinds(sched, plan.function.arity, plan.reads_edges), zeros=Zeros(sched))
 
 
+def _placed(batch: Batch, leaves: Arrays) -> Arrays:
+    """Returns the dynamic tensors with the states of leaves, kind after kind, as the library creates them."""
+    avals = batch.plan.state_avals
+    states = [batch.zeros((batch.sched.shape.rows, *a.shape), a.dtype) for a in avals]
+    for i, x in enumerate(leaves):
+        own = i % len(avals)
+        states[own] = write(states[own], x, batch.sched.leaf_row[i // len(avals)])
+    return states
+
+
 def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool) -> PyTree:
-    call = _Call(batch, backward=False)
+    call = NativeCall(batch, backward=False)
+    avals = batch.plan.state_avals
+    for i, a in enumerate(avals):
+        call.created("state", NO_KIND, i, jax.ShapeDtypeStruct((batch.sched.shape.rows, *a.shape), a.dtype))
     for i, x in enumerate(states):
-        call.updated("state", i, x)
+        call.leaves(i // len(avals), i % len(avals), x)
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
         own = lowered(part, k, True, save, {}) if rows.size else None
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
@@ -118,7 +125,7 @@ def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: li
     out = call.run(jnp.array([0, -1] + [0, 0] * len(batch.kinds), jnp.int32))
     kept = [[out["kept", k, n] for n in range(len(p.forward.keep) if save else 0)] for k, p in enumerate(batch.parts)]
     extras = [[out["extra", k, n] for n in range(len(p.recurrent.extra))] for k, p in enumerate(batch.parts)]
-    return [out["state", NO_KIND, i] for i in range(len(states))], kept, extras
+    return [out["state", NO_KIND, i] for i in range(len(avals))], kept, extras
 
 
 def _shape(rows: Rows, aval: Any, edge: bool, slack: bool) -> jax.ShapeDtypeStruct:
@@ -176,7 +183,7 @@ def _backward_call(
     batch: Batch, loop: scan_reverse.Loop, levels: tuple[PyTree, ...], g: StateCotangents, bounds: jax.Array
 ) -> PyTree:
     states, statics, eager, kept, extras = levels
-    call = _Call(batch, backward=True)
+    call = NativeCall(batch, backward=True)
     for i, x in enumerate(states):
         call.given[("state", NO_KIND, i)] = x
     for i, x in g.items():
@@ -210,76 +217,3 @@ def _backward_call(
 
 def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.zeros(like.shape, like.dtype)
-
-
-def _words32(x: jax.Array) -> jax.Array:
-    """Returns booleans as the library has them."""
-    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
-
-
-class _Call:
-    """One call of the library: its tensors by name, and its program."""
-
-    def __init__(self, batch: Batch, backward: bool):
-        self.batch, self.backward = batch, backward
-        self.given: dict[Name, jax.Array | Callable[[], jax.Array]] = {}
-        self._results: dict[Name, jax.ShapeDtypeStruct] = {}
-        self._kinds: list[Lowered | None] = []
-
-    def updated(self, what: str, number: int, x: jax.Array) -> None:
-        """A tensor of states or of their cotangents, which the call updates in place."""
-        self.given[(what, NO_KIND, number)] = x
-        self._results[(what, NO_KIND, number)] = jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-    def overwritten(self, name: Name) -> None:
-        """A given tensor that becomes a result."""
-        x = self.given[name]
-        assert not callable(x)
-        self._results[name] = jax.ShapeDtypeStruct(x.shape, x.dtype)
-
-    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct) -> None:
-        """A result that the call fills."""
-        self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
-
-    def kind(self, own: Lowered | None, k: int, statics: Arrays, crossing: Arrays) -> None:
-        """The program of kind `k`, `None` without vertices, and what it reads of the static and of the eager part."""
-        self._kinds.append(own)
-        rows = self.batch.rows[k]
-        self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
-        self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
-        if own is not None:
-            self.given |= static_arrays(own, self.batch.parts[k], k, statics)
-
-    def run(self, bounds: jax.Array) -> dict[Name, jax.Array]:
-        """Runs the rounds that `bounds` says. Returns the results by name."""
-        used: dict[Name, None] = {}
-        self._words(lambda name: used.setdefault(name, None) or 0)
-        names = [name for name in self.given if name in self._results or name in used]
-        results = list(self._results)
-        place = {name: i for i, name in enumerate(names)} | {name: len(names) + i for i, name in enumerate(results)}
-        words = np.array(self._words(lambda name: place[name]), np.int32)
-        arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
-        aliases = {2 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
-        shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
-        call = jax.ffi.ffi_call(NATIVE_LEVELS, shapes, input_output_aliases=aliases)
-        out = call(self.batch.sched.data, bounds, *arrays, program=words)
-        return {name: x.astype(like.dtype) for (name, like), x in zip(self._results.items(), out, strict=True)}
-
-    def _words(self, number: Callable[[Name], int]) -> list[int]:
-        shape = self.batch.sched.shape
-        slots = slots_of(shape)
-        places = [slots[name][0] if name in slots else -1 for name in _FIELDS]
-        words = [int(self.backward), len(self._kinds), len(shape.classes), shape.arity, int(shape.forest), *places]
-        words += [shape.tasks, shape.rows]
-        at = edge_at = 0
-        for k, (own, rows) in enumerate(zip(self._kinds, self.batch.rows, strict=True)):
-            sizes = [rows.size, rows.edges, at, edge_at, rows.pad, rows.edge_pad]
-            if own is None:
-                created = [name for name in self._results if name[1] == k and name[0] != "state"]
-                words += [*sizes, 0, 0, 0, len(created)]
-                words += [w for name in created for w in (number(name), 0, 3)]
-                words.append(0)
-            else:
-                words += encoded(own.program, sizes, number)
-            at, edge_at = at + rows.size, edge_at + rows.edges
-        return words

@@ -64,6 +64,7 @@ class Persistent:
     layouts: Layouts = MEASURED
 
     launches = True
+    places_leaves = False
 
     def forward_levels(
         self,

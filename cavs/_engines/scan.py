@@ -37,6 +37,7 @@ class Scan:
     """Engine `scan`: XLA loops over tasks, on any device. See [`Engine`][cavs._engines.engine.Engine]."""
 
     launches = False
+    places_leaves = False
 
     def forward_levels(
         self,

@@ -35,7 +35,7 @@ class _Leaves(NamedTuple):
 
     Attributes:
         vertices: For each kind, the rows of its leaves in the inputs, padded.
-        states: The dynamic tensors, with the leaves' states.
+        states: As `Engine.forward_levels` takes them.
         pushes: For each kind, the pushes of its leaves.
         transposes: For each kind, the transpose of F.
     """
@@ -122,7 +122,8 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
     plan, sched, kinds, _, zeros = batch
     shape = sched.shape
     whole = engine.launches and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
-    states = [] if whole else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
+    empty = whole or engine.places_leaves
+    states = [] if empty else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
     vertices = leaf_vertices(sched)
     pushes: list[Arrays] = []
     transposes: list[Transpose] = []
@@ -130,7 +131,9 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
         fn = leaf_function(plan.leaf[name], size, stored=engine.launches)
         (s, y), vjp = _with_vjp(fn, save, (params,), lambda vertex=vertex: ([get_rows(x, vertex) for x in inputs],))
         transposes += vjp
-        if whole:
+        if engine.places_leaves:
+            states += s
+        elif whole:
             after = shape.rows - shape.pad - size
             states = [jnp.pad(x, ((shape.pad, after), *((0, 0),) * (x.ndim - 1))) for x in s]
         else:

@@ -88,6 +88,32 @@ void prepare_kinds(Call& c) {
   }
 }
 
+// Fills the dynamic tensors of the states with zeros, and with the states of the leaves, kind after kind.
+void place_leaves(Call& c, Team& team) {
+  constexpr int64_t SOME = 1 << 15;  // elements at a time
+  struct Piece { int to; int64_t first, last; };
+  std::vector<Piece> pieces;
+  for (const Leaves& l : c.program.leaves) {
+    const Tensor &from = c.tensors[l.from], &to = c.tensors[l.to];
+    require(from.width == to.width && from.rows <= to.rows && to.rows == c.header(STATE_ROWS), "states of another size");
+    if (l.kind) continue;
+    int64_t rows = std::max<int64_t>(SOME / std::max<int64_t>(to.width, 1), 1);
+    for (int64_t r = 0; r < to.rows; r += rows) pieces.push_back({l.to, r, std::min(r + rows, to.rows)});
+  }
+  team.run(pieces.size(), pieces.size() < 8, [&](int, int64_t i) {
+    const Piece& p = pieces[i];
+    const Tensor& to = c.tensors[p.to];
+    memset(to.data + p.first * to.width, 0, (p.last - p.first) * to.width * sizeof(float));
+    for (const Leaves& l : c.program.leaves) {
+      const Tensor& from = c.tensors[l.from];
+      int64_t row = std::clamp<int64_t>(c.number(LEAF_ROW, l.kind), 0, to.rows - from.rows);
+      int64_t first = std::max(p.first, row), last = std::min(p.last, row + from.rows);
+      if (l.to != p.to || first >= last) continue;
+      memcpy(to.data + first * to.width, from.data + (first - row) * to.width, (last - first) * to.width * sizeof(float));
+    }
+  });
+}
+
 void pack_weights(Call& c, Team& team) {
   struct Panel { const PackedWeight* from; Weight* to; int64_t number; };
   std::vector<Panel> panels;
@@ -195,6 +221,7 @@ void run_levels(Call& c) {
   Team team;
   find_groups(c);
   prepare_kinds(c);
+  place_leaves(c, team);
   pack_weights(c, team);
   std::vector<Cost> costs;
   for (const Kind& kind : c.program.kinds) costs.push_back(cost_of(kind));

@@ -112,11 +112,16 @@ struct Reader {
 // Where arrays of the schedule begin in its vector, and numbers that hold for all kinds.
 enum Header {
   BACKWARD, KINDS, CLASSES, ARITY, FOREST, NUM_ROUNDS, ROUND_END, TASK_ROW, TASK_START, TASK_SIZE, TASK_EDGE, TASK_EDGES, TASK_LEVEL,
-  INNER_COUNT, EDGE_CHILD, FIRST_EDGE, NUM_CHILDREN, TASKS, STATE_ROWS, HEADER
+  INNER_COUNT, EDGE_CHILD, FIRST_EDGE, NUM_CHILDREN, LEAF_ROW, TASKS, STATE_ROWS, HEADER
+};
+
+struct Leaves {  // states of the leaves of a kind, which are written into a tensor
+  int kind, from, to;
 };
 
 struct Program {
   int32_t header[HEADER];
+  std::vector<Leaves> leaves;
   std::vector<Kind> kinds;
 };
 
@@ -185,6 +190,10 @@ static Kind read_kind(Reader& r) {
 static Program read_program(Reader r) {
   Program p{};
   for (int& x : p.header) x = r.next();
+  for (int i = r.next(); i > 0; i--) {
+    int kind = r.next(), from = r.next();
+    p.leaves.push_back({kind, from, r.next()});
+  }
   for (int i = p.header[KINDS]; i > 0; i--) p.kinds.push_back(read_kind(r));
   return p;
 }

@@ -1,0 +1,101 @@
+"""Engine `native`: one call of the library that runs levels."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._engines.engine import Batch
+from cavs._engines.native_kinds import NO_KIND, Lowered, Name, static_arrays
+from cavs._engines.native_program import encoded
+from cavs._schedule.shape import slots_of
+from cavs.kernels import NATIVE_LEVELS
+
+Arrays = list[jax.Array]
+# Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
+_FIELDS = (
+    "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
+    "num_children leaf_row"
+).split()
+
+
+def _words32(x: jax.Array) -> jax.Array:
+    """Returns booleans as the library has them."""
+    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+
+
+class NativeCall:
+    """One call of the library: its tensors by name, and its program."""
+
+    def __init__(self, batch: Batch, backward: bool):
+        self.batch, self.backward = batch, backward
+        self.given: dict[Name, jax.Array | Callable[[], jax.Array]] = {}
+        self._results: dict[Name, jax.ShapeDtypeStruct] = {}
+        self._kinds: list[Lowered | None] = []
+        self._leaves: list[Name] = []
+
+    def updated(self, what: str, number: int, x: jax.Array) -> None:
+        """A tensor of states or of their cotangents, which the call updates in place."""
+        self.given[(what, NO_KIND, number)] = x
+        self._results[(what, NO_KIND, number)] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def overwritten(self, name: Name) -> None:
+        """A given tensor that becomes a result."""
+        x = self.given[name]
+        assert not callable(x)
+        self._results[name] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct) -> None:
+        """A result that the call fills."""
+        self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
+
+    def leaves(self, kind: int, number: int, x: jax.Array) -> None:
+        """The states of a kind's leaves, which the call writes into a tensor that it creates."""
+        self._leaves.append(("leaves", kind, number))
+        self.given[self._leaves[-1]] = x
+
+    def kind(self, own: Lowered | None, k: int, statics: Arrays, crossing: Arrays) -> None:
+        """The program of kind `k`, `None` without vertices, and what it reads of the static and of the eager part."""
+        self._kinds.append(own)
+        rows = self.batch.rows[k]
+        self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
+        self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
+        if own is not None:
+            self.given |= static_arrays(own, self.batch.parts[k], k, statics)
+
+    def run(self, bounds: jax.Array) -> dict[Name, jax.Array]:
+        """Runs the rounds that `bounds` says. Returns the results by name."""
+        used: dict[Name, None] = {}
+        self._words(lambda name: used.setdefault(name, None) or 0)
+        names = [name for name in self.given if name in self._results or name in used]
+        results = list(self._results)
+        place = {name: i for i, name in enumerate(names)} | {name: len(names) + i for i, name in enumerate(results)}
+        words = np.array(self._words(lambda name: place[name]), np.int32)
+        arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
+        aliases = {2 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
+        shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
+        call = jax.ffi.ffi_call(NATIVE_LEVELS, shapes, input_output_aliases=aliases)
+        out = call(self.batch.sched.data, bounds, *arrays, program=words)
+        return {name: x.astype(like.dtype) for (name, like), x in zip(self._results.items(), out, strict=True)}
+
+    def _words(self, number: Callable[[Name], int]) -> list[int]:
+        shape = self.batch.sched.shape
+        slots = slots_of(shape)
+        places = [slots[name][0] if name in slots else -1 for name in _FIELDS]
+        words = [int(self.backward), len(self._kinds), len(shape.classes), shape.arity, int(shape.forest), *places]
+        words += [shape.tasks, shape.rows, len(self._leaves)]
+        for name in self._leaves:
+            words += [name[1], number(name), number(("state", NO_KIND, name[2]))]
+        at = edge_at = 0
+        for k, (own, rows) in enumerate(zip(self._kinds, self.batch.rows, strict=True)):
+            sizes = [rows.size, rows.edges, at, edge_at, rows.pad, rows.edge_pad]
+            if own is None:
+                created = [name for name in self._results if name[1] == k and name[0] != "state"]
+                words += [*sizes, 0, 0, 0, len(created)]
+                words += [w for name in created for w in (number(name), 0, 3)]
+                words.append(0)
+            else:
+                words += encoded(own.program, sizes, number)
+            at, edge_at = at + rows.size, edge_at + rows.edges
+        return words
