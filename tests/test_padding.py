@@ -10,6 +10,7 @@ import pytest
 
 import cavs
 from cavs._schedule.padding import padding_of
+from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES, GRAPHS, joined, random_binary_tree
 from tests.programs import PROGRAMS
 from tests.truth import assert_close
@@ -32,6 +33,35 @@ def test_a_graph_alone_and_in_a_batch(name: str) -> None:
         rows = slice(*batch.vertex_offsets[g : g + 2])
         alone = gradient(batch[g], inputs[rows], ct[rows])
         assert_close(alone, tuple(x[rows] for x in together), 1e-12)
+
+
+@pytest.mark.parametrize("engine", ["scan", "native"])
+@pytest.mark.parametrize("last", [40, 250, 400])
+def test_windows_without_tasks_of_a_kind(last: int, engine: str) -> None:
+    """A kind whose last vertices come several windows before the end, a kind of one vertex, and one without children."""
+    if engine == "native" and native_unavailable():
+        pytest.skip(native_unavailable())
+    kind = np.array([0] + [1] * last + [2] + [3] * (1000 - last))
+    names = ("leaf", "low", "once", "high")
+    graphs = cavs.Graphs.build([1002], [0] + [1] * 1001, np.arange(1001), kind=kind, kind_names=names)
+    F = cavs.VertexFunction(dict.fromkeys(names, windowed), state=(4,), arity=1)
+    dtype = np.float32 if engine == "native" else np.float64
+    weights = {"w": np.eye(4, dtype=dtype), "u": 0.3 * np.eye(4, dtype=dtype)}
+
+    def gradient(window: int) -> tuple[jax.Array, jax.Array]:
+        sched = cavs.schedule(graphs, window=window)
+        x = sched.pad(np.sin(np.arange(4008.0)).reshape(-1, 4).astype(dtype))
+        loss = jax.jit(jax.grad(lambda p, x: (cavs.run(F, p, sched, x, engine=engine) ** 2).sum(), (0, 1)))
+        assert (window == 256) == (sched.shape.windows[0] > 1)
+        return loss(weights, x)
+
+    assert_close(gradient(256), gradient(1 << 15), 1e-4 if engine == "native" else 1e-12)
+
+
+def windowed(params: dict[str, jax.Array], v: cavs.Vertex) -> None:
+    h = jnp.tanh(v.gather(0) @ params["u"] + v.pull() @ params["w"])
+    v.scatter(h)
+    v.push(h)
 
 
 def test_labels_in_a_small_schedule_reach_no_gradient() -> None:

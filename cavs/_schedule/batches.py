@@ -71,7 +71,7 @@ def schedule_batches(
     if any(shape.windows[0] > 1 for shape in shapes):
         for sched, first, count in zip(schedules, tasks.first, tasks.count, strict=True):
             mine = slice(first, first + count)
-            write_windows(sched, window_of[mine], rounds.number[mine], tasks.cls[mine], tasks.start[mine], tasks.edge[mine])
+            write_windows(sched, window_of[mine], rounds.number[mine], tasks.cls[mine])
     return schedules
 
 

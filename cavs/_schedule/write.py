@@ -116,10 +116,11 @@ def _add_scripts(
         out.add((at + rows)[dags], rows[dags], count)
 
 
-def write_windows(
-    sched: Schedule, window_of: np.ndarray, number: np.ndarray, cls: np.ndarray, start: np.ndarray, edge: np.ndarray
-) -> None:
-    """Writes the windows of lazy batching into a schedule that has several. The arrays are those of its tasks."""
+def write_windows(sched: Schedule, window_of: np.ndarray, number: np.ndarray, cls: np.ndarray) -> None:
+    """Writes the windows of lazy batching into a schedule that has several. The arrays are those of its tasks.
+
+    In windows after the last task of a kind, its rows begin where they end: all of them belong to the windows before.
+    """
     if sched.shape.windows[0] == 1:
         return
     windows = np.arange(window_of[-1] + 1)
@@ -130,9 +131,12 @@ def write_windows(
     for k in range(len(sched.shape.kinds)):
         mine = np.flatnonzero(kind == k)
         if len(mine):
-            first = mine[np.searchsorted(window_of[mine], windows).clip(max=len(mine) - 1)]
-            sched.window_start[: len(first), k] = start[first]
-            sched.window_edge[: len(first), k] = edge[first]
+            first = np.searchsorted(window_of[mine], windows)
+            for begins, start, size in (
+                (sched.window_start, sched.task_start, sched.task_size),
+                (sched.window_edge, sched.task_edge, sched.task_edges),
+            ):
+                begins[: len(first), k] = np.append(start[mine], start[mine[-1]] + size[mine[-1]])[first]
 
 
 _OF_KINDS = {"leaf_vertex": "leaves", "edge_child": "edges", "edge_owner": "edges"} | dict.fromkeys(

@@ -222,7 +222,7 @@ def _transpose(
 
 def _only(x: jax.Array, mine: Some) -> jax.Array:
     """Returns `x` with all rows that do not count replaced by one that does."""
-    return jnp.where(mine.which.reshape(-1, *(1,) * (x.ndim - 1)), x, x[mine.one])
+    return jnp.where(mine.which.reshape(-1, *(1,) * (x.ndim - 1)), x, x[mine.one]) if x.shape[0] else x
 
 
 def _if_any(x: jax.Array, mine: Some | None) -> jax.Array:
