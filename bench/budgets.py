@@ -59,7 +59,7 @@ class Step:
 
     def compiled(self, plan: Any, ready: dict[Any, Compiled]) -> int:
         """Compiles the step of a plan, unless it is in `ready`, and adds it. Returns the bytes of its temporary memory."""
-        if (choice := (plan.parts, plan.keep)) not in ready:
+        if (choice := (plan.parts, plan.keep, plan.segments)) not in ready:
             batch = jax.device_put(plan.batch(self.graphs))
             compiled = jax.jit(jax.value_and_grad(plan.loss)).lower(self.params, batch).compile()
             analysis = compiled.memory_analysis()
@@ -111,9 +111,16 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
         times = [step.seconds(compiled, batch) for _ in range(steps)]
         measured[choice] = {"temp": temp, "ms": _ms(times), "difference": _difference(grads, first)}
     found = [
-        {"budget": budget, "parts": plan.parts, "keep": plan.keep, "predicted": plan.peak, "plan_s": round(seconds, 2)}
+        {
+            "budget": budget,
+            "parts": plan.parts,
+            "keep": plan.keep,
+            "segments": plan.segments,
+            "predicted": plan.peak,
+            "plan_s": round(seconds, 2),
+        }
         | {"at_once": at_once}
-        | measured[plan.parts, plan.keep]
+        | measured[plan.parts, plan.keep, plan.segments]
         for budget, (plan, seconds, at_once) in zip(wanted, plans, strict=True)
     ]
     return _named(program, engine, step, hidden) | {"points": found}

@@ -19,9 +19,9 @@ from cavs._memory.sub_batches import deal, sub_batched
 from cavs._memory.traced import traced_peak
 from cavs._schedule.buckets import covers
 from cavs._schedule.few import few_shapes
+from cavs._schedule.level_segments import SegmentedSchedule, in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
-from cavs._schedule.shape import Shape
 
 Collate: TypeAlias = Callable[[Sample], PyTree]
 Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its graphs, the graphs, and the schedule
@@ -36,7 +36,7 @@ class BatchGradient:
     graphs: Graphs
     collate: Collate
     names: Names = ()
-    known: dict[tuple[int, int], Part] = dataclasses.field(default_factory=dict)
+    known: dict[tuple[int, int, int], Part] = dataclasses.field(default_factory=dict)
     engines: dict[Choice, set[str]] = dataclasses.field(default_factory=dict)  # those that run, of the choices that were traced
 
     def size(self, choice: Choice) -> tuple[int, int]:
@@ -44,11 +44,11 @@ class BatchGradient:
         graphs, starts = self.graphs, self.graphs.vertex_offsets[:-1]
         levels = np.maximum.reduceat(graphs.height, starts) + 1
         depth = int(levels[_dealt(graphs, choice.parts)].max(1).sum())
-        return graphs.num_vertices, depth + graphs.num_vertices // WINDOWS[choice.keep]
+        return graphs.num_vertices, depth + graphs.num_vertices // WINDOWS[choice.keep] + choice.parts * choice.segments
 
     def first(self, choice: Choice) -> Part:
         """The first part of the batch."""
-        key = choice.parts, WINDOWS[choice.keep]
+        key = choice.parts, WINDOWS[choice.keep], choice.segments
         if key not in self.known:
             self.known[key] = next(schedule_parts(self.graphs, choice))
         return self.known[key]
@@ -72,14 +72,18 @@ def _dealt(graphs: Graphs, parts: int) -> np.ndarray:
     return deal(graphs, parts) if parts > 1 else np.arange(len(graphs))[None]
 
 
-def schedule_parts(graphs: Graphs, choice: Choice, shape: Shape | None = None) -> Iterator[Part]:
-    """Schedules the parts of a batch in one shape: `shape` if they fit into it."""
+def schedule_parts(graphs: Graphs, choice: Choice, like: Schedule | None = None) -> Iterator[Part]:
+    """Schedules the parts of a batch in one shape: that of `like` if they fit into it."""
     parts = list(_dealt(graphs, choice.parts))
     fields = tuple(name for name in ("input_id", "label") if getattr(graphs, name) is not None)
     options = options_of("plan", graphs, "batching", True, False, WINDOWS[choice.keep], None, fields, None)
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
-    shape = shape if shape is not None and covers(shape, needed) else needed
+    shape = like.shape if like is not None and covers(like.shape, needed) else needed
     found = planned_schedules(graphs, ((part, 0) for part in parts), options._replace(fixed=(shape,)), 0)
+    if choice.segments > 1:
+        whole = list(found)
+        known = like.segment_shape if isinstance(like, SegmentedSchedule) else None
+        found = zip([g for g, _ in whole], in_segments(whole, options, choice.segments, known), strict=True)
     return ((part, *some) for part, some in zip(parts, found, strict=True))
 
 

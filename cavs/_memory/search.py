@@ -5,8 +5,10 @@ import math
 from typing import NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 from cavs._engines.choose import EngineError
+from cavs._graphs.graphs import Graphs
 from cavs._memory.buffers import Peak
 from cavs._schedule.tasks import LAZY_WINDOW
 
@@ -18,13 +20,25 @@ _SHARE = {"fast": 1.0, "least": 0.6, "window": 0.3}  # no keeping needs less of 
 _PADDING = 0.8  # parts may have less padding than a larger part
 _SURE = 0.85  # of a peak that is read from a line between two others
 KEEPINGS = tuple(_AGAIN)
+SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
+LEVELS_OF_SEGMENT = 4
+# The time of segments: the forward runs twice, and on engine `scan` rather than a faster one (chains of 5,000 steps).
+_IN_SEGMENTS = {"cpu": 2, "gpu": 20}
 
 
 class Choice(NamedTuple):
-    """One way to compute a batch: the number of parts, and what the backward of F keeps of the forward."""
+    """One way to compute a batch.
+
+    Attributes:
+        parts: the number of parts.
+        keep: what the backward of F keeps of the forward.
+        segments: the number of segments of levels in which a part runs.
+    """
 
     parts: int
     keep: str
+    segments: int = 1
 
 
 class Candidate(NamedTuple):
@@ -60,8 +74,10 @@ class Search:
         """The predicted time, in rows."""
         if choice not in self.times:
             rows, tasks = self.work.size(choice)
-            latency = _ROWS_PER_TASK.get(jax.default_backend(), _ROWS_PER_TASK["gpu"])
-            self.times[choice] = rows * _AGAIN[choice.keep] + tasks * latency
+            backend = jax.default_backend()
+            latency = _ROWS_PER_TASK.get(backend, _ROWS_PER_TASK["gpu"])
+            again = 1 if choice.segments == 1 else _IN_SEGMENTS.get(backend, _IN_SEGMENTS["gpu"])
+            self.times[choice] = again * (rows * _AGAIN[choice.keep] + tasks * latency)
         return self.times[choice]
 
     def slowdown(self, chosen: Candidate) -> float:
@@ -133,13 +149,13 @@ class Search:
         Memory is a part that does not depend on the parts (gradients, for instance), and another that is divided by their
         number: a line over 1 / parts. A keeping saves a share of that; the share is smaller if parts are smaller.
         """
-        fast = {c.choice.parts: c.peak.bytes for c in self.found.values() if c.choice.keep == "fast"}
-        if len(fast) < 2:
+        fast = {c.choice.parts: c.peak.bytes for c in self.found.values() if c.choice[1:] == ("fast", 1)}
+        if len(fast) < 2 or choice.segments > 1:
             return max((self._half(choice, known) for known in self.found.values()), default=0.0)
         shares = [
             c.peak.bytes / _between(fast, c.choice.parts)
             for c in self.found.values()
-            if c.choice.keep == choice.keep and c.choice.parts <= choice.parts
+            if c.choice[1:] == choice[1:] and c.choice.parts <= choice.parts
         ]
         share = max(shares, default=_SHARE[choice.keep])
         return _SURE * share * _between(fast, choice.parts)
@@ -147,7 +163,8 @@ class Search:
     def _half(self, choice: Choice, known: Candidate) -> float:
         """Half of a batch needs half of the memory, or more."""
         share = min(1.0, _SHARE[choice.keep] / _SHARE[known.choice.keep])
-        return _PADDING * share * known.peak.bytes * min(1.0, known.choice.parts / choice.parts)
+        known_size, size = (c.parts * c.segments for c in (known.choice, choice))
+        return _PADDING * share * known.peak.bytes * min(1.0, known_size / size)
 
 
 def _between(known: dict[int, int], parts: int) -> float:
@@ -170,6 +187,18 @@ def choices_for(graphs: int, vertices: int) -> list[Choice]:
         for keep in KEEPINGS
         if WINDOWS[keep] == LAZY_WINDOW or n == 1 or vertices > 2 * n * WINDOWS[keep]
     ]
+
+
+def with_segments(choices: list[Choice], graphs: Graphs) -> list[Choice]:
+    """Adds the choices in which large graphs of many levels run in segments."""
+    vertices, levels = int(np.diff(graphs.vertex_offsets).max(initial=0)), int(graphs.height.max(initial=0))
+    counts = [n for n in SEGMENTS if SMALLEST_SEGMENT * n <= vertices and LEVELS_OF_SEGMENT * n <= levels]
+    return choices + [c._replace(segments=n) for c in choices if c.keep == "fast" for n in counts]
+
+
+def in_segments(choice: Choice) -> str:
+    """The segments of a choice as text, if there are several."""
+    return f" in {choice.segments} segments of levels" if choice.segments > 1 else ""
 
 
 def numbers_of_parts(count: int) -> list[int]:

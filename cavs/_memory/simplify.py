@@ -1,7 +1,9 @@
 """What XLA removes before it assigns memory: equal equations, and results that nobody reads, also from loop to loop."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
+
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var, opened
 
@@ -36,7 +38,8 @@ def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
     read, kept = {x for x in outs if is_var(x)}, []
     for e in reversed(eqns):
         if e.effects or any(v in read for v in e.outvars):
-            e = _without_dead_values(e, read) if e.primitive.name == "while" and not e.effects else e
+            if not e.effects and e.primitive.name in _LOOPS:
+                e = _LOOPS[e.primitive.name](e, read)
             kept.append(e)
             read.update(x for x in e.invars if is_var(x))
     return kept[::-1]
@@ -67,6 +70,19 @@ def _without_dead_values(loop: Eqn, read: set[Any]) -> Eqn:
         outvars=[loop.outvars[i] for i in state],
         params=loop.params | {"body_jaxpr": smaller, "body_nconsts": len(known)},
     )
+
+
+def _scan_without_dead_values(loop: Eqn, read: set[Any]) -> Eqn:
+    """The same for a loop of `lax.scan`."""
+    body, _ = opened(loop.params["jaxpr"])
+    invars = list(dict.fromkeys(x for x in loop.invars if is_var(x)))
+    names = body.debug_info._replace(arg_names=None, result_paths=None)
+    alone = body.replace(constvars=[], invars=invars, outvars=list(loop.outvars), eqns=[loop], debug_info=names)
+    (found,) = dce_jaxpr(alone, [v in read for v in loop.outvars])[0].eqns
+    return cast(Eqn, found)
+
+
+_LOOPS = {"while": _without_dead_values, "scan": _scan_without_dead_values}
 
 
 def _read_by(jaxpr: Jaxpr, outs: Iterable[Atom]) -> set[Var]:

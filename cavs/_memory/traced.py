@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from cavs._memory.buffers import Peak, peak_of
+from cavs._schedule.level_segments import SegmentedSchedule
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import length_of
 
@@ -26,4 +27,9 @@ def _with_widest_tasks(x: Any) -> Any:
     first, last = x.shape.classes[0], x.shape.classes[-1]
     same = first[0] * last[1] == last[0] * first[1]  # if not, the narrowest says how many children a vertex may have
     shape = x.shape._replace(classes=(first,) if same else (first, last))
-    return Schedule(jax.ShapeDtypeStruct((*x.data.shape[:-1], length_of(shape)), x.data.dtype), shape)
+    data = jax.ShapeDtypeStruct((*x.data.shape[:-1], length_of(shape)), x.data.dtype)
+    if not isinstance(x, SegmentedSchedule):
+        return Schedule(data, shape)
+    of_segment = _with_widest_tasks(Schedule(x.segments.data, x.segment_shape.shape))
+    segments = x.segments._replace(data=of_segment.data)
+    return SegmentedSchedule(data, shape, segments, x.segment_shape._replace(shape=of_segment.shape))

@@ -26,9 +26,11 @@ from cavs._graphs.pytree import PyTree
 from cavs._run.adjoint import backward
 from cavs._run.edges import check_read, padded_edges
 from cavs._run.forward import forward
+from cavs._run.level_segments import run_in_segments
 from cavs._run.manual_axes import across_axes
 from cavs._run.other_engine import Sweep, differentiable, transformed_by
 from cavs._run.plans import plan_of
+from cavs._schedule.level_segments import SegmentedSchedule
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.cotangents import Cotangent
 from cavs._stages.saved import Saved
@@ -98,15 +100,32 @@ def run(
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
         asked = Scan()  # under jax.vmap: JAX exports no public type of its tracers
-    compiled = _compiled(plan, sched.shape, kinds, asked)
-    # A traced schedule is inside a `jax.jit` already. JAX would trace another one without its derivative first, for nothing.
-    call = across_axes(compiled if sched.is_concrete else compiled.__wrapped__)
-    outs = call(jax.tree.leaves(params), sched.data, jax.tree.leaves((inputs, edges)), select)
+    if isinstance(sched, SegmentedSchedule):
+        outs = run_in_segments(F, plan, kinds, sched, params, inputs, edges, select, asked, run)
+    else:
+        outs = _whole(plan, sched, kinds, asked, params, inputs, edges, select)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
     if select is None and length != sched.shape.vertices:
         outs = [x[:length] for x in outs]
     return plan.push_tree.unflatten(map(from_stored, outs, plan.push_impls))
+
+
+def _whole(
+    plan: FunctionPlan,
+    sched: Schedule,
+    kinds: tuple[str | None, ...],
+    asked: Engine | None,
+    params: PyTree,
+    inputs: PyTree,
+    edges: PyTree,
+    select: jax.Array | None,
+) -> Arrays:
+    """Returns the leaves of the pushes of all levels, as stored."""
+    compiled = _compiled(plan, sched.shape, kinds, asked)
+    # A traced schedule is inside a `jax.jit` already. JAX would trace another one without its derivative first, for nothing.
+    call = across_axes(compiled if sched.is_concrete else compiled.__wrapped__)
+    return call(jax.tree.leaves(params), sched.data, jax.tree.leaves((inputs, edges)), select)
 
 
 def _padded(inputs: PyTree, sched: Schedule, exact: int | None) -> tuple[PyTree, int]:

@@ -8,6 +8,7 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.batches import schedule_batches
 from cavs._schedule.buckets import Options
+from cavs._schedule.level_segments import in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import FIELDS, Shape
 from cavs._schedule.tasks import LAZY_WINDOW
@@ -23,6 +24,7 @@ def schedule(
     shapes: list[Shape] | tuple[Shape, ...] | None = None,
     fields: Sequence[str] = (),
     scripts: bool | None = None,
+    segments: int = 1,
 ) -> Schedule:
     """Schedules a batch of graphs: Cavs' Algorithm 1, in which task t is the set of all activated vertices.
 
@@ -48,16 +50,24 @@ def schedule(
         scripts: whether the schedule is for a GPU: it includes the scripts that engine `persistent` needs, and its tasks have
             widths that suit a GPU. If `None`, it is if `jax.default_backend()` is `"gpu"`. Set it if schedules are created on a
             machine or process without the GPU.
+        segments: how many segments of levels the levels are cut into, each with about as many vertices. The forward pass then
+            keeps only what later segments read of earlier ones, and the backward pass runs each segment again: one deep graph
+            needs the memory of a segment, and a third more time. `run` then uses engine `scan`.
 
     Returns:
         The schedule, with its integers in host memory.
 
     Raises:
         TypeError: `graphs` is not [`cavs.Graphs`][].
-        ValueError: `policy` is unknown, `window` is below 256, or the graphs do not have one of the `fields`.
+        ValueError: `policy` is unknown, `window` is below 256, `segments` is not an int >= 1 or used together with `shapes`, or
+            the graphs do not have one of the `fields`.
     """
     options = options_of("schedule", graphs, policy, kinds, exact, window, shapes, fields, scripts)
-    return schedule_batches(graphs, np.array([len(graphs)]), options)[0]
+    if not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
+        expected = "1 together with shapes=" if shapes is not None else "an int >= 1, the number of segments of levels"
+        raise ValueError(f"schedule: segments: got {segments!r}; expected {expected}. Write segments=16.")
+    sched = schedule_batches(graphs, np.array([len(graphs)]), options)[0]
+    return sched if segments == 1 else in_segments([(graphs, sched)], options, segments)[0]
 
 
 def options_of(

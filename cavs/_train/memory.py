@@ -180,7 +180,7 @@ def _within(work: TrainingStep, search: Search, budget: int | str) -> tuple[Cand
 
 
 def _table(work: TrainingStep, search: Search, chosen: Candidate, measured: int, budget: int | str) -> str:
-    (parts, keep), peak = chosen.choice, chosen.peak.bytes
+    (parts, keep, _), peak = chosen.choice, chosen.peak.bytes
     inputs, state = work.inputs(chosen.choice), _bytes(work.state)
     shown = (text_of(budget) if isinstance(budget, int) else budget, f"{parts} x {work.batch // parts}", keep)
     found = (peak, measured, state, inputs, measured - state - inputs, search.smallest().peak.bytes)

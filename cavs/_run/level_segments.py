@@ -1,0 +1,292 @@
+"""`run` in segments of levels: the forward keeps the frontiers between them, and the backward runs each segment again.
+
+A segment is a batch like any other (`_schedule.level_segments`), in which the frontier below is leaves of a kind of its own:
+they pull their states, which the segments before computed. So the loop over segments runs the same stages and engines as a
+whole batch does, and every segment has one shape: the loop's bodies are compiled once.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._engines.choose import EngineError, name_of
+from cavs._engines.engine import Engine
+from cavs._engines.scan import Scan
+from cavs._function.equations import is_float
+from cavs._function.plan import FunctionPlan
+from cavs._function.stored import from_stored, to_stored
+from cavs._function.vertex import Vertex, VertexFunction
+from cavs._graphs.pytree import PyTree
+from cavs._run.manual_axes import checked_axes
+from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
+from cavs._schedule.schedule import Schedule
+from cavs._stages.cotangents import Cotangent, Floats
+
+Arrays: TypeAlias = list[jax.Array]
+Run: TypeAlias = Callable[..., PyTree]  # `_run.run.run`
+
+
+class _Loop(NamedTuple):
+    """What does not change from segment to segment.
+
+    Attributes:
+        function: F, which also pushes its state, and in which the kind `GIVEN` scatters what it pulls.
+        run: evaluates it at the vertices of one segment.
+        trees: the pytrees of params, inputs and edges.
+        shape: of the segments.
+        state_avals: of the leaves of the state, as stored.
+        push_avals: of the leaves of a push, as stored.
+    """
+
+    function: VertexFunction
+    run: Run
+    trees: tuple[Any, Any, Any]
+    shape: SegmentShape
+    state_avals: list[jax.ShapeDtypeStruct]
+    push_avals: list[jax.ShapeDtypeStruct]
+
+
+class _Step(NamedTuple):
+    """The integers of one segment: its number, and its part of `SegmentArrays`."""
+
+    number: jax.Array
+    data: jax.Array
+    vertex: jax.Array
+    edge: jax.Array
+    frontier: jax.Array
+
+
+def run_in_segments(
+    F: VertexFunction,
+    plan: FunctionPlan,
+    kinds: tuple[str | None, ...],
+    sched: SegmentedSchedule,
+    params: PyTree,
+    inputs: PyTree,
+    edges: PyTree,
+    select: jax.Array | None,
+    asked: Engine | None,
+    run: Run,
+) -> Arrays:
+    """Evaluates F at every vertex of a batch, segment after segment.
+
+    Args:
+        F: the vertex function.
+        plan: F, traced and split.
+        kinds: for each kind of the schedule, the name of the function that evaluates it.
+        sched: the schedule.
+        params: the parameters.
+        inputs: the inputs, (Vp, ...).
+        edges: the edges, (Ep, ...).
+        select: (M,) ints, the vertices whose pushes are returned; `None` for all.
+        asked: the engine that was asked for.
+        run: evaluates one segment.
+
+    Returns:
+        The leaves of the pushes as stored, (Vp, ...), or (M, ...) with `select`.
+
+    Raises:
+        EngineError: an engine other than `scan` was asked for.
+        ValueError: it is traced inside a `shard_map` that checks types.
+    """
+    if not isinstance(asked, Scan | None):
+        raise EngineError(
+            f"run: engine: got {name_of(asked)!r}, but a schedule in segments runs on engine 'scan'. Write engine='scan', or "
+            "engine=None to choose."
+        )
+    if checked_axes():
+        raise ValueError(
+            "run: sched: got a schedule in segments inside of jax.shard_map with check_vma=True; expected one without them. "
+            "Write cavs.schedule(graphs), or check_vma=False."
+        )
+    function = _with_given(F, plan, kinds, sched.segment_shape.shape.kinds, params, inputs)
+    flat, trees = zip(*map(jax.tree.flatten, (params, inputs, edges)), strict=True)
+    loop = _Loop(function, functools.partial(run, engine=Scan()), trees, sched.segment_shape, plan.state_avals, plan.push_avals)
+    few = select if select is None or select.shape[0] < sched.segment_shape.shape.vertices else None
+    outs = _differentiable(loop, sched.shape.vertices)(*flat, jax.tree.map(jnp.asarray, sched.segments), few)
+    return outs if few is select else [x.at[select].get(mode="clip") for x in outs]
+
+
+def _with_given(
+    F: VertexFunction,
+    plan: FunctionPlan,
+    kinds: tuple[str | None, ...],
+    names: tuple[str, ...],
+    params: PyTree,
+    inputs: PyTree,
+) -> VertexFunction:
+    """F for vertices of a segment. Its inputs are those of F and stored states; it pushes what F pushes, and its state."""
+    if (key := ("segments", names)) in plan.sweeps:
+        return plan.sweeps[key]
+
+    def computed(fn: Callable[[Any, Vertex], None], params: PyTree, v: Vertex) -> None:
+        v._inputs = v._inputs[0]
+        fn(params, v)
+        pushed = v.pushed[None] if None in v.pushed else v.pushed
+        v.pushed = {None: (pushed, list(map(to_stored, v.scattered or [])))}
+
+    def given(params: PyTree, v: Vertex) -> None:
+        stored = v.pull()[1]
+        v.scatter(F.state_tree.unflatten(map(from_stored, stored, F.key_impls)))
+        pushed = [from_stored(jnp.zeros(a.shape, a.dtype), i) for a, i in zip(plan.push_avals, plan.push_impls, strict=True)]
+        if plan.push_states is not None:
+            pushed = [from_stored(stored[i], F.key_impls[i]) for i in plan.push_states]
+        v.push((plan.push_tree.unflatten(pushed), stored))
+
+    fns: dict[str, Callable[[Any, Vertex], None]] = {
+        name: functools.partial(computed, F.fns[kind]) for name, kind in zip(names, kinds, strict=False)
+    }
+    avals = F.state_avals(params, inputs)
+    made = VertexFunction(
+        fns | {GIVEN: given}, state=F.state_tree.unflatten(avals), arity=F.arity, optimizations=F.optimizations
+    )
+    plan.sweeps[key] = made
+    return made
+
+
+def _segment(
+    loop: _Loop, step: _Step, index: jax.Array, params: Arrays, frontier: Arrays, inputs: Arrays, edges: Arrays
+) -> tuple[Arrays, Arrays]:
+    """Evaluates one segment. Returns the frontier above it, and the pushes of its vertices `index`.
+
+    Args:
+        loop: see `_Loop`.
+        step: the segment.
+        index: vertex numbers within the segment.
+        params: the leaves of the parameters.
+        frontier: (given, ...) the leaves of the states below.
+        inputs: (Vs, ...) the rows of the segment's vertices, in each leaf of the inputs.
+        edges: (Es, ...) the rows of its edges.
+    """
+    given, shape = loop.shape
+    params, inputs, edges = (tree.unflatten(x) for tree, x in zip(loop.trees, (params, inputs, edges), strict=True))
+    states = [jnp.pad(x, ((0, shape.vertices - given), *((0, 0),) * (x.ndim - 1))) for x in frontier]
+    which = jnp.concatenate([step.frontier, index])
+    pushed, found = loop.run(loop.function, params, Schedule(step.data, shape), (inputs, states), edges=edges, select=which)
+    return [x[:given] for x in found], [to_stored(x)[given:] for x in jax.tree.leaves(pushed)]
+
+
+def _steps(segments: SegmentArrays) -> _Step:
+    """The integers of all segments."""
+    number = jnp.arange(segments.vertex.shape[0], dtype=jnp.int32)
+    return _Step(number, segments.data, segments.vertex, segments.edge, segments.frontier)
+
+
+def _rows(xs: Arrays, index: jax.Array) -> Arrays:
+    """The rows `index` of each array; any row for an index beyond the last one."""
+    return [x.at[index].get(mode="clip") for x in xs]
+
+
+class _Chosen(NamedTuple):
+    """The pushes of a segment that are wanted: all, or those of the vertices `select` that are in it."""
+
+    index: jax.Array  # vertex numbers within the segment
+    mine: jax.Array | None  # (M,) bool: which of `select` are in the segment
+    vertex: jax.Array  # for all: their rows in the pushes; beyond the last one in padding
+
+    def put(self, outs: Arrays, pushed: Arrays) -> Arrays:
+        """Writes the pushes of the segment to those of all segments."""
+        if self.mine is None:
+            return [o.at[self.vertex].set(x, mode="drop") for o, x in zip(outs, pushed, strict=True)]
+        return [jnp.where(_column(self.mine, x), x, o) for o, x in zip(outs, pushed, strict=True)]
+
+    def cotangents(self, cts: Arrays) -> Arrays:
+        """The transpose of `put`: the cotangents of the segment's pushes."""
+        if self.mine is None:
+            return [ct.at[self.vertex].get(mode="fill", fill_value=0) for ct in cts]
+        return [jnp.where(_column(self.mine, ct), ct, jnp.zeros((), ct.dtype)) for ct in cts]
+
+
+def _column(mine: jax.Array, like: jax.Array) -> jax.Array:
+    return mine.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def _chosen(loop: _Loop, step: _Step, segments: SegmentArrays, select: jax.Array | None) -> _Chosen:
+    given, shape = loop.shape
+    if select is None:
+        return _Chosen(jnp.arange(given, shape.vertices), None, step.vertex[given:])
+    mine = segments.segment.at[select].get(mode="clip") == step.number
+    return _Chosen(jnp.where(mine, segments.place.at[select].get(mode="clip"), 0), mine, step.vertex)
+
+
+def _forward(
+    loop: _Loop, vertices: int, params: Arrays, inputs: Arrays, edges: Arrays, segments: SegmentArrays, select: jax.Array | None
+) -> tuple[Arrays, Arrays]:
+    """Returns the pushes, and the frontier below each segment."""
+    rows = vertices if select is None else select.shape[0]
+
+    def step(carry: tuple[Arrays, Arrays], of: _Step) -> tuple[tuple[Arrays, Arrays], Arrays]:
+        frontier, outs = carry
+        chosen = _chosen(loop, of, segments, select)
+        above, pushed = _segment(loop, of, chosen.index, params, frontier, _rows(inputs, of.vertex), _rows(edges, of.edge))
+        return (above, chosen.put(outs, pushed)), frontier
+
+    first = [jnp.zeros((loop.shape.given, *a.shape), a.dtype) for a in loop.state_avals]
+    outs = [jnp.zeros((rows, *a.shape), a.dtype) for a in loop.push_avals]
+    (_, outs), frontiers = lax.scan(step, (first, outs), _steps(segments))
+    return outs, frontiers
+
+
+def _backward(
+    loop: _Loop,
+    params: Arrays,
+    inputs: Arrays,
+    edges: Arrays,
+    segments: SegmentArrays,
+    select: jax.Array | None,
+    frontiers: Arrays,
+    cts: list[Cotangent],
+) -> tuple[Floats, Floats, Floats]:
+    """Returns the cotangents of params, inputs and edges. Each segment runs again, the last one first."""
+    pushed = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
+
+    def step(carry: tuple[Floats, ...], xs: tuple[_Step, Arrays]) -> tuple[tuple[Floats, ...], None]:
+        (of, frontier), (above, by_params, by_inputs, by_edges) = xs, carry
+        chosen = _chosen(loop, of, segments, select)
+        args = params, frontier, _rows(inputs, of.vertex), _rows(edges, of.edge)
+
+        def floats(changed: tuple[Floats, ...]) -> tuple[Floats, Arrays]:
+            full = [[own.get(i, x) for i, x in enumerate(given)] for own, given in zip(changed, args, strict=True)]
+            found, outs = _segment(loop, of, chosen.index, *full)
+            return {i: found[i] for i in above}, [outs[i] for i in pushed]
+
+        _, pull = jax.vjp(floats, tuple({i: x for i, x in enumerate(xs) if is_float(x)} for xs in args))
+        ((ct_params, below, ct_rows, ct_edges),) = pull((above, chosen.cotangents([jnp.asarray(cts[i]) for i in pushed])))
+        by_params = {i: by_params[i] + ct for i, ct in ct_params.items()}
+        # Every vertex and every edge belongs to one segment.
+        by_inputs = {i: by_inputs[i].at[of.vertex].set(ct, mode="drop") for i, ct in ct_rows.items()}
+        by_edges = {i: by_edges[i].at[of.edge].set(ct, mode="drop") for i, ct in ct_edges.items()}
+        return (below, by_params, by_inputs, by_edges), None
+
+    first = [x[0] for x in frontiers]
+    zeros = tuple(
+        {i: jnp.zeros(x.shape, x.dtype) for i, x in enumerate(xs) if is_float(x)} for xs in (first, params, inputs, edges)
+    )
+    (_, *found), _ = lax.scan(step, zeros, (_steps(segments), frontiers), reverse=True)
+    by_params, by_inputs, by_edges = found
+    return by_params, by_inputs, by_edges
+
+
+def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
+    """Returns the pushes as a function of flat params, inputs, edges, segments and `select`, with its derivative."""
+
+    @jax.custom_vjp
+    def whole(params: Arrays, inputs: Arrays, edges: Arrays, segments: SegmentArrays, select: jax.Array | None) -> Arrays:
+        return _forward(loop, vertices, params, inputs, edges, segments, select)[0]
+
+    def forward(*args: Any) -> tuple[Arrays, tuple[Any, Arrays]]:
+        outs, frontiers = _forward(loop, vertices, *args)
+        return outs, (args, frontiers)
+
+    def backward(saved: tuple[Any, Arrays], cts: list[Cotangent]) -> tuple[Any, ...]:
+        (params, inputs, edges, segments, select), frontiers = saved
+        found = _backward(loop, params, inputs, edges, segments, select, frontiers, cts)
+        of = zip(found, (params, inputs, edges), strict=True)
+        return *([own.get(i) for i in range(len(xs))] for own, xs in of), None, None
+
+    whole.defvjp(forward, backward)
+    return whole

@@ -1,0 +1,196 @@
+"""A batch in segments of levels, of which only the frontier is kept: for deep chains and netlists.
+
+The levels are cut into segments of about as many vertices. A vertex is in the frontier of a cut if it is below it and has a
+parent above it. Each segment is a batch of its own, in which the frontier below it are leaves of a kind of their own, whose
+states are given. The segments of a batch have one shape, so that one compiled loop runs them all (`_run.level_segments`).
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.segments import ranges
+from cavs._schedule.batches import schedule_batches
+from cavs._schedule.buckets import Options, bucket, covers
+from cavs._schedule.few import few_shapes
+from cavs._schedule.schedule import Integers, Schedule
+from cavs._schedule.shape import Shape
+
+GIVEN = "(given)"  # the kind of the frontier below a segment
+
+
+class SegmentShape(NamedTuple):
+    """The static part of the segments of a batch.
+
+    Attributes:
+        given: rows of a frontier, padded.
+        shape: of the schedule of each segment.
+    """
+
+    given: int
+    shape: Shape
+
+
+class SegmentArrays(NamedTuple):
+    """The integers of K segments, int32.
+
+    Attributes:
+        data: (K, ...) the vector of each segment's schedule. The first vertices of its one graph are the frontier below it.
+        vertex: (K, Vs) for each vertex of a segment its row in the inputs of the batch; Vp for the frontier, and in padding.
+        edge: (K, Es) for each edge of a segment its row in the edges of the batch; Ep in padding.
+        frontier: (K, given) the vertices of the segment that are the frontier above it, then padding.
+        segment: (Vp,) the segment of each vertex of the batch; -1 in padding.
+        place: (Vp,) its vertex number in that segment.
+    """
+
+    data: Integers
+    vertex: Integers
+    edge: Integers
+    frontier: Integers
+    segment: Integers
+    place: Integers
+
+
+@jax.tree_util.register_pytree_node_class
+class SegmentedSchedule(Schedule):
+    """A schedule whose levels run in segments. Created by [`cavs.schedule`][] with `segments=`.
+
+    Attributes:
+        segments: the integers of the segments.
+        segment_shape: the static part of the segments.
+    """
+
+    def __init__(self, data: Integers, shape: Shape, segments: SegmentArrays, segment_shape: SegmentShape):
+        super().__init__(data, shape)
+        self.segments, self.segment_shape = segments, segment_shape
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        return (self.data, *self.segments), (self.shape, self.segment_shape)
+
+    @classmethod
+    def tree_unflatten(cls, shape: Any, children: tuple[Any, ...]) -> "SegmentedSchedule":
+        return cls(children[0], shape[0], SegmentArrays(*children[1:]), shape[1])
+
+
+class _Segment(NamedTuple):
+    """A segment as a graph; its first vertices are the frontier below it."""
+
+    own: np.ndarray  # flat rows of the vertices that it computes, ascending
+    edges: np.ndarray  # flat rows of their edges
+    num_children: np.ndarray  # of `own`
+    children: np.ndarray  # vertex numbers within the segment
+    frontier: np.ndarray  # the frontier above it, as vertex numbers within the segment
+
+
+def in_segments(
+    batches: list[tuple[Graphs, Schedule]], options: Options, count: int, like: SegmentShape | None = None
+) -> list[SegmentedSchedule]:
+    """Divides batches into segments of one shape.
+
+    Args:
+        batches: graphs with their schedules, which have one shape.
+        options: as for the schedules.
+        count: the number of segments.
+        like: the shape to take if the segments fit it.
+    """
+    cuts = [_cut(graphs, count) for graphs, _ in batches]
+    given = bucket(max(1, *(len(live) for _, lives in cuts for live in lives)))
+    given = like.given if like is not None and like.given >= given else given
+    segments = [
+        s for (graphs, _), (number, lives) in zip(batches, cuts, strict=True) for s in _divided(graphs, number, lives, given)
+    ]
+    graphs = _as_graphs(segments, [graphs for graphs, _ in batches], given, options.kinds)
+    options = options._replace(kinds=True, fields=(), exact=False, shapes=None)
+    each = [np.array([i]) for i in range(len(segments))]
+    ((shape,),) = few_shapes([(graphs, options)], [each], 1)
+    shape = like.shape if like is not None and like.given == given and covers(like.shape, shape) else shape
+    fixed = options._replace(fixed=(shape,))
+    ones, zeros = np.ones(len(segments), int), np.zeros(len(segments), int)
+    scheds = schedule_batches(graphs, ones, fixed, np.arange(len(segments)), zeros)
+    out = []
+    for b, (_, sched) in enumerate(batches):
+        mine = slice(b * count, (b + 1) * count)
+        arrays = _arrays(segments[mine], scheds[mine], sched.shape, given)
+        out.append(SegmentedSchedule(sched.data, sched.shape, arrays, SegmentShape(given, shape)))
+    return out
+
+
+def _cut(graphs: Graphs, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """(V,) the segment of each vertex, and for each segment the flat rows of the frontier above it, ascending."""
+    parents, children = _edges(graphs)
+    level = graphs.height.astype(np.int64)
+    leaf, last = level == 0, int(level.max(initial=0))
+    first_parent = np.full(len(level), max(last, 1))
+    np.minimum.at(first_parent, children, level[parents])
+    level[leaf] = first_parent[leaf]  # a leaf belongs to its first parent: below, it would only wait
+    width = np.bincount(level, minlength=last + 1)
+    middle = width.cumsum() - width / 2
+    segment = np.minimum((middle * count / max(len(level), 1)).astype(int), count - 1)[level]
+    until = segment.copy()
+    np.maximum.at(until, children, segment[parents])
+    lives, live, order = [], np.zeros(0, int), np.argsort(segment, kind="stable")
+    bounds = np.searchsorted(segment[order], np.arange(count + 1))
+    for k in range(count):
+        live = np.concatenate([live, order[bounds[k] : bounds[k + 1]]])
+        live = live[until[live] > k]
+        lives.append(live)
+    return segment, lives
+
+
+def _edges(graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
+    """(E,) the flat rows of the parent and of the child of each edge."""
+    parents = np.arange(graphs.num_vertices).repeat(np.diff(graphs.child_offsets))
+    starts = graphs.vertex_offsets[:-1].repeat(np.diff(graphs.vertex_offsets))
+    return parents, graphs.children + starts[parents]
+
+
+def _divided(graphs: Graphs, segment: np.ndarray, lives: list[np.ndarray], given: int) -> Iterator[_Segment]:
+    """The segments of a batch."""
+    _, children = _edges(graphs)
+    num_children, begins = np.diff(graphs.child_offsets), graphs.child_offsets[:-1]
+    order = np.argsort(segment, kind="stable")
+    bounds = np.searchsorted(segment[order], np.arange(len(lives) + 1))
+    place = np.zeros(graphs.num_vertices, np.int64)  # the vertex number within the segment at hand
+    for k, live in enumerate(lives):
+        own = order[bounds[k] : bounds[k + 1]]
+        place[own] = given + np.arange(len(own))
+        edges = ranges(begins[own], num_children[own])
+        yield _Segment(own, edges, num_children[own], place[children[edges]], place[live])
+        place[live] = np.arange(len(live))
+
+
+def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kinds: bool) -> Graphs:
+    """One graph for each segment."""
+    none, known = np.zeros(given, np.int64), batches[0].kind is not None and kinds
+    names = batches[0].kind_names if known else ("",)
+    if names is None:
+        names = tuple(map(str, range(max(int(g.kind.max(initial=0)) for g in batches if g.kind is not None) + 1)))
+    each = len(segments) // len(batches)
+    kind = []
+    for i, s in enumerate(segments):
+        own = batches[i // each].kind
+        kind += [none + len(names), own[s.own] if known and own is not None else np.zeros(len(s.own), np.int64)]
+    return Graphs.build(
+        [given + len(s.own) for s in segments],
+        np.concatenate([x for s in segments for x in (none, s.num_children)]),
+        np.concatenate([s.children for s in segments]),
+        kind=np.concatenate(kind),
+        kind_names=(*names, GIVEN),
+    )
+
+
+def _arrays(segments: list[_Segment], scheds: list[Schedule], whole: Shape, given: int) -> SegmentArrays:
+    shape = scheds[0].shape
+    vertex = np.full((len(segments), shape.vertices), whole.vertices, np.int32)
+    edge = np.full((len(segments), shape.all_edges), whole.all_edges, np.int32)
+    frontier = np.zeros((len(segments), given), np.int32)
+    segment, place = np.full(whole.vertices, -1, np.int32), np.zeros(whole.vertices, np.int32)
+    for k, s in enumerate(segments):
+        vertex[k, given : given + len(s.own)] = s.own
+        edge[k, : len(s.edges)] = s.edges
+        frontier[k, : len(s.frontier)] = s.frontier
+        segment[s.own], place[s.own] = k, given + np.arange(len(s.own))
+    return SegmentArrays(np.stack([s.data for s in scheds]), vertex, edge, frontier, segment, place)

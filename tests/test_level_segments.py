@@ -1,0 +1,167 @@
+"""Levels in segments, of which only the frontiers are kept: the results are those of whole levels, in less memory."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import vertex_programs as vp
+from cavs._schedule.level_segments import GIVEN
+from tests.odd_graphs import BATCHES, GRAPHS, chain, joined, random_dag
+from tests.programs import PROGRAMS
+from tests.random_cases import random_case, script
+from tests.random_check import check
+from tests.random_functions import allowed
+from tests.truth import assert_close, batch_inputs, divided, jitted, padded, truth
+
+H = 8
+CHAIN = chain(2000)
+LSTM = vp.LSTM(H, H)
+# Trees, several parents across a cut, kinds, float32 beside float64, edges, pushes that are no states, no inputs.
+CASES = {
+    "BinaryTreeLSTM": 1e-12,
+    "DAGNN": 1e-12,
+    "LatticeLSTM": 1e-12,
+    "mixed dtypes": 1e-6,
+    "edge attention": 1e-12,
+    "lazy push": 1e-12,
+    "three kinds": 1e-12,
+    "no inputs": 1e-12,
+    "without lazy": 1e-12,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pushes_and_gradients_are_those_of_the_loop_over_vertices(name: str) -> None:
+    program = PROGRAMS[name]
+    graphs = BATCHES[batch := program.batches[0]]
+    sched, rows = cavs.schedule(graphs, segments=3), graphs.num_vertices
+    (by_params, by_inputs), pushes = jitted(name)(program.params, sched, padded(sched, batch_inputs(name, batch)), rows)
+    got = jax.tree.map(lambda x: x[:rows], pushes), (by_params, divided(sched, by_inputs)[0])
+    assert_close(got, truth(name, batch), CASES[name])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_functions_in_segments_are_the_loop_over_vertices(seed: int) -> None:
+    case = random_case(200 + seed, "scan")
+    case.options.schedule = {k: v for k, v in case.options.schedule.items() if k != "shapes"} | {"segments": 2 + seed % 4}
+    found = check(case)
+    assert not found.failed and (found.status != "refused" or allowed(found)), f"{found.what}\n{found.text}\n{script(case)}"
+
+
+@pytest.mark.parametrize("count", [2, 5, 40])
+@pytest.mark.parametrize("name", ["trees", "wide DAG", "one vertex", "star of 40", "random"])
+def test_every_vertex_is_in_one_segment_and_its_children_are_there_or_before(name: str, count: int) -> None:
+    graphs = random_dag(120, (0, 1, 2, 4), seed=5) if name == "random" else GRAPHS[name]
+    sched = cavs.schedule(graphs, segments=count)
+    given, shape = sched.segment_shape
+    vertex, segment, place = sched.segments.vertex, sched.segments.segment, sched.segments.place
+    assert vertex.shape == (count, shape.vertices) and shape.kinds[-1] == GIVEN
+    real = np.arange(graphs.num_vertices)
+    assert (vertex[segment[real], place[real]] == real).all() and (segment[graphs.num_vertices :] == -1).all()
+    starts = graphs.vertex_offsets[:-1].repeat(np.diff(graphs.vertex_offsets))
+    parents = real.repeat(np.diff(graphs.child_offsets))
+    children = graphs.children + starts[parents]
+    assert (segment[children] <= segment[parents]).all()
+    below: list[int] = []
+    for k in range(count):
+        inside = [*below, *(-1,) * (given - len(below)), *vertex[k, given:].tolist()]
+        above = {int(c) for c, p in zip(children, parents, strict=True) if segment[c] <= k < segment[p]}
+        below = [inside[i] for i in sched.segments.frontier[k, : len(above)]]
+        assert {*below} == above
+
+
+def test_a_chain_in_segments_takes_a_tenth_of_the_memory() -> None:
+    params = LSTM.init(jax.random.key(0))
+    F = LSTM.vertex_function()
+
+    def loss(params: Any, x: Any, sched: Any) -> Any:
+        return jnp.sum(cavs.run(F, params, sched, x, select=sched.roots, engine="scan") ** 2)
+
+    found = []
+    for sched in (cavs.schedule(CHAIN), cavs.schedule(CHAIN, segments=32)):
+        x = sched.pad(np.sin(np.arange(2000 * H, dtype=np.float32)).reshape(-1, H))
+        step = jax.jit(jax.grad(loss)).lower(params, x, sched).compile()
+        analysis = step.memory_analysis()
+        assert analysis is not None
+        found.append((analysis.temp_size_in_bytes, step(params, x, sched)))
+    (whole, want), (parts, got) = found
+    assert_close(got, want, 1e-5)
+    assert whole > 10 * parts
+
+
+def test_random_masks_are_the_same_when_a_segment_runs_again() -> None:
+    """Keys as inputs: the gradient is that of the same masks."""
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        key, x = v.pull()
+        mask = jax.random.bernoulli(key, 0.5, (H,))
+        h = jnp.tanh(jnp.where(mask, v.gather(0) @ params, 0) + x)
+        v.scatter(h)
+        v.push(h)
+
+    F, graphs = cavs.VertexFunction(fn, state=(H,), arity=1), chain(60)
+
+    def gradient(sched: Any) -> Any:
+        inputs = sched.pad(jax.random.split(jax.random.key(1), 60)), sched.pad(np.sin(np.arange(60.0 * H)).reshape(-1, H))
+        run = lambda w: cavs.run(F, w, sched, inputs, select=sched.roots, engine="scan")  # noqa: E731
+        return jax.jit(jax.value_and_grad(lambda w: jnp.sum(run(w) ** 2)))(jnp.eye(H, dtype=jnp.float64))
+
+    assert_close(gradient(cavs.schedule(graphs, segments=5)), gradient(cavs.schedule(graphs)), 1e-12)
+
+
+def collate(sample: Any) -> Any:
+    sched = sample.sched
+    return sched, sched.pad(np.sin(np.arange(sample.graphs.num_vertices * H, dtype=np.float32)).reshape(-1, H))
+
+
+def plan_of(engine: str | None = None, budget: Any = None, graphs: cavs.Graphs = CHAIN, **how: Any) -> Any:
+    F, params = LSTM.vertex_function(), LSTM.init(jax.random.key(0))
+
+    def loss(params: Any, batch: Any) -> Any:
+        sched, x = batch
+        return jnp.sum(cavs.run(F, params, sched, x, select=sched.roots, engine=engine) ** 2)
+
+    return params, cavs.memory.plan(loss, params, graphs, budget, collate=collate, **how), loss
+
+
+def test_a_plan_divides_a_deep_graph_into_segments(tmp_path: Any) -> None:
+    params, whole, loss = plan_of()
+    _, least, _ = plan_of(budget="min")
+    assert whole.segments == 1 and least.segments > 4 and least.peak < whole.peak / 6 and least.engines == ["scan"]
+    assert f"keep='fast' in {least.segments} segments of levels, engine scan" in str(least)
+    assert 0.7 < least.peak / least.verify().compiled < 2
+    points = least.frontier()
+    assert [c.segments for *_, c in points] == sorted(c.segments for *_, c in points)
+    _, middle, _ = plan_of(budget=points[-2][0])
+    assert middle.segments == points[-2][2].segments and middle.fitted().verify().compiled <= points[-2][0]
+    want = jax.jit(jax.value_and_grad(whole.loss))(params, whole.batch(CHAIN))
+    assert_close(jax.jit(jax.value_and_grad(least.loss))(params, least.batch(CHAIN)), want, 1e-5)
+    least.save(tmp_path / "plan.json")
+    again = cavs.memory.load(tmp_path / "plan.json", loss, params, CHAIN, collate=collate)
+    assert str(again) == str(least)
+
+
+def test_later_batches_have_the_shape_of_the_plan() -> None:
+    graphs = joined([chain(1500), chain(1300)])
+    params, plan, _ = plan_of(graphs=graphs, parts=2, segments=8)
+    first, second = plan.batch(graphs), plan.batch(joined([chain(1490), chain(1310)]))
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert [x.shape for x in jax.tree.leaves(first)] == [x.shape for x in jax.tree.leaves(second)]
+    _, whole, _ = plan_of(graphs=graphs, parts=2, segments=1)
+    want = jax.jit(jax.grad(whole.loss))(params, whole.batch(graphs))
+    assert_close(jax.jit(jax.grad(plan.loss))(params, first), want, 1e-5)
+
+
+def test_misuse_says_what_to_write() -> None:
+    with pytest.raises(ValueError, match=r"schedule: segments: got 0; expected an int >= 1.*Write segments=16"):
+        cavs.schedule(CHAIN, segments=0)
+    with pytest.raises(ValueError, match=r"schedule: segments: got 2; expected 1 together with shapes="):
+        cavs.schedule(CHAIN, segments=2, shapes=[])
+    with pytest.raises(ValueError, match=r"plan: segments: got -1"):
+        plan_of(segments=-1)
+    with pytest.raises(ValueError, match=r"engine: got 'native', but a schedule in segments runs on engine 'scan'"):
+        plan_of("native", segments=4)
