@@ -254,7 +254,7 @@ def test_out_of_memory_says_what_to_lower(tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1000000 bytes.")
 
-    monkeypatch.setattr(runs, "init_state", fail)
+    monkeypatch.setattr(runs, "begin", fail)
     (tmp_path / "t.txt").write_text("(3 (1 bad) (2 .))\n" * 3)
     code = cli.main(["train", str(tmp_path / "t.txt"), "--out", str(tmp_path / "run"), "--batch", "2"])
     advice = "out of memory. Lower --batch (now 2) or --hidden (now 100), or write --memory 0.8"

@@ -110,6 +110,30 @@ def test_other_shapes_are_compiled_in_the_background() -> None:
     assert len(traced) == 2
 
 
+def test_programs_are_compiled_ahead_and_found_by_the_calls() -> None:
+    traced = []
+
+    @cavs.data.step
+    def step(state: Any, sched: cavs.Schedule) -> tuple[Any, Any]:
+        traced.append((sched.shape.graphs, threading.current_thread().name))
+        return jax.tree.map(lambda x: 0.9 * x, state), sched.num_vertices
+
+    loader, like = cavs.data.Loader(GRAPHS, 3), {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    other = jax.jit(lambda x: x + 1)
+    failing = {"failing": lambda: 1 / 0, "other": lambda: other.lower(like["x"])}
+    step.compile_ahead(like, loader.examples(), failing)
+    assert step.compiling in ((1, 4), (2, 4), (3, 4), (4, 4))
+    step.background.wait_for_all()
+    for thread in [t for t in threading.enumerate() if t.name == "cavs-compile"]:
+        thread.join(60)
+    assert step.compiling is None
+    state = {"x": jnp.ones(3, jnp.float32)}
+    for some in loader:
+        state, _ = step(state, some)
+        assert step.compiling is None
+    assert traced == [(3, "cavs-compile"), (2, "cavs-compile")] and step.compilations == 2
+
+
 def test_means_outside_of_a_step() -> None:
     x = jnp.arange(6.0)
     assert float(cavs.data.mean(x)) == 2.5 and float(cavs.data.total(x > 2)) == 3

@@ -14,7 +14,7 @@ from cavs._graphs.pytree import PyTree
 class Examples(Protocol):
     """The part of a loader that a step of its batches calls."""
 
-    def examples(self) -> "list[Batches]":
+    def examples(self) -> list[PyTree]:
         """The batches of this epoch as `jax.ShapeDtypeStruct`s, one of each shape."""
         ...
 

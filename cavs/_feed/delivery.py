@@ -106,12 +106,16 @@ class Delivery:
             sizes = ((None if len(some) == 1 else len(some), self._axis) for some in epoch.order)
             yield from grouped(trees, sizes, self._settings.mesh)
 
-    def examples(self, epoch: Epoch) -> list[Batches]:
-        """The batches of an epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+    def yielded(self, batches: Batches) -> PyTree:
+        """What a loop over the loader gets."""
+        return batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
+
+    def examples(self, epoch: Epoch) -> list[PyTree]:
+        """What a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
         kinds = [(int(epoch.planned.shape[some[0]]), len(some)) for some in epoch.order]
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
         with contextlib.closing(self._here_and_now(epoch._replace(order=firsts), 0)) as found:
-            return [jax.tree.map(_struct, batches) for batches in found]
+            return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]
 
     def largest(self, epoch: Epoch) -> Batches:
         """The first batch of an epoch, padded to the largest shape, in host memory."""

@@ -179,9 +179,10 @@ class Loader:
             )
         self.epoch, self.batch, self._restored = state["epoch"], state["batch"], True
 
-    def examples(self) -> list[Batches]:
+    def examples(self) -> list[PyTree]:
         """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
-        plan = self._plans.latest(self.epoch)
+        known = isinstance(self._given, int | list)
+        plan = self._plans.latest(self.epoch) or (self._planned(self.epoch) if known else None)
         return [] if plan is None else self._delivery.examples(plan)
 
     @property
@@ -280,7 +281,7 @@ class Loader:
                     break
                 self.batch += len(batches)
                 batches._loader = weakref.ref(self)
-                yield batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
+                yield self._delivery.yielded(batches)
                 del batches  # not kept while waiting for the next one
                 self._seconds = time.perf_counter() - begun
         self.epoch, self.batch = self.epoch + 1, 0
@@ -296,5 +297,4 @@ class Loader:
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
         units = "devices" if s.parts is None else "parts"
         lines += [f"  {waits}; {delivery.units} {units}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
-        plan = self._plans.latest(self.epoch)
-        return "\n".join([*lines, *delivery.describe_shapes(plan)])
+        return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])

@@ -1,9 +1,7 @@
 """`step`: a training step of one batch becomes one dispatch of several, on one device or many."""
 
-import atexit
 import functools
-import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -12,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from cavs._feed.background import Background
 from cavs._feed.batches import Batches
 from cavs._feed.host_memory import keeps_much, return_unused
 from cavs._graphs.pytree import PyTree
@@ -32,6 +31,7 @@ class Step:
 
     Attributes:
         compiling: (k, n) while the k-th of n programs is being compiled, else `None`.
+        background: what `compile_ahead` and the first call compile on a thread.
     """
 
     def __init__(self, fun: OneStep, unroll: int | None, donate: bool):
@@ -41,19 +41,21 @@ class Step:
         self._mine: frozenset[int] = frozenset()
         self._last: PyTree = None
         self._known: set[Hashable] = set()
-        self._background = _Background()
+        self.background = Background()
         self.compiling: tuple[int, int] | None = None
 
     def __call__(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
         key = _key(batches)
         new = key not in self._known
-        if new:
+        here = new and key not in self.background
+        if here:
             self.compiling = self.compiling or (len(self._known) + 1, len(self._known) + 1)
-            self._background.wait(key)
+        elif new:
+            self.background.wait(key)
         state, metrics = self._jitted(self._owned(state, batches), batches)
         if new:
             self._known.add(key)
-            self.compiling = None
+            self.compiling = None if here else self.compiling
             return_unused()
             self._compile_others(state, batches)
         self._last, self._mine = state, frozenset(map(id, jax.tree.leaves(state)))
@@ -116,24 +118,48 @@ class Step:
         state, metrics = self._fun(state, tree)
         return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
 
+    def compile_ahead(
+        self, state: PyTree, examples: Sequence[PyTree], others: Mapping[Hashable, Callable[[], Any]] | None = None
+    ) -> None:
+        """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
+
+        Args:
+            state: the state, or `jax.ShapeDtypeStruct`s.
+            examples: batches of the shapes to come, or `jax.ShapeDtypeStruct`s.
+            others: functions that return what `jax.jit(fun).lower` does, to compile afterwards, by the name for
+                `background.wait`.
+        """
+        like = jax.tree.map(_struct, state)
+        todo = {key: x for x in examples if (key := _key(x)) not in self._known and key not in self.background}
+        lower: dict[Hashable, Callable[[], Any]] = {
+            key: functools.partial(self._jitted.lower, like, x) for key, x in todo.items()
+        }
+        lower |= others or {}
+
+        def compiling(lower: Callable[[], Any]) -> Callable[[], None]:
+            lowered = lower()
+
+            def compile_it() -> None:
+                lowered.compile()  # a later call finds the code
+                return_unused()
+
+            return compile_it
+
+        work = {key: functools.partial(compiling, one) for key, one in lower.items()}
+        if work:
+            self.background.start(work, self._watch, len(self._known) + len(work))
+
+    def _watch(self, now: tuple[int, int] | None) -> None:
+        self.compiling = now
+
     def _compile_others(self, state: PyTree, batches: PyTree) -> None:
         """Compiles in the background what the loader will yield in this epoch, while training goes on."""
         loader = batches.loader if isinstance(batches, Batches) else None
-        others = {} if loader is None else {_key(x): x for x in loader.examples()}
-        todo = {key: x for key, x in others.items() if key not in self._known and key not in self._background}
-        if todo:
-            like = jax.tree.map(_struct, state)
-            count = len(self._known) + len(todo)
-            self._background.start({key: functools.partial(self._compile, like, x) for key, x in todo.items()}, self, count)
-            if jax.default_backend() == "cpu":
-                jax.block_until_ready(state)  # the step has allocated its temporaries
-                # Memory that a compilation allocates would move the arrays of each later step to new addresses.
-                for key in todo if keeps_much() else ():
-                    self._background.wait(key)
-
-    def _compile(self, state: PyTree, batches: PyTree) -> None:
-        self._jitted.lower(state, batches).compile()  # a later call finds the code
-        return_unused()
+        self.compile_ahead(state, [] if loader is None else loader.examples())
+        if jax.default_backend() == "cpu" and self.compiling:
+            jax.block_until_ready(state)  # the step has allocated its temporaries
+            if keeps_much():  # memory that a compilation allocates would move the arrays of each later step to new addresses
+                self.background.wait_for_all()
 
 
 def ordered(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -157,59 +183,14 @@ def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTre
     return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)
 
 
-class _Background:
-    """Compilations on a thread, one after another."""
-
-    def __init__(self) -> None:
-        # Locked until the program is compiled. Not `threading.Event`s: if Ctrl-C interrupts one, its lock may stay locked.
-        self._compiling: dict[Hashable, threading.Lock] = {}
-        self._stop = False
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._compiling
-
-    def start(self, work: dict[Hashable, Callable[[], None]], step: Step, count: int) -> None:
-        """Starts the thread, which ends after the last of `work`."""
-        locks = {key: threading.Lock() for key in work}
-        for lock in locks.values():
-            lock.acquire()
-        self._compiling |= locks
-        first = count - len(work) + 1
-
-        def run() -> None:
-            for number, (key, compile_it) in enumerate(work.items()):
-                step.compiling = first + number, count
-                try:
-                    if not self._stop:
-                        compile_it()
-                except Exception:  # the call of the step raises the error, too
-                    pass
-                finally:
-                    locks[key].release()
-            step.compiling = None
-
-        thread = threading.Thread(target=run, name="cavs-compile", daemon=True)
-
-        def end() -> None:  # an interpreter that ends in the middle of a compilation may crash
-            self._stop = True
-            thread.join()
-
-        atexit.register(end)
-        thread.start()
-
-    def wait(self, key: Hashable) -> None:
-        """Waits for a compilation that was started."""
-        if key in self._compiling:
-            with self._compiling[key]:
-                pass
-
-
 def _key(batches: PyTree) -> Hashable:
     leaves, treedef = jax.tree.flatten(batches)
     return treedef, *((x.shape, x.dtype) for x in leaves)
 
 
-def _struct(x: jax.Array) -> jax.ShapeDtypeStruct:
+def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=x.sharding if x.committed else None)
 
 

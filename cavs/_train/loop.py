@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 import uuid
@@ -21,6 +22,7 @@ from cavs._train.stop import Stop
 from cavs._train.sums import IN_FLIGHT, PendingMetrics, sums_of
 from cavs._train.task import Model, Sums, find_task
 
+EVALUATION = "evaluation"  # the name of this program
 # Seconds between saves within a long epoch.
 SAVE_EVERY = 300.0
 
@@ -215,12 +217,29 @@ class Trainer:
             position = self.loader.state() if saved is None else saved
             self.loader.restore(position | {"epoch": progress.epoch, "batch": progress.step})
 
-    def evaluate(self, weights: Weights, part: Samples) -> Sums:
-        """The summed metrics of a part of the data, without dropout."""
+    def compile_ahead(self, like: State) -> None:
+        """Compiles the steps and the evaluation of the held-out data on a thread, for one device.
+
+        Args:
+            like: the state as `jax.ShapeDtypeStruct`s.
+        """
+        if self.mesh is None:
+            evaluation = functools.partial(self._lower_evaluation, like.weights)
+            self.step.compile_ahead(like, self.loader.examples(), {EVALUATION: evaluation})
+
+    def _lower_evaluation(self, weights: Weights) -> Any:
+        return self.evaluation.lower(weights, self._batches(self.data.dev).examples()[0])
+
+    def _batches(self, part: Samples) -> Loader:
         if id(part) not in self._evaluated:
             batch = self.memory.evaluation
             self._evaluated[id(part)] = self.task.feed(self.model, part, batch).loader(batch, mesh=self.mesh)
-        return sums_of(self.evaluation, replicated(weights, self.mesh), self._evaluated[id(part)])
+        return self._evaluated[id(part)]
+
+    def evaluate(self, weights: Weights, part: Samples) -> Sums:
+        """The summed metrics of a part of the data, without dropout."""
+        self.step.background.wait(EVALUATION)
+        return sums_of(self.evaluation, replicated(weights, self.mesh), self._batches(part))
 
     def save(self, state: State, progress: Progress) -> None:
         """Saves what `resume` needs. The previous save is kept, too."""

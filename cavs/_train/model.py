@@ -140,7 +140,7 @@ class SoftmaxModel:
 
 def weight_shapes(model: Any) -> Weights:
     """The shapes and dtypes of what `model.init` returns."""
-    return jax.eval_shape(model.init, jax.random.key(0))
+    return jax.eval_shape(lambda: model.init(jax.random.key(0)))
 
 
 def model_as_json(model: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from cavs._train.loop import Progress, Trainer
 from cavs._train.memory_error import OUT_OF_MEMORY, out_of_memory
 from cavs._train.messages import Messages
 from cavs._train.settings import changed
-from cavs._train.step import init_state
+from cavs._train.step import begin
 from cavs._train.stop import Stop
 from cavs._train.task import Model, configure, find_task
 
@@ -96,16 +96,20 @@ def _train(messages: Messages, config: Config, data: Data, model: Model, folder:
         "files": data.files,
         **({"facts": data.facts} if data.facts else {}),
     }
-    state, progress = init_state(model, config, data.vectors), Progress()
+    (like, initial), progress = begin(model, config, data.vectors), Progress()
     if resumed:
         saved = _check_same(folder, about)
         trainer = Trainer(config, data, model, folder, saved["run"])
         trainer.notes += changed(Config.from_json(saved["config"]), config)
-        state, progress = trainer.resume(state)
+        state, progress = trainer.resume(like)
         if trainer.is_done(progress):
             trainer.notes.append(messages.nothing_left(config, trainer))
+        else:
+            trainer.compile_ahead(like)
     else:
         trainer = Trainer(config, data, model, folder)
+        trainer.compile_ahead(like)
+        state = initial()
         # Save before the first step, and write `model.json`, which marks the folder as a run, last. A run that is killed at any
         # time can then be resumed or started again.
         trainer.save(state, progress)

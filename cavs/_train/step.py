@@ -76,8 +76,15 @@ RUNS_ONCE = {"xla_backend_optimization_level": 0}
 
 def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State:
     """The state before the first step, which depends on the seed."""
+    return begin(model, config, vectors)[1]()
+
+
+def begin(model: "Model", config: Config, vectors: Vectors | None) -> tuple[State, Callable[[], State]]:
+    """The state before the first step as `jax.ShapeDtypeStruct`s, and a function that compiles and computes it."""
     build = jax.jit(lambda vectors: first_state(model, config, vectors), compiler_options=RUNS_ONCE)
-    return build(vectors)
+    traced = build.trace(vectors)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info)
+    return like, lambda: traced.lower().compile()(vectors)
 
 
 def first_state(model: "Model", config: Config, vectors: Vectors | None) -> State:
