@@ -33,14 +33,19 @@ class Background:
             lock.acquire()
         self._compiling |= locks
 
-        def compiled(compile_it: Callable[[], Any], lock: threading.Lock) -> None:
+        def done(number: int, key: Hashable) -> None:
+            if number == count:
+                watch(None)
+            locks[key].release()
+
+        def compiled(compile_it: Callable[[], Any], number: int, key: Hashable) -> None:
             try:
                 if not self._stop:
                     compile_it()
             except Exception:  # the call of the program raises the error, too
                 pass
             finally:
-                lock.release()
+                done(number, key)
 
         def run() -> None:
             before: threading.Thread | None = None
@@ -52,14 +57,13 @@ class Background:
                 if before is not None:
                     before.join()
                 if compile_it is None:
-                    locks[key].release()
+                    done(number, key)
                     continue
                 watch((number, count))
-                before = threading.Thread(target=compiled, args=(compile_it, locks[key]), name="cavs-xla", daemon=True)
+                before = threading.Thread(target=compiled, args=(compile_it, number, key), name="cavs-xla", daemon=True)
                 before.start()
             if before is not None:
                 before.join()
-            watch(None)
 
         thread = threading.Thread(target=run, name="cavs-compile", daemon=True)
 
