@@ -115,8 +115,8 @@ def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path):
     def planned(engine, **how):
         return cavs.memory.plan(functools.partial(loss, engine=engine), params, graphs, **how)
 
-    if native_unavailable():
-        pytest.skip(native_unavailable())
+    if reason := native_unavailable():
+        pytest.skip(reason)
     plan = planned("native", budget="min")
     assert plan.engines == ["native"] and 1 < plan.parts < 64 and "engine native: predicted" in str(plan)
     assert planned(None, budget="min").engines == ["scan"]  # one tree after another

@@ -39,12 +39,12 @@ def test_a_graph_alone_and_in_a_batch(name: str) -> None:
 @pytest.mark.parametrize("last", [40, 250, 400])
 def test_windows_without_tasks_of_a_kind(last: int, engine: str) -> None:
     """A kind whose last vertices come several windows before the end, a kind of one vertex, and one without children."""
-    if engine == "native" and native_unavailable():
-        pytest.skip(native_unavailable())
+    if engine == "native" and (reason := native_unavailable()):
+        pytest.skip(reason)
     kind = np.array([0] + [1] * last + [2] + [3] * (1000 - last))
     names = ("leaf", "low", "once", "high")
     graphs = cavs.Graphs.build([1002], [0] + [1] * 1001, np.arange(1001), kind=kind, kind_names=names)
-    F = cavs.VertexFunction(dict.fromkeys(names, windowed), state=(4,), arity=1)
+    F = cavs.VertexFunction(dict.fromkeys(names, windowed), state=(4,))
     dtype = np.float32 if engine == "native" else np.float64
     weights = {"w": np.eye(4, dtype=dtype), "u": 0.3 * np.eye(4, dtype=dtype)}
 
@@ -59,7 +59,9 @@ def test_windows_without_tasks_of_a_kind(last: int, engine: str) -> None:
 
 
 def windowed(params: dict[str, jax.Array], v: cavs.Vertex) -> None:
-    h = jnp.tanh(v.gather(0) @ params["u"] + v.pull() @ params["w"])
+    s = v.gather_all(lambda h: jnp.tanh(h @ params["u"]))
+    z, c = jax.nn.sigmoid(s @ params["u"]), jnp.tanh(s @ params["w"] + v.pull() @ params["w"])
+    h = z * s + (1 - z) * c
     v.scatter(h)
     v.push(h)
 

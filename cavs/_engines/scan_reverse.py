@@ -251,7 +251,7 @@ def _own_rows(kind: Kind, sched: Schedule, w: jax.Array, base: tuple[Index, Inde
     ):
         first = starts[w, k] - begin
         after = jnp.where(last, end, starts[jnp.minimum(w + 1, starts.shape[0] - 1), k]) - begin
-        own.append(Some((jnp.arange(size) >= first) & (jnp.arange(size) < after), jnp.clip(first, 0, size - 1)))
+        own.append(Some((jnp.arange(size) >= first) & (jnp.arange(size) < after), jnp.clip(first, 0, max(size - 1, 0))))
     return Mine(*own)
 
 
