@@ -131,6 +131,19 @@ static bool add_rows(const Matrix& m, int64_t rows, int64_t from, int64_t to, fl
   return true;
 }
 
+// Memory that grows, without the values that it had.
+class Memory {
+ public:
+  float* at_least(int64_t count) {
+    if (count > count_) of_.reset(new float[count + 16]), count_ = count;
+    return of_.get() + (16 - ((uintptr_t)of_.get() / 4) % 16) % 16;
+  }
+
+ private:
+  std::unique_ptr<float[]> of_;
+  int64_t count_ = 0;
+};
+
 // A part of a gradient: some columns of L, some panels of R, and some rows of the terms.
 struct Part {
   const Gradient* gradient;
@@ -138,13 +151,12 @@ struct Part {
   float* out;
 
   // False if a row is out of range.
-  bool run(std::vector<float>& memory) const {
+  bool run(Memory& memory) const {
     const Gradient& g = *gradient;
     int64_t from = first_block * TALL, to = std::min(last_block * TALL, g.height);
     int64_t wide = std::min(RIGHT, last_panel - first_panel) * block_floats(PANEL);
-    size_t floats = wide + (last_block - first_block) * block_floats(TALL);
-    if (memory.size() < floats + 16) memory.resize(floats + 16);
-    float *right = memory.data() + (16 - ((uintptr_t)memory.data() / 4) % 16) % 16, *left = right + wide;
+    float* right = memory.at_least(wide + (last_block - first_block) * block_floats(TALL));
+    float* left = right + wide;
     bool first = true;
     int64_t before = 0;  // rows of the terms before
     for (const Term& t : g.terms) {
@@ -192,19 +204,19 @@ class Gradients {
     int64_t down = (blocks + LEFT - 1) / LEFT, deep = rows_ > 2 * g.width ? PARTS : rows_ > g.width ? PARTS / 2 : 1;
     deep = std::clamp<int64_t>(rows_ / (2 * DEEP), 1, deep);
     int64_t across = std::clamp<int64_t>(2 * team_.count() / (deep * down), 1, panels);
-    if ((int64_t)partial_.size() < (deep - 1) * size) partial_.resize((deep - 1) * size);
+    float* partial = partial_.at_least((deep - 1) * size);
     team_.run(deep * down * across, alone_, [&](int thread, int64_t i) {
       int64_t r = i % deep, d = i / deep % down, a = i / deep / down;
       Part part{&g, blocks * d / down, blocks * (d + 1) / down, panels * a / across, panels * (a + 1) / across};
       part.first_row = rows_ * r / deep, part.last_row = rows_ * (r + 1) / deep;
-      part.out = r ? partial_.data() + (r - 1) * size : g.out;
+      part.out = r ? partial + (r - 1) * size : g.out;
       if (!part.run(memory_[thread])) lost_ = true;
     });
     if (deep == 1) return;
     constexpr int64_t SOME = 1 << 14;
     team_.run((size + SOME - 1) / SOME, alone_, [&](int, int64_t i) {
       for (int64_t k = i * SOME; k < std::min((i + 1) * SOME, size); k++)
-        for (int64_t r = 1; r < deep; r++) g.out[k] += partial_[(r - 1) * size + k];
+        for (int64_t r = 1; r < deep; r++) g.out[k] += partial[(r - 1) * size + k];
     });
   }
 
@@ -228,8 +240,8 @@ class Gradients {
 
   Team& team_;
   bool alone_;
-  std::vector<std::vector<float>> memory_;  // of each thread
-  std::vector<float> partial_;
+  std::vector<Memory> memory_;  // of each thread
+  Memory partial_;
   int64_t rows_ = 0;  // of all terms
   std::atomic<bool> lost_{false};
 };
