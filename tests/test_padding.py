@@ -58,6 +58,22 @@ def test_windows_without_tasks_of_a_kind(last: int, engine: str) -> None:
     assert_close(gradient(256), gradient(1 << 15), 1e-4 if engine == "native" else 1e-12)
 
 
+@pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
+def test_several_windows_under_vmap() -> None:
+    """Engine native then runs engine scan, window after window: each begins where the one after it ended."""
+    graphs = cavs.from_lengths([1000, 40])
+    F = cavs.VertexFunction(windowed, state=(4,))
+    weights = {"w": np.eye(4, dtype=np.float32), "u": 0.3 * np.eye(4, dtype=np.float32)}
+    both = jax.tree.map(lambda x: np.stack([x, 0.9 * x]), weights)
+
+    def gradient(window: int, engine: str) -> dict[str, jax.Array]:
+        sched = cavs.schedule(graphs, window=window)
+        x = np.sin(np.arange(4160.0)).reshape(-1, 4).astype(np.float32)
+        return jax.jit(jax.vmap(jax.grad(lambda p: (cavs.run(F, p, sched, x, engine=engine) ** 2).sum())))(both)
+
+    assert_close(gradient(256, "native"), gradient(1 << 15, "scan"), 1e-4)
+
+
 def windowed(params: dict[str, jax.Array], v: cavs.Vertex) -> None:
     s = v.gather_all(lambda h: jnp.tanh(h @ params["u"]))
     z, c = jax.nn.sigmoid(s @ params["u"]), jnp.tanh(s @ params["w"] + v.pull() @ params["w"])

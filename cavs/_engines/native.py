@@ -173,7 +173,9 @@ def _rounds_back(
         return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g, bounds)
 
     g, cuts = with_rules(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
-    return tasks, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
+    classes = len(loop.sched.shape.classes)
+    left = jnp.where(count > 0, loop.begins[(last - count) * (len(loop.kinds) * classes)], tasks)
+    return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 
 _LEVELS = ("states", "statics", "eager_rows", "kept", "extras")
