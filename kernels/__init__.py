@@ -1,6 +1,7 @@
 """The persistent kernels. `cavs` imports only the names of this file; README.md follows one level through the folders."""
 
 from cavs.kernels import persistent as persistent
+from cavs.kernels._cpu.call import native_call as native_call
 from cavs.kernels._cpu.library import (
     NATIVE_GRADIENTS as NATIVE_GRADIENTS,
     NATIVE_LEVELS as NATIVE_LEVELS,

@@ -37,6 +37,14 @@ def test_engine_native_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "native", float32=True))
 
 
+@pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
+def test_engine_native_with_a_kind_without_children() -> None:
+    """Its arrays are empty. XLA lost the attributes of the library's call when it simplified them."""
+    case = random_case(41, "native", float32=True)
+    case.options.schedule.clear()
+    assert check(case).status == "ok"
+
+
 @INTERPRETER
 @pytest.mark.parametrize("seed", range(3))
 def test_engine_persistent_is_the_loop_over_vertices(seed: int) -> None:

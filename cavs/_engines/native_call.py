@@ -10,7 +10,7 @@ from cavs._engines.engine import Batch
 from cavs._engines.native_kinds import NO_KIND, Lowered, Name, static_arrays
 from cavs._engines.native_program import encoded
 from cavs._schedule.shape import slots_of
-from cavs.kernels import NATIVE_LEVELS
+from cavs.kernels import NATIVE_LEVELS, native_call
 
 Arrays = list[jax.Array]
 # Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
@@ -75,8 +75,7 @@ class NativeCall:
         arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
         aliases = {2 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
         shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
-        call = jax.ffi.ffi_call(NATIVE_LEVELS, shapes, input_output_aliases=aliases)
-        out = call(self.batch.sched.data, bounds, *arrays, program=words)
+        out = native_call(NATIVE_LEVELS, shapes, [jnp.asarray(self.batch.sched.data), bounds, *arrays], words, aliases)
         return {name: x.astype(like.dtype) for (name, like), x in zip(self._results.items(), out, strict=True)}
 
     def _words(self, number: Callable[[Name], int]) -> list[int]:

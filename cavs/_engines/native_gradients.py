@@ -11,7 +11,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._stages.cotangents import Floats
 from cavs._stages.operands import LazyProduct, Operand
 from cavs._stages.tensors import get_rows
-from cavs.kernels import NATIVE_GRADIENTS
+from cavs.kernels import NATIVE_GRADIENTS, native_call
 
 
 def with_rules(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -55,7 +55,7 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
     shapes = [jax.ShapeDtypeStruct(_shape(group[0]), jnp.float32) for group in groups.values()]
 
     def on_library(arrays: list[jax.Array]) -> PyTree:
-        return tuple(jax.ffi.ffi_call(NATIVE_GRADIENTS, shapes)(*arrays, program=np.array(program, np.int32)))
+        return tuple(native_call(NATIVE_GRADIENTS, shapes, arrays, np.array(program, np.int32)))
 
     def on_xla(arrays: list[jax.Array]) -> PyTree:
         limits = iter(arrays[0].reshape(-1, 3))

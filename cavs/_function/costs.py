@@ -14,7 +14,7 @@ CUMULATIVE = {"cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"}
 _COSTLY = {
     *CUMULATIVE, "conv_general_dilated", "cond", "custom_vjp_call", "dot_general", "fft", "pallas_call", "ragged_dot",
     "ragged_dot_general", "random_bits", "random_gamma_p", "reduce_window", "scan", "scatter", "scatter-add", "sort",
-    "threefry2x32", "top_k", "while", "custom_call", "ffi_call", "shard_map", "custom_partitioning",
+    "threefry2x32", "top_k", "while", "custom_call", "ffi_call", "native_call", "shard_map", "custom_partitioning",
 }  # fmt: skip
 _PRODUCTS = {"conv_general_dilated", "dot_general", "pallas_call", "ragged_dot", "ragged_dot_general", "scan", "while"}
 _LINEAR_ALGEBRA = {"cholesky", "eig", "eigh", "lu", "qr", "geqrf", "svd", "triangular_solve", "schur", "householder_product"}

@@ -147,7 +147,7 @@ class _Timeline:
 def _stands_alone(e: Eqn) -> bool:
     """Whether an equation is an operation of its own, with buffers for its results."""
     name = e.primitive.name
-    return name in (*_IN_PLACE, *_REDUCTIONS, "ffi_call") or is_costly(e) or bool(bodies_in(e))
+    return name in (*_IN_PLACE, *_REDUCTIONS, "ffi_call", "native_call") or is_costly(e) or bool(bodies_in(e))
 
 
 def _stored(eqns: Sequence[Eqn], made: dict[Any, Eqn]) -> set[Any]:
@@ -211,7 +211,7 @@ def _overwritable(e: Eqn, sources: dict[Any, Sources]) -> list[Any]:
     name = e.primitive.name
     if name in _IN_PLACE:
         operands = e.invars[:1]
-    elif name == "ffi_call":
+    elif name in ("ffi_call", "native_call"):
         operands = [e.invars[i] for i, _ in e.params["input_output_aliases"]]
     elif name == "while":
         operands = e.invars[e.params["cond_nconsts"] + e.params["body_nconsts"] :]

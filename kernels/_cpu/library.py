@@ -9,7 +9,7 @@ import jax
 
 from cavs.kernels._cpu.build import VARIANTS, version
 
-NATIVE_LEVELS, NATIVE_GRADIENTS = "cavs_levels", "cavs_gradients"  # the names of the handlers for `jax.ffi.ffi_call`
+NATIVE_LEVELS, NATIVE_GRADIENTS = "cavs_levels", "cavs_gradients"  # the names of the handlers
 _FLAGS = {"avx512": {"avx512f", "avx512dq", "avx512vl", "avx512bw", "fma"}, "avx2": {"avx2", "fma"}, "neon": set()}
 
 
