@@ -57,8 +57,8 @@ def _lower(
     ctx: Any, *operands: Any, target: str, program: bytes, input_output_aliases: Sequence[tuple[int, int]], **_: Any
 ) -> Any:
     rule = jax.ffi.ffi_lowering(target, operand_output_aliases=dict(input_output_aliases))
-    results = rule(ctx, *operands, program=np.frombuffer(program, np.int32))
-    call = results[0].owner
+    results: Any = rule(ctx, *operands, program=np.frombuffer(program, np.int32))
+    call: Any = results[0].owner
     call.attributes["api_version"] = mlir.i32_attr(4)
     call.attributes["backend_config"] = call.attributes["mhlo.backend_config"]
     del call.attributes["mhlo.backend_config"]
