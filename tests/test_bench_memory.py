@@ -32,7 +32,7 @@ def test_budgets_are_kept_and_change_no_gradient(measured):
     points = curve["points"]
     assert len(points) == 3 and points[0]["parts"] == 1 and points[-1]["parts"] > 1
     # No plan is smaller than the last. XLA may need a few KiB more than predicted, which count in steps of 10 to 40 KiB.
-    assert all(p["temp"] <= p["budget"] for p in points[1:-1]) and points[-1]["temp"] <= points[-1]["budget"] + 4096
+    assert all(p["temp"] <= p["budget"] for p in points[1:-1]) and points[-1]["temp"] <= points[-1]["budget"] + 6144
     assert memory_report.falls(points)
     assert all(p["difference"] < 1e-5 and p["ms"] > 0 for p in points)
 
