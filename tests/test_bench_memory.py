@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import pytest
 
 from bench import echo, echo_cases, memory, memory_report, store
@@ -31,8 +32,9 @@ def test_budgets_are_kept_and_change_no_gradient(measured):
     _, (curve, _, _) = measured
     points = curve["points"]
     assert len(points) == 3 and points[0]["parts"] == 1 and points[-1]["parts"] > 1
-    # No plan is smaller than the last. XLA may need a few KiB more than predicted, which count in steps of 10 to 40 KiB.
-    assert all(p["temp"] <= p["budget"] for p in points[1:-1]) and points[-1]["temp"] <= points[-1]["budget"] + 6144
+    # No plan is smaller than the last. JAX 0.10 stores the integers of a part and one more tensor, which count in 10 KiB.
+    more = 512 if jax.__version_info__ >= (0, 11) else 4608
+    assert all(p["temp"] <= p["budget"] for p in points[1:-1]) and points[-1]["temp"] <= points[-1]["budget"] + more
     assert memory_report.falls(points)
     assert all(p["difference"] < 1e-5 and p["ms"] > 0 for p in points)
 

@@ -19,7 +19,7 @@ from cavs import cli
 from cavs._cli import start
 from cavs._cli.completion import script
 from cavs._cli.options import build_parser
-from cavs._train import compile_quickly, compiled, report, run as runs
+from cavs._train import report, run as runs
 from cavs._train.config import Config, TrainError
 from cavs._train.loop import Progress
 from cavs._train.samples import guess_task
@@ -283,22 +283,3 @@ with start.exit_on_interrupt():
         assert process.stderr and any(module in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60) and process.returncode == 130
-
-
-@pytest.mark.parametrize(
-    ("flags", "then"),
-    [
-        ("", "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"),
-        ("--one=1", "--one=1 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"),
-        ("--xla_backend_extra_options=other", "--xla_backend_extra_options=other"),
-    ],
-)
-def test_commands_compile_quickly_unless_the_user_has_options_of_the_code_generator(flags, then, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setenv("JAX_PLATFORMS", "")
-    monkeypatch.setattr(compiled, "_NVIDIA", __file__)
-    compile_quickly()
-    assert os.environ["XLA_FLAGS"] == flags  # a GPU computes
-    monkeypatch.setattr(compiled, "_NVIDIA", "there is none")
-    compile_quickly()
-    assert os.environ["XLA_FLAGS"] == then

@@ -1,10 +1,14 @@
-"""`cavs train` compiles its programs once each, on a thread, before they are called."""
+"""`cavs train` compiles its programs once each, on a thread, before they are called, and quickly."""
 
 import json
+import os
 import threading
 from typing import Any
 
+import pytest
+
 from cavs import cli
+from cavs._train import compile_quickly, compiled
 from cavs._train.model import SoftmaxModel
 from tests.test_training import trees
 
@@ -27,3 +31,22 @@ def test_a_run_traces_each_program_once_and_before_its_call(tmp_path, monkeypatc
     assert cli.main(["train", "--resume", run, "--epochs", "3"]) == 0
     assert {name for _, name in traced[before:]} == {"cavs-compile"}
     assert len(json.loads((tmp_path / "run" / "last.json").read_text())["progress"]["history"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "then"),
+    [
+        ("", "--xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"),
+        ("--one=1", "--one=1 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"),
+        ("--xla_backend_extra_options=other", "--xla_backend_extra_options=other"),
+    ],
+)
+def test_commands_compile_quickly_unless_the_user_has_options_of_the_code_generator(flags, then, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.setattr(compiled, "_NVIDIA", __file__)
+    compile_quickly()
+    assert os.environ["XLA_FLAGS"] == flags  # a GPU computes
+    monkeypatch.setattr(compiled, "_NVIDIA", "there is none")
+    compile_quickly()
+    assert os.environ["XLA_FLAGS"] == then

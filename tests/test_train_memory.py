@@ -10,7 +10,7 @@ from cavs._memory.search import Choice
 from cavs._train import batches, memory
 from cavs._train.config import TrainError
 from cavs._train.memory import TrainingStep, budget_of, part_feed, plan_memory, train_loader
-from cavs._train.step import WHOLE, build_step, init_state
+from cavs._train.step import WHOLE, begin, build_step
 from cavs._train.task import configure, find_task
 from tests.test_tagger_training import corpus
 from tests.test_training import sentences, trees
@@ -57,7 +57,7 @@ def test_a_batch_in_parts_gives_the_same_losses_and_weights(task, tmp_path, monk
 
     def after_steps(choice):
         loader = train_loader(part_feed(task, model, data.train, config.batch, choice), config, choice)
-        step, state, found = build_step(model, config, 10, choice), init_state(model, config, None), []
+        step, state, found = build_step(model, config, 10, choice), begin(model, config, None)[1](), []
         for batch in loader:
             state, metrics = step(state, batch)
             found.append(metrics.values)
@@ -65,7 +65,7 @@ def test_a_batch_in_parts_gives_the_same_losses_and_weights(task, tmp_path, monk
 
     (want, weights), (got, others) = after_steps(WHOLE), after_steps(choice)
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
-    start = init_state(model, config, None).weights
+    start = begin(model, config, None)[1]().weights
     for a, b, before in zip(*map(jax.tree.leaves, (others, weights, start)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
         assert before.size < 20 or np.abs(b - before).max() > 1e-4

@@ -17,7 +17,7 @@ from cavs._train.config import Config, TrainError
 from cavs._train.data import Data
 from cavs._train.embeddings import read_vectors
 from cavs._train.loop import Progress, Trainer
-from cavs._train.step import State, init_state
+from cavs._train.step import State, begin
 from cavs._train.task import configure, find_task
 
 REVIEWS = Path(cli.__file__).parent / "data"
@@ -209,7 +209,7 @@ def trainer_of(given: dict, folder: Path) -> tuple[Trainer, State]:
     config, data = read_data(configure(given))
     model = find_task(config.task).model(config, data)
     folder.mkdir()
-    return Trainer(config, data, model, folder), init_state(model, config, None)
+    return Trainer(config, data, model, folder), begin(model, config, None)[1]()
 
 
 MORE = {"schedule": "cosine", "warmup": 3, "weight_decay": 0.1, "save_every": 3}
@@ -226,12 +226,12 @@ def test_stopping_and_resuming_changes_no_bit(tmp_path, task, optimizer, more):
 
     trainer.folder = tmp_path / "stopped"
     trainer.folder.mkdir()
-    state, progress = init_state(trainer.model, trainer.config, None), Progress()
+    state, progress = begin(trainer.model, trainer.config, None)[1](), Progress()
     for stop_after, epoch, step in ((2, 0, 2), (3, 1, 0), (4, 1, 4), (9, 2, 0)):
         stop = StopAfter(stop_after)
         trainer.fit(state, progress, stop, stop)
         assert (progress.epoch, progress.step) == (epoch, step)
-        state, progress = trainer.resume(init_state(trainer.model, trainer.config, None))
+        state, progress = trainer.resume(begin(trainer.model, trainer.config, None)[1]())
     assert int(state.count) == 10
     for a, b in zip(jax.tree.leaves(straight), jax.tree.leaves(state), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from cavs._engines import scan, scan_reverse
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
-from cavs._engines.native_call import NativeCall
-from cavs._engines.native_gradients import gradients, with_rules
+from cavs._engines.native_call import NativeCall, with_rules
+from cavs._engines.native_gradients import gradients
 from cavs._engines.native_kinds import NO_KIND, Name, lowered
 from cavs._engines.scan_task import StateCotangents, Totals, empty_cuts, kind_of, with_reuse
 from cavs._function.domains import EDGE
@@ -144,7 +144,7 @@ def _rounds_back(
     g: StateCotangents,
     totals: Totals,
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
-    """As `scan_reverse._rounds_back`."""
+    """As `scan_reverse.rounds_back`."""
     levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
     cts = [kind.extra_cts for kind in loop.kinds]
     flat = [jnp.asarray(x, jnp.int32) for pair in bases for x in pair]

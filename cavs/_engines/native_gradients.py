@@ -1,32 +1,18 @@
 """Engine `native`: lazy gradients. The library gathers and packs the operands in one pass, and reads no padding."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cavs._engines.native_call import with_rules
 from cavs._graphs.pytree import PyTree
 from cavs._stages.cotangents import Floats
 from cavs._stages.operands import LazyProduct, Operand
 from cavs._stages.tensors import get_rows
 from cavs.kernels import NATIVE_GRADIENTS, native_call
-
-
-def with_rules(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn`, for which `other` runs under `jax.vmap` and `jax.jvp`."""
-    batched = jax.custom_batching.custom_vmap(fn)
-
-    @batched.def_vmap
-    def of_batch(size: int, which: Sequence[PyTree], *args: PyTree) -> tuple[PyTree, PyTree]:
-        axes = jax.tree.map(lambda x: 0 if x else None, tuple(which))
-        out = jax.vmap(other, in_axes=axes, axis_size=size)(*args)
-        return out, jax.tree.map(lambda _: True, out)
-
-    whole = jax.custom_jvp(batched)
-    whole.defjvp(lambda primals, tangents: jax.jvp(other, primals, tangents))
-    return whole
 
 
 def gradients(products: Sequence[LazyProduct]) -> Floats:

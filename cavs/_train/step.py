@@ -74,11 +74,6 @@ class DeviceMetrics:
 RUNS_ONCE = {"xla_backend_optimization_level": 0}
 
 
-def init_state(model: "Model", config: Config, vectors: Vectors | None) -> State:
-    """The state before the first step, which depends on the seed."""
-    return begin(model, config, vectors)[1]()
-
-
 def begin(model: "Model", config: Config, vectors: Vectors | None) -> tuple[State, Callable[[], State]]:
     """The state before the first step as `jax.ShapeDtypeStruct`s, and a function that compiles and computes it."""
     build = jax.jit(lambda vectors: first_state(model, config, vectors), compiler_options=RUNS_ONCE)
@@ -88,7 +83,7 @@ def begin(model: "Model", config: Config, vectors: Vectors | None) -> tuple[Stat
 
 
 def first_state(model: "Model", config: Config, vectors: Vectors | None) -> State:
-    """`init_state`, not compiled."""
+    """The state before the first step, which depends on the seed. Not compiled."""
     params, table = model.init(jax.random.key(config.seed), vectors)
     slots = optimiser.init_rows(config, table)
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
