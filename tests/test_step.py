@@ -179,3 +179,20 @@ def test_memory_is_kept_until_it_is_returned() -> None:
     """In a process of its own, as `keep_host_memory` changes its process."""
     done = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stderr
+
+
+ENDS_EARLY = """
+import time
+from cavs._feed.background import Background
+
+def lower():
+    time.sleep(0.3)
+    return lambda: None
+
+Background().start({1: lower, 2: lower}, lambda _: None, 2)
+"""
+
+
+def test_a_program_that_ends_while_others_are_lowered_prints_nothing() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS_EARLY], capture_output=True, text=True, check=True)
+    assert ended.stdout + ended.stderr == ""

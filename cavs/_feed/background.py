@@ -1,16 +1,17 @@
-"""`Background`: programs that a thread compiles, while the caller does something else."""
+"""`Background`: programs that threads compile, while the caller does something else."""
 
 import atexit
+import queue
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
-# Called with (k, n) when the thread begins with the k-th of n programs, and with `None` when it has done all.
+# Called with (k, n) when XLA begins with the k-th of n programs, and with `None` when it has done all.
 Watch: TypeAlias = Callable[[tuple[int, int] | None], None]
 
 
 class Background:
-    """Compilations on a thread, one after another. While XLA compiles a program, the next one is traced and lowered."""
+    """Compilations, one after another. While XLA compiles a program, the next one is traced and lowered."""
 
     def __init__(self) -> None:
         # Locked until the program is compiled. Not `threading.Event`s: if Ctrl-C interrupts one, its lock may stay locked.
@@ -21,7 +22,7 @@ class Background:
         return key in self._compiling
 
     def start(self, work: dict[Hashable, Callable[[], Callable[[], Any]]], watch: Watch, count: int) -> None:
-        """Starts the thread, which ends after the last of `work`.
+        """Starts the threads, which end after the last of `work`.
 
         Args:
             work: for each program, by its name, a function that lowers it and returns the one that compiles it.
@@ -38,42 +39,43 @@ class Background:
                 watch(None)
             locks[key].release()
 
-        def compiled(compile_it: Callable[[], Any], number: int, key: Hashable) -> None:
-            try:
-                if not self._stop:
-                    compile_it()
-            except Exception:  # the call of the program raises the error, too
-                pass
-            finally:
-                done(number, key)
+        ready: queue.Queue[tuple[int, Hashable, Callable[[], Any] | None]] = queue.Queue(1)
 
-        def run() -> None:
-            before: threading.Thread | None = None
+        def lower_all() -> None:
             for number, (key, lower) in enumerate(work.items(), count - len(work) + 1):
                 try:
                     compile_it = None if self._stop else lower()
-                except Exception:  # as above
+                except Exception:  # the call of the program raises the error, too
                     compile_it = None
-                if before is not None:
-                    before.join()
-                if compile_it is None:
-                    done(number, key)
-                    continue
-                watch((number, count))
-                before = threading.Thread(target=compiled, args=(compile_it, number, key), name="cavs-xla", daemon=True)
-                before.start()
-            if before is not None:
-                before.join()
+                ready.put((number, key, compile_it))
 
-        thread = threading.Thread(target=run, name="cavs-compile", daemon=True)
+        def compile_all() -> None:
+            for _ in work:
+                number, key, compile_it = ready.get()
+                try:
+                    if compile_it and not self._stop:
+                        watch((number, count))
+                        compile_it()
+                except Exception:  # as above
+                    pass
+                finally:
+                    done(number, key)
+
+        # Both start now: an interpreter that is about to end starts no threads.
+        threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((lower_all, "cavs-compile"), (compile_all, "cavs-xla"))
+        ]
 
         def end() -> None:  # an interpreter that ends in the middle of a compilation may crash
             self._stop = True
-            thread.join()
+            for thread in threads:
+                thread.join()
 
         atexit.register(end)
         watch((count - len(work) + 1, count))
-        thread.start()
+        for thread in threads:
+            thread.start()
 
     def wait(self, key: Hashable) -> None:
         """Waits for a compilation that was started."""
