@@ -49,9 +49,14 @@ def test_engine_native_with_a_kind_without_children() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "seed"), [("scan", 18), ("scan", 24), ("scan", 32), ("scan", 36), ("native", 38), ("native", 41)]
+    ("engine", "seed", "more"),
+    [
+        *(("scan", seed, {}) for seed in (18, 24, 32, 36)),
+        *(("native", seed, {}) for seed in (38, 41)),
+        ("scan", 101, {"segments": 3}),  # two of them have no levels
+    ],
 )
-def test_several_windows_are_one(engine: str, seed: int) -> None:
+def test_several_windows_are_one(engine: str, seed: int, more: dict[str, int]) -> None:
     """In batches of several hundred inner vertices, for which the loop over vertices would take minutes."""
     if engine == "native" and (reason := native_unavailable()):
         pytest.skip(reason)
@@ -60,8 +65,8 @@ def test_several_windows_are_one(engine: str, seed: int) -> None:
     case = dataclasses.replace(case, graphs=case.graphs * copies, kinds=case.kinds * copies)
     fns = functions(case.program, "float32" if engine == "native" else "float64")
     found = []
-    for window in (256, 1 << 15):
-        case.options.schedule = {"window": window}
+    for schedule in ({"window": 256} | more, {"window": 1 << 15}):
+        case.options.schedule = schedule
         found.append(batched(case, fns))
     assert not differences(case, *found)
 

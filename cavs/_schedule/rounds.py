@@ -26,7 +26,7 @@ def cut_windows(
         before = sizes.cumsum() - sizes
         change[1:] |= np.diff(before // limit) > 0
     of = change.cumsum()
-    return (power_of_two(int(of[-1]) + 1), rows, room), of
+    return (power_of_two(int(change.sum()) + 1), rows, room), of
 
 
 class Rounds(NamedTuple):

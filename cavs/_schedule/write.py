@@ -121,7 +121,7 @@ def write_windows(sched: Schedule, window_of: np.ndarray, number: np.ndarray, cl
 
     In windows after the last task of a kind, its rows begin where they end: all of them belong to the windows before.
     """
-    if sched.shape.windows[0] == 1:
+    if sched.shape.windows[0] == 1 or not len(cls):
         return
     windows = np.arange(window_of[-1] + 1)
     sched.num_windows[...] = len(windows)
