@@ -9,6 +9,7 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs.kernels import native_unavailable
 from tests.odd_graphs import chain, joined, random_binary_tree
 from tests.schedule_checks import check
 from tests.truth import assert_close, loss
@@ -79,6 +80,17 @@ def test_explain_says_how_f_is_split() -> None:
     with_rows = program.vertex_function().explain(
         program.init(jax.random.key(0)), jax.ShapeDtypeStruct((4,), jnp.float32), sched=found
     )
-    assert with_rows == "\n".join([text, "Rows of this schedule on engine scan, computed for vertices:", *indented(found)])
+    lines = [text, "Rows of this schedule on engine scan, computed for vertices:", *indented(found)]
+    count, inner = int(found.leaf_count.sum()), int(found.inner_count.sum())
+    if not native_unavailable():  # it computes no padding
+        lines += [
+            "Rows of this schedule on engine native, computed for vertices:",
+            f"  leaves: {count} of {count} rows (0.0 % padding)",
+            f"  vertices with children, in the levels and for the gradients of parameters: {inner} of {inner} rows "
+            "(0.0 % padding)",
+            f"  vertices with children, in each of the eager and the lazy part, if F has equations there: {inner} of "
+            f"{found.shape.inner[0]} rows ({100 * (1 - inner / found.shape.inner[0]):.1f} % padding)",
+        ]
+    assert with_rows == "\n".join(lines)
     with pytest.raises(ValueError, match="has not run yet"):
         cavs.VertexFunction(lambda params, v: None, state=(1,)).explain()

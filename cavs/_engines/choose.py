@@ -14,7 +14,8 @@ from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
 from cavs._function.plan import FunctionPlan
-from cavs._schedule.schedule import Shape
+from cavs._schedule.padding import Filled, in_total, padding_of
+from cavs._schedule.schedule import Schedule, Shape
 from cavs.kernels import PRECISIONS, Unfit, layout_of, persistent
 
 
@@ -110,7 +111,8 @@ def explain_engines(plan: FunctionPlan) -> list[str]:
     lines.append(
         f"Engine native: no: {outside}."
         if outside
-        else "Engine native: fits. A library in C++ runs all levels of a pass in one call, on the cores of a CPU."
+        else "Engine native: fits. A library in C++ runs all levels of a pass in one call, on the cores of a CPU. "
+        + _leaves_of_native(plan)
     )
     fits = True
     for name in plan.inner:
@@ -124,6 +126,31 @@ def explain_engines(plan: FunctionPlan) -> list[str]:
     reason = f": the kernels of engine persistent cannot run here; {here}" if here else ""
     lines.append(f"Chosen here: {chosen}{reason}.")
     return lines
+
+
+def explain_native_rows(plan: FunctionPlan, sched: Schedule) -> list[str]:
+    """Returns lines that say how many rows of a schedule engine `native` computes; none if it does not fit."""
+    if native.unfit_function(plan):
+        return []
+    total = in_total(padding_of(sched.host()))
+    leaves = total.leaves if _leaves_outside(plan) else Filled(total.leaves.vertices, total.leaves.vertices)
+    levels = Filled(total.levels.vertices, total.levels.vertices)
+    return [
+        "Rows of this schedule on engine native, computed for vertices:",
+        f"  leaves: {leaves}",
+        f"  vertices with children, in the levels and for the gradients of parameters: {levels}",
+        f"  vertices with children, in each of the eager and the lazy part, if F has equations there: {total.batches}",
+    ]
+
+
+def _leaves_of_native(plan: FunctionPlan) -> str:
+    reason = _leaves_outside(plan)
+    return f"XLA runs the leaves: {reason}." if reason else "It runs the leaves, too."
+
+
+def _leaves_outside(plan: FunctionPlan) -> str | None:
+    """Why XLA runs the leaves for engine `native`; `None` if the library does."""
+    return native.leaves_unfit(plan, {name: k for k, name in enumerate(plan.leaf)}, len(plan.leaf))
 
 
 def _unfit(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], layouts: Layouts) -> str | None:

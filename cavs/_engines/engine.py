@@ -6,9 +6,9 @@ import jax
 
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows, Zeros
+from cavs._stages.tensors import Rows, Zeros, rows_of_kinds, rows_of_leaves
 
 Arrays = list[jax.Array]
 
@@ -20,7 +20,8 @@ class Batch(NamedTuple):
         plan: F, traced and split.
         sched: The schedule.
         kinds: The kinds of vertices, in the schedule's order.
-        rows: For each kind, where its vertices with children are in the batch.
+        rows: For each kind, where its vertices with children are in the batch; then for each kind where its leaves are, if the
+            engine runs leaves as a level. "For each kind" means these, too.
         zeros: Creates dynamic tensors.
     """
 
@@ -31,9 +32,20 @@ class Batch(NamedTuple):
     zeros: Zeros
 
     @property
+    def has_leaves(self) -> bool:
+        """Whether the engine runs the leaves as a level."""
+        return len(self.rows) > len(self.kinds)
+
+    @property
     def parts(self) -> list[Split]:
-        """F at vertices with children, for each kind."""
-        return [self.plan.inner[name] for name in self.kinds]
+        """F at vertices with children, for each kind; then F at leaves, if the engine runs them."""
+        inner = [self.plan.inner[name] for name in self.kinds]
+        return [*inner, *map(self.plan.leaf_part, self.kinds)] if self.has_leaves else inner
+
+    @property
+    def without_leaves(self) -> "Batch":
+        """The batch without the leaves that the engine runs."""
+        return self._replace(rows=self.rows[: len(self.kinds)])
 
 
 class ForwardLevels(NamedTuple):
@@ -83,6 +95,14 @@ class BackwardLevels(NamedTuple):
     edges: list[Any]
 
 
+def batch_of(plan: FunctionPlan, sched: Schedule, kinds: tuple[str | None, ...], leaves: bool) -> Batch:
+    """Returns the batch of a schedule. `leaves`: whether the engine runs the leaves as a level."""
+    rows = rows_of_kinds(sched, plan.function.arity, plan.reads_edges)
+    if leaves:
+        rows += rows_of_leaves(sched, plan.function.arity)
+    return Batch(plan, sched, kinds, rows, Zeros(sched))
+
+
 class Engine(Protocol):
     """Runs the levels. An engine is a hashable value: it is part of the key under which compiled functions are cached."""
 
@@ -95,9 +115,8 @@ class Engine(Protocol):
         """
         ...
 
-    @property
-    def places_leaves(self) -> bool:
-        """Whether the engine writes the states of the leaves into the dynamic tensors itself."""
+    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+        """Whether the engine runs the leaves of schedules of a shape as a level. Otherwise XLA runs them before the levels."""
         ...
 
     def forward_levels(
@@ -112,8 +131,7 @@ class Engine(Protocol):
 
         Args:
             batch: The batch.
-            states: The dynamic tensors with the states of the leaves. If the engine places leaves: these states, those of the
-                leaves of the first kind first.
+            states: The dynamic tensors with the states of the leaves; none if the engine runs the leaves.
             statics: For each kind, the static values.
             eager: For each kind, the outputs of the eager part.
             save: Whether to keep what the backward reads.

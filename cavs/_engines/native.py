@@ -2,7 +2,8 @@
 
 XLA on a CPU runs a task as some dozen kernels, each with a pass over its operands and a microsecond of overhead. The library
 runs F's equations for a few rows at a time, which stay in the L1 cache, and its products read gathered rows where they are,
-from weights that are packed once a call. The stages around the levels, and the loop over windows, are those of engine `scan`.
+from weights that are packed once a call. Leaves are one more level, before all others. The eager and the lazy part, and the
+loop over windows, are those of engine `scan`.
 
 The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run on engine `scan`.
 """
@@ -15,19 +16,28 @@ import jax
 import jax.numpy as jnp
 
 from cavs._engines import scan, scan_reverse
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, batch_of
 from cavs._engines.native_call import NativeCall, with_rules
 from cavs._engines.native_gradients import gradients
 from cavs._engines.native_kinds import NO_KIND, Name, lowered
-from cavs._engines.scan_task import StateCotangents, Totals, empty_cuts, kind_of, with_reuse
+from cavs._engines.scan_task import (
+    Kind,
+    StateCotangents,
+    Totals,
+    empty_cuts,
+    is_leaf,
+    kind_of,
+    leaves_back,
+    with_reuse,
+)
 from cavs._function.domains import EDGE
-from cavs._function.jaxprs import Var
+from cavs._function.jaxprs import Var, is_var
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Index, Rows, Zeros, rows_of_kinds, write
+from cavs._stages.tensors import Index, Rows
 from cavs.kernels import Unfit, native_unavailable
 
 Arrays = list[jax.Array]
@@ -38,16 +48,23 @@ class Native:
     """Engine `native`: C++ runs the levels on a CPU. See [`Engine`][cavs._engines.engine.Engine]."""
 
     launches = False
-    places_leaves = True
+
+    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+        """Whether the library can compute F at the leaves."""
+        return not leaves_unfit(plan, {name: k for k, name in enumerate(kinds) if shape.leaves[k]}, len(kinds))
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
-        """Runs the forward's levels in one call."""
+        """Runs the forward's levels, and the leaves, in one call."""
 
         def on_scan(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
-            here = _batch(batch, data)
-            return tuple(scan.forward_levels(here, _placed(here, states), statics, eager, save)[:3])
+            here, inner = _batch(batch, data), len(batch.kinds)
+            kept, extras = [], []
+            if here.has_leaves:
+                states, kept, extras = scan.forward_leaves(here, statics[inner:], eager[inner:], save)
+            found = scan.forward_levels(here.without_leaves, states, statics[:inner], eager[:inner], save)
+            return found.states, [*found.kept, *kept], [*found.extras, *extras]
 
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
             return _forward_call(_batch(batch, data), states, statics, eager, save)
@@ -57,7 +74,7 @@ class Native:
         return ForwardLevels(states, kept, extras, None)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
-        """Runs the backward's levels of each window in one call."""
+        """Runs the backward's levels of each window in one call; with one window, that of the leaves, too."""
         rounds = functools.partial(_rounds_back, batch, saved)
         return scan_reverse.backward_levels(batch, saved, cotangents, rounds, gradients)
 
@@ -91,29 +108,41 @@ def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = Non
     return None
 
 
+def leaves_unfit(plan: FunctionPlan, kinds: dict[str | None, int], count: int) -> str | None:
+    """Returns why XLA runs the leaves of some kinds, or `None` if the library does.
+
+    Args:
+        plan: F.
+        kinds: The kinds that have leaves, and their numbers.
+        count: How many kinds there are in all.
+    """
+    try:
+        for name, k in kinds.items():
+            part = plan.leaf_part(name)
+            if part.gathers_all:
+                raise Unfit("it calls gather_all")
+            if any(is_var(x) and x in part.recurrent.statics for x in part.role.states):
+                raise Unfit("it scatters what follows from parameters alone")
+            for forward in (True, False) if part.joint.differentiable else (True,):
+                lowered(part, count + k, forward, save=True, reused={})
+    except Unfit as e:
+        return str(e)
+    return None
+
+
 def _batch(batch: Batch, data: jax.Array) -> Batch:
     """Returns the batch as a function of its schedule's integers."""
-    sched, plan = Schedule(data, batch.sched.shape), batch.plan
-    return batch._replace(sched=sched, rows=rows_of_kinds(sched, plan.function.arity, plan.reads_edges), zeros=Zeros(sched))
-
-
-def _placed(batch: Batch, leaves: Arrays) -> Arrays:
-    """Returns the dynamic tensors with the states of leaves, kind after kind, as the library creates them."""
-    avals = batch.plan.state_avals
-    states = [batch.zeros((batch.sched.shape.rows, *a.shape), a.dtype) for a in avals]
-    for i, x in enumerate(leaves):
-        own = i % len(avals)
-        states[own] = write(states[own], x, batch.sched.leaf_row[i // len(avals)])
-    return states
+    return batch_of(batch.plan, Schedule(data, batch.sched.shape), batch.kinds, batch.has_leaves)
 
 
 def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool) -> PyTree:
     call = NativeCall(batch, backward=False)
     avals = batch.plan.state_avals
     for i, a in enumerate(avals):
-        call.created("state", NO_KIND, i, jax.ShapeDtypeStruct((batch.sched.shape.rows, *a.shape), a.dtype))
-    for i, x in enumerate(states):
-        call.leaves(i // len(avals), i % len(avals), x)
+        if batch.has_leaves:
+            call.created("state", NO_KIND, i, jax.ShapeDtypeStruct((batch.sched.shape.rows, *a.shape), a.dtype))
+        else:
+            call.updated("state", i, states[i])
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
         own = lowered(part, k, True, save, {}) if rows.size else None
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
@@ -146,8 +175,9 @@ def _rounds_back(
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
     """As `scan_reverse.rounds_back`."""
     levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
-    cts = [kind.extra_cts for kind in loop.kinds]
-    flat = [jnp.asarray(x, jnp.int32) for pair in bases for x in pair]
+    numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
+    own_bases = {kind.number: base for kind, base in zip(loop.kinds, bases, strict=True)}
+    flat = [jnp.asarray(x, jnp.int32) for k in range(len(batch.kinds)) for x in own_bases.get(k, (0, 0))]
     bounds = jnp.stack([jnp.asarray(last, jnp.int32) - count, jnp.asarray(last, jnp.int32), *flat])
     reuse = [kind.reused for kind in loop.kinds]
 
@@ -155,26 +185,30 @@ def _rounds_back(
         here = _batch(batch, data)
         own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
         kinds = []
-        for k, (part, rows) in enumerate(zip(here.parts, here.rows, strict=True)):
-            kind = kind_of(k, part, rows, [], own, True)
-            kinds.append(with_reuse(kind)._replace(extra_cts=cts[k]) if reuse[k] else kind._replace(extra_cts=cts[k]))
+        for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
+            kind = kind_of(k, here.parts[k], here.rows[k], [], own, True)
+            kinds.append((with_reuse(kind) if reuses else kind)._replace(extra_cts=own_cts))
         return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_reverse.begins_of(here.sched))
 
     def on_scan(
         data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, tasks: jax.Array
     ) -> PyTree:
         here = loop_of(data, levels, cts)
-        at: scan_reverse.Bases = [(bounds[2 + 2 * k], bounds[3 + 2 * k]) for k in range(len(here.kinds))]
-        none: Totals = [{} for _ in here.kinds]
-        _, g, cuts, _ = scan_reverse.rounds_back(here, bounds[1], bounds[1] - bounds[0], at, tasks, g, none)
-        return g, [[own[v] for v in kind.stored] for kind, own in zip(here.kinds, cuts, strict=True)]
+        inner = here._replace(kinds=[kind for kind in here.kinds if not is_leaf(kind, here.sched)])
+        at: scan_reverse.Bases = [(bounds[2 + 2 * k], bounds[3 + 2 * k]) for k in range(len(inner.kinds))]
+        found: list[Arrays] = []
+        if inner.kinds:
+            none: Totals = [{} for _ in inner.kinds]
+            _, g, cuts, _ = scan_reverse.rounds_back(inner, bounds[1], bounds[1] - bounds[0], at, tasks, g, none)
+            found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
+        return g, found + [leaves_back(kind, here.sched, g, here.options.fusion) for kind in here.kinds[len(inner.kinds) :]]
 
     def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, _: jax.Array) -> PyTree:
         return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g, bounds)
 
     g, cuts = with_rules(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
     classes = len(loop.sched.shape.classes)
-    left = jnp.where(count > 0, loop.begins[(last - count) * (len(loop.kinds) * classes)], tasks)
+    left = jnp.where(jnp.asarray(count) > 0, loop.begins[(last - count) * (len(batch.kinds) * classes)], tasks)
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 
@@ -190,8 +224,8 @@ def _backward_call(
         call.given[("state", NO_KIND, i)] = x
     for i, x in g.items():
         call.updated("cotangent", i, x)
-    for k, (kind, rows) in enumerate(zip(loop.kinds, batch.rows, strict=True)):
-        part = kind.part
+    for kind in loop.kinds:
+        k, part, rows = kind.number, kind.part, kind.rows
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
         call.kind(lowered(part, k, False, True, kind.reused) if rows.size else None, k, statics[k], crossing)
         call.given |= {("kept", k, n): x for n, x in enumerate(kept[k])}
@@ -209,11 +243,10 @@ def _backward_call(
                 call.created("cut", k, n, x)
     out = call.run(bounds)
 
-    def name(k: int, n: int, v: Var) -> Name:
-        reused = loop.kinds[k].reused
-        return ("kept", k, reused[v]) if v in reused else ("cut", k, n)
+    def name(kind: Kind, n: int, v: Var) -> Name:
+        return ("kept", kind.number, kind.reused[v]) if v in kind.reused else ("cut", kind.number, n)
 
-    cuts = [[out[name(k, n, v)] for n, v in enumerate(kind.stored)] for k, kind in enumerate(loop.kinds)]
+    cuts = [[out[name(kind, n, v)] for n, v in enumerate(kind.stored)] for kind in loop.kinds]
     return {i: out["cotangent", NO_KIND, i] for i in g}, cuts
 
 

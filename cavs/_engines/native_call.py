@@ -17,7 +17,7 @@ Arrays = list[jax.Array]
 # Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
 _FIELDS = (
     "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
-    "num_children leaf_row"
+    "num_children leaf_count leaf_row"
 ).split()
 
 
@@ -48,8 +48,7 @@ class NativeCall:
         self.batch, self.backward = batch, backward
         self.given: dict[Name, jax.Array | Callable[[], jax.Array]] = {}
         self._results: dict[Name, jax.ShapeDtypeStruct] = {}
-        self._kinds: list[Lowered | None] = []
-        self._leaves: list[Name] = []
+        self._kinds: dict[int, Lowered | None] = {}
 
     def updated(self, what: str, number: int, x: jax.Array) -> None:
         """A tensor of states or of their cotangents, which the call updates in place."""
@@ -66,14 +65,9 @@ class NativeCall:
         """A result that the call fills."""
         self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
 
-    def leaves(self, kind: int, number: int, x: jax.Array) -> None:
-        """The states of a kind's leaves, which the call writes into a tensor that it creates."""
-        self._leaves.append(("leaves", kind, number))
-        self.given[self._leaves[-1]] = x
-
     def kind(self, own: Lowered | None, k: int, statics: Arrays, crossing: Arrays) -> None:
         """The program of kind `k`, `None` without vertices, and what it reads of the static and of the eager part."""
-        self._kinds.append(own)
+        self._kinds[k] = own
         rows = self.batch.rows[k]
         self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
         self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
@@ -98,13 +92,15 @@ class NativeCall:
         shape = self.batch.sched.shape
         slots = slots_of(shape)
         places = [slots[name][0] if name in slots else -1 for name in _FIELDS]
-        words = [int(self.backward), len(self._kinds), len(shape.classes), shape.arity, int(shape.forest), *places]
-        words += [shape.tasks, shape.rows, len(self._leaves)]
-        for name in self._leaves:
-            words += [name[1], number(name), number(("state", NO_KIND, name[2]))]
+        inner = len(shape.kinds)
+        leaves = inner if max(self._kinds) >= inner else 0
+        states = [name for name in self._results if name[0] == "state" and name not in self.given]
+        words = [int(self.backward), inner, len(shape.classes), shape.arity, int(shape.forest), *places]
+        words += [shape.tasks, shape.rows, leaves, len(states), *map(number, states)]
         at = edge_at = 0
-        for k, (own, rows) in enumerate(zip(self._kinds, self.batch.rows, strict=True)):
-            sizes = [rows.size, rows.edges, at, edge_at, rows.pad, rows.edge_pad]
+        for k, rows in enumerate(self.batch.rows[: inner + leaves]):
+            own, leaf = self._kinds.get(k), k >= inner
+            sizes = [rows.size, rows.edges, -1 if leaf else at, 0 if leaf else edge_at, rows.pad, rows.edge_pad]
             if own is None:
                 created = [name for name in self._results if name[1] == k and name[0] != "state"]
                 words += [*sizes, 0, 0, 0, len(created)]

@@ -30,7 +30,8 @@ from cavs._function.domains import EDGE
 from cavs._function.equations import is_float
 from cavs._function.evaluate import evaluate
 from cavs._function.jaxprs import Var
-from cavs._schedule.schedule import Schedule
+from cavs._function.plan import FunctionPlan
+from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.cotangents import floats, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of
 from cavs._stages.lazy import lazy_gradients
@@ -64,7 +65,10 @@ class Persistent:
     layouts: Layouts = MEASURED
 
     launches = True
-    places_leaves = False
+
+    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+        """False: XLA runs them."""
+        return False
 
     def forward_levels(
         self,

@@ -12,7 +12,9 @@ from cavs._engines.scan_reverse import backward_levels
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
+from cavs._schedule.schedule import Shape
 from cavs._stages.entrance import barred, crossing, entrance, fixed
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
@@ -37,7 +39,10 @@ class Scan:
     """Engine `scan`: XLA loops over tasks, on any device. See [`Engine`][cavs._engines.engine.Engine]."""
 
     launches = False
-    places_leaves = False
+
+    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+        """False: XLA runs them."""
+        return False
 
     def forward_levels(
         self,
@@ -59,7 +64,7 @@ def forward_levels(
     batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[jax.Array]], save: bool
 ) -> ForwardLevels:
     """Runs the forward's loop over tasks."""
-    plan, sched, _, all_rows, _ = batch
+    sched, all_rows, fusion = batch.sched, batch.rows, batch.plan.function.optimizations.fusion
     of = zip(batch.parts, all_rows, statics, eager, strict=True)
     found = [_kind(part, rows, own, eager_rows, save) for part, rows, own, eager_rows in of]
     # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know which
@@ -70,17 +75,14 @@ def forward_levels(
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
         states, tensors = carry
         kind, first = found[k], sched.task_start[t]
-        part, rows, level = kind.part, kind.rows, kind.part.joint.domain
+        rows = kind.rows
         span = RowSpan(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
-        env = kind.fixed | barred(entrance(part, rows, span, states, kind.crossing, kind.wanted))
-        segments = span.of_edges(rows.edge_owner) - first if part.gathers_all else None
-        evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=plan.function.optimizations.fusion)
-        own = [value_at(x, ROW, width, env, level) for x in part.forward.states]
+        segments = span.of_edges(rows.edge_owner) - first if kind.part.gathers_all else None
+        own, values = _computed(kind, span, states, segments, fusion)
         states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
         mine = []
-        for b, v, lv in zip(tensors[k], kind.stored, kind.level, strict=True):
-            n, at = (edges, span.edge_start) if lv == EDGE else (width, span.start)
-            mine.append(write(b, value_at(v, lv, n, env, level), at))
+        for b, x, lv in zip(tensors[k], values, kind.level, strict=True):
+            mine.append(write(b, x, span.edge_start if lv == EDGE else span.start))
         return states, [mine if j == k else x for j, x in enumerate(tensors)]
 
     ends, num_classes = sched.round_end, len(sched.shape.classes)
@@ -104,6 +106,39 @@ def forward_levels(
         inner = zip(k.level[split:], x[split:], strict=True)
         extras.append([k.rows.inner_edges(b) if lv == EDGE else k.rows.inner(b) for lv, b in inner])
     return ForwardLevels(states, kept, extras, None)
+
+
+def forward_leaves(
+    batch: Batch, statics: list[list[jax.Array]], eager: list[list[jax.Array]], save: bool
+) -> tuple[list[jax.Array], list[list[jax.Array]], list[list[jax.Array]]]:
+    """Runs the leaves of a batch that has them as kinds, whose `statics` and `eager` these are, each kind at once.
+
+    Returns:
+        The dynamic tensors with the states of leaves, what is kept, and what the lazy part reads.
+    """
+    sched, fusion, first = batch.sched, batch.plan.function.optimizations.fusion, len(batch.kinds)
+    states = [batch.zeros((sched.shape.rows, *a.shape), a.dtype) for a in batch.plan.state_avals]
+    kept, extras = [], []
+    for k, (part, rows) in enumerate(zip(batch.parts[first:], batch.rows[first:], strict=True)):
+        kind = _kind(part, rows, statics[k], eager[k], save)
+        own, values = _computed(kind, RowSpan(0, rows.size, 0, 0), states, None, fusion)
+        states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, own, strict=True)]
+        split = len(values) - len(part.recurrent.extra)
+        kept.append(values[:split])
+        extras.append(values[split:])
+    return states, kept, extras
+
+
+def _computed(
+    kind: _ForwardKind, span: RowSpan, states: list[jax.Array], segments: jax.Array | None, fusion: bool
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns the states of the vertices of a span, and the values that are stored."""
+    part, level = kind.part, kind.part.joint.domain
+    env = kind.fixed | barred(entrance(part, kind.rows, span, states, kind.crossing, kind.wanted))
+    evaluate(kind.eqns, env, level, segments, span.size, kind.turned, fusion=fusion)
+    own = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
+    sizes = [span.edges if lv == EDGE else span.size for lv in kind.level]
+    return own, [value_at(v, lv, n, env, level) for v, lv, n in zip(kind.stored, kind.level, sizes, strict=True)]
 
 
 def _kind(part: Split, rows: Rows, statics: list[Any], eager: list[Any], save: bool) -> _ForwardKind:

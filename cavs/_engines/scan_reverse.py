@@ -21,6 +21,7 @@ from cavs._engines.scan_task import (
     crossing_cts,
     eager_cotangents,
     empty_cuts,
+    is_leaf,
     kind_of,
     run_task,
     with_reuse,
@@ -39,6 +40,7 @@ from cavs._stages.cotangents import (
     mask_rows,
     merged,
     put_rows,
+    take_rows,
     zero_cotangent,
 )
 from cavs._stages.lazy import Direct, Mine, Some, lazy_gradients
@@ -93,35 +95,45 @@ def backward_levels(
     sched, options = batch.sched, batch.plan.function.optimizations
     of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)
     kinds = [kind_of(k, part, rows, cts, saved, options.lazy) for k, (part, rows, cts) in enumerate(of)]
-    totals = list(cotangents.statics)
     if not options.lazy:  # the tasks add to them
-        totals = [filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True)]
+        pairs = zip(cotangents.statics, saved.statics, strict=True)
+        cotangents = cotangents._replace(statics=[filled(total, statics) for total, statics in pairs])
     loop = Loop(sched, batch.zeros, kinds, begins_of(sched), options, rounds or rounds_back, products)
-    back = _whole_back if sched.shape.windows[0] == 1 else _windows_back
-    return back(loop, saved, cotangents._replace(statics=totals))
+    if sched.shape.windows[0] == 1:
+        return _whole_back(loop, saved, cotangents, sched.num_rounds)
+    count = len(batch.kinds)
+    found = _windows_back(loop._replace(kinds=kinds[:count]), saved, cotangents)
+    leaves = loop._replace(kinds=kinds[count:])
+    return _whole_back(leaves, saved, cotangents._replace(**found._asdict()), 0) if batch.has_leaves else found
 
 
-def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
-    """Runs all rounds as one window, then the lazy batch and the transpose of the eager part of all vertices at once."""
-    sched, g, totals, ct_inputs = loop.sched, cotangents.states, cotangents.statics, cotangents.inputs
+def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) -> BackwardLevels:
+    """Runs `count` rounds as one window, and leaves that are kinds; then the lazy batch and the transpose of the eager part."""
+    sched, g, totals, ct_inputs = loop.sched, cotangents.states, list(cotangents.statics), cotangents.inputs
     tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
     bases: Bases = [(0, 0)] * len(loop.kinds)
     if loop.options.lazy:
         loop = loop._replace(kinds=[with_reuse(kind) for kind in loop.kinds])
-    _, g, cuts, totals = loop.rounds(loop, sched.num_rounds, sched.num_rounds, bases, tasks, g, totals)
+    _, g, cuts, totals = loop.rounds(loop, count, count, bases, tasks, g, totals)
+    inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
     for kind, own in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.
         where, tensors = (kind.rows.kids, kind.rows.edge_child), list(own.values())
         (kids, edge_child), tensors = lax.optimization_barrier((where, tensors))
         k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))
-        inside = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
+        cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
         for v in kind.reused:  # padding holds what the forward kept
-            inside[v] = mask_rows(inside[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
+            cts[v] = mask_rows(cts[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
         direct = _direct(loop, kind, own)
-        now = lazy_gradients(kind.part, rows, span, kind.memory, inside, direct=direct) if loop.options.lazy else {}
-        ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], inside))
-        ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
+        now = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct) if loop.options.lazy else {}
+        ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], cts))
+        if inside or not is_leaf(kind, sched):
+            ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
+            inside = inside or any(isinstance(x, jax.Array) for x in ct_inputs)
+        else:
+            first = sched.leaf_row[k - len(sched.shape.kinds)]
+            ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), first, rows.count)
         ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
         totals[k] = merged(totals[k], merged(now, floats(ct_static)))
     return BackwardLevels(g, totals, ct_inputs, ct_edges)
@@ -132,7 +144,7 @@ def _windows_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardL
 
     An eager part that reads edges has sums over all edges of a vertex, so it is transposed at once after the last window.
     """
-    sched, shape, totals, ct_inputs = loop.sched, loop.sched.shape, cotangents.statics, cotangents.inputs
+    sched, shape, totals, ct_inputs = loop.sched, loop.sched.shape, list(cotangents.statics), cotangents.inputs
     tasks = jnp.asarray(sched.num_tasks, jnp.int32)
     # The pushes' cotangents of the eager part, in one batch of all vertices; the windows add those of the levels.
     for kind in loop.kinds:

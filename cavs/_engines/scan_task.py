@@ -13,7 +13,7 @@ from cavs._function.keeping import reused
 from cavs._function.split import Split
 from cavs._function.vertex import Optimizations
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import Cotangent, merged
+from cavs._stages.cotangents import Cotangent, mask_rows, merged
 from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values, memory_of
 from cavs._stages.lazy import Mine, Some, lazy_gradients
 from cavs._stages.saved import Saved
@@ -83,8 +83,9 @@ def with_reuse(kind: Kind) -> Kind:
 
 def empty_cuts(kind: Kind, sched: Schedule, zeros: Zeros) -> list[jax.Array]:
     """Returns dynamic tensors for a window's cut cotangents: zeros, unless they overwrite kept values."""
-    shape = sched.shape
-    rows = kind.rows._replace(size=shape.window_rows[kind.number], edges=shape.window_edges[kind.number])
+    shape, rows = sched.shape, kind.rows
+    if not is_leaf(kind, sched):
+        rows = rows._replace(size=shape.window_rows[kind.number], edges=shape.window_edges[kind.number])
     return [
         kind.memory.kept[kind.reused[v]] if v in kind.reused else rows.tensor(zeros, v.aval, kind.level[v] == EDGE)
         for v in kind.stored
@@ -112,26 +113,7 @@ def run_task(
     row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift
     edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
     span = RowSpan(start, width, edge_start, edges)
-    env = fixed(part, memory.statics)
-    env |= barred(entrance(part, rows, span, memory.states, memory.crossing, kind.wanted))
-    kept = kept_values(part, span, memory, kind.wanted, env)
-    for i, (v, x) in enumerate(zip(part.forward.states, memory.states, strict=True)):
-        # Two leaves of the state may be one variable, of which only one is overwritten.
-        if is_var(v) and v in kind.wanted and v not in env and v not in kept and i not in part.forward.overwritten:
-            kept[v] = window(x, row, width)
-    # What is overwritten below is read by number, not as a slice: XLA would fuse a slice past the write, and copy the tensor.
-    own = row + jnp.arange(width)
-    kept |= {v: get_rows(g[i], own) for i, v in part.reverse.state_cts.items()}
-    for cut, n in kind.reused.items():
-        index = edge_start + jnp.arange(edges) if kind.level[cut] == EDGE else start + jnp.arange(width)
-        kept[part.forward.keep[n]] = get_rows(memory.kept[n], index)
-    for i, v in part.reverse.extra_cts.items():
-        edge = part.extra_domain[i] == EDGE
-        if i in kind.extra_cts:
-            kept[v] = (span.of_edges if edge else span.rows)(kind.extra_cts[i])
-        else:
-            kept[v] = jnp.zeros((edges if edge else width, *v.aval.shape), v.aval.dtype)
-    env |= barred(kept)
+    env = _known(kind, memory, g, span, row)
     before = {cut: env[part.forward.keep[n]] for cut, n in kind.reused.items()}
     segments = span.segments(rows) if part.gathers_all else None
     evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=options.fusion)
@@ -154,14 +136,56 @@ def run_task(
     return g, cuts, totals
 
 
+def leaves_back(kind: Kind, sched: Schedule, g: StateCotangents, fusion: bool) -> list[jax.Array]:
+    """Runs the VJP of F at all leaves of a kind at once. Returns their cut cotangents, in the order of `Kind.stored`."""
+    span, level = RowSpan(0, kind.rows.size, 0, 0), kind.part.joint.domain
+    memory = kind.memory._replace(states=_states_now(kind, g))
+    env = _known(kind, memory, g, span, sched.leaf_row[kind.number - len(sched.shape.kinds)])
+    evaluate(kind.eqns, env, level, None, span.size, kind.turned, fusion=fusion)
+    return [mask_rows(value_at(v, ROW, span.size, env, level), kind.rows.real) for v in kind.stored]
+
+
+def is_leaf(kind: Kind, sched: Schedule) -> bool:
+    """Whether the rows of a kind are leaves."""
+    return kind.number >= len(sched.shape.kinds)
+
+
+def _known(kind: Kind, memory: Memory, g: StateCotangents, span: RowSpan, row: Index) -> Env:
+    """Returns what the VJP reads at the vertices of a span, of which the first has this row in the dynamic tensors."""
+    part, env = kind.part, fixed(kind.part, memory.statics)
+    env |= barred(entrance(part, kind.rows, span, memory.states, memory.crossing, kind.wanted))
+    kept = kept_values(part, span, memory, kind.wanted, env)
+    for i, (v, x) in enumerate(zip(part.forward.states, memory.states, strict=True)):
+        # Two leaves of the state may be one variable, of which only one is overwritten.
+        if is_var(v) and v in kind.wanted and v not in env and v not in kept and i not in part.forward.overwritten:
+            kept[v] = window(x, row, span.size)
+    # What is overwritten later is read by number, not as a slice: XLA would fuse a slice past the write, and copy the tensor.
+    own = row + jnp.arange(span.size)
+    kept |= {v: get_rows(g[i], own) for i, v in part.reverse.state_cts.items()}
+    for cut, n in kind.reused.items():
+        edge = kind.level[cut] == EDGE
+        index = span.edge_start + jnp.arange(span.edges) if edge else span.start + jnp.arange(span.size)
+        kept[part.forward.keep[n]] = get_rows(memory.kept[n], index)
+    for i, v in part.reverse.extra_cts.items():
+        edge = part.extra_domain[i] == EDGE
+        if i in kind.extra_cts:
+            kept[v] = (span.of_edges if edge else span.rows)(kind.extra_cts[i])
+        else:
+            kept[v] = jnp.zeros((span.edges if edge else span.size, *v.aval.shape), v.aval.dtype)
+    return env | barred(kept)
+
+
 def _now(kind: Kind, g: StateCotangents, cuts: list[jax.Array]) -> Memory:
     """Returns the memory of a kind while tensors of cotangents overwrite some of it."""
     memory, kept = kind.memory, list(kind.memory.kept)
     for v, b in zip(kind.stored, cuts, strict=True):
         if v in kind.reused:
             kept[kind.reused[v]] = b
-    states = [g[i] if i in kind.part.forward.overwritten else x for i, x in enumerate(memory.states)]
-    return memory._replace(states=states, kept=kept)
+    return memory._replace(states=_states_now(kind, g), kept=kept)
+
+
+def _states_now(kind: Kind, g: StateCotangents) -> list[jax.Array]:
+    return [g[i] if i in kind.part.forward.overwritten else x for i, x in enumerate(kind.memory.states)]
 
 
 def _with_children(

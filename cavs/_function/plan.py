@@ -10,7 +10,7 @@ from cavs._function.jaxprs import PyTreeDef, is_var
 from cavs._function.misuse import role_name, short
 from cavs._function.names import Names
 from cavs._function.role import RoleProgram
-from cavs._function.split import Split, split
+from cavs._function.split import Split, split, split_leaf
 from cavs._function.stored import key_impl, stored_aval
 from cavs._function.trace import ArgumentShapes, Pushed, trace_role
 from cavs._function.vertex import VertexFunction
@@ -32,6 +32,7 @@ class FunctionPlan:
         inner: F at vertices with children, by kind.
         sweeps: a cache of `_run.run`: compiled functions, by schedule shape.
         kept: a cache of `keeping`.
+        leaf_parts: a cache of `leaf_part`.
     """
 
     function: VertexFunction
@@ -43,6 +44,7 @@ class FunctionPlan:
     inner: dict[str | None, Split]
     sweeps: dict[Any, Any] = dataclasses.field(default_factory=dict)
     kept: dict[Any, "FunctionPlan"] = dataclasses.field(default_factory=dict)
+    leaf_parts: dict[str | None, Split] = dataclasses.field(default_factory=dict)
 
     @property
     def loop(self) -> str:
@@ -58,6 +60,13 @@ class FunctionPlan:
     def roles(self) -> list[RoleProgram]:
         """F at leaves, and at vertices with children, of every kind."""
         return [*self.leaf.values(), *(part.role for part in self.inner.values())]
+
+    def leaf_part(self, kind: str | None) -> Split:
+        """Returns F at the leaves of a kind, for an engine that runs them as a level; cached."""
+        if kind not in self.leaf_parts:
+            part = split_leaf(self.leaf[kind])
+            self.leaf_parts[kind] = part.keeping(self.overwritten, False, False, ()) if self.overwritten else part
+        return self.leaf_parts[kind]
 
     def rows_and_edges(self, leaves: Sequence[_T]) -> tuple[list[_T], list[_T]]:
         """Divides the leaves of `(inputs, edges)` into those of the inputs and those of the edges."""
@@ -102,7 +111,7 @@ class FunctionPlan:
         key = overwrite, share, again, names
         if key not in self.kept:
             inner = {kind: part.keeping(leaves, share, again, names) for kind, part in self.inner.items()}
-            self.kept[key] = dataclasses.replace(self, inner=inner, sweeps={}, kept={})
+            self.kept[key] = dataclasses.replace(self, inner=inner, sweeps={}, kept={}, leaf_parts={})
         return self.kept[key]
 
     def _overwritable(self) -> frozenset[int]:

@@ -130,6 +130,20 @@ def split(role: RoleProgram, eager: bool) -> Split:
     )
 
 
+def split_leaf(role: RoleProgram) -> Split:
+    """Splits a role of leaves as if it were one of vertices with children: all that is not static is recurrent.
+
+    An engine that runs levels can then run all leaves of a kind as one level. The lazy part only names what is pushed.
+    """
+    whole = dataclasses.replace(role, states=(*role.states, *role.pushes), pushes=())
+    static_eqns, _, eqns = _sorted_out(whole, eager=False)
+    recurrent, _, _ = _boundaries(whole, static_eqns, [], eqns)
+    made = {v for e in eqns for v in e.outvars} - {x for x in role.states if is_var(x)}
+    recurrent = dataclasses.replace(recurrent, extra=list(dict.fromkeys(x for x in role.pushes if is_var(x) and x in made)))
+    eager = Eager([], recurrent.cross, reads_edges=False)
+    return Split(role, static_eqns, eager, recurrent, [], joint_of(role, recurrent))
+
+
 def _sorted_out(role: RoleProgram, eager: bool) -> tuple[list[Eqn], list[Eqn], list[Eqn]]:
     """The static, the eager and the recurrent equations."""
     eqns, domain = role.program.eqns, role.domain

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, batch_of
 from cavs._function.equations import is_float
 from cavs._function.plan import FunctionPlan
 from cavs._schedule.schedule import Schedule
@@ -34,7 +34,7 @@ from cavs._stages.cotangents import (
     zero_cotangent,
 )
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Zeros, leaf_vertices, rows_of_kinds, window
+from cavs._stages.tensors import Zeros, leaf_vertices, window
 
 # Bytes of the cotangents of pushes up to which they are scattered into tensors of zeros: on a GPU, filling so few bytes with
 # zeros takes less time than the additional kernels of `by_number`.
@@ -67,8 +67,8 @@ def backward(
     """
     after_forward = Schedule(lax.optimization_barrier((sched.data, cts))[0], sched.shape)
     after = [x for i, x in enumerate(saved.states) if i not in plan.overwritten]
-    zeros = Zeros(after_forward, after, start=1000)  # other zeros than the forward's
-    batch = Batch(plan, sched, kinds, rows_of_kinds(sched, plan.function.arity, plan.reads_edges), zeros)
+    batch = batch_of(plan, sched, kinds, leaves=len(saved.statics) > len(kinds))
+    batch = batch._replace(zeros=Zeros(after_forward, after, start=1000))  # other zeros than the forward's
     known = _no_cotangents(batch, saved)
     if plan.push_states is not None:
         known = _pushed_states_back(known, batch, plan.push_states, engine, select, cts)
@@ -101,8 +101,8 @@ def _no_cotangents(batch: Batch, saved: Saved) -> Cotangents:
         },
         row=None,
         eager=[[zero_cotangent(x) for x in rows] for rows in saved.eager_rows],
-        extras=[[] for _ in batch.kinds],
-        statics=[{} for _ in batch.kinds],
+        extras=[[] for _ in batch.rows],
+        statics=[{} for _ in batch.rows],
         inputs=[],
         edges=[],
     )
@@ -163,7 +163,7 @@ def _lazy_back(known: Cotangents, batch: Batch, saved: Saved, cts: list[Cotangen
 def _leaves_back(
     batch: Batch, engine: Engine, saved: Saved, known: BackwardLevels, cts: list[Cotangent]
 ) -> tuple[list[Cotangent], list[jax.Array | None]]:
-    """Transposes the static parts and F at the leaves.
+    """Transposes the static parts, and F at the leaves unless the engine has run them.
 
     Args:
         batch: The batch.
@@ -179,9 +179,12 @@ def _leaves_back(
     ct_params: list[Cotangent] = []
     ct_inputs = known.inputs
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)
-    for k, (size, vertex) in enumerate(zip(sched.shape.leaves, leaf_vertices(sched), strict=True)):
+    for k, transpose in enumerate(saved.static):
         statics = [known.statics[k].get(i, zero_cotangent(x)) for i, x in enumerate(saved.statics[k])]
-        ct_params = _sum(ct_params, saved.static[k](statics)[0])
+        ct_params = _sum(ct_params, transpose(statics)[0])
+    if batch.has_leaves:
+        return ct_params, [*made(ct_inputs), *made(known.edges)]
+    for k, (size, vertex) in enumerate(zip(sched.shape.leaves, leaf_vertices(sched), strict=True)):
         count = sched.leaf_count[k]
         real = jnp.arange(size) < count
         mine = [

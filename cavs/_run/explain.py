@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.choose import explain_engines
+from cavs._engines.choose import explain_engines, explain_native_rows
 from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.domains import EDGE, STATIC
 from cavs._function.jaxprs import Atom, Eqn, is_var
@@ -50,6 +50,7 @@ def explain(function: VertexFunction, params: PyTree, inputs: PyTree, edges: PyT
         lines += [
             "Rows of this schedule on engine scan, computed for vertices:",
             *(f"  {line}" for line in sched.explain().splitlines()),
+            *explain_native_rows(plan, sched),
         ]
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import Batch, Engine, ForwardLevels
+from cavs._engines.engine import Batch, Engine, ForwardLevels, batch_of
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._graphs.pytree import PyTree
@@ -23,7 +23,7 @@ from cavs._stages.batched import (
 )
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import cut_vjp
-from cavs._stages.tensors import Rows, Zeros, get_rows, leaf_vertices, rows_of_kinds, write
+from cavs._stages.tensors import Rows, get_rows, leaf_vertices, write
 from cavs.kernels import checked
 
 Arrays = list[jax.Array]
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Leaves(NamedTuple):
-    """F at the leaves.
+    """F at the leaves; empty if the engine runs them.
 
     Attributes:
         vertices: For each kind, the rows of its leaves in the inputs, padded.
@@ -82,9 +82,9 @@ def forward(
     Returns:
         The leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
     """
-    batch = Batch(plan, sched, kinds, rows_of_kinds(sched, plan.function.arity, plan.reads_edges), Zeros(sched))
+    batch = batch_of(plan, sched, kinds, engine.runs_leaves(plan, sched.shape, kinds))
     with jax.named_scope("leaves"):  # the names are those of profiles and memory plans
-        leaves = _leaves(batch, engine, params, inputs, save)
+        leaves = _Leaves([], [], [], []) if batch.has_leaves else _leaves(batch, engine, params, inputs, save)
     with jax.named_scope("eager"):
         early = _static_and_eager(batch, params, inputs, edges, save)
     with jax.named_scope("levels"):
@@ -122,8 +122,7 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
     plan, sched, kinds, _, zeros = batch
     shape = sched.shape
     whole = engine.launches and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
-    empty = whole or engine.places_leaves
-    states = [] if empty else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
+    states = [] if whole else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
     vertices = leaf_vertices(sched)
     pushes: list[Arrays] = []
     transposes: list[Transpose] = []
@@ -131,9 +130,7 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
         fn = leaf_function(plan.leaf[name], size, stored=engine.launches)
         (s, y), vjp = _with_vjp(fn, save, (params,), lambda vertex=vertex: ([get_rows(x, vertex) for x in inputs],))
         transposes += vjp
-        if engine.places_leaves:
-            states += s
-        elif whole:
+        if whole:
             after = shape.rows - shape.pad - size
             states = [jnp.pad(x, ((shape.pad, after), *((0, 0),) * (x.ndim - 1))) for x in s]
         else:
@@ -143,7 +140,7 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
 
 
 def _static_and_eager(batch: Batch, params: Arrays, inputs: Arrays, edges: Arrays, save: bool) -> _Early:
-    """Evaluates the static and eager parts of F at the vertices with children, and at their edges."""
+    """Evaluates the static and eager parts of F at the vertices of each kind, and at their edges."""
     early = _Early([], [], [], [])
     for part, rows in zip(batch.parts, batch.rows, strict=True):
         statics, vjp = _with_vjp(functools.partial(static_values, part), save, (params,))
@@ -167,8 +164,9 @@ def _pushes(batch: Batch, leaves: _Leaves, early: _Early, levels: ForwardLevels,
     transposes: list[Transpose] = []
     outs = [jnp.zeros((vertices, *a.shape), a.dtype) for a in plan.push_avals]
     for k, (part, rows) in enumerate(zip(batch.parts, all_rows, strict=True)):
-        index = _only(leaves.vertices[k], sched.leaf_count[k], vertices)
-        outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaves.pushes[k], strict=True)]
+        if not batch.has_leaves:
+            index = _only(leaves.vertices[k], sched.leaf_count[k], vertices)
+            outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaves.pushes[k], strict=True)]
         read = functools.partial(lazy_arguments, part, rows, levels.states, early.eager_rows[k], levels.extras[k])
         y, vjp = _with_vjp(lazy_function(part, rows), save, (early.statics[k],), read)
         transposes += vjp

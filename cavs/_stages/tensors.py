@@ -82,10 +82,10 @@ class Zeros:
 
 
 class Rows(NamedTuple):
-    """The vertices with children of one kind: index arrays over its rows, padded at both ends for windows.
+    """The vertices with children of one kind, or its leaves: index arrays over its rows, padded at both ends for windows.
 
     Attributes:
-        kind: the number of the kind.
+        kind: the number of the kind; the leaves of the kinds count as kinds after all others.
         size: the number of rows, padded.
         edges: the number of edges, padded.
         pad: the slack at both ends of a tensor of rows.
@@ -219,6 +219,31 @@ def rows_of_kinds(sched: Schedule, arity: int, reads_edges: bool) -> list[Rows]:
             )
         )
         at, edge_at = at + size, edge_at + edges
+    return out
+
+
+def rows_of_leaves(sched: Schedule, arity: int) -> list[Rows]:
+    """Returns the index arrays of the leaves of every kind, as of a kind of its own whose vertices have no children."""
+    kinds, none, out = len(sched.shape.kinds), jnp.zeros(0, jnp.int32), []
+    for k, vertex in enumerate(leaf_vertices(sched)):
+        size = vertex.shape[0]
+        out.append(
+            Rows(
+                kind=kinds + k,
+                size=size,
+                edges=0,
+                pad=0,
+                edge_pad=0,
+                count=sched.leaf_count[k],
+                vertex=vertex,
+                row=jnp.asarray(sched.row).at[vertex].get(mode="clip"),
+                num_children=jnp.zeros(size, jnp.int32),
+                kids=jnp.zeros((size, arity), jnp.int32),
+                edge_child=none,
+                edge_owner=none,
+                edge_row=none,
+            )
+        )
     return out
 
 

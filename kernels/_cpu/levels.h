@@ -28,11 +28,18 @@ struct Call {
   int32_t number(Header h, int64_t i = 0) const { return schedule[header(h) + i]; }
 };
 
-// Joins the tasks of each level and kind to groups.
+// Joins the tasks of each level and kind to groups. The leaves of a kind are one group, of a level before all others.
 void find_groups(Call& c) {
   int64_t kinds = c.header(KINDS), classes = c.header(CLASSES), arity = c.header(ARITY);
   int64_t first = c.window[0], last = c.window[1] < 0 ? c.number(NUM_ROUNDS) : c.window[1];
   require(0 <= first && first <= last && last <= c.header(TASKS), "rounds out of range");
+  for (int64_t k = 0; k < c.header(LEAF_KINDS); k++) {
+    int64_t count = c.number(LEAF_COUNT, k), row = c.number(LEAF_ROW, k);
+    require(count >= 0 && count <= c.program.kinds[kinds + k].rows, "leaves out of range");
+    if (!count) continue;
+    require(row > 0 && row + count <= c.header(STATE_ROWS), "rows of states out of range");
+    c.groups.push_back({(int)(kinds + k), -1, 0, count, row, 0, 0});
+  }
   int64_t t = first ? c.number(ROUND_END, first * kinds * classes - 1) : 0;
   for (int64_t r = first; r < last; r++)
     for (int64_t k = 0; k < kinds; k++)
@@ -54,7 +61,7 @@ void find_groups(Call& c) {
 }
 
 void prepare_kinds(Call& c) {
-  for (int64_t k = 0; k < c.header(KINDS); k++) {
+  for (int64_t k = 0; k < (int64_t)c.program.kinds.size(); k++) {
     const Kind& kind = c.program.kinds[k];
     Span rows{0, 0}, edges{0, 0};
     bool any = false;
@@ -65,7 +72,8 @@ void prepare_kinds(Call& c) {
       any = true;
     }
     Shared s{&c.program, &kind, c.tensors.data(), nullptr, c.schedule, {0, 0}, &c.lost};
-    s.window[ROW] = kind.slack[ROW] - c.window[2 + 2 * k], s.window[EDGE] = kind.slack[EDGE] - c.window[3 + 2 * k];
+    s.window[ROW] = kind.slack[ROW] - (kind.leaf() ? 0 : c.window[2 + 2 * k]);
+    s.window[EDGE] = kind.slack[EDGE] - (kind.leaf() ? 0 : c.window[3 + 2 * k]);
     auto shifted = [&](Domain domain, Shift shift) {
       int64_t by = shift == WINDOW ? s.window[domain] : shift == PADDED ? kind.slack[domain] : 0;
       Span span = domain == EDGE ? edges : rows;
@@ -88,30 +96,26 @@ void prepare_kinds(Call& c) {
   }
 }
 
-// Fills the dynamic tensors of the states with zeros, and with the states of the leaves, kind after kind.
-void place_leaves(Call& c, Team& team) {
+// Fills the rows of states that no vertex has with zeros, in tensors that the call creates.
+void clear_states(Call& c, Team& team) {
   constexpr int64_t SOME = 1 << 15;  // elements at a time
-  struct Piece { int to; int64_t first, last; };
+  struct Piece { float* at; int64_t count; };
+  std::vector<Span> mine;
+  for (const Group& g : c.groups) mine.push_back({g.begin + g.state, g.end + g.state});
+  std::sort(mine.begin(), mine.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  mine.push_back({c.header(STATE_ROWS), c.header(STATE_ROWS)});
   std::vector<Piece> pieces;
-  for (const Leaves& l : c.program.leaves) {
-    const Tensor &from = c.tensors[l.from], &to = c.tensors[l.to];
-    require(from.width == to.width && from.rows <= to.rows && to.rows == c.header(STATE_ROWS), "states of another size");
-    if (l.kind) continue;
-    int64_t rows = std::max<int64_t>(SOME / std::max<int64_t>(to.width, 1), 1);
-    for (int64_t r = 0; r < to.rows; r += rows) pieces.push_back({l.to, r, std::min(r + rows, to.rows)});
-  }
-  team.run(pieces.size(), pieces.size() < 8, [&](int, int64_t i) {
-    const Piece& p = pieces[i];
-    const Tensor& to = c.tensors[p.to];
-    memset(to.data + p.first * to.width, 0, (p.last - p.first) * to.width * sizeof(float));
-    for (const Leaves& l : c.program.leaves) {
-      const Tensor& from = c.tensors[l.from];
-      int64_t row = std::clamp<int64_t>(c.number(LEAF_ROW, l.kind), 0, to.rows - from.rows);
-      int64_t first = std::max(p.first, row), last = std::min(p.last, row + from.rows);
-      if (l.to != p.to || first >= last) continue;
-      memcpy(to.data + first * to.width, from.data + (first - row) * to.width, (last - first) * to.width * sizeof(float));
+  for (int i : c.program.states) {
+    const Tensor& t = c.tensors[i];
+    require(t.rows == c.header(STATE_ROWS), "states of another size");
+    int64_t end = 0;
+    for (const Span& s : mine) {
+      for (int64_t at = end * t.width, last = s.begin * t.width; at < last; at += SOME)
+        pieces.push_back({t.data + at, std::min(SOME, last - at)});
+      end = std::max(end, s.end);
     }
-  });
+  }
+  team.run(pieces.size(), pieces.size() < 8, [&](int, int64_t i) { memset(pieces[i].at, 0, pieces[i].count * sizeof(float)); });
 }
 
 void pack_weights(Call& c, Team& team) {
@@ -203,7 +207,8 @@ void run_level(Call& c, Team& team, const std::vector<Cost>& costs, std::vector<
   double work = 0;
   for (size_t g = from; g < to; g++) work += costs[c.groups[g].kind].flops * (c.groups[g].end - c.groups[g].begin);
   bool alone = work < 4e5;
-  if (!alone && c.header(BACKWARD) && !c.header(FOREST)) {
+  bool leaves = c.program.kinds[c.groups[from].kind].leaf();
+  if (!alone && c.header(BACKWARD) && !c.header(FOREST) && !leaves) {
     for (size_t g = from; g < to; g++) run_and_add_later(c, team, c.groups[g], costs[c.groups[g].kind].rows, scratch);
     return;
   }
@@ -221,7 +226,7 @@ void run_levels(Call& c) {
   Team team;
   find_groups(c);
   prepare_kinds(c);
-  place_leaves(c, team);
+  clear_states(c, team);
   pack_weights(c, team);
   std::vector<Cost> costs;
   for (const Kind& kind : c.program.kinds) costs.push_back(cost_of(kind));

@@ -82,7 +82,7 @@ struct Written {  // a tensor of which the rows that no vertex has are filled wi
 };
 
 struct Kind {
-  int64_t rows, edges, first_row, first_edge;  // sizes, and where the kind begins among all inner vertices and edges
+  int64_t rows, edges, first_row, first_edge;  // sizes, and where the kind begins among all inner vertices and edges; leaves: -1
   int64_t slack[2];  // rows, and edges, before the first in tensors with slack
   std::vector<Slot> slots;
   std::vector<Base> bases;
@@ -91,6 +91,7 @@ struct Kind {
   std::vector<Segment> segments;
   std::vector<Op> scatters;
   int64_t scattered[2];  // elements of all scatters, for each row, and for each edge
+  bool leaf() const { return first_row < 0; }
 };
 
 static inline void require(bool holds, const char* what) {
@@ -112,17 +113,13 @@ struct Reader {
 // Where arrays of the schedule begin in its vector, and numbers that hold for all kinds.
 enum Header {
   BACKWARD, KINDS, CLASSES, ARITY, FOREST, NUM_ROUNDS, ROUND_END, TASK_ROW, TASK_START, TASK_SIZE, TASK_EDGE, TASK_EDGES, TASK_LEVEL,
-  INNER_COUNT, EDGE_CHILD, FIRST_EDGE, NUM_CHILDREN, LEAF_ROW, TASKS, STATE_ROWS, HEADER
-};
-
-struct Leaves {  // states of the leaves of a kind, which are written into a tensor
-  int kind, from, to;
+  INNER_COUNT, EDGE_CHILD, FIRST_EDGE, NUM_CHILDREN, LEAF_COUNT, LEAF_ROW, TASKS, STATE_ROWS, LEAF_KINDS, HEADER
 };
 
 struct Program {
   int32_t header[HEADER];
-  std::vector<Leaves> leaves;
-  std::vector<Kind> kinds;
+  std::vector<int> states;  // tensors of states that the call creates
+  std::vector<Kind> kinds;  // those of vertices with children, and then, if the call runs leaves, those of leaves
 };
 
 static Op read_op(Reader& r) {
@@ -190,10 +187,7 @@ static Kind read_kind(Reader& r) {
 static Program read_program(Reader r) {
   Program p{};
   for (int& x : p.header) x = r.next();
-  for (int i = r.next(); i > 0; i--) {
-    int kind = r.next(), from = r.next();
-    p.leaves.push_back({kind, from, r.next()});
-  }
-  for (int i = p.header[KINDS]; i > 0; i--) p.kinds.push_back(read_kind(r));
+  for (int i = r.next(); i > 0; i--) p.states.push_back(r.next());
+  for (int i = p.header[KINDS] + p.header[LEAF_KINDS]; i > 0; i--) p.kinds.push_back(read_kind(r));
   return p;
 }

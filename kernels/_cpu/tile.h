@@ -43,11 +43,13 @@ class Run1 {
   int32_t header(Header h) const { return s_.program->header[h]; }
 
   int64_t first_edge(int64_t row) const {
+    if (k_.leaf()) return 0;
     if (header(ARITY)) return row * header(ARITY);
     return s_.schedule[header(FIRST_EDGE) + k_.first_row + row];
   }
 
   int64_t edges_of(int64_t row) const {
+    if (k_.leaf()) return 0;
     if (header(ARITY)) return header(ARITY);
     return s_.schedule[header(NUM_CHILDREN) + k_.first_row + row];
   }
