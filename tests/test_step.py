@@ -5,14 +5,17 @@ import functools
 import subprocess
 import sys
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import cavs
+from cavs._feed.collectives import _OPTIONS, options_of
 from tests.odd_graphs import joined, random_binary_tree
 
 GRAPHS = joined([random_binary_tree(n, seed=n) for n in (5, 9, 3, 8, 4, 6, 7, 9, 3, 10, 11)])
@@ -110,15 +113,18 @@ def test_other_shapes_are_compiled_in_the_background() -> None:
     assert len(traced) == 2
 
 
-def test_programs_are_compiled_ahead_and_found_by_the_calls() -> None:
+@pytest.mark.parametrize("meshed", [False, True])
+def test_programs_are_compiled_ahead_and_found_by_the_calls(meshed: bool) -> None:
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",)) if meshed else None
+    where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     traced = []
 
     @cavs.data.step
     def step(state: Any, sched: cavs.Schedule) -> tuple[Any, Any]:
         traced.append((sched.shape.graphs, threading.current_thread().name))
-        return jax.tree.map(lambda x: 0.9 * x, state), sched.num_vertices
+        return jax.tree.map(lambda x: 0.9 * x, state), cavs.data.total(sched.num_vertices)
 
-    loader, like = cavs.data.Loader(GRAPHS, 3), {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    loader, like = cavs.data.Loader(GRAPHS, 3, mesh=mesh), {"x": jax.ShapeDtypeStruct((3,), jnp.float32, sharding=where)}
     other = jax.jit(lambda x: x + 1)
     failing = {"failing": lambda: 1 / 0, "other": lambda: other.lower(like["x"])}
     step.compile_ahead(like, loader.examples(), failing)
@@ -132,6 +138,36 @@ def test_programs_are_compiled_ahead_and_found_by_the_calls() -> None:
         state, _ = step(state, some)
         assert step.compiling is None
     assert traced == [(3, "cavs-compile"), (2, "cavs-compile")] and step.compilations == 2
+
+
+def test_a_step_passes_the_options_of_its_devices_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cavs._feed.step.options_of", lambda mesh: {} if mesh is None else {"xla_no_such_option": True})
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    step = cavs.data.step(lambda state, sched: (state + 1, cavs.data.total(sched.num_vertices)))
+    step(jnp.zeros(()), next(iter(cavs.data.Loader(GRAPHS, 3))))
+    with pytest.raises(Exception, match="No such compile option: 'xla_no_such_option'"):
+        step(jnp.zeros(()), next(iter(cavs.data.Loader(GRAPHS, 3, mesh=mesh))))
+
+
+def test_options_are_for_several_gpus_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*devices: tuple[str, str, int], flags: str = "") -> set[str]:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        names = ("platform", "device_kind", "process_index")
+        all_of_them = [SimpleNamespace(**dict(zip(names, device, strict=True))) for device in devices]
+        return set(options_of(cast(Any, SimpleNamespace(devices=np.array(all_of_them)))))
+
+    version = jax.__version_info__
+    monkeypatch.setattr(jax, "__version_info__", (0, 11, 2))
+    first, second, far, cpu = ("gpu", "NVIDIA H100", 0), ("gpu", "NVIDIA H100", 0), ("gpu", "NVIDIA H100", 1), ("cpu", "cpu", 0)
+    symmetric, several = "xla_gpu_experimental_enable_nccl_symmetric_buffers", found(first, second)
+    assert symmetric in several and len(several) == 4
+    assert found(first, second, flags=f"--{symmetric}=false") == several - {symmetric}
+    assert not found(first) and not found(first, far) and not found(cpu, cpu) and not found(first, ("gpu", "AMD", 0))
+    assert not options_of(None)
+    if version >= (0, 11):
+        jax.jit(lambda x: x, compiler_options=_OPTIONS)(1.0)  # they exist
+    monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
+    assert not found(first, second)
 
 
 def test_means_outside_of_a_step() -> None:

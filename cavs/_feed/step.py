@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cavs._feed.background import Background
 from cavs._feed.batches import Batches
+from cavs._feed.collectives import options_of
 from cavs._feed.host_memory import keeps_much, return_unused
 from cavs._graphs.pytree import PyTree
 from cavs._run.concurrent_jit import Concurrent, in_turn
@@ -37,7 +38,7 @@ class Step:
     def __init__(self, fun: OneStep, unroll: int | None, donate: bool):
         functools.update_wrapper(self, fun)
         self._fun, self._unroll, self._donate = fun, unroll, donate
-        self._jitted = Concurrent(self._run, donate_argnums=0 if donate else ())
+        self._jitted: dict[bool, Concurrent] = {}
         self._mine: frozenset[int] = frozenset()
         self._last: PyTree = None
         self._known: set[Hashable] = set()
@@ -52,7 +53,7 @@ class Step:
             self.compiling = self.compiling or (len(self._known) + 1, len(self._known) + 1)
         elif new:
             self.background.wait(key)
-        state, metrics = self._jitted(self._owned(state, batches), batches)
+        state, metrics = self._program(batches)(self._owned(state, batches), batches)
         if new:
             self._known.add(key)
             self.compiling = None if here else self.compiling
@@ -63,7 +64,15 @@ class Step:
 
     def lower(self, state: PyTree, batches: PyTree) -> Any:
         """As the method of what `jax.jit` returns."""
-        return self._jitted.lower(state, batches)
+        return self._program(batches).lower(state, batches)
+
+    def _program(self, batches: PyTree) -> Concurrent:
+        """What compiles and runs the step for the devices of these batches."""
+        options = options_of(_mesh(batches))
+        if bool(options) not in self._jitted:
+            new = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options)
+            self._jitted.setdefault(bool(options), new)  # another thread may have been faster
+        return self._jitted[bool(options)]
 
     @property
     def compilations(self) -> int:
@@ -78,7 +87,7 @@ class Step:
         """The state on the device or devices, in arrays that may be donated: those of the caller stay valid."""
         if state is self._last:
             return state
-        mesh = batches.mesh if isinstance(batches, Batches) else None
+        mesh = _mesh(batches)
         where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
         def owned(x: Any) -> Any:
@@ -131,9 +140,7 @@ class Step:
         """
         like = jax.tree.map(_struct, state)
         todo = {key: x for x in examples if (key := _key(x)) not in self._known and key not in self.background}
-        lower: dict[Hashable, Callable[[], Any]] = {
-            key: functools.partial(self._jitted.lower, like, x) for key, x in todo.items()
-        }
+        lower: dict[Hashable, Callable[[], Any]] = {key: functools.partial(self.lower, like, x) for key, x in todo.items()}
         lower |= others or {}
 
         def compiling(lower: Callable[[], Any]) -> Callable[[], None]:
@@ -181,6 +188,10 @@ def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTre
 
     spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
     return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)
+
+
+def _mesh(batches: PyTree) -> Mesh | None:
+    return batches.mesh if isinstance(batches, Batches) else None
 
 
 def _key(batches: PyTree) -> Hashable:

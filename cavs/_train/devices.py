@@ -58,6 +58,14 @@ def replicated(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return jax.tree.map(lambda x: x if there(x) else jax.device_put(np.asarray(x), where), tree)
 
 
+def shaped(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """`jax.ShapeDtypeStruct`s of what `replicated` returns."""
+    if mesh is None:
+        return tree
+    where = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), tree)
+
+
 def writes() -> bool:
     """Whether this process writes the files of the run and prints."""
     return jax.process_index() == 0

@@ -9,11 +9,13 @@ import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
+
 from cavs._feed.loader import Loader
 from cavs._train import checkpoint
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data, Samples
-from cavs._train.devices import mesh_of, replicated, told, writes
+from cavs._train.devices import mesh_of, replicated, shaped, told, writes
 from cavs._train.log import RunLog
 from cavs._train.memory import part_feed, plan_memory, total_steps, train_loader
 from cavs._train.model import Weights
@@ -218,12 +220,13 @@ class Trainer:
             self.loader.restore(position | {"epoch": progress.epoch, "batch": progress.step})
 
     def compile_ahead(self, like: State) -> None:
-        """Compiles the steps and the evaluation of the held-out data on a thread, for one device.
+        """Compiles the steps and the evaluation of the held-out data on a thread, unless there are several processes.
 
         Args:
             like: the state as `jax.ShapeDtypeStruct`s.
         """
-        if self.mesh is None:
+        if jax.process_count() == 1:
+            like = shaped(like, self.mesh)
             evaluation = functools.partial(self._lower_evaluation, like.weights)
             self.step.compile_ahead(like, self.loader.examples(), {EVALUATION: evaluation})
 
