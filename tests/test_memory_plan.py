@@ -170,3 +170,25 @@ def test_what_xla_removes_from_a_loop_needs_no_memory():
         ).bytes
 
     assert gathered(again=True) == gathered(again=False)
+
+
+def test_on_a_gpu_no_loop_reads_a_transposed_copy_of_a_weight(monkeypatch):
+    ready = cavs.vertex_programs.TreeFC(5)
+    F, params = ready.vertex_function(), ready.init(jax.random.key(0))
+    sched = cavs.schedule(cavs.from_parents([[2, 2, 4, 4, -1]] * 3), scripts=False)
+    x = sched.pad(np.ones((15, 5), np.float32))
+
+    def gradient(params):
+        return jax.grad(lambda p: cavs.run(F, p, sched, x, engine="scan").sum())(params)
+
+    on_cpu = jax.make_jaxpr(gradient)(params)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    jax.clear_caches()
+    on_gpu = jax.make_jaxpr(gradient)(params)
+    monkeypatch.undo()
+    jax.clear_caches()
+    turned = "f32[5,10] = transpose[permutation=(1, 0)]"
+    assert turned in str(on_cpu) and turned not in str(on_gpu)
+    run = lambda closed: jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves(params))  # noqa: E731
+    for a, b in zip(run(on_cpu), run(on_gpu), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)

@@ -131,8 +131,11 @@ def turned_weights(eqns: Sequence[Eqn], domain: Domains, weights: Env) -> Env:
     """Returns W^T for each of `weights` that `eqns` contract along its second axis, as the backward does.
 
     Call this once before a loop: XLA's CPU products with a transposed W transpose it again in every call. For a few rows that
-    takes two to four times as long as the product itself (2 x 256 x 768: 31 us, and 8 us if W^T is given).
+    takes two to four times as long as the product itself (2 x 256 x 768: 31 us, and 8 us if W^T is given). Elsewhere products
+    read W either way, and W^T would only take memory.
     """
+    if jax.default_backend() != "cpu":
+        return {}
     out = {}
     for eqn in eqns:
         of = [domain_of(x, domain) for x in eqn.invars]

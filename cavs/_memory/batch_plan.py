@@ -20,6 +20,7 @@ from cavs._memory.table import columns
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_ATTEMPTS, _LEAST_SHARE = 5, 0.75  # of `fitted`
 _PARTS = ("leaves", "eager", "levels", "lazy")  # the scopes in `_run.forward` and `_run.adjoint`
 
 
@@ -99,19 +100,20 @@ class BatchPlan:
     def fitted(self) -> "BatchPlan":
         """Returns a plan that fits the budget when it is compiled: this one, or a smaller one if XLA needs more than predicted.
 
-        Each attempt compiles a program. The later ones are planned with the error of the earlier ones.
+        Each attempt compiles a program. The next one is planned with the error of the last one, but with at most a quarter
+        less: a large error often belongs to one shape alone, such as the workspace that XLA chose for a product.
 
         Raises:
-            BudgetError: after three attempts, none fits.
+            BudgetError: after five attempts, none fits.
         """
         if not isinstance(self._budget, int):
             return self
         plan, budget = self, self._budget
-        for _ in range(3):
+        for _ in range(_ATTEMPTS):
             measured = plan.verify().compiled
             if measured <= budget:
                 return plan
-            smaller = self._search.fastest(min(budget * plan.peak / measured, plan.peak - 1))
+            smaller = self._search.fastest(min(plan.peak * max(budget / measured, _LEAST_SHARE), plan.peak - 1))
             if smaller is None:
                 break
             plan = BatchPlan(self._batch, self._search, smaller, budget)
