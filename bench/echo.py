@@ -12,14 +12,14 @@ import jax
 from bench.echo_cases import CASES, identity
 from cavs.memory import recompute
 
-VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute half", "recompute min")
+VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute hand", "recompute min")
 
 
 def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None, dict[str, Any]]:
     """Measures one variant of a case of `bench.echo_cases`. An allocator's peak cannot be reset, so use a new process for each.
 
-    The variants: "jax.grad"; "jax.checkpoint" as an expert places it; "recompute", without a budget; "recompute half", half
-    of what that is predicted to need, or the floor; and "recompute min".
+    The variants: "jax.grad"; "jax.checkpoint" as an expert places it; "recompute", without a budget; "recompute hand", whose
+    budget is what "jax.checkpoint" needs, or the floor; and "recompute min".
 
     Yields once when the step is compiled, and has not run.
 
@@ -35,25 +35,22 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
     def loss(params: Any, batch: Any) -> jax.Array:
         return found.loss(params, batch, jax.checkpoint if variant == "jax.checkpoint" else identity)
 
+    def by_hand(params: Any, batch: Any) -> jax.Array:
+        return found.loss(params, batch, jax.checkpoint)
+
+    budget = None
+    if variant == "recompute hand":
+        budget = max(_compiled(by_hand, params, batch)[1].temp_size_in_bytes, recompute(loss).plan(params, batch).floor)
     if variant.startswith("recompute"):
-        start, budget = time.process_time(), variant.removeprefix("recompute").strip() or None
-        if budget == "half":
-            plan = recompute(loss).plan(params, batch)
-            budget = max(plan.peak // 2, plan.floor)
+        start, budget = time.process_time(), budget or variant.removeprefix("recompute").strip() or None
         loss = recompute(loss, budget)
         plan = loss.plan(params, batch)
         result |= {"predicted": plan.peak, "kept": plan.bytes, "flops": plan.flops, "plain": plan.plain_peak, "budget": budget}
         result["plan_s"] = round(time.process_time() - start, 2)
 
-    def step(params: Any, batch: Any) -> tuple[Any, jax.Array]:
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
-
     start = time.perf_counter()
-    compiled = jax.jit(step, donate_argnums=0).lower(params, batch).compile()
+    compiled, m = _compiled(loss, params, batch)
     result["compile_s"] = round(time.perf_counter() - start, 2)
-    m = compiled.memory_analysis()
-    assert m is not None
     result["temp"] = m.temp_size_in_bytes
     result["total"] = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
     yield
@@ -66,3 +63,16 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
     result |= {"ms": round(sorted(times[3:])[steps // 2] * 1e3, 3), "loss": float(value)}  # pyright: ignore[reportPossiblyUnbound]
     result["peak"] = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     return result
+
+
+def _compiled(loss: Any, params: Any, batch: Any) -> tuple[Any, Any]:
+    """A step of training, and the memory that it needs."""
+
+    def step(params: Any, batch: Any) -> tuple[Any, jax.Array]:
+        value, grads = jax.value_and_grad(loss)(params, batch)
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
+
+    compiled = jax.jit(step, donate_argnums=0).lower(params, batch).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    return compiled, memory

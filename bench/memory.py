@@ -23,7 +23,7 @@ PATIENCE = 900  # seconds until a process must be ready, and until it must have 
 PARTS = ("budgets", "quarter", "echo")
 PROGRAMS = ("tree_lstm", "child_sum", "tree_fc", "lstm", "gru")
 CASES = ("nmt", "deepspeech2", "transformer", "resnet")
-VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute half", "recompute min")
+VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute hand", "recompute min")
 ENGINES = {"cpu": ("scan", "auto"), "gpu": ("persistent", "scan")}  # "auto": the one that `cavs.run` chooses
 
 

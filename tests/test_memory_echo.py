@@ -11,6 +11,7 @@ from jax import lax
 
 import bench.echo_cases as echo_cases
 import cavs
+from cavs._function.jaxprs import is_var
 from cavs._function.minimum_cut import minimum_cut
 from cavs._memory.loops import with_derivative
 from cavs._memory.pareto import ParetoSearch
@@ -277,3 +278,40 @@ def test_wrong_arguments():
         recompute(3)
     with pytest.raises(TypeError, match="static_argnums"):
         recompute(lambda x, name: x)(1.0, "name")
+
+
+def test_blocks_without_loops_run_again_one_at_a_time():
+    keys = jax.random.split(jax.random.key(0), 16)
+    params = [jax.random.normal(key, (2, 32, 32)) / 6 for key in keys]
+    x = jnp.ones((512, 32))
+
+    def loss(params: Any) -> jax.Array:
+        y = x
+        for up, down in params:
+            z = jnp.tanh(y @ up)
+            y = y + jnp.sin(jnp.exp(z) @ down)
+        return (y**2).sum()
+
+    plan, least = recompute(loss).plan(params), recompute(loss, "min").plan(params)
+    # Between two blocks one value is kept, inside of one there are several products: less than half remains.
+    assert least.peak < plan.peak / 2 and least.flops > 0
+    assert_close(jax.jit(jax.grad(recompute(loss, "min")))(params), jax.jit(jax.grad(loss))(params), 1e-12)
+    middle = recompute(loss, (plan.peak + least.peak) // 2)
+    assert 0 < middle.plan(params).flops < least.flops
+    assert_close(jax.jit(jax.grad(middle))(params), jax.jit(jax.grad(loss))(params), 1e-12)
+
+
+def test_gradients_are_computed_before_the_cotangent_goes_on():
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for w in params:
+            x = jnp.tanh(x @ w)
+        return x.sum()
+
+    params, x = [jnp.ones((8, n)) for n in (8, 8, 3)], jnp.ones((64, 8))
+    jaxpr = jax.make_jaxpr(jax.grad(recompute(loss)))(params, x)
+    barriers = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "optimization_barrier"]
+    products = {v for e in jaxpr.jaxpr.eqns if e.primitive.name in ("dot_general", "transpose") for v in e.outvars}
+    tied = [
+        e for e in barriers if sum(is_var(v) and v in products for v in e.invars) >= 2
+    ]  # dW of a layer with the cotangent of the next
+    assert len(tied) >= 2

@@ -20,6 +20,7 @@ _UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "sc
 # A reference takes over the buffer of the array that it begins as, and the array that it is frozen to takes it back.
 _MOVES = {"new_ref", "freeze"}
 _IN_PLACE = {*_UPDATES, *_MOVES}
+_MOVING = {"transpose", "rev", "gather", "dynamic_slice", "concatenate", "pad", "slice", "roll"}
 _LAUNCHES = {"mpmd_map", "pallas_call", "core_map"}  # kernels: what is inside lies on the chip
 _CALLS = (*CALLS, "checkpoint", "remat2", "core_call")
 _REDUCTIONS = REDUCTIONS | CUMULATIVE
@@ -103,6 +104,7 @@ class _Timeline:
         made = {v: e for e in eqns for v in e.outvars}
         stored = _stored(eqns, made) | (outs & set(made)) | set(kept)
         sources, ends = _uses(eqns, outs, stored)
+        in_place = _in_place(eqns, stored)
         read = outs | {x for e in eqns for x in e.invars if is_var(x)}
         elsewhere = set(results) | (set(made) - read)  # XLA drops results that no equation reads
         of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given}
@@ -113,7 +115,7 @@ class _Timeline:
                 self.now += 1
             for v in new:
                 size = 0 if v in elsewhere else bytes_of_var(v)
-                over = next((x for x in _overwritable(e, sources) if x in dying and bytes_of_var(x) == size), None)
+                over = next((x for x in _overwritable(e, in_place) if x in dying and bytes_of_var(x) == size), None)
                 if over is None:
                     of[v] = Buffer(size, self.now)
                     self.buffers.append(of[v])
@@ -206,6 +208,17 @@ def _uses(eqns: Sequence[Eqn], outs: set[Any], stored: set[Any]) -> tuple[dict[A
     return sources, ends
 
 
+def _in_place(eqns: Sequence[Eqn], stored: set[Any]) -> dict[Any, Sources]:
+    """For each value the buffers that it reads only at its own place: a fusion that makes it can overwrite them."""
+    found: dict[Any, Sources] = {}
+    for e in eqns:
+        found.update({x: frozenset([x]) for x in e.invars if is_var(x) and x not in found})
+        alike = e.invars if e.primitive.name in _VIEWS else _alike(e)
+        read = frozenset().union(*(found[x] for x in alike if is_var(x)))
+        found.update({v: frozenset([v]) if v in stored else read for v in e.outvars})
+    return found
+
+
 def _overwritable(e: Eqn, sources: dict[Any, Sources]) -> list[Any]:
     """The buffers that an equation may overwrite with its results if it is the last to read them."""
     name = e.primitive.name
@@ -216,5 +229,12 @@ def _overwritable(e: Eqn, sources: dict[Any, Sources]) -> list[Any]:
     elif name == "while":
         operands = e.invars[e.params["cond_nconsts"] + e.params["body_nconsts"] :]
     else:
-        operands = e.invars if name == "scan" or not _stands_alone(e) else []
+        operands = e.invars if name == "scan" or name in _VIEWS else _alike(e)
     return [s for x in operands if is_var(x) for s in sources[x]]
+
+
+def _alike(e: Eqn) -> list[Atom]:
+    """The operands of a cheap equation that it reads at the places that it writes."""
+    if _stands_alone(e) or e.primitive.name in _MOVING:
+        return []
+    return [x for x in e.invars if x.aval.shape == e.outvars[0].aval.shape]

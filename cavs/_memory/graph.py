@@ -1,6 +1,6 @@
 """A function and its derivative as equations: the forward, with all values that the backward reads, and the backward."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from cavs._function.inline import inlined
 from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
 from cavs._function.minimum_cut import minimum_cut
 from cavs._function.names import Names, behind, chosen, without_names
+from cavs._memory.late import run_late
 
 _SMALL = 16
 _NEVER = 1 << 20  # times the size of a value that is not to be kept
@@ -60,15 +61,16 @@ class Graph:
         atoms = [self.reads[v] for v in self.reads if v in read]
         return list(dict.fromkeys(x for x in atoms if is_var(x)))
 
-    def choose(self, price: Callable[[int, float], float | None]) -> "Kept":
+    def choose(self, price: Callable[[int, float], float | None], fixed: Collection[Var] = ()) -> "Kept":
         """Chooses what to keep.
 
         Args:
             price: from the ordinal of a costly equation (its place in `costly`) and its FLOPs to the price in bytes of running
                 it again; None: never.
+            fixed: values that are kept in any case, if something needs them.
         """
         order = {i: k for k, i in enumerate(self.costly)}
-        asked = chosen(self.named, self.names, "keep") | chosen(self.named, self.names, "offload")
+        asked = set(fixed) | chosen(self.named, self.names, "keep") | chosen(self.named, self.names, "offload")
         never = chosen(self.named, self.names, "recompute")
         again = behind(self.eqns, never, is_costly)
 
@@ -118,12 +120,12 @@ class Kept:
         """FLOPs of the costly equations that run again."""
         return sum(flops_of(self.graph.eqns[self.graph.costly[k]]) for k in self.repeated)
 
-    def forward(self, args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Returns the outputs of the function and the values for the backward."""
+    def forward(self, args: Sequence[Any], late: bool) -> tuple[list[Any], list[Any]]:
+        """Returns the outputs of the function and the values for the backward. `late`: see `run_late`."""
         graph = self.graph
         env = dict(zip(graph.invars, args, strict=True)) | graph.consts
         eqns, _ = needed(graph.eqns, [*graph.outs, *self.keep], set(env))
-        run_equations(eqns, env)
+        (run_late if late else run_equations)(eqns, env)
         away = chosen(graph.named, graph.names, "offload")
         kept = [jax.device_put(env[v], jax.memory.Space.Host) if v in away else env[v] for v in self.keep]
         return [value(x, env) for x in graph.outs], [*(env[v] for v in self.free), *kept]
@@ -142,16 +144,33 @@ class Kept:
         env: Env = dict(zip(values, kept, strict=True)) | graph.consts
         behind: Env = dict(zip(graph.cotangents, cotangents, strict=True)) | graph.backward_consts
         tie = [v for v, x in zip(graph.cotangents, cotangents, strict=True) if isinstance(x, jax.Array)]
-        for stretch in self.stretches():
+        stretches = self.stretches()
+        for i, stretch in enumerate(stretches):
             reads = dict.fromkeys(x for e in stretch for x in e.invars if is_var(x) and x in graph.reads)
             self._recompute([graph.reads[v] for v in reads], env, behind, tie if late else [])
             behind |= {v: value(graph.reads[v], env) for v in reads}
-            run_equations(stretch, behind)
+            (run_late if late else run_equations)(stretch, behind)
             tie = [v for v in stretch[-1].outvars if is_float(v)] or tie
+            if late:
+                self._finish(stretch, stretches[i + 1 :], behind)
         rest = [x for x in graph.grads if is_var(x) and x in graph.reads and x not in behind]
         self._recompute([graph.reads[v] for v in rest], env, behind, [])
         behind |= {v: value(graph.reads[v], env) for v in rest}
         return [value(x, behind) for x in graph.grads]
+
+    def _finish(self, stretch: list[Eqn], later: list[list[Eqn]], behind: Env) -> None:
+        """Ties gradients that a stretch has computed to the cotangents that later ones read: XLA may not delay them.
+
+        If it did, the operands of these products would stay.
+        """
+        made = {v for e in stretch for v in e.outvars}
+        done = [x for x in dict.fromkeys(self.graph.grads) if is_var(x) and x in made]
+        read = {x for eqns in later for e in eqns for x in e.invars if is_var(x)}
+        heavy = {v for e in self.graph.backward if is_heavy(e) for v in e.outvars}
+        on = [v for v in behind if v in read and v in heavy and is_float(v)]
+        if done and on:
+            values = [*done, *(v for v in on if v not in done)]
+            behind.update(zip(values, lax.optimization_barrier([behind[v] for v in values]), strict=True))
 
     def stretches(self) -> list[list[Eqn]]:
         """Returns the backward, cut after each product."""
@@ -174,7 +193,7 @@ class Kept:
             tied, late = lax.optimization_barrier(([behind[v] for v in tie], [env[v] for v in used]))
             behind.update(zip(tie, tied, strict=True))
             local.update(zip(used, late, strict=True))
-        run_equations(eqns, local)
+        (run_late if tie else run_equations)(eqns, local)
         env.update({v: local[v] for e in eqns for v in e.outvars})
 
 

@@ -1,6 +1,6 @@
 """Derivatives that keep the values of a plan, for a function and for the bodies of its loops."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.equations import bind, is_float, lines_of
-from cavs._function.jaxprs import Eqn, body_of, opened, scan_parts
+from cavs._function.jaxprs import Eqn, Var, body_of, opened, scan_parts
 from cavs._function.lines import source_line
 from cavs._function.names import Names
 from cavs._memory.graph import Graph, Kept, differentiated, shape, value
@@ -47,6 +47,7 @@ class Planner:
         chunks: of the loops that run in chunks, the number of steps of a chunk.
         saved: a saved plan, which says what to keep instead of `price`.
         names: what the user asks for by name; values of loops are not offloaded.
+        fixed: values of the function itself that are kept in any case.
         graphs: those traced already, by name and differentiated inputs; shared by the planners of one function.
     """
 
@@ -56,6 +57,7 @@ class Planner:
     regions: dict[str, Region] = field(default_factory=dict)
     names: Names = ()
     saved: dict[str, Any] | None = None
+    fixed: Collection[Var] = ()
 
     def keep(
         self, closed: Any, diff: Sequence[int], name: str, line: str | None = None, times: int = 1, stored: Sequence[int] = ()
@@ -81,7 +83,8 @@ class Planner:
         if self.saved is not None:
             kept = kept_as_saved(graph, name, self.saved)
         else:
-            kept = graph.plain() if price is None else graph.choose(lambda k, flops: price(name, k, flops))
+            fixed = () if name else self.fixed
+            kept = graph.plain() if price is None else graph.choose(lambda k, flops: price(name, k, flops), fixed)
         self.regions.pop(name, None)
         self.regions[name] = Region(name, line, times, kept)
         return kept
@@ -152,7 +155,7 @@ def with_derivative(closed: Any, keep: Callable[[list[int]], Kept], late: bool) 
 
     def forward(*primals: Any) -> tuple[list[Any], _Saved]:
         kept = keep([i for i, x in enumerate(primals) if x.perturbed and is_float(jaxpr.invars[i])])
-        outs, values = kept.forward([x.value for x in primals])
+        outs, values = kept.forward([x.value for x in primals], late)
         return outs, _Saved(values, kept, len(primals))
 
     def backward(saved: _Saved, cotangents: Sequence[Any]) -> tuple[Any, ...]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cavs._function.costs import bytes_of_var
+from cavs._function.jaxprs import Var
 from cavs._function.names import Names
+from cavs._memory.blocks import fixed_values
 from cavs._memory.footprint import peak
 from cavs._memory.graph import Graph, Kept
 from cavs._memory.loops import Planner, Price, Region, chunk_of
@@ -19,11 +21,19 @@ _POINTS = 12  # plans that `frontier` tries
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """One plan. `kept`: the values that the function itself keeps; `regions`: also those that steps of its loops keep."""
+    """One plan.
+
+    Attributes:
+        kept: the values that the function itself keeps.
+        regions: also those that steps of its loops keep.
+        chunks: see `Planner`.
+        fixed: see `Planner`.
+    """
 
     kept: Kept
     regions: dict[str, Region]
     chunks: dict[str, int]
+    fixed: frozenset[Var] = frozenset()
 
     @property
     def bytes(self) -> int:
@@ -58,10 +68,10 @@ class ParetoSearch:
     peaks: dict[Point, int] = field(default_factory=dict)
     names: Names = ()
 
-    def point(self, price: Price | None, chunks: dict[str, int] | None = None) -> Point:
-        planner = Planner(price, self.graphs if price else {}, chunks or {}, names=self.names)
+    def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
+        planner = Planner(price, self.graphs if price else {}, chunks or {}, names=self.names, fixed=fixed)
         kept = planner.keep(self.closed, self.diff, "", self.line)
-        point = Point(kept, planner.regions, planner.chunks)
+        point = Point(kept, planner.regions, planner.chunks, fixed)
         self.peaks[point] = point.peak()
         return point
 
@@ -104,6 +114,8 @@ class ParetoSearch:
             inside = {chunk_of(name) for name in chunks}
             for again in (inside, inside | {""}):  # the steps of a chunk, and the function itself, too
                 found.append(self.point(_allowing_in(again), chunks))
+        if self.graphs:  # a function without loops
+            found += [self.point(lambda name, k, flops: flops * _FREE, fixed=f) for f in fixed_values(found[1].kept.graph)]
         return self._undominated(found)
 
     def _undominated(self, found: list[Point]) -> list[Point]:
@@ -131,7 +143,7 @@ class ParetoSearch:
         low, high = 0, len(more)
         while high - low > 1:
             middle = (low + high) // 2
-            point = self.point(_allowing({*before, *more[:middle]}), chunks)
+            point = self.point(_allowing({*before, *more[:middle]}), chunks, fits.fixed)
             if self.peaks[point] <= budget:
                 high, fits = middle, min(point, fits, key=lambda p: p.flops)
             else:

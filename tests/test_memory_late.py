@@ -1,0 +1,76 @@
+"""`recompute` around loops: their stacked results begin to exist when they run (`cavs._memory.late`)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from cavs._memory import late
+from cavs._memory.late import run_late
+from cavs.memory import recompute
+from tests.test_memory_echo import case
+from tests.truth import assert_close
+
+
+@pytest.fixture(autouse=True)
+def every_loop_is_late(monkeypatch):
+    monkeypatch.setattr(late, "_SMALL", 0)
+
+
+def loss(w: Any, xs: Any, reverse: bool = False) -> Any:
+    def step(state: Any, x: Any) -> Any:
+        state, count = state
+        state = jnp.tanh(state @ w + x["x"]) * (1 + x["i"] % 2)
+        return (state, count + 1), {"y": jnp.sin(state), "count": count, "even": count % 2 == 0}
+
+    (last, _), ys = lax.scan(step, (xs["x"][0], 0), xs, reverse=reverse)
+    return jnp.sum(ys["y"] ** 2 * ys["even"][:, None, None]) + last.sum() + 0.1 * ys["count"].sum()
+
+
+def inputs() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return jnp.asarray(rng.normal(size=(4, 4)) / 2), {"x": jnp.asarray(rng.normal(size=(7, 2, 4))), "i": jnp.arange(7)}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("budget", [None, "min"])
+def test_gradients_of_loops_with_results_of_several_types(budget, reverse):
+    w, xs = inputs()
+    want = jax.value_and_grad(loss)(w, xs, reverse)
+    ours = recompute(lambda w, xs: loss(w, xs, reverse), budget)
+    assert_close(jax.jit(jax.value_and_grad(ours))(w, xs), want, 1e-13)
+
+
+@pytest.mark.parametrize("name", ["nmt", "deepspeech2"])
+def test_gradients_of_models(name):
+    fn, params, batch = case(name)
+    want = jax.jit(jax.value_and_grad(fn))(params, batch)
+    assert_close(jax.jit(jax.value_and_grad(recompute(fn)))(params, batch), want, 1e-12)
+
+
+def test_second_derivatives_and_vmap():
+    w, xs = inputs()
+    planned = recompute(loss)
+    direction = jnp.ones_like(w)
+    product = lambda fn: jax.grad(lambda w: jnp.vdot(jax.grad(fn)(w, xs), direction))(w)  # noqa: E731
+    assert_close(product(planned), product(loss), 1e-12)
+    several = jnp.stack([w, 2 * w, -w])
+    assert_close(jax.vmap(jax.grad(planned), (0, None))(several, xs), jax.vmap(jax.grad(loss), (0, None))(several, xs), 1e-12)
+
+
+def test_the_zeros_depend_on_the_operands_of_the_loop():
+    w, xs = inputs()
+    jaxpr = jax.make_jaxpr(loss)(w, xs).jaxpr
+
+    def run(*args: Any) -> Any:
+        env = dict(zip(jaxpr.invars, args, strict=True))
+        run_late(jaxpr.eqns, env)
+        return [env[v] for v in jaxpr.outvars]
+
+    flat = jax.tree.leaves((w, xs))
+    assert_close(run(*flat), [loss(w, xs)], 1e-13)
+    text = str(jax.make_jaxpr(run)(*flat))
+    assert text.count("optimization_barrier") == 1 and "optimization_barrier" in text.split("scan[")[0]
