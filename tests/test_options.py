@@ -88,8 +88,6 @@ def test_explain_says_how_f_is_split() -> None:
             f"  leaves: {count} of {count} rows (0.0 % padding)",
             f"  vertices with children, in the levels and for the gradients of parameters: {inner} of {inner} rows "
             "(0.0 % padding)",
-            f"  vertices with children, in each of the eager and the lazy part, if F has equations there: {inner} of "
-            f"{found.shape.inner[0]} rows ({100 * (1 - inner / found.shape.inner[0]):.1f} % padding)",
         ]
     assert with_rows == "\n".join(lines)
     with pytest.raises(ValueError, match="has not run yet"):

@@ -10,6 +10,7 @@ from cavs._engines.chip import WIDE, Layouts, configure, too_wide
 from cavs._engines.engine import Engine
 from cavs._engines.lower import recurrence_of
 from cavs._engines.native import Native
+from cavs._engines.native_eager import eager_split
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
@@ -135,12 +136,15 @@ def explain_native_rows(plan: FunctionPlan, sched: Schedule) -> list[str]:
     total = in_total(padding_of(sched.host()))
     leaves = total.leaves if _leaves_outside(plan) else Filled(total.leaves.vertices, total.leaves.vertices)
     levels = Filled(total.levels.vertices, total.levels.vertices)
-    return [
-        "Rows of this schedule on engine native, computed for vertices:",
-        f"  leaves: {leaves}",
-        f"  vertices with children, in the levels and for the gradients of parameters: {levels}",
-        f"  vertices with children, in each of the eager and the lazy part, if F has equations there: {total.batches}",
-    ]
+    parts = plan.inner.values()
+    eager = [part for part in parts if part.eager.eqns]
+    outside = [part for part in eager if eager_split(part, len(plan.inner)) is None]
+    lines = [f"leaves: {leaves}", f"vertices with children, in the levels and for the gradients of parameters: {levels}"]
+    if eager:
+        lines.append(f"vertices with children, in the eager part: {total.batches if outside else levels}")
+    if any(part.lazy_eqns for part in parts):
+        lines.append(f"vertices with children, in the lazy part: {total.batches}")
+    return ["Rows of this schedule on engine native, computed for vertices:", *(f"  {line}" for line in lines)]
 
 
 def _leaves_of_native(plan: FunctionPlan) -> str:

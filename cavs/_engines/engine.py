@@ -7,7 +7,7 @@ import jax
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule, Shape
-from cavs._stages.saved import Saved
+from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Rows, Zeros, rows_of_kinds, rows_of_leaves
 
 Arrays = list[jax.Array]
@@ -117,6 +117,23 @@ class Engine(Protocol):
 
     def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
         """Whether the engine runs the leaves of schedules of a shape as a level. Otherwise XLA runs them before the levels."""
+        ...
+
+    def eager_part(
+        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
+    ) -> tuple[Arrays, list[Transpose]] | None:
+        """Computes the eager part of kind `k`, or returns `None`: then XLA does.
+
+        Args:
+            batch: The batch.
+            k: The number of the kind.
+            statics: Its static values.
+            inputs: The leaves of the inputs, (Vp, ...).
+            save: Whether to return the transpose.
+
+        Returns:
+            The rows of `part.eager.outs`, and with `save` the transpose, as in `Saved.eager`.
+        """
         ...
 
     def forward_levels(

@@ -2,8 +2,8 @@
 
 XLA on a CPU runs a task as some dozen kernels, each with a pass over its operands and a microsecond of overhead. The library
 runs F's equations for a few rows at a time, which stay in the L1 cache, and its products read gathered rows where they are,
-from weights that are packed once a call. Leaves are one more level, before all others. The eager and the lazy part, and the
-loop over windows, are those of engine `scan`.
+from weights that are packed once a call. Leaves are one more level, before all others, and the eager part is a level in a
+call of its own. The lazy part, and the loop over windows, are those of engine `scan`.
 
 The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run on engine `scan`.
 """
@@ -18,16 +18,17 @@ import jax.numpy as jnp
 from cavs._engines import scan, scan_reverse
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, batch_of
 from cavs._engines.native_call import NativeCall, with_rules
+from cavs._engines.native_eager import eager_part
 from cavs._engines.native_gradients import gradients
 from cavs._engines.native_kinds import NO_KIND, Name, lowered
 from cavs._engines.scan_task import (
     Kind,
     StateCotangents,
     Totals,
+    all_rows_back,
     empty_cuts,
     is_leaf,
     kind_of,
-    leaves_back,
     with_reuse,
 )
 from cavs._function.domains import EDGE
@@ -36,7 +37,8 @@ from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.tasks import SMALLEST_TASK
-from cavs._stages.saved import Saved
+from cavs._stages.entrance import memory_of
+from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Index, Rows
 from cavs.kernels import Unfit, native_unavailable
 
@@ -52,6 +54,12 @@ class Native:
     def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
         """Whether the library can compute F at the leaves."""
         return not leaves_unfit(plan, {name: k for k, name in enumerate(kinds) if shape.leaves[k]}, len(kinds))
+
+    def eager_part(
+        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
+    ) -> tuple[Arrays, list[Transpose]] | None:
+        """Computes it in the library, if this has all that the eager part needs."""
+        return eager_part(batch, k, statics, inputs, save)
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
@@ -146,7 +154,7 @@ def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: li
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
         own = lowered(part, k, True, save, {}) if rows.size else None
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        call.kind(own, k, statics[k], crossing)
+        call.kind(own, k, part, statics[k], crossing)
         for n, v in enumerate(part.forward.keep if save else ()):
             call.created("kept", k, n, _shape(rows, v.aval, part.joint.domain.get(v) == EDGE, slack=True))
         for n, (x, domain) in enumerate(zip(part.recurrent.extra, part.extra_domain, strict=True)):
@@ -186,7 +194,8 @@ def _rounds_back(
         own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
         kinds = []
         for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
-            kind = kind_of(k, here.parts[k], here.rows[k], [], own, True)
+            part, rows = here.parts[k], here.rows[k]
+            kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k), True)
             kinds.append((with_reuse(kind) if reuses else kind)._replace(extra_cts=own_cts))
         return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_reverse.begins_of(here.sched))
 
@@ -201,7 +210,9 @@ def _rounds_back(
             none: Totals = [{} for _ in inner.kinds]
             _, g, cuts, _ = scan_reverse.rounds_back(inner, bounds[1], bounds[1] - bounds[0], at, tasks, g, none)
             found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
-        return g, found + [leaves_back(kind, here.sched, g, here.options.fusion) for kind in here.kinds[len(inner.kinds) :]]
+        for kind in here.kinds[len(inner.kinds) :]:
+            found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - len(batch.kinds)], g, here.options.fusion))
+        return g, found
 
     def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, _: jax.Array) -> PyTree:
         return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g, bounds)
@@ -227,7 +238,7 @@ def _backward_call(
     for kind in loop.kinds:
         k, part, rows = kind.number, kind.part, kind.rows
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        call.kind(lowered(part, k, False, True, kind.reused) if rows.size else None, k, statics[k], crossing)
+        call.kind(lowered(part, k, False, True, kind.reused) if rows.size else None, k, part, statics[k], crossing)
         call.given |= {("kept", k, n): x for n, x in enumerate(kept[k])}
         call.given |= {("extra", k, n): x for n, x in enumerate(extras[k])}
         for i in part.reverse.extra_cts:

@@ -9,6 +9,7 @@ import numpy as np
 from cavs._engines.engine import Batch
 from cavs._engines.native_kinds import NO_KIND, Lowered, Name, static_arrays
 from cavs._engines.native_program import encoded
+from cavs._function.split import Split
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.shape import slots_of
 from cavs.kernels import NATIVE_LEVELS, native_call
@@ -42,10 +43,19 @@ def _words32(x: jax.Array) -> jax.Array:
 
 
 class NativeCall:
-    """One call of the library: its tensors by name, and its program."""
+    """One call of the library: its tensors by name, and its program.
 
-    def __init__(self, batch: Batch, backward: bool):
-        self.batch, self.backward = batch, backward
+    Args:
+        batch: The batch.
+        backward: The direction.
+        eager: The number of a kind whose eager part runs instead of levels: its vertices are rows as if they were leaves.
+    """
+
+    def __init__(self, batch: Batch, backward: bool, eager: int | None = None):
+        self.batch, self.backward, self.eager = batch, backward, eager
+        self.rows = dict(enumerate(batch.rows))
+        if eager is not None:
+            self.rows = {len(batch.kinds) + eager: batch.rows[eager].as_leaves}
         self.given: dict[Name, jax.Array | Callable[[], jax.Array]] = {}
         self._results: dict[Name, jax.ShapeDtypeStruct] = {}
         self._kinds: dict[int, Lowered | None] = {}
@@ -65,14 +75,14 @@ class NativeCall:
         """A result that the call fills."""
         self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
 
-    def kind(self, own: Lowered | None, k: int, statics: Arrays, crossing: Arrays) -> None:
-        """The program of kind `k`, `None` without vertices, and what it reads of the static and of the eager part."""
+    def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, crossing: Arrays) -> None:
+        """The program of kind `k`, `None` without vertices, its part of F, and what it reads of the static and eager part."""
         self._kinds[k] = own
-        rows = self.batch.rows[k]
+        rows = self.rows[k]
         self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
         self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
         if own is not None:
-            self.given |= static_arrays(own, self.batch.parts[k], k, statics)
+            self.given |= static_arrays(own, part, k, statics)
 
     def run(self, bounds: jax.Array) -> dict[Name, jax.Array]:
         """Runs the rounds that `bounds` says. Returns the results by name."""
@@ -91,20 +101,22 @@ class NativeCall:
     def _words(self, number: Callable[[Name], int]) -> list[int]:
         shape = self.batch.sched.shape
         slots = slots_of(shape)
-        places = [slots[name][0] if name in slots else -1 for name in _FIELDS]
-        inner = len(shape.kinds)
-        leaves = inner if max(self._kinds) >= inner else 0
+        places = {name: slots[name][0] if name in slots else -1 for name in _FIELDS}
+        inner = len(shape.kinds) if self.eager is None else 0
+        leaves = [k for k in self._kinds if k >= len(shape.kinds)]
+        if self.eager is not None:
+            places |= {"leaf_count": slots["inner_count"][0] + self.eager, "leaf_row": -1}
         states = [name for name in self._results if name[0] == "state" and name not in self.given]
-        words = [int(self.backward), inner, len(shape.classes), shape.arity, int(shape.forest), *places]
-        words += [shape.tasks, shape.rows, leaves, len(states), *map(number, states)]
+        words = [int(self.backward), inner, len(shape.classes), shape.arity, int(shape.forest), *places.values()]
+        words += [shape.tasks, shape.rows, len(leaves), len(states), *map(number, states)]
         at = edge_at = 0
-        for k, rows in enumerate(self.batch.rows[: inner + leaves]):
-            own, leaf = self._kinds.get(k), k >= inner
+        for k in [*range(inner), *leaves]:
+            own, rows, leaf = self._kinds.get(k), self.rows[k], k >= inner
             sizes = [rows.size, rows.edges, -1 if leaf else at, 0 if leaf else edge_at, rows.pad, rows.edge_pad]
             if own is None:
                 created = [name for name in self._results if name[1] == k and name[0] != "state"]
                 words += [*sizes, 0, 0, 0, len(created)]
-                words += [w for name in created for w in (number(name), 0, 3)]
+                words += [w for name in created for w in (number(name), 0, 3, 0)]
                 words.append(0)
             else:
                 words += encoded(own.program, sizes, number)

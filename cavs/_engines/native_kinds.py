@@ -129,7 +129,7 @@ class _Direction:
         """Stores a value in a tensor that the call creates."""
         name = self.name(what, number)
         low.stored(x, name, shift, domain)
-        self.written.append(Written(name, domain, shift))
+        self.written.append(Written(name, domain, shift, repeat=what == "extra"))
 
 
 class _Forward(_Direction):
@@ -154,6 +154,11 @@ class _Forward(_Direction):
 
 
 class _Backward(_Direction):
+    @property
+    def known(self) -> set[Var]:
+        """Cut cotangents that are given, so that they are not stored: those of the eager part's results."""
+        return set() if self.part.role.states else set(self.part.reverse.extra_cts.values())
+
     def results(self) -> list[Atom]:
         r = self.part.reverse
         return [*r.ct_slots.values(), *r.ct_child.values(), *r.cuts]
@@ -181,6 +186,8 @@ class _Backward(_Direction):
     def outputs(self, low: Lowering) -> None:
         part, r = self.part, self.part.reverse
         for n, v in enumerate(r.cuts):
+            if v in self.known:
+                continue
             domain = EDGE if r.cut_domain[v] == EDGE else ROW
             if v in self.reused:
                 low.stored(v, self.name("kept", self.reused[v]), Shift.PADDED, domain, last=True)

@@ -12,16 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cavs._engines.native_lower import Lowering
+from cavs._engines.native_operations import CODE
 from cavs._engines.native_values import NOT_GATHERED, Base, Op, Opcode, Place, Shift, View
-from cavs._function.domains import EDGE, Domain
+from cavs._function.domains import EDGE, STATIC, Domain
 
 
 class Written(NamedTuple):
-    """A tensor in which rows that no vertex has are filled with zeros."""
+    """A tensor in which rows that no vertex has are filled with zeros, or with `repeat` with a vertex's row."""
 
     tensor: Any
     domain: Domain
     shift: Shift
+    repeat: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ def encoded(kind: KindProgram, sizes: Sequence[int], number: Callable[[Any], int
         sizes: Rows and edges of the kind, its first among all, and the slack of rows and of edges.
         number: The number of a tensor among the arguments and results of the call.
     """
-    segments = _segments(kind.lowering.ops)
+    segments = _segments(_with_bias(kind.lowering.ops))
     bases, slots = _placed(segments)
     weights = list(dict.fromkeys(op.weight for _, products in segments for op in products))
     words = [*sizes, len(slots)]
@@ -62,8 +64,8 @@ def encoded(kind: KindProgram, sizes: Sequence[int], number: Callable[[Any], int
     for tensor, turned, k, n in weights:
         words += [number(tensor), int(turned), k, n]
     words.append(len(kind.written))
-    for tensor, domain, shift in kind.written:
-        words += [number(tensor), _domain(domain), shift]
+    for tensor, domain, shift, repeat in kind.written:
+        words += [number(tensor), _domain(domain), shift, int(repeat)]
     index = {base: i for i, base in enumerate(bases)}
     words.append(len(segments))
     for part in segments:
@@ -100,6 +102,34 @@ def _words(op: Op, index: dict[Base, int], weights: list[Any], number: Callable[
     for view, to_offset, count in op.runs:
         words += [*ref(view), to_offset, count, view.step]
     return [*words, len(op.sizes), *op.sizes]
+
+
+def _with_bias(ops: Sequence[Op]) -> list[Op]:
+    """Returns the operations in which a product adds to its result what only a sum after it would."""
+    readers: dict[Base, int] = {}
+    for base in (base for op in ops for base in op.reads()):
+        readers[base] = readers.get(base, 0) + 1
+    products = {op.to.base: op for op in ops if op.opcode == Opcode.PRODUCT and op.to and len(op.gathered) == 1}
+    merged: dict[int, Op] = {}  # by the id of the sum
+    gone: set[int] = set()
+    for op in ops:
+        if op.opcode != Opcode.ELEMENTWISE or op.code != CODE["add"] or op.last:
+            continue
+        for view, other in zip(op.sources, reversed(op.sources), strict=True):
+            product = products.get(view.base)
+            whole = view.offset == 0 and view.step == 1 and view.base.n == op.n and view.base.inside is None
+            if product is None or not whole or readers[view.base] != 1 or view.base.place != Place.ARENA:
+                continue
+            if (
+                product.domain == op.domain
+                and other.step == 1
+                and other.base.domain in (STATIC, op.domain)
+                and product.bias is None
+            ):
+                merged[id(op)] = dataclasses.replace(product, to=op.to, bias=other)
+                gone.add(id(product))
+                break
+    return [merged.get(id(op), op) for op in ops if id(op) not in gone]
 
 
 def _segments(ops: Sequence[Op]) -> list[tuple[list[Op], list[Op]]]:

@@ -35,7 +35,7 @@ from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.cotangents import floats, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of
 from cavs._stages.lazy import lazy_gradients
-from cavs._stages.saved import Saved
+from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Rows as KindRows, RowSpan
 from cavs.kernels import (
     PRECISIONS,
@@ -69,6 +69,12 @@ class Persistent:
     def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
         """False: XLA runs them."""
         return False
+
+    def eager_part(
+        self, batch: Batch, k: int, statics: list[jax.Array], inputs: list[jax.Array], save: bool
+    ) -> tuple[list[jax.Array], list[Transpose]] | None:
+        """None: XLA computes it."""
+        return None
 
     def forward_levels(
         self,

@@ -16,7 +16,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Shape
 from cavs._stages.entrance import barred, crossing, entrance, fixed
-from cavs._stages.saved import Saved
+from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
 
 
@@ -43,6 +43,12 @@ class Scan:
     def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
         """False: XLA runs them."""
         return False
+
+    def eager_part(
+        self, batch: Batch, k: int, statics: list[jax.Array], inputs: list[jax.Array], save: bool
+    ) -> tuple[list[jax.Array], list[Transpose]] | None:
+        """None: XLA computes it."""
+        return None
 
     def forward_levels(
         self,
@@ -120,13 +126,20 @@ def forward_leaves(
     states = [batch.zeros((sched.shape.rows, *a.shape), a.dtype) for a in batch.plan.state_avals]
     kept, extras = [], []
     for k, (part, rows) in enumerate(zip(batch.parts[first:], batch.rows[first:], strict=True)):
-        kind = _kind(part, rows, statics[k], eager[k], save)
-        own, values = _computed(kind, RowSpan(0, rows.size, 0, 0), states, None, fusion)
+        own, mine, extra = all_rows(part, rows, statics[k], eager[k], save, fusion)
         states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, own, strict=True)]
-        split = len(values) - len(part.recurrent.extra)
-        kept.append(values[:split])
-        extras.append(values[split:])
+        kept.append(mine)
+        extras.append(extra)
     return states, kept, extras
+
+
+def all_rows(
+    part: Split, rows: Rows, statics: list[jax.Array], eager: list[jax.Array], save: bool, fusion: bool
+) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+    """Runs rows without children at once. Returns their states, what is kept, and what the lazy part reads."""
+    own, values = _computed(_kind(part, rows, statics, eager, save), RowSpan(0, rows.size, 0, 0), [], None, fusion)
+    split = len(values) - len(part.recurrent.extra)
+    return own, values[:split], values[split:]
 
 
 def _computed(

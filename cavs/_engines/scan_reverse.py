@@ -43,6 +43,7 @@ from cavs._stages.cotangents import (
     take_rows,
     zero_cotangent,
 )
+from cavs._stages.entrance import memory_of
 from cavs._stages.lazy import Direct, Mine, Some, lazy_gradients
 from cavs._stages.operands import Operand, Products
 from cavs._stages.saved import Saved
@@ -94,7 +95,7 @@ def backward_levels(
     """
     sched, options = batch.sched, batch.plan.function.optimizations
     of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)
-    kinds = [kind_of(k, part, rows, cts, saved, options.lazy) for k, (part, rows, cts) in enumerate(of)]
+    kinds = [kind_of(k, p, rows, cts, memory_of(p, rows, saved, k), options.lazy) for k, (p, rows, cts) in enumerate(of)]
     if not options.lazy:  # the tasks add to them
         pairs = zip(cotangents.statics, saved.statics, strict=True)
         cotangents = cotangents._replace(statics=[filled(total, statics) for total, statics in pairs])
@@ -111,10 +112,9 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
     """Runs `count` rounds as one window, and leaves that are kinds; then the lazy batch and the transpose of the eager part."""
     sched, g, totals, ct_inputs = loop.sched, cotangents.states, list(cotangents.statics), cotangents.inputs
     tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
-    bases: Bases = [(0, 0)] * len(loop.kinds)
     if loop.options.lazy:
         loop = loop._replace(kinds=[with_reuse(kind) for kind in loop.kinds])
-    _, g, cuts, totals = loop.rounds(loop, count, count, bases, tasks, g, totals)
+    _, g, cuts, totals = loop.rounds(loop, count, count, [(0, 0)] * len(loop.kinds), tasks, g, totals)
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
     for kind, own in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.

@@ -14,9 +14,8 @@ from cavs._function.split import Split
 from cavs._function.vertex import Optimizations
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, mask_rows, merged
-from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values, memory_of
+from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values
 from cavs._stages.lazy import Mine, Some, lazy_gradients
-from cavs._stages.saved import Saved
 from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, window, write
 
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
@@ -51,9 +50,8 @@ def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list
     return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager.outs, eager_cts, strict=True)]
 
 
-def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], saved: Saved, lazy: bool) -> Kind:
+def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], memory: Memory, lazy: bool) -> Kind:
     """Collects what the tasks of a kind read."""
-    memory = memory_of(part, rows, saved, number)
     domains = part.extra_domain
     results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts]
     eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
@@ -136,11 +134,15 @@ def run_task(
     return g, cuts, totals
 
 
-def leaves_back(kind: Kind, sched: Schedule, g: StateCotangents, fusion: bool) -> list[jax.Array]:
-    """Runs the VJP of F at all leaves of a kind at once. Returns their cut cotangents, in the order of `Kind.stored`."""
+def all_rows_back(kind: Kind, row: Index, g: StateCotangents, fusion: bool) -> list[jax.Array]:
+    """Runs the VJP of F at rows without children at once, of which the first has row `row` in the dynamic tensors.
+
+    Returns:
+        Their cut cotangents, in the order of `Kind.stored`.
+    """
     span, level = RowSpan(0, kind.rows.size, 0, 0), kind.part.joint.domain
     memory = kind.memory._replace(states=_states_now(kind, g))
-    env = _known(kind, memory, g, span, sched.leaf_row[kind.number - len(sched.shape.kinds)])
+    env = _known(kind, memory, g, span, row)
     evaluate(kind.eqns, env, level, None, span.size, kind.turned, fusion=fusion)
     return [mask_rows(value_at(v, ROW, span.size, env, level), kind.rows.real) for v in kind.stored]
 

@@ -86,7 +86,7 @@ def forward(
     with jax.named_scope("leaves"):  # the names are those of profiles and memory plans
         leaves = _Leaves([], [], [], []) if batch.has_leaves else _leaves(batch, engine, params, inputs, save)
     with jax.named_scope("eager"):
-        early = _static_and_eager(batch, params, inputs, edges, save)
+        early = _static_and_eager(batch, engine, params, inputs, edges, save)
     with jax.named_scope("levels"):
         levels = engine.forward_levels(batch, leaves.states, early.statics, early.eager_rows, save)
     lazy: list[Transpose] = []
@@ -139,10 +139,10 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
     return _Leaves(vertices, states, pushes, transposes)
 
 
-def _static_and_eager(batch: Batch, params: Arrays, inputs: Arrays, edges: Arrays, save: bool) -> _Early:
+def _static_and_eager(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, edges: Arrays, save: bool) -> _Early:
     """Evaluates the static and eager parts of F at the vertices of each kind, and at their edges."""
     early = _Early([], [], [], [])
-    for part, rows in zip(batch.parts, batch.rows, strict=True):
+    for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
         statics, vjp = _with_vjp(functools.partial(static_values, part), save, (params,))
         early.statics.append(statics)
         early.static.extend(vjp)
@@ -151,7 +151,8 @@ def _static_and_eager(batch: Batch, params: Arrays, inputs: Arrays, edges: Array
             return pull(part, inputs, rows.vertex), pull_edges(part, edges, rows.edge_row)
 
         fn = eager_function(part, rows.inner(rows.num_children), rows)
-        eager_rows, vjp = _with_vjp(fn, save, (statics,), pulled)
+        found = engine.eager_part(batch, k, statics, inputs, save) if part.eager.eqns else None
+        eager_rows, vjp = found or _with_vjp(fn, save, (statics,), pulled)
         early.eager_rows.append(eager_rows)
         early.eager.extend(vjp)
     return early

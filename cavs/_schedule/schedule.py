@@ -228,8 +228,8 @@ class Schedule:
         return (
             f"Schedule({self.shape.graphs} graphs, {int(self.host().num_vertices)} vertices, {len(widths)} levels of widths "
             f"[{shown}], {int(self.host().num_tasks)} tasks; leaves are {total.leaves}, vertices with children {total.levels} "
-            f"in tasks, {total.batches} before and after; engine native computes no padding in "
-            "tasks, nor in leaves that its library can compute)"
+            f"in tasks, {total.batches} before and after; on engine native only XLA computes "
+            "padding: in the lazy part of F, and in what the library lacks)"
         )
 
 

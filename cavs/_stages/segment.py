@@ -113,7 +113,7 @@ def _cut(
     return needed(first, [*outs, *cut], free)[0], backward, cut, alive
 
 
-def _after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
+def after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
     """Returns `alive` with indices that are only known after the cotangents, so that XLA gathers again, and not before."""
     firsts = [x[(0,) * x.ndim] for x in cts if x.size][:1]
     late = [jnp.minimum(jnp.isnan(x).astype(jnp.int32), 0) for x in firsts]  # 0, whatever x is
@@ -127,7 +127,7 @@ def _pull_back(back: _SegmentBackward, cut: list[jax.Array], alive: list[jax.Arr
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
     cut = lax.optimization_barrier(cut)
     if back.again:
-        alive = _after([flat[i] for i in back.results], alive)
+        alive = after([flat[i] for i in back.results], alive)
     env = dict(zip(back.kept, [*cut, *alive], strict=True))
     env |= dict(zip(back.seeds, (flat[i] for i in back.results), strict=True))
     run_equations(back.eqns, env)

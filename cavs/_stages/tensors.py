@@ -115,6 +115,21 @@ class Rows(NamedTuple):
     edge_row: jax.Array
 
     @property
+    def as_leaves(self) -> "Rows":
+        """These vertices without their children, and without slack."""
+        none = self.edge_row[:0]
+        return self._replace(
+            edges=0,
+            pad=0,
+            edge_pad=0,
+            num_children=self.inner(self.num_children),
+            kids=self.inner(self.kids),
+            edge_child=none,
+            edge_owner=none,
+            edge_row=none,
+        )
+
+    @property
     def real(self) -> jax.Array:
         """(size,) bool: which rows are vertices."""
         return jnp.arange(self.size) < self.count

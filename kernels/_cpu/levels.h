@@ -22,6 +22,7 @@ struct Call {
   std::vector<std::vector<Weight>> weights;
   std::vector<Shared> shared;
   std::vector<float> later;  // of `run_and_add_later`
+  std::vector<std::pair<int, Span>> repeated;  // tensors, and their rows of vertices
   std::atomic<bool> lost{false};
 
   int32_t header(Header h) const { return program.header[h]; }
@@ -34,10 +35,10 @@ void find_groups(Call& c) {
   int64_t first = c.window[0], last = c.window[1] < 0 ? c.number(NUM_ROUNDS) : c.window[1];
   require(0 <= first && first <= last && last <= c.header(TASKS), "rounds out of range");
   for (int64_t k = 0; k < c.header(LEAF_KINDS); k++) {
-    int64_t count = c.number(LEAF_COUNT, k), row = c.number(LEAF_ROW, k);
+    int64_t count = c.number(LEAF_COUNT, k), row = c.header(LEAF_ROW) < 0 ? 0 : c.number(LEAF_ROW, k);
     require(count >= 0 && count <= c.program.kinds[kinds + k].rows, "leaves out of range");
     if (!count) continue;
-    require(row > 0 && row + count <= c.header(STATE_ROWS), "rows of states out of range");
+    require(c.header(LEAF_ROW) < 0 || (row > 0 && row + count <= c.header(STATE_ROWS)), "rows of states out of range");
     c.groups.push_back({(int)(kinds + k), -1, 0, count, row, 0, 0});
   }
   int64_t t = first ? c.number(ROUND_END, first * kinds * classes - 1) : 0;
@@ -90,9 +91,19 @@ void prepare_kinds(Call& c) {
       const Tensor& t = c.tensors[w.tensor];
       Span span = any ? shifted(w.domain, w.shift) : Span{0, 0};
       memset(t.data, 0, span.begin * t.width * sizeof(float));
-      memset(t.data + span.end * t.width, 0, (t.rows - span.end) * t.width * sizeof(float));
+      if (w.repeat && span.begin < span.end) c.repeated.push_back({w.tensor, span});
+      else memset(t.data + span.end * t.width, 0, (t.rows - span.end) * t.width * sizeof(float));
     }
     c.shared.push_back(s);
+  }
+}
+
+// Fills what follows the rows of vertices with the first of these, so that other stages compute there what they do for a vertex.
+void repeat_rows(Call& c) {
+  for (auto [tensor, span] : c.repeated) {
+    const Tensor& t = c.tensors[tensor];
+    for (int64_t r = span.end; r < t.rows; r++)
+      memcpy(t.data + r * t.width, t.data + span.begin * t.width, t.width * sizeof(float));
   }
 }
 
@@ -238,6 +249,7 @@ void run_levels(Call& c) {
     run_level(c, team, costs, scratch, g, end);
     g = end;
   }
+  repeat_rows(c);
 }
 
 }  // namespace

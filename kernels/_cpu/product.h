@@ -26,9 +26,17 @@ static void pack_panel(const float* w, bool turned, int64_t k, int64_t n, int64_
     }
     return;
   }
-  constexpr int64_t BLOCK = 16;
-  for (int64_t i = 0; i < k; i += BLOCK) {
-    int64_t end = i + BLOCK < k ? i + BLOCK : k;
+  for (int64_t i = 0; i < k; i += LANES) {
+    int64_t end = i + LANES < k ? i + LANES : k;
+    if (end - i == LANES && width == PANEL) {
+      for (int64_t half = 0; half < PANEL; half += LANES) {
+        Floats x[LANES];
+        for (int64_t j = 0; j < LANES; j++) x[j] = load(w + (first + half + j) * k + i);
+        transpose(x);
+        for (int64_t l = 0; l < LANES; l++) store(to + (i + l) * PANEL + half, x[l]);
+      }
+      continue;
+    }
     for (int64_t j = 0; j < PANEL; j++) {
       const float* from = w + (first + j) * k;
       for (int64_t l = i; l < end; l++) to[l * PANEL + j] = j < width ? from[l] : 0.0f;

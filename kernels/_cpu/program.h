@@ -75,10 +75,11 @@ struct PackedWeight {
   int64_t k, n;
 };
 
-struct Written {  // a tensor of which the rows that no vertex has are filled with zeros
+struct Written {  // a tensor of which the rows that no vertex has are filled with zeros, or with the first row
   int tensor;
   Domain domain;
   Shift shift;
+  bool repeat;
 };
 
 struct Kind {
@@ -166,7 +167,7 @@ static Kind read_kind(Reader& r) {
   }
   for (int i = r.next(); i > 0; i--) {
     Written w{};
-    w.tensor = r.next(), w.domain = (Domain)r.next(), w.shift = (Shift)r.next();
+    w.tensor = r.next(), w.domain = (Domain)r.next(), w.shift = (Shift)r.next(), w.repeat = r.next() != 0;
     k.written.push_back(w);
   }
   for (int i = r.next(); i > 0; i--) {

@@ -21,19 +21,12 @@ class Threads {
 
   int count() const { return (int)helpers_.size() + 1; }
 
-  // One call uses the pool at a time. Another that runs meanwhile has one thread.
-  bool begin() {
-    if (!owner_.try_lock()) return false;
-    if (getpid() != process_) {  // the threads did not survive a fork
-      owner_.unlock();
-      return false;
-    }
-    return true;
-  }
+  // Whether there are helpers: they do not survive a fork.
+  bool usable() const { return getpid() == process_; }
 
-  // Wakes the helpers: they spin until `end`.
-  void wake() {
-    if (active_.load(std::memory_order_relaxed)) return;
+  // Wakes the helpers: they spin until `end`. One call uses the pool at a time, and others wait: they would share its cores.
+  void begin() {
+    owner_.lock();
     { std::lock_guard<std::mutex> lock(mutex_); active_.store(true); }
     awake_.notify_all();
   }
@@ -108,24 +101,26 @@ class Threads {
   pid_t process_;
 };
 
-// The threads that run a call: the pool's, if it is free, or else the calling one.
+// The threads that run a call: the calling one, and the pool's from the first work that is for several.
 class Team {
  public:
-  Team() : pool_(Threads::get()), mine_(pool_.begin()) {}
+  Team() : pool_(Threads::get()), count_(pool_.usable() ? pool_.count() : 1) {}
   ~Team() {
     if (mine_) pool_.end();
   }
-  int count() const { return mine_ ? pool_.count() : 1; }
+  int count() const { return count_; }
   void run(int64_t n, bool alone, const std::function<void(int, int64_t)>& task) {
-    if (!mine_ || alone || n == 1 || count() == 1) {
+    if (alone || n == 1 || count_ == 1) {
       for (int64_t i = 0; i < n; i++) task(0, i);
-    } else {
-      pool_.wake();
-      pool_.run(n, task);
+      return;
     }
+    if (!mine_) pool_.begin();
+    mine_ = true;
+    pool_.run(n, task);
   }
 
  private:
   Threads& pool_;
-  bool mine_;
+  int count_;
+  bool mine_ = false;
 };

@@ -29,6 +29,25 @@ static inline Ints bits(Floats x) { return (Ints)x; }
 
 static inline Floats pick(Ints mask, Floats yes, Floats no) { return (Floats)((mask & bits(yes)) | (~mask & bits(no))); }
 
+// Transposes a block of LANES rows: in step D, rows that differ in bit D exchange the lanes that differ in it.
+template <int D = LANES / 2>
+static inline void transpose(Floats* x) {
+  if constexpr (D > 0) {
+    for (int i = 0; i < LANES; i++) {
+      if (i & D) continue;
+      Floats a = x[i], b = x[i + D];
+#if defined(__GNUC__) && !defined(__clang__)
+      Ints first, second;
+      for (int l = 0; l < LANES; l++) first[l] = l & D ? LANES + l - D : l, second[l] = l & D ? LANES + l : l + D;
+      x[i] = __builtin_shuffle(a, b, first), x[i + D] = __builtin_shuffle(a, b, second);
+#else
+      for (int l = 0; l < LANES; l++) x[i][l] = l & D ? b[l - D] : a[l], x[i + D][l] = l & D ? b[l] : a[l + D];
+#endif
+    }
+    transpose<D / 2>(x);
+  }
+}
+
 // Numbers that are not a number stay so in these two, as in XLA.
 static inline Floats largest(Floats a, Floats b) { return pick((a > b) | (a != a), a, b); }
 static inline Floats least(Floats a, Floats b) { return pick((a < b) | (a != a), a, b); }

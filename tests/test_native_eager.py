@@ -1,0 +1,104 @@
+"""Engine `native` computes the eager part of F in its library, or XLA does; results are those of engine `scan`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs.kernels import native_unavailable
+from tests.odd_graphs import BATCHES
+from tests.test_native_leaves import PARAMS, assert_same, inputs, loss
+
+pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
+
+
+def _product(params: Any, v: cavs.Vertex) -> jax.Array:
+    return v.pull()["x"] @ params["w"] + params["b"]
+
+
+def _of_children(params: Any, v: cavs.Vertex) -> jax.Array:
+    return jnp.tanh(_product(params, v)) * (1 + v.num_children())
+
+
+def _of_a_table(params: Any, v: cavs.Vertex) -> jax.Array:
+    return _product(params, v) + params["table"][v.pull()["word"]]
+
+
+# With whether the library computes it.
+EAGER: dict[str, tuple[Callable[..., jax.Array], bool]] = {
+    "product": (_product, True),
+    "number of children": (_of_children, True),
+    "a table": (_of_a_table, False),
+}
+
+
+def function(name: str) -> cavs.VertexFunction:
+    def f(params: Any, v: cavs.Vertex) -> None:
+        z = EAGER[name][0](params, v)
+        h = jnp.tanh(v.gather_all(lambda h: h) @ params["u"] + z)
+        v.scatter(h)
+        # Where there is no vertex, z must not be zero: the norm's derivative there would reach the gradient of "b".
+        v.push({"y": jnp.linalg.norm(z * params["b"] * (1 + h * h)) * h, "x": v.pull()["x"]})
+
+    return cavs.VertexFunction(f, state=(7,))
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_the_eager_part_is_that_of_engine_scan(name: str) -> None:
+    F, sched = function(name), cavs.schedule(BATCHES["forest"])
+    assert sched.shape.inner[0] > int(sched.inner_count[0])
+    shapes = {"x": np.zeros(5, np.float32), "word": np.int32(0)}
+    count = int(sched.inner_count[0])
+    exact = f"in the eager part: {count} of {count if EAGER[name][1] else sched.shape.inner[0]} rows"
+    assert exact in F.explain(PARAMS, shapes, sched=sched)
+    rows = inputs(sched)
+    of = jax.value_and_grad(lambda p, x, engine: loss(p, x, rows["word"], sched, F, engine), (0, 1))
+
+    def batched(engine: str) -> Any:
+        return jax.vmap(lambda x: of(PARAMS, x, engine))(np.stack([rows["x"], -rows["x"]]))
+
+    def second(engine: str) -> Any:
+        return jax.jvp(lambda x: of(PARAMS, x, engine)[1], (rows["x"],), (rows["x"],))
+
+    for fn in (lambda engine: of(PARAMS, rows["x"], engine), batched, second):
+        assert_same(*(jax.jit(fn, static_argnums=0)(engine) for engine in ("native", "scan")))
+
+
+@pytest.mark.parametrize("batch", ["three kinds", "several windows"])
+def test_the_eager_part_of_kinds_and_windows(batch: str) -> None:
+    windows = batch == "several windows"
+    sched = (
+        cavs.schedule(BATCHES["wide"] + BATCHES["very long chain"], window=256) if windows else cavs.schedule(BATCHES[batch])
+    )
+    assert (int(sched.num_windows) > 1) == windows
+    one = next(iter(function("product").fns.values()))
+    F = function("product") if windows else cavs.VertexFunction(dict.fromkeys(sched.shape.kinds, one), state=(7,))
+    rows = inputs(sched)
+    of = jax.value_and_grad(lambda p, x, engine: loss(p, x, rows["word"], sched, F, engine), (0, 1))
+    assert_same(*(jax.jit(of, static_argnums=2)(PARAMS, rows["x"], engine) for engine in ("native", "scan")))
+
+
+def test_xla_computes_no_product_of_the_eager_part() -> None:
+    """So no padding is computed, and the gradients of its weight are in the library, too."""
+    sched = cavs.schedule(BATCHES["forest"])
+    rows = inputs(sched)
+
+    def f(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(v.gather_all(lambda h: h) @ params["u"] + _product(params, v))
+        v.scatter(h)
+        v.push(h)
+
+    F = cavs.VertexFunction(f, state=(7,))
+
+    def text(engine: str) -> str:
+        step = jax.jit(jax.grad(lambda p, x: loss(p, x, rows["word"], sched, F, engine), (0, 1)))
+        return step.lower(PARAMS, rows["x"]).as_text()
+
+    products = {
+        e: [line for line in text(e).splitlines() if "dot_general" in line and "5x7" in line] for e in ("native", "scan")
+    }
+    assert products["scan"] and not products["native"]
