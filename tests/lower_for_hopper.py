@@ -2,13 +2,18 @@
 `python -m tests.lower_for_hopper --count 100`."""
 
 import argparse
+import importlib.util
+import json
+import subprocess
 import sys
 import traceback
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
@@ -18,6 +23,21 @@ from tests.random_cases import functions, random_case, script
 from tests.random_check import build, cast, dtype_of, given, inputs, parameters
 
 DEVICE = {"device_kind": "NVIDIA H200", "num_cores": 132, "platform": "gpu"}
+
+
+def compile_for_hopper(module: str, *args: str) -> Any:
+    """Runs a module of the tests that compiles for an H200, and returns what it prints. Skips the test without a compiler."""
+    for needed in ("jax_plugins.xla_cuda13", "nvidia.cu13"):
+        try:
+            found = importlib.util.find_spec(needed)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            pytest.skip(f"CUDA's compiler is not installed ({needed}); CONTRIBUTING.md says how")
+    command = [sys.executable, "-m", module, *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def lowered(seed: int) -> str:

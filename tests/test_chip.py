@@ -1,11 +1,7 @@
 """How the persistent kernels lie on the chip: packed weights, scripts, the choice of a layout and of an engine."""
 
-import importlib.util
 import itertools
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ from cavs.kernels._layout.config import SHARED_MEMORY, LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import PackedWeight, pack_weights
 from cavs.kernels.precision import PRECISIONS
+from tests.lower_for_hopper import compile_for_hopper
 from tests.markdown import blocks
 from tests.odd_graphs import chain, joined
 
@@ -119,17 +116,7 @@ def test_packed_weights_are_the_fragments_of_mma(precision: str, hb: int, blocks
 
 def test_kernels_compile_for_hopper(tmp_path: Any) -> None:
     """Without a GPU, through ptxas: no registers are spilled to memory; what was kept for the backward comes a level ahead."""
-    for module in ("jax_plugins.xla_cuda13", "nvidia.cu13"):
-        try:
-            found = importlib.util.find_spec(module)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
-            pytest.skip(f"CUDA's compiler is not installed ({module}); CONTRIBUTING.md says how")
-    command = [sys.executable, "-m", "tests.compile_for_hopper", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[1])
-    assert done.returncode == 0, done.stderr[-2000:]
-    kernels = json.loads(done.stdout.splitlines()[-1])
+    kernels = compile_for_hopper("tests.compile_for_hopper", str(tmp_path))
     assert len(kernels) == 14 and sum(use["exchanges"] > 0 for use in kernels.values()) == 2, kernels
     assert sum(use["wide"] for use in kernels.values()) == 2, kernels
     for name, use in kernels.items():
