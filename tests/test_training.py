@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -51,7 +52,7 @@ def read_data(config: Config) -> tuple[Config, Data]:
 # ---- parts ----
 
 
-@pytest.mark.parametrize("chunk_bytes", [1 << 20, 8 * 4 * 7])
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 16 * 4 * 7, 8 * 4 * 7])
 def test_softmax_loss_and_its_derivative_are_those_of_whole_logits(monkeypatch, chunk_bytes):
     monkeypatch.setattr(softmax, "CHUNK_BYTES", chunk_bytes)
     keys = jax.random.split(jax.random.key(0), 3)
@@ -71,6 +72,16 @@ def test_softmax_loss_and_its_derivative_are_those_of_whole_logits(monkeypatch, 
         np.testing.assert_allclose(got, 2 * want, rtol=1e-10, atol=1e-12)
     right = softmax.softmax_loss(h, w, b, labels, weight)[2]
     np.testing.assert_array_equal(right, jnp.argmax(h @ w + b, -1) == jnp.maximum(labels, 0))
+
+
+@pytest.mark.parametrize("rows", [8, 37, 65, 72, 100])
+def test_chunks_of_the_softmax_have_few_rows_of_padding(monkeypatch, rows):
+    monkeypatch.setattr(softmax, "CHUNK_BYTES", 64 * 4 * 7)  # 64 rows
+    args = jnp.ones((rows, 5)), jnp.ones((5, 7)), jnp.ones(7), jnp.zeros(rows, jnp.int32), jnp.ones(rows)
+    text = jax.jit(softmax.softmax_loss).lower(*args).as_text()
+    logits = [int(n) for n in re.findall(r"stablehlo.dot_general.*-> tensor<(\d+)x7xf\d+>", text)]
+    chunks = -(-rows // 64)
+    assert logits and rows <= chunks * logits[0] < rows + 8 * chunks and logits[0] <= 64
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam", "adamw"])

@@ -55,8 +55,8 @@ def _forward(
     h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array, derivative: bool
 ) -> tuple[Outputs, Derivatives | None]:
     rows, classes = h.shape[0], w.shape[1]
-    size = min(rows, max(8, CHUNK_BYTES // (4 * classes) // 8 * 8))
-    chunks = -(-rows // size)
+    chunks = -(-rows // max(8, CHUNK_BYTES // (4 * classes) // 8 * 8))
+    size = rows if chunks == 1 else -(-rows // chunks // 8) * 8  # equal chunks: with full ones, the last may be mostly padding
 
     def one(sums: list[jax.Array], chunk: tuple[jax.Array, ...]) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
         h, labels, weight = chunk
