@@ -11,7 +11,7 @@ import pytest
 import cavs
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES
-from tests.test_native_leaves import PARAMS, assert_same, inputs, loss
+from tests.test_native_leaves import PARAMS, assert_engines_agree, inputs, loss
 
 pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
 
@@ -55,17 +55,7 @@ def test_the_eager_part_is_that_of_engine_scan(name: str) -> None:
     count = int(sched.inner_count[0])
     exact = f"in the eager part: {count} of {count if EAGER[name][1] else sched.shape.inner[0]} rows"
     assert exact in F.explain(PARAMS, shapes, sched=sched)
-    rows = inputs(sched)
-    of = jax.value_and_grad(lambda p, x, engine: loss(p, x, rows["word"], sched, F, engine), (0, 1))
-
-    def batched(engine: str) -> Any:
-        return jax.vmap(lambda x: of(PARAMS, x, engine))(np.stack([rows["x"], -rows["x"]]))
-
-    def second(engine: str) -> Any:
-        return jax.jvp(lambda x: of(PARAMS, x, engine)[1], (rows["x"],), (rows["x"],))
-
-    for fn in (lambda engine: of(PARAMS, rows["x"], engine), batched, second):
-        assert_same(*(jax.jit(fn, static_argnums=0)(engine) for engine in ("native", "scan")))
+    assert_engines_agree(F, sched, derivatives=True)
 
 
 @pytest.mark.parametrize("batch", ["three kinds", "several windows"])
@@ -77,9 +67,7 @@ def test_the_eager_part_of_kinds_and_windows(batch: str) -> None:
     assert (int(sched.num_windows) > 1) == windows
     one = next(iter(function("product").fns.values()))
     F = function("product") if windows else cavs.VertexFunction(dict.fromkeys(sched.shape.kinds, one), state=(7,))
-    rows = inputs(sched)
-    of = jax.value_and_grad(lambda p, x, engine: loss(p, x, rows["word"], sched, F, engine), (0, 1))
-    assert_same(*(jax.jit(of, static_argnums=2)(PARAMS, rows["x"], engine) for engine in ("native", "scan")))
+    assert_engines_agree(F, sched)
 
 
 def test_xla_computes_no_product_of_the_eager_part() -> None:

@@ -79,13 +79,13 @@ def assert_same(got: Any, want: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1, np.abs(b).max()))
 
 
-@pytest.mark.parametrize(("name", "pushes_state"), [("product", True), *((name, False) for name in LEAVES)])
-def test_leaves_in_the_library_are_those_of_engine_scan(name: str, pushes_state: bool) -> None:
-    F, sched = function(name, pushes_state), cavs.schedule(BATCHES["forest"])
-    text = F.explain(PARAMS, {"x": np.zeros(5, np.float32), "word": np.int32(0)})
-    assert (LEAVES[name][1] or "It runs the leaves, too.") in text
+def assert_engines_agree(F: cavs.VertexFunction, sched: cavs.Schedule, derivatives: bool = False) -> None:
+    """Compares engine native with scan: values and gradients, and with `derivatives` also under `jax.vmap` and `jax.jvp`."""
     rows = inputs(sched)
     of = jax.value_and_grad(lambda p, x, engine: loss(p, x, rows["word"], sched, F, engine), (0, 1))
+
+    def once(engine: str) -> Any:
+        return of(PARAMS, rows["x"], engine)
 
     def batched(engine: str) -> Any:
         return jax.vmap(lambda x: of(PARAMS, x, engine))(np.stack([rows["x"], -rows["x"]]))
@@ -93,16 +93,22 @@ def test_leaves_in_the_library_are_those_of_engine_scan(name: str, pushes_state:
     def second(engine: str) -> Any:
         return jax.jvp(lambda x: of(PARAMS, x, engine)[1], (rows["x"],), (rows["x"],))
 
-    for fn in (lambda engine: of(PARAMS, rows["x"], engine), batched, second):
+    for fn in (once, batched, second) if derivatives else (once,):
         assert_same(*(jax.jit(fn, static_argnums=0)(engine) for engine in ("native", "scan")))
+
+
+@pytest.mark.parametrize(("name", "pushes_state"), [("product", True), *((name, False) for name in LEAVES)])
+def test_leaves_in_the_library_are_those_of_engine_scan(name: str, pushes_state: bool) -> None:
+    F, sched = function(name, pushes_state), cavs.schedule(BATCHES["forest"])
+    text = F.explain(PARAMS, {"x": np.zeros(5, np.float32), "word": np.int32(0)})
+    assert (LEAVES[name][1] or "It runs the leaves, too.") in text
+    assert_engines_agree(F, sched, derivatives=True)
 
 
 def test_leaves_run_after_several_windows() -> None:
     F, sched = function("product", pushes_state=False), cavs.schedule(BATCHES["wide"] + BATCHES["very long chain"], window=256)
     assert int(sched.num_windows) > 1
-    rows = inputs(sched)
-    of = jax.value_and_grad(lambda p, x, engine: loss(p, x, rows["word"], sched, F, engine), (0, 1))
-    assert_same(*(jax.jit(of, static_argnums=2)(PARAMS, rows["x"], engine) for engine in ("native", "scan")))
+    assert_engines_agree(F, sched)
 
 
 def test_xla_computes_nothing_for_the_leaves() -> None:

@@ -163,3 +163,17 @@ class Engine(Protocol):
     ) -> BackwardLevels:
         """Runs the backward's levels and the transpose of the eager part."""
         ...
+
+
+class StagesInXla:
+    """The part of an engine for which XLA runs the leaves and the eager part."""
+
+    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
+        """False."""
+        return False
+
+    def eager_part(
+        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
+    ) -> tuple[Arrays, list[Transpose]] | None:
+        """None."""
+        return None

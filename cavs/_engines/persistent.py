@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._engines.chip import MEASURED, Layouts
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, StagesInXla
 from cavs._engines.indices import gathered, integers_of, parents, some_rows
 from cavs._engines.lower import (
     EDGE_COUNT,
@@ -30,12 +30,11 @@ from cavs._function.domains import EDGE
 from cavs._function.equations import is_float
 from cavs._function.evaluate import evaluate
 from cavs._function.jaxprs import Var
-from cavs._function.plan import FunctionPlan
-from cavs._schedule.schedule import Schedule, Shape
+from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import floats, merged, put_rows, take_rows
 from cavs._stages.entrance import memory_of
 from cavs._stages.lazy import lazy_gradients
-from cavs._stages.saved import Saved, Transpose
+from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows as KindRows, RowSpan
 from cavs.kernels import (
     PRECISIONS,
@@ -53,7 +52,7 @@ from cavs.kernels import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Persistent:
+class Persistent(StagesInXla):
     """Engine `persistent`: one kernel launch for all levels of a direction, or two if some levels are very wide.
 
     Attributes:
@@ -65,16 +64,6 @@ class Persistent:
     layouts: Layouts = MEASURED
 
     launches = True
-
-    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
-        """False: XLA runs them."""
-        return False
-
-    def eager_part(
-        self, batch: Batch, k: int, statics: list[jax.Array], inputs: list[jax.Array], save: bool
-    ) -> tuple[list[jax.Array], list[Transpose]] | None:
-        """None: XLA computes it."""
-        return None
 
     def forward_levels(
         self,

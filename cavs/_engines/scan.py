@@ -7,16 +7,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, StagesInXla
 from cavs._engines.scan_reverse import backward_levels
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
-from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
-from cavs._schedule.schedule import Shape
 from cavs._stages.entrance import barred, crossing, entrance, fixed
-from cavs._stages.saved import Saved, Transpose
+from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
 
 
@@ -35,20 +33,10 @@ class _ForwardKind(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scan:
+class Scan(StagesInXla):
     """Engine `scan`: XLA loops over tasks, on any device. See [`Engine`][cavs._engines.engine.Engine]."""
 
     launches = False
-
-    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
-        """False: XLA runs them."""
-        return False
-
-    def eager_part(
-        self, batch: Batch, k: int, statics: list[jax.Array], inputs: list[jax.Array], save: bool
-    ) -> tuple[list[jax.Array], list[Transpose]] | None:
-        """None: XLA computes it."""
-        return None
 
     def forward_levels(
         self,
