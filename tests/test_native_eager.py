@@ -11,7 +11,7 @@ import pytest
 import cavs
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES
-from tests.test_native_leaves import PARAMS, assert_engines_agree, inputs, loss
+from tests.test_native_leaves import PARAMS, assert_engines_agree, assert_same, inputs, loss
 
 pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
 
@@ -90,3 +90,22 @@ def test_xla_computes_no_product_of_the_eager_part() -> None:
         e: [line for line in text(e).splitlines() if "dot_general" in line and "5x7" in line] for e in ("native", "scan")
     }
     assert products["scan"] and not products["native"]
+
+
+def test_padding_adds_nothing_in_a_batch_without_vertices_with_children() -> None:
+    """What the library leaves in the rows of the eager part is then no vertex's, and z = 0 makes the gradient of "b" NaN."""
+    chain_and_leaves = cavs.from_parents([[1, 2, 3, 4, 5, -1], *[[-1]] * 6])
+    _, sched = cavs.data.Loader(chain_and_leaves, [[0], range(1, 7)], seed=None, workers=0, steps=1)
+    assert sched.shape.inner[0] and not int(sched.inner_count[0])
+
+    def f(params: Any, v: cavs.Vertex) -> None:
+        z = _product(params, v)
+        h = jnp.tanh(v.gather_all(lambda h: h) @ params["u"] + z)
+        v.scatter(h)
+        v.push(jnp.log((z * (params["b"] + h * h)) ** 2) * h)
+
+    F, rows = cavs.VertexFunction(f, state=(7,)), jax.tree.map(sched.pad, inputs(sched))
+    gradient = jax.jit(jax.grad(lambda p, engine: loss(p, rows["x"], rows["word"], sched, F, engine)), static_argnums=1)
+    got, want = gradient(PARAMS, "native"), gradient(PARAMS, "scan")
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(want))
+    assert_same(got, want)

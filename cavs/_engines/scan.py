@@ -58,8 +58,8 @@ def forward_levels(
     batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[jax.Array]], save: bool
 ) -> ForwardLevels:
     """Runs the forward's loop over tasks."""
-    sched, all_rows, fusion = batch.sched, batch.rows, batch.plan.function.optimizations.fusion
-    of = zip(batch.parts, all_rows, statics, eager, strict=True)
+    sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
+    of = zip(batch.parts, batch.rows, statics, eager, strict=True)
     found = [_kind(part, rows, own, eager_rows, save) for part, rows, own, eager_rows in of]
     # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know which
     # row of the eager part's results is read here.

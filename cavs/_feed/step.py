@@ -38,7 +38,7 @@ class Step:
     def __init__(self, fun: OneStep, unroll: int | None, donate: bool):
         functools.update_wrapper(self, fun)
         self._fun, self._unroll, self._donate = fun, unroll, donate
-        self._jitted: dict[bool, Concurrent] = {}
+        self._jitted: dict[Mesh | None, Concurrent] = {}
         self._mine: frozenset[int] = frozenset()
         self._last: PyTree = None
         self._known: set[Hashable] = set()
@@ -68,11 +68,11 @@ class Step:
 
     def _program(self, batches: PyTree) -> Concurrent:
         """What compiles and runs the step for the devices of these batches."""
-        options = options_of(_mesh(batches))
-        if bool(options) not in self._jitted:
-            new = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options)
-            self._jitted.setdefault(bool(options), new)  # another thread may have been faster
-        return self._jitted[bool(options)]
+        mesh = _mesh(batches)
+        if mesh not in self._jitted:
+            new = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options_of(mesh))
+            self._jitted.setdefault(mesh, new)  # another thread may have been faster
+        return self._jitted[mesh]
 
     @property
     def compilations(self) -> int:
