@@ -10,7 +10,8 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._memory.buffers import peak_of
+from cavs._memory.buffers import Peak, peak_of
+from cavs._memory.search import Choice, Search, choices_for
 from cavs.kernels import native_unavailable
 from cavs.memory import BudgetError
 from tests.odd_graphs import joined, random_binary_tree
@@ -73,6 +74,35 @@ def test_less_memory_takes_more_time(whole):
     smallest = planned("min")
     assert smallest.peak == peaks[-1] or smallest.parts == 64
     assert planned(smallest.peak).peak == smallest.peak
+
+
+class Predicted:
+    """512 trees of 50 vertices, whose memory is known: 1 MB and 100 MB over the parts, or a share of it."""
+
+    def __init__(self, shares: dict[str, float]):
+        self.shares = {"fast": 1.0} | shares
+        self.traces = 0
+
+    def size(self, choice: Choice) -> tuple[int, int]:
+        return 25_600, 20 * choice.parts + (100 if choice.keep == "window" else 0)
+
+    def peak(self, choice: Choice) -> Peak:
+        self.traces += 1
+        return Peak(int(1e6 + 1e8 * self.shares[choice.keep] / choice.parts**0.95), [])
+
+
+@pytest.mark.parametrize(
+    "shares", [{"least": 0.95, "window": 0.9}, {"least": 0.7, "window": 0.4}, {"least": 1.0, "window": 0.7}]
+)
+def test_few_choices_are_traced(shares):
+    """A trace takes a sixth of a second."""
+    known = Search(Predicted(shares), choices_for(512, 25_600))
+    every = [known.candidate(choice) for choice in known.choices]
+    for budget in np.geomspace(9.9e7, 1.4e6, 12):
+        work = Predicted(shares)
+        chosen = Search(work, choices_for(512, 25_600)).fastest(budget)
+        best = min(c.time for c in every if c.peak.bytes <= budget)
+        assert chosen is not None and chosen.peak.bytes <= budget and work.traces <= 6 and chosen.time < 1.8 * best
 
 
 def test_batches_of_about_the_same_size_have_one_shape():

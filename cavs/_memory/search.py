@@ -18,7 +18,9 @@ _AGAIN = {"fast": 1.0, "least": 1.1, "window": 1.35}  # work of a keeping, relat
 WINDOWS = {"fast": LAZY_WINDOW, "least": LAZY_WINDOW, "window": 256}  # rows, as in `cavs.schedule(window=)`
 _SHARE = {"fast": 1.0, "least": 0.6, "window": 0.3}  # no keeping needs less of the memory of the fastest
 _PADDING = 0.8  # parts may have less padding than a larger part
-_SURE = 0.85  # of a peak that is read from a line between two others
+# Of a peak that is read from a line between two others. Each prediction takes a trace, so after one that did not fit, only
+# choices that are likelier to fit are tried.
+_SURE = (0.85, 0.95)
 KEEPINGS = tuple(_AGAIN)
 SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
@@ -121,9 +123,13 @@ class Search:
         if first.peak.bytes <= budget:
             return first
         self._tried(max(self.choices, key=lambda choice: (choice.parts, -self.time(choice))))
+        known, misses = set(self.found), 0
         for choice in sorted(self.choices, key=self.time):
-            if self._bound(choice) <= budget and (found := self._tried(choice)) and found.peak.bytes <= budget:
-                return found
+            sure = _SURE[min(misses, len(_SURE) - 1)]
+            if choice in self.found or sure * self._bound(choice) <= budget:
+                if (found := self._tried(choice)) and found.peak.bytes <= budget:
+                    return found
+                misses += choice not in known
         return least if (least := self.smallest()).peak.bytes <= budget else None
 
     def smallest(self) -> Candidate:
@@ -157,8 +163,17 @@ class Search:
             for c in self.found.values()
             if c.choice[1:] == choice[1:] and c.choice.parts <= choice.parts
         ]
-        share = max(shares, default=_SHARE[choice.keep])
-        return _SURE * share * _between(fast, choice.parts)
+        share = max(shares, default=self._share(choice, fast))
+        return share * _between(fast, choice.parts)
+
+    def _share(self, choice: Choice, fast: dict[int, int]) -> float:
+        """A guess for a keeping that has no prediction yet. If another one saves little, so does this one."""
+        others = [
+            c.peak.bytes / _between(fast, c.choice.parts) / _SHARE[c.choice.keep]
+            for c in self.found.values()
+            if c.choice.segments == 1 and 1 < c.choice.parts <= choice.parts
+        ]
+        return min(1.0, max([1.0, *others]) * _SHARE[choice.keep])
 
     def _half(self, choice: Choice, known: Candidate) -> float:
         """Half of a batch needs half of the memory, or more."""
