@@ -59,11 +59,6 @@ def graphs_of(samples: list[dict[str, Any]]) -> cavs.Graphs:
     return cavs.Graphs.build(sizes, counts, children, input_id=words, label=label)
 
 
-def steps_of(device: str, sizes: list[int]) -> int:
-    """Returns the number of training steps in one dispatch, for batches of these numbers of graphs."""
-    return 1 if device == "cpu" else STEPS if max(sizes) > FEW else 2 * STEPS
-
-
 class Cavs:
     """One model. The options are those of `cavs.Optimizations`, `cavs.schedule` (`policy`) and `cavs.run` (`engine`)."""
 
@@ -105,8 +100,9 @@ class Cavs:
     def _chosen(self, sizes: list[int]) -> list[np.ndarray]:
         """Chooses the shapes for batches of consecutive graphs. Returns the indices of the graphs of each batch."""
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        self.steps = steps_of(self._device, sizes)
         self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, workers=0, ahead=0)
+        # On a CPU as many training steps in one dispatch as a loader of its users has.
+        self.steps = self._all.steps if self._device == "cpu" else STEPS if max(sizes) > FEW else 2 * STEPS
         return indices
 
     def _loader(self, batches: Iterable[np.ndarray], steps: int, workers: int, ahead: int) -> cavs.data.Loader:
@@ -120,7 +116,7 @@ class Cavs:
     def ahead(self, batches: list[np.ndarray]) -> Iterable[Any]:
         """Does the same as a training loop on this device does: yields what the step takes, on the device."""
         if self._device == "cpu":
-            return self.schedules(batches)
+            return self._loader(iter(batches), self.steps, 0, 0)
         workers = 0 if self._several else WORKERS if self._warm else 1
         known, of = self._asked
         if workers != of or len(known) != len(batches) or any(a is not b for a, b in zip(known, batches, strict=False)):

@@ -30,8 +30,9 @@ GRAPHS = cavs.Graphs.build(
 
 def scheds(batches: Any) -> list[cavs.Schedule]:
     """The single schedules of what a loader yields."""
-    tree = getattr(batches, "tree", batches)
-    return [cavs.Schedule(data, tree.shape) for data in np.asarray(tree.data).reshape(-1, np.asarray(tree.data).shape[-1])]
+    tree, some = getattr(batches, "tree", batches), getattr(batches, "filled", None)
+    rows = np.asarray(tree.data).reshape(-1, np.asarray(tree.data).shape[-1])
+    return [cavs.Schedule(data, tree.shape) for data in rows[:some]]
 
 
 def numbers(loader: Any) -> list[list[int]]:
@@ -153,9 +154,9 @@ def test_a_thread_and_a_checkpoint_plan_an_epoch_once(monkeypatch: pytest.Monkey
 
 
 def test_a_loop_that_is_left_early_ends_its_epoch() -> None:
-    loader = cavs.data.Loader(GRAPHS, 7)
+    loader = cavs.data.Loader(GRAPHS, 7, steps=2)
     next(iter(loader))
-    assert (loader.epoch, loader.batch) == (0, 1)
+    assert (loader.epoch, loader.batch) == (0, 2)
     assert numbers(loader) == numbers(cavs.data.Loader(GRAPHS, epoch_batches_of(1), steps=1))
     assert loader.epoch == 2
 
@@ -188,7 +189,7 @@ def test_several_data_sets_and_collate() -> None:
         return {"scheds": sample.sched, "numbers": sample.numbers.astype(np.int32)}
 
     loader = cavs.data.Loader([GRAPHS, back, (extra, lambda some: np.array([0, 2]))], 7, collate=collate, steps=3)
-    seen = [n for b in loader for n in np.asarray(b.tree["numbers"]).ravel().tolist()]
+    seen = [n for b in loader for n in np.asarray(b.tree["numbers"])[: b.filled].ravel().tolist()]
     assert sorted(seen) == list(range(50))
     assert len(set(map(str, loader._shapes.all))) <= 3
     pairs = next(iter(cavs.data.Loader((GRAPHS, back), 7, steps=1)))
@@ -210,6 +211,15 @@ def test_dispatches_have_every_batch_once() -> None:
     found = dispatches([0, 1, 0, 0, 1, 0, 2], 2)
     assert [some.tolist() for some in found] == [[0, 2], [1, 4], [3, 5], [6]]
     assert dispatches([], 4) == []
+    together = dispatches([0, 1, 0, 0, 1, 0, 2], 2, partial=True)
+    assert [some.tolist() for some in together] == [[0, 2], [1, 4], [3, 5], [6]]
+    assert [some.tolist() for some in dispatches([0] * 5, 3, partial=True)] == [[0, 1, 2], [3, 4]]
+
+
+def test_small_batches_come_in_stacks_and_large_ones_alone() -> None:
+    small, alone = cavs.data.Loader(GRAPHS, 7), cavs.data.Loader(cavs.from_lengths([40_000] * 3), 1)
+    assert (small.steps, alone.steps, cavs.data.Loader(GRAPHS, 7, parts=7, last="drop").steps) == (8, 1, 1)
+    assert [len(batches) for batches in cavs.data.Loader(GRAPHS, [[1, 2]] * 11)] == [8, 3]
 
 
 def test_batches_say_what_to_write() -> None:

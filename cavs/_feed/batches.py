@@ -26,13 +26,15 @@ class Batches:
     Attributes:
         tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of batches: (count, ...). With a mesh,
             the next axis is that of the devices; with `parts`, that of the parts.
-        count: the number of batches in a stack; `None` for one batch without such an axis.
+        count: the length of the axis of a stack; `None` for one batch without such an axis.
+        filled: the number of batches in a stack that may have fewer than `count`, an int32 scalar; what follows them is zeros and
+            does not run. `None`: the stack is full.
         mesh: the mesh over whose axis the batch is divided, or `None`.
         loader: the loader that created it, while it exists; not a part of the pytree.
     """
 
-    def __init__(self, tree: PyTree, count: int | None, mesh: Mesh | None = None):
-        self.tree, self.count, self.mesh = tree, count, mesh
+    def __init__(self, tree: PyTree, count: int | None, mesh: Mesh | None = None, filled: Any = None):
+        self.tree, self.count, self.mesh, self.filled = tree, count, mesh, filled
         self._loader: weakref.ref[Examples] | None = None
 
     @property
@@ -42,14 +44,16 @@ class Batches:
 
     def __len__(self) -> int:
         """The number of training steps."""
-        return 1 if self.count is None else self.count
+        if self.count is None:
+            return 1
+        return self.count if self.filled is None else int(self.filled)
 
-    def tree_flatten(self) -> tuple[tuple[PyTree], tuple[int | None, Mesh | None]]:
-        return (self.tree,), (self.count, self.mesh)
+    def tree_flatten(self) -> tuple[tuple[PyTree, Any], tuple[int | None, Mesh | None]]:
+        return (self.tree, self.filled), (self.count, self.mesh)
 
     @classmethod
-    def tree_unflatten(cls, static: tuple[int | None, Mesh | None], children: tuple[PyTree]) -> "Batches":
-        return cls(children[0], *static)
+    def tree_unflatten(cls, static: tuple[int | None, Mesh | None], children: tuple[PyTree, Any]) -> "Batches":
+        return cls(children[0], *static, children[1])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -63,33 +67,44 @@ class Batches:
         return f"Batches({len(self)}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
 
 
-def grouped(trees: Iterable[PyTree], sizes: Iterable[tuple[int | None, int | None]], mesh: Mesh | None) -> Iterator[Batches]:
+def grouped(
+    trees: Iterable[PyTree], sizes: Iterable[tuple[int, int | None]], units: int | None, mesh: Mesh | None
+) -> Iterator[Batches]:
     """Joins batches in host memory.
 
     Args:
         trees: pytrees of NumPy arrays: batch by batch, and for each batch device by device, or part by part.
-        sizes: for each result, its number of batches, or `None` for one batch without an axis; and the number of devices here,
-            or of parts, or `None` for no such axis.
+        sizes: for each result, its number of batches, and the length of a stack that may have fewer; `None`: a stack has this
+            number of batches, and one batch has no axis.
+        units: the number of devices here, or of parts; `None`: no such axis.
         mesh: as in `Batches`.
 
     Raises:
         TypeError: a leaf is not a NumPy array.
     """
     source = iter(trees)
-    for count, units in sizes:
+    for number, length in sizes:
+        count = length or (None if number == 1 else number)
         axes = tuple(n for n in (count, units) if n is not None)
         if not axes:
             yield Batches(next(source), None, mesh)
             continue
         stacks, treedef = [], None
-        for i in range((count or 1) * (units or 1)):
+        for i in range(number * (units or 1)):
             leaves, treedef = jax.tree.flatten(next(source))
             _refuse_others(leaves)
-            stacks = stacks or [np.empty((*axes, *x.shape), x.dtype) for x in leaves]
+            create = np.empty if number == count else np.zeros
+            stacks = stacks or [create((*axes, *x.shape), x.dtype) for x in leaves]
             for stack, x in zip(stacks, leaves, strict=True):
                 stack.reshape(-1, *x.shape)[i] = x
         assert treedef is not None
-        yield Batches(treedef.unflatten(stacks), count, mesh)
+        yield Batches(treedef.unflatten(stacks), count, mesh, None if length is None else np.int32(number))
+
+
+def stack_of(batch: PyTree, count: int, partial: bool) -> Batches:
+    """A stack of `count` batches like this one, as `jax.ShapeDtypeStruct`s; `partial` if it may have fewer."""
+    tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), batch)
+    return Batches(tree, count, filled=jax.ShapeDtypeStruct((), np.int32) if partial else None)
 
 
 def _refuse_others(leaves: list[Any]) -> None:
@@ -110,7 +125,7 @@ def sharding_of(batches: Batches, axis: str) -> NamedSharding:
 def send(batches: Batches) -> Batches:
     """Transfers batches to the device or the devices of their mesh. Each process sends the parts of its own devices."""
     if batches.mesh is None:
-        return Batches(jax.device_put(batches.tree), batches.count)
+        return jax.device_put(batches)
     (axis,) = batches.mesh.axis_names
     sharding = sharding_of(batches, axis)
 

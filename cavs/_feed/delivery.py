@@ -26,16 +26,18 @@ class Epoch(NamedTuple):
         number: the number of the epoch.
         planned: all its batches.
         order: the batches of each dispatch, indices into `planned.shape`.
+        length: the length of each stack, if it may have fewer batches; else `None`.
     """
 
     number: int
     planned: Planned
     order: list[np.ndarray]
+    length: int | None
 
     @staticmethod
-    def of(number: int, planned: Planned, steps: int) -> "Epoch":
-        """Joins batches of equal shapes, `steps` in each dispatch."""
-        return Epoch(number, planned, dispatches(planned.shape, steps))
+    def of(number: int, planned: Planned, steps: int, partial: bool) -> "Epoch":
+        """Joins batches of equal shapes, `steps` in each dispatch, and fewer in the last one of a shape if it may be `partial`."""
+        return Epoch(number, planned, dispatches(planned.shape, steps, partial), steps if partial and steps > 1 else None)
 
     def after(self, batches: int) -> "Epoch":
         """Returns the rest of the epoch, after the dispatches of `batches` batches."""
@@ -103,8 +105,8 @@ class Delivery:
                 self._collated(planned.samples[part], planned.present[part], found)
                 for part, found in zip(parts, zip(*streams, strict=True), strict=True)
             )
-            sizes = ((None if len(some) == 1 else len(some), self._axis) for some in epoch.order)
-            yield from grouped(trees, sizes, self._settings.mesh)
+            sizes = ((len(some), epoch.length) for some in epoch.order)
+            yield from grouped(trees, sizes, self._axis, self._settings.mesh)
 
     def yielded(self, batches: Batches) -> PyTree:
         """What a loop over the loader gets."""
@@ -112,7 +114,7 @@ class Delivery:
 
     def examples(self, epoch: Epoch) -> list[PyTree]:
         """What a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
-        kinds = [(int(epoch.planned.shape[some[0]]), len(some)) for some in epoch.order]
+        kinds = [(int(epoch.planned.shape[some[0]]), epoch.length or len(some)) for some in epoch.order]
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
         with contextlib.closing(self._here_and_now(epoch._replace(order=firsts), 0)) as found:
             return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]
@@ -121,7 +123,7 @@ class Delivery:
         """The first batch of an epoch, padded to the largest shape, in host memory."""
         number = max(range(len(self._shapes.all)), key=lambda i: sum(shape.vertices for shape in self._shapes.all[i]))
         planned = epoch.planned._replace(shape=np.full_like(epoch.planned.shape, number))
-        first = Epoch(epoch.number, planned, [np.zeros(1, int)])
+        first = Epoch(epoch.number, planned, [np.zeros(1, int)], None)
         with contextlib.closing(self._on_host(first, 0)) as found:
             return next(found)
 

@@ -126,12 +126,13 @@ def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np
     return out if rng is None else out[rng.permutation(count)]
 
 
-def dispatches(shape: Sequence[int] | np.ndarray, steps: int) -> list[np.ndarray]:
-    """The order in which batches run: consecutive batches of one shape together, `steps` at a time, and the rest one by one.
+def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = False) -> list[np.ndarray]:
+    """The order in which batches run: consecutive batches of one shape together, `steps` at a time, and then the rest.
 
     Args:
         shape: the number of the shape of each batch.
         steps: batches of a dispatch.
+        partial: whether the rest of a shape runs in one dispatch; otherwise one by one.
 
     Returns:
         The numbers of the batches of each dispatch. Batches of one shape keep their order.
@@ -143,5 +144,5 @@ def dispatches(shape: Sequence[int] | np.ndarray, steps: int) -> list[np.ndarray
         mine = np.flatnonzero(shapes == number)
         end = len(mine) // steps * steps
         whole += [*mine[:end].reshape(-1, steps)]
-        rest += [mine[i : i + 1] for i in range(end, len(mine))]
+        rest += [mine[i : i + (steps if partial else 1)] for i in range(end, len(mine), steps if partial else 1)]
     return sorted(whole, key=lambda some: some[-1]) + sorted(rest, key=lambda some: some[0])

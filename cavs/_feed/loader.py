@@ -16,7 +16,17 @@ from cavs._feed.delivery import Delivery, Epoch
 from cavs._feed.epoch_plans import EpochPlans
 from cavs._feed.epochs import dealt_strata, epoch_batches, strata_of_batches
 from cavs._feed.plan import Shapes, plan, plan_samples
-from cavs._feed.settings import AHEAD, Sample, Settings, Source, checked, members_of, most_workers, steps_for
+from cavs._feed.settings import (
+    AHEAD,
+    Sample,
+    Settings,
+    Source,
+    checked,
+    members_of,
+    most_workers,
+    partial_stacks,
+    steps_for,
+)
 from cavs._feed.stream import Stream
 from cavs._graphs.checks import Index
 from cavs._graphs.pytree import PyTree
@@ -67,8 +77,8 @@ class Loader:
             "pad" fills up with copies of the smallest graph. Their labels are -1 and must not count in the loss; `collate`
             sees them in `sample.present`.
         shapes: the most padded shapes, each compiled when it first occurs; or a loader of the same graphs, to use its shapes.
-        steps: training steps in one dispatch. `None`: 1 on a CPU, and about 16 on a GPU. With `steps=1` the loader yields
-            single batches without the class `Batches`, also for functions under plain `jax.jit`.
+        steps: training steps in one dispatch. `None`: about 16 on a GPU, up to 8 on a CPU if batches are small, and 1 for a
+            mesh of CPU devices. With `steps=1` the loader yields single batches without the class `Batches`, also for functions under plain `jax.jit`.
         workers: processes that schedule. `None`: by the device, and more of them if the training loop waits for batches.
         ahead: dispatches that a thread prepares and sends ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
             on a GPU, else 0.
@@ -125,7 +135,8 @@ class Loader:
         if isinstance(self._given, int | list) and self._given:
             if known is None:
                 self._choose_shapes()
-            self._steps = steps or steps_for(len(self._batches(0)[0]), len(self))
+            vertices = float(self._sizes.mean()) * len(first := self._batches(0)[0])
+            self._steps = steps or steps_for(self._settings, vertices, len(first), len(self))
         gpu = jax.default_backend() == "gpu"
         self._delivery.workers = (min(1, most_workers()) if gpu else 0) if workers is None else workers
         self._delivery.ahead = (AHEAD if gpu else 0) if ahead is None else ahead
@@ -237,7 +248,7 @@ class Loader:
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
         planned = plan(self._members, self._shapes, batches, self._sizes, self._delivery.units)
-        return Epoch.of(epoch, planned, self._steps)
+        return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings))
 
     def _epochs(self) -> Iterator[Epoch]:
         """The rest of this epoch, in parts that are planned together."""

@@ -21,6 +21,8 @@ CARRIED = ("input_id", "label")  # the fields that schedules include by default
 # Training steps in one dispatch on a GPU. A dispatch costs Python about as long as a small step takes; steps of few graphs are
 # smaller still.
 STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
+# On a CPU: at most so many training steps in one dispatch, and so many vertices. Larger batches gain nothing from it.
+STEPS_ON_CPU, VERTICES_ON_CPU = 8, 32_768
 AHEAD = 2  # dispatches that wait on a GPU
 MOST_WORKERS = 8
 
@@ -167,12 +169,29 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
         )
 
 
-def steps_for(batch: int, batches: int) -> int:
-    """The training steps of one dispatch on this device, for epochs of this many batches of this many graphs.
+def partial_stacks(settings: Settings) -> bool:
+    """Whether a stack may have fewer batches than its length, so that one program runs all numbers of batches.
 
-    On a CPU one, because XLA runs a step on all cores while Python prepares the next. On a GPU about `STEPS`, in multiples of
-    four (the steps of one CUDA graph), such that few batches of the epoch are left over.
+    On one CPU the number of iterations of a loop may be a value. On a GPU the host would wait for that value, and several steps
+    could not be one CUDA graph.
     """
+    return settings.mesh is None and jax.default_backend() != "gpu"
+
+
+def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> int:
+    """The training steps of one dispatch on this device.
+
+    On one CPU several if the batches are small, because a dispatch takes a few tenths of a millisecond. On a GPU about `STEPS`,
+    in multiples of four (the steps of one CUDA graph), such that few batches of the epoch are left over.
+
+    Args:
+        settings: those of the loader.
+        vertices: the mean number of vertices of a batch.
+        batch: the graphs of a batch.
+        batches: the batches of an epoch.
+    """
+    if partial_stacks(settings) and settings.parts is None:
+        return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1))))
     if jax.default_backend() != "gpu":
         return 1
     steps = STEPS if batch > FEW else STEPS_OF_FEW

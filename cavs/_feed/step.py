@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cavs._feed.background import Background
@@ -60,6 +61,8 @@ class Step:
             return_unused()
             self._compile_others(state, batches)
         self._last, self._mine = state, frozenset(map(id, jax.tree.leaves(state)))
+        if isinstance(batches, Batches) and batches.filled is not None and (n := len(batches)) != batches.count:
+            metrics = jax.tree.map(lambda x: x[:n], metrics)
         return state, metrics
 
     def lower(self, state: PyTree, batches: PyTree) -> Any:
@@ -107,6 +110,8 @@ class Step:
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
         if not isinstance(batches, Batches):
             return ordered(self._fun)(state, batches)
+        if batches.filled is not None:
+            return run_filled(self._fun, state, batches.tree, batches.filled)
         many = functools.partial(self._many, stacked=batches.count is not None)
         if batches.mesh is None:
             return ordered(many)(state, batches.tree)
@@ -169,6 +174,25 @@ class Step:
                 self.background.wait_for_all()
 
 
+def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array) -> tuple[PyTree, PyTree]:
+    """Runs `fun` over the first `filled` batches of a stack. Metrics of the others are zeros."""
+
+    def at(i: jax.Array) -> PyTree:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), stack)
+
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
+    closed, shapes = jax.make_jaxpr(fun, return_shape=True)(state, like)  # traced once, for its shapes and for the loop
+    run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
+    length = jax.tree.leaves(stack)[0].shape[0]
+    none = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
+
+    def one(i: jax.Array, done: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, metrics = jax.tree.unflatten(treedef, run(*jax.tree.leaves((done[0], at(i)))))
+        return state, jax.tree.map(lambda into, x: lax.dynamic_update_index_in_dim(into, x, i, 0), done[1], metrics)
+
+    return lax.fori_loop(0, filled, one, (state, none))
+
+
 def ordered(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Orders the launches of engine `persistent` on a GPU, where XLA would run independent kernels at the same time."""
     return in_turn(fun) if jax.default_backend() == "gpu" else fun
@@ -220,7 +244,7 @@ def step(fun: OneStep | None = None, /, *, unroll: int | None = None, donate: bo
         state, values = step(state, batches)                          # values: (n,), of n training steps
     ```
 
-    One call is one dispatch. It runs all batches that the loader yields together, one after another (`jax.lax.scan`), updates
+    One call is one dispatch. It runs all batches that the loader yields together, one after another (a loop in XLA), updates
     the state in place (donation), lets a GPU run independent kernels at the same time, and runs on all devices of the loader's
     mesh (`jax.shard_map`). The results are those of `jax.jit(fun)` for one batch after another, up to rounding.
 
@@ -232,7 +256,8 @@ def step(fun: OneStep | None = None, /, *, unroll: int | None = None, donate: bo
     Args:
         fun: `fun(state, batch)` returns the new state and metrics, two pytrees of arrays. The new state has the shapes and
             dtypes of the old one.
-        unroll: training steps in one iteration of the scan. `None`: 4 on a GPU, which makes them one CUDA graph, else 1.
+        unroll: training steps in one iteration of the scan, on a GPU or a mesh. `None`: 4 on a GPU, which makes them one CUDA
+            graph, else 1.
         donate: whether to update the state in place. A state that another function created is copied first, so it stays valid;
             one that the step returned is not valid after the next call.
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cavs._feed.batches import Batches
+from cavs._feed.batches import stack_of
 from cavs._feed.loader import Loader
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -75,7 +75,7 @@ class TrainingStep:
         """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
         batch, loader = self._schedule(choice)
         if (n := loader.steps) > 1:
-            batch = Batches(jax.tree.map(lambda x: jax.ShapeDtypeStruct((n, *x.shape), x.dtype), batch), n)
+            batch = stack_of(batch, n, jax.default_backend() != "gpu")
         step = build_step(self._model, self._config, total_steps(self._config, loader), choice)
         found = step.lower(self.state, batch).compile().memory_analysis()
         if found is None:  # this backend does not report it
@@ -125,7 +125,7 @@ def train_loader(feed: Feed, config: Config, choice: Choice, mesh: Mesh | None =
     """The training batches, in parts if there are several, or divided over the devices of a mesh."""
     parts = None if choice.parts == 1 else choice.parts
     # Evaluations every few steps, and a last step within an epoch, need dispatches of single steps.
-    steps = 1 if (config.save_every or config.max_steps) and jax.default_backend() == "gpu" else None
+    steps = 1 if config.save_every or config.max_steps else None
     return feed.loader(config.batch, config.seed, steps, parts=parts, mesh=mesh, window=WINDOWS[choice.keep])
 
 
