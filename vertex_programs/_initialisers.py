@@ -1,7 +1,17 @@
-"""The initialiser that all programs share."""
+"""What the `init` of all programs shares."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import jax
 from jax.typing import DTypeLike
+
+Init = TypeVar("Init", bound=Callable[..., Any])
+
+
+def one_program(init: Init) -> Init:
+    """Compiles `init(self, key)` of a program, which is hashable, as a whole. Else each line of it compiles some programs."""
+    return cast(Init, jax.jit(init, static_argnums=0))
 
 
 def glorot(key: jax.Array, rows: int, columns: int, dtype: DTypeLike, gates: int = 1) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
+from cavs.vertex_programs._initialisers import one_program
 from cavs.vertex_programs._types import Array, Integers
 from cavs.vertex_programs.child_sum_tree_lstm import ChildSumTreeLSTM
 from cavs.vertex_programs.lstm import LSTM
@@ -46,6 +47,7 @@ class BidirectionalTreeLSTM:
         """The top-down program."""
         return LSTM(self.hidden, self.inputs + self.hidden, self.dtype)
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
+from cavs.vertex_programs._initialisers import one_program
 from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.lstm import LSTM
 
@@ -42,6 +43,7 @@ class BiLSTM:
         """Returns the program of both directions of one layer."""
         return LSTM(self.hidden, self.inputs if index == 0 else 2 * self.hidden, self.dtype)
 
+    @one_program
     def init(self, key: jax.Array) -> list[dict[str, dict[str, jax.Array]]]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, (self.layers, 2))

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._dropout import Key, dropout, split_key
-from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._initialisers import glorot, one_program
 from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.bilstm import BiLSTM
 
@@ -53,6 +53,7 @@ class BiLSTMTagger:
         """The BiLSTM over the inputs."""
         return BiLSTM(self.hidden, self.inputs, self.layers, self.dtype)
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, 3)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._initialisers import glorot, one_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ class BinaryTreeLSTM:
     leaf_inputs_only: bool = True
     dtype: DTypeLike = jnp.float32
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, 4)

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 
 import cavs
 from cavs.vertex_programs._dropout import Key
+from cavs.vertex_programs._initialisers import one_program
 from cavs.vertex_programs._types import Array, Integers
 from cavs.vertex_programs.bilstm import BiLSTM
 from cavs.vertex_programs.bilstm_tagger import BiLSTMTagger
@@ -60,6 +61,7 @@ class CharBiLSTMTagger:
         """The BiLSTM over characters."""
         return BiLSTM(self.inputs // 2, self.char_inputs, 1, self.dtype)
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key, 3)

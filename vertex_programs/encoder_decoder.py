@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._initialisers import glorot, one_program
 from cavs.vertex_programs._types import Array, Integers
 from cavs.vertex_programs.lstm import LSTM, lstm_state
 
@@ -81,6 +81,7 @@ class EncoderDecoder:
 
     graphs = staticmethod(sentence_pairs)
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, Any]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         h, keys = self.hidden, jax.random.split(key, 7)

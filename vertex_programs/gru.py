@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._initialisers import glorot, one_program
 
 
 def gru_state(params: dict[str, jax.Array], x: jax.Array, before: jax.Array) -> jax.Array:
@@ -57,6 +57,7 @@ class GRU:
     inputs: int
     dtype: DTypeLike = jnp.float32
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key)

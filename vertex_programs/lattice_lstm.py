@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._initialisers import glorot, one_program
 from cavs.vertex_programs._types import Array, Integers
 
 
@@ -84,6 +84,7 @@ class LatticeLSTM:
 
     graphs = staticmethod(lattices)
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         params, h = {}, self.hidden

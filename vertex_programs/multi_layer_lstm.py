@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
+from cavs.vertex_programs._initialisers import one_program
 from cavs.vertex_programs.lstm import LSTM
 
 
@@ -36,6 +37,7 @@ class MultiLayerLSTM:
         """Returns the program of one layer."""
         return LSTM(self.hidden, self.inputs if index == 0 else self.hidden, self.dtype)
 
+    @one_program
     def init(self, key: jax.Array) -> list[dict[str, jax.Array]]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         return [self.layer(i).init(k) for i, k in enumerate(jax.random.split(key, self.layers))]

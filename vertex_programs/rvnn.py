@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._initialisers import glorot, one_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,7 @@ class RvNN:
         """Returns the same graphs with the kinds "leaf" and "inner"."""
         return dataclasses.replace(graphs, kind=(graphs.height > 0).astype(np.int32), kind_names=("leaf", "inner"))
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         keys = jax.random.split(key)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 import cavs
-from cavs.vertex_programs._initialisers import glorot
+from cavs.vertex_programs._initialisers import glorot, one_program
 from cavs.vertex_programs.td_rnn import pyramids
 
 
@@ -37,6 +37,7 @@ class TDLSTM:
 
     graphs = staticmethod(pyramids)
 
+    @one_program
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Returns the initial parameters; the weights are drawn from `key`."""
         return {
