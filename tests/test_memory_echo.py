@@ -173,6 +173,14 @@ def test_long_loops_run_in_chunks(length, reverse):
     assert point.bytes < 0.6 * x.nbytes  # less than the states of all steps
 
 
+def test_constants_are_not_kept():
+    """An array that is known when the function is traced: it is there anyway."""
+    index = np.arange(5, dtype=np.int32)[:, None]
+    numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+    plan = recompute(lambda x: jnp.sum(lax.gather(x, index, numbers, (1,)))).plan(jnp.ones(7))
+    assert plan.plain_bytes == 0 and not plan.rows()
+
+
 def test_the_smallest_plan_of_a_long_loop_runs_in_chunks():
     def f(w, x):
         return (lax.scan(lambda h, x: (jnp.tanh(jnp.tanh(h @ w + x) @ w), None), jnp.zeros((2, 3)), x)[0] ** 2).sum()

@@ -77,6 +77,20 @@ def test_the_zeros_depend_on_the_operands_of_the_loop():
     assert text.count("optimization_barrier") == 1 and "optimization_barrier" in text.split("scan[")[0]
 
 
+def test_the_gradient_of_a_table_begins_to_exist_with_what_is_added_to_it():
+    table, ids = jnp.asarray(np.random.default_rng(0).normal(size=(50, 4))), jnp.asarray([3, 7, 3])
+    ours = jax.grad(recompute(lambda table: jnp.sum(jnp.sin(table[ids]) ** 2)))
+    assert_close(ours(table), jax.grad(lambda table: jnp.sum(jnp.sin(table[ids]) ** 2))(table), 1e-13)
+    eqns = jax.make_jaxpr(ours)(table).jaxpr.eqns
+    made = {v: e for e in eqns for v in e.outvars}
+    (scatter,) = (e for e in eqns if e.primitive.name == "scatter-add")
+    zeros = made[scatter.invars[0]]
+    assert zeros.primitive.name == "broadcast_in_dim"
+    # The scatter reads both results of the barrier, or XLA drops one and the dependence.
+    assert made[zeros.invars[0]] is made[scatter.invars[2]]
+    assert made[zeros.invars[0]].primitive.name == "optimization_barrier"
+
+
 def test_loops_need_on_a_gpu_what_is_predicted():
     """If XLA filled the results of all loops at the program's start, they would need a fifth more."""
     found = compile_for_hopper("tests.memory_for_hopper")

@@ -91,7 +91,8 @@ class Graph:
 
     def plain(self) -> "Kept":
         """Returns what JAX keeps: everything that the backward reads."""
-        return self.keeping([v for v in self.needs() if v not in self.invars or v in self.stored])
+        free = (set(self.invars) - set(self.stored)) | set(self.consts)
+        return self.keeping([v for v in self.needs() if v not in free])
 
     def keeping(self, keep: list[Var]) -> "Kept":
         """Returns the plan of this graph that keeps the values `keep`."""
