@@ -114,9 +114,10 @@ def _environment(records: list[dict[str, Any]]) -> str:
 
 
 def best_rates(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns the best GFLOP/s of a large product in all records, by library."""
+    """Returns the best GFLOP/s of a large product in all records that compare libraries, by library; else in all records."""
     found: dict[str, float] = {}
-    for each in map(rates, (r["systems"] for r in records)):
+    each_of = [rates(r["systems"]) for r in records]
+    for each in [each for each in each_of if len(each) > 1] or each_of:
         found |= {library: max(rate, found.get(library, 0.0)) for library, rate in each.items()}
     return found
 
