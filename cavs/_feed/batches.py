@@ -27,8 +27,8 @@ class Batches:
         tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of batches: (count, ...). With a mesh,
             the next axis is that of the devices; with `parts`, that of the parts.
         count: the length of the axis of a stack; `None` for one batch without such an axis.
-        filled: the number of batches in a stack that may have fewer than `count`, an int32 scalar; what follows them is zeros and
-            does not run. `None`: the stack is full.
+        filled: the number of batches in a stack that may have fewer than `count`, an int32 scalar; what follows them is zeros
+            and does not run. `None`: the stack is full.
         mesh: the mesh over whose axis the batch is divided, or `None`.
         loader: the loader that created it, while it exists; not a part of the pytree.
     """
@@ -67,6 +67,12 @@ class Batches:
         return f"Batches({len(self)}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"
 
 
+MSG_DIFFERENT = (
+    "Loader: collate: got {} for one batch and {} for another; expected equal structures, shapes and dtypes, as batches are "
+    "stacked. Pad to the same shapes, for example by sample.sched.pad(rows), or write steps=1."
+)
+
+
 def grouped(
     trees: Iterable[PyTree], sizes: Iterable[tuple[int, int | None]], units: int | None, mesh: Mesh | None
 ) -> Iterator[Batches]:
@@ -81,24 +87,32 @@ def grouped(
 
     Raises:
         TypeError: a leaf is not a NumPy array.
+        ValueError: batches that are joined differ in structure, shapes or dtypes, or an integer does not fit JAX's 32 bits.
     """
     source = iter(trees)
     for number, length in sizes:
         count = length or (None if number == 1 else number)
         axes = tuple(n for n in (count, units) if n is not None)
         if not axes:
-            yield Batches(next(source), None, mesh)
+            tree = next(source)
+            _refuse_large(jax.tree.leaves(tree))
+            yield Batches(tree, None, mesh)
             continue
-        stacks, treedef = [], None
+        stacks, first = [], None
         for i in range(number * (units or 1)):
-            leaves, treedef = jax.tree.flatten(next(source))
-            _refuse_others(leaves)
+            this = jax.tree.flatten(next(source))
+            _refuse_others(this[0])
+            _refuse_large(this[0])
             create = np.empty if number == count else np.zeros
-            stacks = stacks or [create((*axes, *x.shape), x.dtype) for x in leaves]
-            for stack, x in zip(stacks, leaves, strict=True):
+            stacks = stacks or [create((*axes, *x.shape), x.dtype) for x in this[0]]
+            first = first or this
+            for stack, x, y in zip(stacks, this[0], first[0], strict=this[1] == first[1]):
+                if this[1] != first[1] or x.shape != y.shape or x.dtype != y.dtype:
+                    texts = [f"{[f'{x.dtype}{list(x.shape)}' for x in xs]} in {of}" for xs, of in (first, this)]
+                    raise ValueError(MSG_DIFFERENT.format(*texts))
                 stack.reshape(-1, *x.shape)[i] = x
-        assert treedef is not None
-        yield Batches(treedef.unflatten(stacks), count, mesh, None if length is None else np.int32(number))
+        assert first is not None
+        yield Batches(first[1].unflatten(stacks), count, mesh, None if length is None else np.int32(number))
 
 
 def stack_of(batch: PyTree, count: int, partial: bool) -> Batches:
@@ -114,6 +128,20 @@ def _refuse_others(leaves: list[Any]) -> None:
                 f"Loader: collate: got a leaf of type {type(x).__name__}; expected NumPy arrays, as batches are stacked on the "
                 "host and transferred together. Omit jnp.asarray and jax.device_put."
             )
+
+
+def _refuse_large(leaves: list[Any]) -> None:
+    """JAX would keep the lower 32 bits of these integers without a word."""
+    for x in leaves:
+        if not isinstance(x, np.ndarray) or x.dtype.itemsize < 8 or x.dtype.kind not in "iu" or not x.size:
+            continue
+        if not jax.config.jax_enable_x64:  # type: ignore
+            limits = np.iinfo(np.int32 if x.dtype.kind == "i" else np.uint32)
+            if x.max() > limits.max or x.min() < limits.min:
+                raise ValueError(
+                    f"Loader: collate: got a leaf of dtype {x.dtype} with values from {x.min()} to {x.max()}; expected values "
+                    f"that fit {limits.dtype}, as JAX has 32 bits. Write jax.config.update('jax_enable_x64', True) for 64."
+                )
 
 
 def sharding_of(batches: Batches, axis: str) -> NamedSharding:

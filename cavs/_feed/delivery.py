@@ -36,7 +36,7 @@ class Epoch(NamedTuple):
 
     @staticmethod
     def of(number: int, planned: Planned, steps: int, partial: bool) -> "Epoch":
-        """Joins batches of equal shapes, `steps` in each dispatch, and fewer in the last one of a shape if it may be `partial`."""
+        """Joins batches of equal shapes, `steps` in each dispatch; if `partial`, fewer in the last one of a shape."""
         return Epoch(number, planned, dispatches(planned.shape, steps, partial), steps if partial and steps > 1 else None)
 
     def after(self, batches: int) -> "Epoch":

@@ -1,26 +1,28 @@
 """`Loader`: the batches of an epoch, shuffled, scheduled, padded to a few shapes, and sent to the device ahead of time."""
 
+import collections
 import contextlib
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, SupportsIndex, cast
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from cavs._feed.at_exit import closed_at_exit
 from cavs._feed.batches import Batches
 from cavs._feed.delivery import Delivery, Epoch
 from cavs._feed.epoch_plans import EpochPlans
 from cavs._feed.epochs import dealt_strata, epoch_batches, strata_of_batches
+from cavs._feed.given import MSG_OTHER_BATCHES, position_of, samples_of
 from cavs._feed.plan import Shapes, plan, plan_samples
 from cavs._feed.settings import (
-    AHEAD,
     Sample,
     Settings,
     Source,
+    background_of,
     checked,
     members_of,
     most_workers,
@@ -32,12 +34,9 @@ from cavs._graphs.checks import Index
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.tasks import LAZY_WINDOW
 
-# Shapes are chosen from at least this many batches of the first epochs, or from this many epochs.
-SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8
-# Batches of an iterator, which may be infinite, that are planned together.
-CHUNK = 256
-# More processes are started if the loop waited for longer than this fraction of an epoch.
-LONG_WAIT = 0.05
+SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8  # shapes are chosen from at least so many batches, or from so many epochs
+CHUNK = 256  # batches of an iterator, which may be infinite, that are planned together
+LONG_WAIT = 0.05  # more processes are started if the loop waited for longer than this fraction of an epoch
 
 
 class Loader:
@@ -78,7 +77,8 @@ class Loader:
             sees them in `sample.present`.
         shapes: the most padded shapes, each compiled when it first occurs; or a loader of the same graphs, to use its shapes.
         steps: training steps in one dispatch. `None`: about 16 on a GPU, up to 8 on a CPU if batches are small, and 1 for a
-            mesh of CPU devices. With `steps=1` the loader yields single batches without the class `Batches`, also for functions under plain `jax.jit`.
+            mesh of CPU devices. With `steps=1` the loader yields single batches without the class `Batches`, also for functions
+            under plain `jax.jit`.
         workers: processes that schedule. `None`: by the device, and more of them if the training loop waits for batches.
         ahead: dispatches that a thread prepares and sends ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
             on a GPU, else 0.
@@ -127,8 +127,7 @@ class Loader:
         self._settings = checked(given, self._members, self._num_samples)
         self._given: int | list[np.ndarray] | Iterable[Index] = self._settings.batches
         if isinstance(self._given, Sized) and not isinstance(self._given, int):
-            numbers: Any = np.arange(self._num_samples)
-            self._given = [np.atleast_1d(numbers[some]) for some in self._given]
+            self._given = [samples_of(some, self._num_samples) for some in self._given]
         self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)
         self._steps = steps or 1
@@ -137,9 +136,7 @@ class Loader:
                 self._choose_shapes()
             vertices = float(self._sizes.mean()) * len(first := self._batches(0)[0])
             self._steps = steps or steps_for(self._settings, vertices, len(first), len(self))
-        gpu = jax.default_backend() == "gpu"
-        self._delivery.workers = (min(1, most_workers()) if gpu else 0) if workers is None else workers
-        self._delivery.ahead = (AHEAD if gpu else 0) if ahead is None else ahead
+        self._delivery.workers, self._delivery.ahead = background_of(self._settings)
         self.epoch, self.batch, self.waited = 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
         self._stream: Stream | None = None
@@ -159,36 +156,33 @@ class Loader:
         return self._num_samples // self._given + (left > 0 and self._settings.last != "drop")
 
     def __iter__(self) -> Iterator[Any]:
-        if self._restored:
-            self._restored = False
-        elif self.batch:  # the loop before was left early
+        if self.batch and not self._restored:  # the loop before was left early
             self.epoch, self.batch = self.epoch + 1, 0
-        return self._loop()
+        self._restored = False
+        return closed_at_exit(self._loop())
 
     def state(self) -> dict[str, int]:
         """The position: how many batches loops have received so far, as a dict of ints that JSON can store."""
         order = self._planned(self.epoch).checksum if isinstance(self._given, int | list) else 0
         return {"epoch": self.epoch, "batch": self.batch, "steps": self._steps, "order": order}
 
-    def restore(self, state: dict[str, int]) -> None:
+    def restore(self, state: Mapping[str, SupportsIndex]) -> None:
         """Continues at a position: the next loop yields the rest of its epoch.
 
         Args:
             state: what `state` returned, here or in another process.
 
         Raises:
-            ValueError: within an epoch, if this loader yields other batches than the one that was saved.
+            ValueError: it is no position; or within an epoch, this loader yields other batches than the one that was saved.
         """
+        position = position_of(state)
         before, self._stream, self._plans = self._steps, None, EpochPlans()
-        self._steps = state["steps"] if self._settings.steps is None else self._steps
-        known = isinstance(self._given, int | list)
-        if known and state["batch"] and state["order"] != self._planned(state["epoch"]).checksum:
+        self._steps = position["steps"] if self._settings.steps is None else self._steps
+        planned = self._planned(position["epoch"]) if position["batch"] and isinstance(self._given, int | list) else None
+        if planned and (position["order"] != planned.checksum or position["batch"] > len(self)):
             self._steps, self._plans = before, EpochPlans()
-            raise ValueError(
-                "Loader.restore: state: got the position of a loader with other batches; expected one of the same graphs, "
-                "batch size, seed, group, shapes and steps. At the end of an epoch (batch 0) these may change."
-            )
-        self.epoch, self.batch, self._restored = state["epoch"], state["batch"], True
+            raise ValueError(MSG_OTHER_BATCHES)
+        self.epoch, self.batch, self._restored = position["epoch"], position["batch"], True
 
     def examples(self) -> list[PyTree]:
         """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
@@ -213,9 +207,10 @@ class Loader:
 
     def _choose_shapes(self) -> None:
         batch, most_shapes = self._given, self._settings.shapes
+        deal = lambda batches: plan_samples(batches, self._sizes, self._delivery.units)[0]  # noqa: E731
         if not isinstance(batch, int):
             for size in (sizes := sorted(set(map(len, given := self._batches(0))))):
-                mine = self._dealt([some for some in given if len(some) == size])
+                mine = deal([some for some in given if len(some) == size])
                 self._shapes.add(mine, max(1, most_shapes // len(sizes)), closed=True)
             return
         epochs = min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(self)))
@@ -227,11 +222,7 @@ class Loader:
                 dealt = dealt_strata(self._sizes[by_size], of, self._delivery.units)
                 strata = (by_size, dealt) if self._settings.group == "balanced" else None
                 # Without a seed all epochs are alike, so these are all batches.
-                self._shapes.add(self._dealt(some), max(1, most), self._settings.seed is None, strata)
-
-    def _dealt(self, batches: list[np.ndarray]) -> list[np.ndarray]:
-        """The samples of each batch and device, or part."""
-        return plan_samples(batches, self._sizes, self._delivery.units)[0]
+                self._shapes.add(deal(some), max(1, most), self._settings.seed is None, strata)
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
         """The samples of each batch of an epoch; -1 for stand-ins."""
@@ -256,10 +247,8 @@ class Loader:
             yield self._planned(self.epoch).after(self.batch)
             return
         source: Iterator[Any] = iter(self._given)
-        numbers: Any = np.arange(self._num_samples)
-        for _ in itertools.islice(source, self.batch if self.epoch == 0 else 0):
-            pass
-        while some := [np.atleast_1d(numbers[index]) for index in itertools.islice(source, CHUNK)]:
+        collections.deque(itertools.islice(source, self.batch if self.epoch == 0 else 0), 0)  # skips these
+        while some := [samples_of(index, self._num_samples) for index in itertools.islice(source, CHUNK)]:
             yield self._plan(self.epoch, some)
 
     def _batches_of_epoch(self) -> Iterator[Batches]:
@@ -281,7 +270,7 @@ class Loader:
             raise
         self._stream = stream
 
-    def _loop(self) -> Iterator[Any]:
+    def _loop(self) -> Generator[Any, None, None]:
         begun, self.waited = time.perf_counter(), 0.0
         with contextlib.closing(self._batches_of_epoch()) as found:  # type: ignore[type-var]
             while True:
@@ -301,11 +290,11 @@ class Loader:
 
     def __repr__(self) -> str:
         s, delivery = self._settings, self._delivery
-        of = f"{self._given}" if isinstance(self._given, int) else "given"
-        many = "" if not isinstance(self._given, int | list) else f", {len(self)} per epoch"
-        lines = [f"Loader of {self._num_samples} graphs, batches of {of}{many}, {s.group}, seed {s.seed}"]
+        of = str(self._given) if isinstance(self._given, int) else "given"
+        of += f", {len(self)} per epoch" if isinstance(self._given, int | list) else ""
+        lines = [f"Loader of {self._num_samples} graphs, batches of {of}, {s.group}, seed {s.seed}"]
         waits = f"{delivery.workers} processes, {self._steps} steps per dispatch, {delivery.ahead} dispatches sent ahead"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
-        units = "devices" if s.parts is None else "parts"
-        lines += [f"  {waits}; {delivery.units} {units}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
+        waits += f"; {delivery.units} " + ("devices" if s.parts is None else "parts")
+        lines += [f"  {waits}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
         return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])

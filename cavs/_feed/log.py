@@ -62,7 +62,7 @@ class Log:
         step: the training steps before this loop, if it continues another one.
 
     Raises:
-        TypeError: a writer is not callable.
+        TypeError: `loader` is no loader, or a writer is not callable.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class Log:
         metrics: Callable[[Any], PyTree] | None = None,
         step: int = 0,
     ):
+        if not isinstance(loader, Loader):
+            raise TypeError(f"Log: loader: got a {type(loader).__name__}; expected the cavs.data.Loader of the loop.")
         for writer in writers:
             if not callable(writer):
                 raise TypeError(
@@ -117,6 +119,9 @@ class Log:
                 target=_run, args=(self._work, self._report, self._error), name="cavs-log", daemon=True
             )
             self._end = weakref.finalize(self, self._work.put, None)
+            _threads[self._thread] = self._work
+            atexit.unregister(_join)
+            atexit.register(_join)  # so that it runs before what the writers registered
             self._thread.start()
         self._work.put((now, steps, values, about))
 
@@ -140,6 +145,17 @@ class Log:
     def _raise(self) -> None:
         if self._error:
             raise self._error.pop()
+
+
+# The threads of logs. One that waits for the device must not outlive Python, which would abort.
+_threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]]" = weakref.WeakKeyDictionary()
+LONGEST_WAIT = 10.0  # seconds for a writer that does not return
+
+
+def _join() -> None:
+    for thread, work in [*_threads.items()]:
+        work.put(None)
+        thread.join(LONGEST_WAIT)
 
 
 class _Report:

@@ -69,6 +69,8 @@ def members_of(
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
+    if isinstance(fields, str):
+        raise TypeError(f"Loader: fields: got {fields!r}; expected a sequence of names. Write fields=({fields!r},).")
     several = isinstance(graphs, list) or isinstance(graphs, tuple) and not (len(graphs) == 2 and callable(graphs[1]))
     members: list[Member] = []
     sources: Any = graphs if several else (graphs,)
@@ -82,10 +84,12 @@ def members_of(
     if not members:
         raise ValueError("Loader: graphs: got no data set; expected cavs.Graphs or several of them.")
     lengths = {len(m.graphs) for m in members if m.pick is None}
-    if len(lengths) != 1 or 0 in lengths:
+    if lengths == {0}:
+        raise ValueError("Loader: graphs: got no graphs; expected at least one.")
+    if len(lengths) != 1:
         raise ValueError(
-            f"Loader: graphs: got data sets of {sorted(lengths)} graphs; expected equal numbers, at least one. For data sets "
-            "with other graphs write (graphs, pick), where pick(samples) returns the graphs of a batch."
+            f"Loader: graphs: got data sets of {sorted(lengths)} graphs; expected equal numbers. For data sets with "
+            "other graphs write (graphs, pick), where pick(samples) returns the graphs of a batch."
         )
     return members, several
 
@@ -101,6 +105,7 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
     Raises:
         TypeError, ValueError: an argument is invalid.
     """
+    settings = settings._replace(**{k: int(x) for k, x in settings._asdict().items() if isinstance(x, np.integer)})
     batches, mesh = settings.batches, settings.mesh
     if isinstance(batches, bool) or not isinstance(batches, int) and not isinstance(batches, Iterable):
         raise TypeError(
@@ -197,6 +202,13 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
     steps = STEPS if batch > FEW else STEPS_OF_FEW
     choices = [n for n in range(steps - 4, steps + 9, 4) if n <= batches] or [max(1, batches)]
     return min(choices, key=lambda n: (batches // n + batches % n, abs(n - steps)))
+
+
+def background_of(settings: Settings) -> tuple[int, int]:
+    """The processes that schedule at first, and the dispatches that are sent ahead: `workers` and `ahead` of a loader."""
+    gpu = jax.default_backend() == "gpu"
+    workers = (min(1, most_workers()) if gpu else 0) if settings.workers is None else settings.workers
+    return workers, (AHEAD if gpu else 0) if settings.ahead is None else settings.ahead
 
 
 def most_workers() -> int:

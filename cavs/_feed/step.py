@@ -15,6 +15,7 @@ from cavs._feed.background import Background
 from cavs._feed.batches import Batches
 from cavs._feed.collectives import options_of
 from cavs._feed.host_memory import keeps_much, return_unused
+from cavs._feed.one_step import keeping, of_two
 from cavs._graphs.pytree import PyTree
 from cavs._run.concurrent_jit import Concurrent, in_turn
 from cavs._run.manual_axes import varying
@@ -38,7 +39,7 @@ class Step:
 
     def __init__(self, fun: OneStep, unroll: int | None, donate: bool):
         functools.update_wrapper(self, fun)
-        self._fun, self._unroll, self._donate = fun, unroll, donate
+        self._fun, self._unroll, self._donate = of_two(fun), unroll, donate
         self._jitted: dict[Mesh | None, Concurrent] = {}
         self._mine: frozenset[int] = frozenset()
         self._last: PyTree = None
@@ -111,7 +112,7 @@ class Step:
         if not isinstance(batches, Batches):
             return ordered(self._fun)(state, batches)
         if batches.filled is not None:
-            return run_filled(self._fun, state, batches.tree, batches.filled)
+            return run_filled(keeping(self._fun), state, batches.tree, batches.filled)
         many = functools.partial(self._many, stacked=batches.count is not None)
         if batches.mesh is None:
             return ordered(many)(state, batches.tree)
@@ -128,7 +129,7 @@ class Step:
     def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
         if stacked:
             unroll = (UNROLL if jax.default_backend() == "gpu" else 1) if self._unroll is None else self._unroll
-            return lax.scan(self._fun, state, tree, unroll=unroll)
+            return lax.scan(keeping(self._fun), state, tree, unroll=unroll)
         state, metrics = self._fun(state, tree)
         return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
 
@@ -266,11 +267,14 @@ def step(fun: OneStep | None = None, /, *, unroll: int | None = None, donate: bo
         batch, as a loader with `steps=1` yields it, gives metrics without this axis. Without `fun`, a decorator is returned.
 
     Raises:
-        TypeError: `fun` is not callable.
-        ValueError: when called on several devices, if the metrics or the new state differ between them.
+        TypeError: `fun` is not callable; or when called, it returns no state and metrics, or a state of other shapes or dtypes.
+        ValueError: `unroll` is not an int >= 1; or when called on several devices, if the metrics or the new state differ
+            between them.
     """
     if fun is None:
         return functools.partial(step, unroll=unroll, donate=donate)
     if not callable(fun):
         raise TypeError(f"step: fun: got a {type(fun).__name__}; expected a function fun(state, batch). Write @cavs.data.step.")
+    if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
+        raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
     return Step(fun, unroll, donate)

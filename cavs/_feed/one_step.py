@@ -1,0 +1,50 @@
+"""The user's function of one training step, checked when it is traced."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._graphs.pytree import PyTree
+
+
+def of_two(fun: Any) -> Any:
+    """Returns `fun`, which must return a state and metrics."""
+    name = getattr(fun, "__name__", "fun")
+
+    @functools.wraps(fun)
+    def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        out = fun(state, batch)
+        if not isinstance(out, tuple | list) or len(out) != 2:
+            got = f"{len(out)} results" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
+            raise TypeError(f"step: {name}: returned {got}; expected the new state and the metrics. Write return state, loss.")
+        return out[0], out[1]
+
+    return one
+
+
+def keeping(fun: Any) -> Any:
+    """Returns `fun`, whose new state must have the structure, shapes and dtypes of the old one."""
+    name = getattr(fun, "__name__", "fun")
+
+    @functools.wraps(fun)
+    def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        new, metrics = fun(state, batch)
+        before, after = jax.tree.structure(state), jax.tree.structure(new)
+        if before != after:
+            raise TypeError(f"step: {name}: returned a state of structure {after}; expected that of the old state, {before}.")
+        for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new), strict=True):
+            was, now = (f"{jnp.result_type(a)}{list(np.shape(a))}" for a in (x, y))
+            # JAX converts what a number in Python was.
+            weak = np.shape(x) == np.shape(y) and any(getattr(a, "weak_type", isinstance(a, int | float)) for a in (x, y))
+            if was != now and not weak:
+                write = f" Write x.astype({jnp.result_type(x).name!r})." if np.shape(x) == np.shape(y) else ""
+                raise TypeError(
+                    f"step: {name}: returned a state whose {jax.tree_util.keystr(path) or 'array'} is {now}; expected {was}, "
+                    f"as in the old state.{write}"
+                )
+        return new, metrics
+
+    return one

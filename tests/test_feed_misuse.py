@@ -1,0 +1,169 @@
+"""What users may get wrong around `cavs.data.Loader`, `step` and `Log`: errors that say what to write, and no wrong numbers."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+
+GRAPHS = cavs.from_parents([[2, 2, 4, 4, -1]] * 10, input_id=np.arange(50) % 7)
+
+
+def loader(batches, **options):
+    return cavs.data.Loader(GRAPHS, batches, **options)
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([[0, 1], [3, 99]], r"Loader: batches: index: got graphs 3 to 99; expected indices into 10 graphs"),
+        ([[0.0, 1.0]], r"Loader: batches: index: got dtype float64 and shape \(2,\); expected"),
+        (["ab"], r"Loader: batches: index: got dtype <U2"),
+        ([np.zeros(0, int)], r"Loader: batches: got array\(\[\], dtype=int64\), which selects no graph"),
+    ],
+)
+def test_given_batches(batches, message):
+    for given in (batches, iter(batches)):
+        with pytest.raises((IndexError, ValueError), match=message):
+            list(loader(given, steps=1))
+
+
+def test_negative_and_boolean_indices_select_as_numpy_does():
+    some = [x.graph_end.copy() for x in loader([[0, -1], np.arange(10) < 3, slice(4, 6), 7], steps=1)]
+    assert [np.count_nonzero(np.diff(x, prepend=0)) for x in some] == [2, 3, 2, 1]
+
+
+def test_other_arguments():
+    with pytest.raises(ValueError, match="Loader: graphs: got no graphs; expected at least one"):
+        cavs.data.Loader(GRAPHS[:0], 4)
+    with pytest.raises(TypeError, match=r"Loader: fields: got 'input_id'; .* Write fields=\('input_id',\)"):
+        loader(4, fields="input_id")
+    assert [
+        len(x) for x in loader(np.int64(4), seed=np.int32(3), steps=np.int64(1), mesh=None, last="drop").state().items()
+    ] == [2] * 4
+    with pytest.raises(TypeError, match="Log: loader: got a NoneType; expected the cavs.data.Loader"):
+        cavs.data.Log(None, print)  # type: ignore
+
+
+@pytest.mark.parametrize("state", [None, {}, {"epoch": 3}, {"epoch": 0, "batch": -1, "steps": 1, "order": 0}, [1, 2, 3, 4]])
+def test_positions(state):
+    with pytest.raises(ValueError, match=r"Loader.restore: state: got .*; expected what Loader.state\(\) returned"):
+        loader(4).restore(state)
+
+
+def test_a_position_behind_the_last_batch_and_one_of_numpy_integers():
+    one = loader(2, steps=1)
+    position = {name: np.int64(x) for name, x in one.state().items()}
+    with pytest.raises(ValueError, match="got the position of a loader with other batches"):
+        one.restore(position | {"batch": 6})
+    one.restore(position | {"batch": np.int64(3)})
+    assert len([*one]) == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [np.zeros(3, np.float32), np.zeros(1, np.float32)],
+        [np.zeros(3, np.int32), np.full(3, 0.5, np.float32)],
+        [{"a": np.zeros(3), "b": np.ones(3)}, {"a": np.zeros(3), "c": np.ones(3)}],
+        [np.zeros((3, 1)), np.zeros(3)],
+    ],
+)
+def test_batches_that_are_stacked_are_alike(values):
+    left = iter(values)
+    with pytest.raises(
+        ValueError, match=r"Loader: collate: got .* for one batch and .* for another; expected equal structures"
+    ):
+        next(iter(loader([[0], [1]], collate=lambda sample: next(left), steps=2)))
+
+
+@pytest.fixture
+def of_32_bits():
+    jax.config.update("jax_enable_x64", False)
+    yield
+    jax.config.update("jax_enable_x64", True)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_integers_that_jax_would_cut(steps, of_32_bits):
+    for large in (np.array([2**31]), np.array([-(2**31) - 1]), np.array([2**32], np.uint64)):
+        with pytest.raises(
+            ValueError, match="Loader: collate: got a leaf of dtype u?int64 with values .* expected values that fit"
+        ):
+            next(iter(loader(5, collate=lambda sample, large=large: large, steps=steps)))
+    fits = np.array([2**31 - 1, -(2**31)])
+    for batches in loader(5, collate=lambda sample: fits, steps=2):
+        _, total = cavs.data.step(lambda state, batch: (state, batch))(0, batches)
+        assert (np.asarray(total) == fits).all()
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (
+            lambda state: {"a": state},
+            "step: one: returned a dict; expected the new state and the metrics. Write return state, loss",
+        ),
+        (lambda state: None, "step: one: returned a NoneType"),
+        (lambda state: (state, 1.0, 2.0), "step: one: returned 3 results"),
+        (
+            lambda state: ({"w": state["w"].astype(jnp.bfloat16)}, 1.0),
+            r"step: one: returned a state whose \['w'\] is bfloat16\[2\]; expected float32\[2\], .* x.astype\('float32'\)",
+        ),
+        (
+            lambda state: ({"w": state["w"][:1]}, 1.0),
+            r"step: one: returned a state whose \['w'\] is float32\[1\]; expected float32\[2\]",
+        ),
+        (lambda state: (state["w"], 1.0), "step: one: returned a state of structure .*; expected that of the old state"),
+    ],
+)
+def test_what_a_step_returns(result, message):
+    def one(state, batch):
+        return result(state)
+
+    (batches,) = loader(5, steps=2)
+    with pytest.raises(TypeError, match=message):
+        cavs.data.step(one)({"w": jnp.zeros(2, jnp.float32)}, batches)
+
+
+def test_numbers_of_python_in_the_state():
+    def one(state, batch):
+        return {"count": state["count"] + 1, "sum": state["sum"] + 0.5, "none": None}, state["count"]
+
+    (batches,) = loader(5, steps=2)
+    state, counts = cavs.data.step(one)({"count": 0, "sum": 0.0, "none": None}, batches)
+    assert counts.tolist() == [0, 1] and float(state["sum"]) == 1.0
+
+
+@pytest.mark.parametrize("unroll", [0, -1, 1.5, True])
+def test_unroll(unroll):
+    with pytest.raises(ValueError, match="step: unroll: got .*; expected an int >= 1 or None"):
+        cavs.data.step(unroll=unroll)(print)
+
+
+HELD = """
+import sys, time, jax, jax.numpy as jnp, cavs
+graphs = cavs.from_parents([[2, 2, 4, 4, -1]] * 40)
+loader = cavs.data.Loader(graphs, 4, ahead={ahead}, steps=2)
+loop = iter(loader)
+next(loop)
+log = cavs.data.Log(loader, lambda report: time.sleep(0.3))
+for batches in loader:
+    log(jnp.zeros(2))
+"""
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_script_ends_in_silence_with_a_loop_that_it_holds_and_a_log_that_waits(ahead):
+    done = subprocess.run(
+        [sys.executable, "-c", HELD.format(ahead=ahead)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and not done.stderr
