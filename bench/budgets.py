@@ -5,6 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import jax
@@ -24,9 +25,11 @@ PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
     "gru": (lambda h: vp.GRU(h, h), "chains"),
 }
 Measured: TypeAlias = Generator[None, None, dict[str, Any]]
+Choice: TypeAlias = tuple[int, str, int]  # the parts, the keeping and the segments of a plan
 Compiled: TypeAlias = tuple[Any, Any, int]  # a step, its batch on the device, and the bytes of its temporary memory
 ROWS = 1 << 12  # of the table from which the vertices' inputs are taken
 AT_ONCE = {"cpu": 1, "gpu": 10}  # steps that are dispatched before the host waits
+AT_ONCE_COMPILED = {"cpu": 1, "gpu": 5}  # programs of one process that are compiled at the same time
 
 
 class Step:
@@ -57,9 +60,9 @@ class Step:
         plan = cavs.memory.plan(self.loss, self.params, self.graphs, budget, collate=self.collate, **how)
         return plan, time.process_time() - start
 
-    def compiled(self, plan: Any, ready: dict[Any, Compiled]) -> int:
+    def compiled(self, plan: Any, ready: dict[Choice, Compiled]) -> int:
         """Compiles the step of a plan, unless it is in `ready`, and adds it. Returns the bytes of its temporary memory."""
-        if (choice := (plan.parts, plan.keep, plan.segments)) not in ready:
+        if (choice := choice_of(plan)) not in ready:
             batch = jax.device_put(plan.batch(self.graphs))
             compiled = jax.jit(jax.value_and_grad(plan.loss)).lower(self.params, batch).compile()
             analysis = compiled.memory_analysis()
@@ -94,15 +97,23 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
     step = Step(program, engine, graphs, hidden)
     (whole, _), (smallest, _) = step.plan(), step.plan("min")
     wanted = [max(smallest.peak, math.ceil(b)) for b in np.geomspace(whole.peak, smallest.peak, points)]
-    plans, ready = [], {}
-    for i, budget in enumerate(wanted):
-        plan, seconds = step.plan(budget) if i else step.plan()
-        at_once = step.compiled(plan, ready) <= budget or not i
+    asked = [step.plan(budget) if i else step.plan() for i, budget in enumerate(wanted)]
+    ready: dict[Choice, Compiled] = {}
+
+    def fitted(i: int) -> tuple[Any, float, bool]:
+        (plan, seconds), at_once = asked[i], not i or step.compiled(asked[i][0], ready) <= wanted[i]
         if not at_once:
             with contextlib.suppress(cavs.memory.BudgetError):
                 plan = plan.fitted()
                 step.compiled(plan, ready)
-        plans.append((plan, seconds, at_once))
+        return plan, seconds, at_once
+
+    # XLA uses one core for much of the time, so several programs are compiled at once; first each plan that was asked for.
+    with ThreadPoolExecutor(AT_ONCE_COMPILED["cpu" if jax.default_backend() == "cpu" else "gpu"]) as pool:
+        each = {choice_of(plan): plan for plan, _ in asked}
+        list(pool.map(lambda plan: step.compiled(plan, ready), each.values()))
+        plans = list(pool.map(fitted, range(points)))
+    ready = {choice_of(whole): ready[choice_of(whole)]} | ready
     yield
     measured, first = {}, None
     for choice, (compiled, batch, temp) in ready.items():
@@ -120,7 +131,7 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
             "plan_s": round(seconds, 2),
         }
         | {"at_once": at_once}
-        | measured[plan.parts, plan.keep, plan.segments]
+        | measured[choice_of(plan)]
         for budget, (plan, seconds, at_once) in zip(wanted, plans, strict=True)
     ]
     return _named(program, engine, step, hidden) | {"points": found}
@@ -136,8 +147,8 @@ def quarter(program: str, engine: str, graphs: int, hidden: int, steps: int) -> 
     """
     step = Step(program, engine, graphs, hidden)
     whole, _ = step.plan(keep="fast")
-    small, _ = step.plan(whole.peak // 4, keep="fast")
-    ready: dict[Any, Compiled] = {}
+    small = step.plan(whole.peak // 4, keep="fast")[0].fitted()
+    ready: dict[Choice, Compiled] = {}
     for plan in (whole, small):
         step.compiled(plan, ready)
     (one, batch, temp), (other, parts, temp_of_parts) = ready.values()
@@ -153,6 +164,10 @@ def quarter(program: str, engine: str, graphs: int, hidden: int, steps: int) -> 
         "ms": [_ms(times) for times in zip(*pairs, strict=True)],
         "time": round(statistics.median(b / a for a, b in pairs), 4),
     }
+
+
+def choice_of(plan: Any) -> Choice:
+    return plan.parts, plan.keep, plan.segments
 
 
 def _named(program: str, engine: str, step: Step, hidden: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Compiles a stack of loops (DeepSpeech 2) for an H200, on a machine without one; run by `test_memory_late`.
+"""Compiles programs for an H200, on a machine without one; run by `test_memory_late`.
 
-Prints one line of JSON: the bytes of temporary memory of its gradient with `recompute`, and those predicted.
+Prints one line of JSON: the bytes of temporary memory of the gradient of a stack of loops (DeepSpeech 2) with `recompute`, and
+those predicted; and of an LSTM on engine `scan`, one chain at a time, with the bytes of a weight.
 """
 
 from tests.hopper_compiler import compiled  # isort: skip
@@ -8,12 +9,32 @@ from tests.hopper_compiler import compiled  # isort: skip
 import json
 
 import jax
+import jax.numpy as jnp
 
+import cavs
 from bench.echo_cases import speech_init, speech_loss
+from cavs import vertex_programs as vp
 from cavs.memory import recompute
 
 shapes = jax.eval_shape(lambda key: speech_init(key, hidden=64, batch=16, length=60, layers=4, bands=16), jax.random.key(0))
 small = recompute(speech_loss)
 memory = compiled(jax.grad(small), *shapes).memory_analysis()
 assert memory is not None
-print(json.dumps({"temp": memory.temp_size_in_bytes, "predicted": small.plan(*shapes).peak}))
+found = {"temp": memory.temp_size_in_bytes, "predicted": small.plan(*shapes).peak}
+
+jax.default_backend = lambda: "gpu"  # what is traced depends on it
+chains, lstm = cavs.from_lengths([24] * 4), vp.LSTM(256, 256)
+F, params = lstm.vertex_function(), jax.eval_shape(lstm.init, jax.random.key(0))
+
+
+def loss(params, batch):
+    sched, x = batch
+    return jnp.sum(cavs.run(F, params, sched, x, select=sched.roots, engine="scan") ** 2)
+
+
+plan = cavs.memory.plan(
+    loss, params, chains, parts=4, keep="fast", collate=lambda s: (s.sched, s.sched.pad(jnp.ones((s.graphs.num_vertices, 256))))
+)
+memory = compiled(jax.value_and_grad(plan.loss), params, plan.batch(chains)).memory_analysis()
+assert memory is not None
+print(json.dumps(found | {"lstm": memory.temp_size_in_bytes, "weight": 4 * 256 * 1024}))

@@ -10,6 +10,7 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs._memory.batch_plan import Verified
 from cavs._memory.buffers import Peak, peak_of
 from cavs._memory.search import Choice, Search, choices_for
 from cavs.kernels import native_unavailable
@@ -103,6 +104,24 @@ def test_few_choices_are_traced(shares):
         chosen = Search(work, choices_for(512, 25_600)).fastest(budget)
         best = min(c.time for c in every if c.peak.bytes <= budget)
         assert chosen is not None and chosen.peak.bytes <= budget and work.traces <= 6 and chosen.time < 1.8 * best
+
+
+def test_a_keeping_that_saves_nothing_is_not_chosen():
+    search = Search(Predicted({"least": 0.999, "window": 0.5}), choices_for(512, 25_600))
+    whole = search.candidate(Choice(1, "fast")).peak.bytes
+    assert search.fastest(0.9995 * whole).choice == (2, "fast", 1)  # a whole batch that keeps the least would fit, barely
+    assert {choice.keep for _, _, choice in search.frontier()} == {"fast", "window"}
+
+
+def test_a_fitted_plan_is_faster_if_xla_needs_less_than_predicted(whole, monkeypatch):
+    parts = [p for p, _, _ in whole.frontier()]
+    small = planned(parts[1] - 1)
+    needs = {small.peak: small.peak // 2, whole.peak: small.peak - 1}
+    monkeypatch.setattr(type(whole), "verify", lambda plan: Verified(plan.peak, needs.get(plan.peak, plan.peak // 2), None))
+    fitted = small.fitted()
+    assert fitted.time < small.time and fitted.verify().compiled <= parts[1] - 1
+    monkeypatch.setattr(type(whole), "verify", lambda plan: Verified(plan.peak, plan.peak, None))
+    assert small.fitted() is small
 
 
 def test_batches_of_about_the_same_size_have_one_shape():

@@ -130,14 +130,17 @@ def launch(
     tensors = tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     outputs = _outputs(recurrence, rows)
     updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states or [])}
+    awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
+    updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
     half = PRECISIONS[recurrence.precision]
     for twin, name in program.halves.items():
         if name in outputs:
             outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
         elif name in updated:
-            updated[twin] = (updated[name] * half.factor).astype(half.dtype)
-    awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
-    updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
+            # The barrier keeps XLA from computing the leaves' states again for their twin.
+            updated[name] = lax.optimization_barrier(updated[name])
+            x = (updated[name] * half.factor).astype(half.dtype)
+            updated[twin] = _begun(x, sched, state_row, twin in awaited)
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}

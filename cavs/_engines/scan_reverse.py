@@ -44,7 +44,7 @@ from cavs._stages.cotangents import (
     zero_cotangent,
 )
 from cavs._stages.entrance import memory_of
-from cavs._stages.lazy import Direct, Mine, Some, lazy_gradients
+from cavs._stages.lazy import Direct, Mine, Some, apart, lazy_gradients
 from cavs._stages.operands import Operand, Products
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Index, RowSpan, Zeros, window, write
@@ -127,7 +127,7 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
         direct = _direct(loop, kind, own)
         now = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct) if loop.options.lazy else {}
-        ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], cts))
+        ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], apart(cts, now)))
         if inside or not is_leaf(kind, sched):
             ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
             inside = inside or any(isinstance(x, jax.Array) for x in ct_inputs)

@@ -98,10 +98,11 @@ class BatchPlan:
         return Verified(self.peak, analysis.temp_size_in_bytes, most)
 
     def fitted(self) -> "BatchPlan":
-        """Returns a plan that fits the budget when it is compiled: this one, or a smaller one if XLA needs more than predicted.
+        """Returns a plan that fits the budget when it is compiled.
 
-        Each attempt compiles a program. The next one is planned with the error of the last one, but with at most a quarter
-        less: a large error often belongs to one shape alone, such as the workspace that XLA chose for a product.
+        That is this one, or a smaller one if XLA needs more than predicted, or a faster one if XLA needs less. Each attempt
+        compiles a program. A smaller one is planned with the error of the last one, but with at most a quarter less: a large
+        error often belongs to one shape alone, such as the workspace that XLA chose for a product.
 
         Raises:
             BudgetError: after five attempts, none fits.
@@ -109,10 +110,10 @@ class BatchPlan:
         if not isinstance(self._budget, int):
             return self
         plan, budget = self, self._budget
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             measured = plan.verify().compiled
             if measured <= budget:
-                return plan
+                return plan if attempt else self._faster(budget, measured)
             smaller = self._search.fastest(min(plan.peak * max(budget / measured, _LEAST_SHARE), plan.peak - 1))
             if smaller is None:
                 break
@@ -121,6 +122,14 @@ class BatchPlan:
             f"fitted: budget: got {text_of(budget)}; XLA needs {text_of(measured)} for {plan.parts} parts, where "
             f"{text_of(plan.peak)} were predicted. Write a larger budget, or parts=."
         )
+
+    def _faster(self, budget: int, measured: int) -> "BatchPlan":
+        """Returns a faster plan that fits, if the error of this prediction suggests one; otherwise this plan."""
+        found = self._search.fastest(budget * max(1.0, self.peak / measured))
+        if found is None or found.time >= self._chosen.time:
+            return self
+        faster = BatchPlan(self._batch, self._search, found, budget)
+        return faster if faster.verify().compiled <= budget else self
 
     def frontier(self) -> list[tuple[int, float, Choice]]:
         """Returns (predicted peak in bytes, relative time, choice) of the best plans, the fastest first."""

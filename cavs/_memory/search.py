@@ -17,6 +17,7 @@ _ROWS_PER_TASK = {"cpu": 16, "gpu": 256}
 _AGAIN = {"fast": 1.0, "least": 1.1, "window": 1.35}  # work of a keeping, relative to the fastest: an estimate
 WINDOWS = {"fast": LAZY_WINDOW, "least": LAZY_WINDOW, "window": 256}  # rows, as in `cavs.schedule(window=)`
 _SHARE = {"fast": 1.0, "least": 0.6, "window": 0.3}  # no keeping needs less of the memory of the fastest
+_LESS = 0.98  # of the memory of the fastest keeping: what others need at most to be worth their time
 _PADDING = 0.8  # parts may have less padding than a larger part
 # Of a peak that is read from a line between two others. Each prediction takes a trace, so after one that did not fit, only
 # choices that are likelier to fit are tried.
@@ -127,7 +128,7 @@ class Search:
         for choice in sorted(self.choices, key=self.time):
             sure = _SURE[min(misses, len(_SURE) - 1)]
             if choice in self.found or sure * self._bound(choice) <= budget:
-                if (found := self._tried(choice)) and found.peak.bytes <= budget:
+                if (found := self._tried(choice)) and found.peak.bytes <= budget and self._saves(found):
                     return found
                 misses += choice not in known
         return least if (least := self.smallest()).peak.bytes <= budget else None
@@ -145,9 +146,14 @@ class Search:
         best: list[tuple[int, float, Choice]] = []
         for choice in sorted(self.choices, key=self.time):
             found = self._tried(choice)
-            if found and (not best or found.peak.bytes < best[-1][0]):
+            if found and (not best or found.peak.bytes < best[-1][0]) and self._saves(found):
                 best.append((found.peak.bytes, self.slowdown(found), choice))
         return best
+
+    def _saves(self, found: Candidate) -> bool:
+        """Whether a keeping saves memory: on engine `persistent`, cut cotangents may lie where kept values would."""
+        fast = self.found.get(found.choice._replace(keep="fast"), found)  # one that has not been tried was likely not to fit
+        return fast is found or found.peak.bytes <= _LESS * fast.peak.bytes
 
     def _bound(self, choice: Choice) -> float:
         """About the least that a candidate can need, by those that are known.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, domain_of
 from cavs._function.equations import bind, is_float, needed, reads
@@ -21,6 +22,8 @@ from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
 from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated
+
+JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
 
 
 class Some(NamedTuple):
@@ -101,6 +104,19 @@ def lazy_gradients(
 
     where = operands(part, rows, span, memory, values) if direct else {}
     return _sums(part, rows, span, memory, env, cuts, mine, direct, where)
+
+
+def apart(cts: Env, gradients: Floats) -> Env:
+    """Returns `cts` so that XLA for GPUs does not join products of them with those of `gradients`.
+
+    XLA joins products that read one cut cotangent if it is small, as in plans for little memory. Then the results, which may be
+    the gradients of large weights, are all there at once.
+    """
+    small = sum(x.nbytes for x in cts.values()) < JOINED_BYTES
+    if jax.default_backend() != "gpu" or not gradients or not small:
+        return cts
+    _, tied = lax.optimization_barrier((list(gradients.values()), list(cts.values())))
+    return dict(zip(cts, tied, strict=True))
 
 
 def _sums(
