@@ -10,6 +10,7 @@ import pytest
 import cavs
 from cavs import vertex_programs as vp
 from cavs._schedule.level_segments import GIVEN
+from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES, GRAPHS, chain, joined, random_dag
 from tests.programs import PROGRAMS
 from tests.random_cases import random_case, script
@@ -19,7 +20,9 @@ from tests.truth import assert_close, batch_inputs, divided, jitted, padded, tru
 
 H = 8
 CHAIN = chain(2000)
+NATIVE = (0, 1, 4, 5)  # seeds of random functions that fit engine `native`, two of them with two kinds
 LSTM = vp.LSTM(H, H)
+HERE = "scan" if native_unavailable() else "native"  # the engine of an LSTM
 # Trees, several parents across a cut, kinds, float32 beside float64, edges, pushes that are no states, no inputs.
 CASES = {
     "BinaryTreeLSTM": 1e-12,
@@ -50,6 +53,15 @@ def test_random_functions_in_segments_are_the_loop_over_vertices(seed: int) -> N
     case.options.schedule = {k: v for k, v in case.options.schedule.items() if k != "shapes"} | {"segments": 2 + seed % 4}
     found = check(case)
     assert not found.failed and (found.status != "refused" or allowed(found)), f"{found.what}\n{found.text}\n{script(case)}"
+
+
+@pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
+@pytest.mark.parametrize("seed", NATIVE)
+def test_random_functions_in_segments_on_engine_native(seed: int) -> None:
+    case = random_case(seed, "native", float32=True)
+    case.options.schedule = {"segments": 2 + seed % 4}
+    found = check(case)
+    assert found.status == "ok", f"{found.what}\n{found.text}\n{script(case)}"
 
 
 @pytest.mark.parametrize("count", [2, 5, 40])
@@ -131,8 +143,8 @@ def plan_of(engine: str | None = None, budget: Any = None, graphs: cavs.Graphs =
 def test_a_plan_divides_a_deep_graph_into_segments(tmp_path: Any) -> None:
     params, whole, loss = plan_of()
     _, least, _ = plan_of(budget="min")
-    assert whole.segments == 1 and least.segments > 4 and least.peak < whole.peak / 6 and least.engines == ["scan"]
-    assert f"keep='fast' in {least.segments} segments of levels, engine scan" in str(least)
+    assert whole.segments == 1 and least.segments > 4 and least.peak < whole.peak / 6 and least.engines == [HERE]
+    assert f"keep='fast' in {least.segments} segments of levels, engine {HERE}" in str(least)
     assert 0.7 < least.peak / least.verify().compiled < 2
     points = least.frontier()
     assert [c.segments for *_, c in points] == sorted(c.segments for *_, c in points)
@@ -163,5 +175,5 @@ def test_misuse_says_what_to_write() -> None:
         cavs.schedule(CHAIN, segments=2, shapes=[])
     with pytest.raises(ValueError, match=r"plan: segments: got -1"):
         plan_of(segments=-1)
-    with pytest.raises(ValueError, match=r"engine: got 'native', but a schedule in segments runs on engine 'scan'"):
-        plan_of("native", segments=4)
+    with pytest.raises(ValueError, match=r"got 'persistent', but a schedule in segments runs on engine 'scan', or 'native'"):
+        plan_of("persistent", segments=4)

@@ -26,8 +26,8 @@ KEEPINGS = tuple(_AGAIN)
 SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
 LEVELS_OF_SEGMENT = 4
-# The time of segments: the forward runs twice, and on engine `scan` rather than a faster one (chains of 5,000 steps).
-_IN_SEGMENTS = {"cpu": 2, "gpu": 20}
+# The time of segments: the forward runs twice, and on a GPU on engine `scan` rather than a faster one (chains of 5,000 steps).
+_IN_SEGMENTS = {"cpu": 1.7, "gpu": 20}
 
 
 class Choice(NamedTuple):

@@ -15,6 +15,7 @@ from jax import lax
 
 from cavs._engines.choose import EngineError, name_of
 from cavs._engines.engine import Engine
+from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._function.equations import is_float
 from cavs._function.plan import FunctionPlan
@@ -90,14 +91,15 @@ def run_in_segments(
         The leaves of the pushes as stored, (Vp, ...), or (M, ...) with `select`.
 
     Raises:
-        EngineError: an engine other than `scan` was asked for.
+        EngineError: the engine that was asked for cannot run segments.
         ValueError: it is traced inside a `shard_map` that checks types.
     """
-    if not isinstance(asked, Scan | None):
+    if isinstance(asked, Persistent):
         raise EngineError(
-            f"run: engine: got {name_of(asked)!r}, but a schedule in segments runs on engine 'scan'. Write engine='scan', or "
-            "engine=None to choose."
+            f"run: engine: got {name_of(asked)!r}, but a schedule in segments runs on engine 'scan', or 'native' on a CPU. "
+            "Write engine='scan', or engine=None to choose."
         )
+    engine = Scan() if asked is None and jax.default_backend() != "cpu" else asked
     if checked_axes():
         raise ValueError(
             "run: sched: got a schedule in segments inside of jax.shard_map with check_vma=True; expected one without them. "
@@ -105,7 +107,7 @@ def run_in_segments(
         )
     function = _with_given(F, plan, kinds, sched.segment_shape.shape.kinds, params, inputs)
     flat, trees = zip(*map(jax.tree.flatten, (params, inputs, edges)), strict=True)
-    loop = _Loop(function, functools.partial(run, engine=Scan()), trees, sched.segment_shape, plan.state_avals, plan.push_avals)
+    loop = _Loop(function, functools.partial(run, engine=engine), trees, sched.segment_shape, plan.state_avals, plan.push_avals)
     few = select if select is None or select.shape[0] < sched.segment_shape.shape.vertices else None
     outs = _differentiable(loop, sched.shape.vertices)(*flat, jax.tree.map(jnp.asarray, sched.segments), few)
     return outs if few is select else [x.at[select].get(mode="clip") for x in outs]

@@ -52,7 +52,7 @@ def schedule(
             machine or process without the GPU.
         segments: how many segments of levels the levels are cut into, each with about as many vertices. The forward pass then
             keeps only what later segments read of earlier ones, and the backward pass runs each segment again: one deep graph
-            needs the memory of a segment, and about twice the time. `run` then uses engine `scan`.
+            needs the memory of a segment, and about twice the time. `run` then uses engine `scan`, or `native` on a CPU.
 
     Returns:
         The schedule, with its integers in host memory.
