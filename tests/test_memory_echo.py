@@ -13,6 +13,8 @@ import bench.echo_cases as echo_cases
 import cavs
 from cavs._function.jaxprs import is_var
 from cavs._function.minimum_cut import minimum_cut
+from cavs._memory.batch_plan import Verified
+from cavs._memory.echo import Recomputed
 from cavs._memory.loops import with_derivative
 from cavs._memory.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute
@@ -171,6 +173,26 @@ def test_long_loops_run_in_chunks(length, reverse):
     want = jax.jit(jax.value_and_grad(f, (0, 1)))(w, x)
     assert_close(jax.jit(jax.value_and_grad(lambda *args: planned(*args)[0], (0, 1)))(w, x), want, 1e-12)
     assert point.bytes < 0.6 * x.nbytes  # less than the states of all steps
+
+
+def test_the_budget_is_kept_when_it_is_compiled():
+    loss, params, batch = case("nmt")
+    plain = recompute(loss).verify(params, batch)
+    assert plain.compiled == temp(jax.value_and_grad(recompute(loss)), params, batch)
+    budget = int(0.9 * plain.compiled)
+    small = recompute(loss, budget).fitted(params, batch)
+    assert temp(jax.value_and_grad(small), params, batch) <= budget
+
+
+def test_a_smaller_plan_is_taken_if_xla_needs_more_than_predicted(monkeypatch):
+    loss, params, batch = case("nmt")
+    whole, least = recompute(loss).plan(params, batch).peak, recompute(loss, "min").plan(params, batch).peak
+    needed = lambda share: lambda self, *args, **how: Verified(n := self.plan(*args, **how).peak, int(n * share), None)  # noqa: E731
+    monkeypatch.setattr(Recomputed, "verify", needed(1.2))
+    assert least <= recompute(loss, whole).fitted(params, batch).plan(params, batch).peak <= whole / 1.2
+    monkeypatch.setattr(Recomputed, "verify", needed(3))
+    with pytest.raises(BudgetError, match=r"fitted: budget: got .*; XLA needs .* were predicted"):
+        recompute(loss, whole).fitted(params, batch)
 
 
 def test_constants_are_not_kept():

@@ -20,7 +20,7 @@ from cavs._memory.table import columns
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ATTEMPTS, _LEAST_SHARE = 5, 0.75  # of `fitted`
+ATTEMPTS, LEAST_SHARE = 5, 0.75  # of `fitted`
 _PARTS = ("leaves", "eager", "levels", "lazy")  # the scopes in `_run.forward` and `_run.adjoint`
 
 
@@ -110,11 +110,11 @@ class BatchPlan:
         if not isinstance(self._budget, int):
             return self
         plan, budget = self, self._budget
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             measured = plan.verify().compiled
             if measured <= budget:
                 return plan if attempt else self._faster(budget, measured)
-            smaller = self._search.fastest(min(plan.peak * max(budget / measured, _LEAST_SHARE), plan.peak - 1))
+            smaller = self._search.fastest(min(plan.peak * max(budget / measured, LEAST_SHARE), plan.peak - 1))
             if smaller is None:
                 break
             plan = BatchPlan(self._batch, self._search, smaller, budget)

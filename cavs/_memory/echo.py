@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
@@ -14,6 +15,7 @@ from cavs._function.equations import is_float
 from cavs._function.jaxprs import opened
 from cavs._function.keeping import keep
 from cavs._function.names import Names, check_known, names_of
+from cavs._memory.batch_plan import ATTEMPTS, LEAST_SHARE, Verified
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.loops import with_derivative
 from cavs._memory.pareto import ParetoSearch, Point
@@ -108,6 +110,67 @@ class Recomputed(Generic[R]):
         search = ParetoSearch(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])], names=self._names)
         return Plan(self._name(), search, self._choose(search), self._budget)
 
+    def verify(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Verified:
+        """Compiles the function with its derivative, and compares the temporary memory with the prediction.
+
+        Args:
+            *args: as in `plan`, and so are the other arguments.
+            argnums: the positional arguments with respect to which you differentiate.
+            **kwargs: keyword arguments of `fn`.
+
+        Returns:
+            The bytes as predicted, and as XLA allocates them. The gradients are results here. In a step of training they may be
+            temporary until the optimiser has read them: compile that to know what it needs.
+
+        Raises:
+            RuntimeError: the backend does not report the memory of a program.
+        """
+        wanted = [argnums % len(args)] if isinstance(argnums, int) else [i % len(args) for i in argnums]
+        dynamic = {i: x for i, x in enumerate(args) if i not in self._static}
+
+        def both(given: dict[int, Any], named: dict[str, Any]) -> Any:
+            def of(*some: Any) -> R:
+                changed = given | dict(zip(wanted, some, strict=True))
+                return self(*(x if i in self._static else changed[i] for i, x in enumerate(args)), **named)
+
+            out, transpose = jax.vjp(of, *(given[i] for i in wanted))
+            ones = jax.tree.map(
+                lambda x: jnp.ones(x.shape, x.dtype) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0), out
+            )
+            return out, transpose(ones)
+
+        analysis = jax.jit(both).lower(dynamic, kwargs).compile().memory_analysis()
+        if analysis is None:
+            raise RuntimeError("verify: this backend does not report how much memory a program needs.")
+        return Verified(self.plan(*args, argnums=argnums, **kwargs).peak, analysis.temp_size_in_bytes, None)
+
+    def fitted(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> "Recomputed[R]":
+        """Returns a function whose derivative fits the budget when it is compiled: this one, or one that keeps less.
+
+        A prediction cannot know the order in which XLA runs a program, nor the workspaces of its libraries. Each attempt
+        compiles the function with its derivative, see `verify`, and takes the same arguments.
+
+        Raises:
+            BudgetError: no plan fits the budget; the message has the bytes that the last one needs.
+        """
+        if not isinstance(self._budget, int):
+            return self
+        tried = self
+        for _ in range(ATTEMPTS):
+            found = tried.verify(*args, argnums=argnums, **kwargs)
+            if found.compiled <= self._budget:
+                return tried
+            smaller = min(int(found.predicted * max(self._budget / found.compiled, LEAST_SHARE)), found.predicted - 1)
+            tried = Recomputed(self._fn, smaller, self._static, self._names, None)
+            try:
+                tried.plan(*args, argnums=argnums, **kwargs)
+            except BudgetError:
+                break
+        raise BudgetError(
+            f"fitted: budget: got {text_of(self._budget)}; XLA needs {text_of(found.compiled)}, where "
+            f"{text_of(found.predicted)} were predicted. Write a larger budget, or 'min'."
+        )
+
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
@@ -151,6 +214,10 @@ class Recomputed(Generic[R]):
         if chosen is None:
             raise BudgetError(_too_small(self._name(), int(self._budget), search, points[-1]))
         return chosen
+
+
+def _one(x: jax.Array) -> Any:
+    return jnp.ones_like(x) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
 
 
 def _read(path: str | os.PathLike[str] | None) -> Any:
