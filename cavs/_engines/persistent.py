@@ -5,6 +5,7 @@ The rest is the same as in engine `scan`: the leaves and the eager and lazy part
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -132,15 +133,7 @@ def launch(
     updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states or [])}
     awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
     updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
-    half = PRECISIONS[recurrence.precision]
-    for twin, name in program.halves.items():
-        if name in outputs:
-            outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
-        elif name in updated:
-            # The barrier keeps XLA from computing the leaves' states again for their twin.
-            updated[name] = lax.optimization_barrier(updated[name])
-            x = (updated[name] * half.factor).astype(half.dtype)
-            updated[twin] = _begun(x, sched, state_row, twin in awaited)
+    _add_twins(recurrence, updated, outputs, lambda twin, x: _begun(x, sched, state_row, twin in awaited))
     used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
@@ -185,6 +178,23 @@ def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
         base = None if sparse else written.base
         found[name] = Output(n, width, stored_dtype(written.value.aval), written.domain, base, sparse)
     return found
+
+
+def _add_twins(
+    recurrence: Recurrence,
+    updated: dict[Tensor, jax.Array],
+    outputs: dict[Tensor, Output],
+    begun: Callable[[Tensor, jax.Array], jax.Array],
+) -> None:
+    """Adds the twins in half precision of what a launch updates or writes; `begun` is `_begun` of a twin."""
+    half = PRECISIONS[recurrence.precision]
+    for twin, name in recurrence.program.halves.items():
+        if name in outputs:
+            outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
+        elif name in updated:
+            # The barrier keeps XLA from computing the leaves' states again for their twin.
+            updated[name] = lax.optimization_barrier(updated[name])
+            updated[twin] = begun(twin, (updated[name] * half.factor).astype(half.dtype))
 
 
 def _begun(x: jax.Array, sched: Schedule, state_row: jax.Array, awaited: bool) -> jax.Array:
