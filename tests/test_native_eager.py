@@ -58,6 +58,15 @@ def test_the_eager_part_is_that_of_engine_scan(name: str) -> None:
     assert_engines_agree(F, sched, derivatives=True)
 
 
+@pytest.mark.parametrize("name", EAGER)
+def test_wide_levels_run_the_eager_part(name: str) -> None:
+    wide, narrow = cavs.schedule(cavs.from_lengths([12] * 64)), cavs.schedule(BATCHES["forest"])
+    of, F = {"x": np.zeros(5, np.float32), "word": np.int32(0)}, function(name)
+    found = ["the levels run what is eager" in F.explain(PARAMS, of, sched=sched) for sched in (wide, narrow)]
+    assert found == [EAGER[name][1], False]
+    assert_engines_agree(F, wide, derivatives=True)
+
+
 @pytest.mark.parametrize("batch", ["three kinds", "several windows"])
 def test_the_eager_part_of_kinds_and_windows(batch: str) -> None:
     windows = batch == "several windows"

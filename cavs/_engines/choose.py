@@ -136,10 +136,15 @@ def explain_native_rows(plan: FunctionPlan, sched: Schedule) -> list[str]:
     total = in_total(padding_of(sched.host()))
     leaves = total.leaves if _leaves_outside(plan) else Filled(total.leaves.vertices, total.leaves.vertices)
     levels = Filled(total.levels.vertices, total.levels.vertices)
-    parts = plan.inner.values()
+    shape = sched.shape
+    kinds = (None,) * len(shape.kinds) if None in plan.inner else shape.kinds
+    chosen = Native().prefers(plan, shape, kinds)
+    parts = chosen.inner.values()
     eager = [part for part in parts if part.eager.eqns]
     outside = [part for part in eager if eager_split(part, len(plan.inner)) is None]
     lines = [f"leaves: {leaves}", f"vertices with children, in the levels and for the gradients of parameters: {levels}"]
+    if chosen is not plan:
+        lines.append("the levels run what is eager: they are wide, and its results stay in the cache")
     if eager:
         lines.append(f"vertices with children, in the eager part: {total.batches if outside else levels}")
     if any(part.lazy_eqns for part in parts):

@@ -119,6 +119,10 @@ class Engine(Protocol):
         """Whether the engine runs the leaves of schedules of a shape as a level. Otherwise XLA runs them before the levels."""
         ...
 
+    def prefers(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> FunctionPlan:
+        """Returns the plan of the same F that the engine runs fastest on schedules of a shape."""
+        ...
+
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
     ) -> tuple[Arrays, list[Transpose]] | None:
@@ -171,6 +175,10 @@ class StagesInXla:
     def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
         """False."""
         return False
+
+    def prefers(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> FunctionPlan:
+        """This plan."""
+        return plan
 
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool

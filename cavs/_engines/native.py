@@ -43,6 +43,8 @@ from cavs._stages.tensors import Index, Rows
 from cavs.kernels import Unfit, native_unavailable
 
 Arrays = list[jax.Array]
+# From this mean width of tasks on, the levels run what is eager: products are fast there, and results stay in the cache.
+WIDE_TASKS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,13 @@ class Native:
     def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
         """Whether the library can compute F at the leaves."""
         return not leaves_unfit(plan, {name: k for k, name in enumerate(kinds) if shape.leaves[k]}, len(kinds))
+
+    def prefers(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> FunctionPlan:
+        """The plan without an eager part if tasks are wide, and if the library has all that the levels then need."""
+        if sum(shape.inner) < WIDE_TASKS * shape.tasks or any(part.eager.reads_edges for part in plan.inner.values()):
+            return plan
+        other = plan.without_eager_part()
+        return plan if unfit(other, shape, kinds) else other
 
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool

@@ -33,6 +33,7 @@ class FunctionPlan:
         sweeps: a cache of `_run.run`: compiled functions, by schedule shape.
         kept: a cache of `keeping`.
         leaf_parts: a cache of `leaf_part`.
+        in_levels: a cache of `without_eager_part`.
     """
 
     function: VertexFunction
@@ -45,6 +46,7 @@ class FunctionPlan:
     sweeps: dict[Any, Any] = dataclasses.field(default_factory=dict)
     kept: dict[Any, "FunctionPlan"] = dataclasses.field(default_factory=dict)
     leaf_parts: dict[str | None, Split] = dataclasses.field(default_factory=dict)
+    in_levels: list["FunctionPlan"] = dataclasses.field(default_factory=list)
 
     @property
     def loop(self) -> str:
@@ -111,8 +113,19 @@ class FunctionPlan:
         key = overwrite, share, again, names
         if key not in self.kept:
             inner = {kind: part.keeping(leaves, share, again, names) for kind, part in self.inner.items()}
-            self.kept[key] = dataclasses.replace(self, inner=inner, sweeps={}, kept={}, leaf_parts={})
+            self.kept[key] = self._with(inner)
         return self.kept[key]
+
+    def without_eager_part(self) -> "FunctionPlan":
+        """Returns the plan whose levels compute what the eager part does here; cached. It is this one if that is nothing."""
+        if not any(part.eager.eqns for part in self.inner.values()):
+            return self
+        if not self.in_levels:
+            self.in_levels.append(self._with({kind: split(part.role, False) for kind, part in self.inner.items()}))
+        return self.in_levels[0]
+
+    def _with(self, inner: dict[str | None, Split]) -> "FunctionPlan":
+        return dataclasses.replace(self, inner=inner, sweeps={}, kept={}, leaf_parts={}, in_levels=[])
 
     def _overwritable(self) -> frozenset[int]:
         """The leaves of the state whose rows the cotangents of a forest may overwrite."""

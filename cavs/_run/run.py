@@ -262,7 +262,8 @@ def _compiled(
         else:
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
             share = least and shape.windows[0] == 1
-            kept = plan.keeping(shape.forest and shape.rooted, share, again=least and not share, names=names)
+            best = engine.prefers(plan, shape, kinds)
+            kept = best.keeping(shape.forest and shape.rooted, share, again=least and not share, names=names)
             sweep = _sweep(kept, shape, kinds, engine)
         plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)
     compiled, name = plan.sweeps[key]
