@@ -47,15 +47,18 @@ def data() -> cavs.Graphs:
     return cavs.from_lengths(lengths, input_id=ids[0], label=ids[1] % 4 - 1)
 
 
-def losses(mesh, steps=None, die_at=None):
-    """The losses of `STEPS` steps of batches of 8 graphs, and a checksum of the parameters."""
+def losses(*meshes, steps=None, die_at=None):
+    """The losses of `STEPS` steps of batches of 8 graphs, and the parameters. Epochs run on the meshes in turn."""
     draw = np.random.default_rng(1).normal
     params = {k: draw(0, 0.5, s).astype(np.float32) for k, s in (("w", (2, 3)), ("u", (3, 3)), ("words", (7, 2)))}
     state, found, step = (params, jax.tree.map(np.zeros_like, params)), [], cavs.data.step(fun)
-    loader = cavs.data.Loader(data(), 8, mesh=mesh, steps=steps)
+    loaders = [cavs.data.Loader(data(), 8, mesh=mesh, steps=steps) for mesh in meshes]
     while len(found) < STEPS:
+        loader, mesh = loaders[number := len(found) // 4 % len(meshes)], meshes[number]
+        loader.restore({"epoch": len(found) // 4, "batch": 0, "steps": loader.steps, "order": 0})
         for batches in loader:
             state, values = step(state, batches)
+            assert {len(x.sharding.device_set) for x in jax.tree.leaves(state)} == {1 if mesh is None else mesh.size}
             found += np.asarray(values).tolist()
             if die_at is not None and len(found) >= die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -80,6 +83,7 @@ def main() -> None:
         cavs.data.Loader(data(), 8).restore(state)  # on one device, the same batches follow
         found["alone"] = losses(None)
         found["four"] = losses(mesh_of(jax.local_devices()))
+        found["in turn"] = losses(mesh_of(jax.local_devices()), None)
     with open(f"{folder}/{number}.json", "w") as file:
         json.dump(found, file)
 

@@ -104,7 +104,7 @@ def test_the_losses_are_those_of_one_device(processes: tuple[Path, list[subproce
     assert first["together"] == second["together"]  # 2 devices of each process
     losses, state = first["alone"]
     assert len(losses) >= script.STEPS and losses[-1] < 0.5 * losses[0]
-    for where in ("four", "together"):  # 4 devices of one process, and of two
+    for where in ("four", "together", "in turn"):  # 4 devices of one process, and of two; 4 and 1
         np.testing.assert_allclose(first[where][0][: len(losses)], losses, atol=1e-6)
         for got, want in zip(first[where][1], state, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-6)

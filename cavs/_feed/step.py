@@ -43,6 +43,7 @@ class Step:
         self._jitted: dict[Mesh | None, Concurrent] = {}
         self._mine: frozenset[int] = frozenset()
         self._last: PyTree = None
+        self._place: Mesh | None = None
         self._known: set[Hashable] = set()
         self.background = Background()
         self.compiling: tuple[int, int] | None = None
@@ -61,7 +62,7 @@ class Step:
             self.compiling = None if here else self.compiling
             return_unused()
             self._compile_others(state, batches)
-        self._last, self._mine = state, frozenset(map(id, jax.tree.leaves(state)))
+        self._last, self._mine, self._place = state, frozenset(map(id, jax.tree.leaves(state))), _mesh(batches)
         if isinstance(batches, Batches) and batches.filled is not None and (n := len(batches)) != batches.count:
             metrics = jax.tree.map(lambda x: x[:n], metrics)
         return state, metrics
@@ -89,14 +90,17 @@ class Step:
 
     def _owned(self, state: PyTree, batches: PyTree) -> PyTree:
         """The state on the device or devices, in arrays that may be donated: those of the caller stay valid."""
-        if state is self._last:
-            return state
         mesh = _mesh(batches)
+        same = mesh == self._place
+        if same and state is self._last:
+            return state
         where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
 
         def owned(x: Any) -> Any:
-            if id(x) in self._mine and isinstance(x, jax.Array):
+            if same and id(x) in self._mine and isinstance(x, jax.Array):
                 return x
+            if where is None and isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
+                x = np.asarray(x)  # of a mesh, to one device
             here = isinstance(x, jax.Array) and (where is None or x.sharding == where)
             if here and not self._donate:
                 return x
