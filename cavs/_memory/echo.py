@@ -134,10 +134,7 @@ class Recomputed(Generic[R]):
                 return self(*(x if i in self._static else changed[i] for i, x in enumerate(args)), **named)
 
             out, transpose = jax.vjp(of, *(given[i] for i in wanted))
-            ones = jax.tree.map(
-                lambda x: jnp.ones(x.shape, x.dtype) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0), out
-            )
-            return out, transpose(ones)
+            return out, transpose(jax.tree.map(_one, out))
 
         analysis = jax.jit(both).lower(dynamic, kwargs).compile().memory_analysis()
         if analysis is None:
