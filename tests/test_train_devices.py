@@ -84,5 +84,8 @@ def test_rows_are_those_of_indexing() -> None:
     np.testing.assert_array_equal(mine(weight)[0], pull(weight)[0])
     found = added(jnp.zeros_like(table), *(x[None] for x in _distinct(ids, weight, 4)))  # what devices exchange
     np.testing.assert_allclose(found, pull(weight)[0], rtol=1e-12)
+    unknown, back = jax.vjp(lambda t: cavs.data.rows(t, jnp.array([4, -1, 0])), table)
+    np.testing.assert_array_equal(unknown, [[np.nan] * 3, [0] * 3, [0, 1, 2]])
+    np.testing.assert_array_equal(back(jnp.ones((3, 3)))[0], [[1] * 3, *[[0] * 3] * 3])
     with pytest.raises(ValueError, match=r"rows: ids: got shape \(4,\) and dtype float64; expected \(U,\) ints"):
         cavs.data.rows(table, ids + 0.5)

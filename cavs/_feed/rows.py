@@ -30,7 +30,8 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
         ids: (U,) ints below N. -1 reads zeros, and has no gradient.
 
     Returns:
-        (U, ...) the rows.
+        (U, ...) the rows. Those of ids from N on, which the table does not have, are NaN: a data set that was read without
+        `with_vocab` has ids of its own.
 
     Raises:
         ValueError: `table` has no rows, or `ids` are not ints with one axis.
@@ -47,7 +48,8 @@ def rows(table: ArrayLike, ids: ArrayLike) -> jax.Array:
 
 def _read(table: jax.Array, ids: jax.Array) -> jax.Array:
     there = (ids >= 0).reshape(-1, *(1,) * (table.ndim - 1))
-    return jnp.where(there, table[jnp.maximum(ids, 0)], jnp.zeros((), table.dtype))
+    found = table.at[jnp.maximum(ids, 0)].get(mode="fill")
+    return jnp.where(there, found, jnp.zeros((), table.dtype))
 
 
 def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
