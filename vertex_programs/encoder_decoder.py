@@ -108,8 +108,7 @@ class EncoderDecoder:
         if v.is_leaf():
             h, a = v.pull("h"), jnp.zeros_like(v.pull("h"))
             v.scatter({"c": v.pull("c"), "h": h, "a": a, "key": h @ params["key"], "source": jnp.bool_(True)})
-            v.push(a)
-            return
+            return v.push(a)
         before = v.gather(0)
         z = jnp.concatenate([before["h"], before["a"]]) @ params["u"] + (v.pull("x") @ params["w"] + params["b"])
         state = lstm_state(z, before["c"])
