@@ -62,6 +62,7 @@ def test_the_eager_part_is_that_of_engine_scan(name: str) -> None:
 def test_wide_levels_run_the_eager_part(name: str) -> None:
     wide, narrow = cavs.schedule(cavs.from_lengths([12] * 64)), cavs.schedule(BATCHES["forest"])
     of, F = {"x": np.zeros(5, np.float32), "word": np.int32(0)}, function(name)
+    assert wide.shape.inner[0] > int(wide.inner_count[0])
     found = ["the levels run what is eager" in F.explain(PARAMS, of, sched=sched) for sched in (wide, narrow)]
     assert found == [EAGER[name][1], False]
     assert_engines_agree(F, wide, derivatives=True)
@@ -101,10 +102,12 @@ def test_xla_computes_no_product_of_the_eager_part() -> None:
     assert products["scan"] and not products["native"]
 
 
-def test_padding_adds_nothing_in_a_batch_without_vertices_with_children() -> None:
+@pytest.mark.parametrize("chains", [1, 64])  # with 64, the levels run the eager part
+def test_padding_adds_nothing_in_a_batch_without_vertices_with_children(chains: int) -> None:
     """What the library leaves in the rows of the eager part is then no vertex's, and z = 0 makes the gradient of "b" NaN."""
-    chain_and_leaves = cavs.from_parents([[1, 2, 3, 4, 5, -1], *[[-1]] * 6])
-    _, sched = cavs.data.Loader(chain_and_leaves, [[0], range(1, 7)], seed=None, workers=0, steps=1)
+    chains_and_leaves = cavs.from_parents([*[[*range(1, 12), -1]] * chains, *[[-1]] * max(chains, 6)])
+    given = [range(chains), range(chains, chains + max(chains, 6))]
+    _, sched = cavs.data.Loader(chains_and_leaves, given, seed=None, workers=0, steps=1, shapes=1)
     assert sched.shape.inner[0] and not int(sched.inner_count[0])
 
     def f(params: Any, v: cavs.Vertex) -> None:
@@ -115,6 +118,8 @@ def test_padding_adds_nothing_in_a_batch_without_vertices_with_children() -> Non
 
     F, rows = cavs.VertexFunction(f, state=(7,)), jax.tree.map(sched.pad, inputs(sched))
     gradient = jax.jit(jax.grad(lambda p, engine: loss(p, rows["x"], rows["word"], sched, F, engine)), static_argnums=1)
+    wide = "the levels run what is eager" in F.explain(PARAMS, {"x": np.zeros(5, np.float32)}, sched=sched)
+    assert wide == (chains == 64)
     got, want = gradient(PARAMS, "native"), gradient(PARAMS, "scan")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(want))
     assert_same(got, want)

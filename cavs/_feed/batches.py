@@ -100,16 +100,14 @@ def grouped(
             continue
         stacks, first = [], None
         for i in range(number * (units or 1)):
-            this = jax.tree.flatten(next(source))
-            _refuse_others(this[0])
-            _refuse_large(this[0])
-            create = np.empty if number == count else np.zeros
-            stacks = stacks or [create((*axes, *x.shape), x.dtype) for x in this[0]]
-            first = first or this
-            for stack, x, y in zip(stacks, this[0], first[0], strict=this[1] == first[1]):
-                if this[1] != first[1] or x.shape != y.shape or x.dtype != y.dtype:
-                    texts = [f"{[f'{x.dtype}{list(x.shape)}' for x in xs]} in {of}" for xs, of in (first, this)]
-                    raise ValueError(MSG_DIFFERENT.format(*texts))
+            leaves, treedef = jax.tree.flatten(next(source))
+            _refuse_others(leaves)
+            _refuse_large(leaves)
+            if first is None:
+                first, create = (leaves, treedef), np.empty if number == count else np.zeros
+                stacks = [create((*axes, *x.shape), x.dtype) for x in leaves]
+            _refuse_different(first, (leaves, treedef))
+            for stack, x in zip(stacks, leaves, strict=True):
                 stack.reshape(-1, *x.shape)[i] = x
         assert first is not None
         yield Batches(first[1].unflatten(stacks), count, mesh, None if length is None else np.int32(number))
@@ -119,6 +117,14 @@ def stack_of(batch: PyTree, count: int, partial: bool) -> Batches:
     """A stack of `count` batches like this one, as `jax.ShapeDtypeStruct`s; `partial` if it may have fewer."""
     tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), batch)
     return Batches(tree, count, filled=jax.ShapeDtypeStruct((), np.int32) if partial else None)
+
+
+def _refuse_different(first: tuple[list[np.ndarray], Any], this: tuple[list[np.ndarray], Any]) -> None:
+    """Checks that two batches, as leaves and structures, fit one stack."""
+    like = [[(x.shape, x.dtype) for x in leaves] for leaves, _ in (first, this)]
+    if first[1] != this[1] or like[0] != like[1]:
+        texts = [f"{[f'{x.dtype}{list(x.shape)}' for x in leaves]} in {treedef}" for leaves, treedef in (first, this)]
+        raise ValueError(MSG_DIFFERENT.format(*texts))
 
 
 def _refuse_others(leaves: list[Any]) -> None:

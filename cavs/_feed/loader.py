@@ -239,7 +239,7 @@ class Loader:
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
         planned = plan(self._members, self._shapes, batches, self._sizes, self._delivery.units)
-        return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings))
+        return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings.mesh))
 
     def _epochs(self) -> Iterator[Epoch]:
         """The rest of this epoch, in parts that are planned together."""

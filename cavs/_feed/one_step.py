@@ -37,8 +37,8 @@ def keeping(fun: Any) -> Any:
             raise TypeError(f"step: {name}: returned a state of structure {after}; expected that of the old state, {before}.")
         for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new), strict=True):
             was, now = (f"{jnp.result_type(a)}{list(np.shape(a))}" for a in (x, y))
-            # JAX converts what a number in Python was.
-            weak = np.shape(x) == np.shape(y) and any(getattr(a, "weak_type", isinstance(a, int | float)) for a in (x, y))
+            # JAX converts an old state that was a number of Python.
+            weak = np.shape(x) == np.shape(y) and getattr(x, "weak_type", isinstance(x, int | float))
             if was != now and not weak:
                 write = f" Write x.astype({jnp.result_type(x).name!r})." if np.shape(x) == np.shape(y) else ""
                 raise TypeError(

@@ -174,13 +174,13 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
         )
 
 
-def partial_stacks(settings: Settings) -> bool:
+def partial_stacks(mesh: Mesh | None) -> bool:
     """Whether a stack may have fewer batches than its length, so that one program runs all numbers of batches.
 
     On one CPU the number of iterations of a loop may be a value. On a GPU the host would wait for that value, and several steps
     could not be one CUDA graph.
     """
-    return settings.mesh is None and jax.default_backend() != "gpu"
+    return mesh is None and jax.default_backend() != "gpu"
 
 
 def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> int:
@@ -195,7 +195,7 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
         batch: the graphs of a batch.
         batches: the batches of an epoch.
     """
-    if partial_stacks(settings) and settings.parts is None:
+    if partial_stacks(settings.mesh) and settings.parts is None:
         return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1))))
     if jax.default_backend() != "gpu":
         return 1

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from cavs._feed.batches import stack_of
 from cavs._feed.loader import Loader
+from cavs._feed.settings import partial_stacks
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.buffers import Peak
@@ -75,7 +76,7 @@ class TrainingStep:
         """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
         batch, loader = self._schedule(choice)
         if (n := loader.steps) > 1:
-            batch = stack_of(batch, n, jax.default_backend() != "gpu")
+            batch = stack_of(batch, n, partial_stacks(None))
         step = build_step(self._model, self._config, total_steps(self._config, loader), choice)
         found = step.lower(self.state, batch).compile().memory_analysis()
         if found is None:  # this backend does not report it
