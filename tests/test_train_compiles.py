@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cavs import cli
-from cavs._train import compile_quickly, compiled
+from cavs._feed import host_memory
+from cavs._train import start_quickly
 from cavs._train.model import SoftmaxModel
 from tests.test_training import trees
 
@@ -43,10 +44,24 @@ def test_a_run_traces_each_program_once_and_before_its_call(tmp_path, monkeypatc
 )
 def test_commands_compile_quickly_unless_the_user_has_options_of_the_code_generator(flags, then, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setenv("JAX_PLATFORMS", "")
-    monkeypatch.setattr(compiled, "_NVIDIA", __file__)
-    compile_quickly()
-    assert os.environ["XLA_FLAGS"] == flags  # a GPU computes
-    monkeypatch.setattr(compiled, "_NVIDIA", "there is none")
-    compile_quickly()
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    start_quickly()
     assert os.environ["XLA_FLAGS"] == then
+
+
+def test_commands_take_a_gpus_memory_when_it_is_needed_unless_the_user_chose(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.setattr(host_memory, "_NVIDIA", __file__)  # a GPU
+    for name in ("PREALLOCATE", "ALLOCATOR", "MEM_FRACTION"):
+        monkeypatch.delenv(f"XLA_PYTHON_CLIENT_{name}", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+        start_quickly()
+        assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
+    start_quickly()
+    assert os.environ.pop("XLA_PYTHON_CLIENT_PREALLOCATE") == "false" and not os.environ["XLA_FLAGS"]
+    assert not host_memory.keep_host_memory()  # XLA compiles for a GPU on many threads, which would share one arena
+    monkeypatch.setattr(host_memory, "_NVIDIA", "there is none")
+    start_quickly()
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ and os.environ["XLA_FLAGS"]

@@ -80,6 +80,32 @@ def test_several_processes_make_the_same_schedules(fields: tuple, files: bool, m
     assert sum(sched.data.nbytes for _, sched in here) > 20 * messages._SMALL
 
 
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="the system cannot tell whether a worker has started")
+def test_a_loop_does_not_wait_for_more_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = cavs.from_lengths([3, 4, 5])
+    order = [[i % 3] for i in range(100)]
+    assert len(list(schedules(graphs, order, workers=1))) == 100
+    (first,) = elsewhere(graphs)
+    start = workers_file._Worker.__init__
+
+    def stopped(worker: workers_file._Worker, *args: object) -> None:
+        start(worker, *args)
+        worker._process.send_signal(signal.SIGSTOP)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers_file._Worker, "__init__", stopped)
+        for _ in range(2):  # the second loop starts no more of them
+            assert len(list(schedules(graphs, order, workers=2))) == 100
+    second = next(worker for worker in elsewhere(graphs) if worker is not first)
+    assert len(elsewhere(graphs)) == 2 and first.started and not second.started
+    second._process.send_signal(signal.SIGCONT)
+    assert select.select([second._out], [], [], 60)[0]
+    both = schedules(graphs, order, workers=2)
+    next(both)
+    assert not elsewhere(graphs)  # both are in use
+    assert len(list(both)) == 99 and set(elsewhere(graphs)) == {first, second}
+
+
 def test_graphs_are_selected_when_they_are_looked_at() -> None:
     graphs = dataclasses.replace(joined([chain(5), chain(7)]), label=np.arange(12, dtype=np.int32))
     looks = (len, repr, copy.copy, copy.deepcopy, pickle.dumps, dataclasses.asdict, lambda g: g[0], lambda g: g.label)
@@ -117,6 +143,7 @@ def test_errors_reach_the_caller_of_a_process() -> None:
     with pytest.raises(IndexError, match="empty axes") as caught:
         next(schedules(broken, [[0]], workers=1))
     assert "order_of" in "".join(traceback.format_exception(caught.value))  # where it happened
+    graphs = dataclasses.replace(graphs)  # without a worker that has started
     found = schedules(graphs, [[0]] * 9000, workers=2)
     next(found)
     team = [r for r in gc.get_objects() if type(r) is workers_file._Worker and r._under_way]

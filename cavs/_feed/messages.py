@@ -109,6 +109,10 @@ class PipeEnd(io.RawIOBase):
     def write(self, data: Buffer) -> int:
         return self._wait(lambda: os.write(self._descriptor, data))
 
+    def has_data(self) -> bool:
+        """Whether a read would return at once: there are bytes, or the other process closed its end."""
+        return self._ready(0)
+
     def close(self) -> None:
         if not self.closed:
             super().close()
@@ -118,7 +122,10 @@ class PipeEnd(io.RawIOBase):
         while True:
             with contextlib.suppress(BlockingIOError):
                 return call()
-            poll = select.poll()
-            poll.register(self._descriptor, select.POLLIN if self._reads else select.POLLOUT)
-            if not poll.poll(1000 * TIMEOUT):
+            if not self._ready(TIMEOUT):
                 raise TimeoutError
+
+    def _ready(self, seconds: float) -> bool:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN if self._reads else select.POLLOUT)
+        return bool(poll.poll(1000 * seconds))

@@ -24,6 +24,7 @@ from cavs._schedule.batches import schedule_batches
 from cavs._schedule.buckets import Options
 from cavs._schedule.shape import Shape
 
+GREETING = "started"  # a worker's first message, once it has the graphs
 UNDER_WAY = 3  # passes of one worker: one that is read, one that is created, one that waits
 ARRAYS = ("vertex_offsets", "child_offsets", "children", "height", "kind", "label", "input_id", "graph_label", "edge_attr")
 
@@ -82,6 +83,7 @@ def serve(graphs_file: int | None, answers_file: int | None) -> None:
         while (request := requests.get()) is not None:
             if isinstance(request, dict):
                 graphs = Graphs(**request)
+                send(answers, GREETING)
             elif isinstance(request, Options):
                 options, known = request, len(request.shapes or ())
             else:

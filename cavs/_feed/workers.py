@@ -15,7 +15,7 @@ from typing import TypeAlias
 from cavs._feed import messages
 from cavs._feed.messages import PIPE_BYTES, PipeEnd, file_in_memory, receive, send, widen
 from cavs._feed.prefetch import refuse_inherited
-from cavs._feed.serve import ARRAYS, UNDER_WAY, Answer, Failure, Fields, Request
+from cavs._feed.serve import ARRAYS, GREETING, UNDER_WAY, Answer, Failure, Fields, Request
 from cavs._graphs.deferred import DeferredGraphs, Pass
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.buckets import Options
@@ -37,11 +37,15 @@ def schedules_of_workers(
     """Yields (batch, schedule) for each batch of each pass. Workers create passes in turn, and `here` the first ones."""
     made_in = os.getpid()
     idle = _idle.setdefault(graphs, [])
-    left = WHILE_STARTING if options.fixed and len(idle) < workers else 0
-    team = [idle.pop() if idle else _Worker(graphs) for _ in range(workers)]
+    idle += [_Worker(graphs) for _ in range(workers - len(idle))]
+    # Workers that have just been started join the next iterator, unless there are no others.
+    team = [worker for worker in idle if worker.started][:workers]
+    left = 0 if team or not options.fixed else WHILE_STARTING
+    team = team or idle[:workers]
+    idle[:] = [worker for worker in idle if worker not in team]
     turns = itertools.cycle(team)
-    ahead = 2 * workers + 1  # one is read; for each worker, one is created and one waits
-    assert ahead <= UNDER_WAY * workers
+    ahead = 2 * len(team) + 1  # one is read; for each worker, one is created and one waits
+    assert ahead <= UNDER_WAY * len(team)
     under_way: collections.deque[tuple[_Worker | None, Request]] = collections.deque()
     error, more = None, True
     try:
@@ -113,7 +117,7 @@ class _Worker:
             self._process.stdin = io.BufferedWriter(writes, PIPE_BYTES)
             self._process.stdout = io.BufferedReader(reads, PIPE_BYTES)
         self._in, self._out = self._process.stdin, self._process.stdout
-        self._under_way = 0
+        self._under_way, self._greeted = 0, False
         widen(self._in)
         widen(self._out)
         self.close = weakref.finalize(self, _end, self._process, self._file)  # called also when the interpreter ends
@@ -128,6 +132,11 @@ class _Worker:
     def alive(self) -> bool:
         """Whether the connection is open. It is closed after an error, and if the garbage collector finds this worker."""
         return self.close.alive
+
+    @property
+    def started(self) -> bool:
+        """Whether the process has read the graphs, or ended; on systems that cannot tell, always."""
+        return self._greeted or not isinstance(self._out.raw, PipeEnd) or self._out.raw.has_data()
 
     def begin(self, options: Options) -> None:
         while self._under_way:  # requests of an iterator that was not consumed
@@ -144,6 +153,8 @@ class _Worker:
     def receive(self) -> Answer:
         try:
             self._under_way -= 1
+            if not self._greeted:
+                self._greeted = receive(self._out) == GREETING
             answer = receive(self._out, self._file)
         except BaseException as e:  # includes Ctrl-C: the rest of a partly read answer is useless
             self.close()
