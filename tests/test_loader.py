@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._feed import workers
+from cavs._feed import at_exit, workers
 from cavs._feed.epochs import dispatches, epoch_batches
 from tests.odd_graphs import joined, random_binary_tree
 
@@ -284,6 +284,16 @@ def test_abandoned_loops_leave_nothing_behind() -> None:
     assert resources() == before
     del loader, graphs
     assert resources() == without
+
+
+def test_the_thread_of_a_finished_epoch_ends_before_python_does() -> None:
+    """It sends batches to the device, which does not exist any more when daemon threads end."""
+    loader = cavs.data.Loader(GRAPHS[:20], 2, ahead=1, steps=1)
+    before = threading.active_count()
+    list(loader)
+    assert threading.active_count() == before + 1
+    at_exit._close()
+    assert threading.active_count() == before
 
 
 def test_batches_are_dealt_to_parts_of_one_shape():

@@ -1,15 +1,23 @@
-"""Loops over loaders that are still open when Python ends: they are closed while what they use still exists."""
+"""Loops over loaders, and their threads, that still exist when Python ends: they are closed while what they use still exists."""
 
 import atexit
 import contextlib
 import weakref
-from collections.abc import Generator
-from typing import Any
-
-_open: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
+from typing import Protocol, TypeVar
 
 
-def closed_at_exit(loop: Generator[Any, None, None]) -> Generator[Any, None, None]:
+class Closable(Protocol):
+    """An object with a method `close`."""
+
+    def close(self) -> None:
+        """Ends what the object began."""
+
+
+T = TypeVar("T", bound=Closable)
+_open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+
+
+def closed_at_exit(loop: T) -> T:
     """Returns `loop`, which is closed when Python ends, if it still exists."""
     _open.add(loop)
     return loop

@@ -262,7 +262,7 @@ class Loader:
         if stream is None or self.batch or not stream.begins(self.epoch):
             this = weakref.ref(self)  # the thread of the stream must not keep the loader
             planned = lambda number: None if (loader := this()) is None else loader._planned(number)  # noqa: E731
-            stream = Stream(self._delivery, self._planned(self.epoch).after(self.batch), planned)
+            stream = closed_at_exit(Stream(self._delivery, self._planned(self.epoch).after(self.batch), planned))
         try:
             yield from stream.epoch()
         except BaseException:
