@@ -1,4 +1,4 @@
-"""Loops over loaders, and their threads, that still exist when Python ends: they are closed while what they use still exists."""
+"""Loops over loaders and their threads that still exist when Python ends: they are closed while what they use still exists."""
 
 import atexit
 import contextlib
