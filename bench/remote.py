@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PRECISION = {"cpu": "fp32", "gpu": "tf32"}  # the default precision
 OF_JAX = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "BF16_BF16_F32"}  # all keep and sum float32
 PROFILED = "--xla_enable_command_buffers_during_profiling=true"  # profiled kernels run as they do without the profiler
-# Without these settings every large temporary is mapped and page-faulted again in each step. All systems get them.
+# On a CPU, every large temporary is mapped and page-faulted again in each step without these settings. All systems get them. On
+# a GPU, no system does: XLA compiles for it on many threads, which would share one arena.
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALLOC_ARENA_MAX": "1"}
 
 
@@ -35,9 +36,9 @@ class Remote:
             str(ROOT),
             *([] if python else filter(None, [os.environ.get("PYTHONPATH")])),
         ]  # for this Python
-        environment = os.environ | MALLOC | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
         if device == "cpu":
-            environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
+            environment |= MALLOC | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
         else:
             # Several systems share the card.
             precision = precision or PRECISION[device]
