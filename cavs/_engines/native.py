@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from cavs._engines import scan, scan_reverse
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, batch_of
 from cavs._engines.native_call import NativeCall, with_rules
-from cavs._engines.native_eager import eager_part
+from cavs._engines.native_eager import eager_part, in_library
 from cavs._engines.native_gradients import gradients
 from cavs._engines.native_kinds import NO_KIND, Name, lowered
 from cavs._engines.scan_task import (
@@ -93,7 +93,8 @@ class Native:
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels of each window in one call; with one window, that of the leaves, too."""
         rounds = functools.partial(_rounds_back, batch, saved)
-        return scan_reverse.backward_levels(batch, saved, cotangents, rounds, gradients)
+        alone = batch.plan.push_states is not None  # the eager part gets no other cotangents than those of the levels
+        return scan_reverse.backward_levels(batch, saved, cotangents, rounds, gradients, in_library(batch) if alone else [])
 
 
 def unfit(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:

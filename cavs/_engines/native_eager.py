@@ -7,6 +7,7 @@ edges, or for which the library lacks something.
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -93,9 +94,18 @@ class _Stage(NamedTuple):
         return dict(zip(self.part.role.inputs, pull(self.part, inputs, vertex), strict=True))
 
 
+def in_library(batch: Batch) -> list[int]:
+    """Returns the kinds whose eager part the library computes."""
+    return [k for k, part in enumerate(batch.parts) if part.eager.eqns and _own_split(batch, k)]
+
+
+def _own_split(batch: Batch, k: int) -> Split | None:
+    return eager_split(batch.parts[k], len(batch.kinds) + k) if batch.rows[k].size else None
+
+
 def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool) -> tuple[Arrays, list[Transpose]] | None:
     """As `Engine.eager_part`."""
-    own = eager_split(batch.parts[k], len(batch.kinds) + k) if batch.rows[k].size else None
+    own = _own_split(batch, k)
     if own is None:
         return None
     stage, fusion = _Stage(batch.plan, batch.sched.shape, batch.kinds, k, own), batch.plan.function.optimizations.fusion
@@ -127,9 +137,19 @@ def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
 
 
 def _back(
-    stage: _Stage, data: jax.Array, statics: Arrays, inputs: Arrays, kept: Arrays, extras: Arrays, cts: list[Cotangent]
+    stage: _Stage,
+    data: jax.Array,
+    statics: Arrays,
+    inputs: Arrays,
+    kept: Arrays,
+    extras: Arrays,
+    cts: list[Cotangent],
+    where: Mapping[Var, Operand] | None = None,
 ) -> tuple[list[Cotangent], list[Cotangent], list[Cotangent]]:
-    """The transpose: from the cotangents of `part.eager.outs` to those of statics, pulled rows and rows of edges."""
+    """The transpose: from the cotangents of `part.eager.outs` to those of statics, pulled rows and rows of edges.
+
+    `where`: tensors with slack that have some of these cotangents as rows, so that the library needs no copy.
+    """
     part, own, rows = stage.part, stage.own, stage.batch(data).rows[stage.k].as_leaves
     vertex = jnp.asarray(rows.vertex)
     size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in own.recurrent.cross) * rows.size
@@ -143,7 +163,9 @@ def _back(
     kind = with_reuse(kind._replace(stored=[v for v in kind.stored if v not in given]))
     found = given | dict(zip(kind.stored, _cuts(stage, kind, data), strict=True))
     cuts = {v: mask_rows(x, rows.real) if v in kind.reused else x for v, x in found.items()}
-    direct = Direct(gradients, {v: Operand(x, None, 0) for v, x in found.items()})
+    places = {v: Operand(x, None, 0) for v, x in found.items()}
+    places |= {v: where[x] for i, v in own.reverse.extra_cts.items() if where and (x := own.recurrent.extra[i]) in where}
+    direct = Direct(gradients, places)
     totals = lazy_gradients(own, rows, RowSpan(0, rows.size, 0, 0), memory, cuts, direct=direct)
     of_static = {v: totals[i] for i, v in enumerate(own.recurrent.statics) if i in totals}
     of_static = [of_static.get(v, zero_cotangent(x)) for v, x in zip(static_variables(part), statics, strict=True)]

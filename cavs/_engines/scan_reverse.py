@@ -4,7 +4,7 @@ Mostly there is ONE window. Several windows bound the memory of the cut cotangen
 tensors have the rows of one window, which begin at the window's base.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -67,6 +67,7 @@ class Loop(NamedTuple):
     options: Optimizations
     rounds: Callable[..., Rounds]  # `rounds_back`, or another engine's
     products: Products | None = None  # computes lazy gradients; `None` for XLA
+    eager: Collection[int] = ()  # see `backward_levels`
 
 
 def begins_of(sched: Schedule) -> jax.Array:
@@ -80,6 +81,7 @@ def backward_levels(
     cotangents: Cotangents,
     rounds: Callable[..., Rounds] | None = None,
     products: Products | None = None,
+    eager: Collection[int] = (),
 ) -> BackwardLevels:
     """Runs the backward's loop over tasks, window after window.
 
@@ -89,6 +91,7 @@ def backward_levels(
         cotangents: The cotangents that are known before the levels run.
         rounds: Runs the rounds of a window, `rounds_back` if not given; the arguments and results are the same.
         products: Computes lazy gradients from operands where these lie. `None` for XLA.
+        eager: The kinds whose transposes of the eager part read cut cotangents where these lie, as `where`.
 
     Returns:
         The cotangents after the levels and the eager part.
@@ -99,7 +102,7 @@ def backward_levels(
     if not options.lazy:  # the tasks add to them
         pairs = zip(cotangents.statics, saved.statics, strict=True)
         cotangents = cotangents._replace(statics=[filled(total, statics) for total, statics in pairs])
-    loop = Loop(sched, batch.zeros, kinds, begins_of(sched), options, rounds or rounds_back, products)
+    loop = Loop(sched, batch.zeros, kinds, begins_of(sched), options, rounds or rounds_back, products, eager)
     if sched.shape.windows[0] == 1:
         return _whole_back(loop, saved, cotangents, sched.num_rounds)
     count = len(batch.kinds)
@@ -127,7 +130,9 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
         direct = _direct(loop, kind, own)
         now = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct) if loop.options.lazy else {}
-        ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(kind.part, cotangents.eager[k], apart(cts, now)))
+        where = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in loop.eager else {}
+        of_eager = eager_cotangents(kind.part, cotangents.eager[k], apart(cts, now))
+        ct_static, ct_pulled, ct_edge = saved.eager[k](of_eager, **where)
         if inside or not is_leaf(kind, sched):
             ct_inputs = put_rows(ct_inputs, ct_pulled, rows.vertex, rows.count)
             inside = inside or any(isinstance(x, jax.Array) for x in ct_inputs)

@@ -1,6 +1,7 @@
 """Engine `scan`, backward: one task, which is the VJP of the recurrent part at its vertices."""
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values
 from cavs._stages.lazy import Mine, Some, lazy_gradients
 from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, window, write
 
+T = TypeVar("T")
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
 Totals: TypeAlias = list[dict[int, jax.Array]]  # for each kind the cotangents of the static values so far, by their index
 Cuts: TypeAlias = list[list[jax.Array]]  # for each kind the cut cotangents of a window, as in `Kind.stored`
@@ -39,8 +41,8 @@ class Kind(NamedTuple):
     reused: dict[Var, int]  # cut cotangents that overwrite kept values (one window only): index into `memory.kept`
 
 
-def crossing_cts(part: Split, cuts: Env) -> Env:
-    """Returns the cut cotangents that belong to outputs of the eager part, by these outputs."""
+def crossing_cts(part: Split, cuts: Mapping[Var, T]) -> dict[Var, T]:
+    """Returns the cut cotangents, or where they lie, that belong to outputs of the eager part, by these outputs."""
     return {part.recurrent.cross[c]: cuts[v] for c, v in part.reverse.ct_cross.items() if is_var(v) and v in cuts}
 
 

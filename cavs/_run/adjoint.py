@@ -28,6 +28,7 @@ from cavs._stages.cotangents import (
     made,
     mask_rows,
     no_rows,
+    not_one,
     put_rows,
     rows_of_push,
     take_rows,
@@ -113,7 +114,7 @@ def _overwritten(batch: Batch, saved: Saved) -> dict[int, jax.Array]:
     if not batch.plan.overwritten:
         return {}
     roots = jnp.asarray(batch.sched.row).at[jnp.asarray(batch.sched.roots)].get(mode="clip")
-    return {i: saved.states[i].at[roots].set(0) for i in batch.plan.overwritten}
+    return {i: saved.states[i].at[not_one(roots)].set(0) for i in batch.plan.overwritten}
 
 
 def _pushed_states_back(

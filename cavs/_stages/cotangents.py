@@ -60,7 +60,15 @@ def rows_of_push(ct: Cotangent, vertex: jax.Array, count: Index) -> Cotangent:
 def add_rows(g: Floats, i: int, index: jax.Array, ct: Cotangent) -> None:
     """Transposes a gather: adds `ct` to the rows `index` of `g[i]`, the cotangent of state leaf i, unless it is an integer."""
     if i in g:
-        g[i] = g[i].at[index].add(ct, mode="promise_in_bounds")
+        rows = not_one(index)
+        if rows is not index:
+            ct = jnp.concatenate([ct, jnp.zeros_like(ct)])
+        g[i] = g[i].at[rows].add(ct, mode="promise_in_bounds")
+
+
+def not_one(index: jax.Array) -> jax.Array:
+    """Returns the rows of a scatter, a single one twice: XLA for CPUs would update a slice instead, and copy the tensor."""
+    return jnp.concatenate([index, index]) if index.shape[0] == 1 and jax.default_backend() == "cpu" else index
 
 
 def by_number(

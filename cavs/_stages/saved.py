@@ -7,8 +7,8 @@ import jax
 
 from cavs._graphs.pytree import PyTree
 
-# The transpose of a linearized function, from `jax.vjp`: a pytree of the arrays that the transpose reads.
-Transpose: TypeAlias = Callable[[PyTree], tuple[PyTree, ...]]
+# The transpose of a linearized function, from `jax.vjp`: a pytree of the arrays that the transpose reads. It gets cotangents.
+Transpose: TypeAlias = Callable[..., tuple[PyTree, ...]]
 
 
 class Saved(NamedTuple):
