@@ -1,23 +1,22 @@
 """`Loader`: the batches of an epoch, shuffled, scheduled, padded to a few shapes, and sent to the device ahead of time."""
 
-import collections
 import contextlib
-import itertools
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, SupportsIndex, cast
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jax.sharding import Mesh
 
 from cavs._feed.at_exit import closed_at_exit
 from cavs._feed.batches import Batches
+from cavs._feed.choose_shapes import choose_shapes
 from cavs._feed.delivery import Delivery, Epoch
 from cavs._feed.epoch_plans import EpochPlans
-from cavs._feed.epochs import dealt_strata, epoch_batches, strata_of_batches
-from cavs._feed.given import MSG_OTHER_BATCHES, position_of, samples_of
-from cavs._feed.plan import Shapes, plan, plan_samples
+from cavs._feed.given import MSG_OTHER_BATCHES, position_of
+from cavs._feed.plan import Shapes, plan
+from cavs._feed.sampler import Sampler
 from cavs._feed.settings import (
     Sample,
     Settings,
@@ -34,8 +33,6 @@ from cavs._graphs.checks import Index
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.tasks import LAZY_WINDOW
 
-SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8  # shapes are chosen from at least so many batches, or from so many epochs
-CHUNK = 256  # batches of an iterator, which may be infinite, that are planned together
 LONG_WAIT = 0.05  # more processes are started if the loop waited for longer than this fraction of an epoch
 
 
@@ -120,23 +117,21 @@ class Loader:
     ):
         self._members, several = members_of(graphs, fields, policy, kinds, window)
         of_samples = [m.graphs for m in self._members if m.pick is None]
-        self._num_samples = len(of_samples[0])
-        self._sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
+        sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
         given = Settings(batches, seed, collate, group, last, most, steps, workers, ahead, mesh, parts)
-        self._settings = checked(given, self._members, self._num_samples)
-        self._given: int | list[np.ndarray] | Iterable[Index] = self._settings.batches
-        if isinstance(self._given, Sized) and not isinstance(self._given, int):
-            self._given = [samples_of(some, self._num_samples) for some in self._given]
+        self._settings = checked(given, self._members, len(sizes))
+        self._sampler = Sampler(self._settings, sizes)
         self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)
-        self._steps = steps or 1
-        if isinstance(self._given, int | list) and self._given:
-            if known is None:
-                self._choose_shapes()
-            vertices = float(self._sizes.mean()) * len(first := self._batches(0)[0])
-            self._steps = steps or steps_for(self._settings, vertices, len(first), len(self))
         self._delivery.workers, self._delivery.ahead = background_of(self._settings)
+        self._steps = steps or 1
+        if self._sampler.known and len(self):
+            if known is None:
+                choose_shapes(self._shapes, self._sampler, self._settings, self._delivery.units)
+            if steps is None:
+                first = len(self._sampler.batches(0)[0])
+                self._steps = steps_for(self._settings, first * float(sizes.mean()), first, len(self))
         self.epoch, self.batch, self.waited = 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
         self._stream: Stream | None = None
@@ -148,12 +143,7 @@ class Loader:
         Raises:
             TypeError: the batches come from an iterator.
         """
-        if isinstance(self._given, list):
-            return len(self._given)
-        if not isinstance(self._given, int):
-            raise TypeError("len(loader): the batches come from an iterator; expected a batch size, or a list of batches.")
-        left = self._num_samples % self._given
-        return self._num_samples // self._given + (left > 0 and self._settings.last != "drop")
+        return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
         if self.batch and not self._restored:  # the loop before was left early
@@ -163,7 +153,7 @@ class Loader:
 
     def state(self) -> dict[str, int]:
         """The position: how many batches loops have received so far, as a dict of ints that JSON can store."""
-        order = self._planned(self.epoch).checksum if isinstance(self._given, int | list) else 0
+        order = self._planned(self.epoch).checksum if self._sampler.known else 0
         return {"epoch": self.epoch, "batch": self.batch, "steps": self._steps, "order": order}
 
     def restore(self, state: Mapping[str, SupportsIndex]) -> None:
@@ -178,7 +168,7 @@ class Loader:
         position = position_of(state)
         before, self._stream, self._plans = self._steps, None, EpochPlans()
         self._steps = position["steps"] if self._settings.steps is None else self._steps
-        planned = self._planned(position["epoch"]) if position["batch"] and isinstance(self._given, int | list) else None
+        planned = self._planned(position["epoch"]) if position["batch"] and self._sampler.known else None
         if planned and (position["order"] != planned.checksum or position["batch"] > len(self)):
             self._steps, self._plans = before, EpochPlans()
             raise ValueError(MSG_OTHER_BATCHES)
@@ -186,8 +176,9 @@ class Loader:
 
     def examples(self) -> list[PyTree]:
         """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
-        known = isinstance(self._given, int | list)
-        plan = self._plans.latest(self.epoch) or (self._planned(self.epoch) if known else None)
+        plan = self._plans.latest(self.epoch)
+        if plan is None and self._sampler.known:
+            plan = self._planned(self.epoch)
         return [] if plan is None else self._delivery.examples(plan)
 
     @property
@@ -205,64 +196,31 @@ class Loader:
         len(self)
         return self._delivery.largest(self._planned(self.epoch)).tree
 
-    def _choose_shapes(self) -> None:
-        batch, most_shapes = self._given, self._settings.shapes
-        deal = lambda batches: plan_samples(batches, self._sizes, self._delivery.units)[0]  # noqa: E731
-        if not isinstance(batch, int):
-            for size in (sizes := sorted(set(map(len, given := self._batches(0))))):
-                mine = deal([some for some in given if len(some) == size])
-                self._shapes.add(mine, max(1, most_shapes // len(sizes)), closed=True)
-            return
-        epochs = min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(self)))
-        sample = [some for epoch in range(epochs if self._settings.seed is not None else 1) for some in self._batches(epoch)]
-        whole, rest = ([some for some in sample if (len(some) == batch) == full] for full in (True, False))
-        by_size, *edges = strata_of_batches(self._sizes, batch)
-        for some, most, of in zip((whole, rest), (most_shapes - bool(rest), 1), edges, strict=True):
-            if some:
-                dealt = dealt_strata(self._sizes[by_size], of, self._delivery.units)
-                strata = (by_size, dealt) if self._settings.group == "balanced" else None
-                # Without a seed all epochs are alike, so these are all batches.
-                self._shapes.add(deal(some), max(1, most), self._settings.seed is None, strata)
-
-    def _batches(self, epoch: int) -> list[np.ndarray]:
-        """The samples of each batch of an epoch; -1 for stand-ins."""
-        if not isinstance(self._given, int):
-            return cast(list[np.ndarray], self._given)
-        s = self._settings
-        rows = [*epoch_batches(self._sizes, self._given, s.group, s.seed, epoch)][: len(self)]
-        if s.last == "short" and rows:
-            rows[-1] = rows[-1][rows[-1] >= 0]
-        return rows
-
     def _planned(self, epoch: int) -> Epoch:
-        return self._plans.of(epoch, self.epoch, lambda: self._plan(epoch, self._batches(epoch)))
+        return self._plans.of(epoch, self.epoch, lambda: self._plan(epoch, self._sampler.batches(epoch)))
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
-        planned = plan(self._members, self._shapes, batches, self._sizes, self._delivery.units)
+        planned = plan(self._members, self._shapes, batches, self._sampler.sizes, self._delivery.units)
         return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings.mesh))
 
     def _epochs(self) -> Iterator[Epoch]:
         """The rest of this epoch, in parts that are planned together."""
-        if isinstance(self._given, int | list):
+        if self._sampler.known:
             yield self._planned(self.epoch).after(self.batch)
             return
-        source: Iterator[Any] = iter(self._given)
-        collections.deque(itertools.islice(source, self.batch if self.epoch == 0 else 0), 0)  # skips these
-        while some := [samples_of(index, self._num_samples) for index in itertools.islice(source, CHUNK)]:
+        for some in self._sampler.chunks(self.batch if self.epoch == 0 else 0):
             yield self._plan(self.epoch, some)
 
     def _batches_of_epoch(self) -> Iterator[Batches]:
         """The rest of this epoch, on the device. Closing the iterator ends a thread that prepares it."""
-        if not (self._delivery.ahead and isinstance(self._given, int | list) and len(self)):
+        if not (self._delivery.ahead and self._sampler.known and len(self)):
             for epoch in self._epochs():
                 with contextlib.closing(self._delivery.of(epoch)) as found:  # type: ignore[type-var]
                     yield from found
             return
         stream, self._stream = self._stream, None
         if stream is None or self.batch or not stream.begins(self.epoch):
-            this = weakref.ref(self)  # the thread of the stream must not keep the loader
-            planned = lambda number: None if (loader := this()) is None else loader._planned(number)  # noqa: E731
-            stream = closed_at_exit(Stream(self._delivery, self._planned(self.epoch).after(self.batch), planned))
+            stream = closed_at_exit(Stream(self._delivery, self._planned(self.epoch).after(self.batch), _planning(self)))
         try:
             yield from stream.epoch()
         except BaseException:
@@ -290,11 +248,20 @@ class Loader:
 
     def __repr__(self) -> str:
         s, delivery = self._settings, self._delivery
-        of = str(self._given) if isinstance(self._given, int) else "given"
-        of += f", {len(self)} per epoch" if isinstance(self._given, int | list) else ""
-        lines = [f"Loader of {self._num_samples} graphs, batches of {of}, {s.group}, seed {s.seed}"]
+        lines = [f"Loader of {len(self._sampler.sizes)} graphs, batches of {self._sampler}, {s.group}, seed {s.seed}"]
         waits = f"{delivery.workers} processes, {self._steps} steps per dispatch, {delivery.ahead} dispatches sent ahead"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
         waits += f"; {delivery.units} " + ("devices" if s.parts is None else "parts")
         lines += [f"  {waits}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
         return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])
+
+
+def _planning(loader: Loader) -> Callable[[int], Epoch | None]:
+    """Returns a function that plans an epoch of the loader, or returns `None` if the loader no longer exists."""
+    this = weakref.ref(loader)  # the thread of a stream must not keep the loader
+
+    def planned(number: int) -> Epoch | None:
+        loader = this()
+        return None if loader is None else loader._planned(number)
+
+    return planned

@@ -106,13 +106,13 @@ class Log:
         self._step += steps
         if loader.epoch != self._epoch or loader.waited < self._waited:  # the loader counts anew in each epoch
             self._epoch, self._waited = loader.epoch, 0.0
-        given = loader._given
-        last = isinstance(given, int | list) and loader.batch >= len(loader)
+        sampler = loader._sampler
+        last = sampler.known and loader.batch >= len(loader)
         due = last or now - self._reported > self._every
         about = None
         if due:
             about = {"step": self._step, "epoch": loader.epoch, "batch": loader.batch, "waited": loader.waited - self._waited}
-            about |= {"vertices": given * float(loader._sizes.mean())} if isinstance(given, int) else {}
+            about |= {} if sampler.size is None else {"vertices": sampler.size * float(sampler.sizes.mean())}
             self._reported, self._waited = now, loader.waited
         if self._thread is None:
             self._thread = threading.Thread(
