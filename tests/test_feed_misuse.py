@@ -102,6 +102,26 @@ def test_integers_that_jax_would_cut(steps, of_32_bits):
         assert (np.asarray(total) == fits).all()
 
 
+@pytest.mark.parametrize("meshed", [False, True])
+def test_numbers_of_a_state_that_jax_would_cut(meshed, of_32_bits):
+    (batches,) = loader(5, steps=2, mesh=jax.make_mesh((1,), ("data",)) if meshed else None)
+    keep = cavs.data.step(lambda state, batch: (state, 0))
+    large = [np.array([1, 2**31]), np.int64(-(2**31) - 1), np.array(2**32, np.uint64), np.array([1e300, np.inf, np.nan]), -1e300]
+    for x in large:
+        with pytest.raises(
+            ValueError, match=r"step: state: got a leaf \['sum'\]\['n'\] of dtype u?(int|float)64 with .*; expected"
+        ):
+            keep({"sum": {"n": x}}, batches)
+    with pytest.raises(OverflowError, match=r"step: state: got a leaf \[0\] that is 4294967296; expected"):
+        keep([2**32], batches)
+    with pytest.raises(TypeError, match=r"step: state: got a leaf \[1\] that is 'relu'; expected arrays and numbers .*equinox"):
+        keep([1, "relu"], batches)
+    fits = [np.array([2**31 - 1, -(2**31)]), np.uint64(2**32 - 1), np.array([1e38, -np.inf, np.nan]), np.zeros(0, int)]
+    state, _ = keep(fits, batches)
+    for x, y in zip(fits, state, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("result", "message"),
     [

@@ -92,6 +92,33 @@ def test_the_state_is_updated_in_place_but_not_the_callers() -> None:
     assert not any(x.is_deleted() for x in jax.tree.leaves((kept, given)))
 
 
+@pytest.mark.parametrize("steps", [1, 2, 4])
+@pytest.mark.parametrize("meshed", [False, True])
+def test_keys_are_a_state_and_metrics(steps: int, meshed: bool) -> None:
+    """Keys of `jax.random`: an epoch gives those of a loop over `jax.random.split`, and the caller's key stays valid."""
+
+    @cavs.data.step
+    def step(state: Any, sched: cavs.Schedule) -> tuple[Any, Any]:
+        key, used = jax.random.split(state["key"])
+        return {"key": key}, {"used": used, "number": cavs.data.total(sched.num_vertices)}
+
+    given = jax.random.key(3)
+    state, used, key, want = {"key": given}, [], given, []
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",)) if meshed else None
+    for batches in cavs.data.Loader(GRAPHS, 3, steps=steps, mesh=mesh, last="drop"):
+        state, metrics = step(state, batches)
+        used += jax.random.key_data(metrics["used"]).reshape(-1, 2).tolist()
+        for _ in range(len(batches) if isinstance(batches, cavs.data.Batches) else 1):
+            key, one = jax.random.split(key)
+            want.append(jax.random.key_data(one).tolist())
+    assert used == want
+    np.testing.assert_array_equal(jax.random.key_data(state["key"]), jax.random.key_data(key))
+    assert not given.is_deleted()
+    on_one_device = cavs.data.step(lambda state, sched: (state, 0))
+    moved, _ = on_one_device(state, next(iter(cavs.data.Loader(GRAPHS, 3, steps=1))))  # from a mesh, too
+    np.testing.assert_array_equal(jax.random.key_data(moved["key"]), jax.random.key_data(key))
+
+
 def test_other_shapes_are_compiled_in_the_background() -> None:
     traced = []
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cavs._feed.bits import beyond_32_bits
 from cavs._graphs.pytree import PyTree
 
 
@@ -87,7 +88,7 @@ def grouped(
 
     Raises:
         TypeError: a leaf is not a NumPy array.
-        ValueError: batches that are joined differ in structure, shapes or dtypes, or an integer does not fit JAX's 32 bits.
+        ValueError: batches that are joined differ in structure, shapes or dtypes, or a number does not fit JAX's 32 bits.
     """
     source = iter(trees)
     for number, length in sizes:
@@ -137,17 +138,9 @@ def _refuse_others(leaves: list[Any]) -> None:
 
 
 def _refuse_large(leaves: list[Any]) -> None:
-    """JAX would keep the lower 32 bits of these integers without a word."""
     for x in leaves:
-        if not isinstance(x, np.ndarray) or x.dtype.itemsize < 8 or x.dtype.kind not in "iu" or not x.size:
-            continue
-        if not jax.config.jax_enable_x64:  # type: ignore
-            limits = np.iinfo(np.int32 if x.dtype.kind == "i" else np.uint32)
-            if x.max() > limits.max or x.min() < limits.min:
-                raise ValueError(
-                    f"Loader: collate: got a leaf of dtype {x.dtype} with values from {x.min()} to {x.max()}; expected values "
-                    f"that fit {limits.dtype}, as JAX has 32 bits. Write jax.config.update('jax_enable_x64', True) for 64."
-                )
+        if text := beyond_32_bits(x):
+            raise ValueError(f"Loader: collate: got a leaf of {text}")
 
 
 def sharding_of(batches: Batches, axis: str) -> NamedSharding:

@@ -6,16 +6,16 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend import core as jex
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from cavs._feed.background import Background
 from cavs._feed.batches import Batches
 from cavs._feed.collectives import options_of
 from cavs._feed.host_memory import keeps_much, return_unused
 from cavs._feed.one_step import keeping, of_two
+from cavs._feed.owned import Owned
 from cavs._graphs.pytree import PyTree
 from cavs._run.concurrent_jit import Concurrent, in_turn
 from cavs._run.manual_axes import varying
@@ -41,9 +41,7 @@ class Step:
         functools.update_wrapper(self, fun)
         self._fun, self._unroll, self._donate = of_two(fun), unroll, donate
         self._jitted: dict[Mesh | None, Concurrent] = {}
-        self._mine: frozenset[int] = frozenset()
-        self._last: PyTree = None
-        self._place: Mesh | None = None
+        self._owned = Owned(donate)
         self._known: set[Hashable] = set()
         self.background = Background()
         self.compiling: tuple[int, int] | None = None
@@ -56,13 +54,13 @@ class Step:
             self.compiling = self.compiling or (len(self._known) + 1, len(self._known) + 1)
         elif new:
             self.background.wait(key)
-        state, metrics = self._program(batches)(self._owned(state, batches), batches)
+        state, metrics = self._program(batches)(self._owned.of(state, _mesh(batches)), batches)
         if new:
             self._known.add(key)
             self.compiling = None if here else self.compiling
             return_unused()
             self._compile_others(state, batches)
-        self._last, self._mine, self._place = state, frozenset(map(id, jax.tree.leaves(state))), _mesh(batches)
+        self._owned.returned(state, _mesh(batches))
         if isinstance(batches, Batches) and batches.filled is not None and (n := len(batches)) != batches.count:
             metrics = jax.tree.map(lambda x: x[:n], metrics)
         return state, metrics
@@ -87,30 +85,6 @@ class Step:
     def __repr__(self) -> str:
         now = "" if self.compiling is None else f", compiling ({self.compiling[0]} of {self.compiling[1]})"
         return f"Step({getattr(self, '__name__', 'function')}, {self.compilations} programs{now})"
-
-    def _owned(self, state: PyTree, batches: PyTree) -> PyTree:
-        """The state on the device or devices, in arrays that may be donated: those of the caller stay valid."""
-        mesh = _mesh(batches)
-        same = mesh == self._place
-        if same and state is self._last:
-            return state
-        where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-
-        def owned(x: Any) -> Any:
-            if same and id(x) in self._mine and isinstance(x, jax.Array):
-                return x
-            if where is None and isinstance(x, jax.Array) and len(x.sharding.device_set) > 1:
-                x = np.asarray(x)  # of a mesh, to one device
-            here = isinstance(x, jax.Array) and (where is None or x.sharding == where)
-            if here and not self._donate:
-                return x
-            if where is None and isinstance(x, jax.Array | np.ndarray):
-                return jax.device_put(x, may_alias=False)  # which compiles nothing
-            if here:
-                return x.copy()
-            return jnp.array(x) if where is None else jax.device_put(np.asarray(x), where)
-
-        return jax.tree.map(owned, state)
 
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
         if not isinstance(batches, Batches):
@@ -231,7 +205,8 @@ def _key(batches: PyTree) -> Hashable:
 def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     if isinstance(x, jax.ShapeDtypeStruct):
         return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type, sharding=x.sharding if x.committed else None)
+    weak = getattr(x, "weak_type", False)  # keys of jax.random have no such attribute
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=x.sharding if x.committed else None)
 
 
 def step(fun: OneStep | None = None, /, *, unroll: int | None = None, donate: bool = True) -> Any:
