@@ -49,6 +49,12 @@ def test_a_report_has_means_speed_and_where_the_time_goes(tmp_path: Path) -> Non
         assert all(0 <= report[name] <= 1 for name in ("device", "waiting", "host"))
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [{k: x for k, x in line.items() if k != "time"} for line in lines] == found
+    again = cavs.data.Loader(GRAPHS, 2, steps=2)
+    again.restore(loader.state())  # a loop that continues also counts on
+    with cavs.data.Log(again, found.append) as log:
+        for _ in again:
+            log(np.zeros(2))
+    assert found[-1]["step"] == 12
     assert threads() == 0
 
 

@@ -11,8 +11,10 @@ MSG_BITS = (
 
 def beyond_32_bits(x: object) -> str | None:
     """Says which values of a NumPy array or a float would become others on a device, for an error; `None` if none would."""
-    x = np.float64(x) if isinstance(x, float) else x
-    if not isinstance(x, np.ndarray | np.generic) or x.dtype.itemsize < 8 or x.dtype.kind not in "iuf" or not x.size:
+    if not isinstance(x, np.ndarray | np.generic | float):
+        return None
+    x = np.asarray(x)
+    if x.dtype.itemsize < 8 or x.dtype.kind not in "iuf" or not x.size:
         return None
     if jax.config.jax_enable_x64:  # type: ignore
         return None
@@ -22,6 +24,6 @@ def beyond_32_bits(x: object) -> str | None:
     else:
         limits = np.iinfo(np.int32 if x.dtype.kind == "i" else np.uint32)
         finite = x
-    if not finite.size or limits.min <= (least := finite.min()) and (most := finite.max()) <= limits.max:
+    if not finite.size or limits.min <= finite.min() and finite.max() <= limits.max:
         return None
-    return MSG_BITS.format(x.dtype, least, finite.max(), limits.dtype)
+    return MSG_BITS.format(x.dtype, finite.min(), finite.max(), limits.dtype)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cavs._graphs.checks import Index, checked_index
 
-POSITION = ("epoch", "batch", "steps", "order")  # the keys of a saved position
+POSITION = ("epoch", "batch", "seen", "steps", "order")  # the keys of a saved position
 MSG_OTHER_BATCHES = (
     "Loader.restore: state: got the position of a loader with other batches; expected one of the same graphs, batch size, "
     "seed, group, shapes and steps. At the end of an epoch (batch 0) these may change."
@@ -42,7 +42,7 @@ def position_of(state: Any) -> dict[str, int]:
         position = {name: operator.index(state[name]) for name in POSITION} if isinstance(state, Mapping) else {}
     except (KeyError, TypeError):
         position = {}
-    if not position or min(position["epoch"], position["batch"]) < 0 or position["steps"] < 1:
+    if not position or min(position["epoch"], position["batch"], position["seen"]) < 0 or position["steps"] < 1:
         raise ValueError(
             f"Loader.restore: state: got {state!r:.200}; expected what Loader.state() returned, a dict of the integers "
             f"{', '.join(POSITION)}."

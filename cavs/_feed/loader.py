@@ -62,7 +62,7 @@ class Loader:
         graphs: the data set; or a sequence of data sets of equal lengths, such as sentences and reversed sentences. For a pair
             `(graphs, pick)` in it, `pick(samples)` returns the graphs of a batch, the same number for each batch.
         batches: the number of graphs of a batch; or an iterable of integer arrays, the graphs of each batch. An iterator may
-            be infinite, and is consumed.
+            be infinite: each loop continues it where the loop before was left.
         seed: shuffles every epoch. `None`: all epochs are alike.
         fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such.
         collate: `collate(sample)` returns the pytree of NumPy arrays of a batch, from a `Sample` with the attributes `numbers`,
@@ -92,6 +92,7 @@ class Loader:
     Attributes:
         epoch: the number of the epoch that the next loop runs; within a loop, that of this loop.
         batch: the number of batches of this epoch that the loop has received.
+        seen: the number of batches that all loops have received, with those before the position that `restore` was given.
         waited: seconds that loops waited for batches in this epoch.
     """
 
@@ -125,14 +126,14 @@ class Loader:
         self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)
         self._delivery.workers, self._delivery.ahead = background_of(self._settings)
-        self._steps = steps or 1
+        self._steps = self._settings.steps or 1
         if self._sampler.known and len(self):
             if known is None:
                 choose_shapes(self._shapes, self._sampler, self._settings, self._delivery.units)
-            if steps is None:
+            if self._settings.steps is None:
                 first = len(self._sampler.batches(0)[0])
                 self._steps = steps_for(self._settings, first * float(sizes.mean()), first, len(self))
-        self.epoch, self.batch, self.waited = 0, 0, 0.0
+        self.epoch, self.batch, self.seen, self.waited = 0, 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
         self._stream: Stream | None = None
         self._plans = EpochPlans()
@@ -154,13 +155,14 @@ class Loader:
     def state(self) -> dict[str, int]:
         """The position: how many batches loops have received so far, as a dict of ints that JSON can store."""
         order = self._planned(self.epoch).checksum if self._sampler.known else 0
-        return {"epoch": self.epoch, "batch": self.batch, "steps": self._steps, "order": order}
+        return {"epoch": self.epoch, "batch": self.batch, "seen": self.seen, "steps": self._steps, "order": order}
 
     def restore(self, state: Mapping[str, SupportsIndex]) -> None:
         """Continues at a position: the next loop yields the rest of its epoch.
 
         Args:
-            state: what `state` returned, here or in another process.
+            state: what `state` returned, here or in another process. If the batches come from an iterator, this loader was
+                created with a new one.
 
         Raises:
             ValueError: it is no position; or within an epoch, this loader yields other batches than the one that was saved.
@@ -172,7 +174,8 @@ class Loader:
         if planned and (position["order"] != planned.checksum or position["batch"] > len(self)):
             self._steps, self._plans = before, EpochPlans()
             raise ValueError(MSG_OTHER_BATCHES)
-        self.epoch, self.batch, self._restored = position["epoch"], position["batch"], True
+        self.epoch, self.batch, self.seen = (position[name] for name in ("epoch", "batch", "seen"))
+        self._restored = True
 
     def examples(self) -> list[PyTree]:
         """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
@@ -208,8 +211,9 @@ class Loader:
         if self._sampler.known:
             yield self._planned(self.epoch).after(self.batch)
             return
-        for some in self._sampler.chunks(self.batch if self.epoch == 0 else 0):
-            yield self._plan(self.epoch, some)
+        for some, received in self._sampler.chunks(self.batch, self.seen):
+            if (planned := self._plan(self.epoch, some).after(received)).order:
+                yield planned
 
     def _batches_of_epoch(self) -> Iterator[Batches]:
         """The rest of this epoch, on the device. Closing the iterator ends a thread that prepares it."""
@@ -237,7 +241,7 @@ class Loader:
                 self.waited += time.perf_counter() - asked
                 if batches is None:
                     break
-                self.batch += len(batches)
+                self.batch, self.seen = self.batch + len(batches), self.seen + len(batches)
                 batches._loader = weakref.ref(self)
                 yield self._delivery.yielded(batches)
                 del batches  # not kept while waiting for the next one

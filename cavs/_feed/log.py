@@ -59,7 +59,7 @@ class Log:
         every: seconds between reports.
         metrics: `metrics(values)` returns a dict of floats, or of arrays with an axis of steps, for what the loop passes to the
             log. By default a dict is taken as it is, and an array is the `loss`.
-        step: the training steps before this loop, if it continues another one.
+        step: the training steps before this loop. By default `loader.seen`, so that a restored loop continues to count.
 
     Raises:
         TypeError: `loader` is no loader, or a writer is not callable.
@@ -71,7 +71,7 @@ class Log:
         *writers: Write,
         every: float = 10.0,
         metrics: Callable[[Any], PyTree] | None = None,
-        step: int = 0,
+        step: int | None = None,
     ):
         if not isinstance(loader, Loader):
             raise TypeError(f"Log: loader: got a {type(loader).__name__}; expected the cavs.data.Loader of the loop.")
@@ -86,7 +86,8 @@ class Log:
         self._error: list[BaseException] = []
         self._thread: threading.Thread | None = None
         self._report = _Report(writers, _as_dict if metrics is None else metrics)
-        self._step, self._reported, self._waited, self._epoch = step, time.perf_counter(), 0.0, loader.epoch
+        self._step = loader.seen if step is None else step
+        self._reported, self._waited, self._epoch = time.perf_counter(), 0.0, loader.epoch
 
     def __call__(self, values: PyTree, steps: int | None = None) -> None:
         """Adds the results of one dispatch.
@@ -205,9 +206,14 @@ def _as_dict(values: Any) -> dict[str, Any]:
 
 
 def json_lines(path: str | Path) -> Write:
-    """A writer of [`cavs.data.Log`][]: appends each report to a file as a line of JSON. NaN and infinity become null."""
+    """A writer of [`cavs.data.Log`][]: appends each report to a file as a line of JSON. NaN and infinity become null.
+
+    Of several processes, the first one writes.
+    """
 
     def write(record: Record) -> None:
+        if jax.process_index():
+            return
         plain = {name: x if math.isfinite(x) else None for name, x in record.items()}
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"time": time.time(), **plain}) + "\n")
@@ -223,6 +229,8 @@ class _SummaryWriter(Protocol):
 def tensorboard(folder: str | Path) -> Write:
     """A writer of [`cavs.data.Log`][]: writes event files, which `tensorboard --logdir FOLDER` shows.
 
+    Of several processes, the first one writes.
+
     Raises:
         ModuleNotFoundError: the package tensorboardX is missing.
     """
@@ -230,6 +238,8 @@ def tensorboard(folder: str | Path) -> Write:
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(MSG_TENSORBOARD) from error
+    if jax.process_index():
+        return lambda record: None
     events: _SummaryWriter = SummaryWriter(str(folder), flush_secs=FLUSH)
     atexit.register(events.close)
 

@@ -17,7 +17,7 @@ MSG_LEAF = (
 
 
 class Owned:
-    """Which arrays a step returned. It may give these to XLA; it copies all others first, so that those of the caller stay valid.
+    """Which arrays a step returned: only these may be overwritten. Others are copied first, so those of the caller stay valid.
 
     Args:
         donate: whether the step overwrites its state.

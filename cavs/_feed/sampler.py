@@ -13,6 +13,11 @@ from cavs._graphs.checks import Index
 
 CHUNK = 256  # batches of an iterator, which may be infinite, that are planned together
 
+MSG_PASSED = (
+    "Loader.restore: state: got a position after {} batches; expected at least {}, as batches is an iterator that has gone on. "
+    "Write Loader(graphs, batches) with a new iterator, and restore that."
+)
+
 
 class Sampler:
     """The batches of each epoch, as the numbers of their samples.
@@ -29,6 +34,8 @@ class Sampler:
         self.size = given if isinstance(given, int) else None
         self._list: list[np.ndarray] | None = None
         self._source: Iterable[Index] = ()
+        self._chunk: list[np.ndarray] = []  # the last batches of the source that were taken
+        self._taken = 0  # all batches that were taken
         if not isinstance(given, int):
             if isinstance(given, Sized):
                 self._list = [samples_of(some, len(sizes)) for some in given]
@@ -60,13 +67,33 @@ class Sampler:
             rows[-1] = rows[-1][rows[-1] >= 0]
         return rows
 
-    def chunks(self, skipped: int) -> Iterator[list[np.ndarray]]:
-        """Yields the batches of an iterator, some at a time, after the first `skipped` of them."""
+    def chunks(self, received: int, seen: int) -> Iterator[tuple[list[np.ndarray], int]]:
+        """Yields the batches of an iterator, `CHUNK` at a time, and how many of them loops have received.
+
+        An iterator continues where the last loop was left. Other iterables begin anew in each epoch. Chunks that were received
+        are among the results, because their shapes determine those of later ones.
+
+        Args:
+            received: the batches of this epoch that loops have received.
+            seen: those of all epochs.
+
+        Raises:
+            ValueError: the iterator is ahead of this place.
+        """
         source: Iterator[Any] = iter(self._source)
-        for _ in itertools.islice(source, skipped):
-            pass
-        while some := [samples_of(index, len(self.sizes)) for index in itertools.islice(source, CHUNK)]:
-            yield some
+        done = seen
+        if source is not self._source:
+            self._chunk, self._taken, done = [], 0, received
+        if done < self._taken - len(self._chunk):
+            raise ValueError(MSG_PASSED.format(seen, self._taken - len(self._chunk)))
+        while True:
+            if done >= self._taken:
+                some = [samples_of(index, len(self.sizes)) for index in itertools.islice(source, CHUNK)]
+                if not some:
+                    return
+                self._chunk, self._taken = some, self._taken + len(some)
+            yield self._chunk, min(done - self._taken, 0) + len(self._chunk)
+            done = max(done, self._taken)
 
     def __repr__(self) -> str:
         of = "given" if self.size is None else str(self.size)

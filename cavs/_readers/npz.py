@@ -1,8 +1,9 @@
 """`Graphs` as a NumPy `.npz` file, which stores the exact arrays and names and is the fastest format to read."""
 
 import io
+import os
 import zipfile
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -44,6 +45,22 @@ def load_npz(path: Path) -> Graphs:
         FormatError: the file is damaged, has another version, or its arrays are not valid graphs.
     """
     return graphs_from_bytes(path, read_bytes(path))
+
+
+def stored_arrays(file: IO[bytes]) -> dict[str, np.ndarray]:
+    """The arrays of a `.npz` file without compression, which could expand to fill the memory. Pickles are refused.
+
+    Raises:
+        Exception: the file is damaged. zipfile and NumPy raise a dozen types: BadZipFile, struct.error, MemoryError, ...
+    """
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+    size = file.seek(0, os.SEEK_END)
+    if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > size:
+        raise ValueError("its arrays are compressed")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as found:
+        return {name: found[name] for name in found.files}
 
 
 def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:

@@ -20,7 +20,6 @@ import io
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ import numpy as np
 
 from cavs._graphs.pytree import PyTree
 from cavs._readers.files import read_whole, write_whole
+from cavs._readers.npz import stored_arrays
 from cavs._train.config import SaveError, TrainError
 
 FORMAT = 2
@@ -166,15 +166,8 @@ def load(folder: Path, name: str, like: PyTree, run: str | None = None) -> tuple
 
 def _arrays(path: Path, data: bytes) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as file:
-            members = file.infolist()
-        # `save` does not compress. A small compressed file could expand to fill the memory.
-        if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > len(data):
-            raise ValueError("its arrays are compressed")
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            return {key: file[key] for key in file.files}
-    except Exception as error:
-        # zipfile and numpy raise a dozen exception types for damaged files; see cavs._readers.npz.
+        return stored_arrays(io.BytesIO(data))
+    except Exception as error:  # see stored_arrays
         raise DamagedError(f"{path}: {error}; expected arrays as `cavs train` writes them.") from error
 
 

@@ -1,0 +1,159 @@
+"""Checkpoints of a training loop: its state and the positions of its loaders in one `.npz` file. Nothing is pickled."""
+
+import json
+import os
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._feed.bits import beyond_32_bits
+from cavs._feed.loader import Loader
+from cavs._graphs.pytree import PyTree
+from cavs._interop.names import describe_array
+from cavs._readers.files import open_regular, replacing
+from cavs._readers.npz import stored_arrays
+
+ABOUT = "cavs_checkpoint"  # the array with the JSON of `About`
+VERSION = 1
+MSG_DAMAGED = "restore_checkpoint: {} is no complete checkpoint ({})."
+
+
+class About(NamedTuple):
+    """What a checkpoint says about itself.
+
+    Attributes:
+        version: of this format.
+        positions: `state` of each loader.
+        leaves: the dtype and shape of each leaf, and whether it is weakly typed, by its path.
+    """
+
+    version: int
+    positions: list[dict[str, int]]
+    leaves: dict[str, tuple[str, bool]]
+
+
+def save_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loader) -> None:
+    """Writes what a training loop needs to continue bit for bit: its state, and the positions of its loaders.
+
+    ```python
+    state = cavs.io.restore_checkpoint("run.npz", state, loader)      # `state` itself if there is no such file yet
+    for epoch in range(loader.epoch, 10):
+        for batches in loader:
+            state, values = step(state, batches)
+        cavs.io.save_checkpoint("run.npz", state, loader)             # also within an epoch
+    ```
+
+    The file replaces an older one when it is complete. Its folder is created. Of several processes, the first one writes; the
+    others return at once.
+
+    Args:
+        path: the file, usually with the ending `.npz`.
+        state: a pytree of arrays and numbers: parameters, the state of an optimizer, keys of `jax.random`.
+        loaders: the loaders of the loop.
+
+    Raises:
+        TypeError, ValueError: a leaf of the state is no array or number, or does not fit JAX's 32 bits.
+    """
+    if jax.process_index():
+        return
+    named = _named(state)
+    like = {name: _like(x, "save_checkpoint", name) for name, x in named.items()}
+    data = jax.device_get({name: jax.random.key_data(x) if _is_key(x) else x for name, x in named.items()})
+    arrays = {name: np.asarray(x, None if _is_key(named[name]) else like[name].dtype) for name, x in data.items()}
+    leaves = {name: (describe_array(x), x.weak_type) for name, x in like.items()}
+    about = About(VERSION, [loader.state() for loader in loaders], leaves)
+    arrays[ABOUT] = np.frombuffer(json.dumps(about._asdict()).encode(), np.uint8)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, **cast(Any, arrays))
+
+
+def restore_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loader) -> PyTree:
+    """Reads what [`cavs.io.save_checkpoint`][] wrote, and moves the loaders to the saved positions.
+
+    Args:
+        path: the file.
+        state: a state with the structure, shapes and dtypes of the saved one, such as the one before the first step.
+        loaders: as many loaders as were saved, of the same batches.
+
+    Returns:
+        The saved state; `state` itself if there is no such file.
+
+    Raises:
+        ValueError: the file is damaged; it has another state; or its loaders had other batches.
+        OSError: the file cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            arrays, about = _read(path, file)
+    except FileNotFoundError:
+        return state
+    wanted = {name: _like(x, "restore_checkpoint", name) for name, x in _named(state).items()}
+    for name in [*wanted, *sorted(about.leaves)]:
+        got, expected = about.leaves.get(name, ("nothing",))[0], describe_array(wanted.get(name))
+        if got != expected:
+            raise ValueError(f"restore_checkpoint: {path}: got {got} at {name}; expected {expected}, as in state.")
+    if len(about.positions) != len(loaders):
+        raise ValueError(
+            f"restore_checkpoint: loaders: got {len(loaders)}; expected {len(about.positions)}, as were saved in {path}."
+        )
+    try:
+        found = [_restored(arrays[name], x, about.leaves[name][1]) for name, x in wanted.items()]
+    except (TypeError, ValueError) as error:
+        raise ValueError(MSG_DAMAGED.format(path, error)) from error
+    for loader, position in zip(loaders, about.positions, strict=True):
+        loader.restore(position)
+    return jax.tree.unflatten(jax.tree.structure(state), found)
+
+
+def _read(path: str | os.PathLike[str], file: IO[bytes]) -> tuple[dict[str, np.ndarray], About]:
+    try:
+        arrays = stored_arrays(file)
+        about = About(**json.loads(arrays.pop(ABOUT).tobytes()))
+        if {name for name, (_, _) in about.leaves.items()} != {*arrays}:
+            raise ValueError("its arrays have other names")
+    except Exception as error:  # see stored_arrays
+        raise ValueError(MSG_DAMAGED.format(path, f"{error!r:.200}")) from error
+    if about.version != VERSION:
+        raise ValueError(f"restore_checkpoint: {path}: got a checkpoint of version {about.version}; expected {VERSION}.")
+    return arrays, about
+
+
+def _restored(array: np.ndarray, like: jax.ShapeDtypeStruct, weak: bool) -> jax.Array:
+    """A leaf from its array in the file.
+
+    Raises:
+        TypeError, ValueError: it is no leaf like `like`.
+    """
+    if _is_key(like):
+        found = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.empty(0, like.dtype)))
+    elif weak:  # JAX has no function that creates such arrays, but that of a number of Python
+        found = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)
+    else:
+        found = jnp.asarray(array.view(like.dtype) if array.dtype.kind == "V" else array)  # the files do not know bfloat16
+    if describe_array(found) != describe_array(like):
+        raise ValueError(f"got {describe_array(found)}; expected {describe_array(like)}")
+    return found
+
+
+def _like(x: Any, function: str, name: str) -> jax.ShapeDtypeStruct:
+    """The shape and dtype that a leaf has in JAX."""
+    if text := beyond_32_bits(x):
+        raise ValueError(f"{function}: state: got a leaf {name} of {text}")
+    try:
+        dtype = jnp.result_type(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{function}: state: got a {type(x).__name__} at {name}; expected arrays and numbers.") from error
+    weak = isinstance(x, int | float | complex) and not isinstance(x, bool | np.generic)
+    return jax.ShapeDtypeStruct(np.shape(x), dtype, weak_type=getattr(x, "weak_type", weak))
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key)
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    return {jax.tree_util.keystr(path) or "array": x for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
