@@ -24,7 +24,8 @@ def test_the_suite_has_every_program_engine_and_model():
     wanted = memory.tasks("gpu", memory.SIZES["gpu", False])
     assert len([t for t in wanted if t[0] == "budgets"]) == 2 * len(memory.PROGRAMS)
     assert {(t[1]["case"], t[1]["variant"]) for t in wanted if t[0] == "echo"} == {
-        (case, variant) for case in echo_cases.CASES for variant in echo.VARIANTS
+        *((case, variant) for case in echo_cases.CASES for variant in echo.VARIANTS),
+        *(("nmt", variant) for variant in memory.TORCH),
     }
 
 
@@ -67,6 +68,20 @@ def test_a_model_with_and_without_recompute(monkeypatch):
         found[variant] = done.value.value
     assert found["jax.grad"]["loss"] == pytest.approx(found["recompute min"]["loss"], rel=1e-5)
     assert found["recompute min"]["predicted"] < found["recompute min"]["plain"]
+
+
+@pytest.mark.parametrize("variant", memory.TORCH[:2])
+def test_the_model_in_pytorch_has_the_same_loss(variant, monkeypatch):
+    torch_nmt = pytest.importorskip("bench.peers.torch_nmt", reason="PyTorch is not installed")
+    small = {"hidden": 8, "batch": 2, "length": 6, "words": (20, 16)}
+    monkeypatch.setitem(echo_cases.CASES, "nmt", dataclasses.replace(echo_cases.CASES["nmt"], small=small))
+    losses = []
+    for measurement in (echo.echo("nmt", "small", "jax.grad", 1), torch_nmt.echo("nmt", "small", variant, 1)):
+        next(measurement)
+        with pytest.raises(StopIteration) as done:
+            next(measurement)
+        losses.append(done.value.value["loss"])  # after four steps: the gradients are equal, too
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_committed_tables_are_those_of_the_committed_results(tmp_path):
