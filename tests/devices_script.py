@@ -55,7 +55,7 @@ def losses(*meshes, steps=None, die_at=None):
     loaders = [cavs.data.Loader(data(), 8, mesh=mesh, steps=steps) for mesh in meshes]
     while len(found) < STEPS:
         loader, mesh = loaders[number := len(found) // 4 % len(meshes)], meshes[number]
-        loader.restore({"epoch": len(found) // 4, "batch": 0, "steps": loader.steps, "order": 0})
+        loader.restore(loader.state() | {"epoch": len(found) // 4, "batch": 0})
         for batches in loader:
             state, values = step(state, batches)
             assert {len(x.sharding.device_set) for x in jax.tree.leaves(state)} == {1 if mesh is None else mesh.size}

@@ -222,6 +222,10 @@ class Trainer:
     def compile_ahead(self, like: State) -> None:
         """Compiles the steps and the evaluation of the held-out data on a thread, unless there are several processes.
 
+        On CPUs several processes may do so, too, but gain nothing if they share the cores. On GPUs they exchange the times of
+        kernels while they compile, each with its GPU to itself, and it has not been tried whether sums over the GPUs may wait
+        for one another meanwhile.
+
         Args:
             like: the state as `jax.ShapeDtypeStruct`s.
         """
