@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 import cavs
+from cavs._feed import choose_shapes
 from cavs._schedule.batches import schedule_batches
 from cavs._schedule.few import bound, counts_of, few_shapes, fits, sums, thresholds
 from cavs._schedule.scheduler import options_of
@@ -70,6 +71,19 @@ def test_thresholds_pad_little() -> None:
     assert padded <= 1.03 * np.mean([x for x in (333.3, 666.7, 1000)]), found
     few = rng.integers(990, 1000, 500)  # a second shape would save nothing
     assert thresholds(few, 3, 2000) == [few.max(), 2000]
+
+
+@pytest.mark.parametrize(("unavailable", "large", "count"), [(None, False, 1), (None, True, 2), ("no compiler", False, 2)])
+def test_one_more_shape_must_save_more_if_epochs_are_short(
+    unavailable: str | None, large: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that is compiled while another one trains takes the cores from it."""
+    monkeypatch.setattr(choose_shapes, "native_unavailable", lambda: unavailable)
+    monkeypatch.setattr(choose_shapes, "SHORT_EPOCH", 1000 if large else 500_000)
+    rng = np.random.default_rng(0)
+    graphs = cavs.from_lengths(np.minimum(rng.lognormal(2.3, 0.8, 800).astype(int) + 1, 140))
+    loader = cavs.data.Loader(graphs, 20, last="drop", steps=1)
+    assert len({sched.shape for sched in loader}) == count
 
 
 def test_a_batch_that_does_not_fit_is_refused() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.buckets import Options
-from cavs._schedule.few import Counts, bound, counts_of, few_shapes, fits, sums
+from cavs._schedule.few import WORTH_A_SHAPE, Counts, bound, counts_of, few_shapes, fits, sums
 from cavs._schedule.shape import Shape
 
 Pick: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -80,7 +80,12 @@ class Shapes:
         return copy
 
     def add(
-        self, batches: Sequence[np.ndarray], most: int, closed: bool, strata: tuple[np.ndarray, np.ndarray] | None = None
+        self,
+        batches: Sequence[np.ndarray],
+        most: int,
+        closed: bool,
+        strata: tuple[np.ndarray, np.ndarray] | None = None,
+        worth: float = WORTH_A_SHAPE,
     ) -> None:
         """Chooses at most `most` shapes.
 
@@ -89,6 +94,7 @@ class Shapes:
             most: the most shapes.
             closed: whether these are all batches that will ever occur.
             strata: if a batch has one graph of each stratum, the graphs by stratum, and the strata; see `bound`.
+            worth: the fraction of the rows that one more shape must save.
         """
         graphs = [[m.picked(some) for some in batches] for m in self._members]
         bounds = None
@@ -98,11 +104,13 @@ class Shapes:
         elif not closed:
             by_stratum, edges = (slice(None), None) if strata is None else strata
             bounds = [bound(Counts(*(of[by_stratum] for of in counts)), len(batches[0]), edges) for counts in self._counts]
-        self._add(graphs, most, bounds)
+        self._add(graphs, most, bounds, worth)
 
-    def _add(self, graphs: list[list[np.ndarray]], most: int, bounds: list[np.ndarray] | None) -> None:
+    def _add(
+        self, graphs: list[list[np.ndarray]], most: int, bounds: list[np.ndarray] | None, worth: float = WORTH_A_SHAPE
+    ) -> None:
         mine = self._of.setdefault(tuple(len(some[0]) for some in graphs), [])
-        for shape in few_shapes([(m.graphs, m.options) for m in self._members], graphs, most, bounds):
+        for shape in few_shapes([(m.graphs, m.options) for m in self._members], graphs, most, bounds, worth):
             mine.append(len(self.all))
             self.all.append(shape)
         mine.sort(key=lambda i: sum(s.vertices for s in self.all[i]))

@@ -72,13 +72,14 @@ def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.nd
     return np.stack([sum((of[a:b].max(0) for a, b in strata.tolist()), np.zeros(of.shape[1], int)) for of in counts])
 
 
-def thresholds(totals: np.ndarray, most: int, highest: int) -> list[int]:
+def thresholds(totals: np.ndarray, most: int, highest: int, worth: float = WORTH_A_SHAPE) -> list[int]:
     """At most `most` ascending sizes up to which batches are padded, the last one `highest`, with little padding.
 
     Args:
         totals: (N,) the sizes of a sample of batches.
         most: the most sizes.
         highest: an upper bound of the sizes of all batches.
+        worth: the fraction of the rows that one more size must save.
     """
     sizes, weight = np.unique(totals, return_counts=True)
     if len(sizes) > QUANTILES:
@@ -99,7 +100,7 @@ def thresholds(totals: np.ndarray, most: int, highest: int) -> list[int]:
         added[np.arange(len(upto))[:, None] > number] = np.inf
         choices.append(added.argmin(0))
         cost = np.append(np.inf, added.min(0))
-        if rows and cost[-1] > (1 - WORTH_A_SHAPE) * rows[-1]:
+        if rows and cost[-1] > (1 - worth) * rows[-1]:
             choices.pop()
             break
         rows.append(cost[-1])
@@ -115,6 +116,7 @@ def few_shapes(
     batches: Sequence[Sequence[np.ndarray]],
     most: int,
     bounds: Sequence[np.ndarray] | None = None,
+    worth: float = WORTH_A_SHAPE,
 ) -> list[tuple[Shape, ...]]:
     """At most `most` shapes, ascending, for batches of one number of graphs each.
 
@@ -124,6 +126,7 @@ def few_shapes(
         most: the most shapes.
         bounds: for each member, (3, kinds), the most leaves, inner vertices and edges of any batch; `None` if the sample
             contains all batches that will ever occur.
+        worth: the fraction of the rows that one more shape must save.
 
     Returns:
         For each shape, one `Shape` for each member. All batches within the bounds fit the last one.
@@ -132,7 +135,7 @@ def few_shapes(
     samples = [sums(of, some) for (_, of), some in zip(counts, batches, strict=True)]
     caps = [sample.max(0) for sample in samples] if bounds is None else bounds
     totals = np.sum([sample[:, :2].sum((1, 2)) for sample in samples], 0)
-    levels = thresholds(totals, most, int(sum(cap[:2].sum() for cap in caps)))
+    levels = thresholds(totals, most, int(sum(cap[:2].sum() for cap in caps)), worth)
     shapes = []
     for level in levels:
         inside = totals <= level
