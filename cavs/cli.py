@@ -72,10 +72,10 @@ def _run(command: str, given: dict[str, Any]) -> int:
 
 def _train(given: dict[str, Any]) -> int:
     from cavs._feed.host_memory import keep_host_memory
-    from cavs._train import connected, keep_compiled, start_quickly, train, with_settings
+    from cavs._train import compile_quickly, connected, keep_compiled, train, with_settings
 
     keep_host_memory()
-    start_quickly()
+    compile_quickly()
     keep_compiled()
     files = given.pop("train", [])
     given |= {"train": files[0]} if files else {}
@@ -88,9 +88,10 @@ def _train(given: dict[str, Any]) -> int:
 
 
 def _predict(given: dict[str, Any]) -> int:
-    from cavs._train import Asked, keep_compiled, predict, start_quickly
+    from cavs._train import Asked, allocate_when_needed, compile_quickly, keep_compiled, predict
 
-    start_quickly()
+    compile_quickly()
+    allocate_when_needed()
     keep_compiled()
     asked = Asked(given.get("vertices", False), given.get("probabilities", False))
     header = not given.get("no_header", False)
@@ -99,9 +100,10 @@ def _predict(given: dict[str, Any]) -> int:
 
 
 def _evaluate(given: dict[str, Any]) -> int:
-    from cavs._train import evaluate, keep_compiled, start_quickly
+    from cavs._train import allocate_when_needed, compile_quickly, evaluate, keep_compiled
 
-    start_quickly()
+    compile_quickly()
+    allocate_when_needed()
     keep_compiled()
     evaluate(given["checkpoint"], given["file"], given.get("json", False), given.get("out"))
     return 0

@@ -9,7 +9,7 @@ import pytest
 
 from cavs import cli
 from cavs._feed import host_memory
-from cavs._train import start_quickly
+from cavs._train import compile_quickly, run
 from cavs._train.model import SoftmaxModel
 from tests.test_training import trees
 
@@ -44,24 +44,38 @@ def test_a_run_traces_each_program_once_and_before_its_call(tmp_path, monkeypatc
 )
 def test_commands_compile_quickly_unless_the_user_has_options_of_the_code_generator(flags, then, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    start_quickly()
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.setattr(host_memory, "_NVIDIA", __file__)
+    compile_quickly()
+    assert os.environ["XLA_FLAGS"] == flags  # a GPU computes
+    monkeypatch.setattr(host_memory, "_NVIDIA", "there is none")
+    compile_quickly()
     assert os.environ["XLA_FLAGS"] == then
 
 
-def test_commands_take_a_gpus_memory_when_it_is_needed_unless_the_user_chose(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "")
+@pytest.mark.parametrize("size, needed", [("8", True), ("1000000", False)])
+def test_little_memory_of_a_gpu_is_taken_when_it_is_needed_unless_the_user_chose(size, needed, monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_PLATFORMS", "")
     monkeypatch.setattr(host_memory, "_NVIDIA", __file__)  # a GPU
     for name in ("PREALLOCATE", "ALLOCATOR", "MEM_FRACTION"):
         monkeypatch.delenv(f"XLA_PYTHON_CLIENT_{name}", raising=False)
-    with monkeypatch.context() as patch:
-        patch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-        start_quickly()
-        assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ
-    start_quickly()
-    assert os.environ.pop("XLA_PYTHON_CLIENT_PREALLOCATE") == "false" and not os.environ["XLA_FLAGS"]
     assert not host_memory.keep_host_memory()  # XLA compiles for a GPU on many threads, which would share one arena
-    monkeypatch.setattr(host_memory, "_NVIDIA", "there is none")
-    start_quickly()
-    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in os.environ and os.environ["XLA_FLAGS"]
+    monkeypatch.setattr(run, "begin", lambda *_: exit(0))  # JAX would start here
+    arguments = [
+        "train",
+        trees(tmp_path / "t.txt", 22),
+        "--out",
+        str(tmp_path / "run"),
+        "--program",
+        "tree-fc",
+        "--hidden",
+        size,
+    ]
+    for variable, chosen in (("MEM_FRACTION", "0.5"), ("PREALLOCATE", None)):
+        with monkeypatch.context() as patch:
+            if chosen:
+                patch.setenv(f"XLA_PYTHON_CLIENT_{variable}", chosen)
+            with pytest.raises(SystemExit):
+                cli.main(arguments)
+            expected = "false" if needed and not chosen else None
+            assert os.environ.pop("XLA_PYTHON_CLIENT_PREALLOCATE", None) == expected

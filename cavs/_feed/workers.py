@@ -109,13 +109,14 @@ class _Worker:
             pass_fds=[f for f in (file, self._file) if f is not None],
         )
         assert self._process.stdin and self._process.stdout
+        self._reads: PipeEnd | None = None
         if hasattr(select, "poll"):  # not on Windows
-            reads = PipeEnd(os.dup(self._process.stdout.fileno()), "r")
+            self._reads = PipeEnd(os.dup(self._process.stdout.fileno()), "r")
             writes = PipeEnd(os.dup(self._process.stdin.fileno()), "w")
             self._process.stdin.close()
             self._process.stdout.close()
             self._process.stdin = io.BufferedWriter(writes, PIPE_BYTES)
-            self._process.stdout = io.BufferedReader(reads, PIPE_BYTES)
+            self._process.stdout = io.BufferedReader(self._reads, PIPE_BYTES)
         self._in, self._out = self._process.stdin, self._process.stdout
         self._under_way, self._greeted = 0, False
         widen(self._in)
@@ -136,7 +137,7 @@ class _Worker:
     @property
     def started(self) -> bool:
         """Whether the process has read the graphs, or ended; on systems that cannot tell, always."""
-        return self._greeted or not isinstance(self._out.raw, PipeEnd) or self._out.raw.has_data()
+        return self._greeted or self._reads is None or self._reads.has_data()
 
     def begin(self, options: Options) -> None:
         while self._under_way:  # requests of an iterator that was not consumed

@@ -7,7 +7,11 @@ puts them together, `report` prints progress and results, `predict` labels new f
 (`scores` for labels, `bleu` for translations), and `compiled` sets up compilation and its cache.
 """
 
-from cavs._train.compiled import keep_compiled as keep_compiled, start_quickly as start_quickly
+from cavs._train.compiled import (
+    allocate_when_needed as allocate_when_needed,
+    compile_quickly as compile_quickly,
+    keep_compiled as keep_compiled,
+)
 from cavs._train.config import TrainError as TrainError
 from cavs._train.devices import connected as connected
 from cavs._train.evaluate import evaluate as evaluate

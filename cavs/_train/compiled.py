@@ -20,18 +20,21 @@ _ALLOCATION = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "
 _CPU_FIELDS = ("flags", "Features", "model name")
 
 
-def start_quickly() -> None:
-    """Lets XLA compile quickly on a CPU, and JAX take memory of a GPU when it is needed. Call it before JAX starts.
-
-    Options of XLA's code generator in `XLA_FLAGS`, and JAX's variables for the memory of GPUs, are the user's choice.
-    """
-    if not starts_on_cpu():
-        if not any(name in os.environ for name in _ALLOCATION):
-            os.environ[_ALLOCATION[0]] = "false"
-        return
+def compile_quickly() -> None:
+    """Lets XLA compile quickly on a CPU, unless `XLA_FLAGS` has options of its code generator. Call it before JAX compiles."""
     flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_backend_extra_options" not in flags:
+    if starts_on_cpu() and "xla_backend_extra_options" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_OLDER_GENERATOR}".strip()
+
+
+def allocate_when_needed() -> None:
+    """Lets JAX take memory of a GPU when it is needed, unless its variables say otherwise. Call it before JAX starts.
+
+    JAX then never returns a block of memory. A program that needs much of a GPU can fail because blocks of other programs are
+    in its way, so this is for programs that need little.
+    """
+    if not starts_on_cpu() and not any(name in os.environ for name in _ALLOCATION):
+        os.environ[_ALLOCATION[0]] = "false"
 
 
 def keep_compiled() -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cavs._train.task import Model, Task
 
 _ENOUGH = 800  # bytes for each element of a state of each vertex: a batch that takes less fits, and is not traced
+_LITTLE = 4 << 30  # bytes
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches, if the memory suffices
 
 
@@ -158,6 +159,13 @@ def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> M
     limit = chosen.peak.bytes * (1 if budget == "min" else int(budget) / max(measured, chosen.peak.bytes))
     evaluation = _evaluation(work, data, evaluation, limit)
     return MemoryPlan(chosen.choice, evaluation, _table(work, search, chosen, measured, budget))
+
+
+def needs_little(config: Config, data: "Data") -> bool:
+    """Whether a training step surely needs little of a GPU's memory; without a use of JAX."""
+    rows = 2 * min(config.batch, len(data.train)) * data.train.num_vertices / max(len(data.train), 1)
+    table = len(data.words) * (config.embedding_size or config.hidden)
+    return rows * (config.hidden * _ENOUGH + len(data.labels) * 8) + table * 16 < _LITTLE
 
 
 def _fits(config: Config, work: TrainingStep, search: Search, limit: int) -> bool:

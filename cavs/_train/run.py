@@ -11,10 +11,12 @@ from rich.console import Console
 
 import cavs
 from cavs._train import checkpoint, folder as folders, report
+from cavs._train.compiled import allocate_when_needed
 from cavs._train.config import ALIASES, Config, SaveError, TrainError, flag
 from cavs._train.data import Data
 from cavs._train.devices import lost, told, wait_for_all, writes
 from cavs._train.loop import Progress, Trainer
+from cavs._train.memory import needs_little
 from cavs._train.memory_error import OUT_OF_MEMORY, out_of_memory
 from cavs._train.messages import Messages
 from cavs._train.settings import changed
@@ -59,6 +61,8 @@ def train(
     config, folder = _prepare(given, out, resume)
     task = find_task(config.task)
     config, data = task.read(config)
+    if needs_little(config, data):
+        allocate_when_needed()
     model = task.model(config, data)
     messages = Messages(console or Console(quiet=not writes()), command)
     with contextlib.ExitStack() as stack:
