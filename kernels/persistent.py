@@ -45,7 +45,8 @@ def launches(
     The launches take one batch: see `cavs._run.other_engine`.
 
     Returns:
-        The tensors written, by name, and (1,) int32, nonzero if a thread block gave up waiting.
+        The tensors written, by name, with the copies of 16 bits of those updated; and (1,) int32, nonzero if a thread block
+        gave up waiting.
     """
     flows, variables = any(config.dataflow for config in configs), list(weights)
     named = {field: getattr(arrays, field) for field in _FIELDS}
@@ -62,7 +63,7 @@ def launches(
         for config in configs[1:]:
             out, late = _launch(program, config, weights, dataclasses.replace(mine, updated=out), reverse, flows, True)
             lost = lost + late
-        inner = program.scratch.keys() | program.halves.keys()
+        inner = program.scratch.keys() | program.halves.keys() - arrays.updated.keys()
         return {name: x for name, x in out.items() if name not in inner}, lost
 
     @run.def_vmap

@@ -1,7 +1,8 @@
 """Compiles programs for an H200, on a machine without one; run by `test_memory_late`.
 
 Prints one line of JSON: the bytes of temporary memory of the gradient of a stack of loops (DeepSpeech 2) with `recompute`, and
-those predicted; and of an LSTM on engine `scan`, one chain at a time, with the bytes of a weight.
+those predicted; of an LSTM on engine `scan`, one chain at a time, with the bytes of a weight; and of a Tree-LSTM on engine
+`persistent`, in rows of the hidden size for each vertex.
 """
 
 from tests.hopper_compiler import compiled  # isort: skip
@@ -10,10 +11,16 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import cavs
+from bench import graphs
 from bench.echo_cases import speech_init, speech_loss
+from bench.ours import graphs_of
 from cavs import vertex_programs as vp
+from cavs._engines import chip
+from cavs._function import products
+from cavs.kernels import persistent
 from cavs.memory import recompute
 
 shapes = jax.eval_shape(lambda key: speech_init(key, hidden=64, batch=16, length=60, layers=4, bands=16), jax.random.key(0))
@@ -37,4 +44,22 @@ plan = cavs.memory.plan(
 )
 memory = compiled(jax.value_and_grad(plan.loss), params, plan.batch(chains)).memory_analysis()
 assert memory is not None
-print(json.dumps(found | {"lstm": memory.temp_size_in_bytes, "weight": 4 * 256 * 1024}))
+found |= {"lstm": memory.temp_size_in_bytes, "weight": 4 * 256 * 1024}
+
+persistent.supported = lambda: None
+products._hopper, chip.multiprocessors = (lambda: True), (lambda: 132)
+trees, program = graphs_of(graphs.sst_like(np.random.default_rng(0), 1024)), vp.BinaryTreeLSTM(512, 512)
+F, params = program.vertex_function(), jax.eval_shape(program.init, jax.random.key(0))
+sched = cavs.schedule(trees, scripts=True, exact=True)
+
+
+def tree_loss(params, data, x):
+    sched_of = cavs.Schedule(data, sched.shape)
+    return jnp.sum(cavs.run(F, params, sched_of, x, select=sched_of.roots, engine="persistent") ** 2)
+
+
+x = jax.ShapeDtypeStruct((sched.shape.vertices, 512), jnp.float32)
+data = jax.ShapeDtypeStruct(sched.data.shape, jnp.int32)
+memory = compiled(jax.value_and_grad(tree_loss), params, data, x).memory_analysis()
+assert memory is not None
+print(json.dumps(found | {"rows": memory.temp_size_in_bytes / x.size / 4}))

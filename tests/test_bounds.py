@@ -85,3 +85,17 @@ def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
     for plan in made:
         assert bounds.state_bounds(plan)[-1] == 1
         assert lower.recurrence_of(plan, None, True).precision == "tf32"
+
+
+def test_powers_of_two_of_operands() -> None:
+    """What a bound allows: the bound itself times the power is at most 2^15, half of the range of float16."""
+    plan = planned("BinaryTreeLSTM", 32)
+    (part,) = plan.inner.values()
+    powers = bounds.powers_of_operands(part, bounds.state_bounds(plan))
+    operands = [x for use in part.reverse.uses for x in use.operands.values()]
+    slots = {v for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True) if i == 1}
+    assert set(operands) == powers.keys() and sorted(set(powers.values())) == [13, 14]  # the sum of two states, a state
+    assert all(powers[x] == 14 for x in operands if x in slots)
+    plan = planned("TreeFC", 32)
+    assert not bounds.powers_of_operands(plan.inner[None], bounds.state_bounds(plan))
+    assert not bounds.powers_of_operands(part, [float("inf")] * 2)

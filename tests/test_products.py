@@ -69,6 +69,26 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gradients_of_weights_whose_operands_have_a_bound(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The power of two of a bound is as good as that of the largest number, if the numbers are not tiny beside the bound."""
+    monkeypatch.setattr(products, "_faster_gradient", lambda *_: True)
+    monkeypatch.setattr(products, "_hopper", lambda: True)
+    monkeypatch.setattr(products.lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+    rng = np.random.default_rng(0)
+    x, ct = np.tanh(rng.standard_normal((40, 9))).astype(np.float32), rng.standard_normal((40, 7)).astype(np.float32)
+    w = np.zeros((9, 7) if axis == 0 else (7, 9), np.float32)
+    for bounded in (x, x * np.float32(1e-4)):
+        plain, given = (
+            np.asarray(products.weight_gradient(jnp.asarray(bounded), jnp.asarray(ct), jnp.asarray(w), axis, None, power))
+            for power in (None, 14)
+        )
+        want = bounded.astype(np.float64).T @ ct
+        assert given.shape == w.shape
+        assert np.abs(given - (want if axis == 0 else want.T)).max() <= TF32 * (np.abs(bounded).T @ np.abs(ct)).max()
+        assert np.array_equal(given, plain)  # both lose the same bits
+
+
 @pytest.mark.parametrize("name", ["BinaryTreeLSTM", "reset before the product", "layer norm"])
 def test_a_run_in_float16(name: str, hopper: None) -> None:
     """Values and every gradient, with the precision of tf32."""

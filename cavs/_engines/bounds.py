@@ -11,6 +11,8 @@ import numpy as np
 from cavs._function.children import reduce_max_p, spread_p
 from cavs._function.jaxprs import Atom, Eqn, Var, is_var
 from cavs._function.plan import FunctionPlan
+from cavs._function.products import BIAS, LARGEST
+from cavs._function.split import Split
 
 _AT_MOST_ONE = {"tanh", "logistic", "sin", "cos", "erf", "sign"}
 _UNCHANGED = {
@@ -60,3 +62,18 @@ def state_bounds(plan: FunctionPlan) -> list[float]:
         max(bound(x, b) for b, x in zip(found, states, strict=True))
         for states in zip(*(role.states for role in roles), strict=True)
     ]
+
+
+def powers_of_operands(part: Split, largest: Sequence[float]) -> dict[Var, int]:
+    """Returns for operands of lazy gradients with a bound the power of two that brings the bound to between 2^14 and 2^15.
+
+    Args:
+        part: F at vertices with children, of one kind.
+        largest: From `state_bounds`.
+    """
+    known = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
+    known |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
+    found = bounds(part.joint.program.eqns, known)
+    operands = {x for use in part.reverse.uses for x in use.operands.values() if is_var(x)}
+    limited = {x: found[x] for x in operands if 0 < found.get(x, 0.0) < 2.0**LARGEST}
+    return {x: min(LARGEST + 1 - math.frexp(b)[1], BIAS - 1) for x, b in limited.items()}

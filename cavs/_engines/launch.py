@@ -57,7 +57,7 @@ def launch(
         layouts: As in `Persistent`.
 
     Returns:
-        The tensors written, (N, ...), by name, and the flag of `kernels.persistent.launches`.
+        The tensors written, (N, ...), by name, with the twins of states; and the flag of `kernels.persistent.launches`.
     """
     program = recurrence.program
     configs, wide_rows = launch_configs(recurrence, recurrence.precision, interpret, sched.shape, layouts)
@@ -87,7 +87,10 @@ def launch(
         out[name] = rows_from_memory(out[name], program, written.value.aval)
     for i, s in enumerate(states or []):
         like = jax.ShapeDtypeStruct(s.shape[1:], s.dtype)
-        out[Tensor(TensorRole.STATE, i)] = rows_from_memory(out[Tensor(TensorRole.STATE, i)], program, like)
+        state, twin = Tensor(TensorRole.STATE, i), Tensor(TensorRole.STATE, i, half=True)
+        out[state] = rows_from_memory(out[state], program, like)
+        if twin in out:
+            out[twin] = rows_from_memory(out[twin], program, jax.ShapeDtypeStruct(like.shape, out[twin].dtype))
     return out, lost
 
 

@@ -10,21 +10,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cavs._engines.bounds import powers_of_operands, state_bounds
 from cavs._engines.chip import MEASURED, Layouts
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, StagesInXla
+from cavs._engines.halved import halved_states
 from cavs._engines.indices import gathered, parents, some_rows
 from cavs._engines.launch import launch
 from cavs._engines.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
 from cavs._engines.scan_task import eager_cotangents
 from cavs._function.domains import EDGE
 from cavs._function.equations import is_float
+from cavs._function.jaxprs import Env
+from cavs._function.plan import FunctionPlan
+from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
-from cavs._stages.entrance import memory_of
+from cavs._stages.entrance import Copied, memory_of
 from cavs._stages.lazy import lazy_gradients
 from cavs._stages.saved import Saved
 from cavs._stages.segment import MANY_BYTES
 from cavs._stages.tensors import Rows as KindRows, RowSpan
-from cavs.kernels import Tensor, TensorRole, persistent
+from cavs.kernels import PRECISIONS, Tensor, TensorRole, persistent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +71,10 @@ class Persistent(StagesInXla):
                 given = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(made.operands)}
                 span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
                 memory = memory._replace(kept=memory.kept[: len(part.forward.keep)])
-                static_cts[k] = merged(static_cts[k], lazy_gradients(part, rows, span, memory, cuts, given=given))
+                copies, cuts = _copies(batch, k, saved, cuts)
+                powers = powers_of_operands(part, state_bounds(batch.plan))
+                now = lazy_gradients(part, rows, span, memory, cuts, given=given, powers=powers, copies=copies)
+                static_cts[k] = merged(static_cts[k], now)
             ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts))
             ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
             # One kind has children, so its rows follow one another.
@@ -108,6 +116,8 @@ def forward_launches(
         nothing = jnp.zeros((0,))
         kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
         kept[-1] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
+        if save:
+            kept[-1] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in _halved(plan, name, sched)]
         extras.append([out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))])
     return ForwardLevels(states, kept, extras, gave_up)
 
@@ -129,9 +139,9 @@ def backward_launch(
     tensors |= {Tensor(TensorRole.STATE, i): x for i, x in enumerate(saved.states)}
     crossing = [x for v, x in zip(part.eager.outs, saved.eager_rows[k], strict=True) if v in part.recurrent.cross]
     tensors |= {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-    kept = part.forward.keep
-    tensors |= {Tensor(TensorRole.KEPT, n): x for n, x in enumerate(saved.kept[k][: len(kept)])}
-    tensors |= {Tensor(TensorRole.REPLACED, m): x for m, x in zip(made.replaced, saved.kept[k][len(kept) :], strict=True)}
+    kept = [Tensor(TensorRole.KEPT, n) for n in range(len(part.forward.keep))]
+    kept += [Tensor(TensorRole.REPLACED, m) for m in made.replaced]
+    tensors |= dict(zip(kept, saved.kept[k], strict=False))
     tensors |= {Tensor(TensorRole.EXTRA, n): x for n, x in enumerate(saved.extras[k])}
     for i, v in part.reverse.extra_cts.items():
         edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
@@ -139,6 +149,23 @@ def backward_launch(
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
     how = {"interpret": engine.interpret, "layouts": engine.layouts}
     return made, *launch(made, rows, sched, saved.statics[k], tensors, None, cotangents.row, **how)
+
+
+def _halved(plan: FunctionPlan, name: str | None, sched: Schedule) -> list[int]:
+    """Returns the states whose copies of 16 bits are the last of the kept values."""
+    return halved_states(*(recurrence_of(plan, name, forward, sched.shape.forest) for forward in (True, False)))
+
+
+def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Copied], Env]:
+    """Returns the copies of 16 bits of states that lazy gradients read, and `cuts`. XLA reads large ones after the launch."""
+    name, forest = batch.kinds[k], batch.sched.shape.forest
+    halved = _halved(batch.plan, name, batch.sched)
+    copies = saved.kept[k][len(saved.kept[k]) - len(halved) :]
+    if sum(x.nbytes for x in copies) >= MANY_BYTES:
+        copies, cts = lax.optimization_barrier((copies, list(cuts.values())))
+        cuts = dict(zip(cuts, cts, strict=True))
+    factor = PRECISIONS[recurrence_of(batch.plan, name, True, forest).precision].factor
+    return {i: Copied(x, factor) for i, x in zip(halved, copies, strict=True)}, cuts
 
 
 def _in_turn(out: dict[Tensor, jax.Array], gradients: Floats, leaves: int) -> tuple[dict[Tensor, jax.Array], Floats]:

@@ -9,6 +9,7 @@ error of smaller ones is at most 2^-40 of the largest. Sums are float32.
 """
 
 import functools
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jax.typing import DTypeLike
 from cavs.kernels import of_tf32_bits
 
 BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa
+Powers: TypeAlias = tuple[int | None, int | None]  # exponents of the two by which operands are multiplied, where known
 LARGEST = 14  # the exponent of the largest number after scaling; those of float16 go from -14 to 15
 
 
@@ -43,11 +45,17 @@ def large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLik
     return rows_times_matrix(x, w, axis, precision, dtype)
 
 
-def weight_gradient(x: jax.Array, ct: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> jax.Array:
-    """Returns the cotangent of W; `ct` is that of `rows_times_matrix(x, w, axis, ...)`. It uses float16 if that is faster."""
+def weight_gradient(
+    x: jax.Array, ct: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike, power: int | None = None
+) -> jax.Array:
+    """Returns the cotangent of W; `ct` is that of `rows_times_matrix(x, w, axis, ...)`. It uses float16 if that is faster.
+
+    If a `power` is given, 2^power x is in the range of float16, and its largest number need not be found.
+    """
     rows, k = x.shape
     if _tf32(precision, x.dtype, ct.dtype, w.dtype) and _faster_gradient(rows, k, ct.shape[1]):
-        return _product(*_in_order(x, ct, axis), (0, 0), precision)
+        powers = (power, None) if axis == 0 else (None, power)
+        return _product(*_in_order(x, ct, axis), (0, 0), precision, powers)
     return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
 
 
@@ -74,10 +82,12 @@ def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Ar
     return (x, ct) if axis == 0 else (ct, x)
 
 
-def _product(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike) -> jax.Array:
+def _product(
+    a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, powers: Powers = (None, None)
+) -> jax.Array:
     """Returns the product of two float32 matrices over one axis of each. On a GPU it is computed in float16."""
     plain = functools.partial(_plain, axes=axes, precision=precision, dtype=jnp.float32)
-    return lax.platform_dependent(a, b, cuda=functools.partial(in_float16, axes=axes), default=plain)
+    return lax.platform_dependent(a, b, cuda=functools.partial(in_float16, axes=axes, powers=powers), default=plain)
 
 
 def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:
@@ -85,9 +95,9 @@ def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: Precisi
     return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=dtype)
 
 
-def in_float16(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
+def in_float16(a: jax.Array, b: jax.Array, axes: tuple[int, int], powers: Powers = (None, None)) -> jax.Array:
     """Returns `_product(a, b, axes)` by a product in float16. Numbers that are not finite stay so."""
-    a_power, b_power = power_of(a), power_of(b)
+    a_power, b_power = (power_of(x) if n is None else jnp.int32(n) for x, n in zip((a, b), powers, strict=True))
     out = _plain(_scaled(a, a_power), _scaled(b, b_power), axes, lax.Precision.DEFAULT, jnp.float32)
     back = -(a_power + b_power)  # in two steps: 2^back may overflow although the result does not
     return out * two_to(back >> 1) * two_to(back - (back >> 1))

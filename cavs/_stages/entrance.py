@@ -4,9 +4,10 @@ Rows are copied here and where F scatters, and nowhere else (Cavs section 3.3).
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -15,6 +16,21 @@ from cavs._function.jaxprs import Env, Var, is_var
 from cavs._function.split import Split
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, RowSpan, get_rows
+
+
+class Copied(NamedTuple):
+    """A dynamic tensor as a copy of 16 bits.
+
+    Attributes:
+        rows: the copy, (rows, ...).
+        factor: what the states were multiplied by.
+    """
+
+    rows: jax.Array
+    factor: float
+
+
+State: TypeAlias = jax.Array | Copied
 
 
 class Memory(NamedTuple):
@@ -58,7 +74,7 @@ def fixed(part: Split, statics: list[jax.Array]) -> Env:
 
 
 def entrance(
-    part: Split, rows: Rows, span: RowSpan, states: list[jax.Array], crossing: list[jax.Array], wanted: set[Var]
+    part: Split, rows: Rows, span: RowSpan, states: Sequence[State], crossing: list[jax.Array], wanted: set[Var]
 ) -> Env:
     """Returns the `wanted` inputs of the joint program at the vertices of a span.
 
@@ -74,25 +90,32 @@ def entrance(
     own = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
     env = {v: span.rows_in(domain, x) for v, x, domain in own if v in wanted}
     env |= {
-        v: get_rows(states[i], kids[:, k])
+        v: _gathered(states[i], kids[:, k])
         for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
         if v in wanted
     }
     if part.recurrent.child:
         children = span.of_edges(rows.edge_child)
         own = zip(part.forward.child, part.recurrent.child, strict=True)
-        env |= {v: get_rows(states[i], children) for v, i in own if v in wanted}
+        env |= {v: _gathered(states[i], children) for v, i in own if v in wanted}
     if part.forward.num_children in wanted:
         env[part.forward.num_children] = span.rows(rows.num_children)
     return env
 
 
-def slots_together(part: Split, rows: Rows, span: RowSpan, states: list[jax.Array], values: list[Var]) -> Env:
+def _gathered(state: State, index: jax.Array) -> jax.Array:
+    """Returns rows of a state, in float32 if it is a copy of 16 bits."""
+    if isinstance(state, Copied):
+        return get_rows(state.rows, index).astype(jnp.float32) * jnp.float32(1 / state.factor)
+    return get_rows(state, index)
+
+
+def slots_together(part: Split, rows: Rows, span: RowSpan, states: Sequence[State], values: list[Var]) -> Env:
     """Gathers the `values` that concatenate or stack one state of several children, each by one gather without a copy."""
     env = {}
     for v, (i, slots) in slots_together_of(part, values).items():
         kids = span.rows(rows.kids)[:, np.array(slots)]
-        env[v] = get_rows(states[i], kids).reshape(kids.shape[0], *v.aval.shape)
+        env[v] = _gathered(states[i], kids).reshape(kids.shape[0], *v.aval.shape)
     return env
 
 

@@ -5,6 +5,7 @@ transposes f ONCE for all rows of a span: for a product Y = A p that is the sing
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -19,7 +20,7 @@ from cavs._function.joint import ParamUse
 from cavs._function.products import weight_gradient
 from cavs._function.split import Split
 from cavs._stages.cotangents import Floats, mask_rows, merged
-from cavs._stages.entrance import Memory, entrance, fixed, kept_values, slots_together
+from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
 from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated
 
@@ -66,6 +67,8 @@ def lazy_gradients(
     mine: Mine | None = None,
     given: Env | None = None,
     direct: Direct | None = None,
+    powers: Mapping[Var, int] | None = None,
+    copies: Mapping[int, Copied] | None = None,
 ) -> Floats:
     """Computes the cotangents of the recurrent part's static values, summed over the rows of a span.
 
@@ -78,16 +81,19 @@ def lazy_gradients(
         mine: the rows and edges of the span that count. `None` if the span is all rows of the kind.
         given: operands that are known, so they are not computed again.
         direct: computes products from operands where these lie. `None`: XLA computes all.
+        powers: for operands with bounds, the `power` of `weight_gradient`.
+        copies: by the index of a state leaf, what to gather rows from instead.
 
     Returns:
         The cotangents, by the index of the static value.
     """
     values = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v)]
     given = {v: repeated(x, rows.real_edges if part.joint.domain[v] == EDGE else rows.real) for v, x in (given or {}).items()}
-    given = slots_together(part, rows, span, memory.states, values) | given
+    states = [(copies or {}).get(i, x) for i, x in enumerate(memory.states)]
+    given = slots_together(part, rows, span, states, values) | given
     eqns, available = needed(part.joint.program.eqns, values, part.joint.available | set(given))
     wanted = reads(eqns, available)
-    env = fixed(part, memory.statics) | entrance(part, rows, span, memory.states, memory.crossing, wanted)
+    env = fixed(part, memory.statics) | entrance(part, rows, span, states, memory.crossing, wanted)
     kept = kept_values(part, span, memory, wanted, env)
     if mine is None:
         kept = {v: repeated(x, rows.real_edges if part.joint.domain.get(v) == EDGE else rows.real) for v, x in kept.items()}
@@ -103,7 +109,7 @@ def lazy_gradients(
     evaluate(eqns, env, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
 
     where = operands(part, rows, span, memory, values) if direct else {}
-    return _sums(part, rows, span, memory, env, cuts, mine, direct, where)
+    return _sums(part, rows, span, memory, env, cuts, mine, direct, where, powers or {})
 
 
 def apart(cts: Env, gradients: Floats) -> Env:
@@ -129,6 +135,7 @@ def _sums(
     mine: Mine | None,
     direct: Direct | None,
     where: dict[Var, Operand],
+    powers: Mapping[Var, int],
 ) -> Floats:
     """Returns the sums of what all equations add to the cotangents."""
     place: dict[Atom, int] = {v: i for i, v in enumerate(part.recurrent.statics)}
@@ -140,7 +147,7 @@ def _sums(
         if direct and (product := _direct_product(part, use, place, env, where, direct.cuts, n)):
             products.append(_counted(product, rows, use.domain, which))
             continue
-        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, which):
+        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, which, powers):
             totals[i] = totals[i] + ct if i in totals else ct
     if direct and products:
         found = direct.products(products)
@@ -197,6 +204,7 @@ def _transpose(
     cuts: Env,
     n: int,
     mine: Some | None,
+    powers: Mapping[Var, int],
 ) -> list[tuple[int, jax.Array]]:
     """Returns (static value, cotangent) for one equation, summed over n rows."""
     level = part.role.domain
@@ -222,7 +230,8 @@ def _transpose(
     axis = matrix_product(use.eqn, [STATIC if a is None else use.domain for a in axes])
     if axis is not None:
         a, ct = args[0].reshape(-1, args[0].shape[-1]), cotangents[0].reshape(-1, cotangents[0].shape[-1])
-        gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"])
+        power = powers.get(x) if is_var(x := use.operands[0]) else None
+        gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], power)
         return [(place[use.eqn.invars[1]], _if_any(gradient, mine))]
 
     def f(values: list[jax.Array]) -> list[jax.Array]:
