@@ -3,7 +3,7 @@
 import contextlib
 import zlib
 from collections.abc import Generator, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -120,7 +120,13 @@ class Delivery:
             return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]
 
     def largest(self, epoch: Epoch) -> Batches:
-        """The first batch of an epoch, padded to the largest shape, in host memory."""
+        """The first batch of an epoch, padded to the largest shape, in host memory.
+
+        Raises:
+            ValueError: the epoch has no batches.
+        """
+        if not len(epoch.planned.shape):
+            raise ValueError("Loader.largest: got a loader without batches; expected at least one.")
         number = max(range(len(self._shapes.all)), key=lambda i: sum(shape.vertices for shape in self._shapes.all[i]))
         planned = epoch.planned._replace(shape=np.full_like(epoch.planned.shape, number))
         first = Epoch(epoch.number, planned, [np.zeros(1, int)], None)
@@ -164,5 +170,8 @@ class Delivery:
         return sample.sched
 
 
-def _struct(x: np.ndarray | jax.Array) -> jax.ShapeDtypeStruct:
+def _struct(x: Any) -> Any:
+    """The shape and dtype of an array; a number of Python as it is."""
+    if not isinstance(x, np.ndarray | np.generic | jax.Array):
+        return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))

@@ -13,6 +13,10 @@ MSG_OTHER_BATCHES = (
     "Loader.restore: state: got the position of a loader with other batches; expected one of the same graphs, batch size, "
     "seed, group, shapes and steps. At the end of an epoch (batch 0) these may change."
 )
+MSG_TWO_LOOPS = (
+    "Loader: got another loop over this loader before this one ended; expected one at a time, as they share its position. "
+    "Create a second loader; with shapes=loader it has the same shapes."
+)
 
 
 def samples_of(index: Index, count: int) -> np.ndarray:

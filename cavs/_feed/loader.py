@@ -14,7 +14,7 @@ from cavs._feed.batches import Batches
 from cavs._feed.choose_shapes import choose_shapes
 from cavs._feed.delivery import Delivery, Epoch
 from cavs._feed.epoch_plans import EpochPlans
-from cavs._feed.given import MSG_OTHER_BATCHES, position_of
+from cavs._feed.given import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, position_of
 from cavs._feed.plan import Shapes, plan
 from cavs._feed.sampler import Sampler
 from cavs._feed.settings import (
@@ -56,7 +56,7 @@ class Loader:
     continues from it, with the same batches bit for bit, also in another process.
 
     After a `break` or an exception, the next loop starts the next epoch. Processes and threads that worked for the abandoned
-    loop are used again by the next one, and end with the graphs.
+    loop are used again by the next one, and end with the graphs. A loader runs one loop at a time.
 
     Args:
         graphs: the data set; or a sequence of data sets of equal lengths, such as sentences and reversed sentences. For a pair
@@ -135,6 +135,7 @@ class Loader:
                 self._steps = steps_for(self._settings, first * float(sizes.mean()), first, len(self))
         self.epoch, self.batch, self.seen, self.waited = 0, 0, 0, 0.0
         self._seconds, self._restored = 0.0, False
+        self._running: object = None  # the loop that began last, if no position was restored since
         self._stream: Stream | None = None
         self._plans = EpochPlans()
 
@@ -147,9 +148,6 @@ class Loader:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.batch and not self._restored:  # the loop before was left early
-            self.epoch, self.batch = self.epoch + 1, 0
-        self._restored = False
         return closed_at_exit(self._loop())
 
     def state(self) -> dict[str, int]:
@@ -158,7 +156,7 @@ class Loader:
         return {"epoch": self.epoch, "batch": self.batch, "seen": self.seen, "steps": self._steps, "order": order}
 
     def restore(self, state: Mapping[str, SupportsIndex]) -> None:
-        """Continues at a position: the next loop yields the rest of its epoch.
+        """Continues at a position: the next loop yields the rest of its epoch. A loop that is running ends.
 
         Args:
             state: what `state` returned, here or in another process. If the batches come from an iterator, this loader was
@@ -169,13 +167,14 @@ class Loader:
         """
         position = position_of(state)
         before, self._stream, self._plans = self._steps, None, EpochPlans()
-        self._steps = position["steps"] if self._settings.steps is None else self._steps
+        if self._settings.steps is None and position["batch"]:
+            self._steps = position["steps"]
         planned = self._planned(position["epoch"]) if position["batch"] and self._sampler.known else None
         if planned and (position["order"] != planned.checksum or position["batch"] > len(self)):
             self._steps, self._plans = before, EpochPlans()
             raise ValueError(MSG_OTHER_BATCHES)
         self.epoch, self.batch, self.seen = (position[name] for name in ("epoch", "batch", "seen"))
-        self._restored = True
+        self._restored, self._running = True, None
 
     def examples(self) -> list[PyTree]:
         """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
@@ -233,6 +232,9 @@ class Loader:
         self._stream = stream
 
     def _loop(self) -> Generator[Any, None, None]:
+        if self.batch and not self._restored:  # the loop before was left early
+            self.epoch, self.batch = self.epoch + 1, 0
+        self._restored, self._running = False, (this := object())
         begun, self.waited = time.perf_counter(), 0.0
         with contextlib.closing(self._batches_of_epoch()) as found:  # type: ignore[type-var]
             while True:
@@ -245,6 +247,10 @@ class Loader:
                 batches._loader = weakref.ref(self)
                 yield self._delivery.yielded(batches)
                 del batches  # not kept while waiting for the next one
+                if self._running is None:  # the next loop begins at the position that was restored
+                    return
+                if self._running is not this:
+                    raise RuntimeError(MSG_TWO_LOOPS)
                 self._seconds = time.perf_counter() - begun
         self.epoch, self.batch = self.epoch + 1, 0
         if self._settings.workers is None and self.waited > LONG_WAIT * self._seconds:

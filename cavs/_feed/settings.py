@@ -164,6 +164,11 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
     if not isinstance(settings.batches, int):
         return
     batch = _of_samples(settings, settings.batches, samples)
+    if samples < units and settings.last != "pad":
+        raise ValueError(
+            f"Loader: graphs: got {samples} for {units} {noun}; expected at least one for each. Write last='pad', if the loss "
+            f"leaves out vertices whose label is -1, or fewer {noun}."
+        )
     if batch % units:
         raise ValueError(
             f"Loader: batches: got {batch} for {units} {noun}; expected a multiple of their number. Write "

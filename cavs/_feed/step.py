@@ -54,10 +54,12 @@ class Step:
             self.compiling = self.compiling or (len(self._known) + 1, len(self._known) + 1)
         elif new:
             self.background.wait(key)
-        state, metrics = self._program(batches)(self._owned.of(state, _mesh(batches)), batches)
+        try:
+            state, metrics = self._program(batches)(self._owned.of(state, _mesh(batches)), batches)
+        finally:
+            self.compiling = None if here else self.compiling
         if new:
             self._known.add(key)
-            self.compiling = None if here else self.compiling
             return_unused()
             self._compile_others(state, batches)
         self._owned.returned(state, _mesh(batches))
@@ -90,7 +92,8 @@ class Step:
         if not isinstance(batches, Batches):
             return ordered(self._fun)(state, batches)
         if batches.filled is not None:
-            return run_filled(keeping(self._fun), state, batches.tree, batches.filled)
+            assert batches.count is not None
+            return run_filled(keeping(self._fun), state, batches.tree, batches.filled, batches.count)
         many = functools.partial(self._many, stacked=batches.count is not None)
         if batches.mesh is None:
             return ordered(many)(state, batches.tree)
@@ -153,8 +156,8 @@ class Step:
                 self.background.wait_for_all()
 
 
-def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array) -> tuple[PyTree, PyTree]:
-    """Runs `fun` over the first `filled` batches of a stack. Metrics of the others are zeros."""
+def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
+    """Runs `fun` over the first `filled` batches of a stack of `length` batches. Metrics of the others are zeros."""
 
     def at(i: jax.Array) -> PyTree:
         return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), stack)
@@ -162,7 +165,6 @@ def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array) ->
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
     closed, shapes = jax.make_jaxpr(fun, return_shape=True)(state, like)  # traced once, for its shapes and for the loop
     run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
-    length = jax.tree.leaves(stack)[0].shape[0]
     none = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
 
     def one(i: jax.Array, done: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
@@ -199,7 +201,7 @@ def _mesh(batches: PyTree) -> Mesh | None:
 
 def _key(batches: PyTree) -> Hashable:
     leaves, treedef = jax.tree.flatten(batches)
-    return treedef, *((x.shape, x.dtype) for x in leaves)
+    return treedef, *((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
 
 
 def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
