@@ -118,6 +118,18 @@ def test_numbers_of_python_in_single_batches() -> None:
     assert found == [2.0, 2.0, 1.0] and float(state) == 5
 
 
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_numbers_of_python_in_the_state_take_the_type_of_the_result(steps: int) -> None:
+    step = cavs.data.step(
+        lambda state, sched: ({"n": (state["n"] + 1) / 2, "half": state["half"] * jnp.float16(0.5)}, state["n"])
+    )
+    state, found = {"n": 7, "half": 1.0}, []
+    for batches in loader(steps=steps):
+        state, values = step(state, batches)
+        found += np.ravel(values).tolist()
+    assert found == [7, 4, 2.5, 1.75, 1.375] and state["half"].dtype == jnp.float16 and float(state["half"]) == 1 / 32
+
+
 def test_errors_in_a_step() -> None:
     class Wrong(Exception):
         pass

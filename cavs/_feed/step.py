@@ -163,7 +163,12 @@ def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, le
         return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), stack)
 
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
-    closed, shapes = jax.make_jaxpr(fun, return_shape=True)(state, like)  # traced once, for its shapes and for the loop
+    trace = jax.make_jaxpr(fun, return_shape=True)
+    closed, shapes = trace(state, like)  # traced once, for its shapes and for the loop
+    if any(x.dtype != new.dtype for x, new in zip(jax.tree.leaves(state), jax.tree.leaves(shapes[0]), strict=True)):
+        # A number of Python, which takes the type that the function gives it, as in `lax.scan`.
+        state = jax.tree.map(lambda x, new: x if x.dtype == new.dtype else x.astype(new.dtype), state, shapes[0])
+        closed, shapes = trace(state, like)
     run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
     none = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
 
