@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import cavs
+from bench import graphs as generators
+from bench.ours import graphs_of
 from cavs import vertex_programs as vp
 from cavs._feed.schedules import schedules
+from cavs._memory import sub_batches
 from tests.odd_graphs import joined, random_binary_tree
 
 H = 8
@@ -100,6 +103,15 @@ def test_deal_gives_each_part_as_many_graphs_and_about_as_many_vertices(case):
     assert np.ptp(sizes[parts].sum(1)) <= sizes.max()
     with pytest.raises(ValueError, match=r"deal: count: got 5 for 12 graphs"):
         cavs.memory.deal(graphs, 5)
+
+
+def test_deals_by_height_have_fewer_levels_and_about_as_many_rows():
+    graphs = graphs_of(generators.sst_like(np.random.default_rng(0), 512))
+    sizes, levels = np.diff(graphs.vertex_offsets), graphs._widths.levels
+    parts, plain = cavs.memory.deal(graphs, 4), sub_batches._in_turn(sizes, 4)
+    assert sorted(parts.ravel()) == list(range(512)) and parts.shape == plain.shape
+    assert levels[parts].max(1).sum() < 0.85 * levels[plain].max(1).sum()
+    assert sizes[parts].sum(1).max() < 1.01 * sizes[plain].sum(1).max()
 
 
 def test_misuse_says_what_to_write(case):

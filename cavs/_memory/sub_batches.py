@@ -13,9 +13,15 @@ from cavs._function.equations import is_float
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 
+_ROWS = 1.01  # rows of the largest part, relative to parts of equal numbers of vertices, that fewer levels may cost
+_LEVEL = 100  # rows that take as long as a further level: an estimate
+_ALIKE = (1, 4, 16)  # numbers of graphs of about one size that are dealt to a part at a time
+
 
 def deal(graphs: Graphs, count: int) -> np.ndarray:
     """Deals graphs into sub-batches of equal numbers of graphs and about equal numbers of vertices.
+
+    A part has as many levels as its highest graph, so of graphs of about one size, high ones go to the same part.
 
     Args:
         graphs: the graphs of a batch, G of them.
@@ -32,9 +38,26 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
             f"deal: count: got {count!r} for {len(graphs)} graphs; expected a divisor of the number of graphs, so that all "
             "sub-batches have one shape. Write a batch size that is a multiple of count."
         )
-    by_size = np.argsort(-np.diff(graphs.vertex_offsets), kind="stable").reshape(-1, count)
-    by_size[1::2] = by_size[1::2, ::-1].copy()  # in alternating directions, so that no part always gets the largest
+    sizes, levels = np.diff(graphs.vertex_offsets), graphs._widths.levels
+    plain, each = _in_turn(sizes, count), len(graphs) // count
+    most = _ROWS * sizes[plain].sum(1).max()
+    others = [_by_height(sizes, levels, count, alike) for alike in _ALIKE if each % alike == 0]
+    fitting = [plain, *(parts for parts in others if sizes[parts].sum(1).max() <= most)]
+    return min(fitting, key=lambda parts: count * sizes[parts].sum(1).max() + _LEVEL * levels[parts].max(1).sum())
+
+
+def _in_turn(sizes: np.ndarray, count: int) -> np.ndarray:
+    """Deals graphs from the largest to the smallest, in alternating directions, so that no part always gets the largest."""
+    by_size = np.argsort(-sizes, kind="stable").reshape(-1, count)
+    by_size[1::2] = by_size[1::2, ::-1].copy()
     return np.ascontiguousarray(by_size.T)
+
+
+def _by_height(sizes: np.ndarray, levels: np.ndarray, count: int, alike: int) -> np.ndarray:
+    """Deals `alike` graphs to each part at a time: of those of about one size, the first part gets the highest."""
+    groups = np.argsort(-sizes, kind="stable").reshape(-1, count * alike)
+    groups = np.take_along_axis(groups, np.argsort(-levels[groups], axis=1, kind="stable"), 1)
+    return np.ascontiguousarray(groups.reshape(-1, count, alike).swapaxes(0, 1).reshape(count, -1))
 
 
 def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
