@@ -1,6 +1,7 @@
 """Properties of schedules over random graphs: Cavs Algorithm 1 and the layout of its tasks."""
 
 import dataclasses
+import math
 
 import hypothesis
 import hypothesis.strategies as st
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._schedule.buckets import bucket
+from cavs._schedule.buckets import bucket, rounded_up
 from tests.odd_graphs import BATCHES, GRAPHS, WIDE, chain, joined, random_binary_tree, with_kinds
 from tests.schedule_checks import check, dags
 
@@ -64,6 +65,16 @@ def test_kinds_without_names_are_numbered() -> None:
     graphs = dataclasses.replace(with_kinds(GRAPHS["trees"], ("a", "b")), kind_names=None)
     assert cavs.schedule(graphs).shape.kinds == ("0", "1")
     assert cavs.schedule(graphs, kinds=False).shape.kinds == ("",)
+
+
+def test_numbers_of_rows_that_xla_can_split() -> None:
+    given = np.array([0, 1, 511, 513, 4000, 4384, 18449, 73797, 1 << 30])
+    assert rounded_up(given).tolist() == [8, 8, 512, 544, 4000, 4416, 18496, 73920, 1 << 30]
+    sizes = np.arange(4097, 60000, 97)
+    found = rounded_up(sizes)
+    assert (found >= sizes).all() and (found % 32 == 0).all() and (found <= 1.03 * sizes).all()
+    for n in found.tolist():
+        assert any(n % k == 0 for k in range(math.isqrt(n) // 2 + 1, math.isqrt(n) + 1))
 
 
 def test_buckets_are_a_ladder() -> None:

@@ -1,6 +1,7 @@
 """The choice of a batch's `Shape`: sizes are rounded up to shape buckets, so that batches share compiled code."""
 
 import functools
+import math
 import operator
 from typing import NamedTuple, TypeAlias
 
@@ -11,9 +12,34 @@ from cavs._schedule.rounds import cut_windows
 from cavs._schedule.schedule import Shape
 from cavs._schedule.tasks import Classes, Tasks, task_classes
 
-_LADDER = np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)])
-# Large sizes are multiples of 32: on GPUs XLA splits the sums of weight gradients eightfold, and pads copies if it cannot.
-_LADDER = np.unique(np.where(_LADDER < 512, -(-_LADDER // 8) * 8, -(-_LADDER // 32) * 32))
+
+def rounded_up(n: np.ndarray) -> np.ndarray:
+    """Rounds numbers of rows up to multiples of 8, from 512 on to those that XLA for GPUs sums over without padding.
+
+    It splits the sums of weight gradients eightfold, so these are multiples of 32. It splits other sums of over 4,096 rows by
+    a divisor between half the root of their number and the root. If there is none, a sum of rows is not fused with their
+    conversion to float16, and both read the rows.
+    """
+    step = np.where(n < 512, 8, 32)
+    found = np.maximum(-(-n // step), 1) * step
+    for i, rows in np.ndenumerate(found):
+        while _SPLIT < rows < _MANY and not _divided(int(rows)):
+            rows += 32
+        found[i] = rows
+    return found
+
+
+_SPLIT = 4096  # rows, up to which XLA for GPUs does not split a sum
+_MANY = 1 << 24  # rows, from which on divisors are not looked for
+
+
+@functools.lru_cache(maxsize=4096)
+def _divided(n: int) -> bool:
+    root = math.isqrt(n)
+    return any(n % k == 0 for k in range(root, root // 2, -1))
+
+
+_LADDER = np.unique(rounded_up(np.array([int(x * 2**k) for k in range(3, 40) for x in (1.0, 1.19, 1.415, 1.682)])))
 _POWERS = 1 << np.arange(62)
 
 
@@ -35,7 +61,7 @@ class Options(NamedTuple):
 
 
 def bucket(n: int) -> int:
-    """Rounds up to a shape bucket: a ladder of ratio 2^(1/4), in multiples of 8 (of 32 from 512 on)."""
+    """Rounds up to a shape bucket: a ladder of ratio 2^(1/4), of numbers as `rounded_up` returns."""
     return int(_LADDER[np.searchsorted(_LADDER, n)])
 
 

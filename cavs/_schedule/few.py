@@ -12,7 +12,7 @@ import numpy as np
 
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.graphs import Graphs
-from cavs._schedule.buckets import Options
+from cavs._schedule.buckets import Options, rounded_up
 from cavs._schedule.group_rows import FEWEST_LEVELS
 from cavs._schedule.rounds import cut_windows
 from cavs._schedule.shape import Shape
@@ -158,7 +158,7 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
     """
     facts = graphs._facts
     leaves, inner, edges = sizes
-    leaves, inner = (np.where((n > 0) | (len(names) == 1), _rounded_up(n), 0) for n in (leaves, inner))
+    leaves, inner = (np.where((n > 0) | (len(names) == 1), rounded_up(n), 0) for n in (leaves, inner))
     per_row = [power_of_two(int(n)) if n else 0 for n in -(-edges // np.maximum(inner, 1))]
     edges, total = inner * np.array(per_row), int(inner.sum())
     fan_in, height = int(facts.fan_in.max(initial=0)), int(graphs.height.max(initial=0))
@@ -195,12 +195,6 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
         fields=options.fields,
         levels=max(FEWEST_LEVELS, power_of_two(height)) if scripted else 0,
     )
-
-
-def _rounded_up(n: np.ndarray) -> np.ndarray:
-    """Multiples of 8, and of 32 from 512 on: on GPUs XLA splits the sums of weight gradients eightfold."""
-    step = np.where(n < 512, 8, 32)
-    return np.maximum(-(-n // step), 1) * step
 
 
 def fits(shapes: Sequence[Shape], sizes: np.ndarray) -> np.ndarray:
