@@ -49,6 +49,17 @@ def test_a_report_has_means_speed_and_where_the_time_goes(tmp_path: Path) -> Non
         assert all(0 <= report[name] <= 1 for name in ("device", "waiting", "host"))
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [{k: x for k, x in line.items() if k != "time"} for line in lines] == found
+    single = cavs.data.Loader(GRAPHS, 2, steps=1)
+    with cavs.data.Log(single, found.append) as log:
+        for _ in single:
+            log({"of_classes": np.arange(3.0)})  # a vector, of one step
+    assert (found[-1]["step"], found[-1]["of_classes"]) == (4, 1)
+    with cavs.data.Log(single, found.append) as log:
+        for _ in single:
+            log(np.float32(single.batch))
+            if single.batch == 3:
+                break
+    assert [found[-1][name] for name in ("step", "epoch", "batch", "loss")] == [7, 1, 3, 2]  # what was left at the end
     again = cavs.data.Loader(GRAPHS, 2, steps=2)
     again.restore(loader.state())  # a loop that continues also counts on
     with cavs.data.Log(again, found.append) as log:

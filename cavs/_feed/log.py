@@ -25,7 +25,7 @@ MSG_TENSORBOARD = "tensorboard: the package tensorboardX is not installed. Write
 
 
 class Log:
-    """Reports a training loop every few seconds and at the end of each epoch.
+    """Reports a training loop every few seconds, at the end of each epoch, and when it is closed.
 
     ```python
     with cavs.data.Log(loader, cavs.data.json_lines("log.jsonl"), print) as log:
@@ -86,7 +86,11 @@ class Log:
         self._error: list[BaseException] = []
         self._thread: threading.Thread | None = None
         self._report = _Report(writers, _as_dict if metrics is None else metrics)
-        self._step = loader.seen if step is None else step
+        size, sizes = loader._sampler.size, loader._sampler.sizes
+        self._vertices = {} if size is None else {"vertices": size * float(sizes.mean())}
+        self._left: Record | None = None  # about the results since the last report
+        self._seen = loader.seen
+        self._step = self._seen if step is None else step
         self._reported, self._waited, self._epoch = time.perf_counter(), 0.0, loader.epoch
 
     def __call__(self, values: PyTree, steps: int | None = None) -> None:
@@ -94,27 +98,25 @@ class Log:
 
         Args:
             values: an array, or a pytree that `metrics` understands.
-            steps: the training steps of the dispatch. `None`: the length of the first axis of the arrays, or 1 for scalars.
+            steps: the training steps of the dispatch. `None`: the batches that the loop has received since the call before.
 
         Raises:
             Exception: what a writer raised.
         """
         self._raise()
         now, loader = time.perf_counter(), self._loader
-        leaves = jax.tree.leaves(values)
         if steps is None:
-            steps = int(leaves[0].shape[0]) if leaves and np.ndim(leaves[0]) else 1
+            steps = max(1, loader.seen - self._seen)
+        self._seen = loader.seen
         self._step += steps
         if loader.epoch != self._epoch or loader.waited < self._waited:  # the loader counts anew in each epoch
             self._epoch, self._waited = loader.epoch, 0.0
-        sampler = loader._sampler
-        last = sampler.known and loader.batch >= len(loader)
+        about = {"step": self._step, "epoch": loader.epoch, "batch": loader.batch, "waited": loader.waited - self._waited}
+        last = loader._sampler.known and loader.batch >= len(loader)
         due = last or now - self._reported > self._every
-        about = None
         if due:
-            about = {"step": self._step, "epoch": loader.epoch, "batch": loader.batch, "waited": loader.waited - self._waited}
-            about |= {} if sampler.size is None else {"vertices": sampler.size * float(sampler.sizes.mean())}
             self._reported, self._waited = now, loader.waited
+        self._left = None if due else about | self._vertices
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_run, args=(self._work, self._report, self._error), name="cavs-log", daemon=True
@@ -124,11 +126,14 @@ class Log:
             atexit.unregister(_join)
             atexit.register(_join)  # so that it runs before what the writers registered
             self._thread.start()
-        self._work.put((now, steps, values, about))
+        self._work.put((now, steps, values, about | self._vertices if due else None))
 
     def close(self) -> None:
         """Waits until all results have been reported."""
         if self._thread is not None:
+            if self._left is not None:
+                self._work.put((time.perf_counter(), 0, None, self._left))
+                self._left = None
             self._end()
             self._thread.join()
             self._thread = None
@@ -168,13 +173,17 @@ class _Report:
         self.busy, self.steps, self.sums = 0.0, 0, {}
 
     def add(self, dispatched: float, steps: int, values: PyTree, about: Record | None) -> None:
-        values = jax.block_until_ready(values)
-        now = time.perf_counter()
-        self.busy += now - max(dispatched, self.finished)
-        self.finished, self.steps = now, self.steps + steps
-        for name, x in self.metrics(values).items():
-            mean = float(np.mean(np.asarray(x, np.float64)))
-            self.sums[name] = self.sums.get(name, 0.0) + steps * mean
+        """Adds results, unless there are no `steps`, and writes a report if it is told `about` the loader."""
+        if steps:
+            values = jax.block_until_ready(values)
+            now = time.perf_counter()
+            self.busy += now - max(dispatched, self.finished)
+            self.finished, self.steps = now, self.steps + steps
+            for name, x in self.metrics(values).items():
+                mean = float(np.mean(np.asarray(x, np.float64)))
+                self.sums[name] = self.sums.get(name, 0.0) + steps * mean
+        else:
+            now = time.perf_counter()
         if about is not None:
             self._write(about, now)
 
