@@ -1,4 +1,4 @@
-"""Positions of loaders whose batches come from iterators: loops continue them, and restored loaders yield the same bits."""
+"""Positions of loaders: of iterators, which loops continue, and on several devices. Restored loaders yield the same bits."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ import pytest
 
 import cavs
 from cavs._feed import sampler
+from cavs._feed.delivery import Epoch
+from cavs._feed.plan import Planned
 
 GRAPHS = cavs.from_lengths(range(1, 21), input_id=np.arange(210) % 5)
 
@@ -79,3 +81,14 @@ def test_an_iterator_that_has_ended_is_not_yielded_again() -> None:
     assert len(received(loader)) == 20 and not received(loader)
     again.restore(loader.state())
     assert not received(again) and again.seen == 20
+
+
+def test_a_position_of_several_devices_is_one_of_one_device() -> None:
+    """There, batches of a stack that is not full run one by one: a position may lie within a dispatch of one device."""
+    planned = Planned([], [], [], np.array([0, 1, 0, 0, 1, 0, 2, 0, 0, 2, 0]))
+    one, several = (Epoch.of(0, planned, 4, partial) for partial in (True, False))
+    order = np.concatenate(one.order).tolist()
+    assert order == np.concatenate(several.order).tolist() and len(one.order) < len(several.order)
+    for ends in (np.cumsum([len(some) for some in epoch.order]).tolist() for epoch in (one, several)):
+        for done in [0, *ends]:
+            assert np.concatenate([*one.after(done).order, []]).tolist() == order[done:]

@@ -40,9 +40,13 @@ class Epoch(NamedTuple):
         return Epoch(number, planned, dispatches(planned.shape, steps, partial), steps if partial and steps > 1 else None)
 
     def after(self, batches: int) -> "Epoch":
-        """Returns the rest of the epoch, after the dispatches of `batches` batches."""
+        """Returns the rest of the epoch, after `batches` batches."""
         ends = np.cumsum([len(some) for some in self.order])
-        return self._replace(order=self.order[int(np.searchsorted(ends, batches, side="right")) :])
+        first = int(np.searchsorted(ends, batches, side="right"))
+        left = self.order[first:]
+        if left and (begun := batches - int(ends[first]) + len(left[0])):
+            left[0] = left[0][begun:]  # on several devices, batches of a stack that is not full run one by one
+        return self._replace(order=left)
 
     @property
     def checksum(self) -> int:

@@ -135,7 +135,8 @@ def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = Fa
         partial: whether the rest of a shape runs in one dispatch; otherwise one by one.
 
     Returns:
-        The numbers of the batches of each dispatch. Batches of one shape keep their order.
+        The numbers of the batches of each dispatch. Batches of one shape keep their order. The order of all batches does not
+        depend on `partial`, so that a position on one device is one on several.
     """
     shapes = np.asarray(shape)
     whole: list[np.ndarray] = []
@@ -144,5 +145,6 @@ def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = Fa
         mine = np.flatnonzero(shapes == number)
         end = len(mine) // steps * steps
         whole += [*mine[:end].reshape(-1, steps)]
-        rest += [mine[i : i + (steps if partial else 1)] for i in range(end, len(mine), steps if partial else 1)]
-    return sorted(whole, key=lambda some: some[-1]) + sorted(rest, key=lambda some: some[0])
+        rest += [mine[end:]] if end < len(mine) else []
+    whole, rest = sorted(whole, key=lambda some: some[-1]), sorted(rest, key=lambda some: some[0])
+    return whole + (rest if partial else [some[i : i + 1] for some in rest for i in range(len(some))])
