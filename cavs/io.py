@@ -1,4 +1,4 @@
-"""Files of graphs, of parameters and of training loops: readers, writers and their error."""
+"""Files of graphs, of parameters and of training loops: readers, writers, and `FormatError`."""
 
 from cavs._interop.checkpoint import restore_checkpoint as restore_checkpoint, save_checkpoint as save_checkpoint
 from cavs._interop.weights import load_params as load_params, save_params as save_params

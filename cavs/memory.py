@@ -1,4 +1,4 @@
-"""Plans of the memory of training: what a derivative keeps of the forward, under a budget."""
+"""Training within a budget of memory: what a derivative keeps of the forward pass, and batches in parts."""
 
 from cavs._memory.batch_plan import BatchPlan as BatchPlan, Verified as Verified
 from cavs._memory.bytes import BudgetError as BudgetError, bytes_of as bytes_of

@@ -27,7 +27,7 @@ class Background:
         Args:
             work: for each program, by its name, a function that lowers it and returns the one that compiles it.
             watch: see `Watch`.
-            count: the number of programs, those included that exist already.
+            count: the number of programs, including those that are compiled already.
         """
         locks = {key: threading.Lock() for key in work}
         for lock in locks.values():

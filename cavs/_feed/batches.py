@@ -28,8 +28,8 @@ class Batches:
         tree: the pytree of a batch. If `count` is set, its arrays have a leading axis of batches: (count, ...). With a mesh,
             the next axis is that of the devices; with `parts`, that of the parts.
         count: the length of the axis of a stack; `None` for one batch without such an axis.
-        filled: the number of batches in a stack that may have fewer than `count`, an int32 scalar; what follows them is zeros
-            and does not run. `None`: the stack is full.
+        filled: the number of batches in a stack that has room for `count`, an int32 scalar; the rest of the stack is zeros and
+            does not run. `None`: the stack is full.
         mesh: the mesh over whose axis the batch is divided, or `None`.
         loader: the loader that created it, while it exists; not a part of the pytree.
     """
@@ -81,8 +81,8 @@ def grouped(
 
     Args:
         trees: pytrees of NumPy arrays: batch by batch, and for each batch device by device, or part by part.
-        sizes: for each result, its number of batches, and the length of a stack that may have fewer; `None`: a stack has this
-            number of batches, and one batch has no axis.
+        sizes: for each result, its number of batches, and the length of its stack. The length is `None` if the stack has
+            exactly this number of batches; a single batch then has no axis.
         units: the number of devices here, or of parts; `None`: no such axis.
         mesh: as in `Batches`.
 

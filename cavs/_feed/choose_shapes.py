@@ -33,7 +33,7 @@ def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings, units: i
 
 
 def _for_given(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
-    """All epochs have the batches that the user gave."""
+    """Adds the shapes for batches that the user gave: they are the same in all epochs."""
     given = sampler.batches(0)
     sizes = sorted({len(some) for some in given})
     for size in sizes:
@@ -42,7 +42,7 @@ def _for_given(shapes: Shapes, sampler: Sampler, settings: Settings, units: int)
 
 
 def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, units: int) -> None:
-    """Whole batches get most of the shapes, and smaller last batches one of their own."""
+    """Adds the shapes for drawn batches: most are for whole batches, and one is for a smaller last batch."""
     all_alike = settings.seed is None
     epochs = 1 if all_alike else min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(sampler)))
     sample = [some for epoch in range(epochs) for some in sampler.batches(epoch)]

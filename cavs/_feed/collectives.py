@@ -25,7 +25,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def options_of(mesh: Mesh | None) -> dict[str, Any]:
-    """The options of XLA for a step on the devices of a mesh. Those that are in `XLA_FLAGS` are the user's choice."""
+    """The options of XLA for a step on the devices of a mesh, without those that the user has set in `XLA_FLAGS`."""
     if mesh is None or not _one_host(mesh):
         return {}
     return {name: value for name, value in _OPTIONS.items() if name not in os.environ.get("XLA_FLAGS", "")}

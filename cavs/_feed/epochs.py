@@ -44,7 +44,7 @@ def epoch_batches(sizes: np.ndarray, batch: int, group: str, seed: int | None, e
 
 
 def _one_of_each_stratum(sizes: np.ndarray, count: int, rng: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
-    """Draws `count` graphs, one of each of as many strata of equal sizes. Returns the other graphs, and those."""
+    """Draws `count` graphs, one of each of as many strata of equal sizes. Returns the graphs that remain, and those drawn."""
     by_size = np.argsort(sizes, kind="stable")
     edges = np.linspace(0, len(sizes), count + 1).astype(int)
     drawn = (edges[:-1] + edges[1:]) // 2 if rng is None else rng.integers(edges[:-1], edges[1:])

@@ -40,7 +40,7 @@ def position_of(state: Any) -> dict[str, int]:
     """A saved position as a dict of ints.
 
     Raises:
-        ValueError: it is no position.
+        ValueError: `state` is not a position.
     """
     try:
         position = {name: operator.index(state[name]) for name in POSITION} if isinstance(state, Mapping) else {}

@@ -163,7 +163,8 @@ class Loader:
                 created with a new one.
 
         Raises:
-            ValueError: it is no position; or within an epoch, this loader yields other batches than the one that was saved.
+            ValueError: `state` is not a position; or it is within an epoch, and this loader yields other batches than the one
+                that was saved.
         """
         position = position_of(state)
         before, self._stream, self._plans = self._steps, None, EpochPlans()

@@ -35,7 +35,7 @@ class Log:
     ```
 
     A report is a dict of numbers, which each of `writers` receives: a function such as `print`, `wandb.log`,
-    [`cavs.data.json_lines`][] or [`cavs.data.tensorboard`][]. It holds, of the time since the report before:
+    [`cavs.data.json_lines`][] or [`cavs.data.tensorboard`][]. It describes the time since the previous report:
 
     | key | value |
     |---|---|
@@ -49,9 +49,9 @@ class Log:
     | `waiting` | the fraction in which the loop waited for batches of the loader |
     | `host` | the rest of the time that the loop was busy: dispatches, and the user's own Python code |
 
-    A thread waits for the results, so the loop never does, and calls `writers`. On a GPU, `device` near 1 is what one wants. A
-    high `waiting` asks for more `workers`, a high `host` and a low `device` for more `steps` per dispatch. On a CPU, XLA may
-    compute during a dispatch, so that `device` and `host` may overlap.
+    A thread waits for the results and calls `writers`, so the loop never waits. On a GPU, `device` should be near 1. If
+    `waiting` is high, use more `workers`; if `host` is high and `device` low, use more `steps` per dispatch. On a CPU, XLA may
+    compute during a dispatch, so `device` and `host` may overlap.
 
     Args:
         loader: the loader of the loop.
@@ -62,7 +62,7 @@ class Log:
         step: the training steps before this loop. By default `loader.seen`, so that a restored loop continues to count.
 
     Raises:
-        TypeError: `loader` is no loader, or a writer is not callable.
+        TypeError: `loader` is not a loader, or a writer is not callable.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from cavs._graphs.pytree import PyTree
 
 
 def of_two(fun: Any) -> Any:
-    """Returns `fun`, which must return a state and metrics."""
+    """Returns `fun`, with a check that it returns a state and metrics."""
     name = getattr(fun, "__name__", "fun")
 
     @functools.wraps(fun)
@@ -26,7 +26,7 @@ def of_two(fun: Any) -> Any:
 
 
 def keeping(fun: Any) -> Any:
-    """Returns `fun`, whose new state must have the structure, shapes and dtypes of the old one."""
+    """Returns `fun`, with a check that its new state has the structure, shapes and dtypes of the old one."""
     name = getattr(fun, "__name__", "fun")
 
     @functools.wraps(fun)
@@ -37,7 +37,7 @@ def keeping(fun: Any) -> Any:
             raise TypeError(f"step: {name}: returned a state of structure {after}; expected that of the old state, {before}.")
         for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new), strict=True):
             was, now = (f"{jnp.result_type(a)}{list(np.shape(a))}" for a in (x, y))
-            # JAX converts an old state that was a number of Python.
+            # An old state may be a Python number, whose dtype JAX converts.
             weak = np.shape(x) == np.shape(y) and getattr(x, "weak_type", isinstance(x, int | float))
             if was != now and not weak:
                 write = f" Write x.astype({jnp.result_type(x).name!r})." if np.shape(x) == np.shape(y) else ""

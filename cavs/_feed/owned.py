@@ -17,7 +17,7 @@ MSG_LEAF = (
 
 
 class Owned:
-    """Which arrays a step returned: only these may be overwritten. Others are copied first, so those of the caller stay valid.
+    """The arrays that a step returned. Only these may be overwritten: others are copied first, so the caller's stay valid.
 
     Args:
         donate: whether the step overwrites its state.
@@ -37,7 +37,7 @@ class Owned:
         """Returns a state on the devices of a mesh, or on one device, in arrays that may be overwritten.
 
         Raises:
-            TypeError: a leaf is no array and no number.
+            TypeError: a leaf is neither an array nor a number.
             ValueError, OverflowError: a number does not fit JAX's 32 bits.
         """
         same = mesh == self._mesh
@@ -72,4 +72,4 @@ class Owned:
             return x.copy()
         if where is None:
             return jnp.array(x)
-        return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), where)  # numbers of Python stay weakly typed
+        return jax.device_put(x if isinstance(x, int | float) else np.asarray(x), where)  # Python numbers stay weakly typed

@@ -68,7 +68,7 @@ class Step:
         return state, metrics
 
     def lower(self, state: PyTree, batches: PyTree) -> Any:
-        """As the method of what `jax.jit` returns."""
+        """Like `lower` of what `jax.jit` returns."""
         return self._program(batches).lower(state, batches)
 
     def _program(self, batches: PyTree) -> Concurrent:
@@ -217,7 +217,7 @@ def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 def step(fun: OneStep | None = None, /, *, unroll: int | None = None, donate: bool = True) -> Any:
-    """Turns the training step of one batch into the fastest one for this machine, to run over a [`cavs.data.Loader`][].
+    """Compiles the training step of one batch, to run over the batches of a [`cavs.data.Loader`][].
 
     ```python
     @cavs.data.step
@@ -253,7 +253,8 @@ def step(fun: OneStep | None = None, /, *, unroll: int | None = None, donate: bo
         batch, as a loader with `steps=1` yields it, gives metrics without this axis. Without `fun`, a decorator is returned.
 
     Raises:
-        TypeError: `fun` is not callable; or when called, it returns no state and metrics, or a state of other shapes or dtypes.
+        TypeError: `fun` is not callable; or when called, it does not return a state and metrics, or the state has other shapes
+            or dtypes.
         ValueError: `unroll` is not an int >= 1; or when called on several devices, if the metrics or the new state differ
             between them.
     """

@@ -23,7 +23,7 @@ def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None,
         lengths: (G,) integers, at least 1 each.
         input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
         label: as `input_id`.
-        **fields: `kind`, `vocab`, `kind_names`, `label_names`, as in `Graphs.build`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, as in `Graphs.build`.
 
     Returns:
         The graphs.
@@ -56,7 +56,7 @@ def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: I
         parents: a list of one array per graph, each (n,) integers with n >= 1.
         input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
         label: as `input_id`.
-        **fields: `kind`, `vocab`, `kind_names`, `label_names`, as in `Graphs.build`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, as in `Graphs.build`.
 
     Returns:
         The graphs.
@@ -108,7 +108,7 @@ def from_edges(
         label: as `input_id`.
         edge_attr: (E, ...) numbers, a row for each edge in the order of `edges`; `Graphs.edge_attr` has the order of the
             children.
-        **fields: `kind`, `vocab`, `kind_names`, `label_names`, as in `Graphs.build`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, as in `Graphs.build`.
 
     Returns:
         The graphs.

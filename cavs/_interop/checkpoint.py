@@ -55,7 +55,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loade
         loaders: the loaders of the loop.
 
     Raises:
-        TypeError, ValueError: a leaf of the state is no array or number, or does not fit JAX's 32 bits.
+        TypeError, ValueError: a leaf of the state is neither an array nor a number, or does not fit JAX's 32 bits.
     """
     if jax.process_index():
         return
@@ -76,7 +76,7 @@ def restore_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Lo
 
     Args:
         path: the file.
-        state: a state with the structure, shapes and dtypes of the saved one, such as the one before the first step.
+        state: a state with the structure, shapes and dtypes of the saved one, such as the initial state.
         loaders: as many loaders as were saved, of the same batches.
 
     Returns:
@@ -126,7 +126,7 @@ def _restored(array: np.ndarray, like: jax.ShapeDtypeStruct, weak: bool) -> jax.
     """A leaf from its array in the file.
 
     Raises:
-        TypeError, ValueError: it is no leaf like `like`.
+        TypeError, ValueError: the array does not have the shape and dtype of `like`.
     """
     if _is_key(like):
         found = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.empty(0, like.dtype)))

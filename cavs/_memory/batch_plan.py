@@ -30,8 +30,8 @@ class Verified(NamedTuple):
     Attributes:
         predicted: bytes as planned.
         compiled: bytes that XLA allocates for the compiled step.
-        allocator: the most bytes that this process has had on the GPU, after the step has run; the step alone only in a new
-            process. `None` on a CPU, or if it did not run.
+        allocator: the peak of this process on the GPU after the step has run, which is that of the step only in a new process.
+            `None` on a CPU, or if the step did not run.
     """
 
     predicted: int
@@ -100,9 +100,9 @@ class BatchPlan:
     def fitted(self) -> "BatchPlan":
         """Returns a plan that fits the budget when it is compiled.
 
-        That is this one, or a smaller one if XLA needs more than predicted, or a faster one if XLA needs less. Each attempt
-        compiles a program. A smaller one is planned with the error of the last one, but with at most a quarter less: a large
-        error often belongs to one shape alone, such as the workspace that XLA chose for a product.
+        That is this one, or a smaller one if XLA needs more than the budget, or a faster one if XLA needs less than predicted.
+        Each attempt compiles a program. A smaller plan is chosen by the error of the last prediction, but its peak is at most a
+        quarter less: a large error often belongs to one shape alone, such as the workspace that XLA chose for a product.
 
         Raises:
             BudgetError: after five attempts, none fits.

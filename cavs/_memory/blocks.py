@@ -1,14 +1,14 @@
 """Where a function can be cut into blocks, each of which the backward runs again from the few values that enter it.
 
-A person puts `jax.checkpoint` around such blocks. The fewer values cross a cut, the better; with N blocks, the backward needs
-the values between the blocks, and those inside of one block at a time.
+By hand, one would put `jax.checkpoint` around such blocks. With N blocks, the backward needs the values between the blocks, and
+those inside of one block at a time. The fewer values cross a cut, the better.
 """
 
 from cavs._function.costs import bytes_of_var
 from cavs._function.jaxprs import Var, is_var
 from cavs._memory.graph import Graph
 
-_BLOCKS = (2, 4, 8, 16, 32)  # about as many are tried
+_BLOCKS = (2, 4, 8, 16, 32)  # about these numbers of blocks are tried
 
 
 def fixed_values(graph: Graph) -> list[frozenset[Var]]:
@@ -32,7 +32,7 @@ def _crossing(graph: Graph) -> list[frozenset[Var]]:
 
 
 def _depend(graph: Graph) -> set[Var]:
-    """The values that depend on differentiated inputs through others than these alone: not, say, a transposed weight."""
+    """The values that depend on a costly equation: not, say, a transposed weight, which depends on an input alone."""
     costly = {v for i in graph.costly for v in graph.eqns[i].outvars}
     found: set[Var] = set()
     for e in graph.eqns:

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Amounts of memory, such as `"2GiB"`: read from and written as text."""
 
 import math
 import os
@@ -17,7 +17,7 @@ _EXPECTED = (
 
 
 class BudgetError(ValueError):
-    """No plan fits the budget. The message names the smallest budget that one fits, and what needs the most memory."""
+    """No plan fits the budget. The message names the smallest budget that a plan fits, and what needs the most memory."""
 
 
 def bytes_of(budget: int | float | str | None, function: str = "bytes_of", argument: str = "budget") -> int | str | None:

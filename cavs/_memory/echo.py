@@ -51,14 +51,14 @@ def recompute(
             bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"`. The fastest plan that is predicted to
             fit is taken; it may run matrix products and loops twice. None: the smallest plan that runs none of them twice.
         static_argnums: positional arguments that are not arrays, as in `jax.checkpoint`.
-        names: what is to become of values that you named with `jax.ad_checkpoint.checkpoint_name`, whatever the plan would
+        names: what to do with values that you named with `jax.ad_checkpoint.checkpoint_name`, whatever the plan would
             choose: `{"gates": "recompute"}` never keeps them, `"keep"` always does, and `"offload"` keeps them in the memory of
-            the host. Inside loops, `"offload"` is the same as `"keep"`; so it is on a CPU.
-        plan: a file that `Plan.save` wrote: what it says is kept, and nothing is planned.
+            the host. Inside loops and on a CPU, `"offload"` is the same as `"keep"`.
+        plan: a file that `Plan.save` wrote: its values are kept, and nothing is planned.
 
     Returns:
-        A callable with the signature of `fn` and a method `plan`. Use it under `jax.jit`: each call plans anew. Forward-mode
-        derivatives (`jax.jvp`) are those of `fn` only, as for any `jax.custom_vjp`.
+        A callable with the signature of `fn` and a method `plan`. Use it under `jax.jit`: each call plans anew. Like any
+        `jax.custom_vjp` it has no forward-mode derivative (`jax.jvp`).
 
     Raises:
         BudgetError: when it is differentiated, if no plan fits the budget.

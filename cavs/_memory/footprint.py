@@ -13,7 +13,7 @@ from cavs._memory.graph import Kept
 def peak(kept: Kept) -> int:
     """Returns the bytes of temporary memory of the forward and the backward of a function, inputs and results aside.
 
-    Values that are kept have buffers, whatever reads them.
+    Kept values have buffers of their own, even if XLA could fuse them into what reads them.
     """
     graph = kept.graph
     have = set(graph.invars) | set(graph.consts)

@@ -1,8 +1,8 @@
-"""Equations as `run_equations` runs them, but for zeros, which begin to exist when they are needed.
+"""Runs equations as `run_equations` does, but zeros have no memory before they are needed.
 
 XLA for GPUs fills the stacked results of all `lax.scan` of a program with zeros at its start, in one kernel, so all of them
-have memory all the time. Here the zeros depend on the operands of their loop, and each loop has a kernel of its own. So it is
-with the zeros to which a scatter adds, such as the gradient of a table of embeddings.
+occupy memory all the time. Here the zeros depend on the operands of their loop, so each loop has a kernel of its own. The same
+holds for the zeros to which a scatter adds, such as the gradient of a table of embeddings.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def run_late(eqns: Sequence[Eqn], env: Env) -> None:
             if eqn.primitive.name == "scan" and _can_be_late(eqn):
                 outs = _scan(eqn, args, filled)
             elif eqn.primitive.name == "scatter-add" and 0 in filled and _adds_few_rows(eqn):
-                # XLA drops what is not read of a barrier, and with it the dependence.
+                # Both results of the barrier are read. XLA would drop an unread one, and with it the dependence.
                 zero, added = lax.optimization_barrier((_literal(filled[0]), args[2]))
                 outs = bind(eqn, [jnp.broadcast_to(zero, eqn.outvars[0].aval.shape), args[1], added])
             else:
@@ -44,7 +44,7 @@ def _can_be_late(eqn: Eqn) -> bool:
 
 
 def _adds_few_rows(eqn: Eqn) -> bool:
-    """Whether the result of a scatter is large, and larger than what it adds, which the barrier keeps XLA from fusing."""
+    """Whether the result of a scatter is large, and larger than what it adds, which the barrier prevents XLA from fusing."""
     return bytes_of_var(eqn.outvars[0]) > max(_SMALL, bytes_of_var(cast(Any, eqn.invars[2])))
 
 

@@ -58,7 +58,7 @@ def plan(
             a product again; engine `scan` then shares buffers), or `"window"` (products run again, and parameter gradients
             are batched over 256 vertices at a time).
         segments: the number of segments of levels, as in [`cavs.schedule`][], if you choose it yourself. Otherwise large graphs
-            of many levels run in segments if that is needed; on engine `scan`, or `native` on a CPU.
+            of many levels run in segments if the budget requires it, on engine `scan`, or `native` on a CPU.
         names: how the backward gets values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
             `{"gates": "recompute"}` never keeps them, `"keep"` always does. If a product computes a value that is not kept, it
             runs again.
@@ -115,7 +115,7 @@ def load(
 
     Args:
         path: the file.
-        loss: as in [`cavs.memory.plan`][], and so are the other arguments.
+        loss: as in [`cavs.memory.plan`][].
         params: the parameters.
         graphs: a batch of as many graphs as that of the plan.
         collate: see [`cavs.memory.plan`][].

@@ -17,10 +17,10 @@ _ROWS_PER_TASK = {"cpu": 16, "gpu": 256}
 _AGAIN = {"fast": 1.0, "least": 1.1, "window": 1.35}  # work of a keeping, relative to the fastest: an estimate
 WINDOWS = {"fast": LAZY_WINDOW, "least": LAZY_WINDOW, "window": 256}  # rows, as in `cavs.schedule(window=)`
 _SHARE = {"fast": 1.0, "least": 0.6, "window": 0.3}  # no keeping needs less of the memory of the fastest
-_LESS = 0.98  # of the memory of the fastest keeping: what others need at most to be worth their time
+_LESS = 0.98  # a keeping is worth its time if it needs at most this fraction of the memory of the fastest one
 _PADDING = 0.8  # parts may have less padding than a larger part
-# Of a peak that is read from a line between two others. Each prediction takes a trace, so after one that did not fit, only
-# choices that are likelier to fit are tried.
+# A choice is traced if this fraction of its estimated peak (`_bound`) fits the budget: the first one, or after one that did not
+# fit, the second one. A trace takes long, so later choices must be likelier to fit.
 _SURE = (0.85, 0.95)
 KEEPINGS = tuple(_AGAIN)
 SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -98,7 +98,7 @@ class Search:
         return self.found[choice]
 
     def _tried(self, choice: Choice) -> Candidate | None:
-        """The prediction for one choice. If the engine that the loss asks for cannot run it, it is a choice no longer.
+        """The prediction for one choice. `None`, and it is removed, if the engine that the loss asks for cannot run it.
 
         Raises:
             EngineError: it was the last choice.

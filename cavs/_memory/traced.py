@@ -26,7 +26,7 @@ def traced_peak(fn: Callable[..., Any], *args: Any) -> Peak:
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Inside, Python collects no garbage: a trace makes so many objects that collections take a third of its time."""
+    """A context without garbage collection: a trace makes so many objects that collections would take a third of its time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -65,8 +65,8 @@ def concurrent_jit(fun: Callable[..., PyTree] | None = None, /, **options: Any) 
 
     Raises:
         TypeError: `fun` is not callable.
-        NotImplementedError: when traced, if engine `"persistent"` runs inside something else than `jit`, `grad`, `checkpoint`,
-            `scan`, `while_loop`, `cond` and `shard_map`.
+        NotImplementedError: when traced, if engine `"persistent"` runs inside a transformation other than `jit`, `grad`,
+            `checkpoint`, `scan`, `while_loop`, `cond` and `shard_map`.
     """
     if fun is None:
         return functools.partial(concurrent_jit, **options)
@@ -102,11 +102,11 @@ class Concurrent:
         return self._jitted(args, kwargs)(*args, **kwargs)
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        """As the method of what `jax.jit` returns."""
+        """Like `lower` of what `jax.jit` returns."""
         return self._jitted(args, kwargs).lower(*args, **kwargs)
 
     def trace(self, *args: PyTree, **kwargs: PyTree) -> Any:
-        """As the method of what `jax.jit` returns."""
+        """Like `trace` of what `jax.jit` returns."""
         return self._launching.trace(*args, **kwargs)
 
     def _cache_size(self) -> int:

@@ -29,7 +29,7 @@ def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: Arra
 
     Raises:
         TypeError: `sched` is not a schedule.
-        ValueError: `reduce` is unknown, `score` does not fit it, or the arrays have another number of rows.
+        ValueError: `reduce` is unknown, `score` is missing or not allowed for it, or an array has a wrong number of rows.
     """
     if not isinstance(sched, Schedule):
         raise TypeError(f"readout: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")

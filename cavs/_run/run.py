@@ -207,7 +207,7 @@ _WITHOUT_CALLBACKS = contextvars.ContextVar("without_callbacks", default=False)
 
 @contextlib.contextmanager
 def without_callbacks() -> Iterator[None]:
-    """For code that is exported: no host callback of `_check_arity` (too many children then only give NaN), and no library."""
+    """For code that is exported: no engine `native`, no host callback of `_check_arity` (too many children only give NaN)."""
     before = _WITHOUT_CALLBACKS.set(True)
     try:
         yield

@@ -220,7 +220,7 @@ def _known(shape: Shape, shapes: list[Shape] | tuple[Shape, ...]) -> Shape:
 
 
 def covers(shape: Shape, needed: Shape) -> bool:
-    """Whether what has the shape `needed` fits into `shape`."""
+    """Whether a batch that needs the shape `needed` fits into `shape`."""
     (fixed, sizes), (same, least) = _compared(shape), _compared(needed)
     return fixed == same and all(map(operator.ge, sizes, least))
 

@@ -59,7 +59,7 @@ def sums(counts: Counts, batches: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
-    """(3, kinds): more than this no batch of so many different graphs has.
+    """(3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
 
     Args:
         counts: the counts of each graph.

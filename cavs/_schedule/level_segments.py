@@ -1,8 +1,9 @@
-"""A batch in segments of levels, of which only the frontier is kept: for deep chains and netlists.
+"""A batch in segments of levels, of which only the frontiers are kept: for deep chains and netlists.
 
-The levels are cut into segments of about as many vertices. A vertex is in the frontier of a cut if it is below it and has a
-parent above it. Each segment is a batch of its own, in which the frontier below it are leaves of a kind of their own, whose
-states are given. The segments of a batch have one shape, so that one compiled loop runs them all (`_run.level_segments`).
+The levels are cut into segments with about equal numbers of vertices. A vertex is in the frontier of a cut if it is below it
+and has a parent above it. Each segment is a batch of its own, in which the vertices of the frontier below it are leaves of a
+kind of their own, whose states are given. The segments of a batch have one shape, so that one compiled loop runs them all
+(`_run.level_segments`).
 """
 
 from collections.abc import Iterator
@@ -125,7 +126,7 @@ def _cut(graphs: Graphs, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
     leaf, last = level == 0, int(level.max(initial=0))
     first_parent = np.full(len(level), max(last, 1))
     np.minimum.at(first_parent, children, level[parents])
-    level[leaf] = first_parent[leaf]  # a leaf belongs to its first parent: below, it would only wait
+    level[leaf] = first_parent[leaf]  # a leaf belongs to its first parent: earlier, its state would only be stored
     width = np.bincount(level, minlength=last + 1)
     middle = width.cumsum() - width / 2
     segment = np.minimum((middle * count / max(len(level), 1)).astype(int), count - 1)[level]

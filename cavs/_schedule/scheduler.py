@@ -48,11 +48,11 @@ def schedule(
             `sched.pad(graphs.input_id, -1)`. A step that needs no other inputs has the schedule as its only argument:
             `step(params, cavs.schedule(batch, fields=("input_id", "label")))`, with `sched.label[sched.roots]` inside.
         scripts: whether the schedule is for a GPU: it includes the scripts that engine `persistent` needs, and its tasks have
-            widths that suit a GPU. If `None`, it is if `jax.default_backend()` is `"gpu"`. Set it if schedules are created on a
-            machine or process without the GPU.
-        segments: how many segments of levels the levels are cut into, each with about as many vertices. The forward pass then
-            keeps only what later segments read of earlier ones, and the backward pass runs each segment again: one deep graph
-            needs the memory of a segment, and about twice the time. `run` then uses engine `scan`, or `native` on a CPU.
+            widths that suit a GPU. `None` means `jax.default_backend() == "gpu"`. Set it if schedules are created in a process
+            that does not see the GPU.
+        segments: the number of segments into which the levels are cut, with about equal numbers of vertices. The forward pass
+            then keeps only what later segments read of earlier ones, and the backward pass runs each segment again: one deep
+            graph needs the memory of a segment, and about twice the time. `run` then uses engine `scan`, or `native` on a CPU.
 
     Returns:
         The schedule, with its integers in host memory.

@@ -1,4 +1,4 @@
-"""Batches on their way to the device: `Loader` and `step`.
+"""Training loops: batches (`Loader`), the training step (`step`) and logging (`Log`).
 
 The folder also holds the sample files that `cavs train` reads by default.
 """
