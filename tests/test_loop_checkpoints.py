@@ -138,22 +138,20 @@ INTERRUPTED = """
 import os, pathlib, sys
 import jax, numpy as np
 
-def run(folder, text, interrupt=lambda: None):
+def run(folder, text, interrupt=None):
     os.chdir(folder)
     names = {"interrupt": interrupt}
     exec(compile(text, "program", "exec"), names)
     return names
 
-def interrupt():
-    count.append(0)
-    if len(count) == 9:
+def interrupt(loader):
+    if loader.epoch == 1 and loader.batch > 3:
         raise KeyboardInterrupt
 
 whole, parts, text = sys.argv[1], sys.argv[2], sys.stdin.read()
-count = []
 a = run(whole, text)
 try:
-    run(parts, text.replace("log(values)", "log(values); interrupt()"), interrupt)
+    run(parts, text.replace("log(values)", "interrupt(loader); log(values)"), interrupt)
 except KeyboardInterrupt:
     print("interrupted")
 b = run(parts, text)
