@@ -83,6 +83,8 @@ def test_leaves_of_all_kinds(tmp_path: Path) -> None:
             assert jnp.asarray(x).weak_type == y.weak_type
             assert np.asarray(x, y.dtype).tobytes() == np.asarray(y).tobytes()
     assert bits(again["keys"]) == bits(state["keys"])
+    cavs.io.save_checkpoint(tmp_path / "b.npz", {"best": jnp.bfloat16(0.5), "n": 3})  # they were 0 before the first step
+    assert jax.tree.map(float, cavs.io.restore_checkpoint(tmp_path / "b.npz", {"best": 0, "n": 0})) == {"best": 0.5, "n": 3}
     cavs.io.save_checkpoint(tmp_path / "one.npz", jnp.arange(3))
     assert cavs.io.restore_checkpoint(tmp_path / "one.npz", np.zeros(3, int)).tolist() == [0, 1, 2]
 

@@ -40,7 +40,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loade
 
     ```python
     state = cavs.io.restore_checkpoint("run.npz", state, loader)      # `state` itself if there is no such file yet
-    for epoch in range(loader.epoch, 10):
+    while loader.epoch < 10:
         for batches in loader:
             state, values = step(state, batches)
         cavs.io.save_checkpoint("run.npz", state, loader)             # also within an epoch
@@ -92,6 +92,7 @@ def restore_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Lo
     except FileNotFoundError:
         return state
     wanted = {name: _like(x, "restore_checkpoint", name) for name, x in _named(state).items()}
+    wanted = {name: _retyped(x, about.leaves.get(name, ("",))[0]) for name, x in wanted.items()}
     for name in [*wanted, *sorted(about.leaves)]:
         got, expected = about.leaves.get(name, ("nothing",))[0], describe_array(wanted.get(name))
         if got != expected:
@@ -149,6 +150,14 @@ def _like(x: Any, function: str, name: str) -> jax.ShapeDtypeStruct:
         raise TypeError(f"{function}: state: got a {type(x).__name__} at {name}; expected arrays and numbers.") from error
     weak = isinstance(x, int | float | complex) and not isinstance(x, bool | np.generic)
     return jax.ShapeDtypeStruct(np.shape(x), dtype, weak_type=getattr(x, "weak_type", weak))
+
+
+def _retyped(like: jax.ShapeDtypeStruct, saved: str) -> jax.ShapeDtypeStruct:
+    """What a leaf is like in a file: a number of Python may have taken another dtype in a step."""
+    try:
+        return jax.ShapeDtypeStruct(like.shape, jnp.dtype(saved.split("[")[0])) if like.weak_type else like
+    except TypeError:
+        return like
 
 
 def _is_key(x: Any) -> bool:
