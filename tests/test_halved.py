@@ -80,6 +80,7 @@ def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     F, params = make()
     graphs = CASES[name][1] if name in CASES else TREES
     x = inputs_of(name, graphs, HIDDEN)
+    monkeypatch.setattr(persistent, "COPY_BYTES", 0)
     got = values(F, params, graphs, x, INTERPRETED)
     with jax.default_matmul_precision("highest"):
         assert_near(got, values(F, params, graphs, x, "scan"), 2e-3)

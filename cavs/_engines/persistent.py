@@ -31,6 +31,9 @@ from cavs._stages.segment import MANY_BYTES
 from cavs._stages.tensors import Rows as KindRows, RowSpan
 from cavs.kernels import PRECISIONS, Tensor, TensorRole, persistent
 
+# Bytes of copies of states from which lazy gradients read them: below, that takes a little longer than reading the states.
+COPY_BYTES = 8 << 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Persistent(StagesInXla):
@@ -161,7 +164,10 @@ def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Co
     name, forest = batch.kinds[k], batch.sched.shape.forest
     halved = _halved(batch.plan, name, batch.sched)
     copies = saved.kept[k][len(saved.kept[k]) - len(halved) :]
-    if sum(x.nbytes for x in copies) >= MANY_BYTES:
+    size = sum(x.nbytes for x in copies)
+    if size < COPY_BYTES:
+        return {}, cuts
+    if size >= MANY_BYTES:
         copies, cts = lax.optimization_barrier((copies, list(cuts.values())))
         cuts = dict(zip(cuts, cts, strict=True))
     factor = PRECISIONS[recurrence_of(batch.plan, name, True, forest).precision].factor

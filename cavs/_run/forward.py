@@ -131,8 +131,8 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
         (s, y), vjp = _with_vjp(fn, save, (params,), lambda vertex=vertex: ([get_rows(x, vertex) for x in inputs],))
         transposes += vjp
         if whole:
-            after = shape.rows - shape.pad - size
-            states = [jnp.pad(x, ((shape.pad, after), *((0, 0),) * (x.ndim - 1))) for x in s]
+            room = shape.pad, sum(shape.inner)  # a launch needs no slack after the rows
+            states = [jnp.pad(x, (room, *((0, 0),) * (x.ndim - 1))) for x in s]
         else:
             states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, s, strict=True)]
         pushes.append(y)
