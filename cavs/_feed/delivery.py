@@ -175,7 +175,7 @@ class Delivery:
 
 
 def _struct(x: Any) -> Any:
-    """The shape and dtype of an array; a number of Python as it is."""
+    """The shape and dtype of an array; a Python number as it is."""
     if not isinstance(x, np.ndarray | np.generic | jax.Array):
         return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))

@@ -136,7 +136,7 @@ def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = Fa
 
     Returns:
         The numbers of the batches of each dispatch. Batches of one shape keep their order. The order of all batches does not
-        depend on `partial`, so that a position on one device is one on several.
+        depend on `partial`, so that a position saved on one device is valid on several.
     """
     shapes = np.asarray(shape)
     whole: list[np.ndarray] = []

@@ -166,7 +166,7 @@ def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, le
     trace = jax.make_jaxpr(fun, return_shape=True)
     closed, shapes = trace(state, like)  # traced once, for its shapes and for the loop
     if any(x.dtype != new.dtype for x, new in zip(jax.tree.leaves(state), jax.tree.leaves(shapes[0]), strict=True)):
-        # A number of Python, which takes the type that the function gives it, as in `lax.scan`.
+        # A Python number, which takes the type that the function gives it, as in `lax.scan`.
         state = jax.tree.map(lambda x, new: x if x.dtype == new.dtype else x.astype(new.dtype), state, shapes[0])
         closed, shapes = trace(state, like)
     run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)

@@ -131,7 +131,7 @@ def _restored(array: np.ndarray, like: jax.ShapeDtypeStruct, weak: bool) -> jax.
     """
     if _is_key(like):
         found = jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(jnp.empty(0, like.dtype)))
-    elif weak:  # JAX has no function that creates such arrays, but that of a number of Python
+    elif weak:  # only converting a Python number creates such an array
         found = jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)
     else:
         found = jnp.asarray(array.view(like.dtype) if array.dtype.kind == "V" else array)  # the files do not know bfloat16
@@ -153,7 +153,7 @@ def _like(x: Any, function: str, name: str) -> jax.ShapeDtypeStruct:
 
 
 def _retyped(like: jax.ShapeDtypeStruct, saved: str) -> jax.ShapeDtypeStruct:
-    """What a leaf is like in a file: a number of Python may have taken another dtype in a step."""
+    """What a leaf is like in a file: a Python number may have taken another dtype in a step."""
     try:
         return jax.ShapeDtypeStruct(like.shape, jnp.dtype(saved.split("[")[0])) if like.weak_type else like
     except TypeError:

@@ -13,15 +13,15 @@ from cavs._function.equations import is_float
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 
-_ROWS = 1.01  # rows of the largest part, relative to parts of equal numbers of vertices, that fewer levels may cost
-_LEVEL = 100  # rows that take as long as a further level: an estimate
-_ALIKE = (1, 4, 16)  # numbers of graphs of about one size that are dealt to a part at a time
+_ROWS = 1.01  # how much larger the largest part may become, as a factor, if parts then have fewer levels
+_LEVEL = 100  # rows that take as long as one more level: an estimate
+_ALIKE = (1, 4, 16)  # numbers of graphs of about equal size that are dealt to a part at a time
 
 
 def deal(graphs: Graphs, count: int) -> np.ndarray:
     """Deals graphs into sub-batches of equal numbers of graphs and about equal numbers of vertices.
 
-    A part has as many levels as its highest graph, so of graphs of about one size, high ones go to the same part.
+    A part has as many levels as its deepest graph, so among graphs of about equal size, the deep ones go to the same part.
 
     Args:
         graphs: the graphs of a batch, G of them.
@@ -54,7 +54,7 @@ def _in_turn(sizes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _by_height(sizes: np.ndarray, levels: np.ndarray, count: int, alike: int) -> np.ndarray:
-    """Deals `alike` graphs to each part at a time: of those of about one size, the first part gets the highest."""
+    """Deals `alike` graphs to each part at a time: among those of about equal size, the first part gets the deepest."""
     groups = np.argsort(-sizes, kind="stable").reshape(-1, count * alike)
     groups = np.take_along_axis(groups, np.argsort(-levels[groups], axis=1, kind="stable"), 1)
     return np.ascontiguousarray(groups.reshape(-1, count, alike).swapaxes(0, 1).reshape(count, -1))
