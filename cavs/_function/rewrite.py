@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 
 from cavs._function.children import TO_EDGES, TO_ROWS, enter_p, reduce_sum_p, spread, spread_p
@@ -21,10 +22,10 @@ _ZERO_UNARY = {
 
 
 class _Zero:
-    """A value known to be zero: what a leaf gathers."""
+    """A value known to be zero: what a leaf gathers. A sum over no children is a constant."""
 
-    def __init__(self, aval: ShapedArray):
-        self.aval = aval
+    def __init__(self, aval: ShapedArray, constant: bool = False):
+        self.aval, self.constant = aval, constant
 
     def array(self) -> jax.Array:
         return jnp.zeros(self.aval.shape, self.aval.dtype)
@@ -56,12 +57,19 @@ def fold_zeros(program: Program, zeros: set[Var]) -> Program:
         for eqn in program.eqns:
             args = [read(x) for x in eqn.invars]
             outs = _folded(eqn, args)
+            if outs is None and _is_constant_zero(eqn):
+                outs = [_Zero(eqn.outvars[0].aval, constant=True)]
             if outs is None:
                 outs = bind(eqn, [_solid(a) for a in args])
             values.update(zip(eqn.outvars, outs, strict=True))
         return [_solid(read(x)) for x in program.outs]
 
     return retrace(program, body)
+
+
+def _is_constant_zero(eqn: Eqn) -> bool:
+    x = eqn.invars[0] if eqn.primitive.name == "broadcast_in_dim" else None
+    return x is not None and not is_var(x) and is_float(x) and not np.any(x.val)
 
 
 def _solid(x: Any) -> jax.Array:
@@ -73,12 +81,14 @@ def _folded(eqn: Eqn, args: Sequence[Any]) -> list[Any] | None:
     zero, name, out = [isinstance(a, _Zero) for a in args], eqn.primitive.name, eqn.outvars[0] if eqn.outvars else None
     if not any(zero) or out is None:
         return None
-    if name in ("mul", "dot_general") or (name in _ZERO_UNARY and zero[0]):
-        return [_Zero(v.aval) for v in eqn.outvars]
+    # The product with a constant of the user's is not folded: it may be infinity times 0. XLA folds matrix products, too.
+    constant = all(a.constant for a in args if isinstance(a, _Zero))
+    if name == "dot_general" or (name == "mul" and not constant) or (name in _ZERO_UNARY and zero[0]):
+        return [_Zero(v.aval, constant) for v in eqn.outvars]
     if name in ("add", "add_any", "sub", "concatenate") and all(zero):
-        return [_Zero(out.aval)]
+        return [_Zero(out.aval, constant)]
     if name == "select_n" and all(zero[1:]):
-        return [_Zero(out.aval)]
+        return [_Zero(out.aval, constant)]
     if name in ("add", "add_any", "sub") and (name != "sub" or zero[1]):
         other = args[0] if zero[1] else args[1]
         if jnp.shape(other) == out.aval.shape:
