@@ -39,6 +39,7 @@ from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
 from cavs._stages.saved import Saved, Transpose
+from cavs._stages.segment import after
 from cavs._stages.tensors import Index, Rows
 from cavs.kernels import Unfit, native_unavailable
 
@@ -230,6 +231,7 @@ def _rounds_back(
     g, cuts = with_rules(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
     classes = len(loop.sched.shape.classes)
     left = jnp.where(jnp.asarray(count) > 0, loop.begins[(last - count) * (len(batch.kinds) * classes)], tasks)
+    left = after([x for own in cuts for x in own], [left[None]])[0][0]  # not known before the levels have run
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 

@@ -117,12 +117,14 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
     tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
     if loop.options.lazy:
         loop = loop._replace(kinds=[with_reuse(kind) for kind in loop.kinds])
-    _, g, cuts, totals = loop.rounds(loop, count, count, [(0, 0)] * len(loop.kinds), tasks, g, totals)
+    left, g, cuts, totals = loop.rounds(loop, count, count, [(0, 0)] * len(loop.kinds), tasks, g, totals)
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
     for kind, own in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.
         where, tensors = (kind.rows.kids, kind.rows.edge_child), list(own.values())
         (kids, edge_child), tensors = lax.optimization_barrier((where, tensors))
+        if jax.default_backend() == "cpu":  # where XLA removes barriers; no task is left, but XLA does not know
+            kids, edge_child = (x + jnp.minimum(left, 0) for x in (kids, edge_child))
         k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))
         cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
         for v in kind.reused:  # padding holds what the forward kept

@@ -1,6 +1,7 @@
 """Evaluation of equations that were written for one vertex, for many vertices at once."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -93,12 +94,22 @@ def _between_rows_and_edges(
         out = stack_rows(x, segments, num_rows, eqn.params["size"])
     else:
         assert eqn.primitive in REDUCTIONS
+        whole = real is not None and x.size and jnp.issubdtype(x.dtype, jnp.floating)
         reduce = jax.ops.segment_sum if eqn.primitive is reduce_sum_p else jax.ops.segment_max
+        if eqn.primitive is reduce_sum_p and whole:
+            reduce = _late_sum
         out = reduce(x, segments, num_rows, indices_are_sorted=True, mode="drop")
     if real is None or not out.shape[0]:
         return out
     # Padding rows have no edges of their own: they repeat row 0.
     return jnp.where((jnp.arange(out.shape[0]) < real).reshape(-1, *(1,) * (out.ndim - 1)), out, out[:1])
+
+
+def _late_sum(x: jax.Array, segments: jax.Array, num_rows: int, **how: Any) -> jax.Array:
+    """Returns `jax.ops.segment_sum(...)`, with zeros that begin to exist after `x`, and not when the program starts."""
+    late = jnp.minimum(jnp.isnan(x[(0,) * x.ndim]).astype(jnp.int32), 0)  # 0, but XLA does not know
+    zeros = jnp.broadcast_to(late.astype(x.dtype), (num_rows, *x.shape[1:]))
+    return zeros.at[jnp.where(segments < 0, num_rows, segments)].add(x, **how)
 
 
 def matrix_product(eqn: Eqn, of: Sequence[Domain]) -> int | None:

@@ -120,16 +120,30 @@ def after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
     return [x + late[0].astype(x.dtype) if late and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim else x for x in alive]
 
 
+def _not_before(cts: list[jax.Array], cut: list[jax.Array]) -> list[jax.Array]:
+    """Returns `cut`, multiplied by 1 on a CPU, which is only known after the cotangents: XLA removes barriers there."""
+    first = next((x[(0,) * x.ndim] for x in cts if x.size), None)
+    if first is None or jax.default_backend() != "cpu":
+        return cut
+    one = jnp.maximum(jnp.isnan(first).astype(jnp.int32), 1)
+    return [x * one.astype(x.dtype) if is_float(x) else x for x in cut]
+
+
 def _pull_back(back: _SegmentBackward, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
     """Returns the cotangents of the arguments."""
     flat = jax.tree.leaves(cts)
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
     cut = lax.optimization_barrier(cut)
+    cts = [flat[i] for i in back.results]
     if back.again:
-        alive = after([flat[i] for i in back.results], alive)
+        alive = after(cts, alive)
     env = dict(zip(back.kept, [*cut, *alive], strict=True))
-    env |= dict(zip(back.seeds, (flat[i] for i in back.results), strict=True))
-    run_equations(back.eqns, env)
+    behind = depends(back.eqns, set(back.seeds))
+    again = [e for e in back.eqns if e.outvars[0] not in behind]
+    local = dict(zip(back.kept, [*_not_before(cts, cut), *alive], strict=True))
+    run_equations(again, local)
+    env |= {v: local[v] for e in again for v in e.outvars} | dict(zip(back.seeds, cts, strict=True))
+    run_equations([e for e in back.eqns if e.outvars[0] in behind], env)
     found = dict(zip(back.floats, (value_of(x, env) for x in back.outs), strict=True))
     return back.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(back.shapes)])
