@@ -25,7 +25,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
-from cavs._stages.lazy import lazy_gradients
+from cavs._stages.lazy import apart, lazy_gradients
 from cavs._stages.saved import Saved
 from cavs._stages.segment import MANY_BYTES
 from cavs._stages.tensors import Rows as KindRows, RowSpan
@@ -42,10 +42,12 @@ class Persistent(StagesInXla):
     Attributes:
         interpret: Whether Pallas' interpreter runs the kernels: slow, on any machine; for tests.
         layouts: Overrides of the layouts on the chip, for tests and `bench tune`.
+        apart: Whether gradients of weights are computed one after the other, see `_stages.lazy.apart`. That takes more time.
     """
 
     interpret: bool = False
     layouts: Layouts = MEASURED
+    apart: bool = False
 
     launches = True
 
@@ -78,6 +80,8 @@ class Persistent(StagesInXla):
                 powers = powers_of_operands(part, state_bounds(batch.plan))
                 now = lazy_gradients(part, rows, span, memory, cuts, given=given, powers=powers, copies=copies)
                 static_cts[k] = merged(static_cts[k], now)
+                if self.apart:
+                    cuts = apart(cuts, now)
             ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts))
             ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
             # One kind has children, so its rows follow one another.

@@ -48,12 +48,14 @@ class Keeping(NamedTuple):
         names: see `_function.names`.
         seen: gains the names of the values that calls of `run` could keep.
         engines: gains the engines that run.
+        in_parts: whether a batch comes in parts, so that gradients of weights may need more memory than values of vertices.
     """
 
     least: bool
     names: Names
     seen: set[str]
     engines: set[str]
+    in_parts: bool = False
 
 
 _NOW: contextvars.ContextVar[Keeping | None] = contextvars.ContextVar("keeping", default=None)
@@ -65,9 +67,9 @@ def keeping_now() -> Keeping:
 
 
 @contextlib.contextmanager
-def keep(least: bool = True, names: Names = ()) -> Iterator[Keeping]:
+def keep(least: bool = True, names: Names = (), in_parts: bool = False) -> Iterator[Keeping]:
     """Inside, calls of `run` are traced to keep what the arguments say; see `Keeping`."""
-    asked = Keeping(least, names, set(), set())
+    asked = Keeping(least, names, set(), set(), in_parts)
     before = _NOW.set(asked)
     try:
         yield asked

@@ -103,7 +103,7 @@ def loss_of(
     total = sub_batched(loss)
 
     def summed(params: PyTree, batch: PyTree) -> jax.Array:
-        with keep(least=choice.keep != "fast", names=names) as inside:
+        with keep(choice.keep != "fast", names, in_parts=choice.parts > 1) as inside:
             if choice.parts == 1:
                 value = loss(params, jax.tree.map(lambda x: x.reshape(x.shape[1:]), batch))
             else:

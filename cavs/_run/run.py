@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -14,6 +15,7 @@ from jax.typing import ArrayLike
 
 from cavs._engines.choose import choose_engine, engine_of, name_of
 from cavs._engines.engine import Engine
+from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
@@ -250,14 +252,15 @@ def _compiled(
     plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None
 ) -> Callable[..., list[jax.Array]]:
     """Returns the jitted function of a plan for schedules of one shape, with its VJP; cached on the plan."""
-    least, names, seen, engines = keeping_now()
+    least, names, seen, engines, in_parts = keeping_now()
     seen.update(plan.names)
     exported = _WITHOUT_CALLBACKS.get()
-    key = (shape, kinds, asked, exported, least, names, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    key = (shape, kinds, asked, exported, least, names, in_parts, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
         kept = plan.keeping(again=least, names=names)
         engine = choose_engine(asked, kept, shape, kinds, exported)
-        if engine.launches:
+        if isinstance(engine, Persistent):
+            engine = dataclasses.replace(engine, apart=in_parts)
             sweep = transformed_by(_sweep(kept, shape, kinds, engine), _sweep(kept, shape, kinds, Scan()))
         else:
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
