@@ -30,15 +30,28 @@ def _backward(kept: Kept) -> list[Eqn]:
     rename: dict[Var, Any] = dict(graph.reads)
     copies: dict[Var, Any] = {}
     order: list[Eqn] = []
+    makers = {v: i for i, e in enumerate(graph.eqns) for v in e.outvars}
     for stretch in kept.stretches():
         missing = [graph.reads[x] for e in stretch for x in e.invars if is_var(x) and x in graph.reads]
-        again, _ = needed(graph.eqns, [x for x in missing if is_var(x) and x not in have], have)
+        again = [graph.eqns[i] for i in _behind(graph.eqns, missing, have, makers)]
         for e in again:
             copies |= {v: jex.Var(v.aval) for v in e.outvars}
             order.append(e.replace(invars=[_at(x, copies) for x in e.invars], outvars=[copies[v] for v in e.outvars]))
         have |= {v for e in again for v in e.outvars}
         order += [e.replace(invars=[_at(_at(x, rename), copies) for x in e.invars]) for e in stretch]
     return order
+
+
+def _behind(eqns: list[Eqn], values: list[Atom], have: set[Var], makers: dict[Var, int]) -> list[int]:
+    """The numbers of the equations that compute values from those in `have`: `needed`, if it is few of very many equations."""
+    found: set[int] = set()
+    todo = [x for x in values if is_var(x)]
+    while todo:
+        x = todo.pop()
+        if x not in have and makers[x] not in found:
+            found.add(makers[x])
+            todo += [y for y in eqns[makers[x]].invars if is_var(y)]
+    return sorted(found)
 
 
 def _at(x: Atom, rename: dict[Var, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,19 @@ class Region:
     kept: Kept
 
 
+class _Traced(NamedTuple):
+    """A graph, and the calls of `Planner.keep` for the loops inside, with what they returned."""
+
+    graph: Graph
+    inner: list[tuple[tuple[Any, ...], Kept]]
+
+    def keeps(self, inner: Sequence[Kept]) -> bool:
+        """Whether the loops keep the same values."""
+        return len(inner) == len(self.inner) and all(
+            a.graph is b.graph and a.keep == b.keep for a, (_, b) in zip(inner, self.inner, strict=True)
+        )
+
+
 @dataclass(eq=False)
 class Planner:
     """Differentiates a function. For each graph in it, `price` gives the cost of running a product again.
@@ -48,16 +61,17 @@ class Planner:
         saved: a saved plan, which says what to keep instead of `price`.
         names: what the user asks for by name; values of loops are not offloaded.
         fixed: values of the function itself that are kept in any case.
-        graphs: those traced already, by name and differentiated inputs; shared by the planners of one function.
+        traced: the graphs traced already, by name, differentiated inputs and chunks; shared by the planners of one function.
     """
 
     price: Price | None
-    graphs: dict[Any, Graph] = field(default_factory=dict)
+    traced: dict[Any, list[_Traced]] = field(default_factory=dict)
     chunks: dict[str, int] = field(default_factory=dict)
     regions: dict[str, Region] = field(default_factory=dict)
     names: Names = ()
     saved: dict[str, Any] | None = None
     fixed: Collection[Var] = ()
+    _inner: list[tuple[tuple[Any, ...], Kept]] = field(default_factory=list)  # the calls of `keep` inside of the present one
 
     def keep(
         self, closed: Any, diff: Sequence[int], name: str, line: str | None = None, times: int = 1, stored: Sequence[int] = ()
@@ -66,19 +80,14 @@ class Planner:
 
         `stored` are the inputs that cost memory if kept.
         """
-        jaxpr, consts = opened(closed)
-        key = name, tuple(diff)
-        graph = self.graphs.get(key)
+        before, self._inner = self._inner, []
+        key = name, tuple(diff), tuple(sorted(self.chunks.items())), self.price is None
+        graph = self._known(key)
         if graph is None:
-            inner: list[str] = []
-
-            def function(*args: Any) -> list[Any]:
-                inner.clear()
-                return _evaluate(jaxpr, consts, args, lambda e, x: self._equation(e, x, f"{name}/{len(inner)}", times, inner))
-
-            graph = differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored, self._names(graph_name=name))
-            if not inner:
-                self.graphs[key] = graph
+            self._inner = []
+            graph = self._trace(closed, diff, name, times, stored)
+            self.traced.setdefault(key, []).append(_Traced(graph, self._inner))
+        self._inner = before
         price = self.price
         if self.saved is not None:
             kept = kept_as_saved(graph, name, self.saved)
@@ -87,7 +96,27 @@ class Planner:
             kept = graph.plain() if price is None else graph.choose(lambda k, flops: price(name, k, flops), fixed)
         self.regions.pop(name, None)
         self.regions[name] = Region(name, line, times, kept)
+        self._inner.append(((closed, diff, name, line, times, stored), kept))
         return kept
+
+    def _known(self, key: Any) -> Graph | None:
+        """Returns a graph that was traced already with the same values kept in its loops. Plans these loops."""
+        found = self.traced.get(key, [])
+        if not found:  # without loops, the graph is that of the plan that keeps everything
+            whole = self.traced.get((*key[:-1], True), [])
+            return next((known.graph for known in whole if not any(e.primitive.name == "scan" for e in known.graph.eqns)), None)
+        asked = [self.keep(*call) for call, _ in found[0].inner]
+        return next((known.graph for known in found if known.keeps(asked)), None)
+
+    def _trace(self, closed: Any, diff: Sequence[int], name: str, times: int, stored: Sequence[int]) -> Graph:
+        jaxpr, consts = opened(closed)
+        inner: list[str] = []
+
+        def function(*args: Any) -> list[Any]:
+            inner.clear()
+            return _evaluate(jaxpr, consts, args, lambda e, x: self._equation(e, x, f"{name}/{len(inner)}", times, inner))
+
+        return differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored, self._names(graph_name=name))
 
     def _names(self, graph_name: str) -> Names:
         """The options of one graph."""

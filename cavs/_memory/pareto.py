@@ -10,7 +10,7 @@ from cavs._function.jaxprs import Var
 from cavs._function.names import Names
 from cavs._memory.blocks import fixed_values
 from cavs._memory.footprint import peak
-from cavs._memory.graph import Graph, Kept
+from cavs._memory.graph import Kept
 from cavs._memory.loops import Planner, Price, Region, chunk_of
 
 Product = tuple[str, int]  # name of a graph, place among its costly equations
@@ -64,15 +64,19 @@ class ParetoSearch:
     closed: Any
     diff: Sequence[int]
     line: str | None = None
-    graphs: dict[Any, Graph] = field(default_factory=dict)
+    traced: dict[Any, Any] = field(default_factory=dict)
     peaks: dict[Point, int] = field(default_factory=dict)
+    known_peaks: dict[Any, int] = field(default_factory=dict)  # by the graph and what it keeps
     names: Names = ()
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
-        planner = Planner(price, self.graphs if price else {}, chunks or {}, names=self.names, fixed=fixed)
+        planner = Planner(price, self.traced, chunks or {}, names=self.names, fixed=fixed)
         kept = planner.keep(self.closed, self.diff, "", self.line)
         point = Point(kept, planner.regions, planner.chunks, fixed)
-        self.peaks[point] = point.peak()
+        same = kept.graph, tuple(kept.keep)
+        if same not in self.known_peaks:
+            self.known_peaks[same] = point.peak()
+        self.peaks[point] = self.known_peaks[same]
         return point
 
     def saved(self, saved: dict[str, Any]) -> Point:
@@ -114,7 +118,7 @@ class ParetoSearch:
             inside = {chunk_of(name) for name in chunks}
             for again in (inside, inside | {""}):  # the steps of a chunk, and the function itself, too
                 found.append(self.point(_allowing_in(again), chunks))
-        if self.graphs:  # a function without loops
+        if len(found[1].regions) == 1:  # a function without loops
             found += [self.point(lambda name, k, flops: flops * _FREE, fixed=f) for f in fixed_values(found[1].kept.graph)]
         return self._undominated(found)
 
