@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
+import jax
+
 from cavs._function.costs import CUMULATIVE, REDUCTIONS, bytes_of_var, is_costly
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import CALLS, Atom, Eqn, Var, bodies_in, is_var, opened, scan_parts
@@ -21,6 +23,7 @@ _UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "sc
 _MOVES = {"new_ref", "freeze"}
 _IN_PLACE = {*_UPDATES, *_MOVES}
 _MOVING = {"transpose", "rev", "gather", "dynamic_slice", "concatenate", "pad", "slice", "roll"}
+_EXTERNAL = {"ffi_call", "native_call"}
 _LAUNCHES = {"mpmd_map", "pallas_call", "core_map"}  # kernels: what is inside lies on the chip
 _CALLS = (*CALLS, "checkpoint", "remat2", "core_call")
 _REDUCTIONS = REDUCTIONS | CUMULATIVE
@@ -106,7 +109,10 @@ class _Timeline:
         sources, ends = _uses(eqns, outs, stored)
         in_place = _in_place(eqns, stored)
         read = outs | {x for e in eqns for x in e.invars if is_var(x)}
-        elsewhere = set(results) | (set(made) - read)  # XLA drops results that no equation reads
+        dropped = {v for v in set(made) - read if made[v].primitive.name not in (*_EXTERNAL, *_LAUNCHES)}
+        elsewhere = (
+            _in_results(eqns, set(results), ends) | dropped
+        )  # XLA drops results that no equation reads, but for those of a library or a kernel
         of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given}
         for i, e in enumerate(eqns):
             dying = {x for x in ends.get(i, ()) if x in of and x not in elsewhere}
@@ -139,7 +145,9 @@ class _Timeline:
             eqns, outs = simplified(eqns, outs)
             carry: list[Any] = []
             if e.primitive.name == "scan":
-                carry = cast(list[Any], scan_parts(e.params, cast(Any, body.invars))[1])
+                consts, carry, _ = cast(Any, scan_parts(e.params, cast(Any, body.invars)))
+                eqns, early = _invariant(eqns, {*body.constvars, *consts})
+                outs = [*outs, *early]
             elif e.primitive.name == "while" and len(outs) == len(e.outvars):
                 carry = list(body.invars[len(body.invars) - len(outs) :])
             self.run(eqns, outs, given=carry)
@@ -149,7 +157,7 @@ class _Timeline:
 def _stands_alone(e: Eqn) -> bool:
     """Whether an equation is an operation of its own, with buffers for its results."""
     name = e.primitive.name
-    return name in (*_IN_PLACE, *_REDUCTIONS, "ffi_call", "native_call") or is_costly(e) or bool(bodies_in(e))
+    return name in (*_IN_PLACE, *_REDUCTIONS, *_EXTERNAL) or is_costly(e) or bool(bodies_in(e))
 
 
 def _stored(eqns: Sequence[Eqn], made: dict[Any, Eqn]) -> set[Any]:
@@ -208,6 +216,27 @@ def _uses(eqns: Sequence[Eqn], outs: set[Any], stored: set[Any]) -> tuple[dict[A
     return sources, ends
 
 
+def _invariant(eqns: list[Eqn], consts: set[Any]) -> tuple[list[Eqn], list[Var]]:
+    """Moves the equations of a loop that depend on its constants alone to its beginning, where XLA for CPUs runs them once.
+
+    Returns:
+        All equations, and the values with buffers that live as long as the loop.
+    """
+    if jax.default_backend() != "cpu":
+        return eqns, []
+    known, moved = set(consts), []
+    for e in eqns:
+        operands = [x for x in e.invars if is_var(x)]
+        if operands and not e.effects and all(x in known for x in operands):
+            known.update(e.outvars)
+            moved.append(e)
+    made = {v: e for e in moved for v in e.outvars}
+    alive = _stored(eqns, {v: e for e in eqns for v in e.outvars}) & set(made)
+    return [*moved, *(e for e in eqns if e.outvars and e.outvars[0] not in made or not e.outvars)], [
+        v for v in made if v in alive
+    ]
+
+
 def _in_place(eqns: Sequence[Eqn], stored: set[Any]) -> dict[Any, Sources]:
     """For each value the buffers that it reads only at its own place: a fusion that makes it can overwrite them."""
     found: dict[Any, Sources] = {}
@@ -219,12 +248,27 @@ def _in_place(eqns: Sequence[Eqn], stored: set[Any]) -> dict[Any, Sources]:
     return found
 
 
+def _in_results(eqns: Sequence[Eqn], results: set[Any], ends: dict[int, list[Any]]) -> set[Any]:
+    """The values in the buffers of results: these, and what loops begin with whose last states they are."""
+    found = set(results)
+    for i in reversed(range(len(eqns))):
+        e = eqns[i]
+        begin: list[Any] = []
+        if e.primitive.name == "scan":
+            begin = cast(list[Any], scan_parts(e.params, cast(Any, e.invars))[1])
+        elif e.primitive.name == "while":
+            begin = list(e.invars[-len(e.outvars) :])
+        dying = ends.get(i, ())
+        found.update(x for x, v in zip(begin, e.outvars, strict=False) if v in found and is_var(x) and x in dying)
+    return found
+
+
 def _overwritable(e: Eqn, sources: dict[Any, Sources]) -> list[Any]:
     """The buffers that an equation may overwrite with its results if it is the last to read them."""
     name = e.primitive.name
     if name in _IN_PLACE:
         operands = e.invars[:1]
-    elif name in ("ffi_call", "native_call"):
+    elif name in _EXTERNAL:
         operands = [e.invars[i] for i, _ in e.params["input_output_aliases"]]
     elif name == "while":
         operands = e.invars[e.params["cond_nconsts"] + e.params["body_nconsts"] :]

@@ -1,6 +1,7 @@
 """How XLA lays out buffers in one heap: large ones first, each in the smallest gap that fits (its "best fit" heuristics)."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,12 +22,15 @@ class Buffer:
 def packed(buffers: Iterable[Buffer]) -> int:
     """Returns the size in bytes of a heap in which buffers that are alive at the same time do not overlap.
 
-    As in XLA, the better of two orders is taken: by size, or by the time that buffers live.
+    As in XLA, the better of two orders is taken: by size, or by the time that buffers live. The times are known roughly, so the
+    worse of two orders by time is taken: as they are, and in steps of a half, with the smallest first.
     """
     largest = sorted(buffers, key=lambda b: -b.size)[:_LARGE]
     by_size: Callable[[Buffer], Any] = lambda b: (-b.size, b.start)  # noqa: E731
     by_time: Callable[[Buffer], Any] = lambda b: (b.start - b.end, -b.size)  # noqa: E731
-    return min(_height(sorted(largest, key=order)) for order in (by_size, by_time))
+    by_rough_time: Callable[[Buffer], Any] = lambda b: (-round(math.log(b.end - b.start + 1, 1.5)), b.size)  # noqa: E731
+    size, time, rough_time = (_height(sorted(largest, key=order)) for order in (by_size, by_time, by_rough_time))
+    return min(size, max(time, rough_time))
 
 
 def _height(buffers: list[Buffer]) -> int:

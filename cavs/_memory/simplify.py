@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var, opened
+from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Literal, Var, bodies_in, is_var, opened
 
 
 def simplified(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[Atom]]:
@@ -21,6 +22,9 @@ def _merged(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[
     kept = []
     for e in eqns:
         e = e.replace(invars=[rename.get(x, x) if is_var(x) else x for x in e.invars])
+        if (x := _same(e)) is not None:
+            rename[e.outvars[0]] = x
+            continue
         key = None
         if not e.effects and not bodies_in(e) and e.primitive.name != "optimization_barrier" and e.primitive.name != "empty":
             operands = tuple(x if is_var(x) else (str(x.val), x.aval) for x in e.invars)
@@ -31,6 +35,17 @@ def _merged(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[
         else:
             rename.update(zip(e.outvars, same.outvars, strict=True))
     return kept, [rename.get(x, x) if is_var(x) else x for x in outs]
+
+
+def _same(e: Eqn) -> Any:
+    """The operand that an equation returns as it is: times the literal 1, as gradients of a loss are. `None` for others."""
+    if e.primitive.name == "stop_gradient":
+        return e.invars[0] if is_var(e.invars[0]) else None
+    if e.primitive.name == "mul" and sum(map(is_var, e.invars)) == 1:
+        (x,), (one,) = ([x for x in e.invars if is_var(x) == of] for of in (True, False))
+        if x.aval.shape == e.outvars[0].aval.shape and np.all(cast(Literal, one).val == 1):
+            return x
+    return None
 
 
 def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend import core as jex
 
-from cavs._function.equations import is_float
+from cavs._function.equations import is_float, run_equations, value_of
+from cavs._function.jaxprs import opened
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 
@@ -138,9 +138,9 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
     stacked = []
 
     def step(total: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
-        found = jax.tree.unflatten(jax.tree.structure(shapes), jex.jaxpr_as_fun(closed)(*jax.tree.leaves(batch)))
-        sums, kept = found if each else (found, None)
-        return jax.tree.map(jnp.add, total, sums), kept
+        sums, kept = _added(closed, jax.tree.leaves(batch), jax.tree.leaves(total))
+        kept = jax.tree.unflatten(jax.tree.structure(shapes[1]), kept) if each else None
+        return jax.tree.unflatten(jax.tree.structure(total), sums), kept
 
     for stack in stacks:
         # A stack waits for the one before it, so that one sub-batch is alive at a time.
@@ -148,6 +148,19 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
         total, kept = lax.scan(step, total, stack)
         stacked.append(kept)
     return (total, stacked) if each else total
+
+
+def _added(closed: Any, args: list[Any], totals: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Runs a closed jaxpr. Returns the sums of its first results and `totals`, each as soon as it is there, and the rest."""
+    jaxpr, consts = opened(closed)
+    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+    sums: dict[int, Any] = {}
+    for eqn in jaxpr.eqns:
+        run_equations([eqn], env)
+        ready = [i for i, x in enumerate(jaxpr.outvars[: len(totals)]) if any(x is v for v in eqn.outvars)]
+        sums |= {i: totals[i] + value_of(jaxpr.outvars[i], env) for i in ready}
+    outs = [value_of(x, env) for x in jaxpr.outvars]
+    return [sums[i] if i in sums else x + outs[i] for i, x in enumerate(totals)], outs[len(totals) :]
 
 
 def _floats(tree: PyTree) -> list[jax.Array]:
