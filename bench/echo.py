@@ -25,8 +25,9 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
 
     Returns:
         A record: bytes of temporary memory as the compiler says ("temp", and "total" with arguments and results, less what is
-        donated), the allocator's peak ("peak", on a GPU), "predicted" temporary bytes and FLOPs run twice ("flops") if there
-        is a plan, CPU seconds to plan, seconds to compile, and "ms", the median of `steps` steps.
+        donated), the allocator's peak ("peak", on a GPU), CPU seconds to plan, seconds to compile, and "ms", the median of
+        `steps` steps. If there is a plan, its "predicted" temporary bytes, those of the loss and its gradients alone as
+        "compiled", and FLOPs run twice ("flops").
     """
     found = CASES[case]
     params, batch = jax.jit(lambda key: found.init(key, **getattr(found, size)))(jax.random.key(0))
@@ -47,6 +48,7 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
         plan = loss.plan(params, batch)
         result |= {"predicted": plan.peak, "kept": plan.bytes, "flops": plan.flops, "plain": plan.plain_peak, "budget": budget}
         result["plan_s"] = round(time.process_time() - start, 2)
+        result["compiled"] = loss.verify(params, batch).compiled
 
     start = time.perf_counter()
     compiled, m = _compiled(loss, params, batch)

@@ -102,12 +102,16 @@ def _echo(records: list[Record]) -> str:
             if plain:
                 smaller, time = f"{plain['total'] / r['total']:.2f}x", f"{100 * (r['ms'] / plain['ms'] - 1):+.1f} %"
             peak = text_of(r["peak"]) if r.get("peak") else "–"
-            guess = f"{r['predicted'] / r['temp']:.2f}" if r.get("predicted") else "–"
+            guess = f"{r['predicted'] / r.get('compiled', r['temp']):.2f}" if r.get("predicted") else "–"
             sizes = text_of(r["temp"]), text_of(r["total"]), peak
             rows.append((case, r["variant"], *sizes, smaller, f"{r['ms']:.4g}", time, guess))
     head = ("model", "variant", "temporary", "whole step", "allocator's peak", "smaller", "ms", "time", "predicted / measured")
     text = "\n### Echo's models, a whole training step\n\n" + _table(head, rows)
-    return text + '\n"Smaller" and "time" compare whole steps with `jax.grad`.\n' + _failed(records)
+    note = (
+        '\n"Smaller" and "time" compare whole steps with `jax.grad`. Predictions are of the loss and its gradients, compared '
+        "with these compiled alone; in records before 2026-11-26, with the temporary memory of the step.\n"
+    )
+    return text + note + _failed(records)
 
 
 def _failed(records: list[Record]) -> str:
