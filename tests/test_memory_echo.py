@@ -15,7 +15,7 @@ from cavs._function.jaxprs import is_var
 from cavs._function.minimum_cut import minimum_cut
 from cavs._memory.batch_plan import Verified
 from cavs._memory.echo import Recomputed
-from cavs._memory.loops import with_derivative
+from cavs._memory.loops import Planner, with_derivative
 from cavs._memory.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute
 from tests.truth import assert_close
@@ -153,6 +153,15 @@ def test_vmap_second_derivatives_and_nested_loops():
         assert_close(jax.vmap(jax.grad(g), (None, 0))(w, x[:, None]), jax.vmap(jax.grad(f), (None, 0))(w, x[:, None]), 1e-12)
     hessian = jax.grad(lambda w: (jax.grad(recompute(f, "min"))(w, x) ** 2).sum())(w)
     assert_close(hessian, jax.grad(lambda w: (jax.grad(f)(w, x) ** 2).sum())(w), 1e-12)
+
+
+@pytest.mark.parametrize("name", ["nmt", "deepspeech2"])  # they have loops
+def test_plans_that_share_a_trace_are_those_of_traces_of_their_own(name, monkeypatch):
+    loss, params, batch = case(name)
+    shared = recompute(loss, "min").plan(params, batch)
+    monkeypatch.setattr(Planner, "_known", lambda planner, key: None)
+    alone = recompute(loss, "min").plan(params, batch)
+    assert shared.frontier() == alone.frontier() and str(shared) == str(alone)
 
 
 @pytest.mark.parametrize("length", [60, 61])  # 61 steps are chunks and a rest

@@ -84,14 +84,14 @@ def minimum_cut(
         run, cost = flow.node(), price(i)
         runs.append(run)
         flow.edge(source, run, _ENDLESS if cost is None else int(cost * _UNIT))
-        for x in {x for x in eqn.invars if is_var(x) and x in outside}:
+        for x in dict.fromkeys(x for x in eqn.invars if is_var(x) and x in outside):  # not in the order of a set, which varies
             flow.edge(outside[x], run, _ENDLESS)
         results = [v for v in eqn.outvars if v not in free]
         for v in results:
             value(v, run if len(results) == 1 else flow.node())
             if inside[v] != run:
                 flow.edge(run, inside[v], _ENDLESS)
-    for v in set(needed):
+    for v in dict.fromkeys(needed):
         if v in outside:
             flow.edge(outside[v], sink, _ENDLESS)
     after = flow.reaches(source, sink)
