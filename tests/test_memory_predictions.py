@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs._memory.traced import traced_peak
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import joined, random_binary_tree
 
@@ -54,3 +56,17 @@ def test_one_long_chain(engine):
 
     found = cavs.memory.plan(loss, params, chain, collate=padded(x)).verify()
     assert 0.99 < found.predicted / found.compiled < 1.06
+
+
+def test_of_branches_for_platforms_one_is_compiled():
+    def other(x):
+        return jnp.outer(x, x).sum(0)
+
+    def chosen(x):
+        return lax.platform_dependent(x, cpu=jnp.sin, cuda=other)
+
+    x = jnp.ones(1000)
+    assert (
+        traced_peak(lambda x: jnp.cos(chosen(jnp.cos(x))), x).bytes
+        == traced_peak(lambda x: jnp.cos(jnp.sin(jnp.cos(x))), x).bytes
+    )

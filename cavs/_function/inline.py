@@ -91,6 +91,16 @@ def _scan(eqn: Eqn, values: list[jax.Array]) -> list[jax.Array]:
     return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
 
 
+def _branch_of_platform(eqn: Eqn) -> ClosedJaxpr | None:
+    """Returns the branch of a `lax.platform_dependent` that is compiled for the default backend; `None` if it is none."""
+    platforms = eqn.params.get("branches_platforms") if eqn.primitive.name == "cond" else None
+    if platforms is None:
+        return None
+    here = {"gpu": ("cuda", "rocm")}.get(jax.default_backend(), (jax.default_backend(),))
+    fits = (branch for branch, of in zip(eqn.params["branches"], platforms, strict=True) if of is None or {*of} & {*here})
+    return next(fits, None)
+
+
 def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequence[str] = _PLAIN) -> list[Atom]:
     """Appends the equations of `jaxpr` to `out`, with calls inlined.
 
@@ -98,7 +108,7 @@ def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequen
         jaxpr: the jaxpr.
         rename: replaces variables of `jaxpr`. Its variables are added.
         out: the equations so far.
-        calls: the calls that are inlined.
+        calls: the calls that are inlined; "platform_dependent" for the branch of this platform.
 
     Returns:
         The outputs of `jaxpr`, renamed.
@@ -110,13 +120,14 @@ def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequen
     for eqn in jaxpr.eqns:
         if not eqn.outvars and not eqn.effects:
             continue  # JAX keeps a condition of which nothing is read
-        if eqn.primitive.name not in calls:
+        branch = _branch_of_platform(eqn) if "platform_dependent" in calls else None
+        if eqn.primitive.name not in calls and branch is None:
             fresh = [Var(v.aval) for v in eqn.outvars]  # if a body is inlined twice, it must not define a variable twice
             out.append(eqn.replace(invars=[get(x) for x in eqn.invars], outvars=fresh))
             rename.update(zip(eqn.outvars, fresh, strict=True))
             continue
-        body, consts = body_of(eqn)
-        local = dict(zip(body.invars, [get(x) for x in eqn.invars], strict=True))
+        body, consts = body_of(eqn) if branch is None else opened(branch)
+        local = dict(zip(body.invars, [get(x) for x in eqn.invars[len(eqn.invars) - len(body.invars) :]], strict=True))
         for var, value in zip(body.constvars, consts, strict=True):
             local[var] = Literal(value, var.aval)
         rename.update(zip(eqn.outvars, inlined(body, local, out, calls), strict=True))

@@ -25,7 +25,7 @@ _IN_PLACE = {*_UPDATES, *_MOVES}
 _MOVING = {"transpose", "rev", "gather", "dynamic_slice", "concatenate", "pad", "slice", "roll"}
 _EXTERNAL = {"ffi_call", "native_call"}
 _LAUNCHES = {"mpmd_map", "pallas_call", "core_map"}  # kernels: what is inside lies on the chip
-_CALLS = (*CALLS, "checkpoint", "remat2", "core_call")
+_CALLS = (*CALLS, "checkpoint", "remat2", "core_call", "platform_dependent")
 _REDUCTIONS = REDUCTIONS | CUMULATIVE
 _GATHERS = {"gather"}
 # XLA does not compute these twice to fuse them into two readers.
