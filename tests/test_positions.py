@@ -55,7 +55,8 @@ def test_a_loop_continues_an_iterator(steps: int, ahead: int) -> None:
     for done, position in positions:
         again = new()
         again.restore(position)
-        assert (rest := received(again, 6)) == whole[done : done + len(rest)]
+        rest = received(again, 6)
+        assert rest == whole[done : done + len(rest)]
     with pytest.raises(ValueError, match="got a position after 5|got a position after 15.* Write Loader.* with a new iterator"):
         loader.restore(positions[0][1])
         received(loader, 1)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._engines import scan, scan_reverse
+from cavs._engines import scan, scan_reverse, scan_rounds
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, batch_of
 from cavs._engines.native_call import NativeCall, with_rules
 from cavs._engines.native_eager import eager_part, in_library
@@ -184,15 +184,15 @@ def _shape(rows: Rows, aval: Any, edge: bool, slack: bool) -> jax.ShapeDtypeStru
 def _rounds_back(
     batch: Batch,
     saved: Saved,
-    loop: scan_reverse.Loop,
+    loop: scan_rounds.Loop,
     last: Index,
     count: Index,
-    bases: scan_reverse.Bases,
+    bases: scan_rounds.Bases,
     tasks: jax.Array,
     g: StateCotangents,
     totals: Totals,
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
-    """As `scan_reverse.rounds_back`."""
+    """As `scan_rounds.rounds_back`."""
     levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
     numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
     own_bases = {kind.number: base for kind, base in zip(loop.kinds, bases, strict=True)}
@@ -200,7 +200,7 @@ def _rounds_back(
     bounds = jnp.stack([jnp.asarray(last, jnp.int32) - count, jnp.asarray(last, jnp.int32), *flat])
     reuse = [kind.reused for kind in loop.kinds]
 
-    def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_reverse.Loop:
+    def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_rounds.Loop:
         here = _batch(batch, data)
         own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
         kinds = []
@@ -208,18 +208,18 @@ def _rounds_back(
             part, rows = here.parts[k], here.rows[k]
             kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k), True)
             kinds.append((with_reuse(kind) if reuses else kind)._replace(extra_cts=own_cts))
-        return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_reverse.begins_of(here.sched))
+        return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_rounds.begins_of(here.sched))
 
     def on_scan(
         data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, tasks: jax.Array
     ) -> PyTree:
         here = loop_of(data, levels, cts)
         inner = here._replace(kinds=[kind for kind in here.kinds if not is_leaf(kind, here.sched)])
-        at: scan_reverse.Bases = [(bounds[2 + 2 * k], bounds[3 + 2 * k]) for k in range(len(inner.kinds))]
+        at: scan_rounds.Bases = [(bounds[2 + 2 * k], bounds[3 + 2 * k]) for k in range(len(inner.kinds))]
         found: list[Arrays] = []
         if inner.kinds:
             none: Totals = [{} for _ in inner.kinds]
-            _, g, cuts, _ = scan_reverse.rounds_back(inner, bounds[1], bounds[1] - bounds[0], at, tasks, g, none)
+            _, g, cuts, _ = scan_rounds.rounds_back(inner, bounds[1], bounds[1] - bounds[0], at, tasks, g, none)
             found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
         for kind in here.kinds[len(inner.kinds) :]:
             found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - len(batch.kinds)], g, here.options.fusion))
@@ -239,7 +239,7 @@ _LEVELS = ("states", "statics", "eager_rows", "kept", "extras")
 
 
 def _backward_call(
-    batch: Batch, loop: scan_reverse.Loop, levels: tuple[PyTree, ...], g: StateCotangents, bounds: jax.Array
+    batch: Batch, loop: scan_rounds.Loop, levels: tuple[PyTree, ...], g: StateCotangents, bounds: jax.Array
 ) -> PyTree:
     states, statics, eager, kept, extras = levels
     call = NativeCall(batch, backward=True)

@@ -5,7 +5,7 @@ tensors have the rows of one window, which begin at the window's base.
 """
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,22 +13,19 @@ import numpy as np
 from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents
+from cavs._engines.scan_rounds import Bases, Loop, Rounds, begins_of, rounds_back
 from cavs._engines.scan_task import (
-    Cuts,
     Kind,
     StateCotangents,
     Totals,
     crossing_cts,
     eager_cotangents,
-    empty_cuts,
     is_leaf,
     kind_of,
-    run_task,
     with_reuse,
 )
 from cavs._function.domains import EDGE, ROW
 from cavs._function.jaxprs import Env, Var, is_var
-from cavs._function.vertex import Optimizations
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, pull
 from cavs._stages.cotangents import (
@@ -49,30 +46,7 @@ from cavs._stages.operands import Operand, Products
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Index, RowSpan, Zeros, window, write
 
-# The tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of static values.
-Rounds: TypeAlias = tuple[jax.Array, StateCotangents, list[Env], Totals]
-Bases: TypeAlias = list[tuple[Index, Index]]  # for each kind the row and the edge at which a window's tensors begin
-
-_RoundCarry: TypeAlias = tuple[jax.Array, tuple[StateCotangents, Cuts, Totals]]  # begins with the number of tasks that are left
 _WindowCarry: TypeAlias = tuple[jax.Array, StateCotangents, Totals, InputCotangents, list[list[jax.Array]]]
-
-
-class Loop(NamedTuple):
-    """What every round of the backward reads."""
-
-    sched: Schedule
-    zeros: Zeros
-    kinds: list[Kind]
-    begins: jax.Array  # (rounds * kinds * classes + 1,) the first task of each loop, and the end of the last
-    options: Optimizations
-    rounds: Callable[..., Rounds]  # `rounds_back`, or another engine's
-    products: Products | None = None  # computes lazy gradients; `None` for XLA
-    eager: Collection[int] = ()  # see `backward_levels`
-
-
-def begins_of(sched: Schedule) -> jax.Array:
-    """Returns `Loop.begins`."""
-    return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.asarray(sched.round_end).reshape(-1)])
 
 
 def backward_levels(
@@ -227,36 +201,6 @@ def _with_window(kind: Kind, crossing: list[jax.Array], inside: Env, base: tuple
         at = base[1] if kind.level[v] == EDGE else base[0]
         out.append(write(x, window(x, at, inside[v].shape[0]) + inside[v], at))
     return out
-
-
-def rounds_back(
-    loop: Loop, last: Index, count: Index, bases: Bases, tasks: jax.Array, g: StateCotangents, totals: Totals
-) -> Rounds:
-    """Runs the `count` rounds before round `last`, which are one window.
-
-    Returns:
-        The number of tasks that are left, the cotangents of states, for each kind the cut cotangents of the window, and the
-        cotangents of static values.
-    """
-    cuts = [empty_cuts(kind, loop.sched, loop.zeros) for kind in loop.kinds]
-    carry = tasks, (g, cuts, totals)
-    tasks, (g, cuts, totals) = lax.fori_loop(0, count, lambda r, c: _round_back(loop, last - 1 - r, bases, c), carry)
-    return tasks, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
-
-
-def _round_back(loop: Loop, r: jax.Array, bases: Bases, carry: _RoundCarry) -> _RoundCarry:
-    """Runs round r: for each kind and each class of task sizes, a loop over its tasks."""
-    classes = loop.sched.shape.classes
-    for kind in reversed(loop.kinds):
-        for c in reversed(range(len(classes) if loop.sched.shape.inner[kind.number] else 0)):
-            begin = loop.begins[r * (len(loop.kinds) * len(classes)) + kind.number * len(classes) + c]
-
-            def step(state: _RoundCarry, kind: Kind = kind, c: int = c) -> _RoundCarry:
-                t = state[0] - 1
-                return t, run_task(kind, loop.sched, *classes[c], bases[kind.number], t, state[1], loop.options)
-
-            carry = lax.while_loop(lambda state, begin=begin: state[0] > begin, step, carry)
-    return carry
 
 
 def _own_rows(kind: Kind, sched: Schedule, w: jax.Array, base: tuple[Index, Index]) -> Mine:

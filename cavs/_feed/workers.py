@@ -36,13 +36,8 @@ def schedules_of_workers(
 ) -> Schedules:
     """Yields (batch, schedule) for each batch of each pass. Workers create passes in turn, and `here` the first ones."""
     made_in = os.getpid()
-    idle = _idle.setdefault(graphs, [])
-    idle += [_Worker(graphs) for _ in range(workers - len(idle))]
-    # Workers that have just been started join the next iterator, unless there are no others.
-    team = [worker for worker in idle if worker.started][:workers]
-    left = 0 if team or not options.fixed else WHILE_STARTING
-    team = team or idle[:workers]
-    idle[:] = [worker for worker in idle if worker not in team]
+    idle, team = _teams(graphs, workers)
+    left = 0 if team[0].started or not options.fixed else WHILE_STARTING
     turns = itertools.cycle(team)
     ahead = 2 * len(team) + 1  # one is read; for each worker, one is created and one waits
     assert ahead <= UNDER_WAY * len(team)
@@ -90,6 +85,18 @@ def schedules_of_workers(
         idle += [worker for worker in team if worker.alive]
     if error is not None:
         raise error
+
+
+def _teams(graphs: Graphs, workers: int) -> tuple[list["_Worker"], list["_Worker"]]:
+    """Returns the workers of some graphs that nothing uses, and those that are taken from them, at most `workers`.
+
+    Workers that have just been started are taken only if there are no others, so that no loop waits for them.
+    """
+    idle = _idle.setdefault(graphs, [])
+    idle += [_Worker(graphs) for _ in range(workers - len(idle))]
+    team = [worker for worker in idle if worker.started][:workers] or idle[:workers]
+    idle[:] = [worker for worker in idle if worker not in team]
+    return idle, team
 
 
 class _Worker:
