@@ -109,10 +109,9 @@ class _Timeline:
         sources, ends = _uses(eqns, outs, stored)
         in_place = _in_place(eqns, stored)
         read = outs | {x for e in eqns for x in e.invars if is_var(x)}
+        # XLA drops results that no equation reads, but not those of a library or a kernel.
         dropped = {v for v in set(made) - read if made[v].primitive.name not in (*_EXTERNAL, *_LAUNCHES)}
-        elsewhere = (
-            _in_results(eqns, set(results), ends) | dropped
-        )  # XLA drops results that no equation reads, but for those of a library or a kernel
+        elsewhere = _in_results(eqns, set(results), ends) | dropped
         of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given}
         for i, e in enumerate(eqns):
             dying = {x for x in ends.get(i, ()) if x in of and x not in elsewhere}
@@ -232,9 +231,8 @@ def _invariant(eqns: list[Eqn], consts: set[Any]) -> tuple[list[Eqn], list[Var]]
             moved.append(e)
     made = {v: e for e in moved for v in e.outvars}
     alive = _stored(eqns, {v: e for e in eqns for v in e.outvars}) & set(made)
-    return [*moved, *(e for e in eqns if e.outvars and e.outvars[0] not in made or not e.outvars)], [
-        v for v in made if v in alive
-    ]
+    others = [e for e in eqns if not e.outvars or e.outvars[0] not in made]
+    return [*moved, *others], [v for v in made if v in alive]
 
 
 def _in_place(eqns: Sequence[Eqn], stored: set[Any]) -> dict[Any, Sources]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cavs._train.task import Model, Task
 
 _ENOUGH = 800  # bytes for each element of a state of each vertex: a batch that takes less fits, and is not traced
-_LITTLE = 4 << 30  # bytes
+_LITTLE = 4 << 30  # bytes of a step for which JAX need not take most of the GPU's memory at its start
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches, if the memory suffices
 
 
@@ -162,7 +162,7 @@ def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> M
 
 
 def needs_little(config: Config, data: "Data") -> bool:
-    """Whether a training step surely needs little of a GPU's memory; without a use of JAX."""
+    """Whether a training step surely needs little of a GPU's memory. Does not start JAX."""
     rows = 2 * min(config.batch, len(data.train)) * data.train.num_vertices / max(len(data.train), 1)
     table = len(data.words) * (config.embedding_size or config.hidden)
     return rows * (config.hidden * _ENOUGH + len(data.labels) * 8) + table * 16 < _LITTLE
