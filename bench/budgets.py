@@ -27,6 +27,7 @@ PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
 Measured: TypeAlias = Generator[None, None, dict[str, Any]]
 Choice: TypeAlias = tuple[int, str, int]  # the parts, the keeping and the segments of a plan
 Compiled: TypeAlias = tuple[Any, Any, int]  # a step, its batch on the device, and the bytes of its temporary memory
+SECONDS = 1.0  # after which the step of a plan is not timed again
 ROWS = 1 << 12  # of the table from which the vertices' inputs are taken
 AT_ONCE = {"cpu": 1, "gpu": 10}  # steps that are dispatched before the host waits
 AT_ONCE_COMPILED = {"cpu": 1, "gpu": 5}  # programs of one process that are compiled at the same time
@@ -82,6 +83,13 @@ class Step:
         jax.block_until_ready(out)  # pyright: ignore[reportPossiblyUnbound]
         return (time.perf_counter() - start) / n
 
+    def times(self, compiled: Any, batch: Any, steps: int) -> list[float]:
+        """Seconds of a step, measured `steps` times, or fewer if it is slow."""
+        end, found = time.perf_counter() + SECONDS, [self.seconds(compiled, batch)]
+        while len(found) < steps and time.perf_counter() < end:
+            found.append(self.seconds(compiled, batch))
+        return found
+
 
 def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, steps: int) -> Measured:
     """Measures a program under budgets in geometric steps from the fastest plan to the smallest.
@@ -119,8 +127,11 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
     for choice, (compiled, batch, temp) in ready.items():
         grads = step.grads(compiled, batch)
         first = grads if first is None else first
-        times = [step.seconds(compiled, batch) for _ in range(steps)]
-        measured[choice] = {"temp": temp, "ms": _ms(times), "difference": _difference(grads, first)}
+        measured[choice] = {
+            "temp": temp,
+            "ms": _ms(step.times(compiled, batch, steps)),
+            "difference": _difference(grads, first),
+        }
     found = [
         {
             "budget": budget,

@@ -13,8 +13,8 @@ import bench.echo_cases as echo_cases
 import cavs
 from cavs._function.jaxprs import is_var
 from cavs._function.minimum_cut import minimum_cut
-from cavs._memory.batch_plan import Verified
 from cavs._memory.echo import Recomputed
+from cavs._memory.fit import Verified
 from cavs._memory.loops import Planner, with_derivative
 from cavs._memory.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute
@@ -200,7 +200,7 @@ def test_a_smaller_plan_is_taken_if_xla_needs_more_than_predicted(monkeypatch):
     monkeypatch.setattr(Recomputed, "verify", needed(1.2))
     assert least <= recompute(loss, whole).fitted(params, batch).plan(params, batch).peak <= whole / 1.2
     monkeypatch.setattr(Recomputed, "verify", needed(3))
-    with pytest.raises(BudgetError, match=r"fitted: budget: got .*; XLA needs .* were predicted"):
+    with pytest.raises(BudgetError, match=r"fitted: budget: got .*; for the smallest plan, XLA needs .* were predicted"):
         recompute(loss, whole).fitted(params, batch)
 
 

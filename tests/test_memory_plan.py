@@ -10,8 +10,8 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._memory.batch_plan import Verified
 from cavs._memory.buffers import Peak, peak_of
+from cavs._memory.fit import Verified
 from cavs._memory.search import Choice, Search, choices_for
 from cavs.kernels import native_unavailable
 from cavs.memory import BudgetError

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -13,30 +13,15 @@ from cavs._function.lines import source_line
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, schedule_parts, stacked
-from cavs._memory.bytes import BudgetError, text_of
+from cavs._memory.bytes import text_of
+from cavs._memory.fit import Verified, smaller_plan
 from cavs._memory.search import Candidate, Choice, Search, in_segments
 from cavs._memory.table import columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ATTEMPTS, LEAST_SHARE = 5, 0.75  # of `fitted`
 _PARTS = ("leaves", "eager", "levels", "lazy")  # the scopes in `_run.forward` and `_run.adjoint`
-
-
-class Verified(NamedTuple):
-    """The temporary memory of a step.
-
-    Attributes:
-        predicted: bytes as planned.
-        compiled: bytes that XLA allocates for the compiled step.
-        allocator: the peak of this process on the GPU after the step has run, which is that of the step only in a new process.
-            `None` on a CPU, or if the step did not run.
-    """
-
-    predicted: int
-    compiled: int
-    allocator: int | None
 
 
 class BatchPlan:
@@ -101,27 +86,21 @@ class BatchPlan:
         """Returns a plan that fits the budget when it is compiled.
 
         That is this one, or a smaller one if XLA needs more than the budget, or a faster one if XLA needs less than predicted.
-        Each attempt compiles a program. A smaller plan is chosen by the error of the last prediction, but its peak is at most a
-        quarter less: a large error often belongs to one shape alone, such as the workspace that XLA chose for a product.
+        Each attempt compiles a program, six at most.
 
         Raises:
-            BudgetError: after five attempts, none fits.
+            BudgetError: the smallest plan does not fit.
         """
-        if not isinstance(self._budget, int):
+        if not isinstance(budget := self._budget, int):
             return self
-        plan, budget = self, self._budget
-        for attempt in range(ATTEMPTS):
-            measured = plan.verify().compiled
-            if measured <= budget:
-                return plan if attempt else self._faster(budget, measured)
-            smaller = self._search.fastest(min(plan.peak * max(budget / measured, LEAST_SHARE), plan.peak - 1))
-            if smaller is None:
-                break
-            plan = BatchPlan(self._batch, self._search, smaller, budget)
-        raise BudgetError(
-            f"fitted: budget: got {text_of(budget)}; XLA needs {text_of(measured)} for {plan.parts} parts, where "
-            f"{text_of(plan.peak)} were predicted. Write a larger budget, or parts=."
-        )
+        if (found := self.verify()).compiled <= budget:
+            return self._faster(budget, found.compiled)
+
+        def plan(most: int | None) -> tuple[BatchPlan, int] | None:
+            found = self._search.smallest() if most is None else self._search.fastest(most)
+            return found and (BatchPlan(self._batch, self._search, found, budget), found.peak.bytes)
+
+        return smaller_plan(self, found, budget, BatchPlan.verify, plan)
 
     def _faster(self, budget: int, measured: int) -> "BatchPlan":
         """Returns a faster plan that fits, if the error of this prediction suggests one; otherwise this plan."""

@@ -15,8 +15,8 @@ from cavs._function.equations import is_float
 from cavs._function.jaxprs import opened
 from cavs._function.keeping import keep
 from cavs._function.names import Names, check_known, names_of
-from cavs._memory.batch_plan import ATTEMPTS, LEAST_SHARE, Verified
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.fit import Verified, smaller_plan
 from cavs._memory.loops import with_derivative
 from cavs._memory.pareto import ParetoSearch, Point
 from cavs._memory.table import Plan
@@ -148,25 +148,23 @@ class Recomputed(Generic[R]):
         compiles the function with its derivative, see `verify`, and takes the same arguments.
 
         Raises:
-            BudgetError: no plan fits the budget; the message has the bytes that the last one needs.
+            BudgetError: the smallest plan does not fit; the message has the bytes that it needs.
         """
         if not isinstance(self._budget, int):
             return self
-        tried = self
-        for _ in range(ATTEMPTS):
-            found = tried.verify(*args, argnums=argnums, **kwargs)
-            if found.compiled <= self._budget:
-                return tried
-            smaller = min(int(found.predicted * max(self._budget / found.compiled, LEAST_SHARE)), found.predicted - 1)
-            tried = Recomputed(self._fn, smaller, self._static, self._names, None)
+
+        def verify(tried: Recomputed[R]) -> Verified:
+            return tried.verify(*args, argnums=argnums, **kwargs)
+
+        def plan(most: int | None) -> tuple[Recomputed[R], int] | None:
+            tried = Recomputed(self._fn, "min" if most is None else most, self._static, self._names, None)
             try:
-                tried.plan(*args, argnums=argnums, **kwargs)
+                return tried, tried.plan(*args, argnums=argnums, **kwargs).peak
             except BudgetError:
-                break
-        raise BudgetError(
-            f"fitted: budget: got {text_of(self._budget)}; XLA needs {text_of(found.compiled)}, where "
-            f"{text_of(found.predicted)} were predicted. Write a larger budget, or 'min'."
-        )
+                return None
+
+        found = verify(self)
+        return self if found.compiled <= self._budget else smaller_plan(self, found, self._budget, verify, plan)
 
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)

@@ -1,0 +1,72 @@
+"""A plan that fits its budget when it is compiled. Predictions do not know the workspaces of XLA's libraries, for instance."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from cavs._memory.bytes import BudgetError, text_of
+
+P = TypeVar("P")
+LEAPS, LEAST_SHARE, HALVINGS = 2, 0.75, 2
+
+
+class Verified(NamedTuple):
+    """The temporary memory of a step.
+
+    Attributes:
+        predicted: bytes as planned.
+        compiled: bytes that XLA allocates for the compiled step.
+        allocator: the peak of this process on the GPU after the step has run, which is that of the step only in a new process.
+            `None` on a CPU, or if the step did not run.
+    """
+
+    predicted: int
+    compiled: int
+    allocator: int | None
+
+
+def smaller_plan(
+    large: P, found: Verified, budget: int, verify: Callable[[P], Verified], plan: Callable[[int | None], tuple[P, int] | None]
+) -> P:
+    """Returns a plan that needs at most `budget` bytes when it is compiled. Compiles at most five plans.
+
+    It is chosen by the error of the last prediction, but its predicted peak is at most a quarter less: a large error often
+    belongs to one shape alone, such as the workspace that XLA chose for a product. If this does not fit twice, the smallest
+    plan is tried, and if that fits, faster ones.
+
+    Args:
+        large: a plan that does not fit.
+        found: the memory that it needs.
+        budget: bytes.
+        verify: compiles a plan.
+        plan: returns the fastest plan that is predicted to need at most this many bytes, or the smallest plan for `None`, and
+            its predicted bytes; `None` if there is none.
+
+    Raises:
+        BudgetError: the smallest plan does not fit.
+    """
+    for _ in range(LEAPS):
+        wanted = min(int(found.predicted * max(budget / found.compiled, LEAST_SHARE)), found.predicted - 1)
+        if (next_plan := plan(wanted)) is None:
+            break
+        large, found = next_plan[0], verify(next_plan[0])
+        if found.compiled <= budget:
+            return large
+    most, smallest = found.predicted, plan(None)
+    if smallest is not None and smallest[1] < most:
+        found = verify(smallest[0])
+    if smallest is None or found.compiled > budget:
+        raise BudgetError(
+            f"fitted: budget: got {text_of(budget)}; for the smallest plan, XLA needs {text_of(found.compiled)}, where "
+            f"{text_of(found.predicted)} were predicted. Write a larger budget."
+        )
+    small, least = smallest
+    for _ in range(HALVINGS):
+        middle = plan(int(math.sqrt(least * most)))
+        if middle is None or middle[1] <= least:
+            break
+        if verify(middle[0]).compiled <= budget:
+            small, least = middle
+        else:
+            most = middle[1]
+    return small
