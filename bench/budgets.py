@@ -28,6 +28,7 @@ Measured: TypeAlias = Generator[None, None, dict[str, Any]]
 Choice: TypeAlias = tuple[int, str, int]  # the parts, the keeping and the segments of a plan
 Compiled: TypeAlias = tuple[Any, Any, int]  # a step, its batch on the device, and the bytes of its temporary memory
 SECONDS = 1.0  # after which the step of a plan is not timed again
+QUARTER = 0.255  # of the memory, rounded to hundredths: a part also needs the sums of gradients
 ROWS = 1 << 12  # of the table from which the vertices' inputs are taken
 AT_ONCE = {"cpu": 1, "gpu": 10}  # steps that are dispatched before the host waits
 AT_ONCE_COMPILED = {"cpu": 1, "gpu": 5}  # programs of one process that are compiled at the same time
@@ -158,7 +159,7 @@ def quarter(program: str, engine: str, graphs: int, hidden: int, steps: int) -> 
     """
     step = Step(program, engine, graphs, hidden)
     whole, _ = step.plan(keep="fast")
-    small = step.plan(whole.peak // 4, keep="fast")[0].fitted()
+    small = step.plan(int(QUARTER * whole.peak), keep="fast")[0].fitted()
     ready: dict[Choice, Compiled] = {}
     for plan in (whole, small):
         step.compiled(plan, ready)

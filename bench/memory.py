@@ -44,7 +44,7 @@ SIZES = {
     ("cpu", True): Size(graphs=64, hidden=32, points=4, steps=3, quarters=(64,), echo="small"),
     ("cpu", False): Size(graphs=512, hidden=128, points=10, steps=5, quarters=(512,), echo="small"),
     ("gpu", True): Size(graphs=512, hidden=512, points=4, steps=10, quarters=(512,), echo="full"),
-    ("gpu", False): Size(graphs=512, hidden=512, points=10, steps=20, quarters=(512, 4096), echo="full"),
+    ("gpu", False): Size(graphs=512, hidden=512, points=10, steps=20, quarters=(512, 4096, 16384), echo="full"),
 }
 
 
