@@ -115,8 +115,11 @@ def forward_launches(
             continue
         made = recurrence_of(plan, name, True, sched.shape.forest, save)
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
+        given = statics[k]
+        if engine.apart:  # the scaled copies of weights are made after the eager part, which needs memory of its own
+            given, crossing = lax.optimization_barrier((given, crossing))
         tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-        out, lost = launch(made, rows, sched, statics[k], tensors, states, interpret=engine.interpret, layouts=engine.layouts)
+        out, lost = launch(made, rows, sched, given, tensors, states, interpret=engine.interpret, layouts=engine.layouts)
         states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
         gave_up = gave_up + lost
         # First the kept values one by one, empty if they lie side by side in one of the tensors after them.

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.equations import is_float, run_equations, value_of
-from cavs._function.jaxprs import opened
+from cavs._function.equations import is_float
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._memory.running_sums import run_and_add
 
 _ROWS = 1.01  # how much larger the largest part may become, as a factor, if parts then have fewer levels
 _LEVEL = 100  # rows that take as long as one more level: an estimate
@@ -138,7 +138,7 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
     stacked = []
 
     def step(total: PyTree, batch: PyTree) -> tuple[PyTree, Any]:
-        sums, kept = _added(closed, jax.tree.leaves(batch), jax.tree.leaves(total))
+        sums, kept = run_and_add(closed, jax.tree.leaves(batch), jax.tree.leaves(total))
         kept = jax.tree.unflatten(jax.tree.structure(shapes[1]), kept) if each else None
         return jax.tree.unflatten(jax.tree.structure(total), sums), kept
 
@@ -148,19 +148,6 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
         total, kept = lax.scan(step, total, stack)
         stacked.append(kept)
     return (total, stacked) if each else total
-
-
-def _added(closed: Any, args: list[Any], totals: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Runs a closed jaxpr. Returns the sums of its first results and `totals`, each as soon as it is there, and the rest."""
-    jaxpr, consts = opened(closed)
-    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-    sums: dict[int, Any] = {}
-    for eqn in jaxpr.eqns:
-        run_equations([eqn], env)
-        ready = [i for i, x in enumerate(jaxpr.outvars[: len(totals)]) if any(x is v for v in eqn.outvars)]
-        sums |= {i: totals[i] + value_of(jaxpr.outvars[i], env) for i in ready}
-    outs = [value_of(x, env) for x in jaxpr.outvars]
-    return [sums[i] if i in sums else x + outs[i] for i, x in enumerate(totals)], outs[len(totals) :]
 
 
 def _floats(tree: PyTree) -> list[jax.Array]:

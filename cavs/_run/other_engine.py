@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from cavs._function.custom_rules import axes, batching, with_rule, with_tangents
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import PyTreeDef
 from cavs._function.stored import from_stored, key_impl, stored_aval
@@ -63,7 +64,7 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
 def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
     """Returns `sweep`, with passes that are replaced by those of `by` if they are batched or differentiated."""
     other = differentiable(by)
-    primal = _with_rule(sweep.primal, other)
+    primal = with_rule(sweep.primal, other)
     return Sweep(primal, _forward(sweep, by, other), _backward(sweep, other))
 
 
@@ -79,7 +80,7 @@ def _forward(sweep: Sweep, by: Sweep, other: Callable[..., PyTree]) -> Callable[
 
         def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
             shapes = jax.eval_shape(leaves_of, *jax.tree.map(_element, args, which))[1]
-            outs = jax.vmap(other, in_axes=_axes(which), axis_size=size)(*args)
+            outs = jax.vmap(other, in_axes=axes(which), axis_size=size)(*args)
             saved = [from_stored(jnp.zeros(a.shape, a.dtype), key_impl(x)) for x in shapes for a in (stored_aval(x),)]
             return (outs, saved), (jax.tree.map(lambda _: True, outs), [False] * len(saved))
 
@@ -88,8 +89,8 @@ def _forward(sweep: Sweep, by: Sweep, other: Callable[..., PyTree]) -> Callable[
             return jax.jvp(lambda params, inputs: by.primal(params, data, inputs, select), args[::2], tangents[::2])[1]
 
         args = (params, data, inputs, select)
-        outs, leaves = _batching(leaves_of, rule)(*lax.stop_gradient(args))
-        outs = _with_tangents(outs, args, tangents_of)
+        outs, leaves = batching(leaves_of, rule)(*lax.stop_gradient(args))
+        outs = with_tangents(outs, args, tangents_of)
         return outs, (jax.tree.unflatten(tree[0], leaves), params, inputs)
 
     return forward
@@ -121,7 +122,7 @@ def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTre
             return floats(pull(all_cts(some, lambda i: outs[i].shape)))
 
         def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
-            found = jax.vmap(again, in_axes=_axes(which[1:]), axis_size=size)(*args[1:])
+            found = jax.vmap(again, in_axes=axes(which[1:]), axis_size=size)(*args[1:])
             return found, jax.tree.map(lambda _: True, found)
 
         def tangents_of(args: PyTree, tangents: PyTree) -> PyTree:
@@ -130,8 +131,8 @@ def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTre
             return jax.jvp(found, args[::2], tangents[::2])[1]
 
         args = (params, data, inputs, select, [cts[i] for i in which])
-        found = _batching(one, rule)(*lax.stop_gradient((leaves, *args)))
-        found = _with_tangents(found, args, tangents_of)
+        found = batching(one, rule)(*lax.stop_gradient((leaves, *args)))
+        found = with_tangents(found, args, tangents_of)
         out = []
         for own, of in zip(found, (params, inputs), strict=True):
             left = iter(own)
@@ -139,43 +140,6 @@ def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTre
         return tuple(out)
 
     return backward
-
-
-def _with_rule(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
-        outs = jax.vmap(other, in_axes=_axes(which), axis_size=size)(*args)
-        return outs, jax.tree.map(lambda _: True, outs)
-
-    return _batching(fn, rule)
-
-
-def _batching(fn: Callable[..., PyTree], rule: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn` with a rule for `jax.vmap`: `rule(size, which arguments are batched, *args) -> (results, which are)`."""
-    with_rule = jax.custom_batching.custom_vmap(fn)
-    with_rule.def_vmap(lambda size, which, *args: rule(size, tuple(which), *args))
-    return with_rule
-
-
-def _with_tangents(outs: PyTree, args: PyTree, tangents_of: Callable[..., PyTree]) -> PyTree:
-    """Returns `outs` with the tangents `tangents_of(args, their tangents)`. Its own are not read.
-
-    The launches are not inside of what has the rule, because JAX cannot lower their effects there.
-    """
-
-    @jax.custom_jvp
-    def same(outs: PyTree, args: PyTree) -> PyTree:
-        return outs
-
-    @same.defjvp
-    def rule(primals: PyTree, tangents: PyTree) -> PyTree:
-        return primals[0], tangents_of(primals[1], tangents[1])
-
-    return same(outs, args)
-
-
-def _axes(which: PyTree) -> PyTree:
-    """Returns `in_axes` of `jax.vmap` for batched arguments."""
-    return jax.tree.map(lambda batched: 0 if batched else None, which)
 
 
 def _element(x: jax.Array, batched: bool) -> jax.ShapeDtypeStruct:
