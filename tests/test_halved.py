@@ -11,12 +11,13 @@ import cavs
 from cavs._engines import persistent
 from cavs._engines.halved import halved_states
 from cavs._engines.lower import recurrence_of
+from tests.odd_graphs import chain, joined, random_binary_tree
 from tests.persistent_programs import CASES, INTERPRETED, TREES, E, assert_near, inputs_of, plan_of, values
+from tests.random_halved import HIDDEN, Cell, check, spied_copies
 
 INTERPRETER = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
 )
-HIDDEN = 32  # float16 needs sums over multiples of 32
 HALVED = {"BinaryTreeLSTM": [1], "NaryTreeLSTM": [1], "LSTM": [1]}  # the leaf h; c is read by equations, too
 
 
@@ -88,3 +89,38 @@ def test_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     late = values(make()[0], params, graphs, x, INTERPRETED)
     for a, b in zip(jax.tree.leaves(late), jax.tree.leaves(got), strict=True):
         assert np.array_equal(a, b)
+
+
+def test_random_cells_have_states_in_16_bits() -> None:
+    def of(cell: Cell) -> list[int]:
+        with jax.default_matmul_precision(cell.precision):
+            return halved(cell.function(), *cell.given())
+
+    counts = [len(of(Cell(seed))) for seed in range(10)]
+    assert sum(n > 0 for n in counts) >= 4 and max(counts) == 2
+
+
+@INTERPRETER
+@pytest.mark.parametrize("seed", [1, 3])
+def test_random_cells(seed: int) -> None:
+    """Longer: `python -m tests.random_halved`."""
+    cell = Cell(seed)
+    with jax.default_matmul_precision(cell.precision):
+        wanted = halved(cell.function(), *cell.given())
+    assert wanted and sorted(check(cell)) == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "LSTM"])
+def test_a_large_batch_on_the_card(name: str) -> None:
+    """Copies as large as they must be for lazy gradients to read them."""
+    hidden = 512
+    sizes = np.random.default_rng(3).integers(10, 61, 512).tolist()
+    graphs = joined([chain(n) if name == "LSTM" else random_binary_tree(n, seed=g) for g, n in enumerate(sizes)])
+    F, params = CASES[name][0](hidden)
+    x = inputs_of(name, graphs, hidden)
+    with spied_copies() as read:
+        got = values(F, params, graphs, x, "persistent")
+    assert read == HALVED[name]
+    with jax.default_matmul_precision("highest"):
+        assert_near(got, values(F, params, graphs, x, "scan"), 2e-3)
