@@ -1,7 +1,7 @@
 """Compares random cells on engines persistent and scan: `python -m tests.random_halved`.
 
-Lazy gradients on engine persistent read some states in 16 bits. The functions of `tests.random_functions` are too narrow for that.
-Here products, sums and equations read the states of two children. Some of these states may be read in 16 bits, and others may not.
+Lazy gradients on engine persistent read some states in 16 bits, but the functions of `tests.random_functions` are too narrow
+for that. Here products, sums and equations read the states of two children, of which only some may be read in 16 bits.
 """
 
 import argparse

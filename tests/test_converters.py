@@ -96,8 +96,8 @@ WRONG = [
     ),
     (lambda: cavs.from_lengths(5), r"from_lengths: lengths: got dtype int64 and shape \(\)"),
     (lambda: cavs.from_lengths([1.5]), "from_lengths: lengths: got dtype float64"),
-    (lambda: cavs.from_lengths([2, 1], label=[[1], [1, 2]]), r"label\[0\]: got 1 values; expected 2, one per vertex"),
-    (lambda: cavs.from_lengths([2, 1], label=[[1, 2]]), "label: got 1 arrays; expected 2, one per graph"),
+    (lambda: cavs.from_lengths([2, 1], label=[[1], [1, 2]]), r"label\[0\]: got 1 value; expected 2, one per vertex"),
+    (lambda: cavs.from_lengths([2, 1], label=[[1, 2]]), "label: got 1 array; expected 2, one per graph"),
     (lambda: cavs.from_lengths([2, 1], label=[1, 2]), "label: got 2 values; expected 3"),
     (lambda: cavs.from_parents([1, -1]), r"expected a list of arrays.*from_parents\(\[parents\]\)"),
     (lambda: cavs.from_parents(np.array([1, -1])), r"from_parents\(\[parents\]\)"),
@@ -111,7 +111,7 @@ WRONG = [
         lambda: cavs.from_edges(3, np.zeros((2, 3), int)),
         r"expected integers \(E, 2\), a pair \(parent, child\) per row. Write the transpose",
     ),
-    (lambda: cavs.from_edges([2, 2], [[(0, 1)]]), "edges: got 1 arrays; expected 2"),
+    (lambda: cavs.from_edges([2, 2], [[(0, 1)]]), "edges: got 1 array; expected 2"),
     (
         lambda: cavs.from_edges([2, 2], [[(0, 1)], [(0, 1), (3, 0)]]),
         r"edges\[1\]\[1\]: got \(3, 0\); expected vertices of graph",
@@ -130,7 +130,7 @@ WRONG = [
     (lambda: cavs.interop.from_networkx(nx(nodes=({"label": -1},))), "got the integer -1"),
     (
         lambda: cavs.interop.from_networkx(nx([(0, 1)], order="first")),
-        "an attribute 'order' on 1 of 1 edges .*; expected numbers",
+        "an attribute 'order' on 1 of 1 edge .*; expected numbers",
     ),
     (lambda: cavs.interop.from_networkx(nx([(0, 2, {"order": 1}), (1, 2)])), "'order' on 1 of 2 edges into node 2;"),
     (

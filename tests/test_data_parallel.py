@@ -85,7 +85,7 @@ def test_a_loss_of_one_device_is_refused(what: str, mesh: jax.sharding.Mesh) -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"batches": 8}, r"last: got 'short' with a last batch of 1 graphs for 2 devices; .* Write last='drop', or last='pad'"),
+        ({"batches": 8}, r"last: got 'short' with a last batch of 1 graph for 2 devices; .* Write last='drop', or last='pad'"),
         ({"batches": 7}, "batches: got 7 for 2 devices; expected a multiple of their number. Write batches=8."),
     ],
 )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs._graphs.counted import counted
 from cavs._schedule.padding import padding_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import BATCHES, GRAPHS, joined, random_binary_tree
@@ -109,7 +110,7 @@ def test_explain_counts_the_rows_of_each_kind_and_level(policy: str) -> None:
         for level, line in zip(np.unique(height[deep]), lines[3:], strict=True):
             tasks = [t.split(" x ") for t in line.split("tasks ")[1].split(" + ")]
             computed = sum(int(t[0]) * int(t[-1]) if len(t) == 2 else int(t[0]) for t in tasks)
-            assert f"level {level}: {(deep & (height == level)).sum()} of {computed} rows" in line
+            assert f"level {level}: {(deep & (height == level)).sum()} of {counted(computed, 'row')} " in line
             rows += computed
         assert f"in tasks: {deep.sum()} of {rows} rows" in lines[2]
         assert rows >= deep.sum()

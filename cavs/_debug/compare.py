@@ -15,6 +15,7 @@ from cavs._debug.interpret import compiled, loop
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.run import run
@@ -136,7 +137,7 @@ def compare(
         later.sort(sign=-1)
         later.whole("gradient of params", plain_grads[0], want_grads[0])
     worst, what = max(found.worst, later.worst), "states, pushes and gradients" if gradients else "states and pushes"
-    summary = f"{what} of {graphs.num_vertices} vertices, largest difference {worst:.3g}"
+    summary = f"{what} of {counted(graphs.num_vertices, 'vertex')}, largest difference {worst:.3g}"
     return Comparison((*found.all, *later.all), summary)
 
 

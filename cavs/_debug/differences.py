@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._debug.interpret import place_of
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 
@@ -44,7 +45,7 @@ class Difference:
         if self.row is None:
             return f"{self.symbol}: {values}"
         at = f"vertex {self.vertex} of graph {self.graph} (row {self.row}, level {self.level})"
-        return f"{self.symbol} at {at}: {values}; differs at {self.vertices} vertices"
+        return f"{self.symbol} at {at}: {values}; differs at {counted(self.vertices, 'vertex')}"
 
 
 class Differences:

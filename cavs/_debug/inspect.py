@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._readers import read
 from cavs._readers.source import printable
@@ -83,15 +84,16 @@ def graphs_facts(graphs: Graphs) -> Iterator[tuple[str, str]]:
         yield "values of edges", _range(graphs.edge_attr)
     if graphs.input_id is not None:
         reading = graphs.input_id >= 0
-        words = f", {len(graphs.vocab):,} words in the vocabulary" if graphs.vocab is not None else ""
-        yield "inputs", f"on {reading.sum():,} vertices, {len(np.unique(graphs.input_id[reading])):,} different{words}"
+        words = f", {counted(f'{len(graphs.vocab):,}', 'word')} in the vocabulary" if graphs.vocab is not None else ""
+        different = len(np.unique(graphs.input_id[reading]))
+        yield "inputs", f"on {counted(f'{reading.sum():,}', 'vertex')}, {different:,} different{words}"
 
 
 def schedule_facts(graphs: Graphs, sched: Schedule, batch: int) -> Iterator[tuple[str, str]]:
     """Yields (name, value) of the facts about the first batch's schedule and about the shapes of all batches."""
-    shape, vertices, levels = sched.shape, int(sched.num_vertices), len(sched.widths)
-    batched = f"{shape.graphs:,} graph{'' if shape.graphs == 1 else 's'}, {vertices:,} vertices in {levels:,} levels"
-    yield "batch", f"{batched}: {vertices / levels:,.1f} per level"
+    shape, size, levels = sched.shape, int(sched.num_vertices), len(sched.widths)
+    batched = f"{counted(f'{shape.graphs:,}', 'graph')}, {counted(f'{size:,}', 'vertex')} in {counted(f'{levels:,}', 'level')}"
+    yield "batch", f"{batched}: {size / levels:,.1f} per level"
     classes = ", ".join(f"{w}" for w, _ in shape.classes)
     yield "tasks", f"{int(sched.num_tasks):,} above the leaves, {classes} vertices wide"
     yield "padding", f"{100 * sched.waste:.0f} % of the computed rows"
@@ -99,7 +101,7 @@ def schedule_facts(graphs: Graphs, sched: Schedule, batch: int) -> Iterator[tupl
     starts = range(0, len(graphs), batch)
     seen = {schedule(graphs[start : start + batch]).shape for start in starts[:MAX_SHAPES]}
     which = f"{len(starts):,}" if len(starts) <= MAX_SHAPES else f"first {MAX_SHAPES} of {len(starts):,}"
-    yield "shapes", f"{len(seen):,} in the file's {which} batches; each shape is compiled once"
+    yield "shapes", f"{len(seen):,} in the file's {counted(which, 'batch')}; each shape is compiled once"
 
 
 def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> Table:
@@ -158,7 +160,7 @@ def _histogram(ids: np.ndarray, names: tuple[str, ...] | None) -> str:
     order = np.argsort(-counts, kind="stable")[:8]
     shown = ", ".join(f"{printable(names[values[i]]) if names is not None else values[i]} ({counts[i]:,})" for i in order)
     more = f", and {len(values) - len(order):,} more" if len(values) > len(order) else ""
-    none = f"; {(ids < 0).sum():,} vertices without" if (ids < 0).any() else ""
+    none = f"; {counted(f'{(ids < 0).sum():,}', 'vertex')} without" if (ids < 0).any() else ""
     return f"{len(values):,}: {shown}{more}{none}"
 
 
@@ -171,6 +173,9 @@ def _range(values: np.ndarray) -> str:
 
 def _shape(shape: Shape) -> str:
     parts = (
-        f"{sum(shape.leaves):,} leaves, {sum(shape.inner):,} inner vertices, {sum(shape.edges):,} edges, {shape.tasks:,} tasks"
+        counted(f"{sum(shape.leaves):,}", "leaf"),
+        counted(f"{sum(shape.inner):,}", "inner vertex"),
+        counted(f"{sum(shape.edges):,}", "edge"),
+        counted(f"{shape.tasks:,}", "task"),
     )
-    return parts + (f", {len(shape.kinds)} kinds" if len(shape.kinds) > 1 else "")
+    return ", ".join(parts) + (f", {len(shape.kinds)} kinds" if len(shape.kinds) > 1 else "")

@@ -15,6 +15,7 @@ from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
 from cavs._function.plan import FunctionPlan
+from cavs._graphs.counted import counted
 from cavs._schedule.padding import Filled, in_total, padding_of
 from cavs._schedule.schedule import Schedule, Shape
 from cavs.kernels import PRECISIONS, Unfit, layout_of, persistent
@@ -220,15 +221,15 @@ def _explain(plan: FunctionPlan, name: str | None) -> tuple[bool, str]:
             where = f"stream from L2 for every tile, as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
             if config.resident:
                 where = "stay in shared memory" + ", three weights in two words" * config.tight
-            barriers = f"{sum(p.barrier for p in program.phases)} barriers per level"
+            barriers = f"{counted(sum(p.barrier for p in program.phases), 'barrier')} per level"
             if config.dataflow:
                 barriers = "no barriers, as products poll the rows that they read"
             divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
             padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
             products = PRECISIONS[precision].text or precision
             texts.append(
-                f"{way}: {padded}{len(program.phases)} phases and {barriers}; {config.groups} groups of "
-                f"{program.unit // config.hb} thread blocks with {config.hb} units each{divided}; "
+                f"{way}: {padded}{counted(len(program.phases), 'phase')} and {barriers}; {counted(config.groups, 'group')} of "
+                f"{counted(program.unit // config.hb, 'thread block')} with {counted(config.hb, 'unit')} each{divided}; "
                 f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}"
             )
         text = "fits. " + "; ".join(texts) + "."

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cavs._feed.bits import beyond_32_bits
+from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 
 
@@ -60,8 +61,8 @@ class Batches:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"Batches has no attribute {name!r}; it holds {len(self)} batches for one dispatch. Decorate the function of one "
-            "batch with @cavs.data.step, or write Loader(..., steps=1) for loops over single batches."
+            f"Batches has no attribute {name!r}; it holds {counted(len(self), 'batch')} for one dispatch. Decorate the "
+            "function of one batch with @cavs.data.step, or write Loader(..., steps=1) for loops over single batches."
         )
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from cavs._feed.plan import Member, Planned, Shapes
 from cavs._feed.prefetch import prefetch
 from cavs._feed.schedules import planned_schedules
 from cavs._feed.settings import Sample, Settings
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
@@ -143,7 +144,8 @@ class Delivery:
         for number, shape in enumerate(self._shapes.all):
             rows, times = sum(one.vertices for one in shape), 0 if epoch is None else int((epoch.planned.shape == number).sum())
             padding = f", {100 * self._padding(epoch, number):.0f} % padding" if epoch is not None and times else ""
-            lines.append(f"  shape of {shape[0].graphs} graphs, {rows} vertices: {times} batches of this epoch{padding}")
+            size = f"{counted(shape[0].graphs, 'graph')}, {counted(rows, 'vertex')}"
+            lines.append(f"  shape of {size}: {counted(times, 'batch')} of this epoch{padding}")
         return lines
 
     def _padding(self, epoch: Epoch, number: int) -> float:

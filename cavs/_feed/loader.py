@@ -30,6 +30,7 @@ from cavs._feed.settings import (
 )
 from cavs._feed.stream import Stream
 from cavs._graphs.checks import Index
+from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.tasks import LAZY_WINDOW
 
@@ -259,10 +260,12 @@ class Loader:
 
     def __repr__(self) -> str:
         s, delivery = self._settings, self._delivery
-        lines = [f"Loader of {len(self._sampler.sizes)} graphs, batches of {self._sampler}, {s.group}, seed {s.seed}"]
-        waits = f"{delivery.workers} processes, {self._steps} steps per dispatch, {delivery.ahead} dispatches sent ahead"
+        graphs = counted(len(self._sampler.sizes), "graph")
+        lines = [f"Loader of {graphs}, batches of {self._sampler}, {s.group}, seed {s.seed}"]
+        units = counted(delivery.units, "device" if s.parts is None else "part")
+        waits = f"{counted(delivery.workers, 'process')}, {counted(self._steps, 'step')} per dispatch, "
+        waits += f"{counted(delivery.ahead, 'dispatch')} sent ahead; {units}"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
-        waits += f"; {delivery.units} " + ("devices" if s.parts is None else "parts")
         lines += [f"  {waits}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
         return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])
 

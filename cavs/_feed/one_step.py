@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 
 
@@ -18,7 +19,7 @@ def of_two(fun: Any) -> Any:
     def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         out = fun(state, batch)
         if not isinstance(out, tuple | list) or len(out) != 2:
-            got = f"{len(out)} results" if isinstance(out, tuple | list) else f"a {type(out).__name__}"
+            got = counted(len(out), "result") if isinstance(out, tuple | list) else f"a {type(out).__name__}"
             raise TypeError(f"step: {name}: returned {got}; expected the new state and the metrics. Write return state, loss.")
         return out[0], out[1]
 

@@ -5,6 +5,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.buckets import Options
 from cavs._schedule.few import WORTH_A_SHAPE, Counts, bound, counts_of, few_shapes, fits, sums
@@ -170,8 +171,8 @@ def plan_samples(batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int)
     for some in batches:
         if len(some) % devices:
             raise ValueError(
-                f"Loader: batches: got a batch of {len(some)} graphs for {devices} devices or parts; expected a multiple "
-                "of their number."
+                f"Loader: batches: got a batch of {counted(len(some), 'graph')} for {devices} devices or parts; expected a "
+                "multiple of their number."
             )
         there = some >= 0
         if not there.all():

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from cavs._feed.epochs import GROUPS
 from cavs._feed.plan import Member, Pick
 from cavs._graphs.checks import Index
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
@@ -176,8 +177,8 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
         )
     if settings.last == "short" and samples % batch % units:
         raise ValueError(
-            f"Loader: last: got 'short' with a last batch of {samples % batch} graphs for {units} {noun}; expected a multiple "
-            "of their number. Write last='drop', or last='pad' if the loss leaves out vertices whose label is -1."
+            f"Loader: last: got 'short' with a last batch of {counted(samples % batch, 'graph')} for {units} {noun}; expected "
+            "a multiple of their number. Write last='drop', or last='pad' if the loss leaves out vertices whose label is -1."
         )
 
 

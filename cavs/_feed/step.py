@@ -16,6 +16,7 @@ from cavs._feed.collectives import options_of
 from cavs._feed.host_memory import keeps_much, return_unused
 from cavs._feed.one_step import keeping, of_two
 from cavs._feed.owned import Owned
+from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._run.concurrent_jit import Concurrent, in_turn
 from cavs._run.manual_axes import varying
@@ -86,7 +87,7 @@ class Step:
 
     def __repr__(self) -> str:
         now = "" if self.compiling is None else f", compiling ({self.compiling[0]} of {self.compiling[1]})"
-        return f"Step({getattr(self, '__name__', 'function')}, {self.compilations} programs{now})"
+        return f"Step({getattr(self, '__name__', 'function')}, {counted(self.compilations, 'program')}{now})"
 
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
         if not isinstance(batches, Batches):

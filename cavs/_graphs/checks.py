@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cavs._graphs.counted import counted
 from cavs._graphs.heights import heights, offsets
 from cavs._graphs.integers import INT32_MAX, check_total, integers
 
@@ -53,13 +54,13 @@ def checked_structure(
     num_rows = int(vertex_offsets[-1])
     if len(counts) != num_rows or (counts < 0).any():
         raise ValueError(
-            f"num_children: got {len(counts)} values, the smallest {counts.min(initial=0)}; expected {num_rows} values >= 0, "
-            "one per vertex."
+            f"num_children: got {counted(len(counts), 'value')}, the smallest {counts.min(initial=0)}; expected "
+            f"{counted(num_rows, 'value')} >= 0, one per vertex."
         )
     check_total("num_children", counts)
     child_offsets = offsets(counts)
     if len(kids) != child_offsets[-1]:
-        raise ValueError(f"children: got {len(kids)} values; expected {child_offsets[-1]}, the sum of num_children.")
+        raise ValueError(f"children: got {counted(len(kids), 'value')}; expected {child_offsets[-1]}, the sum of num_children.")
     owner = np.repeat(np.arange(num_rows), counts)
     graph = np.repeat(np.arange(len(n)), n)
     bad = np.flatnonzero((kids < 0) | (kids >= n[graph[owner]]))
@@ -103,7 +104,7 @@ def checked_fields(
             return None
         array = integers(name, value, np.int32)
         if len(array) != vertex_offsets[-1]:
-            raise ValueError(f"{name}: got {len(array)} values; expected {vertex_offsets[-1]}, one per vertex.")
+            raise ValueError(f"{name}: got {counted(len(array), 'value')}; expected {vertex_offsets[-1]}, one per vertex.")
         low, high = 0 if name == "kind" else -1, INT32_MAX if names is None else len(names) - 1
         bad = np.flatnonzero((array < low) | (array > high))
         if len(bad):
@@ -155,7 +156,7 @@ def checked_index(index: Index, count: int) -> slice | np.ndarray:
     if isinstance(index, (int, np.integer)):
         i = int(index)
         if not -count <= i < count:
-            raise IndexError(f"index: got graph {i}; expected an index into {count} graphs.")
+            raise IndexError(f"index: got graph {i}; expected an index into {counted(count, 'graph')}.")
         return slice(i % count, i % count + 1)
     if isinstance(index, slice):
         start, stop, step = index.indices(count)
@@ -172,7 +173,7 @@ def checked_index(index: Index, count: int) -> slice | np.ndarray:
         )
     array = array.astype(np.int64)
     if array.size and (array.min() < -count or array.max() >= count):
-        raise IndexError(f"index: got graphs {array.min()} to {array.max()}; expected indices into {count} graphs.")
+        raise IndexError(f"index: got graphs {array.min()} to {array.max()}; expected indices into {counted(count, 'graph')}.")
     return np.where(array < 0, array + count, array)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.checks import Structure, are_ids, checked_fields
+from cavs._graphs.counted import counted
 from cavs._graphs.flat import children_of_parents
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.heights import offsets
@@ -140,7 +141,9 @@ def edges_to_graphs(
     sizes = integers(f"{names.function}: {names.sizes}", np.atleast_1d(num_vertices) if single else num_vertices)
     if (sizes < 1).any():
         g = int(np.argmax(sizes < 1))
-        raise ValueError(f"{names.function}: {names.sizes}: got {sizes[g]} vertices for graph {g}; expected at least 1.")
+        raise ValueError(
+            f"{names.function}: {names.sizes}: got {counted(int(sizes[g]), 'vertex')} for graph {g}; expected at least 1."
+        )
     check_total(f"{names.function}: {names.sizes}", sizes)
     if single or isinstance(edges, np.ndarray):
         graph, parent, child = _edges_through_all_graphs(edges, sizes, names)
@@ -196,7 +199,9 @@ def _edges_within_graphs(
         edges = list(edges)  # type: ignore[arg-type]
     arrays = [_pairs(f"{names.function}: {names.edges}[{g}]", one) for g, one in enumerate(edges)]
     if len(arrays) != len(sizes):
-        raise ValueError(f"{names.function}: {names.edges}: got {len(arrays)} arrays; expected {len(sizes)}, one per graph.")
+        raise ValueError(
+            f"{names.function}: {names.edges}: got {counted(len(arrays), 'array')}; expected {len(sizes)}, one per graph."
+        )
     pairs = np.concatenate([np.zeros((0, 2), np.int64), *arrays])
     graph = np.repeat(np.arange(len(sizes)), [len(a) for a in arrays])
     bad = ((pairs < 0) | (pairs >= sizes[graph][:, None])).any(1)
@@ -257,10 +262,14 @@ def _flat_fields(function: str, num_vertices: np.ndarray, fields: dict[str, Any]
         ):
             arrays = _per_graph(f"{function}: {field}", value)
             if len(arrays) != len(num_vertices):
-                raise ValueError(f"{function}: {field}: got {len(arrays)} arrays; expected {len(num_vertices)}, one per graph.")
+                raise ValueError(
+                    f"{function}: {field}: got {counted(len(arrays), 'array')}; expected {len(num_vertices)}, one per graph."
+                )
             for g, (array, n) in enumerate(zip(arrays, num_vertices.tolist(), strict=True)):
                 if len(array) != n:
-                    raise ValueError(f"{function}: {field}[{g}]: got {len(array)} values; expected {n}, one per vertex.")
+                    raise ValueError(
+                        f"{function}: {field}[{g}]: got {counted(len(array), 'value')}; expected {n}, one per vertex."
+                    )
             value = _concatenate(arrays)
         out[field] = value
     return out

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
+from cavs._graphs.counted import counted
 from cavs._graphs.facts import Facts, Widths, arity_of, facts_of, widths_of
 from cavs._graphs.heights import heights, offsets
 from cavs._graphs.joined import VALUES, joined_fields
@@ -290,5 +291,10 @@ class Graphs:
     def __repr__(self) -> str:
         extra = [f"{name}={len(value)}" for name in ("vocab", "kind_names", "label_names") if (value := getattr(self, name))]
         depth = int(self.height.max(initial=-1)) + 1
-        parts = [f"{len(self)} graphs", f"{self.num_vertices} vertices", f"{self.num_edges} edges", f"{depth} levels"]
+        parts = [
+            counted(len(self), "graph"),
+            counted(self.num_vertices, "vertex"),
+            counted(self.num_edges, "edge"),
+            counted(depth, "level"),
+        ]
         return f"Graphs({', '.join(parts + extra)})"

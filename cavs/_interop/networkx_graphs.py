@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cavs._graphs.counted import counted
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
 from cavs._readers.targets import as_values, target_shape, targets
@@ -115,8 +116,8 @@ def _ordered_children(g: int, graph: "networkx.DiGraph", edge_attr: str) -> Iter
         if with_order:
             if not all(isinstance(order, (int, float, np.integer, np.floating)) for order, *_ in own):
                 raise ValueError(
-                    f"from_networkx: graphs[{g}]: got an attribute 'order' on {with_order} of {len(own)} edges into node "
-                    f"{node!r}; expected numbers on all of them or on none."
+                    f"from_networkx: graphs[{g}]: got an attribute 'order' on {with_order} of {counted(len(own), 'edge')} into "
+                    f"node {node!r}; expected numbers on all of them or on none."
                 )
             own.sort(key=lambda edge: edge[0])
         yield [(child, value) for _, child, value in own]

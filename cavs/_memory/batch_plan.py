@@ -10,6 +10,7 @@ import jax
 from cavs._function.costs import bytes_of_var
 from cavs._function.jaxprs import Eqn
 from cavs._function.lines import source_line
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, schedule_parts, stacked
@@ -142,7 +143,7 @@ class BatchPlan:
         asked = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
         engines = f"engine {' and '.join(self.engines) or 'none'}"
         lines = [
-            f"{len(graphs)} graphs, {graphs.num_vertices} vertices, parts={self.parts}, keep={self.keep!r}"
+            f"{counted(len(graphs), 'graph')}, {counted(graphs.num_vertices, 'vertex')}, parts={self.parts}, keep={self.keep!r}"
             f"{in_segments(self._chosen.choice)}, {engines}: predicted peak {text_of(self.peak)} of temporary memory "
             f"({asked}), {self.time:.2f} times the time of the fastest plan",
             "alive at the peak:",

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from cavs._function.names import names_of
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_plan import BatchPlan
@@ -80,7 +81,7 @@ def plan(
         raise ValueError(f"plan: keep: got {keep!r}; expected one of {', '.join(map(repr, KEEPINGS))}, or None.")
     counts = numbers_of_parts(len(graphs))
     if parts is not None and parts not in counts:
-        raise ValueError(f"plan: parts: got {parts!r} for {len(graphs)} graphs; expected one of {counts}.")
+        raise ValueError(f"plan: parts: got {parts!r} for {counted(len(graphs), 'graph')}; expected one of {counts}.")
     if segments is not None and (not isinstance(segments, int) or segments < 1):
         raise ValueError(f"plan: segments: got {segments!r}; expected an int >= 1. Write segments=16.")
     known = choices_for(len(graphs), graphs.num_vertices) if keep is None else [Choice(n, keep) for n in counts]
@@ -135,7 +136,9 @@ def load(
                 f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
             ) from error
     if len(graphs) != count:
-        raise ValueError(f"load: graphs: got {len(graphs)} graphs; expected {count}, as in the plan. Write graphs[:{count}].")
+        raise ValueError(
+            f"load: graphs: got {counted(len(graphs), 'graph')}; expected {count}, as in the plan. Write graphs[:{count}]."
+        )
     batch = BatchGradient(loss, params, graphs, collate, names_of(names, "load", ("keep", "recompute")))
     search = Search(batch, with_segments(choices_for(len(graphs), graphs.num_vertices), graphs))
     return BatchPlan(batch, search, search.candidate(Choice(parts, keep, found.get("segments", 1))), budget)
@@ -145,8 +148,8 @@ def _too_small(batch: BatchGradient, least: Candidate, budget: int) -> str:
     weights = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch.params))
     sizes = np.diff(batch.graphs.vertex_offsets)
     return (
-        f"plan: budget: got {text_of(budget)}; expected at least {text_of(least.peak.bytes)}, for {least.choice.parts} parts"
-        f"{in_segments(least.choice)}. "
-        f"The parameters take {text_of(weights)}, and so do their gradients; the largest graph has {sizes.max()} vertices. "
-        f"Write budget={least.peak.bytes}, or a smaller width of the model."
+        f"plan: budget: got {text_of(budget)}; expected at least {text_of(least.peak.bytes)}, for "
+        f"{counted(least.choice.parts, 'part')}{in_segments(least.choice)}. The parameters take {text_of(weights)}, and so do "
+        f"their gradients; the largest graph has {counted(sizes.max(), 'vertex')}. Write "
+        f"budget={least.peak.bytes}, or a smaller width of the model."
     )

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from cavs._function.equations import is_float
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.running_sums import run_and_add
@@ -35,8 +36,8 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
     """
     if not isinstance(count, int) or count < 1 or not len(graphs) or len(graphs) % count:
         raise ValueError(
-            f"deal: count: got {count!r} for {len(graphs)} graphs; expected a divisor of the number of graphs, so that all "
-            "sub-batches have one shape. Write a batch size that is a multiple of count."
+            f"deal: count: got {count!r} for {counted(len(graphs), 'graph')}; expected a divisor of the number of graphs, so "
+            "that all sub-batches have one shape. Write a batch size that is a multiple of count."
         )
     sizes, levels = np.diff(graphs.vertex_offsets), graphs._widths.levels
     plain, each = _in_turn(sizes, count), len(graphs) // count

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from cavs._graphs.counted import counted
 from cavs._readers.source import Path, format_error
 
 
@@ -36,7 +37,7 @@ class EdgeValues:
         self.given = True
         values = graph["edge_attr"]
         if type(values) is not list or len(values) != count:
-            raise format_error(self.path, number, line, f"'edge_attr' to be a list of {count} values, one per edge")
+            raise format_error(self.path, number, line, f"'edge_attr' to be a list of {counted(count, 'value')}, one per edge")
         array = _numbers(values) if values else None
         if values and (array is None or self.parts and array.shape[1:] != self.parts[0].shape[1:]):
             expected = "'edge_attr' to be numbers, or lists of numbers of one shape, in all lines"

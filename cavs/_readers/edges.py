@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cavs._graphs.counted import counted
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.integers import INT32_MAX
@@ -79,7 +80,7 @@ def read_edges(path: Path) -> Graphs:
             if values is None:
                 continue
             if type(values) is not list or len(values) != n:
-                raise format_error(path, number, line, f"{key!r} to be a list of {n} values, one per vertex")
+                raise format_error(path, number, line, f"{key!r} to be a list of {counted(n, 'value')}, one per vertex")
             if key == "labels":
                 label_shape = _joined(path, number, line, values, label_shape, types.get(key))
                 if label_shape is not None:

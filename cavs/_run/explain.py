@@ -10,6 +10,7 @@ from cavs._function.jaxprs import Atom, Eqn, is_var
 from cavs._function.keeping import front
 from cavs._function.split import Split
 from cavs._function.vertex import VertexFunction
+from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._run.plans import latest_plan, plan_of
 from cavs._schedule.schedule import Schedule
@@ -34,7 +35,8 @@ def explain(function: VertexFunction, params: PyTree, inputs: PyTree, edges: PyT
         role = plan.leaf[kind]
         flops = sum(_flops(e) for e in role.program.eqns if role.domain.get(e.outvars[0], STATIC) != STATIC)
         lines.append(
-            f"Leaves{name}: {len(role.program.eqns)} equations, none waits for another vertex: one batch for all leaves."
+            f"Leaves{name}: {counted(len(role.program.eqns), 'equation')}, none waits for another vertex: one batch for all "
+            "leaves."
         )
         lines.append(f"  FLOPs a leaf (products, forward): {_number(flops)}")
     lines.append("Pushes:")
@@ -71,30 +73,33 @@ def _inner(part: Split) -> list[str]:
     lines = []
     for name, eqns, why in parts:
         flops = sum(_flops(e) for e in eqns if domain.get(e.outvars[0], STATIC) != STATIC)
-        lines.append(f"  {name:<9} {len(eqns):>3} equations, {_number(flops):>7} FLOPs in products a vertex ({why})")
+        count = counted(f"{len(eqns):>3}", "equation") + ","
+        lines.append(f"  {name:<9} {count:<14} {_number(flops):>7} FLOPs in products a vertex ({why})")
     lines += fused
-    gathers = [f"{len({k for k, _ in part.recurrent.slots})} children by number"] if part.recurrent.slots else []
+    slots = {k for k, _ in part.recurrent.slots}
+    gathers = [f"{counted(len(slots), 'child')} by number"] if slots else []
     gathers += ["all children by gather_all"] if part.recurrent.child else []
     pulls = sum(v in role.inputs for v in part.eager.outs)
-    lines.append(f"  gathers {' and '.join(gathers) or 'nothing'}; pulls {pulls} values as they are")
+    unchanged = "as it is" if pulls == 1 else "as they are"
+    lines.append(f"  gathers {' and '.join(gathers) or 'nothing'}; pulls {counted(pulls, 'value')} {unchanged}")
     if part.eager.reads_edges:
         once = sum(domain.get(e.outvars[0]) == EDGE for e in part.eager.eqns)
         crossing = sum(d == EDGE for d in part.reverse.cross_domain)
         lines.append(
-            f"  reads rows of edges: {once} eager equations run once for all edges; the levels read {crossing} values an edge"
+            f"  reads rows of edges: {counted(once, 'eager equation')}, once for all edges; the levels read "
+            f"{counted(crossing, 'value')} an edge"
         )
     lines.append(
         f"  kept a vertex: {states} B of state, {keep} B for the backward"
         + (f", {keep_edge} B an edge" if keep_edge else "")
-        + f" (minimum cut, {len(part.forward.keep)} values); {cuts} B of cut cotangents while the backward runs"
+        + f" (minimum cut, {counted(len(part.forward.keep), 'value')}); {cuts} B of cut cotangents while the backward runs"
     )
     points = front(part.joint)
     if len(points) > 1:
         steps = "; ".join(f"{int(p.bytes)} B for {_number(int(p.flops))} FLOPs" for p in points[1:])
         lines.append(f"  it can keep less, if products run again in the backward: {steps} a vertex (cavs.memory.recompute)")
-    lines.append(
-        f"  lazy parameter gradients: {len(part.reverse.uses)} equations read parameters, each transposed once for all vertices"
-    )
+    uses = counted(len(part.reverse.uses), "equation")
+    lines.append(f"  lazy parameter gradients: {uses} with parameters, each transposed once for all vertices")
     return lines
 
 

@@ -23,6 +23,7 @@ from cavs._function.keeping import keeping_now
 from cavs._function.plan import FunctionPlan
 from cavs._function.stored import from_stored
 from cavs._function.vertex import VertexFunction
+from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
 from cavs._run.adjoint import backward
@@ -223,7 +224,7 @@ def _refuse(arity: int, most: np.ndarray) -> None:
 
 
 def _too_many(arity: int, most: int | None) -> str:
-    has = f"{most} children" if most else f"more than {arity} children"
+    has = counted(most, "child") if most else f"more than {counted(arity, 'child')}"
     return (
         f"run: sched: got a vertex with {has}; expected at most {arity}, as arity is {arity} and F does not call gather_all. "
         f"Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.batches import schedule_batches
@@ -108,10 +109,10 @@ def _differences(graphs: Graphs, shape: Shape) -> list[str]:
     arities = np.unique(facts.num_children[facts.num_children > 0])
     if shape.arity and not (arities == shape.arity).all():
         other = int(arities[arities != shape.arity][0])
-        found.append(f"a vertex with {other} children; expected {shape.arity} at each vertex that has any")
+        found.append(f"a vertex with {counted(other, 'child')}; expected {shape.arity} at each vertex that has any")
     most = min(shape.most_children, shape.fan_in) if shape.fan_in <= SMALL_FAN_IN else shape.most_children
     if not shape.arity and (fan_in := int(facts.fan_in.max(initial=0))) > most:
-        found.append(f"a vertex with {fan_in} children; expected at most {most}")
+        found.append(f"a vertex with {counted(fan_in, 'child')}; expected at most {most}")
     if shape.rooted and (facts.roots != 1).any():
         found.append("a graph with several roots; expected one root per graph")
     if shape.forest and graphs.num_vertices - int(facts.roots.sum()) != graphs.num_edges:
@@ -148,6 +149,6 @@ def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
     levels = int(graphs.height.max(initial=0))
     found = [f"{n} {what}; expected at most {most}" for what, n, most in needed if n > most]
     if not found:
-        room = f"{largest.levels} levels" if largest.levels else f"{largest.tasks} tasks"
-        found = [f"{levels + 1} levels; expected fewer, which fit {room}"]
+        room = counted(largest.levels, "level") if largest.levels else counted(largest.tasks, "task")
+        found = [f"{counted(levels + 1, 'level')}; expected fewer, which fit {room}"]
     return " and ".join(found)

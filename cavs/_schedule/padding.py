@@ -4,6 +4,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from cavs._graphs.counted import counted
+
 Schedule: TypeAlias = Any  # with its integers in host memory; its module imports this one
 
 
@@ -15,7 +17,7 @@ class Filled(NamedTuple):
 
     def __str__(self) -> str:
         share = f" ({100 * (1 - self.vertices / self.rows):.1f} % padding)" if self.rows else ""
-        return f"{self.vertices} of {self.rows} rows{share}"
+        return f"{self.vertices} of {counted(self.rows, 'row')}{share}"
 
     def __add__(self, other: object) -> "Filled":
         assert isinstance(other, Filled)

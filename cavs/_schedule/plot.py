@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.layout import layout_of_batch
 from cavs._schedule.padding import task_table
@@ -117,8 +118,8 @@ def _draw_tasks(axes: Axes, sched: "Schedule", colour: Colours) -> None:
     axes.tick_params(colors=INK)
     vertices, inner = int(sched.num_vertices), int(sched.num_tasks)
     axes.set_title(
-        f"{_count(sched.shape.graphs, 'graph')}, {_count(vertices, 'vertex', 'vertices')} in {_count(levels, 'level')}, "
-        f"{_count(inner, 'task')} above the leaves\n"
+        f"{counted(f'{sched.shape.graphs:,}', 'graph')}, {counted(f'{vertices:,}', 'vertex')} in "
+        f"{counted(f'{levels:,}', 'level')}, {counted(f'{inner:,}', 'task')} above the leaves\n"
         f"{'white lines separate tasks; ' if outlined else ''}grey is padding, {100 * sched.waste:.0f} % of all rows",
         loc="left",
         fontsize=9,
@@ -149,10 +150,6 @@ def _root_ticks(top: float) -> list[float]:
     return ticks
 
 
-def _count(n: int, one: str, many: str | None = None) -> str:
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
-
-
 # --- the graphs ---
 
 
@@ -162,7 +159,7 @@ def _draw_graphs(axes: Axes, graphs: Graphs, colour: Colours) -> None:
     graph = graphs[:shown] if shown < len(graphs) else graphs
     n, y = graph.num_vertices, graph.height.astype(float)
     depth = int(graph.height.max(initial=0)) + 1
-    size = f"{_count(n, 'vertex', 'vertices')}, {_count(graph.num_edges, 'edge')}, {_count(depth, 'level')}"
+    size = f"{counted(f'{n:,}', 'vertex')}, {counted(f'{graph.num_edges:,}', 'edge')}, {counted(depth, 'level')}"
     if shown < len(graphs):
         which = "the first graph" if shown == 1 else f"the first {shown} graphs"
         title = (

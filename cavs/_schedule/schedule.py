@@ -8,6 +8,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.padding import explain_padding, in_total, padding_of, task_table
 from cavs._schedule.shape import FIELDS, OF_ARITY, Shape as Shape, slots_of
@@ -224,12 +225,13 @@ class Schedule:
             return f"Schedule({self.shape})"
         widths = self.widths
         shown = ", ".join(map(str, widths[:12])) + (", ..." if len(widths) > 12 else "")
-        total = in_total(padding_of(self.host()))
+        host = self.host()
+        total = in_total(padding_of(host))
         return (
-            f"Schedule({self.shape.graphs} graphs, {int(self.host().num_vertices)} vertices, {len(widths)} levels of widths "
-            f"[{shown}], {int(self.host().num_tasks)} tasks; leaves are {total.leaves}, vertices with children {total.levels} "
-            f"in tasks, {total.batches} before and after; on engine native only XLA computes "
-            "padding: in the lazy part of F, and in what the library lacks)"
+            f"Schedule({counted(self.shape.graphs, 'graph')}, {counted(int(host.num_vertices), 'vertex')}, "
+            f"{counted(len(widths), 'level')} of widths [{shown}], {counted(int(host.num_tasks), 'task')}; leaves are "
+            f"{total.leaves}, vertices with children {total.levels} in tasks, {total.batches} before and after; on engine "
+            "native only XLA computes padding: in the lazy part of F, and in what the library lacks)"
         )
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cavs._graphs.counted import counted
 from cavs._train.config import TrainError, check_file
 
 # The most bytes of a line: a line of a small .gz file could otherwise expand to fill the memory.
@@ -56,7 +57,7 @@ class _Wanted:
         if self.rows is None and vector.size:
             self.rows = np.zeros((len(self.found), vector.size), np.float32)
         if self.rows is None or vector.size != self.rows.shape[1]:
-            values = "values" if self.rows is None else f"{self.rows.shape[1]} values"
+            values = "values" if self.rows is None else counted(self.rows.shape[1], "value")
             raise TrainError(f"--embeddings: {path}, line {number}: got {line[:60]!r}; expected a word and then {values}.")
         if at is not None:
             self.rows[at], self.found[at] = vector, 2

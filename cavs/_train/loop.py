@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import jax
 
 from cavs._feed.loader import Loader
+from cavs._graphs.counted import counted
 from cavs._train import checkpoint
 from cavs._train.config import Config, TrainError
 from cavs._train.data import Data, Samples
@@ -85,7 +86,9 @@ class Progress:
         except (TypeError, KeyError, AttributeError):
             right = False
         if not right:
-            raise checkpoint.DamagedError(f"progress: got a value that does not fit {count} steps, {steps} steps per epoch.")
+            raise checkpoint.DamagedError(
+                f"progress: got a value that does not fit {counted(count, 'step')}, {counted(steps, 'step')} per epoch."
+            )
         return progress
 
     def best(self, config: Config) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from cavs._feed.batches import stack_of
 from cavs._feed.loader import Loader
 from cavs._feed.settings import partial_stacks
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.buffers import Peak
@@ -92,7 +93,7 @@ class TrainingStep:
 
     @property
     def noun(self) -> str:
-        """The plural of a sample."""
+        """What a sample is called."""
         return self._task.noun
 
     def largest(self) -> int:
@@ -222,9 +223,9 @@ def _evaluation(work: TrainingStep, data: "Data", batch: int, limit: float) -> i
 def _too_small(work: TrainingStep, least: Candidate, budget: int, worst: float) -> str:
     floor = math.ceil(least.peak.bytes * worst / 1024)
     return (
-        f"--memory: got {text_of(budget)}; expected at least {text_of(1024 * floor)}, for {least.choice.parts} parts. The "
-        f"weights and the state of the optimiser take {text_of(_bytes(work.state))}; the largest of the {work.noun} has "
-        f"{work.largest()} vertices. Write --memory {floor}KiB, or a smaller --hidden."
+        f"--memory: got {text_of(budget)}; expected at least {text_of(1024 * floor)}, for "
+        f"{counted(least.choice.parts, 'part')}. Weights and the state of the optimiser take {text_of(_bytes(work.state))}; "
+        f"the largest {work.noun} has {counted(work.largest(), 'vertex')}. Write --memory {floor}KiB, or a smaller --hidden."
     )
 
 

@@ -9,6 +9,7 @@ import jax
 from rich.console import Console
 from rich.markup import escape
 
+from cavs._graphs.counted import counted
 from cavs._train import report
 from cavs._train.config import Config
 from cavs._train.data import Data
@@ -41,8 +42,8 @@ class Messages:
         if data.vectors is not None:
             found, total = int(data.vectors.found.sum()), len(data.words)
             self.print(
-                f"{found} of {total} words ({100 * found / total:.1f} %) have a vector in {escape(str(config.embeddings))}; "
-                "the others are initialised at random"
+                f"{found} of {counted(total, 'word')} ({100 * found / total:.1f} %) have a vector in "
+                f"{escape(str(config.embeddings))}; the others are initialised at random"
             )
         if getattr(data.train, "edge_attr", None) is not None:
             self.print(
@@ -65,7 +66,7 @@ class Messages:
 
     def nothing_left(self, config: Config, trainer: Trainer) -> str:
         """That a resumed run has nothing left to train, and which option lets it go on."""
-        limits = [f"--epochs {config.epochs} ({config.epochs * trainer.steps} steps)"]
+        limits = [f"--epochs {config.epochs} ({counted(config.epochs * trainer.steps, 'step')})"]
         limits += [f"--max-steps {config.max_steps}"] if config.max_steps else []
         limits += [f"--patience {config.patience}"] if config.patience else []
         return f"nothing is left to train within {', '.join(limits)}. To train longer, raise what ended the run."
@@ -94,7 +95,7 @@ class Messages:
         if progress.history:
             fastest = min(record["seconds"] for record in progress.history)
             per_second = f"{data.train.num_vertices / fastest:,.0f} vertices per second"
-            speed = f"fastest epoch {fastest:.2f} s ({trainer.steps} steps, {per_second}); "
+            speed = f"fastest epoch {fastest:.2f} s ({counted(trainer.steps, 'step')}, {per_second}); "
         self.print(f"{seconds:.0f} s in total; {speed}batch shapes compiled: {step} for training, {evaluation} for evaluation")
         best, where = progress.best(config), shlex.quote(str(trainer.folder))
         assert best is not None

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
+from cavs._graphs.counted import counted
 from cavs._readers import FormatError
 from cavs._readers.source import printable
 from cavs._train import checkpoint
@@ -140,7 +141,7 @@ def load_model(folder: Path) -> tuple[dict[str, Any], Model, Weights]:
         shapes = weight_shapes(model)
         words, labels = len(about["words"]), len(about["labels"] or about["words"])
         if (words, labels) != (model.num_words, getattr(model, "num_labels", labels)):
-            raise ValueError(f"got {words} words and {labels} labels, which differ from its sizes")
+            raise ValueError(f"got {counted(words, 'word')} and {counted(labels, 'label')}, which differ from its sizes")
     except Exception as error:  # inconsistent sizes may fail anywhere in a program
         raise TrainError(f"{folder}/model.json does not describe a valid model ({error}). Restore it from a copy.") from error
     name = "best" if (folder / "best.json").exists() else "last"

@@ -9,6 +9,7 @@ import numpy as np
 
 from cavs import vertex_programs
 from cavs._function.vertex import VertexFunction
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._graphs.suggest import suggestion
@@ -114,8 +115,8 @@ def check_fit(name: str, graphs: Graphs, where: str, arity: int | None = None) -
     if limit is not None and graphs.max_fan_in > limit:
         g, v = _place(graphs, int(np.argmax(fan_in > limit)))
         raise TrainError(
-            f"{where}: got {fan_in[graphs.vertex_offsets[g] + v]} children at vertex {v} of graph {g}; expected at most "
-            f"{limit} for --program {name}. {_fitting(graphs)}"
+            f"{where}: got {counted(int(fan_in[graphs.vertex_offsets[g] + v]), 'child')} at vertex {v} of graph {g}; "
+            f"expected at most {limit} for --program {name}. {_fitting(graphs)}"
         )
     if entry.leaves_only and graphs.input_id is not None and inner_reads(graphs):
         g, v = _place(graphs, int(np.argmax((graphs.input_id >= 0) & (graphs.height > 0))))

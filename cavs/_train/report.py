@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._train import checkpoint
 from cavs._train.data import Data
@@ -119,10 +120,10 @@ def percent(share: float | None) -> str:
 
 def describe(data: Data, task: "Task") -> str:
     """Describes the data in one line."""
-    parts = [f"{len(data.train)} {task.noun} to train on, {len(data.dev)} held out"]
+    parts = [f"{counted(len(data.train), task.noun)} to train on, {len(data.dev)} held out"]
     parts += [f"{len(data.test)} to test"] if data.test is not None else []
-    parts += [f"{data.train.num_vertices} vertices", f"{len(data.words)} words"]
-    parts += [f"{len(data.labels)} labels"] if data.labels is not data.words else []
+    parts += [counted(data.train.num_vertices, "vertex"), counted(len(data.words), "word")]
+    parts += [counted(len(data.labels), "label")] if data.labels is not data.words else []
     return escape(", ".join(parts))
 
 

@@ -140,7 +140,7 @@ class Task(abc.ABC):
         own: fields that no other task accepts.
         foreign: fields that this task does not accept, each with the end of an error message.
         needs_file: the expected content of the training file; `None` if the file is optional.
-        noun: the plural of a sample.
+        noun: what a sample is called.
         predicts: what `cavs predict` does, for the last lines of a run.
         panels: the panels of the plot.
     """
@@ -149,7 +149,7 @@ class Task(abc.ABC):
     own: ClassVar[tuple[str, ...]] = ()
     foreign: ClassVar[dict[str, str]] = {}
     needs_file: ClassVar[str | None] = None
-    noun: ClassVar[str] = "graphs"
+    noun: ClassVar[str] = "graph"
     predicts: ClassVar[str] = "label your own graphs"
     panels: ClassVar[tuple[Curve, ...]]
 

@@ -46,7 +46,7 @@ class Translation(Task):
         "embeddings": "it learns the vectors of both languages.",
     }
     needs_file = "a file of sentence pairs, `source TAB target` on each line"
-    noun = "pairs"
+    noun = "pair"
     predicts = "translate your own sentences"
     panels = (
         Curve("perplexity", (("", "-", perplexity),), log=True),
@@ -61,7 +61,7 @@ class Translation(Task):
         labels = data.vocabulary(config, targets, (UNKNOWN, END))[0]
         words = tuple(dict.fromkeys((*labels, *data.vocabulary(config, sources)[0])))
         parts = {part: Parallel.of(sources[part], targets[part], words, labels) for part in read}
-        parts = data.with_dev(config, parts, paths["train"], "pair")
+        parts = data.with_dev(config, parts, paths["train"], self.noun)
         config = dataclasses.replace(config, program="encoder-decoder", embedding_size=programs.settle_size(config, None))
         return config, Data(parts["train"], parts["dev"], parts.get("test"), words, labels, data.fingerprints(paths))
 

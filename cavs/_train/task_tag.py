@@ -59,7 +59,7 @@ class Tag(Task):
     own = ("column", "char_size")
     foreign = {"also": "it reads one training file."} | dict.fromkeys(("loss", "score"), "a tagger labels every word.")
     needs_file = "a file of tagged sentences"
-    noun = "sentences"
+    noun = "sentence"
     predicts = "tag your own sentences"
     panels = (
         Curve("loss", (("", "-", mean_nll),)),
@@ -70,7 +70,7 @@ class Tag(Task):
         name = find_tagger(config.program)
         paths = data.paths_of(config)
         parts = {part: _read_labelled(path, config.column, part) for part, path in paths.items()}
-        parts = data.with_dev(config, parts, paths["train"], "sentence")
+        parts = data.with_dev(config, parts, paths["train"], self.noun)
         words, vectors = data.vocabulary(config, parts)
         labels = data.label_names(parts, paths)
         characters = _characters(parts["train"]) if name == "char-bilstm" else ()
