@@ -215,6 +215,8 @@ def test_a_step_is_of_a_function() -> None:
 
 KEEPS = """
 import ctypes
+import tempfile
+import threading
 
 import cavs
 from cavs._feed import host_memory
@@ -238,6 +240,21 @@ for block in blocks:
 assert host_memory.keeps_much()
 host_memory.return_unused()
 assert not host_memory.keeps_much()
+
+there = threading.Barrier(12)
+def allocate():
+    there.wait()
+    libc.free(libc.malloc(1 << 16))
+    there.wait()
+threads = [threading.Thread(target=allocate) for _ in range(12)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile() as file:
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    assert file.read().count(b"<heap nr=") == host_memory.ARENAS
 """
 
 

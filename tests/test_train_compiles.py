@@ -59,7 +59,7 @@ def test_little_memory_of_a_gpu_is_taken_when_it_is_needed_unless_the_user_chose
     monkeypatch.setattr(host_memory, "_NVIDIA", __file__)  # a GPU
     for name in ("PREALLOCATE", "ALLOCATOR", "MEM_FRACTION"):
         monkeypatch.delenv(f"XLA_PYTHON_CLIENT_{name}", raising=False)
-    assert not host_memory.keep_host_memory()  # XLA compiles for a GPU on many threads, which would share one arena
+    assert not host_memory.keep_host_memory()  # XLA compiles for a GPU on many threads, which would share few arenas
     monkeypatch.setattr(run, "begin", lambda *_: exit(0))  # JAX would start here
     arguments = [
         "train",

@@ -12,6 +12,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8
 _MANY = 1 << 16  # mapped blocks: glibc's default
 MUCH = 1 << 30
 LARGEST = 96 << 20  # bytes of a block that is kept
+# Threads of XLA's compiler wait for each other if they share one arena. With one, a step took 1.6 times as long to compile on 2
+# cores, with four as long as without a limit. With many, each could keep a step's temporaries.
+ARENAS = 4
 RESERVE = 1 << 30  # bytes
 _NVIDIA = "/dev/nvidiactl"  # exists if there is a GPU
 _kept: list[ctypes.CDLL] = []  # glibc, if it was configured
@@ -20,18 +23,17 @@ _kept: list[ctypes.CDLL] = []  # glibc, if it was configured
 def keep_host_memory() -> bool:
     """Configures glibc to keep freed memory in this process.
 
-    XLA's CPU client allocates the temporaries of each step with malloc. By default, glibc maps large ones from the system and
-    unmaps them after the step, so that every page faults again in the next step. For a Tree-LSTM step at hidden 256 and batch
-    64 (34 MB of temporaries) this was a third of the time: 26 ms without this call, 18 ms with it. The price is that memory
-    once used is not returned to the system before the process ends. Blocks of more than 100 MB are returned at once if glibc
-    allows it (2.36 does), so that larger steps gain nothing. After each compilation, a function decorated with
-    [`cavs.data.step`][] returns what is free. With it, the peak of a Tree-LSTM at hidden 256 was 1.2 times that without this
-    call at 200 trees, 1.25 at 512, and 0.97 at 4,096; a step of 200 trees took a fifth less time.
+    XLA's CPU client allocates the temporaries of each step with malloc. By default, glibc maps blocks of more than 32 MB from
+    the system and unmaps them after the step, so that every page faults again in the next step. What that costs depends on the
+    machine: a Tree-LSTM step at hidden 256 with 34 MB of temporaries took 26 ms without this call and 18 ms with it on an AMD
+    EPYC, and a step of 200 trees 56 and 52 ms on an Intel Xeon (2026-11-26). The price is that memory once used is not returned
+    to the system before the process ends. Blocks of more than 100 MB are returned at once if glibc allows it (2.36 does), so
+    that larger steps gain nothing. After each compilation, a function decorated with [`cavs.data.step`][] returns what is free.
+    All threads share four of glibc's arenas. The peak of 64 to 512 trees was 0.8 to 1.1 times that without this call.
 
     The setting applies to the whole process, so `import cavs` does not change it. Call this function first, before JAX starts
-    its threads, as `cavs train` does. If there is an NVIDIA GPU, it does nothing, unless `JAX_PLATFORMS=cpu`: all threads would
-    share one arena, and a step for a GPU, which XLA compiles on many threads, took 51 s to compile instead of 14 (one H200 with
-    16 cores, 2026-11-26).
+    its threads, as `cavs train` does. If there is an NVIDIA GPU, it does nothing, unless `JAX_PLATFORMS=cpu`: XLA compiles for
+    a GPU on many threads.
 
     Returns:
         Whether the setting was made. `False` on systems other than Linux with glibc, and if JAX will use a GPU.
@@ -40,8 +42,9 @@ def keep_host_memory() -> bool:
     if libc is None or not starts_on_cpu():
         return False
     _kept.append(libc)
-    # A second arena maps large memory from the system, whatever the other options say.
-    done = all([libc.mallopt(_M_MMAP_MAX, 0), libc.mallopt(_M_TRIM_THRESHOLD, -1), libc.mallopt(_M_ARENA_MAX, 1)])
+    # Arenas but the first map large memory from the system, whatever the other options say. The first is that of Python's main
+    # thread, which as a rule allocates the temporaries of the steps that it starts.
+    done = all([libc.mallopt(_M_MMAP_MAX, 0), libc.mallopt(_M_TRIM_THRESHOLD, -1), libc.mallopt(_M_ARENA_MAX, ARENAS)])
     _reserve(libc)
     # Larger blocks are mapped and returned: a step may not find that of the step before, because glibc takes a little more than
     # XLA asks for, to align it, and puts the rest aside. Older versions of glibc allow no such limit, and keep all.
