@@ -66,7 +66,7 @@ class Step:
         """Compiles the step of a plan, unless it is in `ready`, and adds it. Returns the bytes of its temporary memory."""
         if (choice := choice_of(plan)) not in ready:
             batch = jax.device_put(plan.batch(self.graphs))
-            compiled = jax.jit(jax.value_and_grad(plan.loss)).lower(self.params, batch).compile()
+            compiled = jax.jit(jax.value_and_grad(plan.loss)).lower(self.params, batch).compile(plan.compiler_options)
             analysis = compiled.memory_analysis()
             assert analysis is not None
             ready[choice] = compiled, batch, analysis.temp_size_in_bytes

@@ -10,6 +10,7 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs._memory.batch_plan import BatchPlan
 from cavs._memory.buffers import Peak, peak_of
 from cavs._memory.fit import Verified
 from cavs._memory.search import Choice, Search, choices_for
@@ -65,6 +66,20 @@ def test_every_plan_gives_the_same_loss_and_gradients(whole, share, parts):
         assert plan.verify().compiled <= share * whole.peak
     want = jax.jit(jax.value_and_grad(whole.loss))(PARAMS, whole.batch(GRAPHS))
     assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(GRAPHS)), want, 1e-12)
+
+
+def test_small_steps_with_a_budget_use_no_workspace_on_a_gpu(whole, monkeypatch):
+    batch, search, chosen = whole._batch, whole._search, whole._chosen
+    assert whole.compiler_options == planned(parts=4).compiler_options == planned("min").compiler_options == {}
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    small = {"xla_gpu_cublas_fallback": False}
+    assert [BatchPlan(batch, search, chosen, budget).compiler_options for budget in (None, 1 << 20, "min")] == [
+        {},
+        small,
+        small,
+    ]
+    large = chosen._replace(peak=Peak(1 << 30, []))
+    assert BatchPlan(batch, search, large, 1 << 31).compiler_options == {}
 
 
 def test_less_memory_takes_more_time(whole):

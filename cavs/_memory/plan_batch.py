@@ -41,7 +41,7 @@ def plan(
     ```python
     plan = cavs.memory.plan(loss, params, graphs, "2GiB")             # loss(params, sched)
     print(plan)
-    step = jax.jit(jax.value_and_grad(plan.loss))
+    step = jax.jit(jax.value_and_grad(plan.loss), compiler_options=plan.compiler_options)
     value, grads = step(params, plan.batch(graphs))
     ```
 
