@@ -13,9 +13,10 @@ import bench.echo_cases as echo_cases
 import cavs
 from cavs._function.jaxprs import is_var
 from cavs._function.minimum_cut import minimum_cut
+from cavs._memory.derivative import with_derivative
 from cavs._memory.echo import Recomputed
 from cavs._memory.fit import Verified
-from cavs._memory.loops import Planner, with_derivative
+from cavs._memory.loops import Planner
 from cavs._memory.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute
 from tests.truth import assert_close
@@ -178,7 +179,7 @@ def test_long_loops_run_in_chunks(length, reverse):
     w, x = jnp.eye(3) * 0.4 + 0.05, jnp.cos(jnp.arange(length * 6.0)).reshape(length, 2, 3)
     search = ParetoSearch(jax.make_jaxpr(f)(w, x), [0, 1])
     point = search.point(lambda name, k, flops: 0.0 if name.endswith("c") else None, {"/0": 4})
-    planned = with_derivative(search.closed, lambda diff: point.kept, late=True)
+    planned = with_derivative(search.closed, lambda diff: point.kept)
     want = jax.jit(jax.value_and_grad(f, (0, 1)))(w, x)
     assert_close(jax.jit(jax.value_and_grad(lambda *args: planned(*args)[0], (0, 1)))(w, x), want, 1e-12)
     assert point.bytes < 0.6 * x.nbytes  # less than the states of all steps

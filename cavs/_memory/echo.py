@@ -16,8 +16,8 @@ from cavs._function.jaxprs import opened
 from cavs._function.keeping import keep
 from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
+from cavs._memory.derivative import with_derivative
 from cavs._memory.fit import Verified, smaller_plan
-from cavs._memory.loops import with_derivative
 from cavs._memory.pareto import ParetoSearch, Point
 from cavs._memory.table import Plan
 
@@ -84,9 +84,7 @@ class Recomputed(Generic[R]):
         jaxpr, consts = opened(closed)
         # Arrays that `fn` closes over may be differentiated, too, so they become arguments.
         closed = jex.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), [])
-        planned = with_derivative(
-            closed, lambda diff: self._choose(ParetoSearch(closed, diff, None, names=self._names)).kept, late=True
-        )
+        planned = with_derivative(closed, lambda diff: self._choose(ParetoSearch(closed, diff, None, names=self._names)).kept)
         return jax.tree.unflatten(tree, planned(*consts, *flat))
 
     def plan(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Plan:

@@ -50,6 +50,7 @@ class Graph:
     names: Names = ()
     named: dict[str, set[Var]] = field(default_factory=dict)
     costly: list[int] = field(default_factory=list)
+    plans: dict[tuple[Var, ...], "Kept"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.backward, _ = needed(self.backward, self.grads, set(self.cotangents) | set(self.reads) | set(self.backward_consts))
@@ -95,24 +96,34 @@ class Graph:
         return self.keeping([v for v in self.needs() if v not in free])
 
     def keeping(self, keep: list[Var]) -> "Kept":
-        """Returns the plan of this graph that keeps the values `keep`."""
+        """Returns the plan of this graph that keeps the values `keep`: always the same object."""
+        if (same := self.plans.get(tuple(keep))) is not None:
+            return same
         needs = self.needs()
         free = (set(self.invars) - set(self.stored)) | set(self.consts)
         again, used = needed(self.eqns, needs, set(keep) | free)
         read = dict.fromkeys([*(v for v in used if v in free), *(v for v in needs if v in free)])
         repeated = [k for k, i in enumerate(self.costly) if any(e is self.eqns[i] for e in again)]
-        return Kept(self, keep, [v for v in read if v not in self.consts], again, repeated)
+        kept = self.plans[tuple(keep)] = Kept(self, keep, [v for v in read if v not in self.consts], again, repeated)
+        return kept
 
 
 @dataclass(eq=False)
 class Kept:
-    """The values that a graph keeps: `keep`, which cost memory, and `free`, inputs that exist anyway."""
+    """The values that a graph keeps: `keep`, which cost memory, and `free`, inputs that exist anyway.
+
+    Attributes:
+        again: the equations that run again.
+        repeated: the costly ones among them, as places in `graph.costly`.
+        loops: if the graph is that of a loop, the loops of its derivative, see `loop_derivative`.
+    """
 
     graph: Graph
     keep: list[Var]
     free: list[Var]
     again: list[Eqn]
     repeated: list[int]
+    loops: dict[Any, Callable[..., list[Any]]] = field(default_factory=dict)
 
     def bytes(self) -> int:
         return sum(map(bytes_of_var, self.keep))

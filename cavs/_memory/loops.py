@@ -1,22 +1,20 @@
-"""Derivatives that keep the values of a plan, for a function and for the bodies of its loops."""
+"""Plans of a function and of the bodies of its loops: what each graph keeps."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
-from cavs._function.equations import bind, is_float, lines_of
-from cavs._function.jaxprs import Eqn, Var, body_of, opened, scan_parts
+from cavs._function.equations import bind
+from cavs._function.jaxprs import Eqn, Var, opened, scan_parts
 from cavs._function.lines import source_line
 from cavs._function.names import Names
-from cavs._memory.graph import Graph, Kept, differentiated, shape, value
+from cavs._memory.derivative import evaluate
+from cavs._memory.graph import Graph, Kept, differentiated, shape
+from cavs._memory.loop_derivative import Loop, loop_with_derivative
 from cavs._memory.saved_plan import kept_as_saved
-
-# Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
-_OPENED = ("jit", "pjit", "closed_call", "core_call")
 
 Price = Callable[[str, int, float], float | None]
 
@@ -44,9 +42,7 @@ class _Traced(NamedTuple):
 
     def keeps(self, inner: Sequence[Kept]) -> bool:
         """Whether the loops keep the same values."""
-        return len(inner) == len(self.inner) and all(
-            a.graph is b.graph and a.keep == b.keep for a, (_, b) in zip(inner, self.inner, strict=True)
-        )
+        return len(inner) == len(self.inner) and all(a is b for a, (_, b) in zip(inner, self.inner, strict=True))
 
 
 @dataclass(eq=False)
@@ -114,7 +110,7 @@ class Planner:
 
         def function(*args: Any) -> list[Any]:
             inner.clear()
-            return _evaluate(jaxpr, consts, args, lambda e, x: self._equation(e, x, f"{name}/{len(inner)}", times, inner))
+            return evaluate(jaxpr, consts, args, lambda e, x: self._equation(e, x, f"{name}/{len(inner)}", times, inner))
 
         return differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored, self._names(graph_name=name))
 
@@ -129,14 +125,13 @@ class Planner:
         chunk = self.chunks.get(name)
         if chunk:
             return self._in_chunks(eqn, args, chunk_of(name), times, chunk)
-        body = eqn.params["jaxpr"]
-        invars = opened(body)[0].invars
-        _, carry, _ = scan_parts(eqn.params, cast(Any, range(len(invars))))
-        steps = times * eqn.params["length"]
-        line, stored = source_line(eqn), cast(list[int], carry)
-        step = with_derivative(body, lambda diff: self.keep(body, diff, name, line, steps, stored), late=False)
-        planned = jax.make_jaxpr(step)(*map(shape, invars))
-        return bind(eqn.replace(params={**eqn.params, "jaxpr": planned}), args)
+        return self._run(Loop.of(eqn), args, name, times, source_line(eqn))
+
+    def _run(self, loop: Loop, args: Sequence[Any], name: str, times: int, line: str | None) -> list[Any]:
+        """Runs a loop, whose body is planned."""
+        stored = range(loop.consts, loop.consts + loop.carry)
+        steps = times * loop.length
+        return loop_with_derivative(loop, lambda diff: self.keep(loop.body, diff, name, line, steps, stored))(*args)
 
     def _in_chunks(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, chunk: int) -> list[Any]:
         """Runs a loop as a loop over chunks of `chunk` steps, and one over the steps that remain.
@@ -152,81 +147,14 @@ class Planner:
         avals = list(map(shape, (*consts, *carry)))
         avals += [jax.ShapeDtypeStruct((chunk, *x.shape[1:]), x.dtype) for x in xs]
         steps = eqn.replace(params={**eqn.params, "length": chunk})
-        closed = jax.make_jaxpr(lambda *flat: bind(steps, flat))(*avals)
-        stored = range(len(consts), len(consts) + len(carry))
-        line = source_line(eqn)
-        body = with_derivative(closed, lambda diff: self.keep(closed, diff, name, line, times * count, stored), late=False)
-
-        def run_chunk(state: Any, x: Any) -> tuple[Any, Any]:
-            outs = body(*consts, *state, *x)
-            return outs[: len(carry)], outs[len(carry) :]
-
+        body = jax.make_jaxpr(lambda *flat: bind(steps, flat))(*avals)
         split = [x[first:last].reshape(count, chunk, *x.shape[1:]) for x in xs]
-        carry, ys = jax.lax.scan(run_chunk, carry, split, length=count, reverse=reverse)
-        ys = [y.reshape(count * chunk, *y.shape[2:]) for y in ys]
+        loop = Loop(body, len(consts), len(carry), count, reverse, 1)
+        outs = self._run(loop, [*consts, *carry, *split], name, times, source_line(eqn))
+        carry, ys = outs[: len(carry)], [y.reshape(count * chunk, *y.shape[2:]) for y in outs[len(carry) :]]
         if rest:
             ends = eqn.replace(params={**eqn.params, "length": rest})
             outs = self._equation(ends, [*consts, *carry, *(x[start:end] for x in xs)], name + "/rest", times, [])
             carry, tail = outs[: len(carry)], outs[len(carry) :]
-            ys = [jax.numpy.concatenate([t, y] if reverse else [y, t]) for y, t in zip(ys, tail, strict=True)]
+            ys = [jnp.concatenate([t, y] if reverse else [y, t]) for y, t in zip(ys, tail, strict=True)]
         return [*carry, *ys]
-
-
-def with_derivative(closed: Any, keep: Callable[[list[int]], Kept], late: bool) -> Any:
-    """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses.
-
-    `keep` is called at each differentiation with the indices of the differentiated inputs. `late`: see `Kept.pull_back`.
-    """
-    jaxpr, consts = opened(closed)
-
-    def plain(*args: Any) -> list[Any]:
-        return _evaluate(jaxpr, consts, args, bind)
-
-    def forward(*primals: Any) -> tuple[list[Any], _Saved]:
-        kept = keep([i for i, x in enumerate(primals) if x.perturbed and is_float(jaxpr.invars[i])])
-        outs, values = kept.forward([x.value for x in primals], late)
-        return outs, _Saved(values, kept, len(primals))
-
-    def backward(saved: _Saved, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        graph = saved.kept.graph
-        into = [_filled(cotangents[i], graph.outs[i]) for i in graph.float_outs]
-        grads = dict(zip(graph.diff, saved.kept.pull_back(saved.values, into, late), strict=True))
-        return tuple(grads.get(i) for i in range(saved.num_inputs))
-
-    planned = jax.custom_vjp(plain)
-    planned.defvjp(forward, backward, symbolic_zeros=True)
-    return planned
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclass(eq=False)
-class _Saved:
-    """The values that the forward passes to the backward."""
-
-    values: list[Any]
-    kept: Kept
-    num_inputs: int
-
-    def tree_flatten(self) -> tuple[tuple[list[Any]], tuple[Kept, int]]:
-        return (self.values,), (self.kept, self.num_inputs)
-
-    @classmethod
-    def tree_unflatten(cls, aux: tuple[Kept, int], children: tuple[list[Any]]) -> "_Saved":
-        return cls(children[0], *aux)
-
-
-def _filled(cotangent: Any, out: Any) -> Any:
-    return jnp.zeros(out.aval.shape, out.aval.dtype) if isinstance(cotangent, SymbolicZero) else cotangent
-
-
-def _evaluate(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], equation: Callable[[Eqn, Sequence[Any]], list[Any]]
-) -> list[Any]:
-    """Runs a jaxpr, each equation by `equation`, with plain calls opened."""
-    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-    for eqn in jaxpr.eqns:
-        values = [value(x, env) for x in eqn.invars]
-        with lines_of(eqn):
-            outs = _evaluate(*body_of(eqn), values, equation) if eqn.primitive.name in _OPENED else equation(eqn, values)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [value(x, env) for x in jaxpr.outvars]

@@ -1,0 +1,95 @@
+"""Functions of JAX whose derivative keeps the values of a plan."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from cavs._function.equations import bind, is_float, lines_of
+from cavs._function.jaxprs import Eqn, body_of, opened
+from cavs._memory.graph import Kept, value
+
+# Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
+_OPENED = ("jit", "pjit", "closed_call", "core_call")
+
+Flat = Callable[..., list[Any]]  # a function of flat arrays
+Keep = Callable[[list[int]], Kept]  # from the inputs that are differentiated to what is kept
+
+
+def with_derivative(closed: Any, keep: Keep) -> Flat:
+    """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses."""
+    jaxpr, consts = opened(closed)
+
+    def backward(kept: Kept, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        filled = [jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x for x in cotangents]
+        return kept.pull_back(values, filled, late=True)
+
+    def plain(*args: Any) -> list[Any]:
+        return evaluate(jaxpr, consts, args, bind)
+
+    return planned(plain, keep, lambda kept, args: kept.forward(args, late=True), backward)
+
+
+def planned(
+    plain: Flat,
+    keep: Keep,
+    forward: Callable[[Kept, Sequence[Any]], tuple[list[Any], list[Any]]],
+    backward: Callable[[Kept, Sequence[Any], Sequence[Any]], list[Any]],
+) -> Flat:
+    """Returns a flat function with a derivative.
+
+    Args:
+        plain: the function.
+        keep: is called at each differentiation.
+        forward: from what is kept and the inputs to the outputs, and the values for the backward.
+        backward: from what is kept, these values and the cotangents of the float outputs, which may be `SymbolicZero`, to
+            those of the differentiated inputs.
+    """
+
+    def keeping(*primals: Any) -> tuple[list[Any], _Saved]:
+        kept = keep([i for i, x in enumerate(primals) if x.perturbed and is_float(x.value)])
+        outs, values = forward(kept, [x.value for x in primals])
+        return outs, _Saved(values, kept, len(primals))
+
+    def pull_back(saved: _Saved, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        graph = saved.kept.graph
+        found = backward(saved.kept, saved.values, [cotangents[i] for i in graph.float_outs])
+        grads = dict(zip(graph.diff, found, strict=True))
+        return tuple(grads.get(i) for i in range(saved.num_inputs))
+
+    function = jax.custom_vjp(plain)
+    function.defvjp(keeping, pull_back, symbolic_zeros=True)
+    return function
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(eq=False)
+class _Saved:
+    """The values that the forward passes to the backward."""
+
+    values: list[Any]
+    kept: Kept
+    num_inputs: int
+
+    def tree_flatten(self) -> tuple[tuple[list[Any]], tuple[Kept, int]]:
+        return (self.values,), (self.kept, self.num_inputs)
+
+    @classmethod
+    def tree_unflatten(cls, aux: tuple[Kept, int], children: tuple[list[Any]]) -> "_Saved":
+        return cls(children[0], *aux)
+
+
+def evaluate(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], equation: Callable[[Eqn, Sequence[Any]], list[Any]]
+) -> list[Any]:
+    """Runs a jaxpr, each equation by `equation`, with plain calls opened."""
+    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        values = [value(x, env) for x in eqn.invars]
+        with lines_of(eqn):
+            outs = evaluate(*body_of(eqn), values, equation) if eqn.primitive.name in _OPENED else equation(eqn, values)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [value(x, env) for x in jaxpr.outvars]
