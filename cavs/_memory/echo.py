@@ -18,6 +18,7 @@ from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.derivative import with_derivative
 from cavs._memory.fit import Verified, smaller_plan
+from cavs._memory.no_collections import no_collections
 from cavs._memory.pareto import ParetoSearch, Point
 from cavs._memory.table import Plan
 
@@ -167,6 +168,7 @@ class Recomputed(Generic[R]):
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
+    @no_collections()
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], Any]:
         dynamic = [x for i, x in enumerate(args) if i not in self._static]
         flat, tree = jax.tree.flatten((dynamic, kwargs))
@@ -187,6 +189,7 @@ class Recomputed(Generic[R]):
         self._inside = inside.seen
         return closed, flat, jax.tree.structure(shapes)
 
+    @no_collections()
     def _choose(self, search: ParetoSearch) -> Point:
         if self._saved is not None:
             return search.saved(self._saved)

@@ -1,13 +1,14 @@
 """The memory of a derivative, predicted from its equations: what is alive while they run one after the other."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import cast
 
 from jax.extend import core as jex
 
-from cavs._function.equations import needed
-from cavs._function.jaxprs import Atom, Eqn, Var, is_var
-from cavs._memory.buffers import peak_of_eqns
-from cavs._memory.graph import Kept
+from cavs._function.jaxprs import Atom, Var, is_var
+from cavs._memory.buffers import peak_of_operations
+from cavs._memory.graph import Graph, Kept
+from cavs._memory.operations import Operation
 
 
 def peak(kept: Kept) -> int:
@@ -17,42 +18,36 @@ def peak(kept: Kept) -> int:
     """
     graph = kept.graph
     have = set(graph.invars) | set(graph.consts)
-    forward, _ = needed(graph.eqns, [*graph.outs, *kept.keep], have)
-    order = forward + _backward(kept)
+    makers = {v: i for i, o in enumerate(graph.operations) for v in o.outvars}
+    order = [graph.operations[i] for i in _behind(graph, [*graph.outs, *kept.keep], have, makers)]
+    order += _backward(kept, makers)
     results = {x for x in (*graph.outs, *graph.grads) if is_var(x)}
-    return peak_of_eqns(order, [*graph.outs, *graph.grads], results, kept={v for v in kept.keep if v not in have}).bytes
+    return peak_of_operations(order, [*graph.outs, *graph.grads], results, {v for v in kept.keep if v not in have}).bytes
 
 
-def _backward(kept: Kept) -> list[Eqn]:
+def _backward(kept: Kept, makers: dict[Var, int]) -> list[Operation]:
     """The backward in the order in which it runs, each stretch after what it computes again, in the forward's variables."""
     graph = kept.graph
     have = set(kept.keep) | set(kept.free) | set(graph.consts)
-    rename: dict[Var, Any] = dict(graph.reads)
-    copies: dict[Var, Any] = {}
-    order: list[Eqn] = []
-    makers = {v: i for i, e in enumerate(graph.eqns) for v in e.outvars}
-    for stretch in kept.stretches():
-        missing = [graph.reads[x] for e in stretch for x in e.invars if is_var(x) and x in graph.reads]
-        again = [graph.eqns[i] for i in _behind(graph.eqns, missing, have, makers)]
-        for e in again:
-            copies |= {v: jex.Var(v.aval) for v in e.outvars}
-            order.append(e.replace(invars=[_at(x, copies) for x in e.invars], outvars=[copies[v] for v in e.outvars]))
-        have |= {v for e in again for v in e.outvars}
-        order += [e.replace(invars=[_at(_at(x, rename), copies) for x in e.invars]) for e in stretch]
+    copies: dict[Atom, Var] = {}
+    order: list[Operation] = []
+    for stretch in graph.stretches:
+        again = _behind(graph, [graph.reads[x] for o in stretch for x in o.reads if x in graph.reads], have, makers)
+        for o in (graph.operations[i] for i in again):
+            copies |= {v: cast(Var, jex.Var(v.aval)) for v in o.outvars}
+            order.append(o.renamed(copies, [copies[v] for v in o.outvars]))
+            have.update(o.outvars)
+        order += [o.renamed(graph.reads).renamed(copies) for o in stretch]
     return order
 
 
-def _behind(eqns: list[Eqn], values: list[Atom], have: set[Var], makers: dict[Var, int]) -> list[int]:
-    """The numbers of the equations that compute values from those in `have`: `needed`, if it is few of very many equations."""
+def _behind(graph: Graph, values: Sequence[Atom], have: set[Var], makers: dict[Var, int]) -> list[int]:
+    """The numbers of the operations of the forward that compute values from those in `have`."""
     found: set[int] = set()
     todo = [x for x in values if is_var(x)]
     while todo:
         x = todo.pop()
         if x not in have and makers[x] not in found:
             found.add(makers[x])
-            todo += [y for y in eqns[makers[x]].invars if is_var(y)]
+            todo += graph.operations[makers[x]].reads
     return sorted(found)
-
-
-def _at(x: Atom, rename: dict[Var, Any]) -> Any:
-    return rename.get(x, x) if is_var(x) else x

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
 from cavs._function.minimum_cut import minimum_cut
 from cavs._function.names import Names, behind, chosen, without_names
 from cavs._memory.late import run_late
+from cavs._memory.operations import Operation
 
 _SMALL = 16
 _NEVER = 1 << 20  # times the size of a value that is not to be kept
@@ -55,6 +57,21 @@ class Graph:
     def __post_init__(self) -> None:
         self.backward, _ = needed(self.backward, self.grads, set(self.cotangents) | set(self.reads) | set(self.backward_consts))
         self.costly = [i for i, e in enumerate(self.eqns) if is_costly(e)]
+
+    @cached_property
+    def operations(self) -> list[Operation]:
+        """The operations of the forward."""
+        return list(map(Operation, self.eqns))
+
+    @cached_property
+    def stretches(self) -> list[list[Operation]]:
+        """The operations of the backward, cut after each product."""
+        found: list[list[Operation]] = [[]]
+        for eqn in self.backward:
+            found[-1].append(Operation(eqn))
+            if is_heavy(eqn):
+                found.append([])
+        return [stretch for stretch in found if stretch]
 
     def needs(self) -> list[Var]:
         """Returns the forward values that the backward reads, each once."""
@@ -156,7 +173,7 @@ class Kept:
         env: Env = dict(zip(values, kept, strict=True)) | graph.consts
         behind: Env = dict(zip(graph.cotangents, cotangents, strict=True)) | graph.backward_consts
         tie = [v for v, x in zip(graph.cotangents, cotangents, strict=True) if isinstance(x, jax.Array)]
-        stretches = self.stretches()
+        stretches = [[o.eqn for o in stretch] for stretch in graph.stretches]
         for i, stretch in enumerate(stretches):
             reads = dict.fromkeys(x for e in stretch for x in e.invars if is_var(x) and x in graph.reads)
             self._recompute([graph.reads[v] for v in reads], env, behind, tie if late else [])
@@ -183,15 +200,6 @@ class Kept:
         if done and on:
             values = [*done, *(v for v in on if v not in done)]
             behind.update(zip(values, lax.optimization_barrier([behind[v] for v in values]), strict=True))
-
-    def stretches(self) -> list[list[Eqn]]:
-        """Returns the backward, cut after each product."""
-        found: list[list[Eqn]] = [[]]
-        for eqn in self.graph.backward:
-            found[-1].append(eqn)
-            if is_heavy(eqn):
-                found.append([])
-        return [stretch for stretch in found if stretch]
 
     def _recompute(self, atoms: Sequence[Atom], env: Env, behind: Env, tie: Sequence[Var]) -> None:
         missing = [x for x in atoms if is_var(x) and x not in env]

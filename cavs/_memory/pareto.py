@@ -112,7 +112,8 @@ class ParetoSearch:
             c = self.point(lambda name, k, flops, slope=slope: flops * slope)
             if c.bytes + slope * c.flops < (a.bytes + slope * a.flops) * (1 - 1e-9):
                 found.append(c)
-                todo += [(a, c), (c, b)]
+                # If less is kept and more memory needed, what runs again fills it: blocks are better then, see below.
+                todo += [(a, c), (c, b)] if self.peaks[c] <= self.peaks[found[1]] else []
         chunks = _chunks(found[1])
         if chunks:
             inside = {chunk_of(name) for name in chunks}

@@ -1,13 +1,12 @@
 """The memory of a function, predicted from its trace."""
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from cavs._memory.buffers import Peak, peak_of
+from cavs._memory.no_collections import no_collections
 from cavs._schedule.level_segments import SegmentedSchedule
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import length_of
@@ -20,20 +19,8 @@ def traced_peak(fn: Callable[..., Any], *args: Any) -> Peak:
     memory, so only that one is traced: tracing takes most of the time.
     """
     args = jax.tree.map(_with_widest_tasks, args, is_leaf=lambda x: isinstance(x, Schedule))
-    with _no_collections():
+    with no_collections():
         return peak_of(jax.make_jaxpr(fn)(*args))
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """A context without garbage collection: a trace makes so many objects that collections would take a third of its time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _with_widest_tasks(x: Any) -> Any:
