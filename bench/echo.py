@@ -39,7 +39,7 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
     def by_hand(params: Any, batch: Any) -> jax.Array:
         return found.loss(params, batch, jax.checkpoint)
 
-    budget = None
+    budget, options = None, {}
     if variant == "recompute hand":
         budget = max(_compiled(by_hand, params, batch)[1].temp_size_in_bytes, recompute(loss).plan(params, batch).floor)
     if variant.startswith("recompute"):
@@ -48,10 +48,10 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
         plan = loss.plan(params, batch)
         result |= {"predicted": plan.peak, "kept": plan.bytes, "flops": plan.flops, "plain": plan.plain_peak, "budget": budget}
         result["plan_s"] = round(time.process_time() - start, 2)
-        result["compiled"] = loss.verify(params, batch).compiled
+        result["compiled"], options = loss.verify(params, batch).compiled, plan.compiler_options
 
     start = time.perf_counter()
-    compiled, m = _compiled(loss, params, batch)
+    compiled, m = _compiled(loss, params, batch, options)
     result["compile_s"] = round(time.perf_counter() - start, 2)
     result["temp"] = m.temp_size_in_bytes
     result["total"] = m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
@@ -67,14 +67,14 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
     return result
 
 
-def _compiled(loss: Any, params: Any, batch: Any) -> tuple[Any, Any]:
+def _compiled(loss: Any, params: Any, batch: Any, options: dict[str, bool] | None = None) -> tuple[Any, Any]:
     """A step of training, and the memory that it needs."""
 
     def step(params: Any, batch: Any) -> tuple[Any, jax.Array]:
         value, grads = jax.value_and_grad(loss)(params, batch)
         return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
 
-    compiled = jax.jit(step, donate_argnums=0).lower(params, batch).compile()
+    compiled = jax.jit(step, donate_argnums=0).lower(params, batch).compile(options)
     memory = compiled.memory_analysis()
     assert memory is not None
     return compiled, memory

@@ -15,14 +15,13 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, schedule_parts, stacked
 from cavs._memory.bytes import text_of
-from cavs._memory.fit import Verified, smaller_plan
+from cavs._memory.fit import Verified, compiler_options, smaller_plan
 from cavs._memory.search import Candidate, Choice, Search, in_segments
 from cavs._memory.table import columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMALL = 1 << 30  # bytes of a step of which cuBLAS's workspace of 32 MiB is more than 3 %
 _PARTS = ("leaves", "eager", "levels", "lazy")  # the scopes in `_run.forward` and `_run.adjoint`
 
 
@@ -46,8 +45,7 @@ class BatchPlan:
         self.time = search.slowdown(chosen)
         self.loss = batch.loss_of(chosen.choice)
         """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
-        small = jax.default_backend() == "gpu" and budget is not None and self.peak < SMALL
-        self.compiler_options: dict[str, bool] = {"xla_gpu_cublas_fallback": False} if small else {}
+        self.compiler_options = compiler_options(budget, self.peak)
         self._like = batch.first(chosen.choice)[2]
         self.engines = sorted(batch.engines[chosen.choice])
 

@@ -110,7 +110,7 @@ class Recomputed(Generic[R]):
         return Plan(self._name(), search, self._choose(search), self._budget)
 
     def verify(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Verified:
-        """Compiles the function with its derivative, and compares the temporary memory with the prediction.
+        """Compiles the function with its derivative and `compiler_options` of the plan, and compares the temporary memory.
 
         Args:
             *args: as in `plan`, and so are the other arguments.
@@ -135,10 +135,11 @@ class Recomputed(Generic[R]):
             out, transpose = jax.vjp(of, *(given[i] for i in wanted))
             return out, transpose(jax.tree.map(_one, out))
 
-        analysis = jax.jit(both).lower(dynamic, kwargs).compile().memory_analysis()
+        plan = self.plan(*args, argnums=argnums, **kwargs)
+        analysis = jax.jit(both).lower(dynamic, kwargs).compile(plan.compiler_options).memory_analysis()
         if analysis is None:
             raise RuntimeError("verify: this backend does not report how much memory a program needs.")
-        return Verified(self.plan(*args, argnums=argnums, **kwargs).peak, analysis.temp_size_in_bytes, None)
+        return Verified(plan.peak, analysis.temp_size_in_bytes, None)
 
     def fitted(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> "Recomputed[R]":
         """Returns a function whose derivative fits the budget when it is compiled: this one, or one that keeps less.

@@ -4,10 +4,13 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
+import jax
+
 from cavs._memory.bytes import BudgetError, text_of
 
 P = TypeVar("P")
 LEAPS, LEAST_SHARE, HALVINGS = 2, 0.75, 2
+SMALL = 1 << 30  # bytes of a step of which cuBLAS's workspace of 32 MiB is more than 3 %
 
 
 class Verified(NamedTuple):
@@ -23,6 +26,16 @@ class Verified(NamedTuple):
     predicted: int
     compiled: int
     allocator: int | None
+
+
+def compiler_options(budget: int | str | None, predicted: int) -> dict[str, bool]:
+    """Returns the options for `jax.jit` with which a small step fits its budget.
+
+    On a GPU, products of large steps may use cuBLAS, which can be faster and takes a workspace of 32 MiB; those of small steps
+    with a budget do not.
+    """
+    small = jax.default_backend() == "gpu" and budget is not None and predicted < SMALL
+    return {"xla_gpu_cublas_fallback": False} if small else {}
 
 
 def smaller_plan(

@@ -12,6 +12,7 @@ from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.jaxprs import Var
 from cavs._function.lines import source_line
 from cavs._memory.bytes import text_of
+from cavs._memory.fit import compiler_options
 from cavs._memory.loops import Region
 from cavs._memory.pareto import ParetoSearch, Point
 from cavs._memory.saved_plan import as_json
@@ -41,11 +42,13 @@ class Plan:
         peak: predicted bytes of temporary memory of the forward and the backward, arguments and results aside.
         plain_peak: the same for `jax.grad`.
         flops: of the products that run twice.
+        compiler_options: options for `jax.jit` with which a small step fits its budget, as of [`cavs.memory.BatchPlan`][].
     """
 
     def __init__(self, name: str, search: ParetoSearch, point: Point, budget: int | str | None) -> None:
         self._name, self._search, self._point, self._budget = name, search, point, budget
         self.bytes, self.flops, self.peak = point.bytes, point.flops, search.peaks[point]
+        self.compiler_options = compiler_options(budget, self.peak)
         plain = next((p for p in search.peaks if not p.flops and len(p.regions) == 1), None) or search.plain()
         self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain]
 
