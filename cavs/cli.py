@@ -65,9 +65,25 @@ def _run(command: str, given: dict[str, Any]) -> int:
             raise
         print(f"cavs {command}: out of memory. Read a smaller file, or lower --batch or --hidden.", file=sys.stderr)
         return 1
+    except (RuntimeError, AssertionError):
+        if not (platforms := os.environ.get("JAX_PLATFORMS")) or _jax_starts():
+            raise
+        text = f"JAX_PLATFORMS: got {platforms!r}, on which JAX cannot start here; expected a platform of this machine"
+        print(f"cavs {command}: {text}. Write JAX_PLATFORMS=cpu, or install cavs[cuda] for a GPU.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"cavs {command}: interrupted", file=sys.stderr)
         return 130
+
+
+def _jax_starts() -> bool:
+    """Whether JAX finds the devices of `JAX_PLATFORMS`. Called after an error, when this takes no time."""
+    import jax
+
+    try:
+        return bool(jax.devices())
+    except (RuntimeError, AssertionError):
+        return False
 
 
 def _train(given: dict[str, Any]) -> int:

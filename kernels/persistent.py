@@ -243,11 +243,11 @@ def _jax_is_old() -> bool:
 def supported() -> str | None:
     """Returns why the kernels cannot run here, or `None` if they can."""
     if _jax_is_old():
-        return f"they need jax 0.11 or newer, and this is {jax.__version__}. {cure()}"
+        return f"its kernels need jax 0.11 or newer, and this is {jax.__version__}. {cure()}"
     device = jax.devices()[0]
     if device.platform != "gpu":
-        return f"they need an NVIDIA GPU of compute capability 9.0 (Hopper), and JAX runs on {device.platform!r} here"
+        return f"its kernels need an NVIDIA GPU of compute capability 9.0 (Hopper), and JAX runs on {device.platform!r} here"
     capability = str(getattr(device, "compute_capability", ""))
     if capability != "9.0":
-        return f"they need an NVIDIA GPU of compute capability 9.0 (Hopper), and this one has {capability}"
+        return f"its kernels need an NVIDIA GPU of compute capability 9.0 (Hopper), and this one has {capability}"
     return None

@@ -283,3 +283,10 @@ with start.exit_on_interrupt():
         assert process.stderr and any(module in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60) and process.returncode == 130
+
+
+def test_a_platform_that_jax_lacks_is_named() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "tpu"}
+    done = subprocess.run([sys.executable, "-m", "cavs", "train"], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "cavs train: JAX_PLATFORMS: got 'tpu', on which JAX cannot start here; expected a platform" in done.stderr

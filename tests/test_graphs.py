@@ -115,6 +115,9 @@ def test_with_vocab_renumbers_words():
     again = graphs.with_vocab(["c", "<unk>", "a"], unknown="<unk>")
     assert again.input_id.tolist() == [0, -1, 2, 1] and again.vocab == ("c", "<unk>", "a")
     assert_same(again.with_vocab(again.vocab), again)
+    for vocab in ("abc", None):
+        with pytest.raises(TypeError, match="with_vocab: vocab: got .*; expected words. Write with_vocab"):
+            graphs.with_vocab(vocab)
     with pytest.raises(ValueError, match="unknown: got 'b'; expected a word of vocab"):
         graphs.with_vocab(["a"], unknown="b")
     with pytest.raises(ValueError, match="without a vocab"):

@@ -235,6 +235,7 @@ def test_batches_say_what_to_write() -> None:
         (([1, 2], 4), TypeError, "Loader: graphs: got a int"),
         ((GRAPHS, 0), ValueError, "batches: got 0; expected an int >= 1"),
         ((GRAPHS, 2.5), TypeError, "batches: got 2.5; expected an int"),
+        ((GRAPHS, "64"), TypeError, "batches: got '64'; expected an int"),
         (((GRAPHS, GRAPHS[:3]), 4), ValueError, r"data sets of \[3, 50\] graphs; .*write \(graphs, pick\)"),
         ((GRAPHS, 4, {"group": "sorted"}), ValueError, "group: got 'sorted'; expected one of 'balanced'"),
         ((GRAPHS, 4, {"last": "keep"}), ValueError, "last: got 'keep'; expected one of 'short'"),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -38,6 +39,12 @@ def test_the_good_one_runs() -> None:
 def test_a_program_has_sizes() -> None:
     with pytest.raises(ValueError, match="got a matrix of weights without rows and columns; expected sizes"):
         vp.ChildSumTreeLSTM(0, 0).init(jax.random.key(0))
+    with pytest.raises(TypeError, match=r"LSTM: hidden: got '64'; expected an int. Write hidden=64."):
+        vp.LSTM("64", 3).init(jax.random.key(0))
+    for key in (0, np.uint32(1), jnp.float32(1)):
+        with pytest.raises(TypeError, match=r"init: key: got .*; expected a key. Write program.init\(jax.random.key\(0\)\)."):
+            vp.LSTM(4, 3).init(key)
+    assert vp.LSTM(4, 3).init(jax.random.PRNGKey(0))
 
 
 # ---- VertexFunction ----
@@ -227,6 +234,19 @@ def test_pull_of_a_name_that_inputs_lack() -> None:
         match=re.escape("name: got 'words'; expected a key of inputs, which has ['tag', 'word']. Write inputs={'words'"),
     ):
         call(fn, {"word": np.ones((3, 1)), "tag": np.ones(3)})
+    for inputs, what in ((ONES, "an array"), ((ONES,), "a tuple")):
+        with pytest.raises(
+            ValueError, match=f"expected a key of inputs, which is {what}, not a dict. .* or v.pull\\(\\) for all"
+        ):
+            call(fn, inputs)
+
+
+def test_a_dict_in_place_of_an_array() -> None:
+    match = r"F uses a dict as an array \(.*test_misuse.py, line \d+, in \w+: h = .* Write v.pull\('name'\) or v.gather"
+    with pytest.raises(TypeError, match=match):
+        call(good, {"word": ONES})
+    with pytest.raises(TypeError, match=match):
+        call(good, state={"h": (H,)})
 
 
 @pytest.mark.parametrize(
@@ -238,6 +258,10 @@ def test_pull_of_a_name_that_inputs_lack() -> None:
         ),
         ({"a": np.ones((3, H)), "b": np.ones((16, H))}, "expected a first axis of 3"),
         (np.ones(()), "expected a first axis of 3"),
+        (
+            [[1.0] * H] * 3,
+            "expected a first axis of 3 (one row per vertex) or 16 (padded). Write np.asarray(rows) for nested lists.",
+        ),
     ],
 )
 def test_inputs_of_the_wrong_length(inputs: Any, match: str) -> None:
@@ -319,6 +343,17 @@ def test_interpret() -> None:
         cavs.interpret(function, {"u": np.eye(H)}, TREE, np.ones((4, H)))
     with pytest.raises(ValueError, match="interpret: F: got no push at row 0; expected one"):
         cavs.interpret(cavs.VertexFunction(_no_push, state=(H,)), {"u": np.eye(H)}, TREE, np.ones((3, H)))
+
+
+def test_what_is_not_graphs(tmp_path: Path) -> None:
+    function, sched = cavs.VertexFunction(good, state=(H,), arity=1), cavs.schedule(TREE)
+    arguments = (function, {"u": np.eye(H)}, sched, ONES)
+    for name, use in (("interpret", cavs.interpret), ("find_nan", cavs.debug.find_nan), ("compare", cavs.debug.compare)):
+        with pytest.raises(TypeError, match=f"{name}: graphs: got a Schedule; expected cavs.Graphs. Write"):
+            use(*arguments)
+    for name, write in (("save_npz", cavs.io.save_npz), ("write_edges", cavs.io.write_edges)):
+        with pytest.raises(TypeError, match=f"{name}: graphs: got a PosixPath; expected cavs.Graphs. Write"):
+            write(tmp_path / "file", TREE)
 
 
 @pytest.mark.parametrize("traced", [False, True])

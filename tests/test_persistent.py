@@ -301,7 +301,7 @@ def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
     make, graphs = CASES["LSTM"]
     F, params = make()
     sched = cavs.schedule(graphs)
-    with pytest.raises(ValueError, match="engine: got 'persistent', but they need.*Write engine='scan'"):
+    with pytest.raises(ValueError, match="engine: got 'persistent', but its kernels need.*Write engine='scan'"):
         cavs.run(F, params, sched, inputs_of("LSTM", graphs), engine="persistent")
     with pytest.raises(ValueError, match="engine: got 'persistent-interpret'"):
         cavs.run(F, params, sched, inputs_of("LSTM", graphs), engine="persistent-interpret")

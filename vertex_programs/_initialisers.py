@@ -1,17 +1,36 @@
 """What the `init` of all programs shares."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 Init = TypeVar("Init", bound=Callable[..., Any])
 
 
 def one_program(init: Init) -> Init:
-    """Compiles `init(self, key)` of a program, which is hashable, as a whole. Else each line of it compiles some programs."""
-    return cast(Init, jax.jit(init, static_argnums=0))
+    """Compiles `init(self, key)` of a program, which is hashable, as a whole. Else each line of it compiles some programs.
+
+    Raises (when called):
+        TypeError: If a size is not an int, or `key` is not a key.
+    """
+    compiled = jax.jit(init, static_argnums=0)
+
+    @functools.wraps(init)
+    def checked(self: Any, key: jax.Array) -> Any:
+        for field in dataclasses.fields(self):
+            if field.type is int and not isinstance(size := getattr(self, field.name), (int, np.integer)):
+                raise TypeError(f"{type(self).__name__}: {field.name}: got {size!r}; expected an int. Write {field.name}=64.")
+        if not jax.dtypes.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key) and not jnp.ndim(key):
+            raise TypeError(f"init: key: got {key!r}; expected a key. Write program.init(jax.random.key(0)).")
+        return compiled(self, key)
+
+    return cast(Init, checked)
 
 
 def glorot(key: jax.Array, rows: int, columns: int, dtype: DTypeLike, gates: int = 1) -> jax.Array:

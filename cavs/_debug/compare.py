@@ -16,6 +16,7 @@ from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.counted import counted
+from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.run import run
@@ -96,6 +97,7 @@ def compare(
         TypeError: as `run` and `interpret`.
         ValueError: as `run` and `interpret`.
     """
+    check_graphs(graphs, "compare")
     params, inputs = as_arrays(params, "compare: params"), as_arrays(inputs, "compare: inputs")
     edges = as_arrays(edges, "compare: edges")
     sched = schedule(graphs) if sched is None else sched

@@ -16,6 +16,7 @@ from cavs._function.equations import bind
 from cavs._function.jaxprs import CALLS, Eqn, Jaxpr, Literal, Var, body_of
 from cavs._function.lines import source_line
 from cavs._function.vertex import VertexFunction
+from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.run import run
@@ -64,6 +65,7 @@ def find_nan(
         TypeError: as [`cavs.run`][].
         ValueError: as [`cavs.run`][].
     """
+    check_graphs(graphs, "find_nan")
     params, inputs = as_arrays(params, "find_nan: params"), as_arrays(inputs, "find_nan: inputs")
     edges = as_arrays(edges, "find_nan: edges")
     search = _Search(F, params, graphs, inputs, edges, infinities)

@@ -12,6 +12,7 @@ from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import check_edges, score_and_value
 from cavs._function.stored import from_stored, stored_aval
 from cavs._function.vertex import Vertex, VertexFunction
+from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._run.plans import plan_of
@@ -81,6 +82,7 @@ def interpret(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree 
 
 def loop(F: VertexFunction, params: PyTree, graphs: Graphs, inputs: PyTree, edges: PyTree, call: Call) -> PyTree:
     """Implements `interpret`; `call` evaluates one vertex."""
+    check_graphs(graphs, "interpret")
     params = as_arrays(params, "interpret: params")
     inputs = _checked_rows("inputs", inputs, graphs.num_vertices, "vertex")
     edges = _checked_rows("edges", edges, graphs.num_edges, "edge")

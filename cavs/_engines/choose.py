@@ -90,9 +90,7 @@ def _on_cpu() -> bool:
 @functools.cache
 def _warn_once_if_held_back() -> None:
     if persistent.held_back():
-        message = (
-            f"cavs: this GPU could run the fast engine, persistent. Its kernels cannot run here: {persistent.supported()}."
-        )
+        message = f"cavs: this GPU could run the fast engine, persistent, but it cannot run here: {persistent.supported()}."
         warnings.warn(message, stacklevel=2)
 
 
@@ -125,7 +123,7 @@ def explain_engines(plan: FunctionPlan) -> list[str]:
     chosen = "persistent"
     if here or not fits:
         chosen = "scan" if outside or not _on_cpu() else "native"
-    reason = f": the kernels of engine persistent cannot run here; {here}" if here else ""
+    reason = f": engine persistent cannot run here; {here}" if here else ""
     lines.append(f"Chosen here: {chosen}{reason}.")
     return lines
 

@@ -110,7 +110,7 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
     """
     settings = settings._replace(**{k: int(x) for k, x in settings._asdict().items() if isinstance(x, np.integer)})
     batches, mesh = settings.batches, settings.mesh
-    if isinstance(batches, bool) or not isinstance(batches, int) and not isinstance(batches, Iterable):
+    if isinstance(batches, bool | str | bytes) or not isinstance(batches, int) and not isinstance(batches, Iterable):
         raise TypeError(
             f"Loader: batches: got {batches!r}; expected an int, the graphs of a batch, or an iterable of integer arrays."
         )

@@ -168,10 +168,11 @@ class Vertex:
         if name is None:
             return self._inputs
         if not isinstance(self._inputs, dict) or name not in self._inputs:
-            has = sorted(self._inputs) if isinstance(self._inputs, dict) else f"one {type(self._inputs).__name__}, not a dict"
+            kind = "an array" if isinstance(self._inputs, jax.Array) else f"a {type(self._inputs).__name__}"
+            what = f"has {sorted(self._inputs)}" if isinstance(self._inputs, dict) else f"is {kind}, not a dict"
             raise ValueError(
-                f"pull: name: got {name!r}; expected a key of inputs, which has {has}. "
-                f"Write inputs={{{name!r}: ...}} in cavs.run."
+                f"pull: name: got {name!r}; expected a key of inputs, which {what}. "
+                f"Write inputs={{{name!r}: ...}} in cavs.run, or v.pull() for all of inputs."
             )
         return self._inputs[name]
 

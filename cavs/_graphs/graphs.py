@@ -259,8 +259,11 @@ class Graphs:
             The same graphs with new `input_id` and `vocab`.
 
         Raises:
+            TypeError: `vocab` is a str or `None`.
             ValueError: these graphs have no `vocab`, or `unknown` is not in `vocab`.
         """
+        if vocab is None or isinstance(vocab, str):
+            raise TypeError(f"with_vocab: vocab: got {vocab!r}; expected words. Write with_vocab(train.vocab).")
         vocab = tuple(vocab)
         if self.vocab is None or self.input_id is None:
             raise ValueError("with_vocab: got graphs without a vocab; expected graphs that were read or built with words.")
@@ -291,10 +294,6 @@ class Graphs:
     def __repr__(self) -> str:
         extra = [f"{name}={len(value)}" for name in ("vocab", "kind_names", "label_names") if (value := getattr(self, name))]
         depth = int(self.height.max(initial=-1)) + 1
-        parts = [
-            counted(len(self), "graph"),
-            counted(self.num_vertices, "vertex"),
-            counted(self.num_edges, "edge"),
-            counted(depth, "level"),
-        ]
+        sizes = {"graph": len(self), "vertex": self.num_vertices, "edge": self.num_edges, "level": depth}
+        parts = [counted(number, noun) for noun, number in sizes.items()]
         return f"Graphs({', '.join(parts + extra)})"

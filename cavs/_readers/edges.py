@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cavs._graphs.counted import counted
+from cavs._graphs.expected import check_graphs
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.integers import INT32_MAX
@@ -125,8 +126,10 @@ def write_edges(graphs: Graphs, path: Path) -> None:
         path: the file; it is compressed if its name ends in `.gz`.
 
     Raises:
+        TypeError: `graphs` is something else.
         ValueError: `edge_attr` has values that are not finite real numbers.
     """
+    check_graphs(graphs, "write_edges")
     vertex_offsets, child_offsets = graphs.vertex_offsets.tolist(), graphs.child_offsets.tolist()
     children = graphs.children.tolist()
     columns = {}

@@ -7,6 +7,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
 
@@ -25,7 +26,11 @@ def save_npz(graphs: Graphs, path: Path) -> None:
     Args:
         graphs: the graphs.
         path: the file, which usually ends in `.npz`; it is compressed if it ends in `.gz`.
+
+    Raises:
+        TypeError: `graphs` is something else.
     """
+    check_graphs(graphs, "save_npz")
     write_bytes(path, graphs_to_bytes(graphs))
 
 

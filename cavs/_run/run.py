@@ -40,6 +40,7 @@ from cavs._stages.saved import Saved
 from cavs.kernels import checked
 
 Arrays: TypeAlias = list[jax.Array]
+MSG_PAD = "Under jax.jit, write sched.pad(rows) on the host before the call."
 
 
 def run(
@@ -138,10 +139,8 @@ def _padded(inputs: PyTree, sched: Schedule, exact: int | None) -> tuple[PyTree,
     lengths = {shape[0] if shape else None for shape in shapes}
     if not lengths <= {padded, exact} or len(lengths) > 1 or None in lengths:
         expected = f"{padded} (padded)" if exact is None else f"{exact} (one row per vertex) or {padded} (padded)"
-        raise ValueError(
-            f"run: inputs: got leaves of shapes {shapes}; expected a first axis of {expected}. Under jax.jit, write "
-            "sched.pad(rows) on the host before the call."
-        )
+        cure = "Write np.asarray(rows) for nested lists." if None in lengths else MSG_PAD
+        raise ValueError(f"run: inputs: got leaves of shapes {shapes[:8]}; expected a first axis of {expected}. {cure}")
     length = shapes[0][0] if shapes else padded if exact is None else exact
     return jax.tree.map(lambda x: pad_rows(x, padded), inputs) if length != padded else inputs, length
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.batches import schedule_batches
 from cavs._schedule.buckets import Options
@@ -82,11 +83,7 @@ def options_of(
     scripts: bool | None,
 ) -> Options:
     """Validates the arguments of `schedule`, for error messages of `function`."""
-    if not isinstance(graphs, Graphs):
-        raise TypeError(
-            f"{function}: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write, for instance, "
-            "cavs.read_trees(path)[:64]."
-        )
+    check_graphs(graphs, function)
     if policy not in ("batching", "serial"):
         raise ValueError(f"{function}: policy: got {policy!r}; expected 'batching' or 'serial'.")
     if not isinstance(window, int) or window < 256:

@@ -7,6 +7,7 @@ import numpy as np
 
 from cavs._feed.settings import Sample
 from cavs._graphs.converters import from_lengths
+from cavs._graphs.counted import counted
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
 from cavs._readers import FormatError
@@ -34,7 +35,8 @@ def read_pairs(path: str) -> tuple[Graphs, Graphs]:
         cells = next((line.split(s) for s in SEPARATORS if s in line), [line])
         if len(cells) != 2 or not all(cell.split() for cell in cells):
             raise TrainError(
-                f"{path}, line {number}: got {len(cells)} cells; expected `source TAB target` or `source ||| target`."
+                f"{path}, line {number}: got {counted(len(cells), 'cell')}; expected `source TAB target` or "
+                "`source ||| target`."
             )
         for side, cell in zip(sides, cells, strict=True):
             side.append(cell.split())
