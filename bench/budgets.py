@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -17,12 +18,40 @@ from bench import graphs as generators
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
 
+KEYS = 50  # that a vertex of `Attention` reads
+
+
+@dataclass
+class Attention:
+    """A vertex of a tree attends to a matrix of its own (KEYS, hidden), as a step of Echo's decoder does (figure 8)."""
+
+    hidden: int
+
+    def init(self, key: jax.Array) -> dict[str, jax.Array]:
+        shapes = {"query": (self.hidden, self.hidden), "out": (2 * self.hidden, self.hidden), "score": (self.hidden,)}
+        keys = jax.random.split(key, len(shapes))
+        return {
+            name: jax.random.normal(k, shape) / shape[0] ** 0.5 for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+        }
+
+    def vertex_function(self) -> cavs.VertexFunction:
+        def fn(p: Any, v: cavs.Vertex) -> None:
+            keys, below = v.pull(), v.gather(0) + v.gather(1)
+            weights = jax.nn.softmax(jnp.tanh(keys + below @ p["query"]) @ p["score"])
+            h = jnp.tanh(jnp.concatenate([below, weights @ keys]) @ p["out"])
+            v.scatter(h)
+            v.push(h)
+
+        return cavs.VertexFunction(fn, state=(self.hidden,), arity=2)
+
+
 PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
     "tree_lstm": (lambda h: vp.BinaryTreeLSTM(h, h), "trees"),
     "child_sum": (lambda h: vp.ChildSumTreeLSTM(h, h), "trees"),
     "tree_fc": (lambda h: vp.TreeFC(h), "trees"),
     "lstm": (lambda h: vp.LSTM(h, h), "chains"),
     "gru": (lambda h: vp.GRU(h, h), "chains"),
+    "attention": (lambda h: Attention(h), "trees"),
 }
 Measured: TypeAlias = Generator[None, None, dict[str, Any]]
 Choice: TypeAlias = tuple[int, str, int]  # the parts, the keeping and the segments of a plan
@@ -45,16 +74,21 @@ class Step:
             generators.sst_like(rng, graphs) if shape == "trees" else generators.chains(rng, graphs),
         )
         F, self.params = ready.vertex_function(), ready.init(jax.random.key(0))
-        table = np.random.default_rng(1).normal(size=(ROWS, hidden)).astype(np.float32)
+        self.F, self.row = F, (KEYS, hidden) if program == "attention" else (hidden,)
+        self._table = np.random.default_rng(1).normal(size=(ROWS, *self.row)).astype(np.float32)
 
         def collate(sample: Any) -> Any:
-            return sample.sched, sample.sched.pad(table[np.asarray(sample.graphs.input_id) % ROWS])
+            return sample.sched, sample.sched.pad(self.rows(sample.graphs))
 
         def loss(params: Any, batch: Any) -> jax.Array:
             sched, x = batch
             return jnp.sum(jnp.tanh(cavs.run(F, params, sched, x, select=sched.roots, engine=asked)) ** 2)
 
         self.loss, self.collate = loss, collate
+
+    def rows(self, graphs: Any) -> np.ndarray:
+        """The inputs of the vertices."""
+        return self._table[np.asarray(graphs.input_id) % ROWS]
 
     def plan(self, budget: int | str | None = None, **how: Any) -> Any:
         """A plan, and the CPU seconds that it took."""
@@ -131,7 +165,7 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
         measured[choice] = {
             "temp": temp,
             "ms": _ms(step.times(compiled, batch, steps)),
-            "difference": _difference(grads, first),
+            "difference": difference_of(grads, first),
         }
     found = [
         {
@@ -191,6 +225,7 @@ def _ms(times: Any) -> float:
     return round(statistics.median(times) * 1e3, 3)
 
 
-def _difference(grads: Any, want: Any) -> float:
+def difference_of(grads: Any, want: Any) -> float:
+    """The largest difference of a gradient, relative to its largest element."""
     pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(want), strict=True)
     return max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)

@@ -67,7 +67,7 @@ def echo(case: str, size: str, variant: str, steps: int) -> Generator[None, None
     return result
 
 
-def _compiled(loss: Any, params: Any, batch: Any, options: dict[str, bool] | None = None) -> tuple[Any, Any]:
+def _compiled(loss: Any, params: Any, batch: Any, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
     """A step of training, and the memory that it needs."""
 
     def step(params: Any, batch: Any) -> tuple[Any, jax.Array]:

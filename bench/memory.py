@@ -20,8 +20,9 @@ from bench import store
 ROOT = Path(__file__).resolve().parent.parent
 AT_ONCE = {"cpu": 1, "gpu": 16}  # processes that compile at the same time
 PATIENCE = 900  # seconds until a process must be ready, and until it must have answered
-PARTS = ("budgets", "quarter", "echo")
+PARTS = ("budgets", "quarter", "scan", "echo")
 PROGRAMS = ("tree_lstm", "child_sum", "tree_fc", "lstm", "gru")
+SCANS = ("tree_lstm", "gru", "tree_fc", "attention")  # programs that are compared with a level scan
 CASES = ("nmt", "deepspeech2", "transformer", "resnet")
 VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute hand", "recompute min")
 TORCH = ("torch", "torch checkpoint", "torch in a CUDA graph")  # of the translation model, on a GPU
@@ -53,7 +54,7 @@ Task = tuple[str, dict[str, Any]]  # a part, and the arguments of its function
 
 def tasks(device: str, size: Size, only: Sequence[str] = PARTS, names: Sequence[str] | None = None) -> list[Task]:
     """Returns the measurements of a run: all, or those of some programs and cases."""
-    programs = names or (*PROGRAMS, *CASES)
+    programs = names or (*PROGRAMS, *SCANS, *CASES)
     known, same = [p for p in PROGRAMS if p in programs], {"hidden": size.hidden, "steps": size.steps}
     found: list[Task] = [
         ("budgets", {"program": p, "engine": e, "graphs": size.graphs, "points": size.points} | same)
@@ -62,6 +63,12 @@ def tasks(device: str, size: Size, only: Sequence[str] = PARTS, names: Sequence[
     ]
     found += [
         ("quarter", {"program": p, "engine": ENGINES[device][0], "graphs": n} | same) for p in known[:1] for n in size.quarters
+    ]
+    # Each vertex of "attention" reads a matrix, so there are fewer graphs.
+    found += [
+        ("scan", {"program": p, "engine": ENGINES[device][1], "graphs": size.graphs // (8 if p == "attention" else 1)} | same)
+        for p in SCANS
+        if p in programs
     ]
     found += [
         ("echo", {"case": c, "size": size.echo, "variant": v, "steps": size.steps})
@@ -187,9 +194,10 @@ def _measure(part: str, arguments: dict[str, Any]) -> Iterator[str]:
     """The lines of a measurement: "ready", and the record when the caller asks for it."""
     import jax
 
-    from bench import budgets, echo
+    from bench import budgets, echo, level_scan
 
-    function = {"budgets": budgets.budgets, "quarter": budgets.quarter, "echo": echo.echo}[part]
+    parts = {"budgets": budgets.budgets, "quarter": budgets.quarter, "scan": level_scan.against_scan, "echo": echo.echo}
+    function = parts[part]
     if arguments.get("variant") in TORCH:
         from bench.peers import torch_nmt
 

@@ -36,7 +36,7 @@ def _of_device(name: str, data: dict[str, Any]) -> str:
     commits = ", ".join(dict.fromkeys(e["commit"][:9] + (" (changed)" if e["changed"] else "") for e in made))
     versions = ", ".join(dict.fromkeys(v for e in made for v in [e["versions"]["cavs"].get("jax", "")] if v))
     text = f"\n## {name}\n\nCommit {commits}; JAX {versions}; {made[0]['cores']} cores.\n"
-    kinds = (("budgets", _budgets), ("quarter", _quarters), ("echo", _echo))
+    kinds = (("budgets", _budgets), ("quarter", _quarters), ("scan", _scans), ("echo", _echo))
     for part, table in kinds:
         if mine := [r for r in records if r["part"] == part]:
             text += table(mine)
@@ -90,6 +90,20 @@ def _quarters(records: list[Record]) -> str:
     ]  # fmt: skip
     head = ("program", "engine", "graphs", "parts", "whole", "in parts", "share", "ms whole", "ms in parts", "time")
     return "\n### A quarter of the memory, by parts alone (moDNN)\n\n" + _table(head, rows) + _failed(records)
+
+
+def _scans(records: list[Record]) -> str:
+    rows = []
+    for r in (r for r in records if "plans" in r):
+        scan = r["plans"][0]
+        for p in r["plans"]:
+            less, time = f"{scan['temp'] / p['temp']:.2f}x", f"{100 * (p['ms'] / scan['ms'] - 1):+.1f} %"
+            sizes = f"{r['graphs']} x h{r['hidden']}", p["name"], text_of(p["temp"])
+            rows.append((r["program"], r["engine"], *sizes, less, f"{p['ms']:.4g}", time, f"{p['difference']:.0e}"))
+    head = ("program", "engine", "graphs", "plan", "temporary", "smaller", "ms", "time", "gradients differ")
+    title = "\n### The same function in a plain `lax.scan` over levels, under `jax.grad`\n\n"
+    note = "\nOnly the last plan of each program runs products twice.\n"
+    return title + _table(head, rows) + note + _failed(records)
 
 
 def _echo(records: list[Record]) -> str:

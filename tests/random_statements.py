@@ -108,18 +108,21 @@ def scalar(g: Maker) -> Var:
 
 def binary(g: Maker) -> Var:
     x = g.pick()
-    y = g.pick(shape=x.shape) if g.chance(0.85) else g.pick(shape=())
+    y, at = (g.pick(shape=x.shape) if g.chance(0.85) else g.pick(shape=())), "{1}"
+    if x.shape and x.size and g.chance(0.7 if len(x.shape) == 2 else 0.1):  # axes of 1, which JAX repeats silently
+        at = g.choose(["{1}", "{1}[None]", "{1}[:, None]"] if len(x.shape) == 2 else ["{1}[:1]"])
+        y = g.want(x.shape[:1] if "[:, " in at else x.shape[-1:])
     a, b = max(abs(x.lo), abs(x.hi)), max(abs(y.lo), abs(y.hi))
     how = g.choose(["+", "-", "*", "maximum", "minimum", "*", "+", "mod"])
     if how == "mod":
-        return g.emit(x.shape, "jnp.hypot({0} + 3, {1})", [x, y], -WIDEST, WIDEST) if not g.simple else binary(g)
+        return g.emit(x.shape, f"jnp.hypot({{0}} + 3, {at})", [x, y], -WIDEST, WIDEST) if not g.simple else binary(g)
     if how in ("maximum", "minimum"):
         pick = max if how == "maximum" else min
-        return g.emit(x.shape, f"jnp.{how}({{0}}, {{1}})", [x, y], pick(x.lo, y.lo), pick(x.hi, y.hi))
+        return g.emit(x.shape, f"jnp.{how}({{0}}, {at})", [x, y], pick(x.lo, y.lo), pick(x.hi, y.hi))
     bounds = {"+": (x.lo + y.lo, x.hi + y.hi), "-": (x.lo - y.hi, x.hi - y.lo), "*": (-a * b, a * b)}[how]
     if how == "*" and min(x.lo, y.lo) >= 0:
         bounds = (x.lo * y.lo, x.hi * y.hi)
-    return g.emit(x.shape, f"{{0}} {how} {{1}}", [x, y], *bounds)
+    return g.emit(x.shape, f"{{0}} {how} {at}", [x, y], *bounds)
 
 
 WIDEST = 20.0

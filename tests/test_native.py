@@ -64,6 +64,31 @@ def test_gradients_are_those_of_engine_scan(name: str) -> None:
     assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(PARAMS, rows(sched), sched, engine))
 
 
+STRETCHED = {
+    "a vector to all rows": lambda p, k, h: jnp.tanh(k + h @ p["u"]).sum(0),
+    "a column": lambda p, k, h: (k * jnp.tanh(k @ p["u"])[:, :1]).sum(0) + h,
+    "a weight": lambda p, k, h: jnp.tanh(k * p["s"] + h).max(0),
+    "two of them": lambda p, k, h: (jnp.tanh(h)[None] * k[:, 2:3]).sum(0),
+    "attention": lambda p, k, h: jax.nn.softmax(jnp.tanh(k + h @ p["u"]) @ p["s"]) @ k + h,
+}
+
+
+@pytest.mark.parametrize("name", STRETCHED)
+def test_axes_of_one_are_repeated(name: str) -> None:
+    """Elementwise equations of JAX repeat axes of 1 without saying so."""
+
+    def fn(p: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh(STRETCHED[name](p, v.pull(), v.gather(0) + v.gather(1)))
+        v.scatter(h)
+        v.push(h)
+
+    function = cavs.VertexFunction(fn, state=(6,), arity=2)
+    sched = cavs.schedule(cavs.from_parents([_complete(3), _complete(2)]))
+    keys = RNG.standard_normal((int(sched.num_vertices), 5, 6)).astype(np.float32)
+    params = PARAMS | {"s": RNG.standard_normal(6).astype(np.float32)}
+    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(params, keys, sched, engine, function))
+
+
 def test_vmap_and_second_derivatives_run_on_engine_scan() -> None:
     sched = cavs.schedule(cavs.from_parents([[2, 2, 3, -1], [1, -1]]))
     x = rows(sched)

@@ -163,6 +163,8 @@ class Lowering:
         views = [View(v.base, v.offset, 0) if one else v for v, one in zip(views, broadcasts(eqn), strict=True)]
         imm = eqn.params["y"] if operation == "integer_pow" else 0
         n = _size(eqn.outvars[0])
+        if any(_size(x) not in (1, n) for x in eqn.invars):  # the library would read beyond the operand
+            raise Unfit(f"{eqn.primitive.name} of operands of {[x.aval.shape for x in eqn.invars]}")
         self.ops.append(Op(Opcode.ELEMENTWISE, domain, n, self._new(eqn.outvars[0], domain), CODE[operation], views, imm))
 
     def _move(self, eqn: Eqn, domain: Domain) -> None:

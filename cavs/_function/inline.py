@@ -9,6 +9,7 @@ from typing import cast
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from cavs._function.children import has_children_in
 from cavs._function.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, bodies_in, body_of, is_var, opened, scan_parts
@@ -17,6 +18,13 @@ from cavs._function.lines import line_of
 # Calls that are inlined. `jax.checkpoint` has no effect of its own: `_function.minimum_cut` decides for F as a whole what is
 # stored.
 _PLAIN = ("jit", "pjit", "closed_call", "checkpoint", "remat2", "core_call")
+
+# Elementwise primitives whose operands may have axes of 1 where others are longer.
+_STRETCH = frozenset(
+    "add add_any sub mul div rem max min pow atan2 nextafter complex mulhi and or xor shift_left shift_right_logical "
+    "shift_right_arithmetic eq ne lt le gt ge eq_to le_to lt_to igamma igammac igamma_grad_a random_gamma_grad zeta "
+    "polygamma regularized_incomplete_beta".split()
+)
 
 MSG_CONTROL = (
     "gather_all is called inside {name}{where}, which cannot be batched over vertices with different numbers of children. Call "
@@ -101,6 +109,18 @@ def _branch_of_platform(eqn: Eqn) -> ClosedJaxpr | None:
     return next(fits, None)
 
 
+def _stretched(x: Atom, eqn: Eqn, out: list[Eqn]) -> Atom:
+    """Returns an operand of an equation in the shape of its result. JAX repeats axes of 1 silently; kernels would not."""
+    if eqn.primitive.name not in _STRETCH or x.aval.shape == (shape := eqn.outvars[0].aval.shape) or not x.aval.shape:
+        return x
+    axes = tuple(range(len(shape)))
+    traced = jax.make_jaxpr(lambda x: lax.broadcast_in_dim(x, shape, axes))(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))
+    (made,) = cast(list[Eqn], traced.eqns)
+    wide = Var(made.outvars[0].aval)
+    out.append(made.replace(invars=[x], outvars=[wide], source_info=eqn.source_info))
+    return wide
+
+
 def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequence[str] = _PLAIN) -> list[Atom]:
     """Appends the equations of `jaxpr` to `out`, with calls inlined.
 
@@ -123,7 +143,7 @@ def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequen
         branch = _branch_of_platform(eqn) if "platform_dependent" in calls else None
         if eqn.primitive.name not in calls and branch is None:
             fresh = [Var(v.aval) for v in eqn.outvars]  # if a body is inlined twice, it must not define a variable twice
-            out.append(eqn.replace(invars=[get(x) for x in eqn.invars], outvars=fresh))
+            out.append(eqn.replace(invars=[_stretched(get(x), eqn, out) for x in eqn.invars], outvars=fresh))
             rename.update(zip(eqn.outvars, fresh, strict=True))
             continue
         body, consts = body_of(eqn) if branch is None else opened(branch)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -28,7 +28,7 @@ class Verified(NamedTuple):
     allocator: int | None
 
 
-def compiler_options(budget: int | str | None, predicted: int) -> dict[str, bool]:
+def compiler_options(budget: int | str | None, predicted: int) -> dict[str, Any]:
     """Returns the options for `jax.jit` with which a small step fits its budget.
 
     On a GPU, products of large steps may use cuBLAS, which can be faster and takes a workspace of 32 MiB; those of small steps
