@@ -1,27 +1,24 @@
-"""The buffers that XLA will allocate for a list of equations: how many bytes each has, and from when to when it is alive.
+"""The buffers that XLA will allocate for a list of operations: how many bytes each has, and from when to when it is alive.
 
-XLA fuses cheap equations with what reads them, so most values never exist in memory. A value has a buffer if a product, a loop,
-a kernel, a scatter or a sort makes or reads it. A buffer is free after the last equation that reads it, directly or through
-fused equations. Loops and scatters update their operands in place if no later equation reads them. Equal equations run once.
+A buffer is free after the last operation that reads it, directly or through fused equations (`_memory.fusion`). Loops and
+scatters update their operands in place if no later operation reads them. Equal equations run once.
 """
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
 
 from cavs._function.costs import bytes_of_var
 from cavs._function.inline import inlined
-from cavs._function.jaxprs import CALLS, Atom, Eqn, Jaxpr, Var, is_var, opened, scan_parts
+from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Var, is_var, opened, scan_parts
+from cavs._memory.fusion import behind_views, in_place, overwritable, read_whole, stored_values, uses
 from cavs._memory.operations import MOVES, Operation
+from cavs._memory.order import ordered
 from cavs._memory.packing import Buffer, packed
-from cavs._memory.simplify import simplified
-
-_CALLS = (*CALLS, "checkpoint", "remat2", "core_call", "platform_dependent")
-
-Sources = frozenset[Any]
+from cavs._memory.simplify import CALLED, simplified
+from cavs._memory.split_k import parts_of_product
 
 
 class Peak(NamedTuple):
@@ -39,13 +36,14 @@ class Peak(NamedTuple):
 def peak_of(closed: Any) -> Peak:
     """Returns the peak of temporary memory of a closed jaxpr, inputs and results aside."""
     operations, outs = _operations(opened(closed)[0])
-    return peak_of_operations(operations, outs, results=[x for x in outs if is_var(x)])
+    results = [x for x in outs if is_var(x)]
+    return peak_of_operations(operations, outs, results, any_order=jax.default_backend() != "cpu")
 
 
 def _operations(jaxpr: Jaxpr) -> tuple[list[Operation], list[Atom]]:
     """The operations that XLA makes of a jaxpr, and what is read after the last of them."""
     eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns, _CALLS)
+    outs = inlined(jaxpr, {}, eqns, CALLED)
     eqns, outs = simplified(eqns, outs)
     return list(map(Operation, eqns)), outs
 
@@ -55,6 +53,7 @@ def peak_of_operations(
     outs: Iterable[Atom],
     results: Collection[Any] = (),
     kept: Collection[Any] = (),
+    any_order: bool = False,
 ) -> Peak:
     """Returns the peak of the memory of buffers while operations run one after the other.
 
@@ -63,8 +62,9 @@ def peak_of_operations(
         outs: what is read after the last of them.
         results: values whose buffers belong to somebody else.
         kept: values that always have a buffer.
+        any_order: whether XLA for GPUs chooses the order.
     """
-    timeline = _Timeline()
+    timeline = _Timeline(any_order)
     timeline.run(operations, outs, results, kept=kept)
     buffers = [buffer for buffer in timeline.buffers if buffer.size]
     changes = sorted([(b.start, 0, b.size) for b in buffers] + [(b.end, 1, -b.size) for b in buffers])
@@ -74,7 +74,12 @@ def peak_of_operations(
         if total > most:
             most, when = total, time
     alive = [_maker(b) for b in buffers if b.start <= when <= b.end]
-    return Peak(packed(buffers), alive)
+    return Peak(packed(buffers, by_size_alone=any_order), alive)
+
+
+def _fits(x: Var, buffer: Buffer, size: int) -> bool:
+    """Whether the buffer of `x` has the given size, or belongs to somebody else."""
+    return bytes_of_var(x) == size and buffer.size in (0, size)
 
 
 def _maker(buffer: Buffer) -> tuple[Var, Eqn]:
@@ -86,6 +91,7 @@ def _maker(buffer: Buffer) -> tuple[Var, Eqn]:
 class _Timeline:
     """The buffers of operations that have run, and the time, which is the number of buffers that were made."""
 
+    any_order: bool = False
     buffers: list[Buffer] = dataclasses.field(default_factory=list)
     now: int = 0
 
@@ -95,35 +101,43 @@ class _Timeline:
         outs: Iterable[Atom],
         results: Collection[Any] = (),
         given: Sequence[Var] = (),
+        slices: Sequence[Var] = (),
         kept: Collection[Any] = (),
     ) -> None:
-        """Runs operations. `given` are inputs that may be overwritten, in buffers that exist already."""
-        outs = {x for x in outs if is_var(x)}
+        """Runs operations.
+
+        Args:
+            operations: the operations.
+            outs: what is read after the last of them.
+            results: values whose buffers belong to somebody else.
+            given: inputs that may be overwritten, in buffers that exist already.
+            slices: inputs that are parts of arrays.
+            kept: values that always have a buffer.
+        """
+        last = [x for x in outs if is_var(x)]
         made = {v: o for o in operations for v in o.outvars}
-        stored = _stored(operations, made) | (outs & made.keys()) | set(kept)
-        sources, ends = _uses(operations, outs, stored)
-        in_place = _in_place(operations, stored)
-        read = outs.union(*(o.reads for o in operations))
+        stored = stored_values(operations, made) | ({*last} & made.keys()) | set(kept)
+        if self.any_order:
+            operations = ordered(operations, last, stored)
+        sources, ends = uses(operations, {*last}, stored)
+        places = in_place(operations, stored)
+        read = {*last}.union(*(o.reads for o in operations))
         # XLA drops results that no equation reads, but not those of a library or a kernel.
         dropped = {v for v, o in made.items() if o.facts.is_dropped and v not in read}
         elsewhere = _in_results(operations, set(results), ends) | dropped
-        of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given}
+        whole = {*last, *read_whole(operations, made)}
+        of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given} | self._copied(operations, made, slices)
         for i, o in enumerate(operations):
             dying = {x: made.get(x) for x in ends.get(i, ()) if x in of and x not in elsewhere}
-            new = [v for v in o.outvars if sources[v] == {v}]
-            if new:
+            if new := [v for v in o.outvars if sources[v] == {v}]:
                 self.now += 1
-            for v in new:
-                size = 0 if v in elsewhere else bytes_of_var(v)
-                over = next((x for x in _overwritable(o, in_place, dying) if bytes_of_var(x) == size), None)
-                if over is None:
-                    of[v] = Buffer(size, self.now)
-                    self.buffers.append(of[v])
-                else:
-                    del dying[over]
-                    of[v] = of.pop(over)
-                of[v].held.append((v, o.eqn))
-            if new:
+                for v in new:
+                    size = self._size(v, o, v in whole, v in elsewhere)
+                    over = next((x for x in overwritable(o, places, dying) if _fits(x, of[x], size)), None)
+                    if over is not None:
+                        del dying[over]
+                    of[v] = self._made(size) if over is None else of.pop(over)
+                    of[v].held.append((v, o.eqn))
                 for body in o.facts.bodies:
                     self._inside(o, body)
             for x in ends.get(i, ()):
@@ -132,76 +146,52 @@ class _Timeline:
         for buffer in of.values():
             buffer.end = self.now
 
+    def _made(self, size: int) -> Buffer:
+        """Returns a new buffer."""
+        self.buffers.append(Buffer(size, self.now))
+        return self.buffers[-1]
+
+    def _size(self, v: Var, o: Operation, whole: bool, elsewhere: bool) -> int:
+        """Returns the bytes of the buffer of a value. What reads a product in parts adds these up, unless it reads it whole."""
+        size = 0 if elsewhere else bytes_of_var(v)
+        parts = parts_of_product(o.eqn) if self.any_order and o.facts.name == "dot_general" else 1
+        if parts > 1 and whole:
+            self.buffers.append(Buffer(parts * bytes_of_var(v), self.now, self.now, [(v, o.eqn)]))
+        return size if whole else size * parts
+
+    def _copied(self, operations: Sequence[Operation], made: dict[Any, Operation], slices: Sequence[Var]) -> dict[Any, Buffer]:
+        """Returns the buffers of parts of arrays that loops read. Other operations read them where they lie."""
+        found: dict[Any, Buffer] = {}
+        for o in operations:
+            for x in [behind_views(x, made, o.facts.views) for x in o.reads] if o.facts.bodies else ():
+                if x in slices and x not in found:
+                    found[x] = self._made(bytes_of_var(x))
+                    found[x].held.append((x, o.eqn))
+        return found
+
     def _inside(self, o: Operation, body: Jaxpr) -> None:
         """Runs one step of a loop, or a branch."""
-        if body not in o.facts.inside:
-            o.facts.inside[body] = _step(o, body)
-        step = o.facts.inside[body]
+        if (key := (body, self.any_order)) not in o.facts.inside:
+            o.facts.inside[key] = _step(o, body, self.any_order)
+        step = o.facts.inside[key]
         self.buffers += [dataclasses.replace(b, start=b.start + self.now, end=b.end + self.now) for b in step.buffers]
         self.now += step.now + 1
 
 
-def _step(o: Operation, body: Jaxpr) -> _Timeline:
+def _step(o: Operation, body: Jaxpr, any_order: bool) -> _Timeline:
     """The buffers of one step of a loop, or of a branch."""
     operations, outs = _operations(body)
     carry: list[Any] = []
+    slices: list[Any] = []
     if o.facts.name == "scan":
-        consts, carry, _ = cast(Any, scan_parts(o.eqn.params, cast(Any, body.invars)))
+        consts, carry, slices = cast(Any, scan_parts(o.eqn.params, cast(Any, body.invars)))
         operations, early = _invariant(operations, {*body.constvars, *consts})
         outs = [*outs, *early]
     elif o.facts.name == "while" and len(outs) == len(o.outvars):
         carry = list(body.invars[len(body.invars) - len(outs) :])
-    timeline = _Timeline()
-    timeline.run(operations, outs, given=carry)
+    timeline = _Timeline(any_order)
+    timeline.run(operations, outs, given=carry, slices=slices)
     return timeline
-
-
-def _stored(operations: Sequence[Operation], made: dict[Any, Operation]) -> set[Any]:
-    """The values among `made` that have a buffer."""
-    readers: Counter[Any] = Counter()
-    for o in operations:
-        readers.update(set(o.reads))
-    stored: set[Any] = set()
-    for o in operations:
-        if o.facts.alone or o.facts.twice and readers[o.outvars[0]] > 1:
-            stored.update(o.outvars)
-        stored.update(_behind_views(x, made, o.facts.views) for i in o.facts.stored if is_var(x := o.invars[i]))
-    return stored & made.keys()
-
-
-def _behind_views(x: Any, made: dict[Any, Operation], views: Collection[str]) -> Any:
-    while x in made and made[x].facts.name in views and made[x].reads:
-        x = made[x].reads[0]
-    return x
-
-
-def _uses(operations: Sequence[Operation], outs: set[Any], stored: set[Any]) -> tuple[dict[Any, Sources], dict[int, list[Any]]]:
-    """For each value the buffers that it is computed from, and the buffers that each operation is the last to read."""
-    sources: dict[Any, Sources] = {}
-    last: dict[Any, int] = {}
-    for i, o in enumerate(operations):
-        for x in o.reads:
-            if x not in sources:
-                sources[x] = frozenset([x])
-        read = _union([sources[x] for x in o.reads])
-        if o.facts.is_barrier:
-            sources.update({v: sources[x] if is_var(x) else frozenset() for x, v in zip(o.invars, o.outvars, strict=True)})
-            last.update(dict.fromkeys(read, i))
-        elif any(v in stored for v in o.outvars):
-            sources.update({v: frozenset([v]) for v in o.outvars})
-            last.update(dict.fromkeys(read, i))
-            last.update(dict.fromkeys(o.outvars, i))
-        else:
-            sources.update(dict.fromkeys(o.outvars, read))
-    last.update(dict.fromkeys((s for x in outs for s in sources.get(x, ())), len(operations)))
-    ends: dict[int, list[Any]] = {}
-    for x, i in last.items():
-        ends.setdefault(i, []).append(x)
-    return sources, ends
-
-
-def _union(sets: Sequence[Sources]) -> Sources:
-    return sets[0] if len(sets) == 1 else frozenset().union(*sets)
 
 
 def _invariant(operations: list[Operation], consts: set[Any]) -> tuple[list[Operation], list[Var]]:
@@ -218,22 +208,9 @@ def _invariant(operations: list[Operation], consts: set[Any]) -> tuple[list[Oper
             known.update(o.outvars)
             moved.append(o)
     made = {v: o for o in moved for v in o.outvars}
-    alive = _stored(operations, {v: o for o in operations for v in o.outvars}) & made.keys()
+    alive = stored_values(operations, {v: o for o in operations for v in o.outvars}) & made.keys()
     others = [o for o in operations if not o.outvars or o.outvars[0] not in made]
     return [*moved, *others], [v for v in made if v in alive]
-
-
-def _in_place(operations: Sequence[Operation], stored: set[Any]) -> dict[Any, Sources]:
-    """For each value the buffers that it reads only at its own place: a fusion that makes it can overwrite them."""
-    found: dict[Any, Sources] = {}
-    for o in operations:
-        for x in o.reads:
-            if x not in found:
-                found[x] = frozenset([x])
-        alike = o.reads if o.facts.is_view else [x for i in o.facts.alike if is_var(x := o.invars[i])]
-        read = _union([found[x] for x in alike]) if alike else frozenset()
-        found.update({v: frozenset([v]) if v in stored else read for v in o.outvars})
-    return found
 
 
 def _in_results(operations: Sequence[Operation], results: set[Any], ends: dict[int, list[Any]]) -> set[Any]:
@@ -249,17 +226,3 @@ def _in_results(operations: Sequence[Operation], results: set[Any], ends: dict[i
         dying = ends.get(i, ())
         found.update(x for x, v in zip(begin, o.outvars, strict=False) if v in found and is_var(x) and x in dying)
     return found
-
-
-def _overwritable(o: Operation, sources: dict[Any, Sources], dying: dict[Any, Operation | None]) -> Iterator[Any]:
-    """The buffers among `dying` that an operation, the last to read them, may overwrite with its results.
-
-    On a GPU a fusion overwrites no result of a product or of a loop: XLA shares the buffer of an operand only if it is all that
-    another operation returns, and these return tuples, a product with the workspace of its library.
-    """
-    tuples = not o.facts.alone and jax.default_backend() != "cpu"
-    places = (x for i in o.facts.overwritable if is_var(x := o.invars[i]))
-    for x in (x for place in places for x in sources[place] if x in dying):
-        maker = dying[x]
-        if not (tuples and maker is not None and maker.facts.costly):
-            yield x

@@ -37,8 +37,9 @@ class Facts:
     def __init__(self, eqn: Eqn) -> None:
         name = self.name = eqn.primitive.name
         self.is_view, self.is_barrier, self.twice = name in _VIEWS, name == "optimization_barrier", name in _EXPENSIVE
+        self.is_update = name in _UPDATES
         self.costly, self.bodies = is_costly(eqn), [] if name in _LAUNCHES else bodies_in(eqn)
-        self.inside: dict[Jaxpr, Any] = {}
+        self.inside: dict[tuple[Jaxpr, bool], Any] = {}
         self.alone = name in (*_IN_PLACE, *_REDUCTIONS, *_EXTERNAL) or self.costly or bool(self.bodies)
         self.is_dropped = name not in (*_EXTERNAL, *_LAUNCHES)  # XLA drops its results if no equation reads them
         self.views = _VIEWS | {"transpose"} if name == "dot_general" else _VIEWS

@@ -19,16 +19,22 @@ class Buffer:
     held: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
 
 
-def packed(buffers: Iterable[Buffer]) -> int:
+def packed(buffers: Iterable[Buffer], by_size_alone: bool = False) -> int:
     """Returns the size in bytes of a heap in which buffers that are alive at the same time do not overlap.
 
     As in XLA, the better of two orders is taken: by size, or by the time that buffers live. The times are known roughly, so the
     worse of two orders by time is taken: as they are, and in steps of a half, with the smallest first.
+
+    Args:
+        buffers: the buffers.
+        by_size_alone: whether to try the first order alone, because the times are known too roughly for the second one.
     """
     largest = sorted(buffers, key=lambda b: -b.size)[:_LARGE]
     by_size: Callable[[Buffer], Any] = lambda b: (-b.size, b.start)  # noqa: E731
     by_time: Callable[[Buffer], Any] = lambda b: (b.start - b.end, -b.size)  # noqa: E731
     by_rough_time: Callable[[Buffer], Any] = lambda b: (-round(math.log(b.end - b.start + 1, 1.5)), b.size)  # noqa: E731
+    if by_size_alone:
+        return _height(sorted(largest, key=by_size))
     size, time, rough_time = (_height(sorted(largest, key=order)) for order in (by_size, by_time, by_rough_time))
     return min(size, max(time, rough_time))
 

@@ -6,7 +6,10 @@ from typing import Any, cast
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Literal, Var, bodies_in, is_var, opened
+from cavs._function.inline import inlined
+from cavs._function.jaxprs import CALLS, Atom, Eqn, Jaxpr, Literal, Var, bodies_in, is_var, opened
+
+CALLED = (*CALLS, "checkpoint", "remat2", "core_call", "platform_dependent")  # what XLA inlines
 
 
 def simplified(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[Atom]]:
@@ -53,16 +56,21 @@ def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
     read, kept = {x for x in outs if is_var(x)}, []
     for e in reversed(eqns):
         if e.effects or any(v in read for v in e.outvars):
-            if not e.effects and e.primitive.name in _LOOPS:
+            if e.primitive.name in _LOOPS and not _observed(e):
                 e = _LOOPS[e.primitive.name](e, read)
             kept.append(e)
             read.update(x for x in e.invars if is_var(x))
     return kept[::-1]
 
 
+def _observed(e: Eqn) -> bool:
+    """Whether an equation has effects beyond those on references that begin and end inside of it."""
+    return any(type(effect).__name__ != "InternalMutableArrayEffect" for effect in e.effects)
+
+
 def _without_dead_values(loop: Eqn, read: set[Any]) -> Eqn:
     """A loop without the values that only their own next values depend on, and without constants that nobody reads."""
-    body, _ = opened(loop.params["body_jaxpr"])
+    body = _simplified_body(opened(loop.params["body_jaxpr"])[0])
     cond, _ = opened(loop.params["cond_jaxpr"])
     count, in_cond, consts = len(loop.outvars), loop.params["cond_nconsts"], loop.params["body_nconsts"]
     inside = body.invars[consts:]
@@ -85,6 +93,14 @@ def _without_dead_values(loop: Eqn, read: set[Any]) -> Eqn:
         outvars=[loop.outvars[i] for i in state],
         params=loop.params | {"body_jaxpr": smaller, "body_nconsts": len(known)},
     )
+
+
+def _simplified_body(body: Jaxpr) -> Jaxpr:
+    """The body of a loop, simplified: loops inside of it do not read values that they do not need."""
+    eqns: list[Eqn] = []
+    outs = inlined(body, {}, eqns, CALLED)
+    eqns, outs = simplified(eqns, outs)
+    return cast(Jaxpr, body.replace(eqns=eqns, outvars=outs))
 
 
 def _scan_without_dead_values(loop: Eqn, read: set[Any]) -> Eqn:
