@@ -71,32 +71,54 @@ def minimum_cut(
     source, sink = flow.node(), flow.node()
     inside: dict[Var, int] = {}
     outside: dict[Var, int] = {}
+    needed, free = set(needed), set(free)
 
     def value(v: Var, node: int) -> None:
         inside[v], outside[v] = node, flow.node()
         flow.edge(node, outside[v], int(size(v) * _UNIT))
+        if v in needed:
+            flow.edge(outside[v], sink, _ENDLESS)
 
     for v in stored:
         value(v, flow.node())
         flow.edge(source, inside[v], _ENDLESS)
-    runs = []
+    passed = _passed_on(eqns, needed, free, size)
+    runs = [flow.node() for _ in eqns]
+    for i in reversed(range(len(eqns))):
+        runs[i] = runs[passed.get(i, i)]
     for i, eqn in enumerate(eqns):
-        run, cost = flow.node(), price(i)
-        runs.append(run)
+        run, cost = runs[i], price(i)
         flow.edge(source, run, _ENDLESS if cost is None else int(cost * _UNIT))
         for x in dict.fromkeys(x for x in eqn.invars if is_var(x) and x in outside):  # not in the order of a set, which varies
             flow.edge(outside[x], run, _ENDLESS)
-        results = [v for v in eqn.outvars if v not in free]
+        results = [v for v in eqn.outvars if v not in free and i not in passed]
         for v in results:
             value(v, run if len(results) == 1 else flow.node())
             if inside[v] != run:
                 flow.edge(run, inside[v], _ENDLESS)
-    for v in dict.fromkeys(needed):
-        if v in outside:
-            flow.edge(outside[v], sink, _ENDLESS)
     after = flow.reaches(source, sink)
     keep = [v for v in outside if outside[v] in after and inside[v] not in after]
     return keep, {i for i, run in enumerate(runs) if run in after}
+
+
+def _passed_on(
+    eqns: Sequence[Eqn], needed: Collection[Var], free: Collection[Var], size: Callable[[Var], float]
+) -> dict[int, int]:
+    """The equations whose result only one other equation reads, and that equation, if its result is no larger.
+
+    The former is never worth keeping: the latter could be kept instead. So both equations run again, or none of them.
+    """
+    readers: dict[Var, list[int]] = {}
+    for i, eqn in enumerate(eqns):
+        for x in dict.fromkeys(x for x in eqn.invars if is_var(x)):
+            readers.setdefault(x, []).append(i)
+    only = [eqn.outvars[0] if len(eqn.outvars) == 1 and eqn.outvars[0] not in free else None for eqn in eqns]
+    found: dict[int, int] = {}
+    for i, v in enumerate(only):
+        if v is not None and v not in needed and len(by := readers.get(v, ())) == 1:
+            if (result := only[by[0]]) is not None and size(result) <= size(v):
+                found[i] = by[0]
+    return found
 
 
 class _Flow:
@@ -131,41 +153,43 @@ class _Flow:
         return seen
 
     def _levels(self, source: int) -> list[int]:
-        level = [-1] * len(self.edges)
+        edges, to, room = self.edges, self.to, self.room  # local names: these loops take most of the time of a plan
+        level = [-1] * len(edges)
         level[source] = 0
         queue = deque([source])
         while queue:
             a = queue.popleft()
-            for i in self.edges[a]:
-                if self.room[i] > 0 and level[self.to[i]] < 0:
-                    level[self.to[i]] = level[a] + 1
-                    queue.append(self.to[i])
+            for i in edges[a]:
+                if room[i] > 0 and level[to[i]] < 0:
+                    level[to[i]] = level[a] + 1
+                    queue.append(to[i])
         return level
 
     def _block(self, source: int, sink: int, level: list[int]) -> None:
-        at, path, node = [0] * len(self.edges), [], source
+        edges, to, room = self.edges, self.to, self.room
+        at, path, node = [0] * len(edges), [], source
         while True:
             if node == sink:
-                amount = min(self.room[i] for i in path)
+                amount = min(room[i] for i in path)
                 for i in path:
-                    self.room[i] -= amount
-                    self.room[i ^ 1] += amount
-                first = next(k for k, i in enumerate(path) if not self.room[i])
-                node = self.to[path[first] ^ 1]
+                    room[i] -= amount
+                    room[i ^ 1] += amount
+                first = next(k for k, i in enumerate(path) if not room[i])
+                node = to[path[first] ^ 1]
                 del path[first:]
                 continue
-            edges = self.edges[node]
-            while at[node] < len(edges):
-                i = edges[at[node]]
-                if self.room[i] > 0 and level[self.to[i]] == level[node] + 1:
+            ways, deeper = edges[node], level[node] + 1
+            while at[node] < len(ways):
+                i = ways[at[node]]
+                if room[i] > 0 and level[to[i]] == deeper:
                     break
                 at[node] += 1
             else:
                 if not path:
                     return
                 i = path.pop()
-                node = self.to[i ^ 1]
+                node = to[i ^ 1]
                 at[node] += 1
                 continue
             path.append(i)
-            node = self.to[i]
+            node = to[i]

@@ -98,9 +98,11 @@ class Planner:
     def _known(self, key: Any) -> Graph | None:
         """Returns a graph that was traced already with the same values kept in its loops. Plans these loops."""
         found = self.traced.get(key, [])
-        if not found:  # without loops, the graph is that of the plan that keeps everything
-            whole = self.traced.get((*key[:-1], True), [])
-            return next((known.graph for known in whole if not any(e.primitive.name == "scan" for e in known.graph.eqns)), None)
+        if not found:  # without loops, the graph of the plan that keeps everything is that of all others
+            others = self.traced.get((*key[:-1], not key[-1]), [])
+            return next(
+                (known.graph for known in others if not any(e.primitive.name == "scan" for e in known.graph.eqns)), None
+            )
         asked = [self.keep(*call) for call, _ in found[0].inner]
         return next((known.graph for known in found if known.keeps(asked)), None)
 

@@ -1,6 +1,7 @@
 """How XLA lays out buffers in one heap: large ones first, each in the smallest gap that fits (its "best fit" heuristics)."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -33,16 +34,26 @@ def packed(buffers: Iterable[Buffer], by_size_alone: bool = False) -> int:
     by_size: Callable[[Buffer], Any] = lambda b: (-b.size, b.start)  # noqa: E731
     by_time: Callable[[Buffer], Any] = lambda b: (b.start - b.end, -b.size)  # noqa: E731
     by_rough_time: Callable[[Buffer], Any] = lambda b: (-round(math.log(b.end - b.start + 1, 1.5)), b.size)  # noqa: E731
-    if by_size_alone:
-        return _height(sorted(largest, key=by_size))
-    size, time, rough_time = (_height(sorted(largest, key=order)) for order in (by_size, by_time, by_rough_time))
-    return min(size, max(time, rough_time))
+    size = _height(sorted(largest, key=by_size))
+    if by_size_alone or size == _alive(largest):  # if it is that, no other order is better
+        return size
+    return min(size, max(_height(sorted(largest, key=order)) for order in (by_time, by_rough_time)))
+
+
+def _alive(buffers: list[Buffer]) -> int:
+    """The most bytes of buffers that are alive at the same time."""
+    changes = sorted([(b.start, 0, _aligned(b)) for b in buffers] + [(b.end, 1, -_aligned(b)) for b in buffers])
+    return max(itertools.accumulate(change for _, _, change in changes), default=0)
+
+
+def _aligned(buffer: Buffer) -> int:
+    return -(-buffer.size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _height(buffers: list[Buffer]) -> int:
     placed: list[tuple[int, int, Buffer]] = []  # begin, end and buffer
     for buffer in buffers:
-        size = -(-buffer.size // _ALIGNMENT) * _ALIGNMENT
+        size = _aligned(buffer)
         taken = sorted((a, b) for a, b, x in placed if x.start <= buffer.end and buffer.start <= x.end)
         gaps, top = [], 0
         for begin, end in taken:
