@@ -52,7 +52,8 @@ class Graph:
     names: Names = ()
     named: dict[str, set[Var]] = field(default_factory=dict)
     costly: list[int] = field(default_factory=list)
-    plans: dict[tuple[Var, ...], "Kept"] = field(default_factory=dict)
+    plans: dict[tuple[Var, ...], "Kept"] = field(default_factory=dict)  # by what they keep
+    choices: dict[Any, "Kept"] = field(default_factory=dict)  # by the prices
 
     def __post_init__(self) -> None:
         self.backward, _ = needed(self.backward, self.grads, set(self.cotangents) | set(self.reads) | set(self.backward_consts))
@@ -87,17 +88,24 @@ class Graph:
                 it again; None: never.
             fixed: values that are kept in any case, if something needs them.
         """
-        order = {i: k for k, i in enumerate(self.costly)}
+        costly = ((k, self.eqns[i]) for k, i in enumerate(self.costly))
+        prices = tuple(price(k, flops_of(e)) if may_repeat(e) else None for k, e in costly)
+        key = prices, frozenset(fixed)
+        if key not in self.choices:
+            self.choices[key] = self._cut(dict(zip(self.costly, prices, strict=True)), fixed)
+        return self.choices[key]
+
+    def _cut(self, prices: dict[int, float | None], fixed: Collection[Var]) -> "Kept":
+        """Chooses what to keep. `prices`: of the costly equations."""
         asked = set(fixed) | chosen(self.named, self.names, "keep") | chosen(self.named, self.names, "offload")
         never = chosen(self.named, self.names, "recompute")
         again = behind(self.eqns, never, is_costly)
 
         def price_at(i: int) -> float | None:
-            if i not in order:
+            if i not in prices:
                 return price_of(self.eqns[i])
-            if may_repeat(self.eqns[i]) and any(v in again for v in self.eqns[i].outvars):
-                return 0.0
-            return price(order[i], flops_of(self.eqns[i])) if may_repeat(self.eqns[i]) else None
+            free = may_repeat(self.eqns[i]) and any(v in again for v in self.eqns[i].outvars)
+            return 0.0 if free else prices[i]
 
         needs = self.needs()
         # Of equally small cuts, the one of the fewest values.
