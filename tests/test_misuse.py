@@ -283,6 +283,7 @@ def test_inputs_under_jit_must_be_padded() -> None:
         ({"F": vp.LSTM(H, E)}, TypeError, "or program.vertex_function() for a ready vertex program"),
         ({"sched": TREE}, TypeError, "sched: got a Graphs; expected a cavs.Schedule. Write cavs.schedule(graphs)"),
         ({"engine": "turbo"}, ValueError, "engine: got 'turbo'; expected None or one of 'scan'"),
+        ({"engine": "persistant"}, ValueError, "'native'. Did you mean persistent?"),
         (
             {"select": np.zeros((2, 2), int)},
             ValueError,

@@ -16,6 +16,7 @@ from cavs._engines.scan import Scan
 from cavs._engines.widest import possible
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.counted import counted
+from cavs._graphs.suggest import suggestion
 from cavs._schedule.padding import Filled, in_total, padding_of
 from cavs._schedule.schedule import Schedule, Shape
 from cavs.kernels import PRECISIONS, Unfit, layout_of, persistent
@@ -37,7 +38,10 @@ def engine_of(engine: str | Engine | None) -> Engine | None:
     if engine is None or isinstance(engine, Scan | Persistent | Native):
         return engine
     if not isinstance(engine, str) or engine not in ENGINES:
-        raise ValueError(f"run: engine: got {engine!r}; expected None or one of {', '.join(map(repr, ENGINES))}.")
+        hint = suggestion(engine, ENGINES) if isinstance(engine, str) else ""
+        raise ValueError(
+            f"run: engine: got {engine!r}; expected None or one of {', '.join(map(repr, ENGINES))}. {hint}".rstrip()
+        )
     return ENGINES[engine]
 
 
