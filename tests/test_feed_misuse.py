@@ -188,3 +188,11 @@ def test_a_script_ends_in_silence_with_a_loop_that_it_holds_and_a_log_that_waits
         text=True,
     )
     assert done.returncode == 0 and not done.stderr
+
+
+def test_a_step_under_jit_in_place_of_its_decorator():
+    (batches,) = loader(10)
+    with pytest.raises(AttributeError, match="'roots'; it holds 1 batch for one dispatch. .* @cavs.data.step, without jax.jit"):
+        batches.roots  # noqa: B018
+    with pytest.raises(AttributeError, match="'roots'; it holds batches for one dispatch. Decorate"):
+        jax.jit(lambda state, sched: (state, sched.roots))(0, next(iter(loader(2))))

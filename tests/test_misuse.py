@@ -283,6 +283,7 @@ def test_inputs_under_jit_must_be_padded() -> None:
         ({"F": vp.LSTM(H, E)}, TypeError, "or program.vertex_function() for a ready vertex program"),
         ({"sched": TREE}, TypeError, "sched: got a Graphs; expected a cavs.Schedule. Write cavs.schedule(graphs)"),
         ({"engine": "turbo"}, ValueError, "engine: got 'turbo'; expected None or one of 'scan'"),
+        ({"params": {"u": "u"}}, TypeError, "run: params: got a str at ['u']; expected only arrays"),
         ({"engine": "persistant"}, ValueError, "'native'. Did you mean persistent?"),
         (
             {"select": np.zeros((2, 2), int)},
@@ -324,6 +325,8 @@ def test_schedule() -> None:
 
 
 def test_attributes_of_a_schedule() -> None:
+    with pytest.raises(AttributeError, match="Schedule has no attribute 'labels'. Did you mean label?"):
+        cavs.schedule(TREE).labels  # noqa: B018
     with pytest.raises(AttributeError, match="Schedule has no attribute 'order'"):
         _ = cavs.schedule(TREE).order
     with pytest.raises(ValueError, match="several roots.*Read out with schedule.graph"):

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cavs._feed.bits import beyond_32_bits
@@ -61,9 +62,12 @@ class Batches:
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"Batches has no attribute {name!r}; it holds {counted(len(self), 'batch')} for one dispatch. Decorate the "
-            "function of one batch with @cavs.data.step, or write Loader(..., steps=1) for loops over single batches."
+            f"Batches has no attribute {name!r}; it holds {self._held()} for one dispatch. Decorate the function of one batch "
+            "with @cavs.data.step, without jax.jit, or write Loader(..., steps=1) for loops over single batches."
         )
+
+    def _held(self) -> str:
+        return "batches" if isinstance(self.filled, Tracer) else counted(len(self), "batch")
 
     def __repr__(self) -> str:
         return f"Batches({len(self)}, arrays {[x.shape for x in jax.tree.leaves(self.tree)]})"

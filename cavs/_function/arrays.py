@@ -14,11 +14,11 @@ def as_arrays(tree: PyTree, where: str) -> PyTree:
     """
     try:
         return jax.tree.map(jnp.asarray, tree)
-    except TypeError:
+    except (TypeError, ValueError):
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
             try:
                 jnp.asarray(leaf)
-            except TypeError as error:
+            except (TypeError, ValueError) as error:
                 raise TypeError(
                     f"{where}: got a {type(leaf).__name__} at {jax.tree_util.keystr(path) or 'the root'}; expected only "
                     "arrays. For an Equinox module write params, static = equinox.partition(module, equinox.is_array), and "

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.suggest import suggestion
 from cavs._schedule.padding import explain_padding, in_total, padding_of, task_table
 from cavs._schedule.shape import FIELDS, OF_ARITY, Shape as Shape, slots_of
 
@@ -91,8 +92,10 @@ class Schedule:
         if shape is not None and name in OF_ARITY and shape.arity:
             return self._of_arity(name)
         if shape is None or name not in slots_of(shape):
-            hint = f". Write cavs.schedule(..., fields=({name!r},)) to include it." if name in FIELDS else ""
-            raise AttributeError(f"Schedule has no attribute {name!r}{hint}")
+            hint = f"Write cavs.schedule(..., fields=({name!r},)) to include it."
+            if name not in FIELDS:
+                hint = "" if shape is None or name.startswith("_") else suggestion(name, [*FIELDS, *slots_of(shape)])
+            raise AttributeError(f"Schedule has no attribute {name!r}. {hint}".removesuffix(". "))
         if name == "roots" and not shape.rooted:
             raise ValueError(
                 "Schedule.roots: got a batch in which a graph has several roots; expected one root per graph. Read out with "
