@@ -111,7 +111,9 @@ class Maker:
             def one(state: Any, row: Any) -> tuple[Any, Any]:
                 h, total, n, key = state
                 scale, i = row
-                inside = given._replace(key=key if keyed else jax.random.fold_in(given.key, i), indices=(given.indices + n) % ROWS)
+                inside = given._replace(
+                    key=key if keyed else jax.random.fold_in(given.key, i), indices=(given.indices + n) % ROWS
+                )
                 new = body(inside, jnp.tanh(h * scale + given.bias))
                 return (new, total + new.sum(), (n + 1) % 3, jax.random.fold_in(key, i)), (h if ys_of_carry else new[0], i)
 
@@ -136,9 +138,14 @@ class Maker:
     def while_loop(self, depth: int) -> Step:
         """A loop of an unknown number of steps cannot be differentiated: its result is a constant."""
         del depth
-        return lambda given, x: x * lax.stop_gradient(
-            lax.while_loop(lambda s: s[1] > 0.1, lambda s: (s[0] + 1, s[1] * 0.5), (1.0, 1 + jnp.abs(lax.stop_gradient(x)).max()))[0]
-            / 8
+        return lambda given, x: (
+            x
+            * lax.stop_gradient(
+                lax.while_loop(
+                    lambda s: s[1] > 0.1, lambda s: (s[0] + 1, s[1] * 0.5), (1.0, 1 + jnp.abs(lax.stop_gradient(x)).max())
+                )[0]
+                / 8
+            )
         )
 
     def checkpoint(self, depth: int) -> Step:

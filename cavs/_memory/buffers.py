@@ -128,7 +128,8 @@ class _Timeline:
         whole = {*last, *read_whole(operations, made)}
         of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given} | self._copied(operations, made, slices)
         for i, o in enumerate(operations):
-            dying = {x: made.get(x) for x in ends.get(i, ()) if x in of and x not in elsewhere}
+            freed = sorted((x for x in ends.get(i, ()) if x in of and x not in elsewhere), key=lambda x: of[x].start)
+            dying = {x: made.get(x) for x in freed}
             if new := [v for v in o.outvars if sources[v] == {v}]:
                 self.now += 1
                 for v in new:

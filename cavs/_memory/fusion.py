@@ -95,7 +95,7 @@ def overwritable(o: Operation, sources: dict[Any, Sources], dying: dict[Any, Ope
     """
     tuples = not o.facts.alone and jax.default_backend() != "cpu"
     places = (x for i in o.facts.overwritable if is_var(x := o.invars[i]))
-    for x in (x for place in places for x in sources[place] if x in dying):
+    for x in (x for place in places for x in dying if x in sources[place]):
         maker = dying[x]
         if not (tuples and maker is not None and maker.facts.costly):
             yield x

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cavs._function.equal_jaxprs import equal_jaxprs
 from cavs._function.equations import bind
 from cavs._function.jaxprs import Eqn, Var, opened, scan_parts
 from cavs._function.lines import source_line
@@ -58,10 +59,12 @@ class Planner:
         names: what the user asks for by name; values of loops are not offloaded.
         fixed: values of the function itself that are kept in any case.
         traced: the graphs traced already, by name, differentiated inputs and chunks; shared by the planners of one function.
+        bodies: bodies without loops that were traced already, with `diff` and `stored` as in `keep`, and their graphs.
     """
 
     price: Price | None
     traced: dict[Any, list[_Traced]] = field(default_factory=dict)
+    bodies: list[tuple[Any, list[int], list[int], Graph]] = field(default_factory=list)
     chunks: dict[str, int] = field(default_factory=dict)
     regions: dict[str, Region] = field(default_factory=dict)
     names: Names = ()
@@ -81,7 +84,11 @@ class Planner:
         graph = self._known(key)
         if graph is None:
             self._inner = []
-            graph = self._trace(closed, diff, name, times, stored)
+            graph = self._equal_body(closed, diff, stored) if name else None
+            if graph is None:
+                graph = self._trace(closed, diff, name, times, stored)
+                if name and not self._inner:
+                    self.bodies.append((closed, list(diff), list(stored), graph))
             self.traced.setdefault(key, []).append(_Traced(graph, self._inner))
         self._inner = before
         price = self.price
@@ -105,6 +112,11 @@ class Planner:
             )
         asked = [self.keep(*call) for call, _ in found[0].inner]
         return next((known.graph for known in found if known.keeps(asked)), None)
+
+    def _equal_body(self, closed: Any, diff: Sequence[int], stored: Sequence[int]) -> Graph | None:
+        """Returns the graph of a loop body without loops that was traced already, as for another layer of a net."""
+        asked = list(diff), list(stored)
+        return next((graph for body, *of, graph in self.bodies if tuple(of) == asked and equal_jaxprs(body, closed)), None)
 
     def _trace(self, closed: Any, diff: Sequence[int], name: str, times: int, stored: Sequence[int]) -> Graph:
         jaxpr, consts = opened(closed)

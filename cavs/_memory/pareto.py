@@ -65,12 +65,13 @@ class ParetoSearch:
     diff: Sequence[int]
     line: str | None = None
     traced: dict[Any, Any] = field(default_factory=dict)
+    bodies: list[Any] = field(default_factory=list)
     peaks: dict[Point, int] = field(default_factory=dict)
     known_peaks: dict[Any, int] = field(default_factory=dict)  # by the graph and what it keeps
     names: Names = ()
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
-        planner = Planner(price, self.traced, chunks or {}, names=self.names, fixed=fixed)
+        planner = Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed)
         kept = planner.keep(self.closed, self.diff, "", self.line)
         point = Point(kept, planner.regions, planner.chunks, fixed)
         same = kept.graph, tuple(kept.keep)
@@ -82,7 +83,7 @@ class ParetoSearch:
     def saved(self, saved: dict[str, Any]) -> Point:
         """The values that a saved plan keeps. The plan `plain` has one graph."""
         price = None if len(saved["regions"]) == 1 else lambda *_: None
-        planner = Planner(price, {}, dict(saved["chunks"]), names=self.names, saved=saved)
+        planner = Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved)
         kept = planner.keep(self.closed, self.diff, "", self.line)
         point = Point(kept, planner.regions, planner.chunks)
         self.peaks[point] = point.peak()
