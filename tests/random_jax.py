@@ -178,8 +178,8 @@ def function(seed: int) -> Callable[..., Any]:
 
 def inputs(seed: int) -> Inputs:
     rng = np.random.default_rng([seed, 1])
-    floats = [jnp.asarray(rng.normal(size=shape) * 0.6) for shape in ((3, WIDTH, WIDTH), (ROWS, WIDTH), (WIDTH,))]
-    return Inputs(*floats, jnp.asarray(rng.integers(0, ROWS, ROWS), jnp.int32), jax.random.key(seed))
+    ws, x, bias = (jnp.asarray(rng.normal(size=shape) * 0.6) for shape in ((3, WIDTH, WIDTH), (ROWS, WIDTH), (WIDTH,)))
+    return Inputs(ws, x, bias, jnp.asarray(rng.integers(0, ROWS, ROWS), jnp.int32), jax.random.key(seed))
 
 
 def check(seed: int) -> None:

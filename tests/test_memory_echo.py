@@ -11,6 +11,7 @@ from jax import lax
 
 import bench.echo_cases as echo_cases
 import cavs
+from cavs._function.equal_jaxprs import equal_jaxprs
 from cavs._function.jaxprs import is_var
 from cavs._function.minimum_cut import minimum_cut
 from cavs._memory.derivative import with_derivative
@@ -19,6 +20,7 @@ from cavs._memory.fit import Verified
 from cavs._memory.loops import Planner
 from cavs._memory.pareto import ParetoSearch
 from cavs.memory import BudgetError, bytes_of, recompute
+from tests import random_jax
 from tests.truth import assert_close
 
 SMALL = {
@@ -258,6 +260,25 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
     want = jax.grad(f, (0, 1))(ws, x)
     for budget in (None, "min", (plan.peak + plan.floor) // 2):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)
+
+
+@pytest.mark.parametrize("seed", [0, 4, 7])
+def test_random_functions_with_loops_branches_and_keys(seed):
+    random_jax.check(seed)
+
+
+def test_equal_bodies_of_loops_share_a_trace():
+    loss, params, batch = case("deepspeech2")
+    graphs = [r.kept.graph for r in recompute(loss).plan(params, batch)._point.regions.values() if r.name]
+    assert len(graphs) == 4 and len(set(map(id, graphs))) == 2  # two layers, in two directions
+
+
+def test_jaxprs_are_equal_up_to_names():
+    def traced(scale, fn=jnp.sin):
+        return jax.make_jaxpr(lambda x: lax.scan(lambda c, y: (fn(c) * y, scale * c), x[0], x))(jnp.ones(3))
+
+    assert equal_jaxprs(traced(2.0), traced(2.0))
+    assert not equal_jaxprs(traced(2.0), traced(3.0)) and not equal_jaxprs(traced(2.0), traced(2.0, jnp.cos))
 
 
 def test_if_nothing_is_gained_everything_is_kept():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.equations import bind, is_float, lines_of
-from cavs._function.jaxprs import Eqn, body_of, opened
+from cavs._function.jaxprs import Atom, Eqn, body_of, opened
 from cavs._memory.graph import Kept, value
 
 # Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
@@ -24,13 +24,19 @@ def with_derivative(closed: Any, keep: Keep) -> Flat:
     jaxpr, consts = opened(closed)
 
     def backward(kept: Kept, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        filled = [jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x for x in cotangents]
+        outs = [kept.graph.outs[i] for i in kept.graph.float_outs]
+        filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in zip(outs, cotangents, strict=True)]
         return kept.pull_back(values, filled, late=True)
 
     def plain(*args: Any) -> list[Any]:
         return evaluate(jaxpr, consts, args, bind)
 
     return planned(plain, keep, lambda kept, args: kept.forward(args, late=True), backward)
+
+
+def zeros(x: Atom) -> jax.Array:
+    """Zeros of the type of a variable or literal."""
+    return jnp.zeros(x.aval.shape, x.aval.dtype)
 
 
 def planned(

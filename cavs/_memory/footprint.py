@@ -29,13 +29,14 @@ def _backward(kept: Kept, makers: dict[Var, int]) -> list[Operation]:
     """The backward in the order in which it runs, each stretch after what it computes again, in the forward's variables."""
     graph = kept.graph
     have = set(kept.keep) | set(kept.free) | set(graph.consts)
-    copies: dict[Atom, Var] = {}
+    copies: dict[Var, Atom] = {}
     order: list[Operation] = []
     for stretch in graph.stretches:
         again = _behind(graph, [graph.reads[x] for o in stretch for x in o.reads if x in graph.reads], have, makers)
         for o in (graph.operations[i] for i in again):
-            copies |= {v: cast(Var, jex.Var(v.aval)) for v in o.outvars}
-            order.append(o.renamed(copies, [copies[v] for v in o.outvars]))
+            results = [cast(Var, jex.Var(v.aval)) for v in o.outvars]
+            copies |= dict(zip(o.outvars, results, strict=True))
+            order.append(o.renamed(copies, results))
             have.update(o.outvars)
         order += [o.renamed(graph.reads).renamed(copies) for o in stretch]
     return order

@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Var, is_var, opened, scan_parts
-from cavs._memory.derivative import Flat, Keep, planned
+from cavs._function.jaxprs import Eqn, Jaxpr, Var, is_var, opened, scan_parts
+from cavs._memory.derivative import Flat, Keep, planned, zeros
 from cavs._memory.graph import Kept, shape
 
 
@@ -131,17 +130,13 @@ def _backward(loop: Loop, kept: Kept, places: Sequence[int], args: Sequence[Any]
         (sums, after), (row, values, cotangents) = state, x
         cotangents = cotangents | {i - loop.consts: g for i, g in zip(carry, after, strict=True)}
         values = [*(free | row).values(), *values]
-        found = kept.pull_back(values, [cotangents.get(i, _zeros(graph.outs[i])) for i in graph.float_outs], late=False)
+        found = kept.pull_back(values, [cotangents.get(i, zeros(graph.outs[i])) for i in graph.float_outs], late=False)
         grads = dict(zip(graph.diff, found, strict=True))
         sums = [lax.add(total, grads[i]) for i, total in zip(consts, sums, strict=True)]
         return (sums, [grads[i] for i in carry]), [grads[i] for i in xs]
 
-    first = [into.get(i - loop.consts, _zeros(graph.invars[i])) for i in carry]
-    state = [_zeros(graph.invars[i]) for i in consts], first
+    first = [into.get(i - loop.consts, zeros(graph.invars[i])) for i in carry]
+    state = [zeros(graph.invars[i]) for i in consts], first
     (sums, before), found = loop.scan(step, state, (rows, stacks, ys), backwards=True)
     grads = dict(zip([*consts, *carry, *xs], [*sums, *before, *found], strict=True))
     return [grads[i] for i in graph.diff]
-
-
-def _zeros(x: Atom) -> jax.Array:
-    return jnp.zeros(x.aval.shape, x.aval.dtype)

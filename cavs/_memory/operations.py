@@ -77,7 +77,7 @@ class Operation:
         self.invars, self.outvars = eqn.invars, eqn.outvars
         self.reads = [x for x in eqn.invars if is_var(x)]
 
-    def renamed(self, names: Mapping[Atom, Atom], outvars: list[Var] | None = None) -> "Operation":
+    def renamed(self, names: Mapping[Var, Atom], outvars: list[Var] | None = None) -> "Operation":
         """Returns the same operation with other operands, and maybe other results."""
         if outvars is None and not any(x in names for x in self.reads):
             return self
