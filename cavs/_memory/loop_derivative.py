@@ -14,7 +14,7 @@ from cavs._memory.derivative import Flat, Keep, planned, zeros
 from cavs._memory.graph import Kept, shape
 
 
-class Loop(NamedTuple):
+class TracedLoop(NamedTuple):
     """A `lax.scan`, whose `body` takes a number of constants, a number of values that it carries, and a row of each xs."""
 
     body: Any
@@ -25,7 +25,7 @@ class Loop(NamedTuple):
     unroll: int
 
     @classmethod
-    def of(cls, eqn: Eqn) -> "Loop":
+    def of(cls, eqn: Eqn) -> "TracedLoop":
         consts, carry, _ = scan_parts(eqn.params, cast(Any, eqn.invars))
         length, reverse, unroll = (eqn.params[name] for name in ("length", "reverse", "unroll"))
         return cls(eqn.params["jaxpr"], len(consts), len(carry), length, reverse, unroll)
@@ -71,7 +71,7 @@ def _add_dependent(body: Jaxpr, found: set[Var]) -> None:
             found.update(x for x in e.invars if e.effects and is_var(x))
 
 
-def loop_with_derivative(loop: Loop, keep: Keep) -> Flat:
+def loop_with_derivative(loop: TracedLoop, keep: Keep) -> Flat:
     """Returns the flat function of a loop. `keep` chooses what a step keeps if these inputs of the body are differentiated."""
 
     def plain(*operands: Any) -> list[Any]:
@@ -90,7 +90,7 @@ def loop_with_derivative(loop: Loop, keep: Keep) -> Flat:
     return planned(plain, lambda given: keep(loop.dependent(given)), forward, backward)
 
 
-def _traced_once(kept: Kept, loop: Loop, cotangents: tuple[int, ...] | None, run: Flat, args: Sequence[Any]) -> Flat:
+def _traced_once(kept: Kept, loop: TracedLoop, cotangents: tuple[int, ...] | None, run: Flat, args: Sequence[Any]) -> Flat:
     """The function `run`, traced: a search for plans runs the same loops in many traces."""
     key = loop._replace(body=None), cotangents  # the body is that of the graph
     if key not in kept.loops:
@@ -103,7 +103,7 @@ def _free(kept: Kept) -> list[int]:
     return [kept.graph.invars.index(v) for v in kept.free]
 
 
-def _forward(loop: Loop, kept: Kept, operands: Sequence[Any]) -> list[Any]:
+def _forward(loop: TracedLoop, kept: Kept, operands: Sequence[Any]) -> list[Any]:
     """Runs the loop. Returns its results, and of each kept value the rows of all steps."""
 
     def step(*args: Any) -> list[Any]:
@@ -113,7 +113,7 @@ def _forward(loop: Loop, kept: Kept, operands: Sequence[Any]) -> list[Any]:
     return loop.run(step, operands)
 
 
-def _backward(loop: Loop, kept: Kept, places: Sequence[int], args: Sequence[Any]) -> list[Any]:
+def _backward(loop: TracedLoop, kept: Kept, places: Sequence[int], args: Sequence[Any]) -> list[Any]:
     """Runs the loop that computes the cotangents of operands, from the values for the backward and the cotangents of `places`.
 
     It carries the cotangents of the constants, which are sums over the steps, and those of the carry.

@@ -14,7 +14,7 @@ from cavs._function.lines import source_line
 from cavs._function.names import Names
 from cavs._memory.derivative import evaluate
 from cavs._memory.graph import Graph, Kept, differentiated, shape
-from cavs._memory.loop_derivative import Loop, loop_with_derivative
+from cavs._memory.loop_derivative import TracedLoop, loop_with_derivative
 from cavs._memory.saved_plan import kept_as_saved
 
 Price = Callable[[str, int, float], float | None]
@@ -139,9 +139,9 @@ class Planner:
         chunk = self.chunks.get(name)
         if chunk:
             return self._in_chunks(eqn, args, chunk_of(name), times, chunk)
-        return self._run(Loop.of(eqn), args, name, times, source_line(eqn))
+        return self._run(TracedLoop.of(eqn), args, name, times, source_line(eqn))
 
-    def _run(self, loop: Loop, args: Sequence[Any], name: str, times: int, line: str | None) -> list[Any]:
+    def _run(self, loop: TracedLoop, args: Sequence[Any], name: str, times: int, line: str | None) -> list[Any]:
         """Runs a loop, whose body is planned."""
         stored = range(loop.consts, loop.consts + loop.carry)
         steps = times * loop.length
@@ -163,7 +163,7 @@ class Planner:
         steps = eqn.replace(params={**eqn.params, "length": chunk})
         body = jax.make_jaxpr(lambda *flat: bind(steps, flat))(*avals)
         split = [x[first:last].reshape(count, chunk, *x.shape[1:]) for x in xs]
-        loop = Loop(body, len(consts), len(carry), count, reverse, 1)
+        loop = TracedLoop(body, len(consts), len(carry), count, reverse, 1)
         outs = self._run(loop, [*consts, *carry, *split], name, times, source_line(eqn))
         carry, ys = outs[: len(carry)], [y.reshape(count * chunk, *y.shape[2:]) for y in outs[len(carry) :]]
         if rest:

@@ -20,7 +20,7 @@ _REDUCTIONS = REDUCTIONS | CUMULATIVE
 _EXPENSIVE = {"tanh", "logistic", "exp", "log", "div", "erf", "pow", "rsqrt", "sqrt", "sin", "cos", "log1p", "expm1"}
 
 
-class Facts:
+class EqnFacts:
     """What is known of an equation, whatever its operands and results are called. Operands are given by their places.
 
     Attributes:
@@ -70,10 +70,10 @@ class Facts:
 
 
 class Operation:
-    """An equation, with `Facts`."""
+    """An equation, with `EqnFacts`."""
 
     def __init__(self, eqn: Eqn) -> None:
-        self.eqn, self.facts = eqn, Facts(eqn)
+        self.eqn, self.facts = eqn, EqnFacts(eqn)
         self.invars, self.outvars = eqn.invars, eqn.outvars
         self.reads = [x for x in eqn.invars if is_var(x)]
 
