@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from tests.random_maker import Maker, NoFit
 from tests.random_programs import Var
 
@@ -106,12 +108,17 @@ def scalar(g: Maker) -> Var:
     return g.emit((), template, [x], *((x.lo, x.hi) if inner else (-bound, bound)))
 
 
+def stretched(g: Maker, x: Var, y: Var) -> tuple[Var, str]:
+    """Another operand than `y` for a matrix, now and then: a vector whose axis of 1 JAX repeats. And how it is written."""
+    forms = [(v, text) for v in g.scope for text in ("{1}", "{1}[None]", "{1}[:, None]") if v.kind == "f" and len(v.shape) == 1]
+    forms = [(v, text) for v, text in forms if len(x.shape) == 2 and v.size == x.shape[0 if ":" in text else 1]]
+    rng = np.random.default_rng([g.count, len(forms)])  # of its own, so that the other statements of a seed stay
+    return forms[rng.integers(len(forms))] if forms and x.size and rng.random() < 0.6 else (y, "{1}")
+
+
 def binary(g: Maker) -> Var:
     x = g.pick()
-    y, at = (g.pick(shape=x.shape) if g.chance(0.85) else g.pick(shape=())), "{1}"
-    if x.shape and x.size and g.chance(0.7 if len(x.shape) == 2 else 0.1):  # axes of 1, which JAX repeats silently
-        at = g.choose(["{1}", "{1}[None]", "{1}[:, None]"] if len(x.shape) == 2 else ["{1}[:1]"])
-        y = g.want(x.shape[:1] if "[:, " in at else x.shape[-1:])
+    y, at = stretched(g, x, g.pick(shape=x.shape) if g.chance(0.85) else g.pick(shape=()))
     a, b = max(abs(x.lo), abs(x.hi)), max(abs(y.lo), abs(y.hi))
     how = g.choose(["+", "-", "*", "maximum", "minimum", "*", "+", "mod"])
     if how == "mod":

@@ -94,12 +94,12 @@ def test_the_gradient_of_a_table_begins_to_exist_with_what_is_added_to_it():
 def test_programs_need_on_a_gpu_what_is_predicted():
     """If XLA filled the results of all loops at the program's start, they would need a fifth more.
 
-    If it joined the products for the gradients of an LSTM's two weights, three products would be there at once: two for
-    vertices with children, and one for leaves.
+    If it joined the products for the gradients of an LSTM's two weights, or added the one for the leaves to the one for the other
+    vertices before it adds to the sums of all parts, two products would be there at once.
 
     A Tree-LSTM needs what its backward launch reads and writes, and nothing beside it.
     """
     found = compile_for_hopper("tests.memory_for_hopper")
     assert found["temp"] <= 1.08 * found["predicted"]
-    assert 2 * found["weight"] < found["lstm"] < 2.5 * found["weight"]
+    assert found["weight"] < found["lstm"] < 1.5 * found["weight"]
     assert found["rows"] < 7.8

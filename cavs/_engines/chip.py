@@ -33,7 +33,7 @@ def multiprocessors() -> int:
 
     A launch has at most as many thread blocks, because all of them must be resident at once.
     """
-    return jax.devices()[0].core_count if jax.default_backend() == "gpu" else H200_MULTIPROCESSORS
+    return getattr(jax.devices()[0], "core_count", H200_MULTIPROCESSORS)
 
 
 @dataclasses.dataclass(frozen=True)

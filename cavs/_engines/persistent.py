@@ -72,6 +72,11 @@ class Persistent(StagesInXla):
                 continue
             made, out, lost = backward_launch(self, batch, k, saved, cotangents)
             cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
+            if (
+                cuts and self.apart
+            ):  # XLA would gather the operands of the lazy gradients before the launch, and keep them meanwhile
+                where, cts = lax.optimization_barrier(((rows.kids, rows.edge_child), list(cuts.values())))
+                rows, cuts = rows._replace(kids=where[0], edge_child=where[1]), dict(zip(cuts, cts, strict=True))
             if cuts:
                 given = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(made.operands)}
                 span, memory = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges), memory_of(part, rows, saved, k)
