@@ -8,6 +8,7 @@ from jax import lax
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs._memory.split_k import parts_of_product
 from cavs._memory.traced import traced_peak
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import joined, random_binary_tree
@@ -36,6 +37,38 @@ def test_a_batch_of_trees(name, engine):
     plan = cavs.memory.plan(loss, program.init(jax.random.key(0)), trees, collate=padded(x))
     found = plan.verify()
     assert 0.99 < found.predicted / found.compiled < 1.06
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_windows(name):
+    """The loop over windows does not keep the tensors of loops inside of it that only dead values need."""
+    program, trees = PROGRAMS[name], joined([random_binary_tree(24 + i % 9, seed=i) for i in range(64)])
+    x = np.ones((trees.num_vertices, 64), np.float32)
+
+    def loss(params, batch):
+        sched, x = batch
+        return jnp.sum(cavs.run(program.vertex_function(), params, sched, x, select=sched.roots, engine=ENGINES[-1]) ** 2)
+
+    plan = cavs.memory.plan(loss, program.init(jax.random.key(0)), trees, collate=padded(x), parts=1, keep="window")
+    found = plan.verify()
+    assert 0.99 < found.predicted / found.compiled < (1.06 if ENGINES[-1] == "native" else 1.2)
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "parts"),
+    [
+        (128, 512, 2048, 4),
+        (128, 2048, 512, 16),
+        (128, 1024, 512, 8),
+        (512, 9856, 1536, 4),
+        (10368, 512, 1536, 1),
+        (16, 2048, 512, 16),
+    ],
+)
+def test_products_that_xla_sums_in_parts_on_an_h200(m, k, n, parts):
+    """As found in programs that XLA compiled for it."""
+    (eqn,) = jax.make_jaxpr(jnp.dot)(jnp.ones((m, k), np.float32), jnp.ones((k, n), np.float32)).jaxpr.eqns
+    assert parts_of_product(eqn) == parts
 
 
 def test_leaves_compute_no_gates_that_they_do_not_read():
