@@ -1,8 +1,8 @@
 """Compiles programs for an H200, on a machine without one; run by `test_memory_late`.
 
 Prints one line of JSON: the bytes of temporary memory of the gradient of a stack of loops (DeepSpeech 2) with `recompute`, and
-those predicted; of an LSTM on engine `scan`, one chain at a time, with the bytes of a weight; and of a Tree-LSTM on engine
-`persistent`, in rows of the hidden size for each vertex.
+those predicted; of an LSTM on engine `scan`, one chain at a time, with the bytes of a weight; of one with chains in two parts,
+and those predicted; and of a Tree-LSTM on engine `persistent`, in rows of the hidden size for each vertex.
 """
 
 from tests.hopper_compiler import compiled  # isort: skip
@@ -30,6 +30,8 @@ assert memory is not None
 found = {"temp": memory.temp_size_in_bytes, "predicted": small.plan(*shapes).peak}
 
 jax.default_backend = lambda: "gpu"  # what is traced depends on it
+persistent.supported = lambda: None
+products._hopper, chip.multiprocessors = (lambda: True), (lambda: 132)
 chains, lstm = cavs.from_lengths([24] * 4), vp.LSTM(256, 256)
 F, params = lstm.vertex_function(), jax.eval_shape(lstm.init, jax.random.key(0))
 
@@ -46,8 +48,15 @@ memory = compiled(jax.value_and_grad(plan.loss), params, plan.batch(chains)).mem
 assert memory is not None
 found |= {"lstm": memory.temp_size_in_bytes, "weight": 4 * 256 * 1024}
 
-persistent.supported = lambda: None
-products._hopper, chip.multiprocessors = (lambda: True), (lambda: 132)
+lengths = np.random.default_rng(0).integers(10, 40, 64)
+chains, lstm = cavs.from_lengths(lengths.tolist()), vp.LSTM(256, 256)
+plan = cavs.memory.plan(
+    loss, params, chains, parts=2, keep="fast", collate=lambda s: (s.sched, s.sched.pad(jnp.ones((s.graphs.num_vertices, 256))))
+)
+memory = compiled(jax.value_and_grad(plan.loss), params, plan.batch(chains)).memory_analysis()
+assert memory is not None
+found |= {"chains": memory.temp_size_in_bytes, "chains_predicted": plan.peak}
+
 trees, program = graphs_of(graphs.sst_like(np.random.default_rng(0), 1024)), vp.BinaryTreeLSTM(512, 512)
 F, params = program.vertex_function(), jax.eval_shape(program.init, jax.random.key(0))
 sched = cavs.schedule(trees, scripts=True, exact=True)

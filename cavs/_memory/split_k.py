@@ -6,7 +6,7 @@ product against that of adding up the parts (`SplitkRewriter`; the numbers are t
 
 import math
 
-from cavs._engines.chip import multiprocessors
+from cavs._engines import chip
 from cavs._function.costs import bytes_of_var
 from cavs._function.jaxprs import Eqn
 
@@ -28,7 +28,7 @@ def parts_of_product(e: Eqn) -> int:
     read, written = sum(map(bytes_of_var, e.invars)), 4 * b * m * n
     tiles = b * -(-m // _TILE) * -(-n // _TILE)
     size = min(m, _TILE) * min(n, _TILE)
-    at_once = multiprocessors() * _TILE * _TILE / max(size, 1)
+    at_once = chip.multiprocessors() * _TILE * _TILE / max(size, 1)
 
     def cost(parts: int) -> float:
         flops = 2 * size * -(-k // parts) * max(1.0, tiles * parts / at_once)
