@@ -8,6 +8,7 @@ and those predicted; and of a Tree-LSTM on engine `persistent`, in rows of the h
 from tests.hopper_compiler import compiled  # isort: skip
 
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,18 +42,18 @@ def loss(params, batch):
     return jnp.sum(cavs.run(F, params, sched, x, select=sched.roots, engine="scan") ** 2)
 
 
-plan = cavs.memory.plan(
-    loss, params, chains, parts=4, keep="fast", collate=lambda s: (s.sched, s.sched.pad(jnp.ones((s.graphs.num_vertices, 256))))
-)
+def collate(sample: Any) -> Any:
+    return sample.sched, sample.sched.pad(jnp.ones((sample.graphs.num_vertices, 256)))
+
+
+plan = cavs.memory.plan(loss, params, chains, parts=4, keep="fast", collate=collate)
 memory = compiled(jax.value_and_grad(plan.loss), params, plan.batch(chains)).memory_analysis()
 assert memory is not None
 found |= {"lstm": memory.temp_size_in_bytes, "weight": 4 * 256 * 1024}
 
 lengths = np.random.default_rng(0).integers(10, 40, 64)
-chains, lstm = cavs.from_lengths(lengths.tolist()), vp.LSTM(256, 256)
-plan = cavs.memory.plan(
-    loss, params, chains, parts=2, keep="fast", collate=lambda s: (s.sched, s.sched.pad(jnp.ones((s.graphs.num_vertices, 256))))
-)
+chains = cavs.from_lengths(lengths.tolist())
+plan = cavs.memory.plan(loss, params, chains, parts=2, keep="fast", collate=collate)
 memory = compiled(jax.value_and_grad(plan.loss), params, plan.batch(chains)).memory_analysis()
 assert memory is not None
 found |= {"chains": memory.temp_size_in_bytes, "chains_predicted": plan.peak}

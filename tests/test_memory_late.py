@@ -94,8 +94,8 @@ def test_the_gradient_of_a_table_begins_to_exist_with_what_is_added_to_it():
 def test_programs_need_on_a_gpu_what_is_predicted():
     """If XLA filled the results of all loops at the program's start, they would need a fifth more.
 
-    If it joined the products for the gradients of an LSTM's two weights, or added the one for the leaves to the one for the other
-    vertices before it adds to the sums of all parts, two products would be there at once.
+    If it joined the products for the gradients of an LSTM's two weights, or added the one for the leaves to the one for the
+    other vertices before it adds to the sums of all parts, two products would be there at once.
 
     A Tree-LSTM needs what its backward launch reads and writes, and nothing beside it.
     """
