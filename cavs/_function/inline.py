@@ -4,6 +4,7 @@ Other loops and conditions of `jax.lax` stay single equations, which are batched
 if one calls `gather_all`: it then mixes values of vertices with values of their children.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -113,12 +114,17 @@ def _stretched(x: Atom, eqn: Eqn, out: list[Eqn]) -> Atom:
     """Returns an operand of an equation in the shape of its result. JAX repeats axes of 1 silently; kernels would not."""
     if eqn.primitive.name not in _STRETCH or x.aval.shape == (shape := eqn.outvars[0].aval.shape) or not x.aval.shape:
         return x
-    axes = tuple(range(len(shape)))
-    traced = jax.make_jaxpr(lambda x: lax.broadcast_in_dim(x, shape, axes))(jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype))
-    (made,) = cast(list[Eqn], traced.eqns)
+    made = _broadcast(x.aval.shape, x.aval.dtype, shape)
     wide = Var(made.outvars[0].aval)
     out.append(made.replace(invars=[x], outvars=[wide], source_info=eqn.source_info))
     return wide
+
+
+@functools.lru_cache(1 << 12)
+def _broadcast(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, wide: tuple[int, ...]) -> Eqn:
+    axes = tuple(range(len(wide)))
+    traced = jax.make_jaxpr(lambda x: lax.broadcast_in_dim(x, wide, axes))(jax.ShapeDtypeStruct(shape, dtype))
+    return cast(list[Eqn], traced.eqns)[0]
 
 
 def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequence[str] = _PLAIN) -> list[Atom]:

@@ -32,13 +32,13 @@ def _backward(kept: Kept, makers: dict[Var, int]) -> list[Operation]:
     copies: dict[Var, Atom] = {}
     order: list[Operation] = []
     for stretch in graph.stretches:
-        again = _behind(graph, [graph.reads[x] for o in stretch for x in o.reads if x in graph.reads], have, makers)
+        again = _behind(graph, [x for o in stretch for x in o.reads if x in makers], have, makers)
         for o in (graph.operations[i] for i in again):
             results = [cast(Var, jex.Var(v.aval)) for v in o.outvars]
             copies |= dict(zip(o.outvars, results, strict=True))
             order.append(o.renamed(copies, results))
             have.update(o.outvars)
-        order += [o.renamed(graph.reads).renamed(copies) for o in stretch]
+        order += [o.renamed(copies) for o in stretch]
     return order
 
 

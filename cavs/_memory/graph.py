@@ -66,10 +66,10 @@ class Graph:
 
     @cached_property
     def stretches(self) -> list[list[Operation]]:
-        """The operations of the backward, cut after each product."""
+        """The operations of the backward, which read values of the forward, cut after each product."""
         found: list[list[Operation]] = [[]]
         for eqn in self.backward:
-            found[-1].append(Operation(eqn))
+            found[-1].append(Operation(eqn).renamed(self.reads))
             if is_heavy(eqn):
                 found.append([])
         return [stretch for stretch in found if stretch]
@@ -128,7 +128,8 @@ class Graph:
         free = (set(self.invars) - set(self.stored)) | set(self.consts)
         again, used = needed(self.eqns, needs, set(keep) | free)
         read = dict.fromkeys([*(v for v in used if v in free), *(v for v in needs if v in free)])
-        repeated = [k for k, i in enumerate(self.costly) if any(e is self.eqns[i] for e in again)]
+        results = {v for e in again for v in e.outvars}
+        repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.eqns[i].outvars)]
         kept = self.plans[tuple(keep)] = Kept(self, keep, [v for v in read if v not in self.consts], again, repeated)
         return kept
 
