@@ -262,7 +262,7 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)
 
 
-@pytest.mark.parametrize("seed", [0, 4, 7])
+@pytest.mark.parametrize("seed", [0, 4, 7, 74])  # 74: nothing is differentiated in its loop
 def test_random_functions_with_loops_branches_and_keys(seed):
     random_jax.check(seed)
 

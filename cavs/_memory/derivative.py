@@ -7,13 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jax.extend import core as jex
 
-from cavs._function.equations import bind, is_float, lines_of
-from cavs._function.jaxprs import Atom, Eqn, body_of, opened
-from cavs._memory.graph import Kept, value
-
-# Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
-_OPENED = ("jit", "pjit", "closed_call", "core_call")
+from cavs._function.equations import is_float
+from cavs._function.jaxprs import Atom
+from cavs._memory.graph import Kept
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], Kept]  # from the inputs that are differentiated to what is kept
@@ -21,17 +19,13 @@ Keep = Callable[[list[int]], Kept]  # from the inputs that are differentiated to
 
 def with_derivative(closed: Any, keep: Keep) -> Flat:
     """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses."""
-    jaxpr, consts = opened(closed)
 
     def backward(kept: Kept, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         outs = [kept.graph.outs[i] for i in kept.graph.float_outs]
         filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in zip(outs, cotangents, strict=True)]
         return kept.pull_back(values, filled, late=True)
 
-    def plain(*args: Any) -> list[Any]:
-        return evaluate(jaxpr, consts, args, bind)
-
-    return planned(plain, keep, lambda kept, args: kept.forward(args, late=True), backward)
+    return planned(jex.jaxpr_as_fun(closed), keep, lambda kept, args: kept.forward(args, late=True), backward)
 
 
 def zeros(x: Atom) -> jax.Array:
@@ -86,16 +80,3 @@ class _Saved:
     @classmethod
     def tree_unflatten(cls, aux: tuple[Kept, int], children: tuple[list[Any]]) -> "_Saved":
         return cls(children[0], *aux)
-
-
-def evaluate(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], equation: Callable[[Eqn, Sequence[Any]], list[Any]]
-) -> list[Any]:
-    """Runs a jaxpr, each equation by `equation`, with plain calls opened."""
-    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-    for eqn in jaxpr.eqns:
-        values = [value(x, env) for x in eqn.invars]
-        with lines_of(eqn):
-            outs = evaluate(*body_of(eqn), values, equation) if eqn.primitive.name in _OPENED else equation(eqn, values)
-        env.update(zip(eqn.outvars, outs, strict=True))
-    return [value(x, env) for x in jaxpr.outvars]

@@ -9,7 +9,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import Eqn, Jaxpr, Var, is_var, opened, scan_parts
+from cavs._function.jaxprs import Eqn, Var, is_var, opened, scan_parts
 from cavs._memory.derivative import Flat, Keep, planned, zeros
 from cavs._memory.graph import Kept, shape
 
@@ -58,14 +58,14 @@ class TracedLoop(NamedTuple):
         size = -1
         while size != len(found):
             size = len(found)
-            _add_dependent(body, found)
+            add_dependent(body.eqns, found)
             found.update(v for v, x in zip(self.split(body.invars)[1], body.outvars, strict=False) if is_var(x) and x in found)
         return [i for i, v in enumerate(body.invars) if v in found]
 
 
-def _add_dependent(body: Jaxpr, found: set[Var]) -> None:
+def add_dependent(eqns: Sequence[Eqn], found: set[Var]) -> None:
     """Adds the values that depend on those found, and the references into which an equation may write them."""
-    for e in body.eqns:
+    for e in eqns:
         if e.primitive.name != "stop_gradient" and any(is_var(x) and x in found for x in e.invars):
             found.update(v for v in e.outvars if is_float(v))
             found.update(x for x in e.invars if e.effects and is_var(x))

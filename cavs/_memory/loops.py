@@ -8,14 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from cavs._function.equal_jaxprs import equal_jaxprs
-from cavs._function.equations import bind
-from cavs._function.jaxprs import Eqn, Var, opened, scan_parts
+from cavs._function.equations import bind, lines_of
+from cavs._function.jaxprs import Env, Eqn, Jaxpr, Var, body_of, is_var, opened, scan_parts
 from cavs._function.lines import source_line
 from cavs._function.names import Names
-from cavs._memory.derivative import evaluate
-from cavs._memory.graph import Graph, Kept, differentiated, shape
-from cavs._memory.loop_derivative import TracedLoop, loop_with_derivative
+from cavs._memory.graph import Graph, Kept, differentiated, shape, value
+from cavs._memory.loop_derivative import TracedLoop, add_dependent, loop_with_derivative
 from cavs._memory.saved_plan import kept_as_saved
+
+# Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
+_OPENED = ("jit", "pjit", "closed_call", "core_call")
 
 Price = Callable[[str, int, float], float | None]
 
@@ -40,6 +42,9 @@ class _Traced(NamedTuple):
 
     graph: Graph
     inner: list[tuple[tuple[Any, ...], Kept]]
+
+    def has_loops(self) -> bool:
+        return bool(self.inner) or any(e.primitive.name == "scan" for e in self.graph.eqns)
 
     def keeps(self, inner: Sequence[Kept]) -> bool:
         """Whether the loops keep the same values."""
@@ -107,9 +112,7 @@ class Planner:
         found = self.traced.get(key, [])
         if not found:  # without loops, the graph of the plan that keeps everything is that of all others
             others = self.traced.get((*key[:-1], not key[-1]), [])
-            return next(
-                (known.graph for known in others if not any(e.primitive.name == "scan" for e in known.graph.eqns)), None
-            )
+            return next((known.graph for known in others if not known.has_loops()), None)
         asked = [self.keep(*call) for call, _ in found[0].inner]
         return next((known.graph for known in found if known.keeps(asked)), None)
 
@@ -124,17 +127,40 @@ class Planner:
 
         def function(*args: Any) -> list[Any]:
             inner.clear()
-            return evaluate(jaxpr, consts, args, lambda e, x: self._equation(e, x, f"{name}/{len(inner)}", times, inner))
+            env: Env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+            self._evaluate(jaxpr, env, {jaxpr.invars[i] for i in diff}, name, times, inner)
+            return [value(x, env) for x in jaxpr.outvars]
 
         return differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored, self._names(graph_name=name))
+
+    def _evaluate(self, jaxpr: Jaxpr, env: Env, dependent: set[Var], name: str, times: int, inner: list[str]) -> None:
+        """Runs the equations of a jaxpr, and loops with planned derivatives if they depend on what is differentiated.
+
+        `env` and `dependent`, the variables that depend on it, gain the variables of the equations.
+        """
+        for e in jaxpr.eqns:
+            values = [value(x, env) for x in e.invars]
+            with lines_of(e):
+                if e.primitive.name in _OPENED:
+                    body, consts = body_of(e)
+                    inside: Env = dict(zip([*body.constvars, *body.invars], [*consts, *values], strict=True))
+                    inputs = zip(body.invars, e.invars, strict=True)
+                    depend = {v for v, x in inputs if is_var(x) and x in dependent}
+                    self._evaluate(body, inside, depend, name, times, inner)
+                    results = [value(x, inside) for x in body.outvars]
+                    outputs = zip(e.outvars, body.outvars, strict=True)
+                    dependent |= {v for v, x in outputs if is_var(x) and x in depend}
+                else:
+                    add_dependent([e], dependent)
+                    loop = self.price is not None and e.primitive.name == "scan" and not dependent.isdisjoint(e.outvars)
+                    results = self._loop(e, values, f"{name}/{len(inner)}", times, inner) if loop else bind(e, values)
+            env.update(zip(e.outvars, results, strict=True))
 
     def _names(self, graph_name: str) -> Names:
         """The options of one graph."""
         return self.names if not graph_name else tuple((n, way if way != "offload" else "keep") for n, way in self.names)
 
-    def _equation(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, inner: list[str]) -> list[Any]:
-        if eqn.primitive.name != "scan" or self.price is None:
-            return bind(eqn, args)
+    def _loop(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, inner: list[str]) -> list[Any]:
         inner.append(name)
         chunk = self.chunks.get(name)
         if chunk:
@@ -168,7 +194,7 @@ class Planner:
         carry, ys = outs[: len(carry)], [y.reshape(count * chunk, *y.shape[2:]) for y in outs[len(carry) :]]
         if rest:
             ends = eqn.replace(params={**eqn.params, "length": rest})
-            outs = self._equation(ends, [*consts, *carry, *(x[start:end] for x in xs)], name + "/rest", times, [])
+            outs = self._loop(ends, [*consts, *carry, *(x[start:end] for x in xs)], name + "/rest", times, [])
             carry, tail = outs[: len(carry)], outs[len(carry) :]
             ys = [jnp.concatenate([t, y] if reverse else [y, t]) for y, t in zip(ys, tail, strict=True)]
         return [*carry, *ys]
