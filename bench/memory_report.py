@@ -123,7 +123,7 @@ def _echo(records: list[Record]) -> str:
     text = "\n### Echo's models, a whole training step\n\n" + _table(head, rows)
     note = (
         '\n"Smaller" and "time" compare whole steps with `jax.grad`. Predictions are of the loss and its gradients, compared '
-        "with these compiled alone; in records before 2026-11-26, with the temporary memory of the step.\n"
+        "with these compiled alone.\n"
     )
     return text + note + _failed(records)
 
