@@ -126,3 +126,20 @@ def test_gradients_if_large_inputs_are_gathered_again(name: str, batch: str, mon
         grads, _ = gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
     assert_close(grads, truth(name, batch)[1], 1e-10)
     assert mock.call_count
+
+
+def test_a_maximum_is_not_compared_with_what_is_computed_again():
+    """If the operand of a maximum differed in the last bit when it is computed again, the gradient would go nowhere."""
+
+    def fn(p, v):
+        mean = v.gather_all(lambda s: s, reduce="mean")
+        m = v.gather_all(lambda s: jnp.sin(3 * s + mean), reduce="max")
+        h = jnp.tanh(m @ p["w"] + v.pull())
+        v.scatter(h)
+        v.push(h)
+
+    F = cavs.VertexFunction(fn, state=(4,))
+    plan = plan_of(F, {"w": jax.ShapeDtypeStruct((4, 4), jnp.float32)}, jax.ShapeDtypeStruct((4,), jnp.float32))
+    joint = plan.inner[None].joint
+    made = {v: e.primitive.name for e in joint.program.eqns for v in e.outvars}
+    assert sorted(made[v] for v in joint.forward.keep) == ["eq", "reduce_children_max"]

@@ -17,7 +17,7 @@ from cavs._function.domains import EDGE, STATIC, Domains, domain_of
 from cavs._function.equations import depends, needed, reads
 from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Joint
-from cavs._function.minimum_cut import keep_products, runs_once
+from cavs._function.minimum_cut import compared, keep_products, runs_once
 from cavs._function.names import Names, behind, chosen
 
 _NEVER = 1e9  # bytes per vertex of a value that is not to be kept
@@ -106,7 +106,12 @@ def with_keeping(
     # STATIC values are computed from parameters, which stay: they are not stored.
     static = {v for e in forward_eqns for v in e.outvars if domain_of(v, joint.domain) == STATIC}
     free = static | {v for v in (*own, *f.extra) if is_var(v)}
-    keep = keep_products(forward_eqns, sinks, free | asked, f.cross, again, cost)
+    once: set[Var] = set()
+    while True:
+        keep = keep_products(forward_eqns, sinks, free | asked, f.cross, again, once, cost)
+        if not (more := compared(forward_eqns, sinks, free | asked | {*keep, *f.cross})):
+            break
+        once |= more
     keep = [v for v in keep if v not in f.cross]
     read = needed(forward_eqns, list(sinks), free | asked | {*keep, *f.cross})[1]
     keep += [v for v in dict.fromkeys(read) if v in asked - free]

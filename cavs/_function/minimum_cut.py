@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cavs._function.costs import bytes_of_var
+from cavs._function.equations import depends, is_float, needed
 from cavs._function.jaxprs import Eqn, Var, is_var
 
 # In F these do not run again unless the caller allows it: they cost more than storing their results. Unlike in a function that
@@ -22,16 +23,18 @@ def keep_products(
     free: Collection[Var] = (),
     stored: Sequence[Var] = (),
     again: Collection[Var] = (),
+    once: Collection[Var] = (),
     size: Callable[[Var], float] = bytes_of_var,
 ) -> list[Var]:
     """Returns the cheapest values to keep if no product of F runs again, except those with results in `again`.
 
-    Cheap equations cost nothing. The other arguments are those of `minimum_cut`.
+    Cheap equations cost nothing, but those with results in `once` do not run again. The other arguments are those of
+    `minimum_cut`.
     """
 
     def price(i: int) -> float | None:
-        eqn = eqns[i]
-        return None if runs_once(eqn) and not any(v in again for v in eqn.outvars) else 0.0
+        outs = eqns[i].outvars
+        return None if any(v in once for v in outs) or (runs_once(eqns[i]) and not any(v in again for v in outs)) else 0.0
 
     return minimum_cut(eqns, needed, price, free, stored, size)[0]
 
@@ -39,6 +42,26 @@ def keep_products(
 def runs_once(eqn: Eqn) -> bool:
     """Whether an equation of F does not run again unless the caller allows it."""
     return eqn.primitive.name in _COSTLY
+
+
+def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) -> set[Var]:
+    """Results of comparisons that must not run again, because they compare what is kept with what is computed again.
+
+    The gradient of a maximum goes where an operand equals it. If the maximum is kept and its operand computed again, they may
+    differ in the last bit, for instance because a sum on a GPU runs in another order. Then the gradient would go nowhere.
+
+    Args:
+        eqns: the forward, in order.
+        wanted: what the backward reads of it.
+        available: what the backward has, before it computes anything again.
+    """
+    found: set[Var] = set()
+    for eqn in needed(eqns, list(wanted), available)[0]:
+        if eqn.primitive.name in ("eq", "ne") and is_float(eqn.invars[0].aval):
+            before, kept = needed(eqns, eqn.invars, available)
+            if set(kept) & depends(eqns, {v for e in before for v in e.outvars}):
+                found.add(eqn.outvars[0])
+    return found
 
 
 def minimum_cut(

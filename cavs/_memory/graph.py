@@ -12,7 +12,7 @@ from cavs._function.costs import bytes_of_var, flops_of, is_costly, is_heavy, ma
 from cavs._function.equations import is_float, needed, run_equations
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
-from cavs._function.minimum_cut import minimum_cut
+from cavs._function.minimum_cut import compared, minimum_cut
 from cavs._function.names import Names, behind, chosen, without_names
 from cavs._memory.late import run_late
 from cavs._memory.operations import Operation
@@ -101,7 +101,11 @@ class Graph:
         never = chosen(self.named, self.names, "recompute")
         again = behind(self.eqns, never, is_costly)
 
+        once: set[Var] = set()
+
         def price_at(i: int) -> float | None:
+            if any(v in once for v in self.eqns[i].outvars):
+                return None
             if i not in prices:
                 return price_of(self.eqns[i])
             free = may_repeat(self.eqns[i]) and any(v in again for v in self.eqns[i].outvars)
@@ -110,8 +114,13 @@ class Graph:
         needs = self.needs()
         # Of equally small cuts, the one of the fewest values.
         size = lambda v: bytes_of_var(v) * (_NEVER if v in never else 1) + (0 if v in self.stored else _TINY)  # noqa: E731
-        keep, _ = minimum_cut(self.eqns, needs, price_at, asked, self.stored, size)
-        have = set(keep) | asked | (set(self.invars) - set(self.stored)) | set(self.consts)
+        given = asked | (set(self.invars) - set(self.stored)) | set(self.consts)
+        while True:
+            keep, _ = minimum_cut(self.eqns, needs, price_at, asked, self.stored, size)
+            have = {*keep, *given}
+            if not (more := compared(self.eqns, needs, have)):
+                break
+            once |= more
         read = needed(self.eqns, needs, have)[1]
         return self.keeping([*keep, *(v for v in dict.fromkeys(read) if v in asked)])
 
