@@ -125,7 +125,7 @@ def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any, monk
     given = ["--hidden", "24", "--batch", "8", "--epochs", "60", "--lr", "0.01", "--dropout", "0", "--dev", path]
     (tmp_path / "pairs.txt").write_text("one cell\n")
     assert cli.main(["train", "--task", "nmt", str(tmp_path / "pairs.txt")]) == 2
-    assert "line 1: got 1 cells; expected `source TAB target`" in capsys.readouterr().err
+    assert "line 1: got 1 cell; expected `source TAB target`" in capsys.readouterr().err
     assert cli.main(["train", "--task", "nmt", path, "--out", out, *given]) == 0
     capsys.readouterr()
     assert cli.main(["predict", out, str(tmp_path / "new.txt")]) == 0
