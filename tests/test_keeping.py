@@ -140,6 +140,6 @@ def test_a_maximum_is_not_compared_with_what_is_computed_again():
 
     F = cavs.VertexFunction(fn, state=(4,))
     plan = plan_of(F, {"w": jax.ShapeDtypeStruct((4, 4), jnp.float32)}, jax.ShapeDtypeStruct((4,), jnp.float32))
-    joint = plan.inner[None].joint
+    joint = plan.keeping(masks=True).inner[None].joint
     made = {v: e.primitive.name for e in joint.program.eqns for v in e.outvars}
     assert sorted(made[v] for v in joint.forward.keep) == ["eq", "reduce_children_max"]

@@ -225,7 +225,9 @@ def test_small_batches_come_in_stacks_and_large_ones_alone() -> None:
 def test_batches_say_what_to_write() -> None:
     (batches,) = cavs.data.Loader(GRAPHS, [[1, 2]] * 4, steps=4)
     assert len(batches) == 4 and "Batches(4" in repr(batches)
-    with pytest.raises(AttributeError, match="holds 4 batches for one dispatch. Decorate .* @cavs.data.step, without jax.jit, or .*steps=1"):
+    with pytest.raises(
+        AttributeError, match="holds 4 batches for one dispatch. Decorate .* @cavs.data.step, without jax.jit, or .*steps=1"
+    ):
         batches.input_id  # noqa: B018
 
 

@@ -78,7 +78,12 @@ def keep(least: bool = True, names: Names = (), in_parts: bool = False) -> Itera
 
 
 def with_keeping(
-    joint: Joint, again: Collection[Var] = (), overwritten: Collection[int] = (), share: bool = False, names: Names = ()
+    joint: Joint,
+    again: Collection[Var] = (),
+    overwritten: Collection[int] = (),
+    share: bool = False,
+    names: Names = (),
+    masks: bool = False,
 ) -> Joint:
     """Returns the joint program with the cheapest keeping.
 
@@ -89,6 +94,7 @@ def with_keeping(
         share: whether values of the shape of a cut cotangent are preferred among equally small ones, as that can overwrite them
             (`reused`). Otherwise those nearest the backward are taken: less runs again, and XLA compiles faster on a CPU.
         names: what the user asks for by name.
+        masks: whether results of `compared` are kept, because what runs again can differ in the last bit.
     """
     if not joint.differentiable:
         return joint
@@ -109,7 +115,7 @@ def with_keeping(
     once: set[Var] = set()
     while True:
         keep = keep_products(forward_eqns, sinks, free | asked, f.cross, again, once, cost)
-        if not (more := compared(forward_eqns, sinks, free | asked | {*keep, *f.cross})):
+        if not masks or not (more := compared(forward_eqns, sinks, free | asked | {*keep, *f.cross})):
             break
         once |= more
     keep = [v for v in keep if v not in f.cross]

@@ -67,7 +67,7 @@ class FunctionPlan:
         """Returns F at the leaves of a kind, for an engine that runs them as a level; cached."""
         if kind not in self.leaf_parts:
             part = split_leaf(self.leaf[kind])
-            self.leaf_parts[kind] = part.keeping(self.overwritten, False, False, ()) if self.overwritten else part
+            self.leaf_parts[kind] = part.keeping(self.overwritten) if self.overwritten else part
         return self.leaf_parts[kind]
 
     def rows_and_edges(self, leaves: Sequence[_T]) -> tuple[list[_T], list[_T]]:
@@ -98,7 +98,9 @@ class FunctionPlan:
         """The names of values of the recurrent part."""
         return {name for part in self.inner.values() for name in part.joint.names}
 
-    def keeping(self, overwrite: bool = False, share: bool = False, again: bool = False, names: Names = ()) -> "FunctionPlan":
+    def keeping(
+        self, overwrite: bool = False, share: bool = False, again: bool = False, names: Names = (), masks: bool = False
+    ) -> "FunctionPlan":
         """Returns the plan with another choice of what the backward keeps (`_function.keeping`); cached.
 
         Args:
@@ -106,13 +108,14 @@ class FunctionPlan:
             share: whether values are preferred that cut cotangents can overwrite.
             again: whether products run again, as far as that saves memory.
             names: what the user asks for by name.
+            masks: whether comparisons are kept if what they compare could differ when it runs again, as sums on a GPU do.
         """
         leaves = self._overwritable() if overwrite else frozenset()
-        if not leaves and not share and not again and not names:
+        if not leaves and not share and not again and not names and not masks:
             return self
-        key = overwrite, share, again, names
+        key = overwrite, share, again, names, masks
         if key not in self.kept:
-            inner = {kind: part.keeping(leaves, share, again, names) for kind, part in self.inner.items()}
+            inner = {kind: part.keeping(leaves, share, again, names, masks) for kind, part in self.inner.items()}
             self.kept[key] = self._with(inner)
         return self.kept[key]
 

@@ -82,10 +82,13 @@ class Split:
         """The domain of each of `recurrent.extra`."""
         return [self.role.domain[v] for v in self.recurrent.extra]
 
-    def keeping(self, overwritten: frozenset[int], share: bool, again: bool, names: Names) -> "Split":
+    def keeping(
+        self, overwritten: frozenset[int], share: bool = False, again: bool = False, names: Names = (), masks: bool = False
+    ) -> "Split":
         """Returns the split whose backward overwrites these leaves of the state; see `FunctionPlan.keeping` for the others."""
         products = front(self.joint, overwritten)[-1].again if again else ()
-        return dataclasses.replace(self, joint=with_keeping(self.joint, products, overwritten, share, names), launches={})
+        joint = with_keeping(self.joint, products, overwritten, share, names, masks)
+        return dataclasses.replace(self, joint=joint, launches={})
 
     def can_overwrite(self, arity: int) -> set[int]:
         """The leaves of the state whose rows the cotangents of a forest may overwrite.

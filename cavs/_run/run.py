@@ -261,12 +261,14 @@ def _compiled(
         engine = choose_engine(asked, kept, shape, kinds, exported)
         if isinstance(engine, Persistent):
             engine = dataclasses.replace(engine, apart=in_parts)
-            sweep = transformed_by(_sweep(kept, shape, kinds, engine), _sweep(kept, shape, kinds, Scan()))
+            other = plan.keeping(again=least, names=names, masks=True)
+            sweep = transformed_by(_sweep(kept, shape, kinds, engine), _sweep(other, shape, kinds, Scan()))
         else:
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
             share = least and shape.windows[0] == 1
             best = engine.prefers(plan, shape, kinds)
-            kept = best.keeping(shape.forest and shape.rooted, share, again=least and not share, names=names)
+            again, masks = least and not share, isinstance(engine, Scan)
+            kept = best.keeping(shape.forest and shape.rooted, share, again, names, masks)
             sweep = _sweep(kept, shape, kinds, engine)
         plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)
     compiled, name = plan.sweeps[key]
