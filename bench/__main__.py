@@ -4,7 +4,7 @@ python -m bench run --suite cavs --quick     times Cavs and its peers; writes re
 python -m bench report                       writes the tables and figures, and the README's table
 python -m bench profile CASE                 prints the kernels of a training step on this GPU, in order
 python -m bench tune                         times layouts of the persistent kernels on this GPU for kernels/tuned/
-python -m bench memory --device gpu          measures suite memory: budgets, parts, and Echo's models with and without recompute
+python -m bench memory --device gpu          measures suite memory: budgets, parts, a level scan, Echo's models
 python -m bench peers                        lists the installed peers, and how to install the others
 python -m bench lines                        counts the lines of code of each model in each system
 """
@@ -57,9 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
     profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
     suite = commands.add_parser("memory", help="measure suite memory: budgets, parts, and Echo's models with recompute")
-    suite.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join((*memory.PROGRAMS, *memory.CASES))}; all if none"
-    )
+    names = ", ".join(dict.fromkeys((*memory.PROGRAMS, *memory.SCANS, *memory.CASES)))
+    suite.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; all if none")
     suite.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     suite.add_argument("--quick", action="store_true", help="small sizes, four budgets")
     suite.add_argument("--only", choices=memory.PARTS, action="append", help="may be repeated; default all")

@@ -72,9 +72,8 @@ class Persistent(StagesInXla):
                 continue
             made, out, lost = backward_launch(self, batch, k, saved, cotangents)
             cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
-            if (
-                cuts and self.apart
-            ):  # XLA would gather the operands of the lazy gradients before the launch, and keep them meanwhile
+            if cuts and self.apart:
+                # XLA would gather the operands of the lazy gradients before the launch, and keep them while it runs.
                 where, cts = lax.optimization_barrier(((rows.kids, rows.edge_child), list(cuts.values())))
                 rows, cuts = rows._replace(kids=where[0], edge_child=where[1]), dict(zip(cuts, cts, strict=True))
             if cuts:
@@ -121,7 +120,7 @@ def forward_launches(
         made = recurrence_of(plan, name, True, sched.shape.forest, save)
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
         given = statics[k]
-        if engine.apart:  # the scaled copies of weights are made after the eager part, which needs memory of its own
+        if engine.apart:  # weights are scaled after the eager part, which needs memory of its own
             given, crossing = lax.optimization_barrier((given, crossing))
         tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
         out, lost = launch(made, rows, sched, given, tensors, states, interpret=engine.interpret, layouts=engine.layouts)

@@ -115,7 +115,7 @@ def with_keeping(
     once: set[Var] = set()
     while True:
         keep = keep_products(forward_eqns, sinks, free | asked, f.cross, again, once, cost)
-        if not masks or not (more := compared(forward_eqns, sinks, free | asked | {*keep, *f.cross})):
+        if not masks or not (more := compared(forward_eqns, sinks, free | asked | {*keep, *f.cross}) - once):
             break
         once |= more
     keep = [v for v in keep if v not in f.cross]

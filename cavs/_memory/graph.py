@@ -118,7 +118,7 @@ class Graph:
         while True:
             keep, _ = minimum_cut(self.eqns, needs, price_at, asked, self.stored, size)
             have = {*keep, *given}
-            if not (more := compared(self.eqns, needs, have)):
+            if not (more := compared(self.eqns, needs, have) - once):
                 break
             once |= more
         read = needed(self.eqns, needs, have)[1]
