@@ -38,7 +38,10 @@ clipped.defvjp(lambda x: (x, None), lambda _, ct: (0.5 * ct,))
 
 @dataclasses.dataclass
 class Options:
-    """The options of a case. `engine` is "scan", "persistent-interpret", or None for the engine that `cavs.run` selects."""
+    """The options of a case. `engine` is "scan", "persistent-interpret", or None for the engine that `cavs.run` selects.
+
+    `fixed` has the names of parameters, inputs and edges that are not differentiated.
+    """
 
     float32: bool = False
     engine: str | None = "scan"
@@ -50,6 +53,7 @@ class Options:
     optimizations: dict[str, bool] = dataclasses.field(default_factory=dict)
     schedule: dict[str, Any] = dataclasses.field(default_factory=dict)
     precision: str = "highest"
+    fixed: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -96,6 +100,9 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
         options.schedule["window"] = 256
     if engine == "scan" and chance(0.3):
         options.schedule["scripts"] = True  # tasks as on a GPU
+    (fixed_rng,) = rng.spawn(1)
+    if fixed_rng.random() < 0.35:
+        options.fixed = tuple(x for x in (*program.params, *program.inputs, *program.edges) if fixed_rng.random() < 0.5)
     return Case(seed, program, forest, kinds, options)
 
 

@@ -160,13 +160,19 @@ def two_nets(layer: Any, case: Case, params: Any, x: Any, at: Any) -> Any:
     return {"f": pushes if at is None else jax.tree.map(lambda y: y[at], pushes), "top": upper}
 
 
-def gradient(net: Any, params: Any, x: dict[str, Any], rows: int, vmap: bool, jit: bool, *data: Any) -> Any:
+def gradient(net: Any, case: Case, params: Any, x: dict[str, Any], rows: int, vmap: bool, jit: bool, *data: Any) -> Any:
     """(gradients of parameters, of float inputs), pushes. `net(params, inputs, *data)`; `data` is not closed over."""
-    floats = {name: y for name, y in x.items() if is_float(y)}
+    fixed = case.options.fixed
+    floats = {name: y for name, y in x.items() if is_float(y) and name not in fixed}
     rest = {name: y for name, y in x.items() if name not in floats}
 
     def one(params: Any, floats: Any, rest: Any, *data: Any) -> Any:
-        return jax.grad(lambda p, y: loss_and_pushes(net(p, y | rest, *data), rows), (0, 1), has_aux=True)(params, floats)
+        varied = params | {"f": {name: y for name, y in params["f"].items() if name not in fixed}}
+
+        def loss(varied: Any, floats: Any) -> Any:
+            return loss_and_pushes(net(varied | {"f": params["f"] | varied["f"]}, floats | rest, *data), rows)
+
+        return jax.grad(loss, (0, 1), has_aux=True)(varied, floats)
 
     if vmap:
         plain = one
@@ -225,8 +231,8 @@ def _reference(case: Case, fns: dict[Any, Any], moved: float) -> Any:
         return two_nets(layer, case, p, y, at)
 
     if not case.options.vmap:
-        return gradient(net, params, x, rows, False, False)
-    both = [gradient(net, jax.tree.map(lambda y, s=s: y * s, params), x, rows, False, False) for s in (1.0, 0.9)]
+        return gradient(net, case, params, x, rows, False, False)
+    both = [gradient(net, case, jax.tree.map(lambda y, s=s: y * s, params), x, rows, False, False) for s in (1.0, 0.9)]
     return jax.tree.map(lambda *ys: jnp.stack(ys), *both)
 
 
@@ -289,7 +295,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     else:
         closed, data = net, (sched,)
     with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision):
-        (gp, gx), pushes = gradient(closed, params, x, rows, how.vmap, how.jit, *data)
+        (gp, gx), pushes = gradient(closed, case, params, x, rows, how.vmap, how.jit, *data)
     for plan in (x for x in F.cache.values() if isinstance(x, FunctionPlan)) if used is not None else ():
         used.append("scan" if how.vmap else name_of(choose_engine(engine, plan, sched.shape, kind_names(F, sched))))
     axis = int(how.vmap)

@@ -86,6 +86,8 @@ class NativeCall:
 
     def run(self, bounds: jax.Array) -> dict[Name, jax.Array]:
         """Runs the rounds that `bounds` says. Returns the results by name."""
+        if not self._results:
+            return {}
         used: dict[Name, None] = {}
         self._words(lambda name: used.setdefault(name, None) or 0)
         names = [name for name in self.given if name in self._results or name in used]

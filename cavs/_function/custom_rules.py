@@ -1,9 +1,10 @@
-"""Functions with kernels inside whose batches and tangents other functions compute."""
+"""Rules for JAX's transformations: batches and tangents that other functions compute, and what is differentiated."""
 
 from collections.abc import Callable
 
 import jax
 
+from cavs._function.equations import is_float
 from cavs._graphs.pytree import PyTree
 
 
@@ -39,6 +40,11 @@ def with_tangents(outs: PyTree, args: PyTree, tangents_of: Callable[..., PyTree]
         return primals[0], tangents_of(primals[1], tangents[1])
 
     return same(outs, args)
+
+
+def perturbed(args: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns what the forward of a `jax.custom_vjp` with `symbolic_zeros=True` is given: the values, and which are varied."""
+    return jax.tree.map(lambda x: x.value, args), jax.tree.map(lambda x: x.perturbed and is_float(x.value), args)
 
 
 def axes(which: PyTree) -> PyTree:

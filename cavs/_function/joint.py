@@ -81,7 +81,7 @@ class Reverse:
     Attributes:
         state_cts: inputs: state leaf -> cotangent.
         extra_cts: inputs: index into `Recurrent.extra` -> cotangent.
-        ct_cross: outputs: index into `Recurrent.cross` -> cotangent.
+        ct_cross: outputs: index into `Recurrent.cross` -> cotangent, if something that it depends on is differentiated.
         ct_slots: outputs: index into `Recurrent.slots` -> cotangent.
         ct_child: outputs: index into `Recurrent.child` -> cotangent.
         uses: the equations whose parameter gradients are lazy.

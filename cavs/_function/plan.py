@@ -34,6 +34,7 @@ class FunctionPlan:
         kept: a cache of `keeping`.
         leaf_parts: a cache of `leaf_part`.
         in_levels: a cache of `without_eager_part`.
+        with_fixed: a cache of `fixing`.
     """
 
     function: VertexFunction
@@ -47,6 +48,7 @@ class FunctionPlan:
     kept: dict[Any, "FunctionPlan"] = dataclasses.field(default_factory=dict)
     leaf_parts: dict[str | None, Split] = dataclasses.field(default_factory=dict)
     in_levels: list["FunctionPlan"] = dataclasses.field(default_factory=list)
+    with_fixed: dict[Any, "FunctionPlan"] = dataclasses.field(default_factory=dict)
 
     @property
     def loop(self) -> str:
@@ -127,8 +129,28 @@ class FunctionPlan:
             self.in_levels.append(self._with({kind: split(part.role, False) for kind, part in self.inner.items()}))
         return self.in_levels[0]
 
+    def fixing(self, params: tuple[bool, ...], rows: tuple[bool, ...]) -> "FunctionPlan":
+        """Returns the plan that computes no cotangents of some arguments, as of frozen weights; cached.
+
+        Args:
+            params: for each leaf of the parameters, whether it is one of them.
+            rows: the same for the leaves of `(inputs, edges)`.
+        """
+        if not any((*params, *rows)):
+            return self
+        if (params, rows) not in self.with_fixed:
+
+            def fixed(role: RoleProgram) -> RoleProgram:
+                which = zip((*role.params, *role.inputs, *role.edges), (*params, *rows), strict=True)
+                return dataclasses.replace(role, fixed=frozenset(v for v, is_fixed in which if is_fixed))
+
+            leaf = {kind: fixed(role) for kind, role in self.leaf.items()}
+            inner = {kind: split(fixed(part.role), self.function.optimizations.eager) for kind, part in self.inner.items()}
+            self.with_fixed[params, rows] = dataclasses.replace(self._with(inner), leaf=leaf)
+        return self.with_fixed[params, rows]
+
     def _with(self, inner: dict[str | None, Split]) -> "FunctionPlan":
-        return dataclasses.replace(self, inner=inner, sweeps={}, kept={}, leaf_parts={}, in_levels=[])
+        return dataclasses.replace(self, inner=inner, sweeps={}, kept={}, leaf_parts={}, in_levels=[], with_fixed={})
 
     def _overwritable(self) -> frozenset[int]:
         """The leaves of the state whose rows the cotangents of a forest may overwrite."""

@@ -25,6 +25,7 @@ class RoleProgram:
         notes: a description of each group of fused products.
         reads_edges: whether `gather_all` is called with `edges=True`.
         loop: the line of F's first loop with a dynamic number of iterations, as the end of a sentence; empty if there is none.
+        fixed: those of `params`, `inputs` and `edges` whose cotangents nobody asks for.
     """
 
     program: Program
@@ -40,3 +41,9 @@ class RoleProgram:
     notes: tuple[str, ...]
     reads_edges: bool
     loop: str
+    fixed: frozenset[Var] = frozenset()
+
+    @property
+    def varied(self) -> set[Var]:
+        """The parameters, and the rows of inputs and edges, whose cotangents are asked for."""
+        return {*self.params, *self.inputs, *self.edges} - self.fixed

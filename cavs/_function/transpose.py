@@ -75,7 +75,7 @@ class _Reader(NamedTuple):
 
 
 def _readers_of_params(role: RoleProgram, part: Recurrent) -> list[_Reader]:
-    from_params = depends(role.program.eqns, set(role.params))
+    from_params = depends(role.program.eqns, role.varied & set(role.params))
     readers = []
     for e in part.eqns:
         static = [i for i, x in enumerate(e.invars) if is_var(x) and domain_of(x, role.domain) == STATIC]
@@ -115,6 +115,7 @@ def _traced(
     """Traces the recurrent part and its VJP. Returns also the variables that the user has named."""
     slots, child = [role.slots[k][i] for k, i in part.slots], [role.child[i] for i in part.child]
     float_states, float_extra = _floats(role.states), _floats(part.extra)
+    varied = depends(role.program.eqns, role.varied)
 
     def joint(inputs: _Inputs) -> _Outputs:
         fixed = dict(role.program.consts) | dict(zip(part.statics, inputs.statics, strict=True))
@@ -144,7 +145,7 @@ def _traced(
             states,
             extra,
             operands,
-            ct_cross=_of_floats(ct_cross, part.cross),
+            ct_cross=[ct if v in varied else None for ct, v in zip(_of_floats(ct_cross, part.cross), part.cross, strict=True)],
             ct_slots=_of_floats(ct_slots, slots),
             ct_child=_of_floats(ct_child, child),
             cuts=cast(list[list[Any]], cuts),

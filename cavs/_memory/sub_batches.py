@@ -1,18 +1,24 @@
 """Sub-batches with accumulated gradients (moDNN, section 5.1): a batch in the memory of a part of it."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from cavs._function.custom_rules import perturbed
 from cavs._function.equations import is_float
+from cavs._function.jaxprs import PyTreeDef
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.running_sums import run_and_add
+from cavs._stages.cotangents import instantiated
+
+Arrays: TypeAlias = list[jax.Array]
 
 _ROWS = 1.01  # how much larger the largest part may become, as a factor, if parts then have fewer levels
 _LEVEL = 100  # rows that take as long as one more level: an estimate
@@ -104,20 +110,28 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
     def total(params: PyTree, stacks: list[PyTree]) -> tuple[jax.Array, PyTree]:
         return _summed(lambda batch: one(params, batch), stacks)
 
-    def forward(params: PyTree, stacks: list[PyTree]) -> Any:
+    def forward(*args: PyTree) -> Any:
+        (params, stacks), (vary_params, vary_stacks) = perturbed(args)
+        in_params = jax.tree.leaves(vary_params)
+        in_batch = [any(of) for of in zip(*map(jax.tree.leaves, vary_stacks), strict=True)]
+
         def value_and_grad(batch: PyTree) -> Any:
-            sums, (by_params, by_batch) = jax.value_and_grad(one, argnums=(0, 1), has_aux=True, allow_int=True)(params, batch)
-            return (sums, _floats(by_params)), _floats(by_batch)
+            def of(by: tuple[Arrays, Arrays]) -> tuple[jax.Array, PyTree]:
+                return one(_with(params, in_params, by[0]), _with(batch, in_batch, by[1]))
+
+            by = _chosen(params, in_params), _chosen(batch, in_batch)
+            sums, (by_params, by_batch) = jax.value_and_grad(of, has_aux=True)(by)
+            return (sums, by_params), by_batch
 
         (sums, by_params), by_stacks = _summed(value_and_grad, stacks, each=True)
-        return sums, (by_params, by_stacks, _like(params), _like(stacks))
+        shape = jax.tree.structure((params, stacks)), (*in_params, *in_batch * len(stacks))
+        return sums, jax.tree_util.Partial(functools.partial(_scaled, *shape), by_params, by_stacks)
 
-    def backward(saved: Any, ct: Any) -> Any:
-        by_params, by_stacks, params, stacks = saved
-        scale = ct[0]
-        return _scaled(by_params, params, scale), _scaled([x for of in by_stacks for x in of], stacks, scale)
+    def backward(scaled: Callable[..., PyTree], ct: Any) -> PyTree:
+        return scaled(*instantiated([ct[0]]))
 
-    total.defvjp(forward, backward)
+    # With symbolic zeros, JAX tells what is differentiated. So nothing computes cotangents of inputs that nobody asks for.
+    total.defvjp(forward, backward, symbolic_zeros=True)
 
     def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
         if not isinstance(stacks, list | tuple) or not stacks:
@@ -151,29 +165,20 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
     return (total, stacked) if each else total
 
 
-def _floats(tree: PyTree) -> list[jax.Array]:
-    return [x for x in jax.tree.leaves(tree) if x.dtype != jax.dtypes.float0]
+def _chosen(tree: PyTree, which: list[bool]) -> Arrays:
+    """The leaves that `which` tells."""
+    return [x for x, is_chosen in zip(jax.tree.leaves(tree), which, strict=True) if is_chosen]
 
 
-class _Like(tuple[Any, ...]):
-    """The shapes and dtypes of a pytree: no arrays."""
+def _with(tree: PyTree, which: list[bool], chosen: Arrays) -> PyTree:
+    """`tree` with other leaves where `which` tells."""
+    (leaves, treedef), others = jax.tree.flatten(tree), iter(chosen)
+    return treedef.unflatten([next(others) if is_chosen else x for x, is_chosen in zip(leaves, which, strict=True)])
 
 
-jax.tree_util.register_pytree_node(_Like, lambda x: ((), tuple(x)), lambda aux, _: _Like(aux))
-
-
-def _like(tree: PyTree) -> _Like:
-    leaves, treedef = jax.tree.flatten(tree)
-    return _Like((treedef, tuple((x.shape, x.dtype) for x in leaves)))
-
-
-def _scaled(cts: list[jax.Array], like: _Like, scale: jax.Array) -> PyTree:
-    """The cotangents of a pytree: those of floats times `scale`, and none of integers."""
-    treedef, shapes = cast(Any, like)
-    values = iter(cts)
-    return treedef.unflatten(
-        [
-            next(values) * scale.astype(d) if jnp.issubdtype(d, jnp.inexact) else np.zeros(shape, jax.dtypes.float0)
-            for shape, d in shapes
-        ]
-    )
+def _scaled(
+    treedef: PyTreeDef, which: tuple[bool, ...], by_params: Arrays, by_stacks: list[Arrays], scale: jax.Array
+) -> PyTree:
+    """The cotangents of `(params, stacks)`: the gradients times `scale`, and `None` for all that is not differentiated."""
+    grads = iter([*by_params, *(x for of in by_stacks for x in of)])
+    return treedef.unflatten([(x := next(grads)) * scale.astype(x.dtype) if is_chosen else None for is_chosen in which])

@@ -17,6 +17,7 @@ from cavs._engines.choose import EngineError, name_of
 from cavs._engines.engine import Engine
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
+from cavs._function.custom_rules import perturbed
 from cavs._function.equations import is_float
 from cavs._function.plan import FunctionPlan
 from cavs._function.stored import from_stored, to_stored
@@ -25,10 +26,11 @@ from cavs._graphs.pytree import PyTree
 from cavs._run.manual_axes import checked_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule
-from cavs._stages.cotangents import Cotangent, Floats
+from cavs._stages.cotangents import Cotangent, Floats, instantiated
 
 Arrays: TypeAlias = list[jax.Array]
 Run: TypeAlias = Callable[..., PyTree]  # `_run.run.run`
+_Varied: TypeAlias = tuple[tuple[int, ...], ...]  # the leaves of params, of inputs and of edges that are differentiated
 
 
 class _Loop(NamedTuple):
@@ -235,6 +237,7 @@ def _forward(
 
 def _backward(
     loop: _Loop,
+    varied: _Varied,
     params: Arrays,
     inputs: Arrays,
     edges: Arrays,
@@ -243,20 +246,21 @@ def _backward(
     frontiers: Arrays,
     cts: list[Cotangent],
 ) -> tuple[Floats, Floats, Floats]:
-    """Returns the cotangents of params, inputs and edges. Each segment runs again, the last one first."""
+    """Returns the cotangents of the params, inputs and edges in `varied`. Each segment runs again, the last one first."""
     pushed = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
 
     def step(carry: tuple[Floats, ...], xs: tuple[_Step, Arrays]) -> tuple[tuple[Floats, ...], None]:
         (of, frontier), (above, by_params, by_inputs, by_edges) = xs, carry
         chosen = _chosen(loop, of, segments, select)
         args = params, frontier, _rows(inputs, of.vertex), _rows(edges, of.edge)
+        by_args = [{i: xs[i] for i in own} for own, xs in zip((varied[0], above, *varied[1:]), args, strict=True)]
 
         def floats(changed: tuple[Floats, ...]) -> tuple[Floats, Arrays]:
             full = [[own.get(i, x) for i, x in enumerate(given)] for own, given in zip(changed, args, strict=True)]
             found, outs = _segment(loop, of, chosen.index, *full)
             return {i: found[i] for i in above}, [outs[i] for i in pushed]
 
-        _, pull = jax.vjp(floats, tuple({i: x for i, x in enumerate(xs) if is_float(x)} for xs in args))
+        _, pull = jax.vjp(floats, tuple(by_args))
         ((ct_params, below, ct_rows, ct_edges),) = pull((above, chosen.cotangents([jnp.asarray(cts[i]) for i in pushed])))
         by_params = {i: by_params[i] + ct for i, ct in ct_params.items()}
         # Every vertex and every edge belongs to one segment.
@@ -265,8 +269,10 @@ def _backward(
         return (below, by_params, by_inputs, by_edges), None
 
     first = [x[0] for x in frontiers]
+    floats_of = [i for i, x in enumerate(first) if is_float(x)]
     zeros = tuple(
-        {i: jnp.zeros(x.shape, x.dtype) for i, x in enumerate(xs) if is_float(x)} for xs in (first, params, inputs, edges)
+        {i: jnp.zeros(xs[i].shape, xs[i].dtype) for i in own}
+        for own, xs in zip((floats_of, *varied), (first, params, inputs, edges), strict=True)
     )
     (_, *found), _ = lax.scan(step, zeros, (_steps(segments), frontiers), reverse=True)
     by_params, by_inputs, by_edges = found
@@ -280,15 +286,17 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
     def whole(params: Arrays, inputs: Arrays, edges: Arrays, segments: SegmentArrays, select: jax.Array | None) -> Arrays:
         return _forward(loop, vertices, params, inputs, edges, segments, select)[0]
 
-    def forward(*args: Any) -> tuple[Arrays, tuple[Any, Arrays]]:
-        outs, frontiers = _forward(loop, vertices, *args)
-        return outs, (args, frontiers)
+    def forward(*args: Any) -> tuple[Arrays, Callable[..., Any]]:
+        values, which = perturbed(args)
+        outs, frontiers = _forward(loop, vertices, *values)
+        varied = tuple(tuple(i for i, is_varied in enumerate(own) if is_varied) for own in which[:3])
+        return outs, jax.tree_util.Partial(functools.partial(_backward, loop, varied), *values, frontiers)
 
-    def backward(saved: tuple[Any, Arrays], cts: list[Cotangent]) -> tuple[Any, ...]:
-        (params, inputs, edges, segments, select), frontiers = saved
-        found = _backward(loop, params, inputs, edges, segments, select, frontiers, cts)
+    def backward(pull: Callable[..., Any], cts: list[Cotangent]) -> tuple[Any, ...]:
+        params, inputs, edges = pull.args[:3]
+        found = pull(instantiated(cts))
         of = zip(found, (params, inputs, edges), strict=True)
         return *([own.get(i) for i in range(len(xs))] for own, xs in of), None, None
 
-    whole.defvjp(forward, backward)
+    whole.defvjp(forward, backward, symbolic_zeros=True)
     return whole

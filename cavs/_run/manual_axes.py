@@ -8,6 +8,7 @@ parameters need.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable
 from typing import TypeAlias
@@ -19,8 +20,10 @@ from jax import lax
 from jax._src import config as _config
 from jax.sharding import PartitionSpec
 
+from cavs._function.custom_rules import perturbed
 from cavs._function.jaxprs import Eqn, Jaxpr
 from cavs._graphs.pytree import PyTree
+from cavs._stages.cotangents import instantiated
 
 Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, data, inputs, select) -> pushes
 
@@ -66,19 +69,33 @@ def across_axes(call: Call) -> Call:
             outs = call(*map(untyped, (params, data, inputs, select)))
         return common(outs)
 
-    def forward(params: PyTree, data: jax.Array, inputs: PyTree, select: PyTree) -> PyTree:
+    def forward(*args: PyTree) -> PyTree:
+        values, which = perturbed(args)
+
+        def of(varied: list[dict[int, jax.Array]]) -> list[jax.Array]:
+            params, inputs = ([own.get(i, x) for i, x in enumerate(xs)] for own, xs in zip(varied, given, strict=True))
+            return call(params, data, inputs, select)
+
         with unchecked():
-            params, data, inputs, select = map(untyped, (params, data, inputs, select))
-            outs, pull = jax.vjp(lambda params, inputs: call(params, data, inputs, select), params, inputs)
-        return common(outs), common(pull)
+            params, data, inputs, select = map(untyped, values)
+            given = params, inputs
+            flags = zip(given, which[::2], strict=True)
+            outs, pull = jax.vjp(of, [{i: xs[i] for i, is_varied in enumerate(own) if is_varied} for xs, own in flags])
+        listed = functools.partial(_listed, [len(xs) for xs in given])
+        return common(outs), common(jax.tree_util.Partial(listed, pull))
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
         with unchecked():
-            by_params, by_inputs = untyped(pull)(untyped(cts))
+            by_params, by_inputs = untyped(pull)(untyped(instantiated(cts)))
         return common(by_params), None, common(by_inputs), None
 
-    sealed.defvjp(forward, backward)
+    sealed.defvjp(forward, backward, symbolic_zeros=True)
     return lambda *args: sealed(*common(args))
+
+
+def _listed(lengths: list[int], pull: Callable[[PyTree], PyTree], cts: PyTree) -> list[list[jax.Array | None]]:
+    """The cotangents that `pull` returns by number, as lists with `None` for the others."""
+    return [[own.get(i) for i in range(n)] for n, own in zip(lengths, pull(cts)[0], strict=True)]
 
 
 def unchecked() -> contextlib.AbstractContextManager[object]:

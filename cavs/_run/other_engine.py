@@ -6,6 +6,7 @@ therefore have a batching rule and a tangent rule. The backward pass then runs t
 of the other engine saved nothing for it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -14,27 +15,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.custom_rules import axes, batching, with_rule, with_tangents
+from cavs._function.custom_rules import axes, batching, perturbed, with_rule, with_tangents
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import PyTreeDef
 from cavs._function.stored import from_stored, key_impl, stored_aval
 from cavs._graphs.pytree import PyTree
-from cavs._stages.cotangents import Cotangent
+from cavs._stages.cotangents import Cotangent, instantiated
 
 Arrays: TypeAlias = list[jax.Array]
 Cotangents: TypeAlias = list[Cotangent]
 Select: TypeAlias = jax.Array | None
+Fixed: TypeAlias = tuple[tuple[bool, ...], tuple[bool, ...]]
 
 
 class Sweep(NamedTuple):
     """The passes of one plan over schedules of one shape, by one engine; all arguments and results are flat.
 
-    `inputs` are the leaves of the inputs, then those of the edges.
+    `inputs` are the leaves of the inputs, then those of the edges. `fixed` says for each leaf of `params`, and for each of
+    `inputs`, whether nobody asks for its cotangent.
 
     Attributes:
         primal: `primal(params, data, inputs, select) -> pushes`.
-        forward: `forward(params, data, inputs, select) -> (pushes, saved)`.
-        backward: `backward(saved, data, select, cotangents of pushes) -> (cotangents of params, cotangents of inputs)`.
+        forward: `forward(fixed, params, data, inputs, select) -> (pushes, saved)`.
+        backward: `backward(fixed, saved, data, select, cotangents of pushes) -> (cotangents of params, of inputs)`. Those of
+            fixed leaves may be anything.
     """
 
     primal: Callable[..., PyTree]
@@ -49,15 +53,18 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
     def run(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> Arrays:
         return sweep.primal(params, data, inputs, select)
 
-    def forward(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
-        outs, saved = sweep.forward(params, data, inputs, select)
-        return outs, (saved, data, select)
+    def forward(*args: PyTree) -> PyTree:
+        (params, data, inputs, select), varied = perturbed(args)
+        fixed = tuple(tuple(not x for x in own) for own in varied[::2])
+        outs, saved = sweep.forward(fixed, params, data, inputs, select)
+        back = jax.tree_util.Partial(functools.partial(sweep.backward, fixed), saved, data, select)
+        return outs, back
 
-    def backward(residuals: PyTree, cts: Cotangents) -> PyTree:
-        ct_params, ct_inputs = sweep.backward(*residuals, cts)
+    def backward(back: Callable[[Cotangents], PyTree], cts: PyTree) -> PyTree:
+        ct_params, ct_inputs = back(instantiated(cts))
         return ct_params, None, ct_inputs, None
 
-    run.defvjp(forward, backward)
+    run.defvjp(forward, backward, symbolic_zeros=True)  # only then JAX tells what is differentiated
     return run
 
 
@@ -69,11 +76,11 @@ def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
 
 
 def _forward(sweep: Sweep, by: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    def forward(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
+    def forward(fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         tree: list[PyTreeDef] = []
 
         def leaves_of(*args: PyTree) -> tuple[PyTree, Arrays]:
-            outs, saved = sweep.forward(*args)
+            outs, saved = sweep.forward(fixed, *args)
             leaves, found = jax.tree.flatten(saved)
             tree[:] = [found]
             return outs, leaves
@@ -97,7 +104,7 @@ def _forward(sweep: Sweep, by: Sweep, other: Callable[..., PyTree]) -> Callable[
 
 
 def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    def backward(residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
+    def backward(fixed: Fixed, residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
         saved, params, inputs = residuals
         leaves, tree = jax.tree.flatten(saved)
         which = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
@@ -115,7 +122,7 @@ def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTre
         def one(leaves: Arrays, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
             del params, inputs  # `saved` holds what the backward reads
             saved = jax.tree.unflatten(tree, leaves)
-            return floats(sweep.backward(saved, data, select, all_cts(some, lambda i: cts[i].shape)))
+            return floats(sweep.backward(fixed, saved, data, select, all_cts(some, lambda i: cts[i].shape)))
 
         def again(params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
             outs, pull = jax.vjp(lambda p, x: other(p, data, x, select), params, inputs)

@@ -31,7 +31,7 @@ from cavs._run.edges import check_read, padded_edges
 from cavs._run.forward import forward
 from cavs._run.level_segments import run_in_segments
 from cavs._run.manual_axes import across_axes
-from cavs._run.other_engine import Sweep, differentiable, transformed_by
+from cavs._run.other_engine import Fixed, Sweep, differentiable, transformed_by
 from cavs._run.plans import plan_of
 from cavs._schedule.level_segments import SegmentedSchedule
 from cavs._schedule.schedule import Schedule, Shape
@@ -257,18 +257,22 @@ def _compiled(
     exported = _WITHOUT_CALLBACKS.get()
     key = (shape, kinds, asked, exported, least, names, in_parts, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
-        kept = plan.keeping(again=least, names=names)
-        engine = choose_engine(asked, kept, shape, kinds, exported)
+        engine = choose_engine(asked, plan.keeping(again=least, names=names), shape, kinds, exported)
         if isinstance(engine, Persistent):
             engine = dataclasses.replace(engine, apart=in_parts)
-            other = plan.keeping(again=least, names=names, masks=True)
-            sweep = transformed_by(_sweep(kept, shape, kinds, engine), _sweep(other, shape, kinds, Scan()))
+            own = functools.partial(FunctionPlan.keeping, again=least, names=names)
+            sweep = _sweep(lambda fixed: own(plan.fixing(*fixed)), shape, kinds, engine)
+            other = functools.partial(own, masks=True)
+            sweep = transformed_by(sweep, _sweep(lambda fixed: other(plan.fixing(*fixed)), shape, kinds, Scan()))
         else:
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
             share = least and shape.windows[0] == 1
-            best = engine.prefers(plan, shape, kinds)
             again, masks = least and not share, isinstance(engine, Scan)
-            kept = best.keeping(shape.forest and shape.rooted, share, again, names, masks)
+
+            def kept(fixed: Fixed) -> FunctionPlan:
+                best = engine.prefers(plan.fixing(*fixed), shape, kinds)
+                return best.keeping(shape.forest and shape.rooted, share, again, names, masks)
+
             sweep = _sweep(kept, shape, kinds, engine)
         plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)
     compiled, name = plan.sweeps[key]
@@ -276,21 +280,26 @@ def _compiled(
     return compiled
 
 
-def _sweep(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:
+def _sweep(of: Callable[[Fixed], FunctionPlan], shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:
+    """Returns the passes of a plan on an engine. `of` returns the plan that computes no cotangents of what is fixed."""
+
     def primal(params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None) -> Arrays:
+        plan = of(((), ()))
         return forward(plan, Schedule(data, shape), kinds, engine, params, *plan.rows_and_edges(inputs), select, save=False)[0]
 
     def forward_saving(
-        params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None
+        fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: jax.Array | None
     ) -> tuple[Arrays, Saved | None]:
+        plan = of(fixed)
         if any(not part.joint.differentiable for part in plan.inner.values()):
             raise TypeError(MSG_LOOP.format(where=plan.loop))
         with _loops_are_refused(plan):
             return forward(plan, Schedule(data, shape), kinds, engine, params, *plan.rows_and_edges(inputs), select, save=True)
 
     def reverse(
-        saved: Saved, data: jax.Array, select: jax.Array | None, cts: list[Cotangent]
+        fixed: Fixed, saved: Saved, data: jax.Array, select: jax.Array | None, cts: list[Cotangent]
     ) -> tuple[list[Cotangent], list[jax.Array | None]]:
+        plan = of(fixed)
         with _loops_are_refused(plan):
             return backward(plan, Schedule(data, shape), kinds, engine, saved, select, cts)
 

@@ -1,10 +1,12 @@
 """Zeros and sums of cotangents, and the transposes of gather, pull and push: in the backward, gather and scatter swap roles."""
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.equations import is_float
 from cavs._function.stored import Shaped
@@ -19,6 +21,11 @@ Floats: TypeAlias = dict[int, jax.Array]  # cotangents by their place in a list,
 def zero_cotangent(x: Shaped) -> Cotangent:
     """Returns the zero cotangent of `x`: of its dtype, or of JAX's float0 for integers."""
     return jnp.zeros(x.shape, x.dtype) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
+
+
+def instantiated(cts: Sequence[Cotangent | SymbolicZero]) -> list[Cotangent]:
+    """Returns the cotangents with arrays in place of symbolic zeros."""
+    return [zero_cotangent(jax.ShapeDtypeStruct(x.shape, x.dtype)) if isinstance(x, SymbolicZero) else x for x in cts]
 
 
 def floats(cts: list[Cotangent]) -> Floats:
