@@ -20,6 +20,7 @@ PLANS = {
     "whole, keeps the least": {"parts": 1, "keep": "least"},
     "two parts": {"parts": 2, "keep": "fast"},
     "four parts": {"parts": 4, "keep": "fast"},
+    "sixteen parts": {"parts": 16, "keep": "fast"},
     "whole, products again": {"parts": 1, "keep": "window"},
 }
 

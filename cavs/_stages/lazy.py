@@ -22,6 +22,7 @@ from cavs._function.split import Split
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
+from cavs._stages.segment import not_before
 from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated
 
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
@@ -106,7 +107,9 @@ def lazy_gradients(
         env |= {v: get_rows(x, index) for v, x in own}
     env |= given
     real = rows.count - (span.start - rows.pad)
-    evaluate(eqns, env, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
+    local = dict(zip(env, not_before(list(cuts.values()), list(env.values())), strict=True))
+    evaluate(eqns, local, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
+    env |= {v: local[v] for e in eqns for v in e.outvars}
 
     where = operands(part, rows, span, memory, values) if direct else {}
     return _sums(part, rows, span, memory, env, cuts, mine, direct, where, powers or {})

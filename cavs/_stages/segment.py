@@ -120,7 +120,7 @@ def after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
     return [x + late[0].astype(x.dtype) if late and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim else x for x in alive]
 
 
-def _not_before(cts: list[jax.Array], cut: list[jax.Array]) -> list[jax.Array]:
+def not_before(cts: list[jax.Array], cut: list[jax.Array]) -> list[jax.Array]:
     """Returns `cut`, multiplied by 1 on a CPU, which is only known after the cotangents: XLA removes barriers there."""
     first = next((x[(0,) * x.ndim] for x in cts if x.size), None)
     if first is None or jax.default_backend() != "cpu":
@@ -141,7 +141,7 @@ def _pull_back(back: _SegmentBackward, cut: list[jax.Array], alive: list[jax.Arr
     env = dict(zip(back.kept, [*cut, *alive], strict=True))
     behind = depends(back.eqns, set(back.seeds))
     again = [e for e in back.eqns if e.outvars[0] not in behind]
-    local = dict(zip(back.kept, [*_not_before(cts, cut), *alive], strict=True))
+    local = dict(zip(back.kept, [*not_before(cts, cut), *alive], strict=True))
     run_equations(again, local)
     env |= {v: local[v] for e in again for v in e.outvars} | dict(zip(back.seeds, cts, strict=True))
     run_equations([e for e in back.eqns if e.outvars[0] in behind], env)
