@@ -7,6 +7,7 @@ import jax
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule, Shape
+from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Rows, Zeros, rows_of_kinds, rows_of_leaves
 
@@ -115,6 +116,11 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def pulls_in_levels(self) -> bool:
+        """Whether the levels read inputs that F pulls where they lie (`Pulled`). Otherwise they get copies, in their order."""
+        ...
+
     def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
         """Whether the engine runs the leaves of schedules of a shape as a level. Otherwise XLA runs them before the levels."""
         ...
@@ -145,7 +151,7 @@ class Engine(Protocol):
         batch: Batch,
         states: Arrays,
         statics: list[Arrays],
-        eager: list[Arrays],
+        eager: list[list[Values]],
         save: bool,
     ) -> ForwardLevels:
         """Runs the forward's levels.

@@ -11,7 +11,8 @@ from jax import lax
 from cavs._engines.lower import EDGE_CHILD, EDGE_COUNT, PARENT, PARENT_COUNT, PARENT_FIRST, PARENT_SLOT, PUSHED_ROW, Recurrence
 from cavs._engines.widest import wide_levels
 from cavs._schedule.schedule import Schedule
-from cavs._stages.tensors import Rows as KindRows, get_rows
+from cavs._stages.pulled import get_rows
+from cavs._stages.tensors import Rows as KindRows
 from cavs.kernels import COLUMNS, Index, IndexRole, segment_rows
 
 

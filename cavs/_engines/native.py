@@ -53,6 +53,7 @@ class Native:
     """Engine `native`: C++ runs the levels on a CPU. See [`Engine`][cavs._engines.engine.Engine]."""
 
     launches = False
+    pulls_in_levels = False
 
     def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
         """Whether the library can compute F at the leaves."""

@@ -11,7 +11,7 @@ from cavs._engines.native_call import with_rules
 from cavs._graphs.pytree import PyTree
 from cavs._stages.cotangents import Floats
 from cavs._stages.operands import LazyProduct, Operand
-from cavs._stages.tensors import get_rows
+from cavs._stages.pulled import get_rows
 from cavs.kernels import NATIVE_GRADIENTS, native_call
 
 

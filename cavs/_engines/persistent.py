@@ -50,6 +50,7 @@ class Persistent(StagesInXla):
     apart: bool = False
 
     launches = True
+    pulls_in_levels = False
 
     def forward_levels(
         self,

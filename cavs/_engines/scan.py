@@ -1,6 +1,7 @@
 """Engine `scan`, forward: the levels as loops over tasks, on any device; dynamic tensors are updated in place."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.split import Split
 from cavs._stages.entrance import barred, crossing, entrance, fixed
+from cavs._stages.pulled import Pulled, Values
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
 
@@ -24,7 +26,7 @@ class _ForwardKind(NamedTuple):
     part: Split
     rows: Rows
     fixed: dict[Any, Any]
-    crossing: list[Any]
+    crossing: list[Values]
     turned: dict[Any, Any]
     eqns: list[Any]
     wanted: set[Any]
@@ -37,13 +39,14 @@ class Scan(StagesInXla):
     """Engine `scan`: XLA loops over tasks, on any device. See [`Engine`][cavs._engines.engine.Engine]."""
 
     launches = False
+    pulls_in_levels = True
 
     def forward_levels(
         self,
         batch: Batch,
         states: list[jax.Array],
         statics: list[list[jax.Array]],
-        eager: list[list[jax.Array]],
+        eager: list[list[Values]],
         save: bool,
     ) -> ForwardLevels:
         """Runs the forward's levels task by task."""
@@ -55,7 +58,7 @@ class Scan(StagesInXla):
 
 
 def forward_levels(
-    batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[jax.Array]], save: bool
+    batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[Values]], save: bool
 ) -> ForwardLevels:
     """Runs the forward's loop over tasks."""
     sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
@@ -63,7 +66,8 @@ def forward_levels(
     found = [_kind(part, rows, own, eager_rows, save) for part, rows, own, eager_rows in of]
     # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know which
     # row of the eager part's results is read here.
-    zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for kind in found for x in kind.crossing], start=500)
+    made = [x for kind in found for x in kind.crossing if not isinstance(x, Pulled)]
+    zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in made], start=500)
     tensors = [[k.rows.tensor(zeros, v.aval, lv == EDGE) for v, lv in zip(k.stored, k.level, strict=True)] for k in found]
 
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
@@ -103,7 +107,7 @@ def forward_levels(
 
 
 def forward_leaves(
-    batch: Batch, statics: list[list[jax.Array]], eager: list[list[jax.Array]], save: bool
+    batch: Batch, statics: list[list[jax.Array]], eager: list[list[Values]], save: bool
 ) -> tuple[list[jax.Array], list[list[jax.Array]], list[list[jax.Array]]]:
     """Runs the leaves of a batch that has them as kinds, whose `statics` and `eager` these are, each kind at once.
 
@@ -122,7 +126,7 @@ def forward_leaves(
 
 
 def all_rows(
-    part: Split, rows: Rows, statics: list[jax.Array], eager: list[jax.Array], save: bool, fusion: bool
+    part: Split, rows: Rows, statics: list[jax.Array], eager: Sequence[Values], save: bool, fusion: bool
 ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
     """Runs rows without children at once. Returns their states, what is kept, and what the lazy part reads."""
     own, values = _computed(_kind(part, rows, statics, eager, save), RowSpan(0, rows.size, 0, 0), [], None, fusion)
@@ -142,7 +146,7 @@ def _computed(
     return own, [value_at(v, lv, n, env, level) for v, lv, n in zip(kind.stored, kind.level, sizes, strict=True)]
 
 
-def _kind(part: Split, rows: Rows, statics: list[Any], eager: list[Any], save: bool) -> _ForwardKind:
+def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], save: bool) -> _ForwardKind:
     env = fixed(part, statics)
     keep = part.forward.keep if save else []
     targets = [*part.forward.states, *part.forward.extra, *keep]

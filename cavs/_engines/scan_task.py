@@ -17,7 +17,8 @@ from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, mask_rows, merged
 from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values
 from cavs._stages.lazy import Mine, Some, lazy_gradients
-from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, get_rows, window, write
+from cavs._stages.pulled import get_rows
+from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, window, write
 
 T = TypeVar("T")
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors

@@ -14,6 +14,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import (
     eager_function,
+    in_place,
     lazy_arguments,
     lazy_function,
     leaf_function,
@@ -21,9 +22,10 @@ from cavs._stages.batched import (
     pull_edges,
     static_values,
 )
+from cavs._stages.pulled import Values, get_rows
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import cut_vjp
-from cavs._stages.tensors import Rows, get_rows, leaf_vertices, write
+from cavs._stages.tensors import Rows, leaf_vertices, write
 from cavs.kernels import checked
 
 Arrays = list[jax.Array]
@@ -51,7 +53,7 @@ class _Early(NamedTuple):
 
     statics: list[Arrays]
     static: list[Transpose]
-    eager_rows: list[Arrays]
+    eager_rows: list[list[Values]]
     eager: list[Transpose]
 
 
@@ -153,7 +155,7 @@ def _static_and_eager(batch: Batch, engine: Engine, params: Arrays, inputs: Arra
         fn = eager_function(part, rows.inner(rows.num_children), rows)
         found = engine.eager_part(batch, k, statics, inputs, save) if part.eager.eqns else None
         eager_rows, vjp = found or _with_vjp(fn, save, (statics,), pulled)
-        early.eager_rows.append(eager_rows)
+        early.eager_rows.append(in_place(part, rows, inputs, edges, eager_rows) if engine.pulls_in_levels else eager_rows)
         early.eager.extend(vjp)
     return early
 

@@ -1,6 +1,6 @@
 """The parts of F that run as one batch rather than level by level: leaves, static, eager and lazy (see `_function.split`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import jax
@@ -12,7 +12,8 @@ from cavs._function.jaxprs import Var, is_var
 from cavs._function.products import large_product
 from cavs._function.role import RoleProgram
 from cavs._function.split import Split
-from cavs._stages.tensors import Rows, get_rows, repeated
+from cavs._stages.pulled import Pulled, Values, get_rows
+from cavs._stages.tensors import Rows, repeated
 
 Arrays: TypeAlias = list[jax.Array]
 
@@ -69,6 +70,13 @@ def pull_edges(part: Split, edges: Arrays, row: jax.Array) -> Arrays:
     return [get_rows(x, row) if v in used else x[:0] for v, x in zip(part.role.edges, edges, strict=True)]
 
 
+def in_place(part: Split, rows: Rows, inputs: Arrays, edges: Arrays, eager: Arrays) -> list[Values]:
+    """Returns the rows of `part.eager.outs` without copies of those that are inputs: these are read where they lie."""
+    sources = {v: Pulled(x, rows.vertex) for v, x in zip(part.role.inputs, inputs, strict=True)}
+    sources |= {v: Pulled(x, rows.edge_row) for v, x in zip(part.role.edges, edges, strict=True)}
+    return [sources.get(v, x) for v, x in zip(part.eager.outs, eager, strict=True)]
+
+
 def eager_function(
     part: Split, num_children: jax.Array, rows: Rows | None = None
 ) -> Callable[[Arrays, Arrays, Arrays], Arrays]:
@@ -95,7 +103,7 @@ def eager_function(
     return eager
 
 
-def lazy_arguments(part: Split, rows: Rows, states: Arrays, eager: Arrays, extras: Arrays) -> tuple[Arrays, ...]:
+def lazy_arguments(part: Split, rows: Rows, states: Arrays, eager: Sequence[Values], extras: Arrays) -> tuple[Arrays, ...]:
     """Returns what the lazy part reads.
 
     Args:
@@ -112,7 +120,7 @@ def lazy_arguments(part: Split, rows: Rows, states: Arrays, eager: Arrays, extra
     own = [get_rows(b, rows.row) for b in states]
     slots = [get_rows(states[i], kids[:, k]) for k, i in part.recurrent.slots]
     child = [get_rows(states[i], rows.inner_edges(rows.edge_child)) for i in part.recurrent.child]
-    return own, slots, child, eager, extras
+    return own, slots, child, [x.copied() if isinstance(x, Pulled) else x for x in eager], extras
 
 
 def lazy_function(part: Split, rows: Rows) -> Callable[..., Arrays]:

@@ -10,7 +10,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.equations import is_float
 from cavs._function.stored import Shaped
-from cavs._stages.tensors import Index, get_rows
+from cavs._stages.pulled import get_rows
+from cavs._stages.tensors import Index
 
 Cotangent: TypeAlias = jax.Array | np.ndarray  # of an integer a NumPy array of JAX's float0
 # Per leaf of the inputs: (Vp, ...); a shape as long as no vertex has added to it, and `None` for integers.

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.domains import EDGE
+from cavs._function.domains import EDGE, Domain
 from cavs._function.jaxprs import Env, Var, is_var
 from cavs._function.split import Split
+from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import Rows, RowSpan, get_rows
+from cavs._stages.tensors import Rows, RowSpan
 
 
 class Copied(NamedTuple):
@@ -46,7 +47,7 @@ class Memory(NamedTuple):
 
     states: list[jax.Array]
     statics: list[jax.Array]
-    crossing: list[jax.Array]
+    crossing: list[Values]
     kept: list[jax.Array]
     extras: list[jax.Array]
 
@@ -62,10 +63,11 @@ def memory_of(part: Split, rows: Rows, saved: Saved, kind: int) -> Memory:
     )
 
 
-def crossing(part: Split, rows: Rows, eager: list[jax.Array]) -> list[jax.Array]:
+def crossing(part: Split, rows: Rows, eager: Sequence[Values]) -> list[Values]:
     """Returns the eager rows that the recurrent part reads, with slack."""
-    own = ((v, x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
-    return [rows.padded_in(part.role.domain[v], x) for v, x in own]
+    own = ((part.role.domain[v], x) for v, x in zip(part.eager.outs, eager, strict=True) if v in part.recurrent.cross)
+    padded = rows.padded_in
+    return [x._replace(index=padded(d, x.index)) if isinstance(x, Pulled) else padded(d, x) for d, x in own]
 
 
 def fixed(part: Split, statics: list[jax.Array]) -> Env:
@@ -74,7 +76,7 @@ def fixed(part: Split, statics: list[jax.Array]) -> Env:
 
 
 def entrance(
-    part: Split, rows: Rows, span: RowSpan, states: Sequence[State], crossing: list[jax.Array], wanted: set[Var]
+    part: Split, rows: Rows, span: RowSpan, states: Sequence[State], crossing: Sequence[Values], wanted: set[Var]
 ) -> Env:
     """Returns the `wanted` inputs of the joint program at the vertices of a span.
 
@@ -88,7 +90,7 @@ def entrance(
     """
     kids = span.rows(rows.kids)
     own = zip(part.forward.cross, crossing, part.reverse.cross_domain, strict=True)
-    env = {v: span.rows_in(domain, x) for v, x, domain in own if v in wanted}
+    env = {v: _part_of(x, span, domain) for v, x, domain in own if v in wanted}
     env |= {
         v: _gathered(states[i], kids[:, k])
         for v, (k, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)
@@ -101,6 +103,11 @@ def entrance(
     if part.forward.num_children in wanted:
         env[part.forward.num_children] = span.rows(rows.num_children)
     return env
+
+
+def _part_of(x: Values, span: RowSpan, domain: Domain) -> jax.Array:
+    """Returns the rows of a span, or those of its edges."""
+    return get_rows(x.source, span.rows_in(domain, x.index)) if isinstance(x, Pulled) else span.rows_in(domain, x)
 
 
 def _gathered(state: State, index: jax.Array) -> jax.Array:

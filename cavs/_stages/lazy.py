@@ -22,8 +22,9 @@ from cavs._function.split import Split
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
+from cavs._stages.pulled import get_rows
 from cavs._stages.segment import not_before
-from cavs._stages.tensors import Index, Rows, RowSpan, get_rows, repeated
+from cavs._stages.tensors import Index, Rows, RowSpan, repeated
 
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 
 from cavs._graphs.pytree import PyTree
+from cavs._stages.pulled import Values
 
 # The transpose of a linearized function, from `jax.vjp`: a pytree of the arrays that the transpose reads. It gets cotangents.
 Transpose: TypeAlias = Callable[..., tuple[PyTree, ...]]
@@ -17,7 +18,8 @@ class Saved(NamedTuple):
     Attributes:
         eager: For each kind, the transpose of the eager part: cotangents of its rows to those of static values, of the pulled
             rows, and of the rows of edges.
-        eager_rows: For each kind, the outputs of the eager part, (inner rows of the kind, ...) or (edges, ...).
+        eager_rows: For each kind, the outputs of the eager part, (inner rows of the kind, ...) or (edges, ...). An
+            engine that pulls in the levels has inputs among them where these lie.
         edges: The leaves of the edges, (Ep, ...).
         extras: For each kind, the values of the recurrent part that the lazy part reads, (inner rows, ...) or (edges, ...).
         inputs: The leaves of the inputs, (Vp, ...).
@@ -31,7 +33,7 @@ class Saved(NamedTuple):
     """
 
     eager: list[Transpose]
-    eager_rows: list[list[jax.Array]]
+    eager_rows: list[list[Values]]
     edges: list[jax.Array]
     extras: list[list[jax.Array]]
     inputs: list[jax.Array]

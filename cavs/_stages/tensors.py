@@ -280,8 +280,3 @@ def write(x: jax.Array, value: jax.Array, start: Index) -> jax.Array:
     """Returns `x` with rows from `start` replaced by `value`."""
     value = value if value.dtype == x.dtype else value.astype(x.dtype)
     return lax.dynamic_update_slice_in_dim(x, value, start, 0, allow_negative_indices=False)
-
-
-def get_rows(x: jax.Array, index: jax.Array) -> jax.Array:
-    """Returns the rows of `x` with the numbers `index` (gather, pull)."""
-    return x.at[index].get(mode="promise_in_bounds")
