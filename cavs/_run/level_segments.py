@@ -269,10 +269,10 @@ def _backward(
         return (below, by_params, by_inputs, by_edges), None
 
     first = [x[0] for x in frontiers]
-    floats_of = [i for i, x in enumerate(first) if is_float(x)]
+    of_first = tuple(i for i, x in enumerate(first) if is_float(x))
     zeros = tuple(
         {i: jnp.zeros(xs[i].shape, xs[i].dtype) for i in own}
-        for own, xs in zip((floats_of, *varied), (first, params, inputs, edges), strict=True)
+        for own, xs in zip((of_first, *varied), (first, params, inputs, edges), strict=True)
     )
     (_, *found), _ = lax.scan(step, zeros, (_steps(segments), frontiers), reverse=True)
     by_params, by_inputs, by_edges = found
@@ -293,9 +293,7 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
         return outs, jax.tree_util.Partial(functools.partial(_backward, loop, varied), *values, frontiers)
 
     def backward(pull: Callable[..., Any], cts: list[Cotangent]) -> tuple[Any, ...]:
-        params, inputs, edges = pull.args[:3]
-        found = pull(instantiated(cts))
-        of = zip(found, (params, inputs, edges), strict=True)
+        of = zip(pull(instantiated(cts)), pull.args[:3], strict=True)
         return *([own.get(i) for i in range(len(xs))] for own, xs in of), None, None
 
     whole.defvjp(forward, backward, symbolic_zeros=True)
