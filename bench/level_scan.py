@@ -33,8 +33,8 @@ def against_scan(program: str, engine: str, graphs: int, hidden: int, steps: int
     Yields once when all is compiled, and nothing has run.
 
     Returns:
-        A record. "plans" has for the scan and for each plan its "name", temporary bytes ("temp"), "ms" of a step, and the
-        largest difference of a gradient to that of the scan, relative to its largest element.
+        A record. "plans" has for the scan and for each plan its "name", temporary bytes ("temp"), those that it "predicted",
+        "ms" of a step, and the largest difference of a gradient to that of the scan, relative to its largest element.
     """
     step = Step(program, engine, graphs, hidden)
     vertices = step.graphs.num_vertices
@@ -50,9 +50,10 @@ def against_scan(program: str, engine: str, graphs: int, hidden: int, steps: int
 
     batch = jax.device_put((some, x))
     scan = jax.jit(jax.value_and_grad(loss)).lower(step.params, batch).compile()
-    ready = {"jax.grad of a level scan": (scan, batch)}
+    ready, predicted = {"jax.grad of a level scan": (scan, batch)}, {}
     for name, how in PLANS.items():
         plan, _ = step.plan(**how)
+        predicted[name] = plan.peak
         batch = jax.device_put(plan.batch(step.graphs))
         ready[name] = jax.jit(jax.value_and_grad(plan.loss)).lower(step.params, batch).compile(), batch
     yield
@@ -61,7 +62,7 @@ def against_scan(program: str, engine: str, graphs: int, hidden: int, steps: int
         difference = difference_of(step.grads(compiled, batch), want)
         ms = round(statistics.median(step.times(compiled, batch, steps)) * 1e3, 3)
         temp = compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore[reportOptionalMemberAccess]
-        found.append({"name": name, "temp": temp, "ms": ms, "difference": difference})
+        found.append({"name": name, "temp": temp, "predicted": predicted.get(name), "ms": ms, "difference": difference})
     return {"program": program, "engine": engine, "graphs": graphs, "vertices": vertices, "hidden": hidden, "plans": found}
 
 
