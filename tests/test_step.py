@@ -213,6 +213,14 @@ def test_a_step_is_of_a_function() -> None:
     assert cavs.data.step(unroll=2)(fun).__name__ == "fun"
 
 
+def test_a_step_passes_options_to_xla() -> None:
+    step = cavs.data.step(lambda state, sched: (state + 1, {}), compiler_options={"xla_no_such_option": True})
+    with pytest.raises(Exception, match="No such compile option: 'xla_no_such_option'"):
+        step(jnp.zeros(()), next(iter(cavs.data.Loader(GRAPHS, 3))))
+    with pytest.raises(TypeError, match="step: compiler_options: got 3; expected a dict or None. Write compiler_options="):
+        cavs.data.step(fun, compiler_options=cast(Any, 3))
+
+
 KEEPS = """
 import ctypes
 import tempfile

@@ -75,11 +75,11 @@ def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
     config, model, task, data, _ = run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8)
     work = TrainingStep(config, model, task, data)
     budget = int(0.6 * work.measure(WHOLE))
-    assert plan_memory(config, model, task, data) == (WHOLE, 32, "")
+    assert plan_memory(config, model, task, data) == (WHOLE, 32, "", {})
 
     half = plan_memory(config.replace({"memory": str(budget)}), model, task, data)
     assert 1 < half.choice.parts < 8 and "predicted" in half.table
-    assert work.measure(half.choice) <= budget
+    assert work.measure(half.choice) <= budget and half.compiler_options == {}
     least = plan_memory(config.replace({"memory": "min"}), model, task, data)
     assert least.choice.parts == 8 and least.evaluation < 32
     with pytest.raises(TrainError, match=r"--memory: got 20 KiB; expected at least .* Write --memory \d+KiB, or a smaller"):
@@ -87,6 +87,16 @@ def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
     assert budget_of(2048) == budget_of("2048") == budget_of("2KiB") == 2048 and budget_of(0.5) == budget_of("0.5")
     with pytest.raises(TrainError, match="--memory: got '2 cakes'; expected bytes such as 2GiB"):
         plan_memory(config.replace({"memory": "2 cakes"}), model, task, data)
+
+
+def test_small_steps_on_a_gpu_with_a_budget_do_without_cublas(tmp_path, monkeypatch):
+    config, model, task, data, _ = run_of("regress", tmp_path, lengths=(8, 9), batch=14, hidden=16)
+    asked = []
+    monkeypatch.setattr(memory, "compiler_options", lambda budget, predicted: {"of": (budget, predicted)})
+    monkeypatch.setattr(TrainingStep, "measure", lambda self, choice, options: asked.append(options) or 1000)
+    found = plan_memory(config.replace({"memory": "1GiB"}), model, task, data)
+    assert asked == [found.compiler_options] and found.compiler_options["of"][0] == 1 << 30
+    assert plan_memory(config, model, task, data).compiler_options == {}
 
 
 def test_without_a_budget_a_batch_that_does_not_fit_the_gpu_comes_in_parts(tmp_path, monkeypatch):

@@ -38,9 +38,10 @@ class Step:
         background: what `compile_ahead` and the first call compile on a thread.
     """
 
-    def __init__(self, fun: OneStep, unroll: int | None, donate: bool):
+    def __init__(self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None):
         functools.update_wrapper(self, fun)
         self._fun, self._unroll, self._donate = of_two(fun), unroll, donate
+        self._options = dict(compiler_options or {})
         self._jitted: dict[Mesh | None, Concurrent] = {}
         self._owned = Owned(donate)
         self._known: set[Hashable] = set()
@@ -76,7 +77,8 @@ class Step:
         """What compiles and runs the step for the devices of these batches."""
         mesh = _mesh(batches)
         if mesh not in self._jitted:
-            new = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options_of(mesh))
+            options = options_of(mesh) | self._options
+            new = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options)
             self._jitted.setdefault(mesh, new)  # another thread may have been faster
         return self._jitted[mesh]
 
@@ -217,7 +219,14 @@ def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=x.sharding if x.committed else None)
 
 
-def step(fun: OneStep | None = None, /, *, unroll: int | None = None, donate: bool = True) -> Any:
+def step(
+    fun: OneStep | None = None,
+    /,
+    *,
+    unroll: int | None = None,
+    donate: bool = True,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Any:
     """Compiles the training step of one batch, to run over the batches of a [`cavs.data.Loader`][].
 
     ```python
@@ -248,21 +257,25 @@ def step(fun: OneStep | None = None, /, *, unroll: int | None = None, donate: bo
             graph, else 1.
         donate: whether to update the state in place. A state that another function created is copied first, so it stays valid;
             one that the step returned is not valid after the next call.
+        compiler_options: options of XLA, as for `jax.jit`, such as `plan.compiler_options` of [`cavs.memory.plan`][].
 
     Returns:
         `step(state, batches)`, which returns the new state and the metrics of all steps, with a leading axis of steps. A single
         batch, as a loader with `steps=1` yields it, gives metrics without this axis. Without `fun`, a decorator is returned.
 
     Raises:
-        TypeError: `fun` is not callable; or when called, it does not return a state and metrics, or the state has other shapes
-            or dtypes.
+        TypeError: `fun` is not callable, or `compiler_options` no dict; or when called, `fun` does not return a state and
+            metrics, or the state has other shapes or dtypes.
         ValueError: `unroll` is not an int >= 1; or when called on several devices, if the metrics or the new state differ
             between them.
     """
     if fun is None:
-        return functools.partial(step, unroll=unroll, donate=donate)
+        return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options)
     if not callable(fun):
         raise TypeError(f"step: fun: got a {type(fun).__name__}; expected a function fun(state, batch). Write @cavs.data.step.")
     if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
         raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
-    return Step(fun, unroll, donate)
+    if compiler_options is not None and not isinstance(compiler_options, Mapping):
+        got = repr(compiler_options)
+        raise TypeError(f"step: compiler_options: got {got}; expected a dict or None. Write compiler_options={{name: value}}.")
+    return Step(fun, unroll, donate, compiler_options)

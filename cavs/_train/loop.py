@@ -116,7 +116,8 @@ class Trainer:
         self.loader = train_loader(feed, config, choice, self.mesh)
         self._evaluated: dict[int, Loader] = {}
         self.log = None if config.log == "none" or not writes() else RunLog(config.log, folder, self.loader)
-        self.step, self.evaluation = build_step(model, config, self.total, choice), build_evaluation(model)
+        self.step = build_step(model, config, self.total, choice, self.memory.compiler_options)
+        self.evaluation = build_evaluation(model)
 
     def fit(self, state: State, progress: Progress, stop: Stop, watcher: Watcher) -> State:
         """Trains from `state` and `progress`, which is updated in place. Saves after each epoch and when stopped."""

@@ -2,6 +2,8 @@
 
 import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -16,6 +18,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.buffers import Peak
 from cavs._memory.bytes import bytes_of, memory_of_gpu, text_of
+from cavs._memory.fit import compiler_options
 from cavs._memory.search import WINDOWS, Candidate, Choice, Search, choices_for
 from cavs._memory.table import columns
 from cavs._memory.traced import traced_peak
@@ -40,11 +43,13 @@ class MemoryPlan(NamedTuple):
         choice: the number of parts of a batch, and what the backward keeps.
         evaluation: the samples of an evaluation batch.
         table: the plan as text; "" without a budget.
+        compiler_options: for the step; as of `cavs.memory.BatchPlan`.
     """
 
     choice: Choice
     evaluation: int
     table: str = ""
+    compiler_options: Mapping[str, Any] = MappingProxyType({})
 
 
 class TrainingStep:
@@ -74,12 +79,12 @@ class TrainingStep:
         found = traced_peak(one_step(self._model, self._config, 1, choice), self.state, batch)
         return found._replace(bytes=found.bytes + self.inputs(choice) + _bytes(self.state))
 
-    def measure(self, choice: Choice) -> int:
+    def measure(self, choice: Choice, compiler_options: Mapping[str, Any] | None = None) -> int:
         """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
         batch, loader = self._schedule(choice)
         if (n := loader.steps) > 1:
             batch = stack_of(batch, n, partial_stacks(None))
-        step = build_step(self._model, self._config, total_steps(self._config, loader), choice)
+        step = build_step(self._model, self._config, total_steps(self._config, loader), choice, compiler_options)
         found = step.lower(self.state, batch).compile().memory_analysis()
         if found is None:  # this backend does not report it
             return self.peak(choice).bytes
@@ -159,7 +164,8 @@ def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> M
     # XLA needs more than predicted for evaluations as well.
     limit = chosen.peak.bytes * (1 if budget == "min" else int(budget) / max(measured, chosen.peak.bytes))
     evaluation = _evaluation(work, data, evaluation, limit)
-    return MemoryPlan(chosen.choice, evaluation, _table(work, search, chosen, measured, budget))
+    table = _table(work, search, chosen, measured, budget)
+    return MemoryPlan(chosen.choice, evaluation, table, compiler_options(budget, chosen.peak.bytes))
 
 
 def needs_little(config: Config, data: "Data") -> bool:
@@ -178,10 +184,10 @@ def _fits(config: Config, work: TrainingStep, search: Search, limit: int) -> boo
 def _within(work: TrainingStep, search: Search, budget: int | str) -> tuple[Candidate, int]:
     """The fastest candidate that fits a budget when it is compiled, and its bytes; for "min" the smallest one."""
     if not isinstance(budget, int):
-        return (least := search.smallest()), work.measure(least.choice)
+        return (least := search.smallest()), work.measure(least.choice, compiler_options(budget, least.peak.bytes))
     limit, worst = float(budget), 1.0
     while (found := search.fastest(limit)) is not None:
-        measured = work.measure(found.choice)
+        measured = work.measure(found.choice, compiler_options(budget, found.peak.bytes))
         if measured <= budget:
             return found, measured
         worst = max(worst, measured / found.peak.bytes)

@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,9 +92,15 @@ def first_state(model: "Model", config: Config, vectors: Vectors | None) -> Stat
 WHOLE = Choice(1, "fast")
 
 
-def build_step(model: "Model", config: Config, total: int = 0, choice: Choice = WHOLE) -> Step:
-    """Builds `step(state, batches)`: loss, gradients and updates. `state` is donated. The arguments are those of `one_step`."""
-    return step(one_step(model, config, total, choice))
+def build_step(
+    model: "Model",
+    config: Config,
+    total: int = 0,
+    choice: Choice = WHOLE,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Step:
+    """Builds `step(state, batches)`: loss, gradients and updates. `state` is donated. Other arguments are as of `one_step`."""
+    return step(one_step(model, config, total, choice), compiler_options=compiler_options)
 
 
 def one_step(
