@@ -69,6 +69,7 @@ def compiled(
             share = least and shape.windows[0] == 1
             again, masks = least and not share, isinstance(engine, Scan)
 
+            @functools.cache
             def kept(fixed: Fixed) -> FunctionPlan:
                 best = engine.prefers(plan.fixing(*fixed), shape, kinds)
                 return best.keeping(shape.forest and shape.rooted, share, again, names, masks)
