@@ -79,6 +79,9 @@ def _reduced(outs: Any, how: str) -> Any:
         return jax.tree.map(lambda x: jnp.tensordot(jax.nn.softmax(scores), x, 1), values)
     if how == "sum":
         return jax.tree.map(lambda x: x.sum(0, dtype=jnp.int32 if x.dtype == bool else x.dtype), outs)
+    # The barrier keeps XLA from computing x again for the comparison in the derivative of a maximum: x may then differ in the
+    # last bit, so that none is the maximum, and the gradient is NaN.
+    outs = jax.lax.optimization_barrier(outs)
     return jax.tree.map(lambda x: {"mean": jnp.mean, "max": jnp.max}[how](x, axis=0), outs)
 
 

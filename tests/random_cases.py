@@ -12,9 +12,10 @@ from tests.per_vertex import Graph
 from tests.random_blocks import gather, gather_all, statement
 from tests.random_forests import random_forest
 from tests.random_maker import Maker, NoFit
-from tests.random_programs import Block, Program, Var, function_name, source, without_unread
+from tests.random_programs import Block, Program, Var, blocks_of, function_name, source, without_unread
 
 PRELUDE = """import jax, jax.numpy as jnp, numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 D = jnp.{dtype}
 
@@ -54,6 +55,7 @@ class Options:
     schedule: dict[str, Any] = dataclasses.field(default_factory=dict)
     precision: str = "highest"
     fixed: tuple[str, ...] = ()
+    names: dict[str, str] = dataclasses.field(default_factory=dict)  # what is to become of named values: "keep", "recompute"
 
 
 @dataclasses.dataclass
@@ -103,7 +105,20 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
     (fixed_rng,) = rng.spawn(1)
     if fixed_rng.random() < 0.35:
         options.fixed = tuple(x for x in (*program.params, *program.inputs, *program.edges) if fixed_rng.random() < 0.5)
+    options.names = _named(np.random.default_rng([seed, 17]), program)
     return Case(seed, program, forest, kinds, options)
+
+
+def _named(rng: np.random.Generator, program: Program) -> dict[str, str]:
+    """Names some values of half of the programs, in place. Returns what a memory plan is to do with them."""
+    ways: dict[str, str] = {}
+    if rng.random() < 0.5:
+        return ways
+    for stmt in (stmt for block in blocks_of(program) for stmt in block.stmts):
+        if stmt.var.kind in "fib" and stmt.args and rng.random() < 0.4:
+            stmt.template = f'checkpoint_name({stmt.template}, "{stmt.var.name}")'
+            ways[stmt.var.name] = "keep" if rng.random() < 0.8 else "recompute"
+    return ways
 
 
 STATE_SHAPES = [

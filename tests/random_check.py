@@ -12,6 +12,7 @@ import numpy as np
 import cavs
 from cavs._engines.choose import choose_engine, name_of
 from cavs._engines.persistent import Persistent
+from cavs._function.keeping import keep
 from cavs._function.plan import FunctionPlan
 from cavs._run.run import kind_names
 from tests.per_vertex import Graph, PerVertex, with_edges
@@ -296,7 +297,8 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
         data: tuple[Any, ...] = ()
     else:
         closed, data = net, (sched,)
-    with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision):
+    names = tuple(sorted(how.names.items()))
+    with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision), keep(least=False, names=names):
         (gp, gx), pushes = gradient(closed, case, params, x, rows, how.vmap, how.jit, *data)
     for plan in (x for x in F.cache.values() if isinstance(x, FunctionPlan)) if used is not None else ():
         used.append("scan" if how.vmap else name_of(choose_engine(engine, plan, sched.shape, kind_names(F, sched))))

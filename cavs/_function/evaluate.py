@@ -20,6 +20,7 @@ from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.equations import bind, value_of
 from cavs._function.jaxprs import Atom, Env, Eqn, is_var
 from cavs._function.products import rows_times_matrix
+from cavs.kernels import computed_once
 
 # Each element of the result depends on the same element of the operands: no `vmap` is needed, which takes longer to trace.
 _BY_ELEMENT = {"add", "add_any", "sub", "mul", "div", "neg", "max", "min", "tanh", "logistic", "exp", "log"}
@@ -54,6 +55,7 @@ def evaluate(
         stored: whether the cotangents of products are stored, see `_stored_cotangent`.
         product: multiplies row values by a matrix; the arguments are those of `rows_times_matrix`.
     """
+    once = computed_once(eqns)
     for eqn in eqns:
         args = [env[x] if is_var(x) else x.val for x in eqn.invars]
         of = [domain_of(x, domain) for x in eqn.invars]
@@ -74,7 +76,7 @@ def evaluate(
         else:
             axes = [0 if d != STATIC else None for d in of]
             outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
-        if not fusion:
+        if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
             outs = jax.lax.optimization_barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from cavs._function.costs import bytes_of_var
 from cavs._function.equations import depends, is_float, needed
 from cavs._function.jaxprs import Eqn, Var, is_var
+from cavs.kernels import COMPARISONS
 
 # In F these do not run again unless the caller allows it: they cost more than storing their results. Unlike in a function that
 # runs once (`costs.is_costly`), random bits are not among them: a level computes them in registers.
@@ -48,7 +49,8 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
     """Results of comparisons that must not run again, because they compare what is kept with what is computed again.
 
     The gradient of a maximum goes where an operand equals it. If the maximum is kept and its operand computed again, they may
-    differ in the last bit, for instance because a sum on a GPU runs in another order. Then the gradient would go nowhere.
+    differ in the last bit: a sum on a GPU runs in another order, or the compiler rounds differently among other equations. Then
+    the gradient would go nowhere.
 
     Args:
         eqns: the forward, in order.
@@ -57,7 +59,7 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
     """
     found: set[Var] = set()
     for eqn in needed(eqns, list(wanted), available)[0]:
-        if eqn.primitive.name in ("eq", "ne") and is_float(eqn.invars[0].aval):
+        if eqn.primitive.name in COMPARISONS and is_float(eqn.invars[0].aval):
             before, kept = needed(eqns, eqn.invars, available)
             if set(kept) & depends(eqns, {v for e in before for v in e.outvars}):
                 found.add(eqn.outvars[0])

@@ -110,7 +110,7 @@ class FunctionPlan:
             share: whether values are preferred that cut cotangents can overwrite.
             again: whether products run again, as far as that saves memory.
             names: what the user asks for by name.
-            masks: whether comparisons are kept if what they compare could differ when it runs again, as sums on a GPU do.
+            masks: whether comparisons are kept if what they compare could be rounded differently when it runs again.
         """
         leaves = self._overwritable() if overwrite else frozenset()
         if not leaves and not share and not again and not names and not masks:

@@ -57,13 +57,14 @@ def compiled(
     seen.update(plan.names)
     key = (shape, kinds, asked, exported, least, names, in_parts, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
-        engine = choose_engine(asked, plan.keeping(again=least, names=names), shape, kinds, exported)
+        engine = choose_engine(asked, plan.keeping(again=least, names=names, masks=True), shape, kinds, exported)
         if isinstance(engine, Persistent):
             engine = dataclasses.replace(engine, apart=in_parts)
-            own = functools.partial(FunctionPlan.keeping, again=least, names=names)
-            sweep = _sweep(lambda fixed: own(plan.fixing(*fixed)), shape, kinds, engine)
-            other = functools.partial(own, masks=True)
-            sweep = transformed_by(sweep, _sweep(lambda fixed: other(plan.fixing(*fixed)), shape, kinds, Scan()))
+
+            def of(fixed: Fixed) -> FunctionPlan:
+                return plan.fixing(*fixed).keeping(again=least, names=names, masks=True)
+
+            sweep = transformed_by(_sweep(of, shape, kinds, engine), _sweep(of, shape, kinds, Scan()))
         else:
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
             share = least and shape.windows[0] == 1

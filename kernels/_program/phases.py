@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cavs.kernels._program.assign import Operands, can_read, gathered_sum, phase_of_values
+from cavs.kernels._program.comparisons import computed_once
 from cavs.kernels._program.fit import (
     ACROSS,
     ELEMENTWISE,
@@ -121,6 +122,7 @@ class _Cutter:
         self.producer = {v: e for e in eqns for v in e.outvars}
         self.scratch: dict[Tensor, Scratch] = {}
         self.phase = phase_of_values(eqns, domains, sources, self.gathered)
+        self.once = computed_once(eqns)
         count = max(self.phase.values(), default=-1) + 1
         of_phase = [next(domains[v] for v, n in self.phase.items() if n == i) for i in range(count)]
         # An input may be stored as it is, although no phase has its domain.
@@ -146,7 +148,8 @@ class _Cutter:
     def fill(self, n: int) -> None:
         """Collects the equations that the stores of phase n need.
 
-        What another phase computes is stored there, unless it is cheap to compute again.
+        What another phase computes is stored there, unless it is cheap to compute again, and computed again it may differ in
+        the last bit.
         """
         draft = self.drafts[n]
         todo: list[Atom] = list(draft.stores)
@@ -157,7 +160,8 @@ class _Cutter:
                 continue
             seen.add(x)
             e = self.producer[x]
-            if self.phase[x] != n and (self.domains[x] != draft.domain or not self.cheap(e, draft.domain)):
+            again = self.domains[x] == draft.domain and x not in self.once and self.cheap(e, draft.domain)
+            if self.phase[x] != n and not again:
                 self.store(x)
                 continue
             for v in e.outvars:

@@ -1,0 +1,165 @@
+"""Comparisons, booleans and integers that the backward keeps, per vertex and per edge, on all engines that run on a CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import cavs
+from cavs._engines.lower import recurrence_of
+from cavs._function.keeping import keep
+from cavs.kernels import Equation, LevelProgram, is_var, native_unavailable
+from tests.odd_graphs import children_of
+from tests.per_vertex import PerVertex
+from tests.persistent_programs import DAG, INTERPRETED, H, assert_near, plan_of, values
+
+KEEP = (("kept", "keep"),)
+
+
+def curved(x: Any, c: Any) -> Any:
+    """Products and sums that XLA turns into one instruction or into two, depending on what surrounds them."""
+    return jax.nn.sigmoid(2 * c + x) * c + x * c
+
+
+def kept(x: Any) -> Any:
+    return checkpoint_name(x, "kept")
+
+
+def maximum(x: Any, v: cavs.Vertex) -> Any:
+    return v.gather_all(lambda c: curved(x, c), reduce="max")
+
+
+def maximum_kept(x: Any, v: cavs.Vertex) -> Any:
+    return kept(v.gather_all(lambda c: jnp.tanh(3 * c), reduce="max"))
+
+
+def operand_kept(x: Any, v: cavs.Vertex) -> Any:
+    return v.gather_all(lambda c: kept(curved(x, c)), reduce="max")
+
+
+def two_maxima(x: Any, v: cavs.Vertex) -> Any:
+    m = v.gather_all(lambda c: kept(curved(x, c)), reduce="max")
+    return m - v.gather_all(lambda c: curved(m, c), reduce="max")
+
+
+def elementwise_maximum(x: Any, v: cavs.Vertex) -> Any:
+    return v.gather_all(lambda c: kept(jnp.maximum(curved(x, c), c * x - c)))
+
+
+def maximum_of_a_vector(x: Any, v: cavs.Vertex) -> Any:
+    return v.gather_all(lambda c: curved(x, c) - kept(curved(x, c).max()))
+
+
+def bool_per_edge(x: Any, v: cavs.Vertex) -> Any:
+    m = v.gather_all(lambda c: curved(x, c), reduce="max")
+    return v.gather_all(lambda c: jnp.where(kept(curved(x, c) > 0.3 * m), c * c, x * c))
+
+
+def scalar_bool_per_edge(x: Any, v: cavs.Vertex) -> Any:
+    return v.gather_all(lambda c: jnp.where(kept(curved(x, c).sum() > 0.1), c * c, x * c))
+
+
+def bool_per_row(x: Any, v: cavs.Vertex) -> Any:
+    s = v.gather_all(lambda c: curved(x, c))
+    return jnp.where(kept(s > 0.5 * x), jnp.sin(s), s * x)
+
+
+def largest_of_a_row(x: Any, v: cavs.Vertex) -> Any:
+    s = v.gather_all(lambda c: curved(x, c))
+    return jnp.where(kept(s >= s.max()), jnp.sin(s), s * x)
+
+
+def integer_per_edge(x: Any, v: cavs.Vertex) -> Any:
+    return v.gather_all(lambda c: kept((3 * curved(x, c)).astype(jnp.int32)).astype(c.dtype) * c)
+
+
+def integer_per_row(x: Any, v: cavs.Vertex) -> Any:
+    s = v.gather_all(lambda c: curved(x, c))
+    return kept((3 * s).astype(jnp.int32)).astype(s.dtype) * s / 8  # not so large that `tanh` is flat
+
+
+def stopped(x: Any, v: cavs.Vertex) -> Any:
+    return v.gather_all(lambda c: jnp.sin(c) * kept(jax.lax.stop_gradient(curved(x, c))))
+
+
+BODIES = [
+    maximum,
+    maximum_kept,
+    operand_kept,
+    two_maxima,
+    elementwise_maximum,
+    maximum_of_a_vector,
+    bool_per_edge,
+    scalar_bool_per_edge,
+    bool_per_row,
+    largest_of_a_row,
+    integer_per_edge,
+    integer_per_row,
+    stopped,
+]
+ENGINES = [
+    "scan",
+    pytest.param("native", marks=pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))),
+    pytest.param(
+        INTERPRETED, marks=pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' interpreter"), id="persistent"
+    ),
+]
+
+
+def function(body: Callable[..., Any]) -> Callable[..., None]:
+    def fn(p: Any, v: Any) -> None:
+        x = v.pull()
+        h = jnp.tanh(body(x, v) @ p["w"] + x)
+        v.scatter(h)
+        v.push(h)
+
+    return fn
+
+
+def arguments() -> tuple[Any, np.ndarray]:
+    rng = np.random.default_rng(0)
+    params = {"w": (rng.standard_normal((H, H)) / 4).astype(np.float32)}
+    return params, rng.standard_normal((DAG.num_vertices, H)).astype(np.float32)
+
+
+def truth(body: Callable[..., Any]) -> tuple[Any, Any]:
+    """As `values`, by the loop over vertices in float64."""
+    graphs = [children_of(DAG, i) for i in range(len(DAG))]
+    params, x = jax.tree.map(lambda a: a.astype(np.float64), arguments())
+    net = PerVertex({None: function(body)}, graphs, [None] * DAG.num_vertices, jnp.zeros(H, jnp.float64))
+    pushes = net(params, x)
+    weights = np.random.default_rng(1).standard_normal(pushes.shape).astype(np.float32)
+    return pushes, jax.grad(lambda *args: (net(*args) * weights).sum(), (0, 1))(params, x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("body", BODIES)
+def test_gradients_with_kept_comparisons(body: Callable[..., Any], engine: Any) -> None:
+    with jax.enable_x64(True):
+        want = truth(body)
+    F = cavs.VertexFunction(function(body), state=(H,))
+    with jax.enable_x64(False), keep(least=False, names=KEEP):
+        params, x = arguments()
+        assert_near(values(F, params, DAG, x, engine), want, 1e-5)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_one_phase_computes_what_is_compared(body: Callable[..., Any]) -> None:
+    """Another phase, which a compiler may round differently, reads it: the maximum equals one of the values to the last bit."""
+    with jax.enable_x64(False):
+        F = cavs.VertexFunction(function(body), state=(H,))
+        plan = plan_of(F, *arguments()).keeping(names=KEEP, masks=True)
+        for forward in (True, False):
+            assert not computed_again(recurrence_of(plan, None, forward, forest=False).program)
+
+
+def computed_again(program: LevelProgram) -> set[Any]:
+    """The floats whose equality equations test, and that more than one phase computes."""
+    phases = [[op.eqn for op in phase.operations if isinstance(op, Equation)] for phase in program.phases]
+    made = [{v for eqn in eqns for v in eqn.outvars} for eqns in phases]
+    compared = {x for eqns in phases for eqn in eqns if eqn.primitive.name == "eq" for x in eqn.invars if is_var(x)}
+    return {x for x in compared if sum(x in found for found in made) > 1}
