@@ -75,7 +75,8 @@ def test_what_overwrites_what() -> None:
     plan, part = split_of(vp.BinaryTreeLSTM(8, 8))
     kept = plan.keeping(overwrite=True, share=True)
     assert kept.overwritten == {0}  # c: h is an operand of the lazy gradients, and is pushed
-    assert len(reused(kept.inner[None].joint)) == 2  # both cut cotangents
+    joint = kept.inner[None].joint
+    assert len(reused(joint, joint.reverse.cuts, joint.reverse.cut_domain)) == 2  # both cut cotangents
     assert plan.keeping() is plan and not part.forward.overwritten
     fc, _ = split_of(vp.TreeFC(8))
     assert not fc.keeping(overwrite=True, share=True).overwritten

@@ -30,7 +30,8 @@ def floats(*shape: int) -> jax.Array:
 
 
 def rows_of(x: Operand, count: int) -> np.ndarray:
-    source, start = np.asarray(x.source, np.float64), int(x.start)
+    source, start = np.concatenate([np.asarray(y, np.float64) for y in x.sources], 1), int(x.start)
+    source = source.reshape(x.fold * len(source), -1)
     rows = source if x.index is None else source[np.asarray(x.index)]
     return rows[start : start + count].reshape(count, x.width)
 
@@ -56,7 +57,15 @@ def some(rows: int, parts: int, width: int, out: int) -> list[LazyProduct]:
     plain = Operand(floats(most, parts * width), None, 0)
     n = jnp.int32(rows)
     both = [LazyProduct(0, left, right, most, n), LazyProduct(0, plain, right, most, n)]
-    return [both[0], LazyProduct(1, right, left, most, n), LazyProduct(2, None, right, most, n), both[1]]
+    beside = right._replace(beside=(floats(rows + 7, out), floats(rows + 7, out), floats(rows + 7, out)))
+    folded = cut(beside, 2)
+    assert beside.width == 2 * folded.width == 4 * out
+    others = [
+        LazyProduct(3, left, beside, most, n),
+        LazyProduct(4, folded, plain, most, n),
+        LazyProduct(5, None, folded, most, n),
+    ]
+    return [both[0], LazyProduct(1, right, left, most, n), LazyProduct(2, None, right, most, n), both[1], *others]
 
 
 @pytest.mark.parametrize("name", _libraries())
@@ -73,11 +82,17 @@ def test_products_are_those_of_numpy(
         np.testing.assert_allclose(got[i], ct, rtol=0, atol=1e-5 * max(1, np.abs(ct).max()) + 1e-6 * rows)
 
 
+def cut(x: Operand, each: int) -> Operand:
+    found = split_rows(x, each)
+    assert found is not None
+    return found
+
+
 def test_rows_are_split_in_rows() -> None:
     plain, pair, wide = Operand(floats(9, 2, 6), None, 2), gathered(8, 2, 6, 1), gathered(8, 1, 12, 1)
     for x in (plain, pair, wide, Operand(floats(9, 12), None, 1)):
-        np.testing.assert_array_equal(rows_of(split_rows(x, 2), 10), rows_of(x, 5).reshape(10, 6))
-    np.testing.assert_array_equal(rows_of(split_rows(pair, 4), 20), rows_of(pair, 5).reshape(20, 3))
+        np.testing.assert_array_equal(rows_of(cut(x, 2), 10), rows_of(x, 5).reshape(10, 6))
+    np.testing.assert_array_equal(rows_of(cut(pair, 4), 20), rows_of(pair, 5).reshape(20, 3))
 
 
 def test_vmap_runs_on_xla() -> None:

@@ -122,7 +122,7 @@ def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = Non
         for name, k in (dict.fromkeys(plan.inner, 0) if kinds is None else kinds).items():
             part = plan.inner[name]
             for forward in (True, False) if part.joint.differentiable else (True,):
-                lowered(part, k, forward, save=True, reused={})
+                lowered(part, k, forward, save=True)
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
@@ -144,7 +144,7 @@ def leaves_unfit(plan: FunctionPlan, kinds: dict[str | None, int], count: int) -
             if any(is_var(x) and x in part.recurrent.statics for x in part.role.states):
                 raise Unfit("it scatters what follows from parameters alone")
             for forward in (True, False) if part.joint.differentiable else (True,):
-                lowered(part, count + k, forward, save=True, reused={})
+                lowered(part, count + k, forward, save=True)
     except Unfit as e:
         return str(e)
     return None
@@ -164,7 +164,7 @@ def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: li
         else:
             call.updated("state", i, states[i])
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
-        own = lowered(part, k, True, save, {}) if rows.size else None
+        own = lowered(part, k, True, save) if rows.size else None
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
         call.kind(own, k, part, statics[k], crossing)
         for n, v in enumerate(part.forward.keep if save else ()):
@@ -199,7 +199,7 @@ def _rounds_back(
     own_bases = {kind.number: base for kind, base in zip(loop.kinds, bases, strict=True)}
     flat = [jnp.asarray(x, jnp.int32) for k in range(len(batch.kinds)) for x in own_bases.get(k, (0, 0))]
     bounds = jnp.stack([jnp.asarray(last, jnp.int32) - count, jnp.asarray(last, jnp.int32), *flat])
-    reuse = [kind.reused for kind in loop.kinds]
+    reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]
 
     def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_rounds.Loop:
         here = _batch(batch, data)
@@ -208,7 +208,7 @@ def _rounds_back(
         for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
             part, rows = here.parts[k], here.rows[k]
             kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k), True)
-            kinds.append((with_reuse(kind) if reuses else kind)._replace(extra_cts=own_cts))
+            kinds.append((with_reuse(kind, reuses[1]) if reuses[0] else kind)._replace(extra_cts=own_cts))
         return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_rounds.begins_of(here.sched))
 
     def on_scan(
@@ -251,7 +251,8 @@ def _backward_call(
     for kind in loop.kinds:
         k, part, rows = kind.number, kind.part, kind.rows
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        call.kind(lowered(part, k, False, True, kind.reused) if rows.size else None, k, part, statics[k], crossing)
+        program = lowered(part, k, False, True, kind.reused, kind.own) if rows.size else None
+        call.kind(program, k, part, statics[k], crossing)
         call.given |= {("kept", k, n): x for n, x in enumerate(kept[k])}
         call.given |= {("extra", k, n): x for n, x in enumerate(extras[k])}
         for i in part.reverse.extra_cts:
@@ -260,17 +261,18 @@ def _backward_call(
             zero = functools.partial(_zeros, _shape(rows, v.aval, domain == EDGE, slack=True))
             call.given[("extra_cotangent", k, i)] = kind.extra_cts[i] if i in kind.extra_cts else zero
         shapes = jax.eval_shape(lambda kind=kind: empty_cuts(kind, batch.sched, batch.zeros))
-        for n, (v, x) in enumerate(zip(kind.stored, shapes, strict=True)):
+        for v, x in zip(kind.stored, shapes, strict=True):
             if v in kind.reused:
                 call.overwritten(("kept", k, kind.reused[v]))
             else:
-                call.created("cut", k, n, x)
+                call.created("cut", k, kind.cuts.values.index(v), x)
     out = call.run(bounds)
 
-    def name(kind: Kind, n: int, v: Var) -> Name:
-        return ("kept", kind.number, kind.reused[v]) if v in kind.reused else ("cut", kind.number, n)
+    def name(kind: Kind, v: Var) -> Name:
+        reused = v in kind.reused
+        return ("kept", kind.number, kind.reused[v]) if reused else ("cut", kind.number, kind.cuts.values.index(v))
 
-    cuts = [[out[name(kind, n, v)] for n, v in enumerate(kind.stored)] for kind in loop.kinds]
+    cuts = [[out[name(kind, v)] for v in kind.stored] for kind in loop.kinds]
     return {i: out["cotangent", NO_KIND, i] for i in g}, cuts
 
 

@@ -18,7 +18,7 @@ from cavs._engines.native_call import NativeCall, with_rules
 from cavs._engines.native_gradients import gradients
 from cavs._engines.native_kinds import lowered
 from cavs._engines.scan import all_rows
-from cavs._engines.scan_task import Kind, all_rows_back, crossing_cts, kind_of, with_reuse
+from cavs._engines.scan_task import Kind, all_rows_back, crossing_cts, kind_of, with_reuse, with_whole
 from cavs._function.jaxprs import Var, is_var
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split, split_leaf
@@ -28,7 +28,7 @@ from cavs._stages.batched import pull, static_variables
 from cavs._stages.cotangents import Cotangent, mask_rows, zero_cotangent
 from cavs._stages.entrance import Memory
 from cavs._stages.lazy import Direct, lazy_gradients
-from cavs._stages.operands import Operand
+from cavs._stages.operands import Operand, in_parts
 from cavs._stages.saved import Transpose
 from cavs._stages.segment import MANY_BYTES, after
 from cavs._stages.tensors import RowSpan
@@ -59,7 +59,7 @@ def _eager_split(part: Split, number: int) -> Split | None:
         return None
     try:
         for forward in (True, False) if own.joint.differentiable else (True,):
-            lowered(own, number, forward, save=True, reused={})
+            lowered(own, number, forward, save=True)
     except Unfit:
         return None
     return own
@@ -116,7 +116,7 @@ def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
 
     def on_library(data: jax.Array, statics: Arrays, crossing: Arrays) -> PyTree:
         call, number = NativeCall(stage.batch(data), backward=False, eager=k), stage.number
-        call.kind(lowered(own, number, True, save, {}), number, own, statics, crossing)
+        call.kind(lowered(own, number, True, save), number, own, statics, crossing)
         kept = own.forward.keep if save else []
         for what, values in (("kept", kept), ("extra", own.recurrent.extra)):
             for n, v in enumerate(values):
@@ -160,10 +160,11 @@ def _back(
     memory = Memory(states=[], statics=stage.statics(statics), crossing=crossing, kept=kept, extras=extras)
     kind = kind_of(stage.number, own, rows, [of_out[v] for v in own.recurrent.extra], memory, True)
     given = {v: kind.extra_cts[i] for i, v in own.reverse.extra_cts.items()}
-    kind = with_reuse(kind._replace(stored=[v for v in kind.stored if v not in given]))
+    kind = with_reuse(kind._replace(stored=[v for v in kind.stored if v not in given]), own=False)
     found = given | dict(zip(kind.stored, _cuts(stage, kind, data), strict=True))
-    cuts = {v: mask_rows(x, rows.real) if v in kind.reused else x for v, x in found.items()}
+    cuts = with_whole(kind, {v: mask_rows(x, rows.real) if v in kind.reused else x for v, x in found.items()})
     places = {v: Operand(x, None, 0) for v, x in found.items()}
+    places |= in_parts(kind.cuts.parts, places)
     places |= {v: where[x] for i, v in own.reverse.extra_cts.items() if where and (x := own.recurrent.extra[i]) in where}
     direct = Direct(gradients, places)
     totals = lazy_gradients(own, rows, RowSpan(0, rows.size, 0, 0), memory, cuts, direct=direct)
@@ -192,7 +193,7 @@ def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
         call.given |= {("kept", number, n): x for n, x in enumerate(memory.kept)}
         call.given |= {("extra", number, n): x for n, x in enumerate(memory.extras)}
         call.given |= {("extra_cotangent", number, i): ct for i, ct in cts.items()}
-        place = {v: n for n, v in enumerate(own.reverse.cuts)}
+        place = {v: n for n, v in enumerate(kind.cuts.values)}
         names = [("kept", number, kind.reused[v]) if v in kind.reused else ("cut", number, place[v]) for v in kind.stored]
         for name, v in zip(names, kind.stored, strict=True):
             if v in kind.reused:

@@ -34,10 +34,10 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
         return places[id(x)]
 
     def words(x: Operand | None) -> list[int]:
-        return [-1, -1, 0] if x is None else [place(x.source), place(x.index), 1 if x.index is None else x.index.shape[1]]
+        return [-1, 0, 1, 0] if x is None else [place(x.index), x.parts, x.fold, len(x.sources), *map(place, x.sources)]
 
-    terms = [[[*words(p.left), *words(p.right)] for p in group] for group in groups.values()]
-    program = [w for group in terms for w in (len(group), *(w for term in group for w in term))]
+    terms = [[(words(p.left), words(p.right)) for p in group] for group in groups.values()]
+    program = [w for group in terms for w in (len(group), *(w for term in group for own in term for w in own))]
     shapes = [jax.ShapeDtypeStruct(_shape(group[0]), jnp.float32) for group in groups.values()]
 
     def on_library(arrays: list[jax.Array]) -> PyTree:
@@ -58,16 +58,24 @@ def _shape(p: LazyProduct) -> tuple[int, ...]:
     return (p.right.width,) if p.left is None else (p.left.width, p.right.width)
 
 
-def _product(arrays: list[jax.Array], words: list[int], bounds: jax.Array, most: int) -> jax.Array:
+def _product(arrays: list[jax.Array], words: tuple[list[int], list[int]], bounds: jax.Array, most: int) -> jax.Array:
     """Returns what the library computes for one term."""
-    right = _rows(arrays, words[3:], bounds[1], bounds[2], most)
-    return right.sum(0) if words[0] < 0 else _rows(arrays, words[:3], bounds[0], bounds[2], most).T @ right
+    left, right = (_rows(arrays, own, bounds[n], bounds[2], most) for n, own in enumerate(words))
+    assert right is not None
+    return right.sum(0) if left is None else left.T @ right
 
 
-def _rows(arrays: list[jax.Array], words: list[int], start: jax.Array, count: jax.Array, most: int) -> jax.Array:
+def _rows(arrays: list[jax.Array], words: list[int], start: jax.Array, count: jax.Array, most: int) -> jax.Array | None:
     """Returns the rows of an operand, zero from row `count` on."""
-    source, index, _ = words
+    index, _, fold, _, *sources = words
+    if not sources:
+        return None
+    if fold == 1 and len(sources) == 1:
+        source = arrays[sources[0]]
+    else:
+        source = jnp.concatenate([arrays[n].reshape(arrays[n].shape[0], -1) for n in sources], 1)
+        source = source.reshape(source.shape[0] * fold, -1)
     n = jnp.arange(most)
-    which = jnp.minimum(start + n, (arrays[source] if index < 0 else arrays[index]).shape[0] - 1)
-    x = get_rows(arrays[source], which if index < 0 else get_rows(arrays[index], which)).reshape(most, -1)
+    which = jnp.minimum(start + n, (source if index < 0 else arrays[index]).shape[0] - 1)
+    x = get_rows(source, which if index < 0 else get_rows(arrays[index], which)).reshape(most, -1)
     return jnp.where((n < count)[:, None], x, 0)

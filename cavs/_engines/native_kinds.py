@@ -1,5 +1,7 @@
 """Engine `native`: what its library computes for one kind in one direction, by names of tensors."""
 
+import functools
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 from cavs._engines.native_lower import Lowering
 from cavs._engines.native_program import KindProgram, Written
 from cavs._engines.native_values import Shift
+from cavs._function.cut_parts import StoredCuts, stored_cuts
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, domain_of
 from cavs._function.equations import needed, open_custom_calls
 from cavs._function.evaluate import evaluate
@@ -19,6 +22,7 @@ from cavs._stages.entrance import fixed
 # (what, kind, number); states and their cotangents belong to no kind.
 Name: TypeAlias = tuple[str, int, int]
 NO_KIND = -1
+NOTHING: Mapping[Var, int] = {}
 
 
 class Lowered(NamedTuple):
@@ -37,7 +41,14 @@ class Lowered(NamedTuple):
     constants: list[np.ndarray]
 
 
-def lowered(part: Split, kind: int, forward: bool, save: bool, reused: dict[Var, int]) -> Lowered:
+def lowered(
+    part: Split,
+    kind: int,
+    forward: bool,
+    save: bool,
+    reused: Mapping[Var, int] = NOTHING,
+    own: Mapping[Var, int] = NOTHING,
+) -> Lowered:
     """Returns the program of a kind; cached.
 
     Args:
@@ -46,13 +57,14 @@ def lowered(part: Split, kind: int, forward: bool, save: bool, reused: dict[Var,
         forward: The direction.
         save: Whether the forward keeps what the backward reads.
         reused: Cut cotangents that overwrite kept values, with the number of these.
+        own: Cut cotangents that overwrite the cotangents of a vertex's own state, with the number of the state leaf.
 
     Raises:
         Unfit: If the library lacks something that F needs.
     """
-    key = ("native", kind, forward, save, tuple(reused.items()))
+    key = ("native", kind, forward, save, tuple(reused.items()), tuple(own.items()))
     if key not in part.launches:
-        part.launches[key] = (_Forward if forward else _Backward)(part, kind, save, reused).lowered()
+        part.launches[key] = (_Forward if forward else _Backward)(part, kind, save, reused, own).lowered()
     return part.launches[key]
 
 
@@ -67,8 +79,8 @@ def static_arrays(own: Lowered, part: Split, kind: int, statics: list[jax.Array]
 class _Direction:
     """Lowers one direction: `results` are computed from what `inputs` gives, and `outputs` stores them."""
 
-    def __init__(self, part: Split, kind: int, save: bool, reused: dict[Var, int]):
-        self.part, self.kind, self.save, self.reused = part, kind, save, reused
+    def __init__(self, part: Split, kind: int, save: bool, reused: Mapping[Var, int], own: Mapping[Var, int]):
+        self.part, self.kind, self.save, self.reused, self.own = part, kind, save, reused, own
         self.constants: list[np.ndarray] = []
         self.wanted: dict[Var, None] = {}  # in the order of their first use, so that equal programs are lowered alike
         self.written: list[Written] = []
@@ -154,6 +166,10 @@ class _Forward(_Direction):
 
 
 class _Backward(_Direction):
+    @functools.cached_property
+    def cuts(self) -> StoredCuts:
+        return stored_cuts(self.part.joint)
+
     @property
     def known(self) -> set[Var]:
         """Cut cotangents that are given, so that they are not stored: those of the eager part's results."""
@@ -161,7 +177,7 @@ class _Backward(_Direction):
 
     def results(self) -> list[Atom]:
         r = self.part.reverse
-        return [*r.ct_slots.values(), *r.ct_child.values(), *r.cuts]
+        return [*r.ct_slots.values(), *r.ct_child.values(), *self.cuts.values]
 
     def available(self) -> set[Var]:
         return self.part.joint.available
@@ -185,12 +201,14 @@ class _Backward(_Direction):
 
     def outputs(self, low: Lowering) -> None:
         part, r = self.part, self.part.reverse
-        for n, v in enumerate(r.cuts):
+        for n, v in enumerate(self.cuts.values):
             if v in self.known:
                 continue
-            domain = EDGE if r.cut_domain[v] == EDGE else ROW
+            domain = EDGE if self.cuts.domain[v] == EDGE else ROW
             if v in self.reused:
                 low.stored(v, self.name("kept", self.reused[v]), Shift.PADDED, domain, last=True)
+            elif v in self.own:
+                low.stored(v, ("cotangent", NO_KIND, self.own[v]), Shift.STATE, domain, last=True)
             else:
                 self.store(low, v, "cut", n, Shift.WINDOW, domain)
         for slots, numbers in ((r.ct_slots, part.recurrent.slots), (r.ct_child, [(-1, i) for i in part.recurrent.child])):

@@ -13,9 +13,11 @@ from cavs._engines.scan_reverse import backward_levels
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.jaxprs import Env
+from cavs._function.keeping import overwritten_rows
 from cavs._function.split import Split
-from cavs._stages.entrance import barred, crossing, entrance, fixed
-from cavs._stages.pulled import Pulled, Values
+from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval, together
+from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
 
@@ -30,8 +32,10 @@ class _ForwardKind(NamedTuple):
     turned: dict[Any, Any]
     eqns: list[Any]
     wanted: set[Any]
-    stored: list[Any]  # joint variables: what is kept for the backward, then what the lazy part reads
+    stored: list[tuple[Any, ...]]  # joint variables of each tensor: what is kept, then what the lazy part reads
     level: list[Domain]  # of each
+    over: dict[int, Any]  # of some of these, the eager rows that they overwrite
+    given: dict[Any, jax.Array]  # such rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +67,20 @@ def forward_levels(
     """Runs the forward's loop over tasks."""
     sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
     of = zip(batch.parts, batch.rows, statics, eager, strict=True)
-    found = [_kind(part, rows, own, eager_rows, save) for part, rows, own, eager_rows in of]
+    found = [_with_over(_kind(part, rows, own, eager_rows, save)) for part, rows, own, eager_rows in of]
     # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know which
     # row of the eager part's results is read here.
-    made = [x for kind in found for x in kind.crossing if not isinstance(x, Pulled)]
-    zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in made], start=500)
-    tensors = [[k.rows.tensor(zeros, v.aval, lv == EDGE) for v, lv in zip(k.stored, k.level, strict=True)] for k in found]
+    early = [x for kind in found for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
+    zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in early], start=500)
+    tensors = [
+        [
+            together([k.given[k.over[n]]], place_aval(place).shape)
+            if n in k.over
+            else k.rows.tensor(zeros, place_aval(place), lv == EDGE)
+            for n, (place, lv) in enumerate(zip(k.stored, k.level, strict=True))
+        ]
+        for k in found
+    ]
 
     def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
         states, tensors = carry
@@ -76,10 +88,15 @@ def forward_levels(
         rows = kind.rows
         span = RowSpan(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
         segments = span.of_edges(rows.edge_owner) - first if kind.part.gathers_all else None
-        own, values = _computed(kind, span, states, segments, fusion)
+        before = _before(kind, span, tensors[k])
+        own, values = _computed(kind, span, states, segments, fusion, before)
         states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
         mine = []
-        for b, x, lv in zip(tensors[k], values, kind.level, strict=True):
+        for n, (b, x, lv) in enumerate(zip(tensors[k], values, kind.level, strict=True)):
+            if n in kind.over:  # rows after the task's are read by later tasks
+                count = sched.task_edges[t] if lv == EDGE else sched.task_size[t]
+                which = (jnp.arange(x.shape[0]) < count).reshape(-1, *(1,) * (x.ndim - 1))
+                x = jnp.where(which, x, together([before[kind.over[n]]], x.shape[1:]))
             mine.append(write(b, x, span.edge_start if lv == EDGE else span.start))
         return states, [mine if j == k else x for j, x in enumerate(tensors)]
 
@@ -135,21 +152,29 @@ def all_rows(
 
 
 def _computed(
-    kind: _ForwardKind, span: RowSpan, states: list[jax.Array], segments: jax.Array | None, fusion: bool
+    kind: _ForwardKind,
+    span: RowSpan,
+    states: list[jax.Array],
+    segments: jax.Array | None,
+    fusion: bool,
+    before: Env | None = None,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns the states of the vertices of a span, and the values that are stored."""
+    """Returns the states of the vertices of a span, and the values that are stored; `before`: eager rows of the span."""
     part, level = kind.part, kind.part.joint.domain
-    env = kind.fixed | barred(entrance(part, kind.rows, span, states, kind.crossing, kind.wanted))
+    read = entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | (before or {})
+    env = kind.fixed | barred(read)
     evaluate(kind.eqns, env, level, segments, span.size, kind.turned, fusion=fusion)
     own = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
     sizes = [span.edges if lv == EDGE else span.size for lv in kind.level]
-    return own, [value_at(v, lv, n, env, level) for v, lv, n in zip(kind.stored, kind.level, sizes, strict=True)]
+    stored = zip(kind.stored, kind.level, sizes, strict=True)
+    values = [(place, [value_at(v, lv, n, env, level) for v in place]) for place, lv, n in stored]
+    return own, [together(x, place_aval(place).shape) for place, x in values]
 
 
 def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], save: bool) -> _ForwardKind:
     env = fixed(part, statics)
-    keep = part.forward.keep if save else []
-    targets = [*part.forward.states, *part.forward.extra, *keep]
+    keep = part.forward.places if save else []
+    targets = [*part.forward.states, *part.forward.extra, *(v for place in keep for v in place)]
     eqns, _ = needed(part.joint.program.eqns, targets, set())
     return _ForwardKind(
         part=part,
@@ -159,6 +184,30 @@ def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], 
         turned=turned_weights(part.joint.program.eqns, part.joint.domain, env),
         eqns=eqns,
         wanted=reads(eqns, targets),
-        stored=[*keep, *part.forward.extra],
-        level=[*(EDGE if part.joint.domain[v] == EDGE else ROW for v in keep), *part.extra_domain],
+        stored=[*keep, *((v,) for v in part.forward.extra)],
+        level=[*(EDGE if part.joint.domain[v] == EDGE else ROW for v, *_ in keep), *part.extra_domain],
+        over={},
+        given={},
     )
+
+
+def _with_over(kind: _ForwardKind) -> _ForwardKind:
+    """Returns `kind` with the kept values that overwrite eager rows: a task reads its rows before it writes them."""
+    part = kind.part
+    ours = {v: x for v, x in zip(part.forward.cross, kind.crossing, strict=True) if not isinstance(x, Pulled)}
+    over = overwritten_rows(part.joint, ours)
+    over = {n: over[place] for n, place in enumerate(kind.stored) if place in over}
+    env: Env = dict(ours)
+    evaluate(needed(part.joint.program.eqns, list(over.values()), set(env))[0], env, part.joint.domain)
+    targets = [*part.forward.states, *(v for place in kind.stored for v in place)]
+    eqns, _ = needed(part.joint.program.eqns, targets, set(over.values()))
+    given = {v: env[v] for v in over.values()}
+    wanted = reads(eqns, targets) - given.keys()
+    return kind._replace(eqns=eqns, wanted=wanted, over=over, given=given)
+
+
+def _before(kind: _ForwardKind, span: RowSpan, tensors: list[jax.Array]) -> Env:
+    """Returns the eager rows of a span that kept values overwrite, read by number: see `scan_task`."""
+    row, edge = span.start + jnp.arange(span.size), span.edge_start + jnp.arange(span.edges)
+    found = {v: get_rows(tensors[n], edge if kind.level[n] == EDGE else row) for n, v in kind.over.items()}
+    return {v: together([x], v.aval.shape) for v, x in found.items()}

@@ -23,6 +23,7 @@ from cavs._engines.scan_task import (
     is_leaf,
     kind_of,
     with_reuse,
+    with_whole,
 )
 from cavs._function.domains import EDGE, ROW
 from cavs._function.jaxprs import Env, Var, is_var
@@ -40,9 +41,10 @@ from cavs._stages.cotangents import (
     take_rows,
     zero_cotangent,
 )
-from cavs._stages.entrance import memory_of
+from cavs._stages.entrance import memory_of, together
 from cavs._stages.lazy import Direct, Mine, Some, apart, lazy_gradients
-from cavs._stages.operands import Operand, Products
+from cavs._stages.operands import Operand, Products, in_parts
+from cavs._stages.pulled import get_rows
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Index, RowSpan, Zeros, window, write
 
@@ -90,7 +92,7 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
     sched, g, totals, ct_inputs = loop.sched, cotangents.states, list(cotangents.statics), cotangents.inputs
     tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
     if loop.options.lazy:
-        loop = loop._replace(kinds=[with_reuse(kind) for kind in loop.kinds])
+        loop = loop._replace(kinds=[with_reuse(kind, own=not is_leaf(kind, sched)) for kind in loop.kinds])
     left, g, cuts, totals = loop.rounds(loop, count, count, [(0, 0)] * len(loop.kinds), tasks, g, totals)
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
     for kind, own in zip(loop.kinds, cuts, strict=True):
@@ -101,10 +103,13 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
             kids, edge_child = (x + jnp.minimum(left, 0) for x in (kids, edge_child))
         k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))
         cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
-        for v in kind.reused:  # padding holds what the forward kept
+        cts = {v: together([x], v.aval.shape) for v, x in cts.items()}
+        cts |= {v: _rows_of_states(kind, sched, g[i]) for v, i in kind.own.items()}
+        for v in (*kind.reused, *kind.own):  # padding holds what the forward kept, and other rows
             cts[v] = mask_rows(cts[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
+        cts = with_whole(kind, cts)
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
-        direct = _direct(loop, kind, own)
+        direct = _direct(loop, kind, own, g)
         now = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct) if loop.options.lazy else {}
         where = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in loop.eager else {}
         of_eager = eager_cotangents(kind.part, cotangents.eager[k], apart(cts, now))
@@ -150,7 +155,7 @@ def _windows_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardL
             own_rows = _own_rows(kind, sched, w, bases[k])
             inside = _inside(kind, sched, own, own_rows)
             if loop.options.lazy:
-                span, direct = _span(kind, sched, bases[k]), _direct(loop, kind, own)
+                span, direct = _span(kind, sched, bases[k]), _direct(loop, kind, own, g)
                 now = lazy_gradients(kind.part, kind.rows, span, kind.memory, inside, own_rows, direct=direct)
                 totals[k] = merged(totals[k], now)
             if kind.part.eager.reads_edges:
@@ -174,12 +179,22 @@ def _windows_back(loop: Loop, saved: Saved, cotangents: Cotangents) -> BackwardL
     return BackwardLevels(g, totals, ct_inputs, ct_edges)
 
 
-def _direct(loop: Loop, kind: Kind, cuts: Env) -> Direct | None:
+def _direct(loop: Loop, kind: Kind, cuts: Env, g: StateCotangents) -> Direct | None:
     """Returns how the loop's engine computes lazy gradients from the cut cotangents of a window."""
     if loop.products is None:
         return None
     start = {EDGE: kind.rows.edge_pad, ROW: kind.rows.pad}
-    return Direct(loop.products, {v: Operand(x, None, start[kind.level[v]]) for v, x in cuts.items()})
+    found = {v: Operand(x, None, start[kind.level[v]]) for v, x in cuts.items()}
+    one, row = len(loop.sched.shape.kinds) == 1, kind.rows.row
+    index, first = (None, row[0]) if one else (row[:, None], 0)
+    found |= {v: Operand(g[i], index, first) for v, i in kind.own.items()}
+    return Direct(loop.products, found | in_parts(kind.cuts.parts, found))
+
+
+def _rows_of_states(kind: Kind, sched: Schedule, g: jax.Array) -> jax.Array:
+    """Returns the rows of a kind's vertices in a tensor of states. If there is one kind, they are contiguous."""
+    rows = kind.rows
+    return window(g, rows.row[0], rows.size) if len(sched.shape.kinds) == 1 else get_rows(g, rows.row)
 
 
 def _collected(kind: Kind) -> list[Var]:
@@ -224,7 +239,7 @@ def _inside(kind: Kind, sched: Schedule, cuts: Env, own_rows: Mine) -> Env:
     size, edges = shape.window_rows[k], shape.window_edges[k]
     mine = {ROW: own_rows.rows.which, EDGE: own_rows.edges.which}
     part_of = {ROW: slice(rows.pad, rows.pad + size), EDGE: slice(rows.edge_pad, rows.edge_pad + edges)}
-    return {v: mask_rows(x[part_of[kind.level[v]]], mine[kind.level[v]]) for v, x in cuts.items()}
+    return with_whole(kind, {v: mask_rows(x[part_of[kind.level[v]]], mine[kind.level[v]]) for v, x in cuts.items()})
 
 
 def _span(kind: Kind, sched: Schedule, base: tuple[Index, Index]) -> RowSpan:

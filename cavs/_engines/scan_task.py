@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
+from cavs._function.cut_parts import StoredCuts, stored_cuts
 from cavs._function.domains import EDGE, ROW, Domains
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, turned_weights, value_at
@@ -15,7 +16,7 @@ from cavs._function.split import Split
 from cavs._function.vertex import Optimizations
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, mask_rows, merged
-from cavs._stages.entrance import Memory, barred, entrance, fixed, kept_values
+from cavs._stages.entrance import Memory, apart, barred, entrance, fixed, kept_values, together
 from cavs._stages.lazy import Mine, Some, lazy_gradients
 from cavs._stages.pulled import get_rows
 from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, window, write
@@ -37,9 +38,20 @@ class Kind(NamedTuple):
     turned: Env
     eqns: list[Eqn]
     wanted: set[Var]
-    stored: list[Var]  # the cut cotangents that are stored: without lazy batching only those that the eager part waits for
-    level: Domains  # of cut cotangents
-    reused: dict[Var, int]  # cut cotangents that overwrite kept values (one window only): index into `memory.kept`
+    cuts: StoredCuts
+    stored: list[Var]  # what is stored of `cuts`: without lazy batching only that for which the eager part waits
+    level: Domains  # of cut cotangents, and of what is stored
+    reused: dict[Var, int]  # what overwrites kept values, if there is one window: index into `memory.kept`
+    own: dict[Var, int]  # what overwrites the cotangents of a vertex's own state, if there is one window: the state leaf
+
+
+def with_whole(kind: Kind, stored: Env) -> Env:
+    """Returns what is stored of the cut cotangents, and the cut cotangents that are not stored themselves."""
+    env = dict(stored)
+    for v, parts in kind.cuts.within.items():
+        env |= dict(zip(parts, apart(together([stored[v]], (v.aval.size,)), parts), strict=True))
+    evaluate(kind.cuts.eqns, env, kind.part.joint.domain)
+    return env
 
 
 def crossing_cts(part: Split, cuts: Mapping[Var, T]) -> dict[Var, T]:
@@ -56,7 +68,8 @@ def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list
 def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], memory: Memory, lazy: bool) -> Kind:
     """Collects what the tasks of a kind read."""
     domains = part.extra_domain
-    results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts]
+    cuts = stored_cuts(part.joint, parts=lazy)
+    results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *cuts.values]
     eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
     return Kind(
         number=number,
@@ -69,17 +82,30 @@ def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], me
         turned=turned_weights(part.joint.program.eqns, part.joint.domain, fixed(part, memory.statics)),
         eqns=eqns,
         wanted=reads(eqns, available),
-        stored=[v for v in part.reverse.cuts if lazy or v in part.reverse.ct_cross.values()],
-        level=part.reverse.cut_domain,
+        cuts=cuts,
+        stored=[v for v in cuts.values if lazy or v in part.reverse.ct_cross.values()],
+        level=part.reverse.cut_domain | cuts.domain,
         reused={},
+        own={},
     )
 
 
-def with_reuse(kind: Kind) -> Kind:
-    """Returns `kind` with the cut cotangents that overwrite kept values: a task reads its rows before it writes them."""
-    place = {v: n for n, v in enumerate(kind.part.forward.keep)}
-    found = {cut: place[v] for cut, v in reused(kind.part.joint).items() if cut in kind.stored and v in kind.wanted}
-    return kind._replace(reused=found)
+def with_reuse(kind: Kind, own: bool) -> Kind:
+    """Returns `kind` with the cut cotangents that overwrite kept values, and with `own` cotangents of states.
+
+    A task reads its rows of these before it writes them, and nothing else reads them.
+    """
+    number = {place: n for n, place in enumerate(kind.part.forward.places)}
+    over = reused(kind.part.joint, kind.stored, kind.level)
+    found = {cut: number[place] for cut, place in over.items() if kind.wanted.issuperset(place)}
+    left = {i: (x.aval.shape, x.aval.dtype) for i, x in kind.part.reverse.state_cts.items() if own}
+    of: dict[Var, int] = {}
+    for v in kind.stored:
+        fits = [i for i, like in left.items() if like == (v.aval.shape, v.aval.dtype)]
+        if v not in found and kind.level[v] == ROW and fits:
+            of[v] = fits[0]
+            del left[fits[0]]
+    return kind._replace(reused=found, own=of, stored=[v for v in kind.stored if v not in of])
 
 
 def empty_cuts(kind: Kind, sched: Schedule, zeros: Zeros) -> list[jax.Array]:
@@ -115,18 +141,22 @@ def run_task(
     edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
     span = RowSpan(start, width, edge_start, edges)
     env = _known(kind, memory, g, span, row)
-    before = {cut: env[part.forward.keep[n]] for cut, n in kind.reused.items()}
+    places = part.forward.places
+    before = {cut: together([env[v] for v in places[n]], cut.aval.shape) for cut, n in kind.reused.items()}
     segments = span.segments(rows) if part.gathers_all else None
     evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=options.fusion)
 
     mine, mine_edges = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
+    values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.cuts.domain.items()}
+    for v, i in kind.own.items():  # rows that are not the task's may be those of its children, and others
+        g = g | {i: write(g[i], _only(mine, values[v], env[part.reverse.state_cts[i]]), row)}
     g = _with_children(kind, g, span, mine, mine_edges, env)
-    values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.level.items()}
     new = []
     for v, b in zip(kind.stored, cuts[kind.number], strict=True):
         edge, value = kind.level[v] == EDGE, values[v]
         if v in kind.reused:  # rows of the span that are not the task's still hold what the forward kept
-            value = jnp.where((mine_edges if edge else mine).reshape(-1, *(1,) * (value.ndim - 1)), value, before[v])
+            value = _only(mine_edges if edge else mine, value, before[v])
+        value = together([value], b.shape[1:])  # it may lie where several kept values were
         new.append(write(b, value, edge_start - base[1] if edge else start - base[0]))
     cuts, totals = list(cuts), list(totals)
     cuts[kind.number] = new
@@ -135,6 +165,11 @@ def run_task(
         now = lazy_gradients(part, rows, span, memory, values, own_rows)
         totals[kind.number] = merged(totals[kind.number], now)
     return g, cuts, totals
+
+
+def _only(mine: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
+    """Returns the rows of `value` where `mine`, and of `before` elsewhere."""
+    return jnp.where(mine.reshape(-1, *(1,) * (value.ndim - 1)), value, before)
 
 
 def all_rows_back(kind: Kind, row: Index, g: StateCotangents, fusion: bool) -> list[jax.Array]:
@@ -170,7 +205,8 @@ def _known(kind: Kind, memory: Memory, g: StateCotangents, span: RowSpan, row: I
     for cut, n in kind.reused.items():
         edge = kind.level[cut] == EDGE
         index = span.edge_start + jnp.arange(span.edges) if edge else span.start + jnp.arange(span.size)
-        kept[part.forward.keep[n]] = get_rows(memory.kept[n], index)
+        place = part.forward.places[n]
+        kept |= dict(zip(place, apart(get_rows(memory.kept[n], index), place), strict=True))
     for i, v in part.reverse.extra_cts.items():
         edge = part.extra_domain[i] == EDGE
         if i in kind.extra_cts:

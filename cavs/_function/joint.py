@@ -61,6 +61,8 @@ class Forward:
         extra: outputs that the lazy part reads.
         keep: variables that the forward stores for the backward.
         overwritten: state leaves whose cotangents overwrite them, so that the backward cannot read a vertex's own state.
+        together: kept values that are stored side by side; `None` if each has a tensor of its own, and if the same holds for
+            parts of cut cotangents.
     """
 
     statics: tuple[Var, ...]
@@ -72,6 +74,13 @@ class Forward:
     extra: tuple[Atom, ...]
     keep: list[Var]
     overwritten: frozenset[int] = frozenset()
+    together: tuple[tuple[Var, ...], ...] | None = None
+
+    @property
+    def places(self) -> list[tuple[Var, ...]]:
+        """The kept values of each tensor."""
+        others = {v for group in self.together or () for v in group}
+        return [*(self.together or ()), *((v,) for v in self.keep if v not in others)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from cavs._function.costs import bytes_of_var, flops_of
@@ -153,18 +153,86 @@ def lazy_reads(joint: Joint) -> set[Var]:
     return reads(eqns, [*operands, *available]) & joint.available
 
 
-def reused(joint: Joint) -> dict[Var, Var]:
-    """For each cut cotangent that can overwrite a kept value in its rows, that value. Each is used once."""
-    later, domain = lazy_reads(joint), joint.domain
-    spare = [v for v in joint.forward.keep if v not in later]
-    found: dict[Var, Var] = {}
-    for cut in joint.reverse.cuts:
-        edge = joint.reverse.cut_domain[cut] == EDGE
-        like = (cut.aval.shape, cut.aval.dtype)
-        fits = [v for v in spare if (v.aval.shape, v.aval.dtype) == like and (domain_of(v, domain) == EDGE) == edge]
-        if fits:
+def reused(joint: Joint, stored: Sequence[Var], of: Domains) -> dict[Var, tuple[Var, ...]]:
+    """For each cut cotangent, or part of one, that can overwrite kept values in its rows, these. Each are used once.
+
+    Args:
+        joint: the joint program.
+        stored: the cut cotangents, or parts of them.
+        of: the domain of each: ROW or EDGE.
+    """
+    spare = _only_in_levels(joint)
+    found: dict[Var, tuple[Var, ...]] = {}
+    for cut in stored:
+        if fits := [place for place in spare if fit(place, cut, joint.domain, of[cut] == EDGE)]:
             found[cut] = fits[0]
             spare.remove(fits[0])
+    return found
+
+
+def _only_in_levels(joint: Joint) -> list[tuple[Var, ...]]:
+    """The kept values of each tensor that only the backward's levels read."""
+    later = lazy_reads(joint)
+    return [place for place in joint.forward.places if later.isdisjoint(place)]
+
+
+def fit(place: Sequence[Var], v: Var, domain: Domains, edge: bool) -> bool:
+    """Whether the tensor of kept values has room for `v`, which has a row for each edge or for each vertex."""
+    shape = place[0].aval.shape if len(place) == 1 else (sum(x.aval.size for x in place),)
+    same = shape == (v.aval.shape if len(place) == 1 else (v.aval.size,))
+    return same and all(x.aval.dtype == v.aval.dtype and (domain_of(x, domain) == EDGE) == edge for x in place)
+
+
+def side_by_side(joint: Joint, cuts: Sequence[tuple[Var, Sequence[Var]]]) -> Joint:
+    """Returns the joint program that stores kept values side by side where a cut cotangent can then overwrite them.
+
+    Args:
+        joint: the joint program.
+        cuts: the cut cotangents, and their parts.
+    """
+    spare, domain, together = [v for (v,) in _only_in_levels(joint)], joint.domain, []
+    for cut, parts in cuts:
+        edge = joint.reverse.cut_domain[cut] == EDGE
+        if any(fit([v], cut, domain, edge) for v in spare):
+            continue
+        left, group = list(spare), []
+        for part in parts:
+            if fits := [v for v in left if fit([v], part, domain, edge)]:
+                group.append(fits[0])
+                left.remove(fits[0])
+        if len(group) == len(parts) > 1:
+            together.append(tuple(group))
+            spare = left
+    return dataclasses.replace(joint, forward=dataclasses.replace(joint.forward, together=tuple(together)))
+
+
+def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...], Var]:
+    """For each tensor of kept values that can overwrite eager rows which nothing after the forward's levels reads, these rows.
+
+    They are all of a `Forward.cross`, or a part if the recurrent part splits it. Each are used once.
+
+    Args:
+        joint: the joint program.
+        made: those of `Forward.cross` that are copies.
+    """
+    later, domain, f = rows_read(joint), joint.domain, joint.forward
+    eqns, _ = needed(joint.program.eqns, [*f.states, *f.extra, *f.keep], set())
+    places, found = f.places, {}
+
+    def overwrite(x: Var, edge: bool) -> bool:
+        fits = [place for place in places if fit(place, x, domain, edge)]
+        for place in fits[:1]:
+            found[place] = x
+            places.remove(place)
+        return bool(fits)
+
+    for v, of in zip(f.cross, joint.reverse.cross_domain, strict=True):
+        if v not in made or v in later or v in f.states or overwrite(v, of == EDGE):
+            continue
+        readers = [e for e in eqns if v in e.invars]
+        if len(readers) == 1 and readers[0].primitive.name == "split":
+            for x in readers[0].outvars:
+                overwrite(x, of == EDGE)
     return found
 
 

@@ -101,7 +101,13 @@ class FunctionPlan:
         return {name for part in self.inner.values() for name in part.joint.names}
 
     def keeping(
-        self, overwrite: bool = False, share: bool = False, again: bool = False, names: Names = (), masks: bool = False
+        self,
+        overwrite: bool = False,
+        share: bool = False,
+        again: bool = False,
+        names: Names = (),
+        masks: bool = False,
+        together: bool = False,
     ) -> "FunctionPlan":
         """Returns the plan with another choice of what the backward keeps (`_function.keeping`); cached.
 
@@ -111,13 +117,15 @@ class FunctionPlan:
             again: whether products run again, as far as that saves memory.
             names: what the user asks for by name.
             masks: whether comparisons are kept if what they compare could be rounded differently when it runs again.
+            together: whether kept values are stored side by side if one cut cotangent can overwrite them, so that tasks write
+                fewer tensors.
         """
         leaves = self._overwritable() if overwrite else frozenset()
-        if not leaves and not share and not again and not names and not masks:
+        if not (leaves or share or again or names or masks or together):
             return self
-        key = overwrite, share, again, names, masks
+        key = overwrite, share, again, names, masks, together
         if key not in self.kept:
-            inner = {kind: part.keeping(leaves, share, again, names, masks) for kind, part in self.inner.items()}
+            inner = {kind: part.keeping(leaves, share, again, names, masks, together) for kind, part in self.inner.items()}
             self.kept[key] = self._with(inner)
         return self.kept[key]
 

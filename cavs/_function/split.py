@@ -12,6 +12,7 @@ import dataclasses
 from typing import Any
 
 from cavs._function.children import ALL, TO_EDGES, TO_ROWS
+from cavs._function.cut_parts import with_kept_together
 from cavs._function.domains import EDGE, STATIC, Domain, domain_of
 from cavs._function.equations import needed, reads
 from cavs._function.jaxprs import Eqn, Var, is_var
@@ -83,11 +84,18 @@ class Split:
         return [self.role.domain[v] for v in self.recurrent.extra]
 
     def keeping(
-        self, overwritten: frozenset[int], share: bool = False, again: bool = False, names: Names = (), masks: bool = False
+        self,
+        overwritten: frozenset[int],
+        share: bool = False,
+        again: bool = False,
+        names: Names = (),
+        masks: bool = False,
+        together: bool = False,
     ) -> "Split":
         """Returns the split whose backward overwrites these leaves of the state; see `FunctionPlan.keeping` for the others."""
         products = front(self.joint, overwritten)[-1].again if again else ()
         joint = with_keeping(self.joint, products, overwritten, share, names, masks)
+        joint = with_kept_together(joint) if together and joint.differentiable else joint
         return dataclasses.replace(self, joint=joint, launches={})
 
     def can_overwrite(self, arity: int) -> set[int]:

@@ -68,12 +68,12 @@ def compiled(
         else:
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
             share = least and shape.windows[0] == 1
-            again, masks = least and not share, isinstance(engine, Scan)
+            again, on_scan = least and not share, isinstance(engine, Scan)
 
             @functools.cache
             def kept(fixed: Fixed) -> FunctionPlan:
                 best = engine.prefers(plan.fixing(*fixed), shape, kinds)
-                return best.keeping(shape.forest and shape.rooted, share, again, names, masks)
+                return best.keeping(shape.forest and shape.rooted, share, again, names, masks=on_scan, together=on_scan)
 
             sweep = _sweep(kept, shape, kinds, engine)
         plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)

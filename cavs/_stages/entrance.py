@@ -3,6 +3,7 @@
 Rows are copied here and where F scatters, and nowhere else (Cavs section 3.3).
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -145,10 +146,36 @@ def slots_together_of(part: Split, values: Sequence[Var]) -> dict[Var, tuple[int
 def kept_values(part: Split, span: RowSpan, memory: Memory, wanted: set[Var], have: Env) -> Env:
     """Returns the `wanted` values that the forward kept, at the vertices of a span or their edges, except those in `have`."""
     env = {}
-    for v, x in zip((*part.forward.keep, *part.forward.extra), (*memory.kept, *memory.extras), strict=True):
-        if is_var(v) and v in wanted and v not in have:
-            env[v] = span.of_edges(x) if part.joint.domain.get(v) == EDGE else span.rows(x)
+    places = [*part.forward.places, *((v,) for v in part.forward.extra)]
+    for place, x in zip(places, (*memory.kept, *memory.extras), strict=True):
+        found = [v for v in place if is_var(v) and v in wanted and v not in have]
+        if found:
+            rows = span.of_edges(x) if part.joint.domain.get(place[0]) == EDGE else span.rows(x)
+            values = dict(zip(place, apart(rows, place), strict=True))
+            env |= {v: values[v] for v in found}
     return env
+
+
+def apart(x: jax.Array, place: Sequence[Var]) -> list[jax.Array]:
+    """Returns the values that are stored side by side in the rows of a tensor."""
+    if len(place) == 1:
+        return [x]
+    ends = np.cumsum([v.aval.size for v in place])[:-1]
+    return [part.reshape(x.shape[0], *v.aval.shape) for part, v in zip(jnp.split(x, ends, 1), place, strict=True)]
+
+
+def together(values: Sequence[jax.Array], like: tuple[int, ...]) -> jax.Array:
+    """Returns values side by side, as rows of shape `like`."""
+    x = values[0]
+    if len(values) > 1:
+        x = jnp.concatenate([y.reshape(y.shape[0], math.prod(y.shape[1:])) for y in values], 1)
+    return x if x.shape[1:] == like else x.reshape(x.shape[0], *like)
+
+
+def place_aval(place: Sequence[Var]) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a vertex's row of a tensor of kept values."""
+    shape = place[0].aval.shape if len(place) == 1 else (sum(v.aval.size for v in place),)
+    return jax.ShapeDtypeStruct(shape, place[0].aval.dtype)
 
 
 def barred(env: Env) -> Env:

@@ -184,6 +184,8 @@ def _direct_product(
     else:
         left = Operand(value_at(x, ROW, n, env, part.joint.domain), None, 0)
     left, right = split_rows(left, each), split_rows(cuts[cut], each)
+    if left is None or right is None:
+        return None
     if axis == 1:
         left, right = right, left
     return LazyProduct(place[static], left, right, n * each, each)

@@ -1,6 +1,6 @@
 """Where the operands of lazy gradients lie, for an engine that reads them there rather than from copies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -22,17 +22,30 @@ class Operand(NamedTuple):
         source: (m, ...).
         index: (n, parts) ints; `None` for all rows of `source`.
         start: row i is row start + i of `source`, or the rows index[start + i] of it, one after another.
+        beside: matrices of the same shape whose rows are beside those of `source`, if there is no index.
+        fold: into how many rows the rows of all of these are cut; `start` counts them.
     """
 
     source: jax.Array
     index: jax.Array | None
     start: Index
+    beside: tuple[jax.Array, ...] = ()
+    fold: int = 1
+
+    @property
+    def sources(self) -> tuple[jax.Array, ...]:
+        """All matrices."""
+        return (self.source, *self.beside)
+
+    @property
+    def parts(self) -> int:
+        """How many rows of the matrices are a row."""
+        return len(self.sources) // self.fold if self.index is None else self.index.shape[1]
 
     @property
     def width(self) -> int:
         """The number of elements of a row."""
-        parts = 1 if self.index is None else self.index.shape[1]
-        return parts * int(np.prod(self.source.shape[1:]))
+        return self.parts * int(np.prod(self.source.shape[1:]))
 
 
 class LazyProduct(NamedTuple):
@@ -74,10 +87,22 @@ def operands(part: Split, rows: Rows, span: RowSpan, memory: Memory, values: Seq
     return {v: found[v] for v in values if v in found and found[v].source.dtype == v.aval.dtype == jnp.float32}
 
 
-def split_rows(x: Operand, each: int) -> Operand:
-    """Returns a matrix with each row split in `each` rows of equal width."""
+def in_parts(parts: Mapping[Var, Sequence[Var]], found: Mapping[Var, Operand]) -> dict[Var, Operand]:
+    """Returns the values whose parts are in `found`, if these have one shape and begin at the same row."""
+    out = {}
+    for v, own in parts.items():
+        of = [found[x] for x in own]
+        if all(x.index is None and x.start is of[0].start and x.source.shape == of[0].source.shape for x in of):
+            out[v] = of[0]._replace(beside=tuple(x.source for x in of[1:]))
+    return out
+
+
+def split_rows(x: Operand, each: int) -> Operand | None:
+    """Returns a matrix with each row split in `each` rows of equal width; `None` if one of its matrices had to be split."""
     if each == 1:
         return x
+    if x.beside:
+        return x._replace(start=x.start * each, fold=each) if len(x.sources) % each == 0 else None
     if x.index is None:
         return Operand(x.source.reshape(x.source.shape[0] * each, -1), None, x.start * each)
     parts = x.index.shape[1]

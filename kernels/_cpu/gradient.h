@@ -16,13 +16,19 @@ constexpr int64_t AHEAD = 4;  // rows that are fetched before they are packed
 // The elements of a packed block of `width` columns. Blocks do not begin in the same set of the cache.
 constexpr int64_t block_floats(int64_t width) { return DEEP * width + 16; }
 
-// Rows of a matrix. Row i is row start + i of `data`, or the rows of `data` that row start + i of `index` names, one after another.
+// Rows of a matrix. With an index, row i is the rows of `of[0]` that row start + i of it names, one after another. Without one,
+// the rows are those of all of `of` side by side, each cut into `fold` rows, and row i is number start + i of these.
 struct Matrix {
-  const float* data;
-  int64_t width, rows;   // of `data`
+  std::vector<const float*> of;
+  int64_t width, rows;   // of each of `of`
   const int32_t* index;  // null: rows are not gathered
-  int64_t parts, start;
-  int64_t row(int64_t i, int64_t part) const { return index ? index[(start + i) * parts + part] : start + i; }
+  int64_t parts, start, fold;
+  // Where a part of row i lies; null if it is out of range.
+  const float* at(int64_t i, int64_t part) const {
+    int64_t n = start + i, row = index ? index[n * parts + part] : fold == 1 ? n : n / fold;
+    if (row < 0 || row >= rows) return nullptr;
+    return of[index ? 0 : fold == 1 ? part : n % fold * parts + part] + row * width;
+  }
 };
 
 struct Term {
@@ -84,9 +90,9 @@ static bool pack_row(const Matrix& m, int64_t row, int64_t from, int64_t to, flo
   constexpr int64_t NEXT = block_floats(W);
   int64_t room = W;  // of the present block
   for (int64_t part = from / m.width; part * m.width < to; part++) {
-    int64_t at = m.row(row, part), c = std::max(from - part * m.width, (int64_t)0), end = std::min(to - part * m.width, m.width);
-    if (at < 0 || at >= m.rows) return false;
-    const float* x = m.data + at * m.width;
+    int64_t c = std::max(from - part * m.width, (int64_t)0), end = std::min(to - part * m.width, m.width);
+    const float* x = m.at(row, part);
+    if (!x) return false;
     if (room < W) {
       int64_t count = std::min(room, end - c);
       memcpy(packed + W - room, x + c, count * sizeof(float));
@@ -103,9 +109,10 @@ static bool pack_row(const Matrix& m, int64_t row, int64_t from, int64_t to, flo
 // Reads columns [from, to) of a row into the cache.
 static inline void fetch_row(const Matrix& m, int64_t row, int64_t from, int64_t to) {
   for (int64_t part = from / m.width; part * m.width < to; part++) {
-    int64_t at = m.row(row, part), c = std::max(from - part * m.width, (int64_t)0), end = std::min(to - part * m.width, m.width);
-    if (at < 0 || at >= m.rows) return;
-    for (const float* x = m.data + at * m.width; c < end; c += 16) __builtin_prefetch(x + c);
+    int64_t c = std::max(from - part * m.width, (int64_t)0), end = std::min(to - part * m.width, m.width);
+    const float* x = m.at(row, part);
+    if (!x) return;
+    for (; c < end; c += 16) __builtin_prefetch(x + c);
   }
 }
 
@@ -122,9 +129,10 @@ static bool pack(const Matrix& m, int64_t first, int64_t rows, int64_t from, int
 static bool add_rows(const Matrix& m, int64_t rows, int64_t from, int64_t to, float* out) {
   for (int64_t i = 0; i < rows; i++)
     for (int64_t part = from / m.width; part * m.width < to; part++) {
-      int64_t at = m.row(i, part), c = std::max(from, part * m.width), end = std::min(to, (part + 1) * m.width);
-      if (at < 0 || at >= m.rows) return false;
-      const float* x = m.data + (at - part) * m.width;
+      int64_t c = std::max(from, part * m.width), end = std::min(to, (part + 1) * m.width);
+      const float* x = m.at(i, part);
+      if (!x) return false;
+      x -= part * m.width;
       for (; c + LANES <= end; c += LANES) store(out + c, load(out + c) + load(x + c));
       for (; c < end; c++) out[c] += x[c];
     }

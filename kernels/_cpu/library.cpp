@@ -49,22 +49,30 @@ void levels(const xla_ffi::CallFrame& frame) {
   require(!c.lost, "a child's row is out of range");
 }
 
-// Reads a matrix: the numbers of its tensor and of its index, both negative if there is none, and the rows of a row.
+// Reads a matrix: the numbers of its index and of its tensors, the former negative if there is none, the parts of a row, and its
+// `fold`. Without tensors there is no matrix.
 Matrix matrix_of(const xla_ffi::CallFrame& frame, Reader& r, int64_t start, int64_t rows) {
-  int64_t data = r.next(), index = r.next(), parts = r.next();
-  if (data < 0) return {nullptr, 1, 0, nullptr, 0, 0};
-  require(data < frame.args.size && index < frame.args.size && parts > 0, "a number out of range");
-  Tensor t = tensor_of(*frame.args.of[data]);
-  require(frame.args.of[data]->dtype == xla_ffi::F32 && t.width > 0, "a matrix of another type");
-  int64_t limit = t.rows;
+  int64_t index = r.next(), parts = r.next(), fold = r.next(), count = r.next();
+  if (!count) return {{}, 1, 0, nullptr, 0, 0, 1};
+  require(index < frame.args.size && parts > 0 && fold > 0, "a number out of range");
+  require(count == (index < 0 ? parts * fold : 1) && (index < 0 || fold == 1), "another number of matrices");
+  Matrix m{{}, 0, 0, index < 0 ? nullptr : integers(*frame.args.of[index]), parts, start, fold};
+  for (; count > 0; count--) {
+    int64_t data = r.next();
+    require(data >= 0 && data < frame.args.size, "a number out of range");
+    Tensor t = tensor_of(*frame.args.of[data]);
+    require(frame.args.of[data]->dtype == xla_ffi::F32 && t.width > 0, "a matrix of another type");
+    require(m.of.empty() || (m.width == t.width && m.rows == t.rows), "matrices of other sizes");
+    m.of.push_back(t.data), m.width = t.width, m.rows = t.rows;
+  }
+  int64_t limit = m.rows * fold;
   if (index >= 0) {
     Tensor i = tensor_of(*frame.args.of[index]);
     require(i.size == i.rows * parts, "an index of another width");
     limit = i.rows;
   }
   require(start >= 0 && start + rows <= limit, "rows out of range");
-  require(index >= 0 || parts == 1, "parts of rows without an index");
-  return {t.data, t.width, t.rows, index < 0 ? nullptr : integers(*frame.args.of[index]), parts, start};
+  return m;
 }
 
 // The program: for each result the number of its terms, and for each of these two matrices. The first argument has three numbers
@@ -85,7 +93,7 @@ void gradients(const xla_ffi::CallFrame& frame) {
       int64_t height = t.left.parts * t.left.width, width = t.right.parts * t.right.width;
       require(g.terms.empty() || (g.height == height && g.width == width), "terms of other sizes");
       g.height = height, g.width = width;
-      g.terms.push_back(t);
+      g.terms.push_back(std::move(t));
     }
     require(!g.terms.empty() && out.size == std::max<int64_t>(g.height, 1) * g.width && g.width > 0, "a result of another size");
     all.push_back(std::move(g));

@@ -1,0 +1,113 @@
+"""What the levels store of the cut cotangents: parts of them, if several consist of the same parts or a part has a place.
+
+The cotangent of what is split, such as the gates of a GRU, is a concatenation. The cotangents of x W and of h U are then two
+concatenations that differ in one part. If the levels store the parts, each is stored once, and each can overwrite a kept value
+of its own size. After the levels they are put together again.
+"""
+
+import dataclasses
+import math
+
+from cavs._function.costs import bytes_of_var
+from cavs._function.domains import Domains, domain_of
+from cavs._function.equations import needed
+from cavs._function.jaxprs import Eqn, Var, is_var
+from cavs._function.joint import Joint
+from cavs._function.keeping import reused, side_by_side
+
+_LAYOUT = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "squeeze", "stack"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredCuts:
+    """What the levels store for the gradients of the lazy and eager parts.
+
+    Attributes:
+        values: the values, cut cotangents or parts of them, each once.
+        domain: the domain of each: ROW or EDGE.
+        within: the parts of cut cotangents that are stored as they are, if other cut cotangents have some of these parts, too.
+        parts: the parts of each cut cotangent that is not stored, in the order of its elements.
+        eqns: put these together.
+    """
+
+    values: list[Var]
+    domain: Domains
+    within: dict[Var, list[Var]]
+    parts: dict[Var, list[Var]]
+    eqns: list[Eqn]
+
+
+def stored_cuts(joint: Joint, parts: bool = True) -> StoredCuts:
+    """Returns what the levels store: with `parts`, parts of cut cotangents if that takes less memory."""
+    whole = StoredCuts(joint.reverse.cuts, joint.reverse.cut_domain, {}, {}, [])
+    if not parts or joint.forward.together is None and not any(len(own) > 1 for own in _parts(joint).values()):
+        return whole
+    divided = _divided(joint, whole)
+    return divided if _bytes(joint, divided) < _bytes(joint, whole) else whole
+
+
+def with_kept_together(joint: Joint) -> Joint:
+    """Returns the joint program with the kept values side by side that one cut cotangent can overwrite."""
+    parts = _parts(joint)
+    return side_by_side(joint, [(v, parts[v]) for v in _stored_whole(parts)])
+
+
+def _parts(joint: Joint) -> dict[Var, list[Var]]:
+    makers = {v: e for e in joint.program.eqns for v in e.outvars}
+    return {v: _parts_of(v, makers, joint.domain) for v in joint.reverse.cuts}
+
+
+def _stored_whole(parts: dict[Var, list[Var]]) -> list[Var]:
+    """The cut cotangents with parts that no larger one has."""
+    found: list[Var] = []
+    covered: set[Var] = set()
+    for v in sorted(parts, key=lambda v: -v.aval.size):
+        if covered.isdisjoint(parts[v]):
+            found.append(v)
+            covered.update(parts[v])
+    return found
+
+
+def _divided(joint: Joint, whole: StoredCuts) -> StoredCuts:
+    """Returns what is stored if some cut cotangents are stored in parts: all of them, or those that share parts with others."""
+    parts = _parts(joint)
+    if joint.forward.together is None:
+        first = [v for v, own in parts.items() if own == [v]]
+    else:
+        first = _stored_whole(parts)
+    covered = {x for v in first for x in parts[v]}
+    values = [*first, *dict.fromkeys(x for own in parts.values() for x in own if x not in covered)]
+    domain = {x: whole.domain[v] for v, own in parts.items() for x in (v, *own)}
+    others = {v: own for v, own in parts.items() if v not in first}
+    shared = {x for own in others.values() for x in own}
+    within = {v: parts[v] for v in first if len(parts[v]) > 1 and not shared.isdisjoint(parts[v])}
+    eqns, _ = needed(joint.program.eqns, list(others), {*values, *covered})
+    return StoredCuts(values, {v: domain[v] for v in values}, within, others, eqns)
+
+
+def _parts_of(cut: Var, makers: dict[Var, Eqn], domain: Domains) -> list[Var]:
+    """The values that a cut cotangent consists of, in the order of its elements; itself if it is no concatenation of values."""
+    parts: list[Var] = []
+    todo = [cut]
+    while todo:
+        x = todo.pop()
+        if x in makers and _is_layout(makers[x]):
+            todo += reversed([y for y in makers[x].invars if is_var(y)])
+        else:
+            parts.append(x)
+    same = all(x.aval.dtype == cut.aval.dtype and domain_of(x, domain) == domain_of(cut, domain) for x in parts)
+    return parts if same else [cut]
+
+
+def _is_layout(e: Eqn) -> bool:
+    """Whether the elements of the result are those of the operands in their order."""
+    if e.primitive.name not in _LAYOUT or not all(map(is_var, e.invars)):
+        return False
+    axis = e.params.get("dimension", e.params.get("axis", 0)) if len(e.invars) > 1 else 0
+    return math.prod(e.invars[0].aval.shape[:axis]) == 1 and sum(x.aval.size for x in e.invars) == e.outvars[0].aval.size
+
+
+def _bytes(joint: Joint, stored: StoredCuts) -> int:
+    """The bytes that a vertex or an edge needs besides those of kept values."""
+    over = reused(joint, stored.values, stored.domain)
+    return sum(bytes_of_var(v) for v in stored.values if v not in over)
