@@ -92,7 +92,8 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
     sched, g, totals, ct_inputs = loop.sched, cotangents.states, list(cotangents.statics), cotangents.inputs
     tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
     if loop.options.lazy:
-        loop = loop._replace(kinds=[with_reuse(kind, own=not is_leaf(kind, sched)) for kind in loop.kinds])
+        own = [kind.rows.size > 0 and not is_leaf(kind, sched) for kind in loop.kinds]
+        loop = loop._replace(kinds=[with_reuse(kind, own=of) for kind, of in zip(loop.kinds, own, strict=True)])
     left, g, cuts, totals = loop.rounds(loop, count, count, [(0, 0)] * len(loop.kinds), tasks, g, totals)
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
     for kind, own in zip(loop.kinds, cuts, strict=True):
@@ -185,9 +186,9 @@ def _direct(loop: Loop, kind: Kind, cuts: Env, g: StateCotangents) -> Direct | N
         return None
     start = {EDGE: kind.rows.edge_pad, ROW: kind.rows.pad}
     found = {v: Operand(x, None, start[kind.level[v]]) for v, x in cuts.items()}
-    one, row = len(loop.sched.shape.kinds) == 1, kind.rows.row
-    index, first = (None, row[0]) if one else (row[:, None], 0)
-    found |= {v: Operand(g[i], index, first) for v, i in kind.own.items()}
+    for v, i in kind.own.items():
+        index, first = (None, kind.rows.row[0]) if len(loop.sched.shape.kinds) == 1 else (kind.rows.row[:, None], 0)
+        found[v] = Operand(g[i], index, first)
     return Direct(loop.products, found | in_parts(kind.cuts.parts, found))
 
 
