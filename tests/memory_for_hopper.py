@@ -2,7 +2,8 @@
 
 Prints one line of JSON: the bytes of temporary memory of the gradient of a stack of loops (DeepSpeech 2) with `recompute`, and
 those predicted; of an LSTM on engine `scan`, one chain at a time, with the bytes of a weight; of one with chains in two parts,
-and those predicted; and of a Tree-LSTM on engine `persistent`, in rows of the hidden size for each vertex.
+and those predicted; of attention inside of F, and those predicted; and of a Tree-LSTM on engine `persistent`, in rows of the
+hidden size for each vertex.
 """
 
 from tests.hopper_compiler import compiled  # isort: skip
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from bench import graphs
+from bench import budgets, graphs
 from bench.echo_cases import speech_init, speech_loss
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
@@ -57,6 +58,13 @@ plan = cavs.memory.plan(loss, params, chains, parts=2, keep="fast", collate=coll
 memory = compiled(jax.value_and_grad(plan.loss), params, plan.batch(chains)).memory_analysis()
 assert memory is not None
 found |= {"chains": memory.temp_size_in_bytes, "chains_predicted": plan.peak}
+
+# Attention inside of F: products with vectors.
+step = budgets.Step("attention", "scan", 16, 128)
+plan, _ = step.plan(parts=2, keep="fast")
+memory = compiled(jax.value_and_grad(plan.loss), step.params, plan.batch(step.graphs)).memory_analysis()
+assert memory is not None
+found |= {"attention": memory.temp_size_in_bytes, "attention_predicted": plan.peak}
 
 trees, program = graphs_of(graphs.sst_like(np.random.default_rng(0), 1024)), vp.BinaryTreeLSTM(512, 512)
 F, params = program.vertex_function(), jax.eval_shape(program.init, jax.random.key(0))

@@ -71,6 +71,26 @@ def test_products_that_xla_sums_in_parts_on_an_h200(m, k, n, parts):
     assert parts_of_product(eqn) == parts
 
 
+@pytest.mark.parametrize(
+    ("product", "left", "right", "fused"),
+    [
+        ("bkh,h->bk", (96, 50, 128), (128,), True),
+        ("bkh,h->bk", (1216, 50, 512), (512,), False),  # a large matrix
+        ("bk,bkh->bh", (1216, 50), (1216, 50, 512), True),  # each of many small ones
+        ("h,h->", (1 << 24,), (1 << 24,), True),
+        ("bk,bh->bkh", (96, 50), (96, 128), True),
+        ("bh,hk->bk", (96, 128), (128, 128), False),
+        ("bh,hk->bk", (1, 128), (128, 128), True),
+    ],
+)
+def test_products_with_vectors_are_fused_on_a_gpu(product, left, right, fused, monkeypatch):
+    """What they read needs no buffer."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    x, y = jax.ShapeDtypeStruct(left, np.float32), jax.ShapeDtypeStruct(right, np.float32)
+    peak = traced_peak(lambda x, y: jnp.einsum(product, jnp.sin(x), jnp.sin(y)), x, y).bytes
+    assert (peak == 0) == fused
+
+
 def test_leaves_compute_no_gates_that_they_do_not_read():
     program = vp.ChildSumTreeLSTM(8, 8)
     text = program.vertex_function().explain(program.init(jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32))

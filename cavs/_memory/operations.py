@@ -4,8 +4,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from cavs._function.costs import CUMULATIVE, REDUCTIONS, is_costly
 from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
+from cavs._memory.fused_products import is_outer, is_sum
 
 _VIEWS = frozenset({"reshape", "squeeze", "expand_dims"})
 _UPDATES = {"dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"}
@@ -25,6 +28,7 @@ class EqnFacts:
 
     Attributes:
         name: of the primitive.
+        is_sum: whether this is a reduction, into which XLA fuses the operands.
         alone: whether this is an operation of its own, with buffers for its results.
         stored: the operands that have a buffer.
         views: the primitives whose results are views of a buffer for this operation.
@@ -38,9 +42,12 @@ class EqnFacts:
         name = self.name = eqn.primitive.name
         self.is_view, self.is_barrier, self.twice = name in _VIEWS, name == "optimization_barrier", name in _EXPENSIVE
         self.is_update = name in _UPDATES
-        self.costly, self.bodies = is_costly(eqn), [] if name in _LAUNCHES else bodies_in(eqn)
+        on_gpu = name == "dot_general" and jax.default_backend() != "cpu"
+        as_sum, as_map = on_gpu and is_sum(eqn), on_gpu and is_outer(eqn)
+        self.is_sum = name in _REDUCTIONS or as_sum
+        self.costly, self.bodies = is_costly(eqn) and not as_sum and not as_map, [] if name in _LAUNCHES else bodies_in(eqn)
         self.inside: dict[tuple[Jaxpr, bool], Any] = {}
-        self.alone = name in (*_IN_PLACE, *_REDUCTIONS, *_EXTERNAL) or self.costly or bool(self.bodies)
+        self.alone = name in (*_IN_PLACE, *_EXTERNAL) or self.is_sum or self.costly or bool(self.bodies)
         self.is_dropped = name not in (*_EXTERNAL, *_LAUNCHES)  # XLA drops its results if no equation reads them
         self.views = _VIEWS | {"transpose"} if name == "dot_general" else _VIEWS
         places = tuple(range(len(eqn.invars)))
@@ -53,7 +60,7 @@ class EqnFacts:
         self.overwritable = self._overwritable(eqn, places)
 
     def _stored(self, places: tuple[int, ...]) -> tuple[int, ...]:
-        if self.name in _REDUCTIONS:  # XLA fuses the operands of a reduction, and the rows of a scatter, into it
+        if self.is_sum:  # XLA fuses the operands of a reduction, and the rows of a scatter, into it
             return ()
         if self.name in _IN_PLACE or self.name == "gather":
             return places[:1]

@@ -9,6 +9,7 @@ import math
 from cavs._engines import chip
 from cavs._function.costs import bytes_of_var
 from cavs._function.jaxprs import Eqn
+from cavs._memory.fused_products import is_outer, is_sum, sizes_of_product
 
 _TILE = 128  # rows and columns that a multiprocessor computes at a time
 _COUNTS = tuple(2**n for n in range(12))
@@ -17,14 +18,9 @@ _COST_OF_FLOP, _COST_OF_BYTE, _COST_OF_SUMMED_BYTE, _COST_OF_LAUNCH = 100.0, 0.1
 
 def parts_of_product(e: Eqn) -> int:
     """Returns the number of parts of a `dot_general`."""
-    (contracted, _), (batch, _) = e.params["dimension_numbers"]
-    if len(contracted) != 1:
+    b, m, n, k = sizes_of_product(e)
+    if len(e.params["dimension_numbers"][0][0]) != 1 or not k or not b or is_sum(e) or is_outer(e):
         return 1
-    left, right = (x.aval.shape for x in e.invars)
-    k, b = left[contracted[0]], math.prod(left[i] for i in batch)
-    if not k or not b:
-        return 1
-    m, n = (math.prod(shape) // (k * b) for shape in (left, right))
     read, written = sum(map(bytes_of_var, e.invars)), 4 * b * m * n
     tiles = b * -(-m // _TILE) * -(-n // _TILE)
     size = min(m, _TILE) * min(n, _TILE)
