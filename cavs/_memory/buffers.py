@@ -124,7 +124,7 @@ class _Timeline:
         read = {*last}.union(*(o.reads for o in operations))
         # XLA drops results that no equation reads, but not those of a library or a kernel.
         dropped = {v for v, o in made.items() if o.facts.is_dropped and v not in read}
-        elsewhere = _in_results(operations, set(results), ends) | dropped
+        elsewhere = _in_results(operations, set(results), ends, made) | dropped
         whole = {*last, *read_whole(operations, made)}
         of: dict[Any, Buffer] = {v: Buffer(0, self.now) for v in given} | self._copied(operations, made, slices)
         for i, o in enumerate(operations):
@@ -214,8 +214,13 @@ def _invariant(operations: list[Operation], consts: set[Any]) -> tuple[list[Oper
     return [*moved, *others], [v for v in made if v in alive]
 
 
-def _in_results(operations: Sequence[Operation], results: set[Any], ends: dict[int, list[Any]]) -> set[Any]:
-    """The values in the buffers of results: these, and what loops begin with whose last states they are."""
+def _in_results(
+    operations: Sequence[Operation], results: set[Any], ends: dict[int, list[Any]], made: dict[Any, Operation]
+) -> set[Any]:
+    """The values in the buffers of results: these, what loops begin with whose last states they are, and transposed products.
+
+    XLA makes one product of a product and its transpose: that of the operands in the other order.
+    """
     found = set(results)
     for i in reversed(range(len(operations))):
         o = operations[i]
@@ -224,6 +229,18 @@ def _in_results(operations: Sequence[Operation], results: set[Any], ends: dict[i
             begin = cast(list[Any], scan_parts(o.eqn.params, cast(Any, o.invars))[1])
         elif o.facts.name == "while":
             begin = list(o.invars[-len(o.outvars) :])
+        elif o.facts.name == "transpose" and _is_product(made.get(o.invars[0])):
+            begin = list(o.invars)
         dying = ends.get(i, ())
         found.update(x for x, v in zip(begin, o.outvars, strict=False) if v in found and is_var(x) and x in dying)
     return found
+
+
+def _is_product(o: Operation | None) -> bool:
+    """Whether an operation is a product of two matrices."""
+    return (
+        o is not None
+        and o.facts.name == "dot_general"
+        and o.outvars[0].aval.ndim == 2
+        and not o.eqn.params["dimension_numbers"][1][0]
+    )

@@ -4,8 +4,6 @@ Each part is a product over some of the terms, and has a result of its own in me
 product against that of adding up the parts (`SplitkRewriter`; the numbers are those for Hopper).
 """
 
-import math
-
 from cavs._engines import chip
 from cavs._function.costs import bytes_of_var
 from cavs._function.jaxprs import Eqn
