@@ -207,19 +207,6 @@ def test_a_smaller_plan_is_taken_if_xla_needs_more_than_predicted(monkeypatch):
         recompute(loss, whole).fitted(params, batch)
 
 
-def test_gradients_of_logits_overwrite_them_on_a_gpu_without_cublas(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    w, x = jnp.zeros((8, 4096)), jnp.zeros((256, 8))
-
-    def loss(w, x):
-        return jax.nn.logsumexp(x @ w, -1).mean()
-
-    logits = x.shape[0] * w.shape[1] * w.dtype.itemsize
-    large, small = (recompute(loss, budget).plan(w, x) for budget in (None, "min"))
-    assert (large.compiler_options, small.compiler_options) == ({}, {"xla_gpu_cublas_fallback": False})
-    assert (large.peak // logits, small.peak // logits) == (2, 1)
-
-
 def test_constants_are_not_kept():
     """An array that is known when the function is traced: it is there anyway."""
     index = np.arange(5, dtype=np.int32)[:, None]

@@ -54,7 +54,6 @@ def peak_of_operations(
     results: Collection[Any] = (),
     kept: Collection[Any] = (),
     any_order: bool = False,
-    cublas: bool = True,
 ) -> Peak:
     """Returns the peak of the memory of buffers while operations run one after the other.
 
@@ -64,9 +63,8 @@ def peak_of_operations(
         results: values whose buffers belong to somebody else.
         kept: values that always have a buffer.
         any_order: whether XLA for GPUs chooses the order.
-        cublas: whether products on a GPU may use cuBLAS.
     """
-    timeline = _Timeline(any_order, cublas)
+    timeline = _Timeline(any_order)
     timeline.run(operations, outs, results, kept=kept)
     buffers = [buffer for buffer in timeline.buffers if buffer.size]
     changes = sorted([(b.start, 0, b.size) for b in buffers] + [(b.end, 1, -b.size) for b in buffers])
@@ -94,7 +92,6 @@ class _Timeline:
     """The buffers of operations that have run, and the time, which is the number of buffers that were made."""
 
     any_order: bool = False
-    cublas: bool = True
     buffers: list[Buffer] = dataclasses.field(default_factory=list)
     now: int = 0
 
@@ -137,7 +134,7 @@ class _Timeline:
                 self.now += 1
                 for v in new:
                     size = self._size(v, o, v in whole, v in elsewhere)
-                    over = next((x for x in overwritable(o, places, dying, self.cublas) if _fits(x, of[x], size)), None)
+                    over = next((x for x in overwritable(o, places, dying) if _fits(x, of[x], size)), None)
                     if over is not None:
                         del dying[over]
                     of[v] = self._made(size) if over is None else of.pop(over)
@@ -175,14 +172,14 @@ class _Timeline:
 
     def _inside(self, o: Operation, body: Jaxpr) -> None:
         """Runs one step of a loop, or a branch."""
-        if (key := (body, self.any_order, self.cublas)) not in o.facts.inside:
-            o.facts.inside[key] = _step(o, *key)
+        if (key := (body, self.any_order)) not in o.facts.inside:
+            o.facts.inside[key] = _step(o, body, self.any_order)
         step = o.facts.inside[key]
         self.buffers += [dataclasses.replace(b, start=b.start + self.now, end=b.end + self.now) for b in step.buffers]
         self.now += step.now + 1
 
 
-def _step(o: Operation, body: Jaxpr, any_order: bool, cublas: bool) -> _Timeline:
+def _step(o: Operation, body: Jaxpr, any_order: bool) -> _Timeline:
     """The buffers of one step of a loop, or of a branch."""
     operations, outs = _operations(body)
     carry: list[Any] = []
@@ -193,7 +190,7 @@ def _step(o: Operation, body: Jaxpr, any_order: bool, cublas: bool) -> _Timeline
         outs = [*outs, *early]
     elif o.facts.name == "while" and len(outs) == len(o.outvars):
         carry = list(body.invars[len(body.invars) - len(outs) :])
-    timeline = _Timeline(any_order, cublas)
+    timeline = _Timeline(any_order)
     timeline.run(operations, outs, given=carry, slices=slices)
     return timeline
 

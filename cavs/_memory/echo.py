@@ -85,7 +85,7 @@ class Recomputed(Generic[R]):
         jaxpr, consts = opened(closed)
         # Arrays that `fn` closes over may be differentiated, too, so they become arguments.
         closed = jex.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), [])
-        planned = with_derivative(closed, lambda diff: self._choose(self._search(closed, diff)).kept)
+        planned = with_derivative(closed, lambda diff: self._choose(ParetoSearch(closed, diff, None, names=self._names)).kept)
         return jax.tree.unflatten(tree, planned(*consts, *flat))
 
     def plan(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Plan:
@@ -106,7 +106,7 @@ class Recomputed(Generic[R]):
         wanted = {argnums % len(args)} if isinstance(argnums, int) else {i % len(args) for i in argnums}
         marks = [i in wanted for i, arg in enumerate(args) if i not in self._static for _ in jax.tree.leaves(arg)]
         invars = opened(closed)[0].invars
-        search = self._search(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])])
+        search = ParetoSearch(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])], names=self._names)
         return Plan(self._name(), search, self._choose(search), self._budget)
 
     def verify(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Verified:
@@ -165,9 +165,6 @@ class Recomputed(Generic[R]):
 
         found = verify(self)
         return self if found.compiled <= self._budget else smaller_plan(self, found, self._budget, verify, plan)
-
-    def _search(self, closed: Any, diff: Sequence[int]) -> ParetoSearch:
-        return ParetoSearch(closed, diff, names=self._names, budget=self._budget)
 
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)

@@ -11,11 +11,10 @@ from cavs._memory.graph import Graph, Kept
 from cavs._memory.operations import Operation
 
 
-def peak(kept: Kept, cublas: bool = True) -> int:
+def peak(kept: Kept) -> int:
     """Returns the bytes of temporary memory of the forward and the backward of a function, inputs and results aside.
 
-    Kept values have buffers of their own, even if XLA could fuse them into what reads them. `cublas`: whether products on a GPU
-    may use cuBLAS.
+    Kept values have buffers of their own, even if XLA could fuse them into what reads them.
     """
     graph = kept.graph
     have = set(graph.invars) | set(graph.consts)
@@ -23,8 +22,7 @@ def peak(kept: Kept, cublas: bool = True) -> int:
     order = [graph.operations[i] for i in _behind(graph, [*graph.outs, *kept.keep], have, makers)]
     order += _backward(kept, makers)
     results = {x for x in (*graph.outs, *graph.grads) if is_var(x)}
-    with_buffers = {v for v in kept.keep if v not in have}
-    return peak_of_operations(order, [*graph.outs, *graph.grads], results, with_buffers, cublas=cublas).bytes
+    return peak_of_operations(order, [*graph.outs, *graph.grads], results, {v for v in kept.keep if v not in have}).bytes
 
 
 def _backward(kept: Kept, makers: dict[Var, int]) -> list[Operation]:

@@ -87,16 +87,15 @@ def in_place(operations: Sequence[Operation], stored: set[Any]) -> dict[Any, Sou
     return found
 
 
-def overwritable(o: Operation, sources: dict[Any, Sources], dying: dict[Any, Operation | None], cublas: bool) -> Iterator[Any]:
+def overwritable(o: Operation, sources: dict[Any, Sources], dying: dict[Any, Operation | None]) -> Iterator[Any]:
     """The buffers among `dying` that an operation, the last to read them, may overwrite with its results.
 
-    On a GPU a fusion overwrites no result of a loop, or of a product that cuBLAS computes: XLA shares the buffer of an operand
-    only if it is all that another operation returns, and these return tuples, a product with the workspace of its library.
+    On a GPU a fusion overwrites no result of a product or of a loop: XLA shares the buffer of an operand only if it is all that
+    another operation returns, and these return tuples, a product with the workspace of its library.
     """
     tuples = not o.facts.alone and jax.default_backend() != "cpu"
     places = (x for i in o.facts.overwritable if is_var(x := o.invars[i]))
     for x in (x for place in places for x in dying if x in sources[place]):
         maker = dying[x]
-        alone = maker is None or not maker.facts.costly or maker.facts.name == "dot_general" and not cublas
-        if alone or not tuples:
+        if not (tuples and maker is not None and maker.facts.costly):
             yield x

@@ -46,7 +46,7 @@ class EqnFacts:
         as_sum, as_map = on_gpu and is_sum(eqn), on_gpu and is_outer(eqn)
         self.is_sum = name in _REDUCTIONS or as_sum
         self.costly, self.bodies = is_costly(eqn) and not as_sum and not as_map, [] if name in _LAUNCHES else bodies_in(eqn)
-        self.inside: dict[tuple[Jaxpr, bool, bool], Any] = {}
+        self.inside: dict[tuple[Jaxpr, bool], Any] = {}
         self.alone = name in (*_IN_PLACE, *_EXTERNAL) or self.is_sum or self.costly or bool(self.bodies)
         self.is_dropped = name not in (*_EXTERNAL, *_LAUNCHES)  # XLA drops its results if no equation reads them
         self.views = _VIEWS | {"transpose"} if name == "dot_general" else _VIEWS

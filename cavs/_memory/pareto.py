@@ -9,7 +9,6 @@ from cavs._function.costs import bytes_of_var
 from cavs._function.jaxprs import Var
 from cavs._function.names import Names
 from cavs._memory.blocks import fixed_values
-from cavs._memory.fit import compiler_options
 from cavs._memory.footprint import peak
 from cavs._memory.graph import Kept
 from cavs._memory.loops import Planner, Price, Region, chunk_of
@@ -41,11 +40,9 @@ class Point:
         """Bytes that live from the forward to the backward."""
         return self.kept.bytes()
 
-    def peak(self, budget: int | str | None) -> int:
-        """Predicted bytes of temporary memory, with the `compiler_options` of a plan for the budget."""
-        small = bool(compiler_options(budget, self.bytes))
-        found = peak(self.kept, cublas=not small)
-        return found if bool(compiler_options(budget, found)) == small else peak(self.kept)
+    def peak(self) -> int:
+        """Predicted bytes of temporary memory."""
+        return peak(self.kept)
 
     @property
     def flops(self) -> float:
@@ -72,7 +69,6 @@ class ParetoSearch:
     peaks: dict[Point, int] = field(default_factory=dict)
     known_peaks: dict[Any, int] = field(default_factory=dict)  # by the graph and what it keeps
     names: Names = ()
-    budget: int | str | None = None
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
         planner = Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed)
@@ -80,7 +76,7 @@ class ParetoSearch:
         point = Point(kept, planner.regions, planner.chunks, fixed)
         same = kept.graph, tuple(kept.keep)
         if same not in self.known_peaks:
-            self.known_peaks[same] = point.peak(self.budget)
+            self.known_peaks[same] = point.peak()
         self.peaks[point] = self.known_peaks[same]
         return point
 
@@ -90,7 +86,7 @@ class ParetoSearch:
         planner = Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved)
         kept = planner.keep(self.closed, self.diff, "", self.line)
         point = Point(kept, planner.regions, planner.chunks)
-        self.peaks[point] = point.peak(self.budget)
+        self.peaks[point] = point.peak()
         return point
 
     def plain(self) -> Point:
