@@ -36,7 +36,7 @@ def test_a_batch_of_trees(name, engine):
 
     plan = cavs.memory.plan(loss, program.init(jax.random.key(0)), trees, collate=padded(x))
     found = plan.verify()
-    assert 0.94 < found.predicted / found.compiled < 1.07  # holes in XLA's heap are not predicted exactly
+    assert 0.95 < found.predicted / found.compiled < 1.07  # holes in XLA's heap are not predicted exactly
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

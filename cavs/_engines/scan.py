@@ -195,7 +195,7 @@ def _with_over(kind: _ForwardKind) -> _ForwardKind:
     """Returns `kind` with the kept values that overwrite eager rows: a task reads its rows before it writes them."""
     part = kind.part
     ours = {v: x for v, x in zip(part.forward.cross, kind.crossing, strict=True) if not isinstance(x, Pulled)}
-    over = overwritten_rows(part.joint, ours)
+    over = overwritten_rows(part.joint, ours) if part.forward.together is not None else {}
     over = {n: over[place] for n, place in enumerate(kind.stored) if place in over}
     env: Env = dict(ours)
     evaluate(needed(part.joint.program.eqns, list(over.values()), set(env))[0], env, part.joint.domain)

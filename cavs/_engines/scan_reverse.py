@@ -27,6 +27,7 @@ from cavs._engines.scan_task import (
 )
 from cavs._function.domains import EDGE, ROW
 from cavs._function.jaxprs import Env, Var, is_var
+from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import eager_function, pull
 from cavs._stages.cotangents import (
@@ -74,7 +75,10 @@ def backward_levels(
     """
     sched, options = batch.sched, batch.plan.function.optimizations
     of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)
-    kinds = [kind_of(k, p, rows, cts, memory_of(p, rows, saved, k), options.lazy) for k, (p, rows, cts) in enumerate(of)]
+    kinds = [
+        kind_of(k, p, rows, cts, memory_of(p, rows, saved, k), options.lazy, parts=rounds is not None or _in_less(p))
+        for k, (p, rows, cts) in enumerate(of)
+    ]
     if not options.lazy:  # the tasks add to them
         pairs = zip(cotangents.statics, saved.statics, strict=True)
         cotangents = cotangents._replace(statics=[filled(total, statics) for total, statics in pairs])
@@ -87,12 +91,20 @@ def backward_levels(
     return _whole_back(leaves, saved, cotangents._replace(**found._asdict()), 0) if batch.has_leaves else found
 
 
+def _in_less(part: Split) -> bool:
+    """Whether engine `scan` stores cut cotangents in less memory: older versions of XLA would copy tensors for it."""
+    return part.forward.together is not None
+
+
 def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) -> BackwardLevels:
     """Runs `count` rounds as one window, and leaves that are kinds; then the lazy batch and the transpose of the eager part."""
     sched, g, totals, ct_inputs = loop.sched, cotangents.states, list(cotangents.statics), cotangents.inputs
     tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
     if loop.options.lazy:
-        own = [kind.rows.size > 0 and not is_leaf(kind, sched) for kind in loop.kinds]
+        own = [
+            kind.rows.size > 0 and not is_leaf(kind, sched) and (loop.products is not None or _in_less(kind.part))
+            for kind in loop.kinds
+        ]
         loop = loop._replace(kinds=[with_reuse(kind, own=of) for kind, of in zip(loop.kinds, own, strict=True)])
     left, g, cuts, totals = loop.rounds(loop, count, count, [(0, 0)] * len(loop.kinds), tasks, g, totals)
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered

@@ -65,10 +65,12 @@ def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list
     return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager.outs, eager_cts, strict=True)]
 
 
-def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], memory: Memory, lazy: bool) -> Kind:
-    """Collects what the tasks of a kind read."""
+def kind_of(
+    number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], memory: Memory, lazy: bool, parts: bool = True
+) -> Kind:
+    """Collects what the tasks of a kind read. `parts`: whether cut cotangents may be stored in parts."""
     domains = part.extra_domain
-    cuts = stored_cuts(part.joint, parts=lazy)
+    cuts = stored_cuts(part.joint, parts=lazy and parts)
     results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *cuts.values]
     eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
     return Kind(

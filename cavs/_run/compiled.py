@@ -69,11 +69,12 @@ def compiled(
             # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
             share = least and shape.windows[0] == 1
             again, on_scan = least and not share, isinstance(engine, Scan)
+            together = on_scan and jax.__version_info__ >= (0, 11)  # XLA before that copies tensors that are cut in parts
 
             @functools.cache
             def kept(fixed: Fixed) -> FunctionPlan:
                 best = engine.prefers(plan.fixing(*fixed), shape, kinds)
-                return best.keeping(shape.forest and shape.rooted, share, again, names, masks=on_scan, together=on_scan)
+                return best.keeping(shape.forest and shape.rooted, share, again, names, masks=on_scan, together=together)
 
             sweep = _sweep(kept, shape, kinds, engine)
         plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)

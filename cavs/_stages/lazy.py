@@ -108,7 +108,9 @@ def lazy_gradients(
         env |= {v: get_rows(x, index) for v, x in own}
     env |= given
     real = rows.count - (span.start - rows.pad)
-    local = dict(zip(env, not_before(list(cuts.values()), list(env.values())), strict=True))
+    local = dict(env)
+    if direct:  # XLA for CPUs would compute operands before the library's calls, and keep them during these
+        local = dict(zip(env, not_before(list(cuts.values()), list(env.values())), strict=True))
     evaluate(eqns, local, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
     env |= {v: local[v] for e in eqns for v in e.outvars}
 
