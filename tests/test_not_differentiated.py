@@ -67,7 +67,14 @@ def case(program: str) -> tuple[cavs.VertexFunction, Any, np.ndarray]:
     return ready.vertex_function(), ready.init(jax.random.key(0)), rng.normal(size=(n, H)).astype(np.float32)
 
 
-ENGINES = [("attention", "scan"), ("attention", None), ("ChildSumTreeLSTM", None), ("ChildSumTreeLSTM", INTERPRETED)]
+ENGINES = [
+    *(("attention", "scan"), ("attention", None), ("ChildSumTreeLSTM", None)),
+    pytest.param(
+        *("ChildSumTreeLSTM", INTERPRETED),
+        marks=pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' interpreter"),
+        id="persistent",
+    ),
+]
 
 
 @pytest.mark.parametrize(("program", "engine"), ENGINES)

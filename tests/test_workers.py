@@ -305,3 +305,33 @@ def test_a_script_ends_at_once_and_so_does_its_process(how: str, tmp_path: Path)
         finally:
             script.kill()  # one that hangs fails the test, and does not hang it
     assert ("KeyboardInterrupt" in text) == interrupted and text.count("Traceback") == interrupted, text
+
+
+def test_loops_on_several_threads_never_take_the_same_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        def __init__(self, graphs: cavs.Graphs):
+            self.started, self.users = True, 0
+
+    monkeypatch.setattr(workers_file, "_Worker", Worker)
+    graphs, found, interval = chain(3), set(), sys.getswitchinterval()
+
+    def loop() -> None:
+        for _ in range(4000):
+            idle, team = workers_file._teams(graphs, 1)
+            for worker in team:
+                worker.users += 1  # type: ignore[attr-defined]
+                found.add(worker.users)  # type: ignore[attr-defined]
+                worker.users -= 1  # type: ignore[attr-defined]
+            found.add(len(team))
+            idle += team
+
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == {1}

@@ -92,10 +92,13 @@ def _teams(graphs: Graphs, workers: int) -> tuple[list["_Worker"], list["_Worker
 
     Workers that have just been started are taken only if there are no others, so that no loop waits for them.
     """
-    idle = _idle.setdefault(graphs, [])
-    idle += [_Worker(graphs) for _ in range(workers - len(idle))]
-    team = [worker for worker in idle if worker.started][:workers] or idle[:workers]
-    idle[:] = [worker for worker in idle if worker not in team]
+    idle, taken = _idle.setdefault(graphs, []), []
+    with contextlib.suppress(IndexError):  # when none is left
+        while True:
+            taken.append(idle.pop(0))  # in one step, because threads of other loops take workers, too
+    taken += [_Worker(graphs) for _ in range(workers - len(taken))]
+    team = [worker for worker in taken if worker.started][:workers] or taken[:workers]
+    idle += [worker for worker in taken if worker not in team]
     return idle, team
 
 
