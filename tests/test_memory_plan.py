@@ -78,7 +78,7 @@ def test_small_steps_with_a_budget_use_no_workspace_on_a_gpu(whole, monkeypatch)
         small,
         small,
     ]
-    large = chosen._replace(peak=Peak(1 << 30, []))
+    large = chosen._replace(peak=Peak(512 << 20, []))
     assert BatchPlan(batch, search, large, 1 << 31).compiler_options == {}
 
 

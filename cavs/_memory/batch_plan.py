@@ -36,7 +36,7 @@ class BatchPlan:
         time: predicted time, relative to the fastest plan. An estimate.
         engines: the names of the engines that run.
         compiler_options: options for `jax.jit` with which a small step fits its budget. On a GPU, if there is a budget and less
-            than 1 GiB is predicted, products do not use cuBLAS, whose workspace takes 32 MiB. Steps take up to 9 % more time.
+            than 512 MiB is predicted, products do not use cuBLAS, whose workspace takes 32 MiB. Steps take up to 9 % more time.
     """
 
     def __init__(self, batch: BatchGradient, search: Search, chosen: Candidate, budget: int | str | None):

@@ -10,7 +10,7 @@ from cavs._memory.bytes import BudgetError, text_of
 
 P = TypeVar("P")
 LEAPS, LEAST_SHARE, HALVINGS = 2, 0.75, 2
-SMALL = 1 << 30  # bytes of a step of which cuBLAS's workspace of 32 MiB is more than 3 %
+SMALL = 512 << 20  # bytes of a step of which cuBLAS's workspace of 32 MiB is more than 6 %
 
 
 class Verified(NamedTuple):
