@@ -60,10 +60,17 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
     found: set[Var] = set()
     for eqn in needed(eqns, list(wanted), available)[0]:
         if eqn.primitive.name in COMPARISONS and is_float(eqn.invars[0].aval):
+            if eqn.primitive.name not in ("eq", "ne") and not _follow(eqns, [x for x in eqn.invars if is_var(x)]):
+                continue  # a limit such as that of `relu`: near it, either result is right
             before, kept = needed(eqns, eqn.invars, available)
             if set(kept) & depends(eqns, {v for e in before for v in e.outvars}):
                 found.add(eqn.outvars[0])
     return found
+
+
+def _follow(eqns: Sequence[Eqn], values: Sequence[Var]) -> bool:
+    """Whether one of two values follows from the other."""
+    return len(values) == 2 and (values[0] in depends(eqns, {values[1]}) or values[1] in depends(eqns, {values[0]}))
 
 
 def minimum_cut(
