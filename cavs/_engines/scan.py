@@ -197,6 +197,8 @@ def _with_over(kind: _ForwardKind) -> _ForwardKind:
     ours = {v: x for v, x in zip(part.forward.cross, kind.crossing, strict=True) if not isinstance(x, Pulled)}
     over = overwritten_rows(part.joint, ours) if part.forward.together is not None else {}
     over = {n: over[place] for n, place in enumerate(kind.stored) if place in over}
+    if not over:
+        return kind
     env: Env = dict(ours)
     evaluate(needed(part.joint.program.eqns, list(over.values()), set(env))[0], env, part.joint.domain)
     targets = [*part.forward.states, *(v for place in kind.stored for v in place)]

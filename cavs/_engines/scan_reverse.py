@@ -76,7 +76,7 @@ def backward_levels(
     sched, options = batch.sched, batch.plan.function.optimizations
     of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)
     kinds = [
-        kind_of(k, p, rows, cts, memory_of(p, rows, saved, k), options.lazy, parts=rounds is not None or _in_less(p))
+        kind_of(k, p, rows, cts, memory_of(p, rows, saved, k), options.lazy, parts=_in_less(p, products))
         for k, (p, rows, cts) in enumerate(of)
     ]
     if not options.lazy:  # the tasks add to them
@@ -91,9 +91,9 @@ def backward_levels(
     return _whole_back(leaves, saved, cotangents._replace(**found._asdict()), 0) if batch.has_leaves else found
 
 
-def _in_less(part: Split) -> bool:
-    """Whether engine `scan` stores cut cotangents in less memory: older versions of XLA would copy tensors for it."""
-    return part.forward.together is not None
+def _in_less(part: Split, products: Products | None) -> bool:
+    """Whether the levels store cut cotangents in less memory. In engine `scan`, older versions of XLA would copy tensors."""
+    return products is not None or part.forward.together is not None
 
 
 def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) -> BackwardLevels:
@@ -101,10 +101,7 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
     sched, g, totals, ct_inputs = loop.sched, cotangents.states, list(cotangents.statics), cotangents.inputs
     tasks, ct_edges = jnp.asarray(sched.num_tasks, jnp.int32), cotangents.edges
     if loop.options.lazy:
-        own = [
-            kind.rows.size > 0 and not is_leaf(kind, sched) and (loop.products is not None or _in_less(kind.part))
-            for kind in loop.kinds
-        ]
+        own = [k.rows.size > 0 and not is_leaf(k, sched) and _in_less(k.part, loop.products) for k in loop.kinds]
         loop = loop._replace(kinds=[with_reuse(kind, own=of) for kind, of in zip(loop.kinds, own, strict=True)])
     left, g, cuts, totals = loop.rounds(loop, count, count, [(0, 0)] * len(loop.kinds), tasks, g, totals)
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered

@@ -43,7 +43,7 @@ def with_tangents(outs: PyTree, args: PyTree, tangents_of: Callable[..., PyTree]
 
 
 def perturbed(args: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns what the forward of a `jax.custom_vjp` with `symbolic_zeros=True` is given: the values, and which are varied."""
+    """Returns what the forward of a `jax.custom_vjp` with `symbolic_zeros=True` gets: values, and which are differentiated."""
     return jax.tree.map(lambda x: x.value, args), jax.tree.map(lambda x: x.perturbed and is_float(x.value), args)
 
 

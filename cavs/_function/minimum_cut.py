@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from cavs._function.costs import bytes_of_var
 from cavs._function.equations import depends, is_float, needed
 from cavs._function.jaxprs import Eqn, Var, is_var
-from cavs.kernels import COMPARISONS
+from cavs.kernels import COMPARISONS, computed_once
 
 # In F these do not run again unless the caller allows it: they cost more than storing their results. Unlike in a function that
 # runs once (`costs.is_costly`), random bits are not among them: a level computes them in registers.
@@ -58,19 +58,15 @@ def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) ->
         available: what the backward has, before it computes anything again.
     """
     found: set[Var] = set()
+    related = computed_once(eqns)
     for eqn in needed(eqns, list(wanted), available)[0]:
         if eqn.primitive.name in COMPARISONS and is_float(eqn.invars[0].aval):
-            if eqn.primitive.name not in ("eq", "ne") and not _follow(eqns, [x for x in eqn.invars if is_var(x)]):
+            if eqn.primitive.name not in ("eq", "ne") and related.isdisjoint(filter(is_var, eqn.invars)):
                 continue  # a limit such as that of `relu`: near it, either result is right
             before, kept = needed(eqns, eqn.invars, available)
             if set(kept) & depends(eqns, {v for e in before for v in e.outvars}):
                 found.add(eqn.outvars[0])
     return found
-
-
-def _follow(eqns: Sequence[Eqn], values: Sequence[Var]) -> bool:
-    """Whether one of two values follows from the other."""
-    return len(values) == 2 and (values[0] in depends(eqns, {values[1]}) or values[1] in depends(eqns, {values[0]}))
 
 
 def minimum_cut(

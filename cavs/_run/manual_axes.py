@@ -81,7 +81,7 @@ def across_axes(call: Call) -> Call:
             given = params, inputs
             flags = zip(given, which[::2], strict=True)
             outs, pull = jax.vjp(of, [{i: xs[i] for i, is_varied in enumerate(own) if is_varied} for xs, own in flags])
-        listed = functools.partial(_listed, [len(xs) for xs in given])
+        listed = functools.partial(_listed, tuple(map(len, given)))
         return common(outs), common(jax.tree_util.Partial(listed, pull))
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
@@ -93,7 +93,7 @@ def across_axes(call: Call) -> Call:
     return lambda *args: sealed(*common(args))
 
 
-def _listed(lengths: list[int], pull: Callable[[PyTree], PyTree], cts: PyTree) -> list[list[jax.Array | None]]:
+def _listed(lengths: tuple[int, ...], pull: Callable[[PyTree], PyTree], cts: PyTree) -> list[list[jax.Array | None]]:
     """The cotangents that `pull` returns by number, as lists with `None` for the others."""
     return [[own.get(i) for i in range(n)] for n, own in zip(lengths, pull(cts)[0], strict=True)]
 
