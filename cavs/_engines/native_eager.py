@@ -25,12 +25,13 @@ from cavs._function.split import Split, split_leaf
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.batched import pull, static_variables
+from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Cotangent, mask_rows, zero_cotangent
 from cavs._stages.entrance import Memory
 from cavs._stages.lazy import Direct, lazy_gradients
 from cavs._stages.operands import Operand, in_parts
 from cavs._stages.saved import Transpose
-from cavs._stages.segment import MANY_BYTES, after
+from cavs._stages.segment import after
 from cavs._stages.tensors import RowSpan
 from cavs.kernels import Unfit
 

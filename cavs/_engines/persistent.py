@@ -23,11 +23,11 @@ from cavs._function.equations import is_float
 from cavs._function.jaxprs import Env
 from cavs._function.plan import FunctionPlan
 from cavs._schedule.schedule import Schedule
+from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
 from cavs._stages.lazy import apart, lazy_gradients
 from cavs._stages.saved import Saved
-from cavs._stages.segment import MANY_BYTES
 from cavs._stages.tensors import Rows as KindRows, RowSpan
 from cavs.kernels import PRECISIONS, Tensor, TensorRole, persistent
 

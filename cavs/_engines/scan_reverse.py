@@ -44,6 +44,7 @@ from cavs._stages.cotangents import (
 )
 from cavs._stages.entrance import memory_of, together
 from cavs._stages.lazy import Direct, Mine, Some, apart, lazy_gradients
+from cavs._stages.lazy_blocks import lazy_block, lazy_gradients_in_blocks
 from cavs._stages.operands import Operand, Products, in_parts
 from cavs._stages.pulled import get_rows
 from cavs._stages.saved import Saved
@@ -120,7 +121,12 @@ def _whole_back(loop: Loop, saved: Saved, cotangents: Cotangents, count: Index) 
         cts = with_whole(kind, cts)
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
         direct = _direct(loop, kind, own, g)
-        now = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct) if loop.options.lazy else {}
+        if not loop.options.lazy:
+            now = {}
+        elif direct is None and (block := lazy_block(kind.part, rows.size)):
+            now = lazy_gradients_in_blocks(kind.part, rows, kind.memory, cts, block)
+        else:
+            now = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct)
         where = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in loop.eager else {}
         of_eager = eager_cotangents(kind.part, cotangents.eager[k], apart(cts, now))
         ct_static, ct_pulled, ct_edge = saved.eager[k](of_eager, **where)

@@ -1,7 +1,7 @@
 """The forward pass of `run` (Cavs Algorithm 1): leaves, static and eager parts, the levels on an engine, the lazy part."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -17,14 +17,16 @@ from cavs._stages.batched import (
     in_place,
     lazy_arguments,
     lazy_function,
+    leaf_block,
     leaf_function,
     pull,
     pull_edges,
     static_values,
 )
+from cavs._stages.blocks import in_blocks
 from cavs._stages.pulled import Values, get_rows
 from cavs._stages.saved import Saved, Transpose
-from cavs._stages.segment import cut_vjp
+from cavs._stages.segment import cut_vjp, cut_vjp_in_blocks
 from cavs._stages.tensors import Rows, leaf_vertices, write
 from cavs.kernels import checked
 
@@ -126,11 +128,21 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
     whole = engine.launches and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
     states = [] if whole else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
     vertices = leaf_vertices(sched)
+
+    def pulled(vertex: jax.Array) -> tuple[Arrays]:
+        return ([get_rows(x, vertex) for x in inputs],)
+
     pushes: list[Arrays] = []
     transposes: list[Transpose] = []
     for k, (name, size, vertex) in enumerate(zip(kinds, shape.leaves, vertices, strict=True)):
-        fn = leaf_function(plan.leaf[name], size, stored=engine.launches)
-        (s, y), vjp = _with_vjp(fn, save, (params,), lambda vertex=vertex: ([get_rows(x, vertex) for x in inputs],))
+        role = plan.leaf[name]
+        block = leaf_block(role, size)
+        fn = leaf_function(role, block or size, stored=engine.launches)
+        fixed = {i for i, v in enumerate((*role.params, *role.inputs)) if v in role.fixed}
+        if block:
+            (s, y), vjp = _with_vjp_in_blocks(fn, save, (params,), pulled, vertex, block, fixed)
+        else:
+            (s, y), vjp = _with_vjp(fn, save, (params,), functools.partial(pulled, vertex), fixed)
         transposes += vjp
         if whole:
             room = shape.pad, sum(shape.inner)  # a launch needs no slack after the rows
@@ -179,12 +191,32 @@ def _pushes(batch: Batch, leaves: _Leaves, early: _Early, levels: ForwardLevels,
 
 
 def _with_vjp(
-    fn: Callable[..., T], save: bool, args: tuple[PyTree, ...], gather: Callable[[], tuple[PyTree, ...]] = tuple
+    fn: Callable[..., T],
+    save: bool,
+    args: tuple[PyTree, ...],
+    gather: Callable[[], tuple[PyTree, ...]] = tuple,
+    fixed: Collection[int] = (),
 ) -> tuple[T, list[Transpose]]:
     """Returns `fn(*args, *gather())`, and with `save` its transpose."""
     if not save:
         return fn(*args, *gather()), []
-    out, transpose = cut_vjp(fn, args, gather)
+    out, transpose = cut_vjp(fn, args, gather, fixed)
+    return out, [transpose]
+
+
+def _with_vjp_in_blocks(
+    fn: Callable[..., T],
+    save: bool,
+    args: tuple[PyTree, ...],
+    gather: Callable[[jax.Array], tuple[PyTree, ...]],
+    index: jax.Array,
+    size: int,
+    fixed: Collection[int],
+) -> tuple[T, list[Transpose]]:
+    """Like `_with_vjp` of `fn(*args, *gather(index))`, `size` rows at a time."""
+    if not save:
+        return in_blocks(lambda own: fn(*args, *gather(own)), index, size), []
+    out, transpose = cut_vjp_in_blocks(fn, args, gather, index, size, fixed)
     return out, [transpose]
 
 

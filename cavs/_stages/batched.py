@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 import jax
 
+from cavs._function.costs import bytes_of_var
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, value_at
@@ -12,6 +13,7 @@ from cavs._function.jaxprs import Var, is_var
 from cavs._function.products import large_product
 from cavs._function.role import RoleProgram
 from cavs._function.split import Split
+from cavs._stages.blocks import block_of
 from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.tensors import Rows, repeated
 
@@ -38,6 +40,13 @@ def leaf_function(role: RoleProgram, size: int, stored: bool) -> Callable[[Array
         return states, pushes
 
     return leaf
+
+
+def leaf_block(role: RoleProgram, size: int) -> int:
+    """Returns how many of `size` leaves run at a time, 0 for all (`block_of`)."""
+    read = reads(role.program.eqns, (*role.states, *role.pushes))
+    pulled = sum(bytes_of_var(v) for v in role.inputs if v in read)
+    return block_of(pulled, sum(map(bytes_of_var, (*role.states, *role.pushes))), size)
 
 
 def static_variables(part: Split) -> list[Var]:

@@ -80,7 +80,7 @@ def lazy_gradients(
         span: the rows to sum over.
         memory: what the forward saved.
         cuts: the cut cotangents, (span.size, ...) or (span.edges, ...), zero in padding.
-        mine: the rows and edges of the span that count. `None` if the span is all rows of the kind.
+        mine: the rows and edges of the span that count. `None` if all do, and F has no edges or the span is all rows.
         given: operands that are known, so they are not computed again.
         direct: computes products from operands where these lie. `None`: XLA computes all.
         powers: for operands with bounds, the `power` of `weight_gradient`.
@@ -96,9 +96,12 @@ def lazy_gradients(
     eqns, available = needed(part.joint.program.eqns, values, part.joint.available | set(given))
     wanted = reads(eqns, available)
     env = fixed(part, memory.statics) | entrance(part, rows, span, states, memory.crossing, wanted)
-    kept = kept_values(part, span, memory, wanted, env)
-    if mine is None:
+    kept, real = kept_values(part, span, memory, wanted, env), rows.count - (span.start - rows.pad)
+    if mine is None and span.size == rows.size:
         kept = {v: repeated(x, rows.real_edges if part.joint.domain.get(v) == EDGE else rows.real) for v, x in kept.items()}
+    elif mine is None:
+        first = kept_values(part, RowSpan(rows.pad, 1, rows.edge_pad, 0), memory, wanted, env)
+        kept = {v: repeated(x, jnp.arange(span.size) < real, first[v]) for v, x in kept.items()}
     env |= kept
     own = [
         (v, x) for v, x in zip(part.forward.states, memory.states, strict=True) if is_var(v) and v in wanted and v not in env
@@ -107,7 +110,6 @@ def lazy_gradients(
         index = span.rows(rows.padded(rows.row))
         env |= {v: get_rows(x, index) for v, x in own}
     env |= given
-    real = rows.count - (span.start - rows.pad)
     local = dict(env)
     if direct:  # XLA for CPUs would compute operands before the library's calls, and keep them during these
         local = dict(zip(env, not_before(list(cuts.values()), list(env.values())), strict=True))
