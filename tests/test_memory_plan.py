@@ -68,16 +68,14 @@ def test_every_plan_gives_the_same_loss_and_gradients(whole, share, parts):
     assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(GRAPHS)), want, 1e-12)
 
 
-def test_small_steps_with_a_budget_use_no_workspace_on_a_gpu(whole, monkeypatch):
-    batch, search, chosen = whole._batch, whole._search, whole._chosen
-    assert whole.compiler_options == planned(parts=4).compiler_options == planned("min").compiler_options == {}
+def test_small_steps_that_save_memory_use_no_workspace_on_a_gpu(whole, monkeypatch):
+    batch, search, chosen, parts = whole._batch, whole._search, whole._chosen, planned(parts=4)
+    assert whole.compiler_options == parts.compiler_options == planned("min").compiler_options == {}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     small = {"xla_gpu_cublas_fallback": False}
-    assert [BatchPlan(batch, search, chosen, budget).compiler_options for budget in (None, 1 << 20, "min")] == [
-        {},
-        small,
-        small,
-    ]
+    found = [BatchPlan(batch, search, chosen, budget) for budget in (None, 1 << 20, "min")]
+    found += [BatchPlan(batch, search, parts._chosen, None)]
+    assert [plan.compiler_options for plan in found] == [{}, small, small, small]
     large = chosen._replace(peak=Peak(512 << 20, []))
     assert BatchPlan(batch, search, large, 1 << 31).compiler_options == {}
 

@@ -16,7 +16,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, schedule_parts, stacked
 from cavs._memory.bytes import text_of
 from cavs._memory.fit import Verified, compiler_options, smaller_plan
-from cavs._memory.search import Candidate, Choice, Search, in_segments
+from cavs._memory.search import FASTEST, Candidate, Choice, Search, in_segments
 from cavs._memory.table import columns
 
 if TYPE_CHECKING:
@@ -35,8 +35,9 @@ class BatchPlan:
         peak: predicted bytes of temporary memory.
         time: predicted time, relative to the fastest plan. An estimate.
         engines: the names of the engines that run.
-        compiler_options: options for `jax.jit` with which a small step fits its budget. On a GPU, if there is a budget and less
-            than 512 MiB is predicted, products do not use cuBLAS, whose workspace takes 32 MiB. Steps take up to 9 % more time.
+        compiler_options: options for `jax.jit` with which a small step needs the memory that is predicted. On a GPU, if less
+            than 512 MiB is predicted and there is a budget or you chose parts, segments or what is kept, products do not use
+            cuBLAS, whose workspace takes 32 MiB. Steps take up to 9 % more time.
     """
 
     def __init__(self, batch: BatchGradient, search: Search, chosen: Candidate, budget: int | str | None):
@@ -45,7 +46,7 @@ class BatchPlan:
         self.time = search.slowdown(chosen)
         self.loss = batch.loss_of(chosen.choice)
         """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
-        self.compiler_options = compiler_options(budget, self.peak)
+        self.compiler_options = compiler_options(budget is not None or chosen.choice != FASTEST, self.peak)
         self._like = batch.first(chosen.choice)[2]
         self.engines = sorted(batch.engines[chosen.choice])
 

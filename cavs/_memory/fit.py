@@ -28,13 +28,13 @@ class Verified(NamedTuple):
     allocator: int | None
 
 
-def compiler_options(budget: int | str | None, predicted: int) -> dict[str, Any]:
-    """Returns the options for `jax.jit` with which a small step fits its budget.
+def compiler_options(saving: bool, predicted: int) -> dict[str, Any]:
+    """Returns the options for `jax.jit` with which a small step needs the memory that is predicted.
 
     On a GPU, products of large steps may use cuBLAS, which can be faster and takes a workspace of 32 MiB; those of small steps
-    with a budget do not.
+    do not if the plan is `saving` memory.
     """
-    small = jax.default_backend() == "gpu" and budget is not None and predicted < SMALL
+    small = jax.default_backend() == "gpu" and saving and predicted < SMALL
     return {"xla_gpu_cublas_fallback": False} if small else {}
 
 

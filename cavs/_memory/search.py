@@ -44,6 +44,9 @@ class Choice(NamedTuple):
     segments: int = 1
 
 
+FASTEST = Choice(1, "fast")
+
+
 class Candidate(NamedTuple):
     """A choice, its predicted time in rows, and its predicted peak of memory."""
 

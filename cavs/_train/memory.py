@@ -19,7 +19,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._memory.buffers import Peak
 from cavs._memory.bytes import bytes_of, memory_of_gpu, text_of
 from cavs._memory.fit import compiler_options
-from cavs._memory.search import WINDOWS, Candidate, Choice, Search, choices_for
+from cavs._memory.search import FASTEST, WINDOWS, Candidate, Choice, Search, choices_for
 from cavs._memory.table import columns
 from cavs._memory.traced import traced_peak
 from cavs._train.batches import Feed
@@ -151,11 +151,11 @@ def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> M
     """
     evaluation = EVALUATION_BATCHES * config.batch
     budget, gpu = budget_of(config.memory), memory_of_gpu() if config.devices == 1 else None
-    whole = MemoryPlan(Choice(1, "fast"), evaluation)
+    whole = MemoryPlan(FASTEST, evaluation)
     if budget is None and gpu is None:
         return whole
     work = TrainingStep(config, model, task, data)
-    search = Search(work, choices_for(work.batch, work.size(Choice(1, "fast"))[0]))
+    search = Search(work, choices_for(work.batch, work.size(FASTEST)[0]))
     if budget is None:
         if gpu is None or _fits(config, work, search, gpu):
             return whole
@@ -165,7 +165,7 @@ def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> M
     limit = chosen.peak.bytes * (1 if budget == "min" else int(budget) / max(measured, chosen.peak.bytes))
     evaluation = _evaluation(work, data, evaluation, limit)
     table = _table(work, search, chosen, measured, budget)
-    return MemoryPlan(chosen.choice, evaluation, table, compiler_options(budget, chosen.peak.bytes))
+    return MemoryPlan(chosen.choice, evaluation, table, compiler_options(True, chosen.peak.bytes))
 
 
 def needs_little(config: Config, data: "Data") -> bool:
@@ -178,16 +178,16 @@ def needs_little(config: Config, data: "Data") -> bool:
 def _fits(config: Config, work: TrainingStep, search: Search, limit: int) -> bool:
     """Whether whole batches are predicted to fit a GPU."""
     few = work.largest() * work.batch * config.hidden * _ENOUGH < limit
-    return few or search.candidate(Choice(1, "fast")).peak.bytes <= limit
+    return few or search.candidate(FASTEST).peak.bytes <= limit
 
 
 def _within(work: TrainingStep, search: Search, budget: int | str) -> tuple[Candidate, int]:
     """The fastest candidate that fits a budget when it is compiled, and its bytes; for "min" the smallest one."""
     if not isinstance(budget, int):
-        return (least := search.smallest()), work.measure(least.choice, compiler_options(budget, least.peak.bytes))
+        return (least := search.smallest()), work.measure(least.choice, compiler_options(True, least.peak.bytes))
     limit, worst = float(budget), 1.0
     while (found := search.fastest(limit)) is not None:
-        measured = work.measure(found.choice, compiler_options(budget, found.peak.bytes))
+        measured = work.measure(found.choice, compiler_options(True, found.peak.bytes))
         if measured <= budget:
             return found, measured
         worst = max(worst, measured / found.peak.bytes)

@@ -13,7 +13,7 @@ from cavs._feed.batches import Batches
 from cavs._feed.step import Step, divided, step
 from cavs._function.keeping import keep
 from cavs._graphs.pytree import PyTree
-from cavs._memory.search import Choice
+from cavs._memory.search import FASTEST, Choice
 from cavs._run.concurrent_jit import concurrent_jit
 from cavs._run.manual_axes import checked_axes, unchecked, untyped
 from cavs._train import gradients, optimiser
@@ -89,14 +89,11 @@ def first_state(model: "Model", config: Config, vectors: Vectors | None) -> Stat
     return State(params, optimiser.dense(config).init(params), table, slots, jnp.zeros((), jnp.int32))
 
 
-WHOLE = Choice(1, "fast")
-
-
 def build_step(
     model: "Model",
     config: Config,
     total: int = 0,
-    choice: Choice = WHOLE,
+    choice: Choice = FASTEST,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> Step:
     """Builds `step(state, batches)`: loss, gradients and updates. `state` is donated. Other arguments are as of `one_step`."""
