@@ -86,7 +86,20 @@ def stopped(x: Any, v: cavs.Vertex) -> Any:
     return v.gather_all(lambda c: jnp.sin(c) * kept(jax.lax.stop_gradient(curved(x, c))))
 
 
+def largest_child(x: Any, v: cavs.Vertex) -> Any:
+    """The user writes the operand of the maximum again."""
+    m = v.gather_all(lambda c: curved(x, c), reduce="max")
+    return v.gather_all(lambda c: jnp.where(curved(x, c) == m, c * c, 0.0))
+
+
+def largest_of_a_row_written_again(x: Any, v: cavs.Vertex) -> Any:
+    s = v.gather_all(lambda c: jnp.sin(c))
+    return jnp.where(curved(x, s) == curved(x, s).max(), jnp.sin(s), s * x)
+
+
 BODIES = [
+    largest_child,
+    largest_of_a_row_written_again,
     maximum,
     maximum_kept,
     operand_kept,

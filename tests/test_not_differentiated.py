@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 
 import cavs
 from cavs import vertex_programs as vp
+from cavs._run.plans import latest_plan
 from tests.persistent_programs import INTERPRETED
 from tests.programs import PROGRAMS
 from tests.truth import assert_close, batch_inputs, call, loss, sched, truth
@@ -43,6 +44,17 @@ def test_gradients_of_some_arguments_are_those_of_the_loop_over_vertices(name: s
     for which in filter(None, some.values()):
         got = jax.jit(gradient, static_argnums=1)([leaves[i] for i in which], tuple(which))
         assert_close(got, [of_all[i] for i in which], 1e-10 * program.tolerance)
+
+
+def test_integers_are_not_split_again() -> None:
+    """They have no cotangents in any case, so a function that reads integers alone is traced once."""
+    function = cavs.VertexFunction(
+        lambda p, v: (v.scatter(h := p[v.pull()] + v.gather_all(lambda s: s)), v.push(h)), state=(H,)
+    )
+    params, x = jnp.ones((3, H)), jnp.zeros(GRAPHS.num_vertices, jnp.int32)
+    jax.grad(lambda p: cavs.run(function, p, cavs.schedule(GRAPHS), x).sum())(params)
+    plan = latest_plan(function)
+    assert plan is not None and plan.sweeps and not plan.with_fixed
 
 
 GRAPHS = cavs.from_parents([[2, 2, 4, 4, -1], [1, 2, -1], [4, 4, 4, 4, -1], [-1]] * 16)

@@ -91,7 +91,9 @@ def test_memory_of_vertices_that_pull_matrices(monkeypatch: pytest.MonkeyPatch) 
 
     def measured() -> tuple[Any, int]:
         step = jax.jit(jax.grad(loss)).lower(p, x).compile()
-        return step(p, x), step.memory_analysis().temp_size_in_bytes
+        analysis = step.memory_analysis()
+        assert analysis is not None
+        return step(p, x), analysis.temp_size_in_bytes
 
     p = jnp.asarray(np.random.default_rng(0).normal(size=(hidden, hidden)) / 4, jnp.float32)
     x = jnp.asarray(np.random.default_rng(1).normal(size=(schedule.shape.vertices, keys, hidden)), jnp.float32)

@@ -31,10 +31,14 @@ def _same_equation(e: Eqn, f: Eqn, names: dict[Var, Var]) -> bool:
         and e.effects == f.effects
         and _same_values(e.invars, f.invars, names)
         and _same_types(e.outvars, f.outvars, names)
-        and e.params.keys() == f.params.keys()
-        and all(_same_parameter(x, f.params[name]) for name, x in e.params.items())
+        and same_parameters(e, f)
         and source_line(e) == source_line(f)
     )
+
+
+def same_parameters(e: Eqn, f: Eqn) -> bool:
+    """Returns whether two equations have the same parameters."""
+    return e.params.keys() == f.params.keys() and all(_same_parameter(x, f.params[name]) for name, x in e.params.items())
 
 
 def _same_types(first: list[Var], second: list[Var], names: dict[Var, Var]) -> bool:

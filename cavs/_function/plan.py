@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from cavs._function.equations import is_float
 from cavs._function.jaxprs import PyTreeDef, is_var
 from cavs._function.misuse import role_name, short
 from cavs._function.names import Names
@@ -48,7 +49,7 @@ class FunctionPlan:
     kept: dict[Any, "FunctionPlan"] = dataclasses.field(default_factory=dict)
     leaf_parts: dict[str | None, Split] = dataclasses.field(default_factory=dict)
     in_levels: list["FunctionPlan"] = dataclasses.field(default_factory=list)
-    with_fixed: dict[Any, "FunctionPlan"] = dataclasses.field(default_factory=dict)
+    with_fixed: dict[tuple[int, ...], "FunctionPlan"] = dataclasses.field(default_factory=dict)
 
     @property
     def loop(self) -> str:
@@ -144,18 +145,21 @@ class FunctionPlan:
             params: for each leaf of the parameters, whether it is one of them.
             rows: the same for the leaves of `(inputs, edges)`.
         """
-        if not any((*params, *rows)):
+        if not any(asked := (*params, *rows)):
             return self
-        if (params, rows) not in self.with_fixed:
+        # Integers have no cotangents in any case.
+        places = tuple(i for i, v in enumerate(self.roles[0].arguments) if asked[i] and is_float(v))
+        if not places:
+            return self
+        if places not in self.with_fixed:
 
             def fixed(role: RoleProgram) -> RoleProgram:
-                which = zip((*role.params, *role.inputs, *role.edges), (*params, *rows), strict=True)
-                return dataclasses.replace(role, fixed=frozenset(v for v, is_fixed in which if is_fixed))
+                return dataclasses.replace(role, fixed=frozenset(role.arguments[i] for i in places))
 
             leaf = {kind: fixed(role) for kind, role in self.leaf.items()}
             inner = {kind: split(fixed(part.role), self.function.optimizations.eager) for kind, part in self.inner.items()}
-            self.with_fixed[params, rows] = dataclasses.replace(self._with(inner), leaf=leaf)
-        return self.with_fixed[params, rows]
+            self.with_fixed[places] = dataclasses.replace(self._with(inner), leaf=leaf)
+        return self.with_fixed[places]
 
     def _with(self, inner: dict[str | None, Split]) -> "FunctionPlan":
         return dataclasses.replace(self, inner=inner, sweeps={}, kept={}, leaf_parts={}, in_levels=[], with_fixed={})

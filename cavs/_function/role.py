@@ -44,6 +44,11 @@ class RoleProgram:
     fixed: frozenset[Var] = frozenset()
 
     @property
+    def arguments(self) -> tuple[Var, ...]:
+        """The parameters, and the rows of inputs and edges."""
+        return (*self.params, *self.inputs, *self.edges)
+
+    @property
     def varied(self) -> set[Var]:
-        """The parameters, and the rows of inputs and edges, whose cotangents are asked for."""
-        return {*self.params, *self.inputs, *self.edges} - self.fixed
+        """The arguments whose cotangents are asked for."""
+        return {*self.arguments} - self.fixed

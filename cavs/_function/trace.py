@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from cavs._function.children import MSG_ESCAPED, checked_calls, enter_p
+from cavs._function.common_subexpressions import merge_common_subexpressions
 from cavs._function.domains import EDGE, ROW, Domains, domains
 from cavs._function.equations import Program, needed, trace
 from cavs._function.fuse import fuse_products
@@ -65,7 +66,7 @@ def trace_role(
         found = arguments_of(program)
         program = make_domains_explicit(program, found.domains, num_states, found.num_children)
     # Leaves need no forget gates, for instance, whose product is not to become part of another.
-    program = program._replace(eqns=tuple(needed(program.eqns, program.outs, set())[0]))
+    program = merge_common_subexpressions(program._replace(eqns=tuple(needed(program.eqns, program.outs, set())[0])))
     notes: list[str] = []
     if function.optimizations.fusion:
         program, notes = fuse_products(program, arguments_of(program).domains)

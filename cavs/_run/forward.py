@@ -138,7 +138,7 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
         role = plan.leaf[name]
         block = leaf_block(role, size)
         fn = leaf_function(role, block or size, stored=engine.launches)
-        fixed = {i for i, v in enumerate((*role.params, *role.inputs)) if v in role.fixed}
+        fixed = {i for i, v in enumerate(role.arguments) if v in role.fixed}
         if block:
             (s, y), vjp = _with_vjp_in_blocks(fn, save, (params,), pulled, vertex, block, fixed)
         else:

@@ -1,0 +1,37 @@
+"""Common subexpressions: what F writes twice is computed once, and is one value.
+
+Otherwise two phases of a kernel, for instance, might round it differently: if F writes x twice, `x == x.max()` could be false
+everywhere. XLA merges such equations within one program, but the parts of F are programs of their own.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cavs._function.equal_jaxprs import same_parameters
+from cavs._function.equations import Program
+from cavs._function.jaxprs import Atom, Eqn, Var, is_var
+
+
+def merge_common_subexpressions(program: Program) -> Program:
+    """Returns the program without equations that are equal to an earlier one. F has no side effects (`_function.misuse`)."""
+    same: dict[Var, Var] = {}
+    known: dict[Any, list[Eqn]] = {}
+    eqns = []
+    for e in program.eqns:
+        if any(x in same for x in e.invars if is_var(x)):
+            e = e.replace(invars=[same.get(x, x) if is_var(x) else x for x in e.invars])
+        alike = known.setdefault((e.primitive, *map(_key, e.invars)), [])
+        first = next((f for f in alike if same_parameters(e, f)), None)
+        if first is None:
+            alike.append(e)
+            eqns.append(e)
+        else:
+            same.update(zip(e.outvars, first.outvars, strict=True))
+    outs = tuple(same.get(x, x) if is_var(x) else x for x in program.outs)
+    return program._replace(eqns=tuple(eqns), outs=outs)
+
+
+def _key(x: Atom) -> Any:
+    """What is equal for equal operands."""
+    return x if is_var(x) else (x.aval, np.asarray(x.val).tobytes())
