@@ -12,7 +12,7 @@ import numpy as np
 import cavs
 from cavs._engines.choose import choose_engine, name_of
 from cavs._engines.persistent import Persistent
-from cavs._function.keeping import keep
+from cavs._function.asked import keep
 from cavs._function.plan import FunctionPlan
 from cavs._run.run import kind_names
 from tests.per_vertex import Graph, PerVertex, with_edges

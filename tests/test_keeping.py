@@ -10,7 +10,8 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._function.keeping import front, keep, reused
+from cavs._function.asked import ToKeep, keep
+from cavs._function.keeping import front, reused
 from cavs._run.plans import plan_of
 from cavs._stages import segment
 from tests.odd_graphs import BATCHES
@@ -57,7 +58,7 @@ def test_programs_that_overwrite_states_are_tested_in_forests() -> None:
     found = set()
     for name, program in PROGRAMS.items():
         plan = plan_of(program.function, jax.eval_shape(lambda program=program: program.params), program.rows, 8, program.edges)
-        if plan.keeping(overwrite=True).overwritten:
+        if plan.keeping(ToKeep(overwrite=True)).overwritten:
             found.add(name)
     assert found <= tested and len(found) > 6 and "gathered twice" not in found
 
@@ -73,13 +74,13 @@ def test_the_front_of_a_tree_lstm() -> None:
 
 def test_what_overwrites_what() -> None:
     plan, part = split_of(vp.BinaryTreeLSTM(8, 8))
-    kept = plan.keeping(overwrite=True, share=True)
+    kept = plan.keeping(ToKeep(overwrite=True, share=True))
     assert kept.overwritten == {0}  # c: h is an operand of the lazy gradients, and is pushed
     joint = kept.inner[None].joint
     assert len(reused(joint, joint.reverse.cuts, joint.reverse.cut_domain)) == 2  # both cut cotangents
-    assert plan.keeping() is plan and not part.forward.overwritten
+    assert plan.keeping(ToKeep()) is plan and not part.forward.overwritten
     fc, _ = split_of(vp.TreeFC(8))
-    assert not fc.keeping(overwrite=True, share=True).overwritten
+    assert not fc.keeping(ToKeep(overwrite=True, share=True)).overwritten
 
 
 def test_a_state_of_two_parents_is_not_overwritten() -> None:
@@ -141,6 +142,6 @@ def test_a_maximum_is_not_compared_with_what_is_computed_again():
 
     F = cavs.VertexFunction(fn, state=(4,))
     plan = plan_of(F, {"w": jax.ShapeDtypeStruct((4, 4), jnp.float32)}, jax.ShapeDtypeStruct((4,), jnp.float32))
-    joint = plan.keeping(masks=True).inner[None].joint
+    joint = plan.keeping(ToKeep(masks=True)).inner[None].joint
     made = {v: e.primitive.name for e in joint.program.eqns for v in e.outvars}
     assert sorted(made[v] for v in joint.forward.keep) == ["eq", "reduce_children_max"]

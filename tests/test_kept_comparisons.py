@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import cavs
 from cavs._engines.lower import recurrence_of
-from cavs._function.keeping import keep
+from cavs._function.asked import ToKeep, keep
 from cavs.kernels import Equation, LevelProgram, is_var, native_unavailable
 from tests.odd_graphs import children_of
 from tests.per_vertex import PerVertex
@@ -165,7 +165,7 @@ def test_one_phase_computes_what_is_compared(body: Callable[..., Any]) -> None:
     """Another phase, which a compiler may round differently, reads it: the maximum equals one of the values to the last bit."""
     with jax.enable_x64(False):
         F = cavs.VertexFunction(function(body), state=(H,))
-        plan = plan_of(F, *arguments()).keeping(names=KEEP, masks=True)
+        plan = plan_of(F, *arguments()).keeping(ToKeep(names=KEEP, masks=True))
         for forward in (True, False):
             assert not computed_again(recurrence_of(plan, None, forward, forest=False).program)
 

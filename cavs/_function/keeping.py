@@ -5,12 +5,9 @@ backward follows without running a product again (Echo, section IV). `front` ret
 against FLOPs that run again, from one minimum cut per subset of the products.
 """
 
-import contextlib
-import contextvars
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
 
 from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.domains import EDGE, STATIC, Domains, domain_of
@@ -38,43 +35,6 @@ class Tradeoff:
     again: tuple[Var, ...]
     bytes: float
     flops: float
-
-
-class Keeping(NamedTuple):
-    """What calls of `run` are asked to keep.
-
-    Attributes:
-        least: whether they are to need the least memory rather than the least time.
-        names: see `_function.names`.
-        seen: gains the names of the values that calls of `run` could keep.
-        engines: gains the engines that run.
-        in_parts: whether a batch comes in parts, so that gradients of weights may need more memory than values of vertices.
-    """
-
-    least: bool
-    names: Names
-    seen: set[str]
-    engines: set[str]
-    in_parts: bool = False
-
-
-_NOW: contextvars.ContextVar[Keeping | None] = contextvars.ContextVar("keeping", default=None)
-
-
-def keeping_now() -> Keeping:
-    """Returns what was asked for by `keep`."""
-    return _NOW.get() or Keeping(False, (), set(), set())
-
-
-@contextlib.contextmanager
-def keep(least: bool = True, names: Names = (), in_parts: bool = False) -> Iterator[Keeping]:
-    """Inside, calls of `run` are traced to keep what the arguments say; see `Keeping`."""
-    asked = Keeping(least, names, set(), set(), in_parts)
-    before = _NOW.set(asked)
-    try:
-        yield asked
-    finally:
-        _NOW.reset(before)
 
 
 def with_keeping(

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import jax
 
+from cavs._function.asked import ToKeep
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import PyTreeDef, is_var
 from cavs._function.misuse import role_name, short
-from cavs._function.names import Names
 from cavs._function.role import RoleProgram
 from cavs._function.split import Split, split, split_leaf
 from cavs._function.stored import key_impl, stored_aval
@@ -46,7 +46,7 @@ class FunctionPlan:
     leaf: dict[str | None, RoleProgram]
     inner: dict[str | None, Split]
     sweeps: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    kept: dict[Any, "FunctionPlan"] = dataclasses.field(default_factory=dict)
+    kept: dict[ToKeep, "FunctionPlan"] = dataclasses.field(default_factory=dict)
     leaf_parts: dict[str | None, Split] = dataclasses.field(default_factory=dict)
     in_levels: list["FunctionPlan"] = dataclasses.field(default_factory=list)
     with_fixed: dict[tuple[int, ...], "FunctionPlan"] = dataclasses.field(default_factory=dict)
@@ -70,7 +70,7 @@ class FunctionPlan:
         """Returns F at the leaves of a kind, for an engine that runs them as a level; cached."""
         if kind not in self.leaf_parts:
             part = split_leaf(self.leaf[kind])
-            self.leaf_parts[kind] = part.keeping(self.overwritten) if self.overwritten else part
+            self.leaf_parts[kind] = part.keeping(self.overwritten, ToKeep()) if self.overwritten else part
         return self.leaf_parts[kind]
 
     def rows_and_edges(self, leaves: Sequence[_T]) -> tuple[list[_T], list[_T]]:
@@ -101,34 +101,15 @@ class FunctionPlan:
         """The names of values of the recurrent part."""
         return {name for part in self.inner.values() for name in part.joint.names}
 
-    def keeping(
-        self,
-        overwrite: bool = False,
-        share: bool = False,
-        again: bool = False,
-        names: Names = (),
-        masks: bool = False,
-        together: bool = False,
-    ) -> "FunctionPlan":
-        """Returns the plan with another choice of what the backward keeps (`_function.keeping`); cached.
-
-        Args:
-            overwrite: whether cotangents may overwrite states: every vertex has at most one parent, and the root is known.
-            share: whether values are preferred that cut cotangents can overwrite.
-            again: whether products run again, as far as that saves memory.
-            names: what the user asks for by name.
-            masks: whether comparisons are kept if what they compare could be rounded differently when it runs again.
-            together: whether kept values are stored side by side if one cut cotangent can overwrite them, so that tasks write
-                fewer tensors.
-        """
-        leaves = self._overwritable() if overwrite else frozenset()
-        if not (leaves or share or again or names or masks or together):
+    def keeping(self, wanted: ToKeep) -> "FunctionPlan":
+        """Returns the plan with another choice of what the backward keeps (`_function.keeping`); cached."""
+        leaves = self._overwritable() if wanted.overwrite else frozenset()
+        if not (leaves or any(wanted[1:])):
             return self
-        key = overwrite, share, again, names, masks, together
-        if key not in self.kept:
-            inner = {kind: part.keeping(leaves, share, again, names, masks, together) for kind, part in self.inner.items()}
-            self.kept[key] = self._with(inner)
-        return self.kept[key]
+        if wanted not in self.kept:
+            inner = {kind: part.keeping(leaves, wanted) for kind, part in self.inner.items()}
+            self.kept[wanted] = self._with(inner)
+        return self.kept[wanted]
 
     def without_eager_part(self) -> "FunctionPlan":
         """Returns the plan whose levels compute what the eager part does here; cached. It is this one if that is nothing."""

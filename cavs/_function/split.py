@@ -11,6 +11,7 @@ The transposed program is split in the same way (`_function.transpose`).
 import dataclasses
 from typing import Any
 
+from cavs._function.asked import ToKeep
 from cavs._function.children import ALL, TO_EDGES, TO_ROWS
 from cavs._function.cut_parts import with_kept_together
 from cavs._function.domains import EDGE, STATIC, Domain, domain_of
@@ -18,7 +19,6 @@ from cavs._function.equations import needed, reads
 from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Forward, Joint, Recurrent, Reverse
 from cavs._function.keeping import can_overwrite, front, with_keeping
-from cavs._function.names import Names
 from cavs._function.role import RoleProgram
 from cavs._function.transpose import joint_of
 
@@ -83,19 +83,11 @@ class Split:
         """The domain of each of `recurrent.extra`."""
         return [self.role.domain[v] for v in self.recurrent.extra]
 
-    def keeping(
-        self,
-        overwritten: frozenset[int],
-        share: bool = False,
-        again: bool = False,
-        names: Names = (),
-        masks: bool = False,
-        together: bool = False,
-    ) -> "Split":
-        """Returns the split whose backward overwrites these leaves of the state; see `FunctionPlan.keeping` for the others."""
-        products = front(self.joint, overwritten)[-1].again if again else ()
-        joint = with_keeping(self.joint, products, overwritten, share, names, masks)
-        joint = with_kept_together(joint) if together and joint.differentiable else joint
+    def keeping(self, overwritten: frozenset[int], wanted: ToKeep) -> "Split":
+        """Returns the split whose backward overwrites these leaves of the state, and keeps what is wanted."""
+        products = front(self.joint, overwritten)[-1].again if wanted.again else ()
+        joint = with_keeping(self.joint, products, overwritten, wanted.share, wanted.names, wanted.masks)
+        joint = with_kept_together(joint) if wanted.together and joint.differentiable else joint
         return dataclasses.replace(self, joint=joint, launches={})
 
     def can_overwrite(self, arity: int) -> set[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cavs._feed.schedules import planned_schedules
 from cavs._feed.settings import Sample
-from cavs._function.keeping import keep
+from cavs._function.asked import keep
 from cavs._function.names import Names, check_known
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
+from cavs._function.asked import keep
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import opened
-from cavs._function.keeping import keep
 from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.derivative import with_derivative

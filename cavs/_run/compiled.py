@@ -12,7 +12,7 @@ from cavs._engines.choose import choose_engine, name_of
 from cavs._engines.engine import Engine
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
-from cavs._function.keeping import keeping_now
+from cavs._function.asked import ToKeep, keeping_now
 from cavs._function.plan import FunctionPlan
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward
@@ -57,12 +57,13 @@ def compiled(
     seen.update(plan.names)
     key = (shape, kinds, asked, exported, least, names, in_parts, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if key not in plan.sweeps:
-        engine = choose_engine(asked, plan.keeping(again=least, names=names, masks=True), shape, kinds, exported)
+        launched = ToKeep(again=least, names=names, masks=True)
+        engine = choose_engine(asked, plan.keeping(launched), shape, kinds, exported)
         if isinstance(engine, Persistent):
             engine = dataclasses.replace(engine, apart=in_parts)
 
             def of(fixed: Fixed) -> FunctionPlan:
-                return plan.fixing(*fixed).keeping(again=least, names=names, masks=True)
+                return plan.fixing(*fixed).keeping(launched)
 
             sweep = transformed_by(_sweep(of, shape, kinds, engine), _sweep(of, shape, kinds, Scan()))
         else:
@@ -71,10 +72,11 @@ def compiled(
             again, on_scan = least and not share, isinstance(engine, Scan)
             together = on_scan and jax.__version_info__ >= (0, 11)  # XLA before that copies tensors that are cut in parts
 
+            wanted = ToKeep(shape.forest and shape.rooted, share, again, names, on_scan, together)
+
             @functools.cache
             def kept(fixed: Fixed) -> FunctionPlan:
-                best = engine.prefers(plan.fixing(*fixed), shape, kinds)
-                return best.keeping(shape.forest and shape.rooted, share, again, names, masks=on_scan, together=together)
+                return engine.prefers(plan.fixing(*fixed), shape, kinds).keeping(wanted)
 
             sweep = _sweep(kept, shape, kinds, engine)
         plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)

@@ -47,8 +47,9 @@ class _Aval(Protocol):
 
 def repeated(x: jax.Array, real: jax.Array | np.ndarray, first: jax.Array | None = None) -> jax.Array:
     """Returns `x` with its first row, or `first`, (1, ...), in the rows where `real`, (rows,) bool, is false."""
-    first = x[:1] if first is None else first
-    return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 1)), x, first) if x.shape[0] else x
+    if not x.shape[0]:
+        return x
+    return jnp.where(real.reshape(-1, *(1,) * (x.ndim - 1)), x, x[:1] if first is None else first)
 
 
 class Zeros:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cavs._feed.batches import Batches
 from cavs._feed.step import Step, divided, step
-from cavs._function.keeping import keep
+from cavs._function.asked import keep
 from cavs._graphs.pytree import PyTree
 from cavs._memory.search import FASTEST, Choice
 from cavs._run.concurrent_jit import concurrent_jit
