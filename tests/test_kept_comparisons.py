@@ -160,6 +160,18 @@ def test_gradients_with_kept_comparisons(body: Callable[..., Any], engine: Any) 
         assert_near(values(F, params, DAG, x, engine), want, 1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["scan", "persistent"])
+@pytest.mark.parametrize("body", BODIES)
+def test_gradients_with_kept_comparisons_on_the_card(body: Callable[..., Any], engine: str) -> None:
+    with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
+        want = truth(body)
+    F = cavs.VertexFunction(function(body), state=(H,))
+    with jax.enable_x64(False), jax.default_matmul_precision("highest"), keep(least=False, names=KEEP):
+        params, x = arguments()
+        assert_near(values(F, params, DAG, x, engine), want, 1e-4)
+
+
 @pytest.mark.parametrize("body", BODIES)
 def test_one_phase_computes_what_is_compared(body: Callable[..., Any]) -> None:
     """Another phase, which a compiler may round differently, reads it: the maximum equals one of the values to the last bit."""

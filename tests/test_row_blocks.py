@@ -15,6 +15,7 @@ from cavs._engines import scan_reverse
 from cavs._run import forward
 from cavs._stages import blocks
 from tests.odd_graphs import joined, random_binary_tree
+from tests.persistent_programs import CASES, assert_near, inputs_of, values
 from tests.programs import PROGRAMS
 from tests.random_cases import random_case, script
 from tests.random_check import INTERPRET, check
@@ -71,6 +72,21 @@ def test_random_functions_in_blocks(engine: str, seed: int) -> None:
     case = random_case(seed, engine, float32=engine != "scan")
     found = check(case, setting=lambda: in_blocks_of(2))
     assert not found.failed, f"{found.what}\n{found.text}\n{script(case)}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["scan", "persistent"])
+@pytest.mark.parametrize("name", ["BinaryTreeLSTM", "TreeFC", "GRU"])
+def test_blocks_on_the_card(name: str, engine: str) -> None:
+    make, graphs = CASES[name]
+    F, params = make(64)
+    x = inputs_of(name, graphs, 64)
+    with jax.default_matmul_precision("highest"):
+        want = values(F, params, graphs, x, engine)
+        with mock.patch.dict(F.cache, clear=True), in_blocks_of(2) as used:
+            got = values(F, params, graphs, x, engine)
+    assert "leaves" in used and ("lazy" in used) == (engine == "scan")
+    assert_near(got, want, 1e-5)
 
 
 def test_memory_of_vertices_that_pull_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
