@@ -55,7 +55,8 @@ def against_scan(program: str, engine: str, graphs: int, hidden: int, steps: int
         plan, _ = step.plan(**how)
         predicted[name] = plan.peak
         batch = jax.device_put(plan.batch(step.graphs))
-        ready[name] = jax.jit(jax.value_and_grad(plan.loss)).lower(step.params, batch).compile(), batch
+        lowered = jax.jit(jax.value_and_grad(plan.loss)).lower(step.params, batch)
+        ready[name] = lowered.compile(plan.compiler_options), batch
     yield
     want, found = step.grads(scan, ready["jax.grad of a level scan"][1]), []
     for name, (compiled, batch) in ready.items():

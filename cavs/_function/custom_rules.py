@@ -1,8 +1,11 @@
 """Rules for JAX's transformations: batches and tangents that other functions compute, and what is differentiated."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.equations import is_float
 from cavs._graphs.pytree import PyTree
@@ -42,9 +45,52 @@ def with_tangents(outs: PyTree, args: PyTree, tangents_of: Callable[..., PyTree]
     return same(outs, args)
 
 
-def perturbed(args: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns what the forward of a `jax.custom_vjp` with `symbolic_zeros=True` gets: values, and which are differentiated."""
-    return jax.tree.map(lambda x: x.value, args), jax.tree.map(lambda x: x.perturbed and is_float(x.value), args)
+def reverse_differentiable(
+    primal: Callable[..., PyTree], forward: Callable[..., tuple[PyTree, PyTree]], backward: Callable[..., tuple[PyTree, ...]]
+) -> Callable[..., PyTree]:
+    """Returns `primal` with a reverse derivative that depends on which arguments are differentiated.
+
+    `jax.custom_vjp` with `symbolic_zeros=True` says which they are, too. But once such a function is part of a traced one, JAX
+    remembers its forward for each set of differentiated arguments, and the structure of the residuals of the latest set alone
+    (JAX 0.10, 0.11). A gradient would then read the residuals of another one. So here a tangent rule finds out what is
+    differentiated, and differentiates a function of these arguments.
+
+    Args:
+        primal: the function of positional arguments, pytrees of arrays.
+        forward: `forward(varied, *args) -> (results, residuals)`; `varied` are the arguments with bools as leaves.
+        backward: `backward(residuals, cotangents) -> cotangents of args`, with `None` for what is not differentiated. The
+            cotangents of results are leaves of their structure, arrays or `SymbolicZero`.
+    """
+
+    @jax.custom_jvp
+    def function(*args: PyTree) -> PyTree:
+        return primal(*args)
+
+    @functools.partial(function.defjvp, symbolic_zeros=True)
+    def rule(args: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[PyTree, PyTree]:
+        leaves, tree = jax.tree.flatten(args)
+        directions = tree.flatten_up_to(tangents)
+        flags = [not isinstance(t, SymbolicZero) and is_float(x) for x, t in zip(leaves, directions, strict=True)]
+
+        def args_of(chosen: Sequence[Any]) -> tuple[PyTree, ...]:
+            left = iter(chosen)
+            return tree.unflatten([next(left) if is_varied else x for x, is_varied in zip(leaves, flags, strict=True)])
+
+        def saving(*chosen: Any) -> tuple[PyTree, PyTree]:
+            return forward(tree.unflatten(flags), *args_of([x.value for x in chosen]))
+
+        def pull_back(residuals: PyTree, cotangents: PyTree) -> tuple[Any, ...]:
+            found = backward(residuals, cotangents)
+            each = zip(found, map(jax.tree.structure, args), strict=True)
+            grads = [g for ct, like in each for g in ([None] * like.num_leaves if ct is None else like.flatten_up_to(ct))]
+            return tuple(g for g, is_varied in zip(grads, flags, strict=True) if is_varied)
+
+        of_chosen = jax.custom_vjp(lambda *chosen: primal(*args_of(chosen)))
+        of_chosen.defvjp(saving, pull_back, symbolic_zeros=True)  # only then cotangents of zero are known to be zero
+        chosen = [x for x, is_varied in zip(leaves, flags, strict=True) if is_varied]
+        return jax.jvp(of_chosen, chosen, [t for t, is_varied in zip(directions, flags, strict=True) if is_varied])
+
+    return function
 
 
 def axes(which: PyTree) -> PyTree:

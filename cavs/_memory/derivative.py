@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
-from cavs._function.equations import is_float
+from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.jaxprs import Atom
 from cavs._memory.graph import Kept
 
@@ -49,9 +49,9 @@ def planned(
             those of the differentiated inputs.
     """
 
-    def keeping(*primals: Any) -> tuple[list[Any], _Saved]:
-        kept = keep([i for i, x in enumerate(primals) if x.perturbed and is_float(x.value)])
-        outs, values = forward(kept, [x.value for x in primals])
+    def keeping(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], _Saved]:
+        kept = keep([i for i, is_varied in enumerate(varied) if is_varied])
+        outs, values = forward(kept, primals)
         return outs, _Saved(values, kept, len(primals))
 
     def pull_back(saved: _Saved, cotangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -60,9 +60,7 @@ def planned(
         grads = dict(zip(graph.diff, found, strict=True))
         return tuple(grads.get(i) for i in range(saved.num_inputs))
 
-    function = jax.custom_vjp(plain)
-    function.defvjp(keeping, pull_back, symbolic_zeros=True)
-    return function
+    return reverse_differentiable(plain, keeping, pull_back)
 
 
 @jax.tree_util.register_pytree_node_class

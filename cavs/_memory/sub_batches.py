@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.custom_rules import perturbed
+from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import PyTreeDef
 from cavs._graphs.counted import counted
@@ -106,12 +106,11 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
             )
         return value, aux
 
-    @jax.custom_vjp
-    def total(params: PyTree, stacks: list[PyTree]) -> tuple[jax.Array, PyTree]:
+    def plain(params: PyTree, stacks: list[PyTree]) -> tuple[jax.Array, PyTree]:
         return _summed(lambda batch: one(params, batch), stacks)
 
-    def forward(*args: PyTree) -> Any:
-        (params, stacks), (vary_params, vary_stacks) = perturbed(args)
+    def forward(varied: PyTree, params: PyTree, stacks: list[PyTree]) -> Any:
+        vary_params, vary_stacks = varied
         in_params = jax.tree.leaves(vary_params)
         in_batch = [any(of) for of in zip(*map(jax.tree.leaves, vary_stacks), strict=True)]
 
@@ -130,8 +129,8 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
     def backward(scaled: Callable[..., PyTree], ct: Any) -> PyTree:
         return scaled(*instantiated([ct[0]]))
 
-    # With symbolic zeros, JAX tells what is differentiated. So nothing computes cotangents of inputs that nobody asks for.
-    total.defvjp(forward, backward, symbolic_zeros=True)
+    # Nothing computes cotangents of inputs that nobody asks for.
+    total = reverse_differentiable(plain, forward, backward)
 
     def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
         if not isinstance(stacks, list | tuple) or not stacks:

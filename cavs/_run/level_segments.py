@@ -17,7 +17,7 @@ from cavs._engines.choose import EngineError, name_of
 from cavs._engines.engine import Engine
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
-from cavs._function.custom_rules import perturbed
+from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
 from cavs._function.plan import FunctionPlan
 from cavs._function.stored import from_stored, to_stored
@@ -282,12 +282,10 @@ def _backward(
 def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
     """Returns the pushes as a function of flat params, inputs, edges, segments and `select`, with its derivative."""
 
-    @jax.custom_vjp
     def whole(params: Arrays, inputs: Arrays, edges: Arrays, segments: SegmentArrays, select: jax.Array | None) -> Arrays:
         return _forward(loop, vertices, params, inputs, edges, segments, select)[0]
 
-    def forward(*args: Any) -> tuple[Arrays, Callable[..., Any]]:
-        values, which = perturbed(args)
+    def forward(which: Any, *values: Any) -> tuple[Arrays, Callable[..., Any]]:
         outs, frontiers = _forward(loop, vertices, *values)
         varied = tuple(tuple(i for i, is_varied in enumerate(own) if is_varied) for own in which[:3])
         return outs, jax.tree_util.Partial(functools.partial(_backward, loop, varied), *values, frontiers)
@@ -296,5 +294,4 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
         of = zip(pull(instantiated(cts)), pull.args[:3], strict=True)
         return *([own.get(i) for i in range(len(xs))] for own, xs in of), None, None
 
-    whole.defvjp(forward, backward, symbolic_zeros=True)
-    return whole
+    return reverse_differentiable(whole, forward, backward)

@@ -20,7 +20,7 @@ from jax import lax
 from jax._src import config as _config
 from jax.sharding import PartitionSpec
 
-from cavs._function.custom_rules import perturbed
+from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.jaxprs import Eqn, Jaxpr
 from cavs._graphs.pytree import PyTree
 from cavs._stages.cotangents import instantiated
@@ -63,14 +63,12 @@ def across_axes(call: Call) -> Call:
     def common(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: vary(x, axes), tree)
 
-    @jax.custom_vjp
     def sealed(params: PyTree, data: jax.Array, inputs: PyTree, select: PyTree) -> PyTree:
         with unchecked():
             outs = call(*map(untyped, (params, data, inputs, select)))
         return common(outs)
 
-    def forward(*args: PyTree) -> PyTree:
-        values, which = perturbed(args)
+    def forward(which: PyTree, *values: PyTree) -> PyTree:
 
         def of(varied: list[dict[int, jax.Array]]) -> list[jax.Array]:
             params, inputs = ([own.get(i, x) for i, x in enumerate(xs)] for own, xs in zip(varied, given, strict=True))
@@ -89,8 +87,8 @@ def across_axes(call: Call) -> Call:
             by_params, by_inputs = untyped(pull)(untyped(instantiated(cts)))
         return common(by_params), None, common(by_inputs), None
 
-    sealed.defvjp(forward, backward, symbolic_zeros=True)
-    return lambda *args: sealed(*common(args))
+    function = reverse_differentiable(sealed, forward, backward)
+    return lambda *args: function(*common(args))
 
 
 def _listed(lengths: tuple[int, ...], pull: Callable[[PyTree], PyTree], cts: PyTree) -> list[list[jax.Array | None]]:

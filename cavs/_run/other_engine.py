@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.custom_rules import axes, batching, perturbed, with_rule, with_tangents
+from cavs._function.custom_rules import axes, batching, reverse_differentiable, with_rule, with_tangents
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import PyTreeDef
 from cavs._function.stored import from_stored, key_impl, stored_aval
@@ -49,12 +49,7 @@ class Sweep(NamedTuple):
 def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
     """Returns `sweep.primal` with the derivative that the other two passes compute."""
 
-    @jax.custom_vjp
-    def run(params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> Arrays:
-        return sweep.primal(params, data, inputs, select)
-
-    def forward(*args: PyTree) -> PyTree:
-        (params, data, inputs, select), varied = perturbed(args)
+    def forward(varied: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         fixed = tuple(tuple(not x for x in own) for own in varied[::2])
         outs, saved = sweep.forward(fixed, params, data, inputs, select)
         back = jax.tree_util.Partial(functools.partial(sweep.backward, fixed), saved, data, select)
@@ -64,8 +59,7 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
         ct_params, ct_inputs = back(instantiated(cts))
         return ct_params, None, ct_inputs, None
 
-    run.defvjp(forward, backward, symbolic_zeros=True)  # only then JAX tells what is differentiated
-    return run
+    return reverse_differentiable(sweep.primal, forward, backward)
 
 
 def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
