@@ -15,7 +15,7 @@ from cavs.kernels import native_unavailable
 from tests.truth import assert_close
 
 GRAPHS = cavs.from_parents([[2, 2, 4, 4, -1], [2, 2, -1], [-1]] * 4)
-H, E = 4, 3
+H, E = 8, 3
 TREE_LSTM = vp.BinaryTreeLSTM(H, E)
 ARGUMENTS = {"params": 0, "inputs": 1, "both": (0, 1)}
 
@@ -37,6 +37,7 @@ def matrices(p: Any, x: jax.Array) -> jax.Array:
 
 FUNCTIONS = {
     "scan": batch,
+    "persistent": lambda: batch(engine="persistent", scripts=True),
     "native": lambda: batch(engine="native"),
     "segments": lambda: batch(segments=3),
     "recompute": lambda: cavs.memory.recompute(matrices),
@@ -49,11 +50,14 @@ def again(fn: Callable[[Any, Any], jax.Array], p: Any, x: jax.Array) -> jax.Arra
     return jax.lax.scan(lambda total, _: (total + jax.checkpoint(fn)(p, x), None), jnp.float32(0), None, length=1)[0]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.gpu) if n == "persistent" else n for n in FUNCTIONS],
+)
 def test_gradients_do_not_depend_on_those_before(name: str) -> None:
     if name == "native" and (reason := native_unavailable()):
         pytest.skip(reason)
-    with jax.enable_x64(False):
+    with jax.enable_x64(False), jax.default_matmul_precision("highest"):
         rng = np.random.default_rng(0)
         x = jnp.asarray(rng.normal(size=(GRAPHS.num_vertices, E)), jnp.float32)
         p = TREE_LSTM.init(jax.random.key(0)) if name not in ("recompute", "parts") else {"rows": jnp.ones((E, H)) / 3}

@@ -118,4 +118,4 @@ def test_memory_of_vertices_that_pull_matrices(monkeypatch: pytest.MonkeyPatch) 
         want, whole = measured()
     assert_close(got, want, 1e-5)
     copy = sum(schedule.shape.leaves) * keys * hidden * 4
-    assert whole > copy > 2 * memory, (whole, copy, memory)
+    assert whole > copy > memory and whole > 4 * memory, (whole, copy, memory)

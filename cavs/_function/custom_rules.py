@@ -1,10 +1,10 @@
 """Rules for JAX's transformations: batches and tangents that other functions compute, and what is differentiated."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.equations import is_float
@@ -46,7 +46,10 @@ def with_tangents(outs: PyTree, args: PyTree, tangents_of: Callable[..., PyTree]
 
 
 def reverse_differentiable(
-    primal: Callable[..., PyTree], forward: Callable[..., tuple[PyTree, PyTree]], backward: Callable[..., tuple[PyTree, ...]]
+    primal: Callable[..., PyTree],
+    forward: Callable[..., tuple[PyTree, PyTree]],
+    backward: Callable[..., tuple[PyTree, ...]],
+    kernels: bool = False,
 ) -> Callable[..., PyTree]:
     """Returns `primal` with a reverse derivative that depends on which arguments are differentiated.
 
@@ -60,14 +63,11 @@ def reverse_differentiable(
         forward: `forward(varied, *args) -> (results, residuals)`; `varied` are the arguments with bools as leaves.
         backward: `backward(residuals, cotangents) -> cotangents of args`, with `None` for what is not differentiated. The
             cotangents of results are leaves of their structure, arrays or `SymbolicZero`.
+        kernels: whether `primal` launches kernels, whose effects JAX cannot lower inside of what has a tangent rule. Only under
+            `jax.jit`, which removes the call of `primal` where `forward` is called.
     """
 
-    @jax.custom_jvp
-    def function(*args: PyTree) -> PyTree:
-        return primal(*args)
-
-    @functools.partial(function.defjvp, symbolic_zeros=True)
-    def rule(args: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[PyTree, PyTree]:
+    def tangents_of(args: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[PyTree, PyTree]:
         leaves, tree = jax.tree.flatten(args)
         directions = tree.flatten_up_to(tangents)
         flags = [not isinstance(t, SymbolicZero) and is_float(x) for x, t in zip(leaves, directions, strict=True)]
@@ -90,7 +90,13 @@ def reverse_differentiable(
         chosen = [x for x, is_varied in zip(leaves, flags, strict=True) if is_varied]
         return jax.jvp(of_chosen, chosen, [t for t, is_varied in zip(directions, flags, strict=True) if is_varied])
 
-    return function
+    function = jax.custom_jvp(primal)
+    function.defjvp(tangents_of, symbolic_zeros=True)
+    if not kernels:
+        return function
+    same = jax.custom_jvp(lambda outs, args: outs)
+    same.defjvp(lambda primals, tangents: tangents_of(primals[1], tangents[1]), symbolic_zeros=True)
+    return lambda *args: same(primal(*lax.stop_gradient(args)), args)
 
 
 def axes(which: PyTree) -> PyTree:

@@ -53,14 +53,24 @@ def _same(e: Eqn) -> Any:
 
 def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
     """The equations whose results are read, loops without values that only they themselves read."""
-    read, kept = {x for x in outs if is_var(x)}, []
+    read, kept, made = {x for x in outs if is_var(x)}, [], {v for e in eqns for v in e.outvars}
     for e in reversed(eqns):
-        if e.effects or any(v in read for v in e.outvars):
+        written = [x for x in e.invars if e.effects and is_var(x) and _is_reference(x)]
+        if _has_effects(e, written) or any(v in read for v in (*e.outvars, *written)) or not made.issuperset(written):
             if e.primitive.name in _LOOPS and not _observed(e):
                 e = _LOOPS[e.primitive.name](e, read)
             kept.append(e)
             read.update(x for x in e.invars if is_var(x))
     return kept[::-1]
+
+
+def _is_reference(x: Var) -> bool:
+    return hasattr(x.aval, "inner_aval")
+
+
+def _has_effects(e: Eqn, written: list[Var]) -> bool:
+    """Whether an equation has effects beyond those on references: its own, or `written` ones that others may read later."""
+    return _observed(e) and not (written and all(type(effect).__name__ in _ON_REFERENCES for effect in e.effects))
 
 
 def _observed(e: Eqn) -> bool:
@@ -113,6 +123,7 @@ def _scan_without_dead_values(loop: Eqn, read: set[Any]) -> Eqn:
     return cast(Eqn, found)
 
 
+_ON_REFERENCES = {"InternalMutableArrayEffect", "ReadEffect", "WriteEffect", "AccumEffect"}
 _LOOPS = {"while": _without_dead_values, "scan": _scan_without_dead_values}
 
 

@@ -46,8 +46,8 @@ class Sweep(NamedTuple):
     backward: Callable[..., PyTree]
 
 
-def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
-    """Returns `sweep.primal` with the derivative that the other two passes compute."""
+def differentiable(sweep: Sweep, kernels: bool = False) -> Callable[..., PyTree]:
+    """Returns `sweep.primal`, which may launch `kernels`, with the derivative that the other two passes compute."""
 
     def forward(varied: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         fixed = tuple(tuple(not x for x in own) for own in varied[::2])
@@ -59,7 +59,7 @@ def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
         ct_params, ct_inputs = back(instantiated(cts))
         return ct_params, None, ct_inputs, None
 
-    return reverse_differentiable(sweep.primal, forward, backward)
+    return reverse_differentiable(sweep.primal, forward, backward, kernels)
 
 
 def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
