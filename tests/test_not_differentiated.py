@@ -92,7 +92,8 @@ ENGINES = [
 @pytest.mark.parametrize(("program", "engine"), ENGINES)
 def test_every_engine(program: str, engine: Any) -> None:
     F, params, x = case(program)
-    schedule = cavs.schedule(GRAPHS, scripts=engine is INTERPRETED)
+    graphs = GRAPHS[:4] if engine is INTERPRETED else GRAPHS
+    schedule, x = cavs.schedule(graphs, scripts=engine is INTERPRETED), x[: graphs.num_vertices]
 
     def of(params: Any, x: Any) -> jax.Array:
         return jnp.sum(jnp.tanh(cavs.run(F, params, schedule, x, select=schedule.roots, engine=engine)) ** 2)
