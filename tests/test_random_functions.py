@@ -29,13 +29,13 @@ def assert_equal(case: Case) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(11), 8092])  # 8092 calls gather_all and does not read what it returns
 def test_engine_scan_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "scan"))
 
 
 @pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
-@pytest.mark.parametrize("seed", [1, 6, 7, 25])
+@pytest.mark.parametrize("seed", [1, 6, 7, 25, 7021])  # 7021 has no vertex with children of one kind
 def test_engine_native_is_the_loop_over_vertices(seed: int) -> None:
     assert_equal(random_case(seed, "native", float32=True))
 

@@ -1,6 +1,7 @@
 """Engine `native`: lazy gradients. The library gathers and packs the operands in one pass, and reads no padding."""
 
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -73,9 +74,14 @@ def _rows(arrays: list[jax.Array], words: list[int], start: jax.Array, count: ja
     if fold == 1 and len(sources) == 1:
         source = arrays[sources[0]]
     else:
-        source = jnp.concatenate([arrays[n].reshape(arrays[n].shape[0], -1) for n in sources], 1)
-        source = source.reshape(source.shape[0] * fold, -1)
+        source = jnp.concatenate([_matrix(arrays[n]) for n in sources], 1)
+        source = source.reshape(source.shape[0] * fold, source.shape[1] // fold)
     n = jnp.arange(most)
     which = jnp.minimum(start + n, (source if index < 0 else arrays[index]).shape[0] - 1)
-    x = get_rows(source, which if index < 0 else get_rows(arrays[index], which)).reshape(most, -1)
+    x = get_rows(source, which if index < 0 else get_rows(arrays[index], which))
+    x = x.reshape(most, math.prod(x.shape[1:]))  # there may be no row
     return jnp.where((n < count)[:, None], x, 0)
+
+
+def _matrix(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))

@@ -23,6 +23,7 @@ class RoleProgram:
         states: outputs of the program, one per leaf of the state: what the vertex scatters.
         pushes: outputs of the program: what the vertex pushes, flat.
         notes: a description of each group of fused products.
+        gathers_all: whether `gather_all` is called, even if nothing reads what it returns.
         reads_edges: whether `gather_all` is called with `edges=True`.
         loop: the line of F's first loop with a dynamic number of iterations, as the end of a sentence; empty if there is none.
         fixed: those of `params`, `inputs` and `edges` whose cotangents nobody asks for.
@@ -39,6 +40,7 @@ class RoleProgram:
     states: tuple[Atom, ...]
     pushes: tuple[Atom, ...]
     notes: tuple[str, ...]
+    gathers_all: bool
     reads_edges: bool
     loop: str
     fixed: frozenset[Var] = frozenset()

@@ -55,7 +55,7 @@ def trace_role(
         most: the largest number of children; `None` if F does not call `gather_all` within `gather_all`.
         leaf: whether the role is that of leaves.
     """
-    program, arguments_of, pushed, reads_edges = _traced(function, kind, shapes, most, leaf)
+    program, arguments_of, pushed, gathers_all, reads_edges = _traced(function, kind, shapes, most, leaf)
     loop = next((line_of(e) for e in program.eqns if has_loop(e)), "")  # rewritten equations do not know their line
     program = _without_marks(program)
     num_states = len(function.key_impls)
@@ -83,6 +83,7 @@ def trace_role(
         states=program.outs[:num_states],
         pushes=program.outs[num_states:],
         notes=tuple(notes),
+        gathers_all=gathers_all,
         reads_edges=reads_edges,
         loop=loop,
     )
@@ -108,13 +109,17 @@ class _Arguments(NamedTuple):
 
 def _traced(
     function: VertexFunction, kind: str | None, shapes: ArgumentShapes, most: int | None, leaf: bool
-) -> tuple[Program, Callable[[Program], _Arguments], Pushed, bool]:
-    """F as a program; how to find its inputs in this program or a rewritten one; what it pushes; and whether it reads edges."""
+) -> tuple[Program, Callable[[Program], _Arguments], Pushed, bool, bool]:
+    """F as a program, and how to find its inputs in this program or a rewritten one.
+
+    Returns:
+        Both, what F pushes, whether it calls `gather_all`, and whether that reads edges.
+    """
     fn, tree, who = function.fns[kind], function.state_tree, role_name(kind, leaf)
     avals = function.state_avals(shapes.params, shapes.inputs)
     stored = [stored_aval(a) for a in avals]
     pushed: list[Pushed] = []
-    reads_edges: list[bool] = []
+    calls: list[tuple[bool, bool]] = []
 
     def one_vertex(
         given: ArgumentShapes, slots: list[list[jax.Array]], child: list[jax.Array], num_children: jax.Array
@@ -131,7 +136,7 @@ def _traced(
         check_outputs(v, who, fn)
         assert v.scattered is not None
         leaves, structure = jax.tree.flatten(v.pushed[None] if None in v.pushed else v.pushed)
-        reads_edges.append(v._reads_edges)
+        calls.append((v._calls > 0, v._reads_edges))
         pushed.append(Pushed(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]))
         return list(map(to_stored, v.scattered)), list(map(to_stored, leaves))
 
@@ -148,7 +153,7 @@ def _traced(
         params, inputs, edges = (tuple(jax.tree.leaves(x)) for x in given)
         return _Arguments(params, inputs, edges, tuple(map(tuple, slots)), tuple(child), num_children)
 
-    return program, arguments_of, pushed[-1], reads_edges[-1]
+    return program, arguments_of, pushed[-1], *calls[-1]
 
 
 def _without_marks(program: Program) -> Program:

@@ -181,7 +181,7 @@ def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule) -> jax.
     code checks the number: a host callback raises the error. In this case (1,) int32 is returned, nonzero if a vertex has too
     many children, which turns the pushes into NaN. Otherwise `None` is returned.
     """
-    if not F.arity or any(part.gathers_all for part in plan.inner.values()):
+    if not F.arity or any(role.gathers_all for role in plan.roles):
         return None
     if sched.is_concrete:
         most = int(sched.host().num_children.max(initial=0))
