@@ -55,8 +55,8 @@ def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
     """The equations whose results are read, loops without values that only they themselves read."""
     read, kept, made = {x for x in outs if is_var(x)}, [], {v for e in eqns for v in e.outvars}
     for e in reversed(eqns):
-        written = [x for x in e.invars if e.effects and is_var(x) and _is_reference(x)]
-        if _has_effects(e, written) or any(v in read for v in (*e.outvars, *written)) or not made.issuperset(written):
+        references = [x for x in e.invars if e.effects and is_var(x) and _is_reference(x)]
+        if _has_others(e, references) or any(v in read for v in (*e.outvars, *references)) or not made.issuperset(references):
             if e.primitive.name in _LOOPS and not _observed(e):
                 e = _LOOPS[e.primitive.name](e, read)
             kept.append(e)
@@ -65,12 +65,13 @@ def _live(eqns: list[Eqn], outs: Iterable[Atom]) -> list[Eqn]:
 
 
 def _is_reference(x: Var) -> bool:
+    """Whether a variable is a mutable array, such as a kernel's result."""
     return hasattr(x.aval, "inner_aval")
 
 
-def _has_effects(e: Eqn, written: list[Var]) -> bool:
-    """Whether an equation has effects beyond those on references: its own, or `written` ones that others may read later."""
-    return _observed(e) and not (written and all(type(effect).__name__ in _ON_REFERENCES for effect in e.effects))
+def _has_others(e: Eqn, references: list[Var]) -> bool:
+    """Whether an equation has effects other than reading and writing these references."""
+    return _observed(e) and not (references and all(type(effect).__name__ in _ON_REFERENCES for effect in e.effects))
 
 
 def _observed(e: Eqn) -> bool:
