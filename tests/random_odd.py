@@ -81,7 +81,7 @@ def _one_of(g: Maker, table: list[tuple[str, Bounds, int]]) -> Var:
 
 
 def ruled(g: Maker) -> Var:
-    """A function with a rule of its own. Its arguments may be the same for all vertices: parameters, constants, zeros of leaves."""
+    """A function with a rule of its own, also of what is the same for all vertices: parameters, constants, zeros of leaves."""
     n = g.choose(g.widths)
     if g.chance(0.3):
         x = g.emit((n,), g.choose([g.param((n,)), f"jnp.full(({n},), 0.25, D)"]), [], -1.5, 1.5)
