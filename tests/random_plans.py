@@ -105,7 +105,8 @@ def _rows(pushes: Any, rows: int) -> Any:
     for i, x in enumerate(jax.tree.leaves(pushes)):
         if is_float(x):
             weights = np.random.default_rng(i).standard_normal(x.shape[1:])
-            total = total + jnp.sin(x * weights.astype(x.dtype)).reshape(rows, -1).sum(1)
+            finite = jnp.where(jnp.isfinite(x), x, 0) * weights.astype(x.dtype)
+            total = total + jnp.sin(finite).reshape(rows, -1).sum(1)
     return total if jnp.ndim(total) else jnp.zeros(rows)
 
 
