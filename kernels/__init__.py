@@ -12,6 +12,7 @@ from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_
 from cavs.kernels._layout.layout import layout_of as layout_of
 from cavs.kernels._layout.specs import ProductSpec as ProductSpec
 from cavs.kernels._program.arrays import Output as Output
+from cavs.kernels._program.check import check_accesses as check_accesses
 from cavs.kernels._program.comparisons import COMPARISONS as COMPARISONS, computed_once as computed_once
 from cavs.kernels._program.fit import (
     REDUCTIONS as REDUCTIONS,
