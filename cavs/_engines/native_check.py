@@ -7,7 +7,7 @@ Chunks do not share rows: no vertex accesses the rows of another one of its leve
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -36,6 +36,18 @@ def check_accesses(segments: Sequence[Segment], bases: Mapping[Base, int | None]
                 memory.run(op, chunk)
 
 
+class _Elements(NamedTuple):
+    """Elements of a slot of the arena, or of a tensor's rows."""
+
+    where: Any
+    which: slice
+
+    def overlaps(self, other: "_Elements") -> bool:
+        """Returns whether an element is among both."""
+        apart = self.which.stop <= other.which.start or other.which.stop <= self.which.start
+        return self.where == other.where and not apart
+
+
 class _Memory:
     """The number of the base whose values each element of a slot, or of a tensor's rows, holds; of each chunk."""
 
@@ -52,19 +64,19 @@ class _Memory:
         for child, tensor in _gathers(op):
             if (tensor, chunk) in self._children:
                 _refuse(op, f"gathers rows of {tensor} of child {child}, which are overwritten")
-        touched = {self._read(op, view, count, chunk) for view, count in _reads(op)}
+        read = [self._read(op, view, count, chunk) for view, count in _reads(op)]
         if op.opcode == Opcode.SCATTER:
             self._scatter(op, chunk)
         for begin, count in _writes(op):
             assert op.to is not None
-            if self._write(op, op.to, begin, count, chunk) in touched:
+            if any(map(self._write(op, op.to, begin, count, chunk).overlaps, read)):
                 _refuse(op, "writes where it reads")
 
-    def _read(self, op: Op, view: View, count: int, chunk: int) -> Any:
-        """Returns where it reads."""
+    def _read(self, op: Op, view: View, count: int, chunk: int) -> "_Elements":
+        """Returns what it reads."""
         base, begin = view.base.root()
         if base.place in (Place.STATIC, Place.LITERAL):
-            return None
+            return _Elements(base, slice(0, 0))
         begin += view.offset
         which = slice(begin, begin + 1 + view.step * (count - 1), max(view.step, 1))
         if which.stop > base.n:
@@ -73,13 +85,13 @@ class _Memory:
             held, known = self._arena.get(self._slot(op, base), (None, {}))
             if held is not base or chunk not in known or not known[chunk][which].all():
                 _refuse(op, "reads a value of the arena that is not there")
-            return self._bases[base]
+            return _Elements(self._bases[base], which)
         if (self._rows_of(base, chunk)[which] != self._number[base]).any():
             _refuse(op, f"reads rows of {base.tensor} that are overwritten, or not yet written")
-        return base.tensor
+        return _Elements(base.tensor, which)
 
-    def _write(self, op: Op, to: View, begin: int, count: int, chunk: int) -> Any:
-        """Returns where it writes."""
+    def _write(self, op: Op, to: View, begin: int, count: int, chunk: int) -> "_Elements":
+        """Returns what it writes."""
         base, offset = to.base.root()
         which = slice(begin + offset + to.offset, begin + offset + to.offset + count)
         if which.stop > base.n:
@@ -91,11 +103,11 @@ class _Memory:
                 known = {}
             self._arena[slot] = base, known
             known.setdefault(chunk, np.zeros(base.n, bool))[which] = True
-            return slot
+            return _Elements(slot, which)
         if base.place != Place.ROWS:
             _refuse(op, "writes a constant")
         self._rows_of(base, chunk)[which] = self._number[base]
-        return base.tensor
+        return _Elements(base.tensor, which)
 
     def _scatter(self, op: Op, chunk: int) -> None:
         """A row is added to any number of times, but overwritten once. Child -1 stands for all children."""
