@@ -38,6 +38,8 @@ from tests.vertex_functions import (
     no_inputs,
     one_kind,
     own_values,
+    running_sum,
+    swap_back,
     twin_states,
 )
 
@@ -186,7 +188,7 @@ PROGRAMS: dict[str, Program] = {
     "twin states": _made(twin_states, {"a": (H,), "b": (H,)}, 2, _W, ROW, "binary"),
     "gathered twice": _made(gathered_twice, {"c": (H,), "h": (H,)}, 2, _W, ROW, "binary"),
     **{step.__name__: _made(copying(step, "by number"), _TWO, 2, _W, ROW, "binary") for step in COPYING},
-    **{f"{step.__name__} of all": _made(copying(step), _TWO, 0, _W, ROW, "wide") for step in COPYING},
+    **{f"{step.__name__} of all": _made(copying(step), _TWO, 0, _W, ROW, "wide") for step in (running_sum, swap_back)},
     "copying kinds": _made(
         {kind: copying(step, "by number") for kind, step in zip(("word", "phrase", "root"), COPYING[1:], strict=False)},
         _TWO,
@@ -222,6 +224,11 @@ IN_FORESTS = [
     *((name, "forest") for name in ("ChildSumTreeLSTM", "TDLSTM", "twin states", "gathered twice", "lazy push")),
     ("RvNN", "forest of leaf and inner"),
     ("three kinds", "forest of three kinds"),
+    *(
+        (name, "forest")
+        for name in ("running_sum", "skip_connection", "swap", "swap_back", "running_sum of all", "swap_back of all")
+    ),
+    ("copying kinds", "forest of three kinds"),
 ]
 CASES = [(name, batch) for name, program in PROGRAMS.items() for batch in program.batches] + IN_FORESTS
 

@@ -21,7 +21,19 @@ from cavs.kernels._program.operations import ReduceVector
 from cavs.kernels.precision import PRECISIONS
 from tests.lower_for_hopper import DEVICE
 from tests.odd_graphs import from_children, joined, star
-from tests.persistent_programs import CASES, CHAINS, INTERPRETED, E, H, assert_near, inputs_of, laid_out, plan_of, values
+from tests.persistent_programs import (
+    CASES,
+    CHAINS,
+    COPIES,
+    INTERPRETED,
+    E,
+    H,
+    assert_near,
+    inputs_of,
+    laid_out,
+    plan_of,
+    values,
+)
 
 INTERPRETER = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
@@ -46,9 +58,9 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "hidden"), CASES_INTERPRETED)
+@pytest.mark.parametrize(("name", "hidden"), CASES_INTERPRETED + [(name, H) for name in COPIES])
 def test_kernels_in_the_interpreter(name: str, hidden: int) -> None:
-    make, graphs = CASES[name]
+    make, graphs = (CASES | COPIES)[name]
     F, params = make(hidden)
     x = inputs_of(name, graphs, hidden)
     with jax.default_matmul_precision("highest"):

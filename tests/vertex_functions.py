@@ -116,12 +116,12 @@ def running_sum(h: Any, x: Any, params: Any) -> Any:
 
 def delayed(h: Any, x: Any, params: Any) -> Any:
     """A child's state `h` goes on as it is, as another state."""
-    return {"h": jnp.tanh(h["h"] @ params["u"] + jnp.sin(h["c"]) + x), "c": h["h"]}
+    return {"h": jnp.tanh(h["c"] @ params["u"] + h["c"] + x), "c": h["h"]}
 
 
 def skip_connection(h: Any, x: Any, params: Any) -> Any:
-    """The states of children, and of their children, are added to what is computed from them."""
-    return {"h": h["h"] + h["c"] + jnp.tanh(h["h"] @ params["u"] + x), "c": h["h"]}
+    """What is computed from the children is added to the states of their children."""
+    return {"c": h["h"] + jnp.tanh(h["c"] @ params["u"] + x), "h": h["c"]}
 
 
 def swap(h: Any, x: Any, params: Any) -> Any:
@@ -131,7 +131,8 @@ def swap(h: Any, x: Any, params: Any) -> Any:
 
 def swap_back(h: Any, x: Any, params: Any) -> Any:
     """As `swap`, with the inputs in the other order."""
-    return {"c": h["h"] + x, "h": h["c"] + jnp.sin(x)}
+    new = h["c"] + x
+    return {"c": h["h"] + jnp.sin(x), "h": new}
 
 
 COPYING = [running_sum, delayed, skip_connection, swap, swap_back]

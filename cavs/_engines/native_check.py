@@ -19,7 +19,7 @@ _GIVEN = 0  # the number of all that the call is given
 
 
 def check_accesses(segments: Sequence[Segment], bases: Mapping[Base, int | None], slots: Sequence[Slot]) -> None:
-    """Raises `AssertionError` if an operation reads memory that holds something else than the value that it is to read.
+    """Raises `AssertionError` if an operation finds another value than that which it is to read, or if a result is overwritten.
 
     Args:
         segments: The operations.
@@ -34,22 +34,36 @@ def check_accesses(segments: Sequence[Segment], bases: Mapping[Base, int | None]
         for op in segment.products:
             for chunk in _CHUNKS:
                 memory.run(op, chunk)
+    memory.check_results()
 
 
-class _Elements(NamedTuple):
-    """Elements of a slot of the arena, or of a tensor's rows."""
+class _Piece(NamedTuple):
+    """Elements of a base."""
 
-    where: Any
+    base: Base
     which: slice
 
-    def overlaps(self, other: "_Elements") -> bool:
-        """Returns whether an element is among both."""
-        apart = self.which.stop <= other.which.start or other.which.stop <= self.which.start
-        return self.where == other.where and not apart
+    def meets(self, other: "_Piece", slots: Mapping[Base, int | None]) -> bool:
+        """Whether another piece may be of the same memory."""
+        overlap = self.which.start < other.which.stop and other.which.start < self.which.stop
+        if self.base is other.base:
+            return overlap
+        if Place.ARENA in (self.base.place, other.base.place):
+            return self.base.place == other.base.place and slots[self.base] == slots[other.base]
+        return self.base.tensor == other.base.tensor and self.base.place == other.base.place == Place.ROWS and overlap
+
+
+def _piece(view: View, begin: int, count: int) -> _Piece:
+    """Returns `count` elements of a view's base, with the view's step, from element `begin` on."""
+    base, offset = view.base.root()
+    begin += offset
+    which = slice(begin, begin + (1 + view.step * (count - 1) if count else 0), max(view.step, 1))
+    assert base.place == Place.LITERAL or which.stop <= base.n, f"engine native: access to {which} of {base.n} elements"
+    return _Piece(base, which)
 
 
 class _Memory:
-    """The number of the base whose values each element of a slot, or of a tensor's rows, holds; of each chunk."""
+    """For each chunk, the number of the base whose values the elements of slots and of rows hold."""
 
     def __init__(self, segments: Sequence[Segment], bases: Mapping[Base, int | None], slots: Sequence[Slot]):
         made = {op.to.base.root()[0] for segment in segments for ops in segment for op in ops if op.to}
@@ -64,38 +78,34 @@ class _Memory:
         for child, tensor in _gathers(op):
             if (tensor, chunk) in self._children:
                 _refuse(op, f"gathers rows of {tensor} of child {child}, which are overwritten")
-        read = [self._read(op, view, count, chunk) for view, count in _reads(op)]
+        reads = [_piece(view, view.offset, count) for view, count in _reads(op)]
+        writes = [_piece(op.to, op.to.offset + begin, count) for begin, count in _writes(op) if op.to]
+        if any(a.meets(b, self._bases) for a in reads for b in writes):
+            _refuse(op, "writes where it reads")
+        for piece in reads:
+            self._read(op, piece, chunk)
+        for piece in writes:
+            self._write(op, piece, chunk)
         if op.opcode == Opcode.SCATTER:
             self._scatter(op, chunk)
-        for begin, count in _writes(op):
-            assert op.to is not None
-            if any(map(self._write(op, op.to, begin, count, chunk).overlaps, read)):
-                _refuse(op, "writes where it reads")
 
-    def _read(self, op: Op, view: View, count: int, chunk: int) -> "_Elements":
-        """Returns what it reads."""
-        base, begin = view.base.root()
-        if base.place in (Place.STATIC, Place.LITERAL):
-            return _Elements(base, slice(0, 0))
-        begin += view.offset
-        which = slice(begin, begin + 1 + view.step * (count - 1), max(view.step, 1))
-        if which.stop > base.n:
-            _refuse(op, f"reads beyond a value of {base.n} elements")
+    def check_results(self) -> None:
+        """Asserts that nothing has overwritten what the operations stored in rows."""
+        for base, number in self._number.items():
+            if number and base.place == Place.ROWS:
+                assert all((self._rows_of(base, chunk) == number).all() for chunk in _CHUNKS), f"{base.tensor} is overwritten"
+
+    def _read(self, op: Op, piece: "_Piece", chunk: int) -> None:
+        base, which = piece
         if base.place == Place.ARENA:
             held, known = self._arena.get(self._slot(op, base), (None, {}))
             if held is not base or chunk not in known or not known[chunk][which].all():
                 _refuse(op, "reads a value of the arena that is not there")
-            return _Elements(self._bases[base], which)
-        if (self._rows_of(base, chunk)[which] != self._number[base]).any():
+        elif base.place == Place.ROWS and (self._rows_of(base, chunk)[which] != self._number[base]).any():
             _refuse(op, f"reads rows of {base.tensor} that are overwritten, or not yet written")
-        return _Elements(base.tensor, which)
 
-    def _write(self, op: Op, to: View, begin: int, count: int, chunk: int) -> "_Elements":
-        """Returns what it writes."""
-        base, offset = to.base.root()
-        which = slice(begin + offset + to.offset, begin + offset + to.offset + count)
-        if which.stop > base.n:
-            _refuse(op, f"writes beyond a value of {base.n} elements")
+    def _write(self, op: Op, piece: "_Piece", chunk: int) -> None:
+        base, which = piece
         if base.place == Place.ARENA:
             slot = self._slot(op, base)
             held, known = self._arena.get(slot, (None, {}))
@@ -103,11 +113,10 @@ class _Memory:
                 known = {}
             self._arena[slot] = base, known
             known.setdefault(chunk, np.zeros(base.n, bool))[which] = True
-            return _Elements(slot, which)
-        if base.place != Place.ROWS:
+        elif base.place == Place.ROWS:
+            self._rows_of(base, chunk)[which] = self._number[base]
+        else:
             _refuse(op, "writes a constant")
-        self._rows_of(base, chunk)[which] = self._number[base]
-        return _Elements(base.tensor, which)
 
     def _scatter(self, op: Op, chunk: int) -> None:
         """A row is added to any number of times, but overwritten once. Child -1 stands for all children."""

@@ -150,16 +150,22 @@ def _with_bias(ops: Sequence[Op]) -> list[Op]:
 
 
 def _with_copies(ops: Sequence[Op]) -> list[Op]:
-    """Returns the operations in which what overwrites rows reads copies of rows that are overwritten."""
+    """Returns the operations in which what overwrites rows reads copies of rows that are overwritten.
+
+    What lies already where it is to be stored stays there.
+    """
     overwritten = {op.to.base.tensor for op in ops if op.last and op.to}
     found = []
     for op in ops:
-        for n, view in enumerate(op.sources if op.last else ()):
-            base, _ = view.base.root()
+        if op.last:
+            (view,) = op.sources
+            base, begin = view.base.root()
             if base.place == Place.ROWS and base.tensor in overwritten:
+                if op.to and op.to.base.tensor == base.tensor and begin + view.offset == 0 and view.step == 1:
+                    continue
                 copy = View(Base(op.n, op.domain))
                 found.append(Op(Opcode.ELEMENTWISE, op.domain, op.n, copy, CODE["copy"], [view]))
-                op = dataclasses.replace(op, sources=[*op.sources[:n], copy, *op.sources[n + 1 :]])
+                op = dataclasses.replace(op, sources=[copy])
         found.append(op)
     return found
 
