@@ -1,5 +1,8 @@
 // Elementwise equations: one function for each, looped over the rows of a tile. Integers and booleans are 32 bits wide.
 #pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "vectors.h"

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from cavs.kernels._cpu.build import VARIANTS, version
+from cavs.kernels._cpu.cores import usable_cores
 
 NATIVE_LEVELS, NATIVE_GRADIENTS = "cavs_levels", "cavs_gradients"  # the names of the handlers
 _FLAGS = {"avx512": {"avx512f", "avx512dq", "avx512vl", "avx512bw", "fma"}, "avx2": {"avx2", "fma"}, "neon": set()}
@@ -31,6 +32,7 @@ def native_unavailable() -> str | None:
     own.restype = ctypes.c_char_p
     if own().decode() != version():
         return "its library was compiled from other sources (run python -m cavs.kernels._cpu)"
+    library.cavs_threads(usable_cores())
     for name in (NATIVE_LEVELS, NATIVE_GRADIENTS):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return None
