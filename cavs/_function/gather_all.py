@@ -5,7 +5,7 @@ Here `fn` takes the leaves of one child's state, as they are stored (see `_funct
 
 import inspect
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import opened
+from cavs._function.jaxprs import Jaxpr
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
 from cavs._graphs.pytree import PyTree
 
@@ -96,15 +96,14 @@ def _of_child(fn: OfChild, child: list[jax.Array], count: jax.Array, call: int) 
 
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in child]
     closed, out = jax.make_jaxpr(fn, return_shape=True)(shapes)
-    jaxpr, entered = opened(closed)[0], [enter_p.bind(x, call=call) for x in child]
+    jaxpr, entered = cast(Jaxpr, closed.jaxpr), [enter_p.bind(x, call=call) for x in child]
     rules, apart = any(map(has_rule, jaxpr.eqns)), [differentiated(x) for x in closed.consts]
 
     def to_child(x: jax.Array) -> jax.Array:
         return spread(varying(x, count) if rules and is_float(x) else x, call)  # a parameter would not stay spread
 
     consts = [to_child(x) if is_apart else x for x, is_apart in zip(closed.consts, apart, strict=True)]
-    own = [*apart, *(True for _ in child)]
-    leaves = with_rules_per_child(jaxpr, [*consts, *entered], own, to_child) if rules else eval_jaxpr(jaxpr, consts, *entered)
+    leaves = with_rules_per_child(jaxpr, consts, apart, entered, to_child) if rules else eval_jaxpr(jaxpr, consts, *entered)
     return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
 
@@ -112,11 +111,10 @@ def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Arr
     """Traces a call of `gather_all` in plain JAX, over `count` children that are stacked and padded to `size`."""
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in child]
     closed, like = jax.make_jaxpr(fn, return_shape=True)(shapes)
-    own = [*(False for _ in closed.consts), *(True for _ in child)]
+    apart = [False for _ in closed.consts]
 
     def of_one(slot: jax.Array, *stored: jax.Array) -> PyTree:
-        given = [*closed.consts, *stored]
-        leaves = with_rules_per_child(opened(closed)[0], given, own, lambda x: varying(x, slot))
+        leaves = with_rules_per_child(cast(Jaxpr, closed.jaxpr), closed.consts, apart, stored, lambda x: varying(x, slot))
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     out = jax.vmap(of_one)(jnp.arange(size), *(stack_p.bind(x, size=size) for x in child))

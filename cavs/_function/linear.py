@@ -101,7 +101,7 @@ def _of_body(body: Jaxpr, of: Sequence[_Way]) -> list[_Way]:
 
 def _of_scan(eqn: Eqn, of: list[_Way]) -> list[_Way]:
     body, _ = opened(eqn.params["jaxpr"])
-    consts, carry, xs = scan_parts(eqn.params, of)  # type: ignore[arg-type]; any sequence
+    consts, carry, xs = scan_parts(eqn.params, of)
     while True:
         outs = _of_body(body, [*consts, *carry, *xs])
         after = [_sum(pair) for pair in zip(carry, outs, strict=False)]

@@ -100,20 +100,21 @@ def with_rules_per_vertex(program: Program, known: Domains, some_row: Var) -> Pr
 
 
 def with_rules_per_child(
-    jaxpr: Jaxpr, given: Sequence[Any], own: Sequence[bool], vary: Callable[[jax.Array], jax.Array]
+    jaxpr: Jaxpr, consts: Sequence[Any], apart: Sequence[bool], child: Sequence[Any], vary: Callable[[jax.Array], jax.Array]
 ) -> list[Any]:
     """Evaluates a function of a child of a vertex with the operands of `to_vary` different for each child.
 
     Args:
         jaxpr: of the function.
-        given: what it closes over, and its arguments.
-        own: which of these differ by child.
+        consts: what it closes over.
+        apart: which of these differ by child.
+        child: its arguments.
         vary: returns a value as one of each child.
     """
     eqns: list[Eqn] = []
     outs = inlined(jaxpr, {}, eqns)
-    variables = [*jaxpr.constvars, *jaxpr.invars]
-    env, differ = dict(zip(variables, given, strict=True)), {v for v, x in zip(variables, own, strict=True) if x}
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *child], strict=True))
+    differ = {*(v for v, x in zip(jaxpr.constvars, apart, strict=True) if x), *jaxpr.invars}
     for eqn in eqns:
         args = [env[x] if is_var(x) else x.val for x in eqn.invars]
         places = to_vary(eqn, [is_var(x) and x in differ for x in eqn.invars])
@@ -168,7 +169,7 @@ def _through(body: Jaxpr, own: Sequence[bool]) -> tuple[list[bool], bool]:
 
 def _through_scan(eqn: Eqn, own: Sequence[bool]) -> tuple[list[bool], bool]:
     body, _ = opened(eqn.params["jaxpr"])
-    consts, carry, xs = scan_parts(eqn.params, own)  # type: ignore[arg-type]; any sequence
+    consts, carry, xs = scan_parts(eqn.params, own)
     while True:
         outs, inside = _through(body, [*consts, *carry, *xs])
         after = [x or y for x, y in zip(carry, outs, strict=False)]
