@@ -45,27 +45,21 @@ def _chunk(command: Sequence[str], left: list[int], limit: float, end: float, re
     """Runs seeds in one process, and in another one after each seed that ended it."""
     while left and time.monotonic() < end:
         with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen([*command, *map(str, left)], stdout=subprocess.PIPE, stderr=errors, text=True)
-            begin, late = time.monotonic(), False
-            while left and (line := _line(process, limit)) is not None:
-                if line.startswith(START):
-                    report(json.loads(line))
-                    left.pop(0)
-                    begin = time.monotonic()
-                if time.monotonic() > end:
-                    process.kill()
-                    process.wait()
-                    return
-            process.kill()
-            code = process.wait()
-            if left:
-                late = time.monotonic() - begin >= limit
+            with subprocess.Popen([*command, *map(str, left)], stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+                begin = time.monotonic()
+                while left and time.monotonic() < end and (line := _line(process, limit)) is not None:
+                    if line.startswith(START):
+                        report(json.loads(line))
+                        left.pop(0)
+                        begin = time.monotonic()
+                seconds = time.monotonic() - begin
+                process.kill()
+            if left and time.monotonic() < end:
                 errors.seek(max(0, errors.seek(0, 2) - 1500))
-                what = f"no result within {limit:.0f} s" if late else f"the process ended: {_name(code)}"
-                report(
-                    {"seed": left.pop(0), "status": "crashed", "what": what, "text": errors.read(), "engine": "", "how": ""}
-                    | {"seconds": round(time.monotonic() - begin, 2)}
-                )
+                ended = f"the process ended: {_name(process.returncode)}"
+                what = f"no result within {limit:.0f} s" if seconds >= limit else ended
+                line = {"seed": left.pop(0), "status": "crashed", "engine": "", "how": "", "what": what}
+                report(line | {"text": errors.read(), "seconds": round(seconds, 2)})
 
 
 def _line(process: subprocess.Popen[str], limit: float) -> str | None:

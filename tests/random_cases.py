@@ -6,8 +6,10 @@ import math
 import pprint
 from typing import Any
 
+import jax
 import numpy as np
 
+import cavs
 from tests import random_odd as odd
 from tests.per_vertex import Graph
 from tests.random_blocks import gather, gather_all, statement
@@ -88,12 +90,17 @@ limited_product.defvjp(lambda x, w: ((y := jnp.tanh(x @ w)), (x, w, y)), limited
 """
 
 
+WAYS: dict[str, Any] = {"eager": lambda fn: fn, "jit": jax.jit, "concurrent_jit": cavs.concurrent_jit}
+LOSSES = ("sum", "total", "mean of graphs", "mean of vertices", "mean of some", "ratio of totals")
+
+
 @dataclasses.dataclass
 class Options:
     """The options of a case. `engine` is "scan", "native", "persistent-interpret", or None for the one that `cavs.run` selects.
 
-    `way` is "eager", "jit" or "concurrent_jit"; with `closed` what is compiled closes over the schedule. `fixed` has the names
-    of parameters, inputs and edges that are not differentiated.
+    `way` is one of `WAYS`; with `closed` what is compiled closes over the schedule. `fixed` has the names of parameters, inputs
+    and edges that are not differentiated. With `parts`, the case is one of `LOSSES` over the batch in so many parts, by
+    `cavs.memory.plan` or `sub_batched`.
     """
 
     float32: bool = False
@@ -109,6 +116,9 @@ class Options:
     precision: str = "highest"
     fixed: tuple[str, ...] = ()
     names: dict[str, str] = dataclasses.field(default_factory=dict)  # what is to become of named values: "keep", "recompute"
+    parts: int = 0
+    loss: str = "sum"
+    sub_batched: bool = False
 
     @property
     def traced(self) -> bool:
@@ -118,7 +128,7 @@ class Options:
     @property
     def how(self) -> str:
         """The transformations that `cavs.run` runs under."""
-        return self.way + " of vmap" * self.vmap
+        return self.way + (" of parts" if self.parts else " of vmap" * self.vmap)
 
 
 @dataclasses.dataclass
@@ -154,11 +164,12 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
     def chance(p: float) -> bool:
         return bool(rng.random() < p)
 
-    options.way = str(rng.choice(["eager", "jit", "concurrent_jit"], p=[0.4, 0.35, 0.25]))
+    options.way = str(rng.choice([*WAYS], p=[0.4, 0.35, 0.25]))
     options.closed = options.way != "eager" and chance(0.3)
     options.at, options.checkpoint, options.nets = chance(0.3), chance(0.15), chance(0.15)
     options.vmap = chance(0.15) and engine != "persistent-interpret"
-    options.optimizations = {name: False for name in ("fusion", "eager", "lazy") if chance(0.04 if engine == "native" else 0.15)}
+    off = 0.04 if engine == "native" else 0.15
+    options.optimizations = {name: False for name in ("fusion", "eager", "lazy") if chance(off)}
     if engine == "persistent-interpret":
         options.optimizations.pop("lazy", None)
         options.checkpoint = False  # JAX's interpreter of kernels has effects, which jax.checkpoint refuses
@@ -174,6 +185,11 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
     if chance(0.35):
         options.fixed = tuple(x for x in (*program.params, *leaves) if chance(0.5))
     options.names = _named(rng, program)
+    parts = [n for n in (2, 3, 4, len(forest)) if len(forest) > 1 and len(forest) % n == 0 and (n != 3 or len(forest) % 2)]
+    if chance(0.1) and parts and engine != "persistent-interpret" and "k" not in program.inputs:
+        # Of all options, these fit a loss over parts of a batch.
+        options = Options(float32, engine, options.way, optimizations=options.optimizations, precision=precision)
+        options.parts, options.loss, options.sub_batched = int(rng.choice(parts)), str(rng.choice(LOSSES)), chance(0.4)
     return Case(seed, program, forest, kinds, options)
 
 

@@ -111,11 +111,11 @@ def arithmetic(g: Maker) -> Var:
 
 
 REDUCED = {
-    "i": ["jnp.bitwise_or.reduce({0})", "jnp.bitwise_and.reduce({0} | 1)", "{0}.max()", "{0}.min()", "{0}.sum(dtype=jnp.int32)"],
-    "b": ["{0}.any()", "{0}.all()", "{0}.sum(dtype=jnp.int32) > 1", "~{0}.any()"],
+    "i": ["jnp.bitwise_or.reduce({0})", "jnp.bitwise_and.reduce({0} | 1)", "{0}.max()", "{0}.min()", "{0}.sum(dtype='int32')"],
+    "b": ["{0}.any()", "{0}.all()", "{0}.sum(dtype='int32') > 1", "~{0}.any()"],
 }
 MORE_REDUCED = {
-    "i": ["jnp.bitwise_xor.reduce({0})", "jnp.prod({0}, dtype=jnp.int32)", "jnp.argmax({0})", "jnp.argmin({0} * 3 & 5)"],
+    "i": ["jnp.bitwise_xor.reduce({0})", "jnp.prod({0}, dtype='int32')", "jnp.argmax({0})", "jnp.argmin({0} * 3 & 5)"],
     "b": ["jnp.argmax({0}) == 0", "jnp.bitwise_xor.reduce({0})", "jnp.logical_and.reduce({0})"],
 }
 

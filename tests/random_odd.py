@@ -12,13 +12,22 @@ def _largest(a: float, b: float) -> float:
     return max(abs(a), abs(b))
 
 
-# template, bounds of its result for values in (lo, hi), and the lowest level that may have it. Gradients are finite.
+# template, bounds of its result for values in (lo, hi), and the lowest level that may have it. Gradients are finite. Signs of
+# zeros become values here. They are those of products that are certain: sums of zeros in another order have other signs.
 LITERALS: list[tuple[str, Bounds, int]] = [
-    ("jax.lax.atan2(jnp.full_like({0}, -0.0), {0})", lambda a, b: (-3.2, 3.2), PERSISTENT),
-    ("jnp.arctan2({0} * 0.0, jnp.full_like({0}, -1.0))", lambda a, b: (-3.2, 3.2), ANY),
+    ("jax.lax.atan2(jnp.full_like({0}, -0.0), {0} + 0.25)", lambda a, b: (-3.2, 0), PERSISTENT),
+    ("jax.lax.atan2(jnp.full_like({0}, 0.0), {0} - 0.25)", lambda a, b: (0, 3.2), PERSISTENT),
+    ("jnp.arctan2(({0} + 0.25) * 0.0, jnp.full_like({0}, -1.0))", lambda a, b: (-3.2, 3.2), ANY),
     ("jnp.copysign({0}, jnp.zeros_like({0}) * -1.0)", lambda a, b: (-_largest(a, b), 0), ANY),
     ("jnp.copysign({0}, jnp.full_like({0}, -0.0))", lambda a, b: (-_largest(a, b), 0), ANY),
-    ("jnp.tanh(1 / (jax.lax.stop_gradient({0}) * 0.0))", lambda a, b: (-1, 1), NATIVE),
+    ("jnp.copysign(jnp.full_like({0}, 0.5), ({0} - 0.25) * -0.0)", lambda a, b: (-0.5, 0.5), ANY),
+    ("jnp.copysign(jnp.full_like({0}, 0.5), -(({0} + 0.25) * 0.0))", lambda a, b: (-0.5, 0.5), ANY),
+    ("jnp.copysign(jnp.full_like({0}, 0.5), ({0} + 0.25) / -jnp.inf)", lambda a, b: (-0.5, 0.5), ANY),
+    ("jnp.where(jnp.signbit(-jnp.abs({0}) * 0.0), 0.5, {0})", lambda a, b: (min(a, 0.5), max(b, 0.5)), ANY),
+    ("jnp.tanh(1 / ((jax.lax.stop_gradient({0}) + 0.25) * 0.0))", lambda a, b: (-1, 1), NATIVE),
+    ("jnp.tanh(1 / ((jax.lax.stop_gradient({0}) - 0.25) / -jnp.inf))", lambda a, b: (-1, 1), NATIVE),
+    ("jnp.tanh(1 / -(jax.lax.stop_gradient({0} - 0.25) * 0.0))", lambda a, b: (-1, 1), NATIVE),
+    ("jnp.tanh(1 / (jnp.full_like({0}, -0.0) + -0.0)) * {0}", lambda a, b: (-b, -a), NATIVE),
     ("jnp.tanh(1 / jnp.full_like({0}, -0.0)) * {0}", lambda a, b: (-b, -a), PERSISTENT),
     ("jnp.tanh(1 / (jnp.zeros_like({0}) * -2.0)) + {0}", lambda a, b: (a - 1, b - 1), NATIVE),
     ("jnp.where(jnp.isnan({0} + jnp.nan), {0}, 0.3)", lambda a, b: (min(a, 0.3), max(b, 0.3)), NATIVE),
@@ -28,12 +37,11 @@ LITERALS: list[tuple[str, Bounds, int]] = [
     ("jnp.minimum(jnp.where({0} > 0.3, jnp.inf, {0}), 0.7)", lambda a, b: (min(a, 0.7), 0.7), PERSISTENT),
     ("jnp.exp(jnp.where({0} > 0.1, -{0}, -jnp.inf))", lambda a, b: (0, 1), PERSISTENT),
     ("1 / (jnp.abs({0}) + jnp.inf)", lambda a, b: (0, 0), NATIVE),
-    ("{0} / -jnp.inf", lambda a, b: (0, 0), PERSISTENT),
-    ("-({0} * 0.0)", lambda a, b: (0, 0), PERSISTENT),
     ("({0} + -0.0)", lambda a, b: (a, b), PERSISTENT),
     ("(0.0 - {0})", lambda a, b: (-b, -a), PERSISTENT),
-    ("jnp.where(jnp.isfinite({0} / jnp.zeros_like({0})), 0.5, {0})", lambda a, b: (min(a, 0.5), max(b, 0.5)), NATIVE),
-    ("jnp.nan_to_num(jax.lax.stop_gradient({0}) / 0.0, nan=0.1, posinf=1.0, neginf=-1.0)", lambda a, b: (-1, 1), NATIVE),
+    ("jnp.where(jnp.isfinite(({0} + 0.25) / jnp.zeros_like({0})), 0.5, {0})", lambda a, b: (min(a, 0.5), max(b, 0.5)), NATIVE),
+    ("jnp.nan_to_num(jax.lax.stop_gradient({0} + 0.25) / 0.0, nan=0.1, posinf=1.0, neginf=-1.0)", lambda a, b: (-1, 1), NATIVE),
+    ("jnp.nan_to_num(jax.lax.stop_gradient({0}) / -jnp.zeros_like({0}), posinf=0.2, neginf=0.4)", lambda a, b: (0, 0.4), ANY),
 ]
 SATURATED: list[tuple[str, Bounds, int]] = [
     ("jnp.tanh(40 * {0})", lambda a, b: (-1, 1), PERSISTENT),
@@ -51,7 +59,7 @@ SATURATED: list[tuple[str, Bounds, int]] = [
 RULES = ["limited({0})", "evened({0})", "signs({0})"]
 # What is pushed and nothing reads: not finite, in the result or in the derivative.
 NOT_FINITE = [
-    "1 / (jax.lax.stop_gradient({0}) * 0.0)",
+    "1 / (jax.lax.stop_gradient({0} + 0.25) * 0.0)",
     "1 / jnp.full_like({0}, -0.0) + {0}",
     "({0} * jnp.inf) * 0.0",
     "jnp.full_like({0}, -jnp.inf) + {0}",
@@ -60,7 +68,7 @@ NOT_FINITE = [
     "jnp.where({0} > 0.1, jnp.inf, -jnp.inf)",
     "jnp.log(jax.lax.stop_gradient({0}) * 0.0)",
     "jnp.sqrt(jnp.minimum(jax.lax.stop_gradient({0}), -0.5))",
-    "{0} + 0.0 * (jax.lax.stop_gradient({0}) / 0.0)",
+    "{0} + 0.0 * (jax.lax.stop_gradient({0} + 0.25) / 0.0)",
     "jnp.zeros_like({0}) * (jax.lax.stop_gradient({0}) / 0)",
     "jnp.zeros_like({0}) / (jax.lax.stop_gradient({0}) * 0)",
 ]
@@ -81,7 +89,7 @@ def _one_of(g: Maker, table: list[tuple[str, Bounds, int]]) -> Var:
 
 
 def ruled(g: Maker) -> Var:
-    """A function with a rule of its own. Its arguments may be the same for all vertices: parameters, constants, zeros of leaves."""
+    """A function with a rule of its own, also of what is the same for all vertices: parameters, constants, zeros of leaves."""
     n = g.choose(g.widths)
     if g.chance(0.3):
         x = g.emit((n,), g.choose([g.param((n,)), f"jnp.full(({n},), 0.25, D)"]), [], -1.5, 1.5)

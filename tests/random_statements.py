@@ -40,7 +40,11 @@ UNARY: list[tuple[str, Callable[[float, float], tuple[float, float]], int]] = [
     ("(1.2 + {0} * {0}) ** -2", lambda a, b: (0, 1), PERSISTENT),
     ("(1.5 + jnp.sin({0})) ** {0}", lambda a, b: (0, 250), PERSISTENT),
     ("jnp.sign({0} - 0.03) * {0}", lambda a, b: (-max(abs(a), abs(b)), max(abs(a), abs(b))), PERSISTENT),
-    ("jax.lax.clamp(-0.4, {0}, jnp.full_like({0}, 0.6))", lambda a, b: (max(-0.4, min(a, 0.6)), min(0.6, max(b, -0.4))), NATIVE),
+    (
+        "jax.lax.clamp(-0.4, {0}, jnp.full_like({0}, 0.6))",
+        lambda a, b: (max(-0.4, min(a, 0.6)), min(0.6, max(b, -0.4))),
+        NATIVE,
+    ),
     ("jnp.floor(2 * {0} + 0.07)", lambda a, b: (2 * a - 1, 2 * b + 1), NATIVE),
     ("jnp.ceil(3 * {0} - 0.02) / 3", lambda a, b: (a - 1, b + 1), NATIVE),
     ("jnp.round(2 * {0} + 0.03)", lambda a, b: (2 * a - 1, 2 * b + 1), ANY),
