@@ -80,7 +80,7 @@ def compiled(
                 return engine.prefers(plan.fixing(*fixed), shape, kinds).keeping(wanted)
 
             sweep = _sweep(kept, shape, kinds, engine)
-        plan.sweeps[key] = jax.jit(differentiable(sweep, kernels=engine.launches)), name_of(engine)
+        plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)
     found, name = plan.sweeps[key]
     engines.add(name)
     return found
