@@ -68,7 +68,6 @@ class Delivery:
         planned, count = epoch.planned, epoch.length or (None if len(some) == 1 else len(some))
         axes = tuple(n for n in (count, self._axis) if n is not None)
         parts = [batch * self.units + unit for batch in some for unit in self._here]
-        samples, present = ([of[part] for part in parts] for of in (planned.samples, planned.present))
         graphs = [[of[part] for part in parts] for of in planned.graphs]
         shapes, room = self._shapes.all[int(planned.shape[some[0]])], math.prod(axes)
         stacks = [s.stack(of, shape, room) for s, of, shape in zip(self._schedulers, graphs, shapes, strict=True)]
@@ -76,35 +75,37 @@ class Delivery:
             found = (
                 [Schedule(stack[i], shape) for stack, shape in zip(stacks, shapes, strict=True)] for i in range(len(parts))
             )
+            samples = [planned.samples[part] for part in parts]
+            present = [planned.present.get(part) for part in parts]
             tree = joined(map(self._collated, samples, present, zip(*graphs, strict=True), found), axes)
         else:
-            self._remove_labels(stacks, shapes, present)
+            for i, part in enumerate(parts):
+                if part in planned.present:
+                    self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
             tree = self._one_or_several(
                 [Schedule(stack.reshape(*axes, -1), shape) for stack, shape in zip(stacks, shapes, strict=True)]
             )
         return Batches(tree, count, self._settings.mesh, None if epoch.length is None else np.int32(len(some)))
 
     def _collated(
-        self, numbers: np.ndarray, present: np.ndarray, picked: Sequence[np.ndarray], scheds: Sequence[Schedule]
+        self, numbers: np.ndarray, present: np.ndarray | None, picked: Sequence[np.ndarray], scheds: Sequence[Schedule]
     ) -> PyTree:
         """What `collate` returns for one batch or one of its parts; `picked` are its graphs in each data set."""
         assert self._settings.collate is not None
+        present = np.ones(len(numbers), bool) if present is None else present
         graphs = [DeferredGraphs.of(m.graphs, some) for m, some in zip(self._members, picked, strict=True)]
         return self._settings.collate(Sample(numbers, present, self._one_or_several(graphs), self._one_or_several(scheds)))
 
     def _one_or_several(self, of_members: Sequence[Any]) -> Any:
         return tuple(of_members) if self._several else of_members[0]
 
-    def _remove_labels(self, stacks: Sequence[np.ndarray], shapes: Sequence[Shape], present: Sequence[np.ndarray]) -> None:
-        """Sets the labels of stand-ins to -1."""
-        for i, there in enumerate(present):
-            if there.all():
-                continue
-            for member, stack, shape in zip(self._members, stacks, shapes, strict=True):
-                if member.pick is None and "label" in shape.fields:
-                    sched = Schedule(stack[i], shape)
-                    sizes = np.diff(sched.graph_end, prepend=0)
-                    sched.label[: sizes.sum()][~there.repeat(sizes)] = -1
+    def _remove_labels(self, batch: Sequence[np.ndarray], shapes: Sequence[Shape], present: np.ndarray) -> None:
+        """Sets the labels of stand-ins to -1, in the integers of a batch's schedules."""
+        for member, data, shape in zip(self._members, batch, shapes, strict=True):
+            if member.pick is None and "label" in shape.fields:
+                sched = Schedule(data, shape)
+                sizes = np.diff(sched.graph_end, prepend=0)
+                sched.label[: sizes.sum()][~present.repeat(sizes)] = -1
 
     def yielded(self, batches: Batches) -> PyTree:
         """What a loop over the loader gets."""

@@ -40,13 +40,13 @@ class Planned(NamedTuple):
 
     Attributes:
         samples: of each batch and device, the samples.
-        present: of each batch and device, which samples are not stand-ins, (B,) bool.
+        present: of batches and devices with stand-ins, by their place in `samples`, which samples are not stand-ins, (B,) bool.
         graphs: of each member, the graphs of each batch and device, K * D arrays, batch by batch.
         shape: (K,) the number of the shape of each batch, the same on all devices.
     """
 
     samples: list[np.ndarray]
-    present: list[np.ndarray]
+    present: dict[int, np.ndarray]
     graphs: list[list[np.ndarray]]
     shape: np.ndarray
 
@@ -124,11 +124,13 @@ def dealt(sizes: np.ndarray, devices: int) -> np.ndarray:
     return np.ascontiguousarray(by_size.T)
 
 
-def plan_samples(batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def plan_samples(
+    batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int
+) -> tuple[list[np.ndarray], dict[int, np.ndarray]]:
     """Deals batches to devices.
 
     Args:
-        batches: the samples of each batch. A row may contain -1: the smallest sample stands in for it.
+        batches: the samples of each batch. A row may end with -1: the smallest sample stands in for it.
         sizes: the cost of each sample.
         devices: the number of devices, or of parts.
 
@@ -139,17 +141,20 @@ def plan_samples(batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int)
         ValueError: a batch cannot be dealt equally.
     """
     smallest = int(sizes.argmin())
-    samples, present = [], []
+    samples: list[np.ndarray] = []
+    present: dict[int, np.ndarray] = {}
     for some in batches:
         if len(some) % devices:
             raise ValueError(
                 f"Loader: batches: got a batch of {counted(len(some), 'graph')} for {devices} devices or parts; expected a "
                 "multiple of their number."
             )
-        there = some >= 0
-        if not there.all():
+        there = None
+        if some[-1] < 0:
+            there = some >= 0
             some = np.where(there, some, smallest)
         for part in dealt(sizes[some], devices) if devices > 1 else (slice(None),):
+            if there is not None:
+                present[len(samples)] = there[part]
             samples.append(some[part])
-            present.append(there[part])
     return samples, present
