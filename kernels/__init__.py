@@ -8,6 +8,16 @@ from cavs.kernels._cpu.library import (
     native_unavailable as native_unavailable,
 )
 from cavs.kernels._cpu.operations import NATIVE_OPERATIONS as NATIVE_OPERATIONS
+from cavs.kernels._cpu.schedule import (
+    BAD_GRAPHS as BAD_GRAPHS,
+    BAD_INDEX as BAD_INDEX,
+    LAYOUT as LAYOUT,
+    NO_ROOM as NO_ROOM,
+    TOO_LARGE as TOO_LARGE,
+    CutTables as CutTables,
+    GraphArrays as GraphArrays,
+    schedule_library as schedule_library,
+)
 from cavs.kernels._layout import tuned as tuned
 from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_MEMORY, LaunchConfig as LaunchConfig
 from cavs.kernels._layout.layout import layout_of as layout_of

@@ -107,7 +107,7 @@ def test_padding_adds_nothing_in_a_batch_without_vertices_with_children(chains: 
     """What the library leaves in the rows of the eager part is then no vertex's, and z = 0 makes the gradient of "b" NaN."""
     chains_and_leaves = cavs.from_parents([*[[*range(1, 12), -1]] * chains, *[[-1]] * max(chains, 6)])
     given = [range(chains), range(chains, chains + max(chains, 6))]
-    _, sched = cavs.data.Loader(chains_and_leaves, given, seed=None, workers=0, steps=1, shapes=1)
+    _, sched = cavs.data.Loader(chains_and_leaves, given, seed=None, steps=1, shapes=1)
     assert sched.shape.inner[0] and not int(sched.inner_count[0])
 
     def f(params: Any, v: cavs.Vertex) -> None:

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from cavs._feed.schedules import planned_schedules
 from cavs._feed.settings import Sample
 from cavs._function.asked import keep
 from cavs._function.names import Names, check_known
@@ -17,11 +16,12 @@ from cavs._memory.buffers import Peak
 from cavs._memory.search import WINDOWS, Choice
 from cavs._memory.sub_batches import deal, summed_over_parts
 from cavs._memory.traced import traced_peak
-from cavs._schedule.buckets import covers
+from cavs._schedule.batches import StackScheduler
 from cavs._schedule.few import few_shapes
 from cavs._schedule.level_segments import SegmentedSchedule, in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
+from cavs._schedule.shapes import covers
 
 Collate: TypeAlias = Callable[[Sample], PyTree]
 Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its graphs, the graphs, and the schedule
@@ -83,12 +83,12 @@ def scheduled(graphs: Graphs, parts: list[np.ndarray], choice: Choice, like: Sch
     options = options_of("plan", graphs, "batching", True, False, WINDOWS[choice.keep], None, fields, None)
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
     shape = like.shape if like is not None and covers(like.shape, needed) else needed
-    found = planned_schedules(graphs, ((part, 0) for part in parts), options._replace(fixed=(shape,)), 0)
+    each = [graphs[part] for part in parts]
+    scheds = [Schedule(data, shape) for data in StackScheduler(graphs, options).stack(parts, shape)]
     if choice.segments > 1:
-        whole = list(found)
         known = like.segment_shape if isinstance(like, SegmentedSchedule) else None
-        found = zip([g for g, _ in whole], in_segments(whole, options, choice.segments, known), strict=True)
-    return ((part, *some) for part, some in zip(parts, found, strict=True))
+        scheds = in_segments(list(zip(each, scheds, strict=True)), options, choice.segments, known)
+    return zip(parts, each, scheds, strict=True)
 
 
 def stacked(parts: Iterable[Part], collate: Collate) -> PyTree:

@@ -46,7 +46,7 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
             f"deal: count: got {count!r} for {counted(len(graphs), 'graph')}; expected a divisor of the number of graphs, so "
             "that all sub-batches have one shape. Write a batch size that is a multiple of count."
         )
-    sizes, levels = np.diff(graphs.vertex_offsets), graphs._widths.levels
+    sizes, levels = np.diff(graphs.vertex_offsets), graphs._facts.levels
     plain, each = _in_turn(sizes, count), len(graphs) // count
     most = _ROWS * sizes[plain].sum(1).max()
     others = [_by_height(sizes, levels, count, alike) for alike in _ALIKE if each % alike == 0]
