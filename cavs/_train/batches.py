@@ -11,7 +11,6 @@ from cavs._feed.settings import Sample, Source
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
-from cavs._schedule.tasks import LAZY_WINDOW
 from cavs._train.data import root_rows
 
 SHAPES = 3  # the most shapes of shuffled batches; others have one
@@ -38,7 +37,6 @@ class Feed(NamedTuple):
         steps: int | None = 1,
         parts: int | None = None,
         mesh: Mesh | None = None,
-        window: int = LAZY_WINDOW,
     ) -> Loader:
         """The batches of this part, shuffled in every epoch if there is a `seed`. All have the same number of samples."""
         return Loader(
@@ -53,7 +51,6 @@ class Feed(NamedTuple):
             parts=parts,
             mesh=mesh,
             kinds=False,
-            window=window,
         )
 
 

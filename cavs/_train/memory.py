@@ -1,4 +1,4 @@
-"""`cavs train --memory`: fits a training step into a budget. Batches are divided into parts, and the backward keeps less."""
+"""`cavs train --memory`: fits a training step into a budget, in as few parts as possible. Found by compiling."""
 
 import math
 import re
@@ -16,12 +16,10 @@ from cavs._feed.settings import partial_stacks
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.buffers import Peak
 from cavs._memory.bytes import bytes_of, memory_of_gpu, text_of
-from cavs._memory.fit import compiler_options
-from cavs._memory.search import FASTEST, WINDOWS, Candidate, Choice, Search, choices_for
+from cavs._memory.fit import compiled_step, compiler_options
+from cavs._memory.search import FASTEST, Choice, Search, numbers_of_parts
 from cavs._memory.table import columns
-from cavs._memory.traced import traced_peak
 from cavs._train.batches import Feed
 from cavs._train.config import Config, TrainError
 from cavs._train.step import build_step, first_state, one_evaluation, one_step
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from cavs._train.data import Data, Samples
     from cavs._train.task import Model, Task
 
-_ENOUGH = 800  # bytes for each element of a state of each vertex: a batch that takes less fits, and is not traced
+_ENOUGH = 800  # bytes for each element of a state of each vertex: a batch that takes less fits, and is not compiled
 _LITTLE = 4 << 30  # bytes of a step for which JAX need not take most of the GPU's memory at its start
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches, if the memory suffices
 
@@ -40,7 +38,7 @@ class MemoryPlan(NamedTuple):
     """How the steps of a run are computed.
 
     Attributes:
-        choice: the number of parts of a batch, and what the backward keeps.
+        choice: the number of parts of a batch.
         evaluation: the samples of an evaluation batch.
         table: the plan as text; "" without a budget.
         compiler_options: for the step; as of `cavs.memory.BatchPlan`.
@@ -59,6 +57,7 @@ class TrainingStep:
         self._config, self._model, self._task, self._data = config, model, task, data
         self.batch = min(config.batch, len(data.train))
         self.state = jax.eval_shape(lambda: first_state(model, config, None))
+        self.options: Mapping[str, Any] = {}  # of the compiler
         self._sizes: dict[Choice, tuple[int, int]] = {}
         self._batches: dict[Choice, tuple[PyTree, Loader]] = {}
 
@@ -73,28 +72,22 @@ class TrainingStep:
         batch, loader = self._schedule(choice)
         return loader.on_device * _bytes(batch)
 
-    def peak(self, choice: Choice) -> Peak:
-        """The predicted peak of a step: state, batches, and temporary memory."""
-        batch, _ = self._schedule(choice)
-        found = traced_peak(one_step(self._model, self._config, 1, choice), self.state, batch)
-        return found._replace(bytes=found.bytes + self.inputs(choice) + _bytes(self.state))
-
-    def measure(self, choice: Choice, compiler_options: Mapping[str, Any] | None = None) -> int:
+    def measure(self, choice: Choice) -> int:
         """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
         batch, loader = self._schedule(choice)
         if (n := loader.steps) > 1:
             batch = stack_of(batch, n, partial_stacks(None))
-        step = build_step(self._model, self._config, total_steps(self._config, loader), choice, compiler_options)
+        step = build_step(self._model, self._config, total_steps(self._config, loader), choice, self.options)
         found = step.lower(self.state, batch).compile().memory_analysis()
-        if found is None:  # this backend does not report it
-            return self.peak(choice).bytes
+        if found is None:
+            raise TrainError("--memory: this backend does not report how much memory a program needs. Write --memory none.")
         return found.temp_size_in_bytes + _bytes(self.state) + self.inputs(choice)
 
     def evaluation(self, part: "Samples", batch: int) -> int:
-        """The predicted peak of an evaluation in batches of this many samples, including the state of the optimiser."""
+        """The bytes of an evaluation in batches of this many samples, including the state of the optimiser. Compiles it."""
         example = self._task.feed(self._model, part, batch).loader(batch).largest()
-        found = traced_peak(one_evaluation(self._model), self.state.weights, example)
-        return found.bytes + _bytes(example) + _bytes(self.state)
+        _, found = compiled_step(one_evaluation(self._model), (self.state.weights, example), {})
+        return found + _bytes(example) + _bytes(self.state)
 
     @property
     def noun(self) -> str:
@@ -134,7 +127,7 @@ def train_loader(feed: Feed, config: Config, choice: Choice, mesh: Mesh | None =
     parts = None if choice.parts == 1 else choice.parts
     # Evaluations every few steps, and a last step within an epoch, need dispatches of single steps.
     steps = 1 if config.save_every or config.max_steps else None
-    return feed.loader(config.batch, config.seed, steps, parts=parts, mesh=mesh, window=WINDOWS[choice.keep])
+    return feed.loader(config.batch, config.seed, steps, parts=parts, mesh=mesh)
 
 
 def total_steps(config: Config, loader: Loader) -> int:
@@ -155,17 +148,18 @@ def plan_memory(config: Config, model: "Model", task: "Task", data: "Data") -> M
     if budget is None and gpu is None:
         return whole
     work = TrainingStep(config, model, task, data)
-    search = Search(work, choices_for(work.batch, work.size(FASTEST)[0]))
-    if budget is None:
-        if gpu is None or _fits(config, work, search, gpu):
-            return whole
-        budget = gpu
-    chosen, measured = _within(work, search, budget)
-    # XLA needs more than predicted for evaluations as well.
-    limit = chosen.peak.bytes * (1 if budget == "min" else int(budget) / max(measured, chosen.peak.bytes))
-    evaluation = _evaluation(work, data, evaluation, limit)
-    table = _table(work, search, chosen, measured, budget)
-    return MemoryPlan(chosen.choice, evaluation, table, compiler_options(True, chosen.peak.bytes))
+    if budget is None and work.largest() * work.batch * config.hidden * _ENOUGH < (gpu or 0):
+        return whole
+    wanted = budget or gpu or 0
+    work.options = compiler_options(wanted, _bytes(work.state))
+    search = Search(work, [Choice(n) for n in numbers_of_parts(work.batch)])
+    chosen = search.smallest() if isinstance(wanted, str) else search.fastest(wanted)
+    if chosen is None:
+        raise TrainError(_too_small(work, search, int(wanted)))
+    if budget is None and chosen == FASTEST:
+        return whole
+    evaluation = _evaluation(work, data, evaluation, search.known[chosen] if isinstance(wanted, str) else wanted)
+    return MemoryPlan(chosen, evaluation, _table(work, search, chosen, wanted), work.options)
 
 
 def needs_little(config: Config, data: "Data") -> bool:
@@ -175,33 +169,12 @@ def needs_little(config: Config, data: "Data") -> bool:
     return rows * (config.hidden * _ENOUGH + len(data.labels) * 8) + table * 16 < _LITTLE
 
 
-def _fits(config: Config, work: TrainingStep, search: Search, limit: int) -> bool:
-    """Whether whole batches are predicted to fit a GPU."""
-    few = work.largest() * work.batch * config.hidden * _ENOUGH < limit
-    return few or search.candidate(FASTEST).peak.bytes <= limit
-
-
-def _within(work: TrainingStep, search: Search, budget: int | str) -> tuple[Candidate, int]:
-    """The fastest candidate that fits a budget when it is compiled, and its bytes; for "min" the smallest one."""
-    if not isinstance(budget, int):
-        return (least := search.smallest()), work.measure(least.choice, compiler_options(True, least.peak.bytes))
-    limit, worst = float(budget), 1.0
-    while (found := search.fastest(limit)) is not None:
-        measured = work.measure(found.choice, compiler_options(True, found.peak.bytes))
-        if measured <= budget:
-            return found, measured
-        worst = max(worst, measured / found.peak.bytes)
-        limit = min(budget / worst, found.peak.bytes - 1)
-    raise TrainError(_too_small(work, search.smallest(), budget, worst))
-
-
-def _table(work: TrainingStep, search: Search, chosen: Candidate, measured: int, budget: int | str) -> str:
-    (parts, keep, _), peak = chosen.choice, chosen.peak.bytes
-    inputs, state = work.inputs(chosen.choice), _bytes(work.state)
-    shown = (text_of(budget) if isinstance(budget, int) else budget, f"{parts} x {work.batch // parts}", keep)
-    found = (peak, measured, state, inputs, measured - state - inputs, search.smallest().peak.bytes)
-    head = ("predicted", "compiled", "weights, optimiser", "batches", "temporary", "smallest plan")
-    rows = [("budget", "parts", "keep", *head, "time"), (*shown, *map(text_of, found), f"{search.slowdown(chosen):.2f}")]
+def _table(work: TrainingStep, search: Search, chosen: Choice, budget: int | str) -> str:
+    measured, inputs, state = search.known[chosen], work.inputs(chosen), _bytes(work.state)
+    shown = text_of(budget) if isinstance(budget, int) else budget, f"{chosen.parts} x {work.batch // chosen.parts}"
+    found = map(text_of, (measured, state, inputs, measured - state - inputs, min(search.known.values())))
+    head = ("compiled", "weights, optimiser", "batches", "temporary", "smallest compiled")
+    rows = [("budget", "parts", *head, "time"), (*shown, *found, f"{search.slowdown(chosen):.2f}")]
     return "\n".join(["memory of a training step:", *columns(rows)])
 
 
@@ -218,20 +191,23 @@ def budget_of(memory: str | int | float) -> int | str | None:
         ) from error
 
 
-def _evaluation(work: TrainingStep, data: "Data", batch: int, limit: float) -> int:
-    """The largest batch for evaluation that is predicted to fit."""
+def _evaluation(work: TrainingStep, data: "Data", batch: int, limit: int) -> int:
+    """The largest batch for evaluation that fits, among halves of halves. A batch needs at least what its share needs."""
     for part in (data.dev, data.test):
-        while part is not None and batch > 1 and work.evaluation(part, batch) > limit:
-            batch //= 2
+        while part is not None and batch > 1 and (needed := work.evaluation(part, batch)) > limit:
+            state = _bytes(work.state)
+            batch >>= max(1, math.floor(math.log2((needed - state) / max(limit - state, 1))))
+            batch = max(batch, 1)
     return batch
 
 
-def _too_small(work: TrainingStep, least: Candidate, budget: int, worst: float) -> str:
-    floor = math.ceil(least.peak.bytes * worst / 1024)
+def _too_small(work: TrainingStep, search: Search, budget: int) -> str:
+    least = min(search.known, key=lambda choice: search.known[choice])
+    floor = math.ceil(search.known[least] / 1024)
     return (
-        f"--memory: got {text_of(budget)}; expected at least {text_of(1024 * floor)}, for "
-        f"{counted(least.choice.parts, 'part')}. Weights and the state of the optimiser take {text_of(_bytes(work.state))}; "
-        f"the largest {work.noun} has {counted(work.largest(), 'vertex')}. Write --memory {floor}KiB, or a smaller --hidden."
+        f"--memory: got {text_of(budget)}; expected at least {text_of(1024 * floor)}, for {least}. Weights and the state of the "
+        f"optimiser take {text_of(_bytes(work.state))}; the largest {work.noun} has {counted(work.largest(), 'vertex')}. Write "
+        f"--memory {floor}KiB, or a smaller --hidden."
     )
 
 

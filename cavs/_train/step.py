@@ -11,7 +11,6 @@ import numpy as np
 
 from cavs._feed.batches import Batches
 from cavs._feed.step import Step, divided, step
-from cavs._function.asked import keep
 from cavs._graphs.pytree import PyTree
 from cavs._memory.search import FASTEST, Choice
 from cavs._run.concurrent_jit import concurrent_jit
@@ -109,7 +108,7 @@ def one_step(
         model: the model.
         config: the settings.
         total: the number of steps of the run, at which the schedule of the learning rate ends.
-        choice: the parts in which a batch comes, and what the backward keeps.
+        choice: the parts in which a batch comes.
     """
     rule = optimiser.dense(config)
 
@@ -118,8 +117,7 @@ def one_step(
         gradient_of = gradients.of_batch if choice.parts == 1 else gradients.of_parts
         if axes := checked_axes():
             gradient_of = functools.partial(gradients.of_devices, axes=axes)
-        with keep(least=choice.keep != "fast"):
-            words, rows, metrics, *found = gradient_of(model, state.weights, batch, key)
+        words, rows, metrics, *found = gradient_of(model, state.weights, batch, key)
         by_params, by_rows = optimiser.clip(tuple(found), config.clip)
         updates, rule_state = rule.update(by_params, state.optimiser, state.params)
         factor = optimiser.factor(config, state.count, total)
