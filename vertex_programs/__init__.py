@@ -6,6 +6,12 @@ Each program is a frozen dataclass. `init(key)` returns its initial parameters, 
 Docstrings write shapes with H for `hidden`, E for `inputs`, V for the number of vertices and G for the number of graphs.
 """
 
+from cavs.vertex_programs._dropout import (
+    RowKeys as RowKeys,
+    dropout as dropout,
+    split_key as split_key,
+    vertex_keys as vertex_keys,
+)
 from cavs.vertex_programs.bidirectional_tree_lstm import BidirectionalTreeLSTM as BidirectionalTreeLSTM
 from cavs.vertex_programs.bilstm import BiLSTM as BiLSTM
 from cavs.vertex_programs.bilstm_tagger import BiLSTMTagger as BiLSTMTagger

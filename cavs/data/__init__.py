@@ -1,4 +1,4 @@
-"""Training loops: batches (`Loader`), the training step (`step`) and logging (`Log`).
+"""Training loops: batches (`Loader`), the training step (`step`), logging (`Log`), checkpoints (`Keeper`), and scores.
 
 The folder also holds the sample files that `cavs train` reads by default.
 """
@@ -11,3 +11,14 @@ from cavs._feed.rows import rows as rows
 from cavs._feed.settings import Sample as Sample
 from cavs._feed.step import Step as Step, step as step
 from cavs._feed.total import mean as mean, total as total
+from cavs._fit.evaluate import evaluate as evaluate, predict as predict
+from cavs._fit.folder import KeeperError as KeeperError
+from cavs._fit.keeper import Evaluated as Evaluated, Keeper as Keeper, read_run as read_run, restore_best as restore_best
+from cavs._fit.labels import (
+    ConfusionMatrix as ConfusionMatrix,
+    Found as Found,
+    is_tagging as is_tagging,
+    span_scores as span_scores,
+)
+from cavs._fit.numbers import Errors as Errors, bleu as bleu, errors as errors
+from cavs._fit.softmax import softmax_loss as softmax_loss
