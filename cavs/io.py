@@ -13,6 +13,7 @@ from cavs._readers import (
     read_lines as read_lines,
     read_netlist as read_netlist,
     read_pairs as read_pairs,
+    read_signals as read_signals,
     read_tagged as read_tagged,
     read_text as read_text,
     read_trees as read_trees,

@@ -6,6 +6,16 @@ Each program is a frozen dataclass. `init(key)` returns its initial parameters, 
 Docstrings write shapes with H for `hidden`, E for `inputs`, V for the number of vertices and G for the number of graphs.
 """
 
+from cavs.vertex_programs._choose import (
+    PROGRAMS as PROGRAMS,
+    ProgramError as ProgramError,
+    Sizes as Sizes,
+    check_fit as check_fit,
+    choose_program as choose_program,
+    complete as complete,
+    create_program as create_program,
+    run_program as run_program,
+)
 from cavs.vertex_programs._dropout import (
     RowKeys as RowKeys,
     dropout as dropout,

@@ -22,3 +22,20 @@ from cavs._fit.labels import (
 )
 from cavs._fit.numbers import Errors as Errors, bleu as bleu, errors as errors
 from cavs._fit.softmax import softmax_loss as softmax_loss
+from cavs._fit.report import (
+    draw_history as draw_history,
+    json_of as json_of,
+    print_scores as print_scores,
+    shown as shown,
+    write_figure as write_figure,
+)
+from cavs._fit.texts import (
+    graph_of as graph_of,
+    is_root as is_root,
+    label_names as label_names,
+    named as named,
+    phrases_of as phrases_of,
+    sentences_of as sentences_of,
+    with_labels as with_labels,
+    words_of as words_of,
+)
