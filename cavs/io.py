@@ -19,5 +19,6 @@ from cavs._readers import (
     read_trees as read_trees,
     read_vectors as read_vectors,
     save_npz as save_npz,
+    simulate_netlist as simulate_netlist,
     write_edges as write_edges,
 )

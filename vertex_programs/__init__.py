@@ -22,6 +22,11 @@ from cavs.vertex_programs._dropout import (
     split_key as split_key,
     vertex_keys as vertex_keys,
 )
+from cavs.vertex_programs._spelling import (
+    spelled_chains as spelled_chains,
+    spelled_in as spelled_in,
+    spelled_sources as spelled_sources,
+)
 from cavs.vertex_programs.bidirectional_tree_lstm import BidirectionalTreeLSTM as BidirectionalTreeLSTM
 from cavs.vertex_programs.bilstm import BiLSTM as BiLSTM
 from cavs.vertex_programs.bilstm_tagger import BiLSTMTagger as BiLSTMTagger

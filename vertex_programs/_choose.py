@@ -8,6 +8,7 @@ import numpy as np
 
 import cavs
 from cavs._graphs.suggest import suggestion
+from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.binary_tree_lstm import BinaryTreeLSTM
 from cavs.vertex_programs.child_sum_tree_lstm import ChildSumTreeLSTM
 from cavs.vertex_programs.dagnn import DAGNN
@@ -144,7 +145,7 @@ def create_program(name: str, sizes: Sizes) -> Any:
     return PROGRAMS[name].create(sizes)
 
 
-def run_program(program: Any, params: Any, sched: cavs.Schedule, inputs: jax.Array) -> jax.Array:
+def run_program(program: Any, params: Any, sched: cavs.Schedule, inputs: Array) -> jax.Array:
     """Runs a program of the table. Returns its pushes, (Vp, H)."""
     if isinstance(program, MultiLayerLSTM):
         return program.run(params, sched, inputs)

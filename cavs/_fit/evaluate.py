@@ -66,7 +66,8 @@ def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: 
 
     Args:
         fun: `fun(params, batch)` returns a dict of scalars that add up over batches. It is compiled once for each shape of
-            batches. With a mesh, write [`cavs.data.total`][] for sums, as in a [`cavs.data.step`][].
+            batches, so pass the same function again and no new lambda. With a mesh, write [`cavs.data.total`][] for sums, as in
+            a [`cavs.data.step`][].
         params: the first argument of `fun`.
         loader: the batches, one epoch of them. Stand-ins of a padded last batch must not count.
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import socket
@@ -56,6 +57,27 @@ def _lock(descriptor: int, folder: Path) -> None:
             raise
 
 
+def new_folder(path: str | os.PathLike[str]) -> Path:
+    """Creates a folder that nobody has: `path`, or `path-2`, `path-3`, ...
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+    path = Path(path)
+    for folder in itertools.chain([path], (path.with_name(f"{path.name}-{i}") for i in itertools.count(2))):
+        # `mkdir` is atomic, so two runs that start together get different folders.
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError
+
+
+def fingerprint(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_facts(path: Path, facts: dict[str, Any]) -> None:
     """Writes facts as JSON, with the checksum that `read_facts` verifies."""
     facts = {"format": FORMAT, **facts}
@@ -73,7 +95,9 @@ def read_facts(path: Path) -> dict[str, Any]:
     try:
         facts = json.loads(read_whole(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise KeeperError(f"{path.parent}: there is no {path.name} in it; expected a folder that training has written.") from None
+        raise KeeperError(
+            f"{path.parent}: there is no {path.name} in it; expected a folder that training has written."
+        ) from None
     except (ValueError, RecursionError) as error:
         raise KeeperError(f"{path}: {error}; expected JSON as cavs writes it.") from error
     if not isinstance(facts, dict) or facts.pop("format", None) != FORMAT:

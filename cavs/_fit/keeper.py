@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypedDict
@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from cavs._feed.loader import Loader
 from cavs._fit.evaluate import IN_FLIGHT, PendingSums, Sums
-from cavs._fit.folder import KeeperError, locked, read_facts, write_facts
+from cavs._fit.folder import KeeperError, fingerprint, locked, read_facts, write_facts
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import restore_checkpoint, save_checkpoint
 from cavs._readers.files import open_regular, write_whole
@@ -68,7 +68,8 @@ class Keeper:
     The folder contains
 
     - `last.npz`: the state, the position of the loader and the history ([`cavs.io.save_checkpoint`][]), saved at the end of
-      each epoch, every five minutes, and when the loop is stopped; `last-before.npz`, the save before, is read if it is damaged;
+      each epoch, every five minutes, and when the loop is stopped; `last-before.npz`, the save before, for the case that it
+      is damaged;
     - `best.npz`: what had the best score;
     - `history.json`: the metrics of each evaluation;
     - `model.json`: the `facts`, and the identifier of the run, which its checkpoints also have.
@@ -87,6 +88,7 @@ class Keeper:
         every: training steps of an epoch after which `add` returns `True` within the epoch as well; 0 for never. The loader
             needs `steps=1`.
         facts: anything about the run as JSON, such as its configuration and vocabulary, for [`cavs.data.read_run`][].
+        files: the files of the data. A run is not resumed if one of them has changed.
 
     Raises:
         KeeperError: another process trains in the folder, when the block begins.
@@ -111,16 +113,19 @@ class Keeper:
         patience: int = 0,
         every: int = 0,
         facts: Mapping[str, Any] | None = None,
+        files: Sequence[str] = (),
     ):
         self.folder, self._loader, self._score = Path(folder), loader, score
         self._epochs, self._limit, self._patience, self._every = epochs, steps, patience, every
-        self._facts = dict(facts or {})
+        self._facts, self._files = dict(facts or {}), files
         self.history: list[Evaluated] = []
         self.notes: list[str] = []
         self.stopped: int | None = None
         self._sums: Sums = {}
         self._pending = PendingSums()
-        self._seconds, self._begun, self._saved = 0.0, time.monotonic(), time.monotonic()
+        # The seconds of this epoch until `begun`, which is `None` while the held-out data is evaluated.
+        self._seconds, self._saved = 0.0, 0.0
+        self._begun: float | None = None
         self._run = ""
         self._damaged = False
         self._context = contextlib.ExitStack()
@@ -147,10 +152,14 @@ class Keeper:
             KeeperError: the files are damaged, of another run, or of another state or other batches.
         """
         known = (self.folder / FACTS).exists()
-        self._run = read_facts(self.folder / FACTS)["run"] if known else _told(uuid.uuid4().hex)
+        before: dict[str, Any] = read_facts(self.folder / FACTS) if known else {"run": _told(uuid.uuid4().hex)}
+        self._run, prints = before["run"], {path: fingerprint(path) for path in self._files}
+        changed = [path for path, x in prints.items() if before.get("files", {}).get(path, x) != x]
+        if changed:
+            raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
         _in_step("facts")
         if _writes():
-            write_facts(self.folder / FACTS, {"run": self._run, **self._facts})
+            write_facts(self.folder / FACTS, {"run": self._run, **self._facts, "files": prints})
         problem = None
         for name in (LAST, BEFORE):
             path = self.folder / name
@@ -202,8 +211,8 @@ class Keeper:
 
     @property
     def seconds(self) -> float:
-        """The time spent in this epoch."""
-        return self._seconds + time.monotonic() - self._begun
+        """The time spent in this epoch, without evaluations."""
+        return self._seconds + (0.0 if self._begun is None else time.monotonic() - self._begun)
 
     def add(self, state: PyTree, sums: Mapping[str, Any]) -> bool:
         """Adds the metrics of a dispatch, and saves if it is time or the loop was stopped.
@@ -223,6 +232,8 @@ class Keeper:
         loader = self._loader
         due = bool(self._every) and loader.batch % self._every == 0 or bool(self._limit) and loader.seen >= self._limit
         if due or loader.batch >= len(loader):
+            self._collect()
+            self._seconds, self._begun = self.seconds, None
             return True
         if self.stopped or time.monotonic() - self._saved > SAVE_EVERY:
             self.save(state)
@@ -251,12 +262,13 @@ class Keeper:
         }
         self.history.append(record)
         if whole:
-            self._sums, self._seconds, self._begun = {}, 0.0, time.monotonic()
+            self._sums, self._seconds = {}, 0.0
         if is_best := self.best is record:
             self._write(BEST, state if best is None else best)
         self.save(state)
         if _writes():
             write_whole(self.folder / HISTORY, json.dumps(self.history, indent=1).encode())
+        self._begun = time.monotonic()
         return is_best
 
     def save(self, state: PyTree) -> None:
@@ -280,7 +292,13 @@ class Keeper:
         return restore_best(self.folder, like)
 
     def _write(self, name: str, tree: PyTree, *loaders: Loader) -> None:
-        about = {"run": self._run, "versions": _versions(), "seconds": self.seconds, "sums": self._sums, "history": self.history}
+        about = {
+            "run": self._run,
+            "versions": _versions(),
+            "seconds": self.seconds,
+            "sums": self._sums,
+            "history": self.history,
+        }
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         # At the end of an epoch a run may go on with other batches, such as on more devices.
         positions: Any = [_NextEpoch(x) if self._place()[1] else x for x in loaders]

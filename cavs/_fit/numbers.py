@@ -7,7 +7,9 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-MSG_SACREBLEU = "bleu: the package sacrebleu is not installed. Write: pip install sacrebleu, or install cavs with the extra `nmt`."
+MSG_SACREBLEU = (
+    "bleu: the package sacrebleu is not installed. Write: pip install sacrebleu, or install cavs with the extra `nmt`."
+)
 
 
 class Errors(TypedDict):

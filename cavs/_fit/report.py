@@ -95,7 +95,9 @@ def print_scores(found: Mapping[str, Any], title: str = "", console: "Console | 
     tables = []
     for name, value in found.items():
         if isinstance(value, ConfusionMatrix):
-            share = f"accuracy {100 * value.accuracy:.2f} % of {value.count:,}, most frequent label {100 * value.majority:.2f} %"
+            share = (
+                f"accuracy {100 * value.accuracy:.2f} % of {value.count:,}, most frequent label {100 * value.majority:.2f} %"
+            )
             facts.add_row(name, f"{share}, macro F1 {100 * value.macro_f1:.2f}")
             tables += [_table(name, value.found()), *_matrix(name, value)]
         elif isinstance(value, Mapping):

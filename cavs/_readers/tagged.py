@@ -82,9 +82,7 @@ def _without_comments(lines: list[str], rows: list[list[str]]) -> list[list[str]
     def is_comment(line: str, cells: list[str]) -> bool:
         return line.startswith("# ") and bool(others) and (len(cells) not in others or "\t" in line and not tabs)
 
-    return [
-        ["-DOCSTART-"] if is_comment(line, cells) else cells for line, cells in zip(lines, rows, strict=True)
-    ]
+    return [["-DOCSTART-"] if is_comment(line, cells) else cells for line, cells in zip(lines, rows, strict=True)]
 
 
 def _is_columns(lines: list[str], rows: list[list[str]]) -> bool:

@@ -1,5 +1,6 @@
 """Text with one sentence per line, and pairs of sentences: chains of words."""
 
+import os
 from collections.abc import Sequence
 
 from cavs._graphs.converters import from_lengths
@@ -28,11 +29,11 @@ def chains_of(sentences: Sequence[Sequence[str]]) -> Graphs:
     return from_lengths([len(words) for words in sentences], input_id=ids, vocab=names)
 
 
-def read_text(path: Path) -> Graphs:
+def read_text(path: Path | Sequence[str]) -> Graphs:
     """Reads a text as a chain of words per line. Blank lines are skipped; words are separated by white space.
 
     Args:
-        path: a UTF-8 text, which is decompressed if its name ends in `.gz`.
+        path: a UTF-8 text, which is decompressed if its name ends in `.gz`; or its lines.
 
     Returns:
         The chains. `input_id` is an index of `vocab`, the words by first appearance.
@@ -40,11 +41,12 @@ def read_text(path: Path) -> Graphs:
     Raises:
         FormatError: the text has no words or is not UTF-8, or the name is that of a file of graphs.
     """
-    if bare_suffix(path) in OF_GRAPHS:
+    given = isinstance(path, str | os.PathLike)
+    if given and bare_suffix(path) in OF_GRAPHS:
         raise format_error(path, None, bare_suffix(path), "a text, one sentence per line; files of this name hold graphs")
-    sentences = [words for line in read_lines(path) if (words := line.split())]
+    sentences = [words for line in (read_lines(path) if given else path) if (words := line.split())]
     if not sentences:
-        raise format_error(path, None, "", "words, one sentence per line")
+        raise format_error(path if given else "lines", None, "", "words, one sentence per line")
     return chains_of(sentences)
 
 

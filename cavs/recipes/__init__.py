@@ -26,4 +26,5 @@ from cavs.recipes._options import (
     option as option,
 )
 from cavs.recipes._recipe import Recipe as Recipe, optimizer as optimizer
+
 from cavs.recipes._command import main as main  # isort: skip  (imports the names above)

@@ -17,7 +17,7 @@ import jax
 
 import cavs
 from cavs.recipes import _report as report
-from cavs.recipes._machine import connected, prepare
+from cavs.recipes._machine import connected
 from cavs.recipes._options import Mistake, Parser, add_options, check_file, read_toml, suggestion
 from cavs.recipes._recipe import Recipe
 from cavs.recipes._train import absolute, saved, train
@@ -37,6 +37,8 @@ ALIASES = {
     **{"lm": "language_model", "nmt": "translation", "regress": "regression"},
 }
 PICTURES = (".png", ".pdf", ".svg")
+# Errors of the user, whose message is enough.
+ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError, cavs.vertex_programs.ProgramError)
 COMMANDS = ("train", "predict", "evaluate", "inspect")
 # How numbers are printed in a table, by column. JSON has all digits.
 DIGITS = {"prediction": ".6g", "probability": ".4f", "log_probability": ".3f", "perplexity": ".2f"}
@@ -72,24 +74,23 @@ def find_recipe(name: str) -> type[Recipe]:
     return getattr(importlib.import_module(f"cavs.recipes.{task}"), TASKS[task])
 
 
-def main(kind: type[Recipe] | None = None, arguments: Sequence[str] | None = None, program: str | None = None) -> NoReturn:
+def main(kind: type[Recipe], arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line of a recipe, and ends the program: `python trees.py [train] --data FILE`, `predict RUN FILE`, ...
 
     Args:
-        kind: the recipe; `None` for all that come with cavs.
+        kind: the recipe.
         arguments: the command line without the program's name; `None` reads `sys.argv`.
-        program: how the user starts a command, for messages.
     """
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     name = words.pop(0) if words and words[0] in COMMANDS else "train"
-    sys.exit(run(name, words, kind, program or f"python {sys.argv[0]}"))
+    sys.exit(run(name, words, kind, f"python {sys.argv[0]}"))
 
 
 def run(command: str, words: list[str], kind: type[Recipe] | None, program: str) -> int:
     """Runs a command, and prints its errors in one line. Returns the exit code."""
     try:
         return {"train": _train, "predict": _predict, "evaluate": _evaluate, "inspect": _inspect}[command](words, kind, program)
-    except (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.vertex_programs.ProgramError) as error:
+    except ERRORS as error:
         text, code = str(error), getattr(error, "code", 2)
     except FileNotFoundError as error:
         text, code = f"{error.filename} does not exist.", 2
@@ -114,10 +115,9 @@ def run(command: str, words: list[str], kind: type[Recipe] | None, program: str)
 
 
 def _jax_starts() -> bool:
-    try:
+    with contextlib.suppress(RuntimeError, AssertionError):
         return bool(jax.devices())
-    except (RuntimeError, AssertionError):
-        return False
+    return False
 
 
 def _parser(command: str, program: str, epilog: str = "") -> Parser:
@@ -134,7 +134,7 @@ def train_parser(kind: type[Recipe], program: str) -> Parser:
     parser.add_argument("--out", metavar="DIR", help="folder of the checkpoints and the curve (default: a new one under runs/)")
     told = "resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches"
     parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=told)
-    told = "this is process I of N, each started with this command; HOST:PORT is the address of process 0; auto: ask the cluster"
+    told = "this is process I of N, each started with this command; HOST:PORT is that of process 0; auto: ask the cluster"
     parser.add_argument("--distributed", metavar="HOST:PORT,N,I", help=told)
     return parser
 
@@ -160,7 +160,9 @@ def _train(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     out, distributed = given.pop("out", None), given.pop("distributed", None)
     for name in ("task", "config", "resume"):
         given.pop(name, None)
-    prepare(training=True)
+    cavs.data.keep_host_memory()
+    cavs.data.compile_quickly()
+    cavs.data.cache_compiled()
     given |= {} if distributed is None else {"devices": 0}
     with connected(distributed):
         if folder is not None:
@@ -181,6 +183,9 @@ def _resumed(resume: str, out: str | None) -> Path:
 
 def load(given: str, kind: type[Recipe] | None) -> tuple[Recipe, Any]:
     """The recipe and the best parameters of a run."""
+    cavs.data.compile_quickly()
+    cavs.data.cache_compiled()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # taking most of a GPU's memory takes 1.8 s on an H200
     folder = Path(given).parent if Path(given).is_file() else Path(given)
     if not (folder / "model.json").exists():
         raise Mistake(f"CHECKPOINT: got {given}; expected the folder of a run, as `cavs train --out DIR` writes it.")
@@ -214,7 +219,6 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     ):
         parser.add_argument(f"--{name}", action="store_true", default=False, help=told)
     given = parser.parse_args(words)
-    prepare(training=False)
     recipe, params = load(given.checkpoint, kind)
     with _given_file(given.file) as path:
         lines = recipe.predict(params, path, given.vertices, given.probabilities)
@@ -244,7 +248,6 @@ def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     parser.add_argument("--out", metavar="FILE", default=None, help="write a picture of the scores (.png, .pdf, .svg)")
     given = parser.parse_args(words)
     _check_picture(given.out)
-    prepare(training=False)
     recipe, params = load(given.checkpoint, kind)
     with _given_file(given.file) as path:
         found = recipe.evaluate(params, path)

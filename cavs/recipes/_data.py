@@ -35,19 +35,19 @@ class Data:
     notes: tuple[str, ...] = ()
 
 
-def read_parts(options: Options, read: Callable[[str, str], Any], noun: str = "graph") -> dict[str, Any]:
+def read_parts(kind: Any, options: Options, read: Callable[[str, str], Any]) -> dict[str, Any]:
     """Reads the files of a run: "train", "dev" and "test". Without `--dev`, a tenth of "train" is held out.
 
     Args:
+        kind: the recipe, whose `noun` and `needs` are for messages.
         options: the options of the run.
         read: `read(path, part)` returns `Graphs`, or a tuple of them of equal lengths.
-        noun: what a graph is called.
 
     Raises:
         Mistake: a file does not exist, or "train" is too small to hold out a graph.
     """
     if not options.train:
-        raise Mistake("FILE: got nothing; expected a file to train on. Write: cavs train --task NAME FILE")
+        raise Mistake(f"FILE: got nothing; expected {kind.needs}. Write: cavs train --task {kind.name} FILE")
     paths = {"train": options.train, **{name: (path,) for name in ("dev", "test") if (path := getattr(options, name))}}
     for name, some in paths.items():
         for path in some:
@@ -58,7 +58,7 @@ def read_parts(options: Options, read: Callable[[str, str], Any], noun: str = "g
     count = len(_first(parts["train"]))
     if count < 2:
         where = options.train[0]
-        raise Mistake(f"FILE: got {where} with 1 {noun}; expected at least 2, because 1 is held out. Or write --dev FILE.")
+        raise Mistake(f"FILE: got {where} with 1 {kind.noun}; expected at least 2, because 1 is held out. Or write --dev FILE.")
     order, held = np.random.default_rng([options.seed, 1]).permutation(count), max(1, round(HELD_OUT * count))
     train, dev = (_taken(parts["train"], np.sort(some)) for some in (order[held:], order[:held]))
     return {"train": train, "dev": dev} | {name: part for name, part in parts.items() if name != "train"}

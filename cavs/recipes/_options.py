@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 LARGEST = 2**31 - 1
+# The options that `--resume` may change. The others determine the data, the model, or the order of the batches.
+RESUMABLE = (
+    *("epochs", "max_steps", "patience", "save_every", "memory", "devices", "log"),
+    *("lr", "embedding_lr", "schedule", "warmup", "weight_decay", "clip", "dropout"),
+)
 T = TypeVar("T", bound="Options")
 
 
@@ -30,8 +35,7 @@ def option(
     *,
     least: float | None = None,
     most: float = LARGEST,
-    choices: tuple[str, ...] = (),
-    resumable: bool = False,
+    choices: tuple[str | None, ...] = (),
 ) -> Any:
     """A field of `Options`.
 
@@ -41,9 +45,8 @@ def option(
         least: the smallest number.
         most: the largest number.
         choices: the words that are allowed.
-        resumable: whether `--resume` may change it: it determines neither the data, nor the model, nor the batches.
     """
-    about = {"help": help, "least": least, "most": most, "choices": choices, "resumable": resumable}
+    about = {"help": help, "least": least, "most": most, "choices": choices}
     return dataclasses.field(default=default, metadata=about)
 
 
@@ -56,54 +59,34 @@ class Options:
     test: str | None = option(None, "data on which the best epoch is tested at the end")
     hidden: int = option(100, "hidden units", least=1)
     embedding_size: int | None = option(None, "size of a word's vector (default: the value of --hidden)", least=1)
-    dropout: float = option(0.2, "dropout of inputs and before the last layer", least=0, most=0.999, resumable=True)
+    dropout: float = option(0.2, "dropout of inputs and before the last layer", least=0, most=0.999)
     min_count: int = option(1, "rarer words become <unk>", least=1)
     vocab_size: int = option(0, "keep the N most frequent words; 0: all", least=0)
     batch: int = option(20, "samples per step", least=1)
-    epochs: int = option(20, "passes over the data", least=1, resumable=True)
-    max_steps: int = option(0, "stop after N steps in all; 0: after --epochs", least=0, resumable=True)
-    patience: int = option(0, "stop after N epochs without a better score; 0 never stops early", least=0, resumable=True)
-    save_every: int = option(
-        0,
-        "evaluate and save within epochs, after every N steps of an epoch; 0: only save, every 5 minutes",
-        least=0,
-        resumable=True,
-    )
+    epochs: int = option(20, "passes over the data", least=1)
+    max_steps: int = option(0, "stop after N steps in all; 0: after --epochs", least=0)
+    patience: int = option(0, "stop after N epochs without a better score; 0 never stops early", least=0)
+    save_every: int = option(0, "evaluate and save after every N steps of an epoch; 0: only save, every 5 minutes", least=0)
     optimizer: str = option("adagrad", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.05, "learning rate", least=1e-30, resumable=True)
+    lr: float = option(0.05, "learning rate", least=1e-30)
     schedule: str = option(
-        "constant",
-        "how the learning rate falls to 0 until the last step",
-        choices=("constant", "linear", "cosine"),
-        resumable=True,
+        "constant", "how the learning rate falls to 0 until the end", choices=("constant", "linear", "cosine")
     )
-    warmup: int = option(0, "steps in which the learning rate rises from 0", least=0, resumable=True)
-    embedding_lr: float | None = option(
-        None, "learning rate of word vectors (default: the value of --lr; 0 freezes them)", least=0, resumable=True
-    )
-    weight_decay: float = option(
-        0.0, "decay of weight matrices: added to the gradient; with adamw, to the update", least=0, resumable=True
-    )
-    clip: float = option(5.0, "largest norm of the gradient; 0 disables clipping", least=0, resumable=True)
+    warmup: int = option(0, "steps in which the learning rate rises from 0", least=0)
+    embedding_lr: float | None = option(None, "learning rate of word vectors; 0 freezes them (default: that of --lr)", least=0)
+    weight_decay: float = option(0.0, "decay of weight matrices: added to the gradient; with adamw, to the update", least=0)
+    clip: float = option(5.0, "largest norm of the gradient; 0 disables clipping", least=0)
     seed: int = option(0, "seed of initial values, batches and dropout", least=0)
     memory: str = option(
         "none",
         "most memory of a training step: 2GiB, bytes, a fraction of the device such as 0.5, or min; batches are then computed "
         "in parts, with the same results up to rounding",
-        resumable=True,
     )
-    devices: int = option(
-        1,
-        "devices that share each batch, such as GPUs, with the same results up to rounding; 0: all",
-        least=0,
-        resumable=True,
-    )
+    devices: int = option(1, "devices that share each batch, with the same results up to rounding; 0: all", least=0)
     log: str = option(
         "none",
-        "write loss, speed and where the time goes every 10 seconds to log.jsonl in the run's folder; tensorboard: also event "
-        "files",
+        "write loss, speed and where the time goes to log.jsonl in the run's folder; tensorboard: also event files",
         choices=("none", "json", "tensorboard"),
-        resumable=True,
     )
 
     def checked(self: T) -> T:
@@ -111,7 +94,9 @@ class Options:
         for field in dataclasses.fields(self):
             value, about = getattr(self, field.name), field.metadata
             if about["choices"] and value not in about["choices"]:
-                raise Mistake(f"{flag(field.name)}: got {value!r}; expected one of {', '.join(about['choices'])}.")
+                raise Mistake(
+                    f"{flag(field.name)}: got {value!r}; expected one of {', '.join(filter(None, about['choices']))}."
+                )
             least, most = about["least"], about["most"]
             if value is not None and least is not None and not least <= value <= most:
                 raise Mistake(f"{flag(field.name)}: got {value!r}; expected a number from {least:g} to {most:g}.")
@@ -128,11 +113,6 @@ class Options:
         if not isinstance(values, dict) or values.keys() != kinds.keys():
             raise Mistake(f"{where}: got {values!r:.60}; expected a dict of the options {', '.join(kinds)}.")
         return cls(**{name: converted(kinds[name], value, f"{where}: {name}") for name, value in values.items()}).checked()
-
-
-def resumable(options: type[Options]) -> tuple[str, ...]:
-    """The names of the options that `--resume` may change."""
-    return tuple(field.name for field in dataclasses.fields(options) if field.metadata["resumable"])
 
 
 def kinds_of(options: type[Options]) -> dict[str, type]:
@@ -175,9 +155,7 @@ def check_file(name: str, path: str) -> None:
     what = "a directory" if Path(path).is_dir() else "which is not a regular file" if Path(path).exists() else None
     parent = Path(path).parent
     hint = "" if what or not parent.is_dir() else suggestion(Path(path).name, os.listdir(parent))
-    raise Mistake(
-        f"{flag(name)}: got {path}, {what or 'which does not exist'}; expected the path of a file. {hint}".rstrip()
-    )
+    raise Mistake(f"{flag(name)}: got {path}, {what or 'which does not exist'}; expected the path of a file. {hint}".rstrip())
 
 
 class Parser(argparse.ArgumentParser):
@@ -203,7 +181,9 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
             continue
         if "default" not in text:
             text += f" (default {field.default})"
-        more: dict[str, Any] = {"choices": about["choices"]} if about["choices"] else {"metavar": {str: "X"}.get(kind, "N")}
+        words = tuple(filter(None, about["choices"]))
+        metavar = "FILE" if field.name in ("dev", "test", "embeddings") else "X" if kind is str else "N"
+        more: dict[str, Any] = {"choices": words} if words else {"metavar": metavar}
         parser.add_argument(flag(field.name), dest=field.name, type=kind, help=text, default=argparse.SUPPRESS, **more)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import optax
 
 import cavs
@@ -27,12 +26,14 @@ class Recipe(abc.ABC):
         name: the name of the task, for `--task` and `model.json`.
         Options: the options of the recipe.
         noun: what a sample is called.
+        needs: what the file to train on is.
         shows: what `cavs predict` does, for the last lines of a run.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[Options]]
     noun: ClassVar[str] = "graph"
+    needs: ClassVar[str] = "a file of graphs with labels"
     shows: ClassVar[str] = "label your own graphs"
 
     def __init__(self, options: Any, facts: dict[str, Any]):
@@ -48,8 +49,8 @@ class Recipe(abc.ABC):
         """The initial parameters."""
 
     @abc.abstractmethod
-    def collate(self, sample: cavs.data.Sample) -> Any:
-        """The arrays of a batch, as of [`cavs.data.Loader`][]. Samples that are not `present` must not count."""
+    def collate(self, sample: Any) -> Any:
+        """The arrays of a batch for a [`cavs.data.Sample`][]. Those that are not `present` must not count."""
 
     @abc.abstractmethod
     def loss(self, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -62,12 +63,12 @@ class Recipe(abc.ABC):
         """
 
     @abc.abstractmethod
-    def scores(self, sums: Mapping[str, float]) -> dict[str, float | None]:
+    def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         """What is reported of summed metrics, by name. `None`: there is no such score for these data."""
 
-    @abc.abstractmethod
     def score(self, sums: Mapping[str, float]) -> float:
-        """The score of held-out data: the best epoch has the highest."""
+        """The score of held-out data: the best epoch has the highest. By default the negative mean loss."""
+        return -sums["loss"] / max(sums["count"], 1)
 
     @abc.abstractmethod
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
@@ -94,7 +95,7 @@ class Recipe(abc.ABC):
 
     def sources(self, part: Any) -> Any:
         """The data sets of a loader, for a part of the data."""
-        return part
+        return [*part] if isinstance(part, tuple) else part
 
     def baseline(self, train: Any, part: Any) -> dict[str, float]:
         """Scores of a trivial model on a part of the data, for the table at the end."""
@@ -103,10 +104,6 @@ class Recipe(abc.ABC):
     def draw(self, ax: Any, params: Any, path: str) -> None:
         """Draws the picture of `cavs evaluate --out`, if `evaluate` returns no confusion matrix."""
         raise Mistake(f"--out: there is no picture of the scores of --task {self.name}. Omit --out.")
-
-    def describe(self) -> str:
-        """The model in a few words."""
-        return f"{self.facts.get('program', self.name)}, hidden {self.options.hidden}"
 
     def loader(self, part: Any, batch: int, **how: Any) -> cavs.data.Loader:
         """The batches of a part of the data; `how` are further arguments of [`cavs.data.Loader`][]."""
@@ -128,14 +125,10 @@ class Recipe(abc.ABC):
 
 def learning_rate(options: Options, steps: int) -> optax.Schedule:
     """The learning rate of each step: a linear warm-up, then the schedule, which ends with 0 after `steps` steps."""
-
-    def rate(count: Any) -> Any:
-        now = jnp.asarray(count, jnp.float32)
-        done = jnp.clip((now - options.warmup) / max(steps - options.warmup, 1), 0, 1)
-        fall = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + jnp.cos(jnp.pi * done)) / 2}[options.schedule]
-        return options.lr * jnp.where(now < options.warmup, (now + 1) / max(options.warmup, 1), fall)
-
-    return rate
+    lr, rise, left = options.lr, options.warmup, max(steps - options.warmup, 1)
+    falls = {"constant": optax.constant_schedule(lr), "linear": optax.linear_schedule(lr, 0.0, left)}
+    fall = falls.get(options.schedule) or optax.cosine_decay_schedule(lr, left)
+    return optax.join_schedules([optax.linear_schedule(lr / rise, lr + lr / rise, rise), fall], [rise]) if rise else fall
 
 
 def optimizer(options: Options, steps: int) -> optax.GradientTransformation:

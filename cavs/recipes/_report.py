@@ -60,7 +60,8 @@ class Messages:
         known = [f"{len(facts[name]):,} {name}" for name in ("words", "labels") if name in facts]
         self.print(f"[bold]{escape(source)}[/]: {recipe.noun}s: {', '.join(sizes)}; {', '.join(known)}")
         size = sum(math.prod(x.shape) for x in jax.tree.leaves(run.like))
-        self.print(f"{escape(recipe.describe())}, {size:,} parameters; {options.optimizer}, batch {options.batch}")
+        program = f"{facts.get('program', recipe.name)}, hidden {options.hidden}"
+        self.print(f"{program}, {size:,} parameters; {options.optimizer}, batch {options.batch}")
         if run.data.vectors is not None:
             found, total = int(run.data.vectors.found.sum()), len(run.data.vectors.found)
             self.print(f"{found} of {total} words ({100 * found / total:.1f} %) have a vector in {escape(options.embeddings)}")

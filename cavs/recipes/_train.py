@@ -1,10 +1,10 @@
 """A training run of a recipe: data, step, loop, and what is left in its folder."""
 
 import contextlib
-import hashlib
-import itertools
 import json
+import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +17,8 @@ import optax
 import cavs
 from cavs.recipes import _report as report
 from cavs.recipes._data import Data
-from cavs.recipes._machine import budget_of, bytes_of_tree, mesh_of, parts_within
-from cavs.recipes._options import Mistake, Options, flag, resumable
+from cavs.recipes._machine import mesh_of
+from cavs.recipes._options import RESUMABLE, Mistake, Options, flag
 from cavs.recipes._recipe import Recipe, optimizer
 
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
@@ -62,8 +62,8 @@ class Run:
         self.loader = self._loader(1)
         self.total = min(options.epochs * len(self.loader), options.max_steps or options.epochs * len(self.loader))
         self.rule = optimizer(options, self.total)
-        parts, needed = parts_within(budget_of(options.memory), options.batch, self._measure)
-        self.memory = None if needed is None else (parts, options.batch // parts, needed)
+        self.memory = self._memory()
+        parts = 1 if self.memory is None else self.memory[0]
         self.loader = self._loader(parts) if parts > 1 else self.loader
         self.step = cavs.data.step(training_step(recipe, self.rule, parts))
         self._evaluated: dict[str, cavs.data.Loader] = {}
@@ -75,6 +75,19 @@ class Run:
         how: dict[str, Any] = {"parts": parts} if parts > 1 else {"mesh": self.mesh}
         return self.recipe.loader(self.data.parts["train"], options.batch, seed=options.seed, steps=steps, **how)
 
+    def _memory(self) -> tuple[int, int, int] | None:
+        """The number of parts that fits `--memory`, the samples of a part, and the bytes of a step."""
+        memory, batch = self.recipe.options.memory, self.recipe.options.batch
+        if memory == "none":
+            return None
+        try:
+            fraction = re.fullmatch(r"0?\.\d+|1\.0*", memory)
+            budget = cavs.memory.bytes_of(float(memory) if fraction else memory, "train", "--memory")
+        except ValueError as error:
+            raise Mistake(str(error)) from error
+        parts, needed = cavs.memory.fewest_parts(self._measure, batch, budget or "min")
+        return parts, batch // parts, needed
+
     def _measure(self, parts: int) -> int:
         """The bytes that XLA needs for a step: state, batches, and temporary memory. Compiles it."""
         loader, state = self._loader(parts), jax.eval_shape(self.initial)
@@ -83,7 +96,8 @@ class Run:
         found = step.lower(state, batch).compile().memory_analysis()
         if found is None:
             raise Mistake("--memory: the backend does not report the memory of a program. Omit it.")
-        return found.temp_size_in_bytes + bytes_of_tree(state) + loader.on_device * bytes_of_tree(batch)
+        size = lambda tree: sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
+        return found.temp_size_in_bytes + size(state) + loader.on_device * size(batch)
 
     def initial(self) -> Any:
         """The state before the first step, which depends on the seed."""
@@ -118,11 +132,19 @@ def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | 
     data = kind.read(options)
     recipe = kind(options, data.facts)
     run = Run(recipe, data)
-    facts = {"task": kind.name, "cavs": cavs.__version__, "options": options.as_json(), "facts": json.loads(json.dumps(data.facts))}
-    facts |= {"files": _fingerprints(options)}
-    if resume is not None:
-        _check_same(resume, facts)
-    folder = resume or _folder(kind, options, out)
+    facts = {
+        "task": kind.name,
+        "cavs": cavs.__version__,
+        "options": options.as_json(),
+        "facts": json.loads(json.dumps(data.facts)),
+    }
+    if resume is not None and (before := cavs.data.read_run(resume))["facts"] != facts["facts"]:
+        versions = f"{resume} was trained by cavs {before.get('cavs')}, this is cavs {facts['cavs']}"
+        raise Mistake(f"--resume: {versions}; expected the same version and files.")
+    stem = Path(options.train[0]).name.split(".")[0] if options.train else "reviews"
+    shared = out or (f"runs/{stem}" if jax.process_count() > 1 else None)  # by all processes
+    folder = resume or (Path(shared) if shared else cavs.data.new_folder(f"runs/{stem}"))
+    paths = [*options.train, options.dev, options.test, getattr(options, "embeddings", None)]
     keeper = cavs.data.Keeper(
         folder,
         run.loader,
@@ -132,6 +154,7 @@ def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | 
         patience=options.patience,
         every=options.save_every,
         facts=facts,
+        files=[path for path in paths if path],
     )
     try:
         with keeper, _log(options, folder, run.loader) as (log, write):
@@ -167,11 +190,11 @@ def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> Options:
         Mistake: an option cannot change.
     """
     before = kind.Options.from_json(cavs.data.read_run(folder)["options"], f"{folder}/model.json")
-    given, allowed = absolute(given), resumable(kind.Options)
-    wrong = [flag(name) for name, value in given.items() if name not in allowed and getattr(before, name) != value]
+    given = absolute(given)
+    wrong = [flag(name) for name, value in given.items() if name not in RESUMABLE and getattr(before, name) != value]
     if wrong:
         raise Mistake(
-            f"--resume: got {', '.join(wrong)}, which cannot change: all but {', '.join(map(flag, allowed))} are those of "
+            f"--resume: got {', '.join(wrong)}, which cannot change: all but {', '.join(map(flag, RESUMABLE))} are those of "
             f"{folder}. To score another file write: evaluate {folder} FILE"
         )
     return kind.Options(**{**before.__dict__, **given}).checked()
@@ -185,41 +208,10 @@ def absolute(given: dict[str, Any]) -> dict[str, Any]:
     return found | ({"train": tuple(map(os.path.abspath, given["train"]))} if given.get("train") else {})
 
 
-def _check_same(folder: Path, facts: dict[str, Any]) -> None:
-    """Raises a `Mistake` if the run in a folder was trained on other files or another model."""
-    before = cavs.data.read_run(folder)
-    stale = [path for path, print_ in facts["files"].items() if before["files"].get(path, print_) != print_]
-    if stale:
-        raise Mistake(f"--resume: {stale[0]} has changed since {folder} was trained on it; expected the same file.")
-    if before["facts"] != facts["facts"]:
-        versions = f"{folder} was trained by cavs {before.get('cavs')}, this is cavs {facts['cavs']}"
-        raise Mistake(f"--resume: {versions}; expected the same version.")
-
-
-def _fingerprints(options: Options) -> dict[str, str]:
-    """The SHA-256 of each file, by path."""
-    prints = {}
-    for path in filter(None, (*options.train, options.dev, options.test, getattr(options, "embeddings", None))):
-        with open(path, "rb") as file:
-            prints[path] = hashlib.file_digest(file, "sha256").hexdigest()
-    return prints
-
-
-def _folder(kind: type[Recipe], options: Options, out: str | None) -> Path:
-    """The folder `out`, or a new one under `runs/`; the same in all processes only if `out` is given."""
-    if out is not None or jax.process_count() > 1:
-        return Path(out or f"runs/{kind.name}")
-    stem = Path(options.train[0]).name.split(".")[0] if options.train else "reviews"
-    for name in itertools.chain([stem], (f"{stem}-{i}" for i in range(2, 10000))):
-        # `mkdir` is atomic, so two runs that start together get different folders.
-        with contextlib.suppress(FileExistsError):
-            (Path("runs") / name).mkdir(parents=True)
-            return Path("runs") / name
-    raise Mistake(f"--out: got no folder, and runs/ contains {stem} to {stem}-9999 already. Write --out DIR.")
-
-
 @contextlib.contextmanager
-def _log(options: Options, folder: Path, loader: cavs.data.Loader) -> Iterator[tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
+def _log(
+    options: Options, folder: Path, loader: cavs.data.Loader
+) -> Iterator[tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
     """A function of the metrics of each dispatch, and one of each evaluation."""
     if options.log == "none":
         yield (lambda sums: None), (lambda record: None)

@@ -31,9 +31,9 @@ class LanguageOptions(recipes.Options):
     program: str = option("lstm", PROGRAM)
     layers: int = option(1, "layers of --program lstm", least=1, most=1000)
     hidden: int = option(200, "hidden units", least=1)
-    epochs: int = option(10, "passes over the data", least=1, resumable=True)
+    epochs: int = option(10, "passes over the data", least=1)
     optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.002, "learning rate", least=1e-30, resumable=True)
+    lr: float = option(0.002, "learning rate", least=1e-30)
     min_count: int = option(2, "rarer words become <unk>", least=1)
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
 
@@ -42,14 +42,13 @@ class LanguageModel(recipes.Recipe):
     """A chain reads `<s> w1 w2`, and predicts `w1 w2 </s>`."""
 
     name, Options = "language_model", LanguageOptions
+    needs = "a text file, one sentence per line"
     noun = "sentence"
     shows = "score your own sentences"
 
     @classmethod
     def read(cls, options: LanguageOptions) -> Data:
-        if not options.train:
-            raise Mistake("FILE: got nothing; expected a text file, one sentence per line.")
-        parts = recipes.read_parts(options, lambda path, name: cavs.io.read_text(path), cls.noun)
+        parts = recipes.read_parts(cls, options, lambda path, name: cavs.io.read_text(path))
         words, vectors = recipes.vocabulary(options, parts, (UNKNOWN, BEGIN, END))
         parts = {name: to_predict(graphs, words) for name, graphs in parts.items()}
         program, *_ = vp.choose_program(options.program, parts, options.layers)
@@ -71,11 +70,11 @@ class LanguageModel(recipes.Recipe):
             "b": jnp.zeros(shape[1], jnp.float32),
         }
 
-    def collate(self, sample: cavs.data.Sample) -> Any:
+    def collate(self, sample: Any) -> Any:
         sched, present = sample.sched, np.repeat(sample.present, np.diff(sample.graphs.vertex_offsets))
         return sched, sample.numbers.astype(np.int32), sched.pad(np.where(present, sample.graphs.label, -1), -1)
 
-    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
         """h of all vertices, (Vp, H): words, dropout, the program, dropout."""
         sched, numbers, _ = batch
         keys = vp.split_key(vp.vertex_keys(key, sched, numbers), 2)
@@ -89,13 +88,10 @@ class LanguageModel(recipes.Recipe):
         total = cavs.data.total(total)
         return total, {"loss": total, "count": cavs.data.total(label >= 0)}
 
-    def scores(self, sums: Mapping[str, float]) -> dict[str, float | None]:
+    def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         return {"perplexity": math.exp(min(sums["loss"] / max(sums["count"], 1), 700))}
 
-    def score(self, sums: Mapping[str, float]) -> float:
-        return -sums["loss"] / max(sums["count"], 1)
-
-    def baseline(self, train: cavs.Graphs, part: cavs.Graphs) -> dict[str, float]:
+    def baseline(self, train: Any, part: Any) -> dict[str, float]:
         """The perplexity of the frequencies of words, plus one."""
         counts = np.bincount(train.label, minlength=len(self.facts["words"])) + 1.0
         return {"unigram perplexity": float(np.exp(-np.log(counts / counts.sum())[part.label].mean()))}
@@ -124,7 +120,12 @@ class LanguageModel(recipes.Recipe):
                 continue
             mean = float(nll[a:b].mean()) if text else math.nan
             perplexity = math.exp(min(mean, 700)) if text else math.nan
-            yield {"sentence": number, "log_probability": -float(nll[a:b].sum()), "perplexity": perplexity, "text": " ".join(text)}
+            yield {
+                "sentence": number,
+                "log_probability": -float(nll[a:b].sum()),
+                "perplexity": perplexity,
+                "text": " ".join(text),
+            }
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         graphs = to_predict(cavs.io.read_text(path), self.facts["words"])

@@ -19,12 +19,8 @@ from cavs import recipes
 from cavs.recipes import PROGRAM, Mistake, option
 from cavs.recipes.regression import Regression, RegressionOptions
 
-WORDS = 64  # 64 x 64 = 4,096 random inputs, simulated bit by bit in parallel
 SHARE = 0.5  # of the gates of a variant are drawn anew
-_ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
-_REDUCE = {"AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor}
 _SINGLE, _SEVERAL = ("NOT", "BUF"), ("AND", "NAND", "OR", "NOR", "XOR", "XNOR")
-_INVERTED = {"NAND": "AND", "NOR": "OR", "XNOR": "XOR", "NOT": "OR"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,15 +30,16 @@ class NetlistOptions(RegressionOptions):
     program: str | None = option("dagnn", PROGRAM)
     variants: int = option(8, "variants of each training circuit, if there is a --dev", least=0)
     optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.003, "learning rate", least=1e-30, resumable=True)
+    lr: float = option(0.003, "learning rate", least=1e-30)
     batch: int = option(8, "circuits per step", least=1)
-    dropout: float = option(0.0, "dropout of inputs and before the last layer", least=0, most=0.999, resumable=True)
+    dropout: float = option(0.0, "dropout of inputs and before the last layer", least=0, most=0.999)
 
 
 class Netlists(Regression):
     """A regression whose targets are simulated. A gate reads its kind and, if it has several inputs, their number (`NAND3`)."""
 
     name, Options = "netlists", NetlistOptions
+    needs = "netlists in .bench or .blif"
     noun = "circuit"
     shows = "predict how often each gate of your own circuits is 1"
 
@@ -52,7 +49,7 @@ class Netlists(Regression):
             many = options.variants if name == "train" and options.dev else 0
             return labelled(with_variants(_read(path, name), many))
 
-        return recipes.read_parts(options, read, cls.noun)
+        return recipes.read_parts(cls, options, read)
 
     @classmethod
     def read_file(cls, path: str, name: str = "file") -> cavs.Graphs:
@@ -79,49 +76,8 @@ def labelled(netlists: cavs.Graphs) -> cavs.Graphs:
     words = [name + (str(count) if count > 1 and name in _SEVERAL else "") for name, count in kinds]
     vocab = tuple(dict.fromkeys(words))
     index = np.array([vocab.index(word) for word in words], np.int32)[ids.ravel()]
-    of = {"label": simulated(netlists), "kind": None, "kind_names": None}
+    of = {"label": cavs.io.simulate_netlist(netlists), "kind": None, "kind_names": None}
     return dataclasses.replace(netlists, input_id=index, vocab=vocab, **of)
-
-
-def simulated(netlists: cavs.Graphs, seed: int = 0) -> np.ndarray:
-    """(V,) the share of random inputs for which each vertex is 1. The same seed gives the same inputs."""
-    values = np.zeros((netlists.num_vertices, WORDS), np.uint64)
-    fan_in = np.diff(netlists.child_offsets)
-    base = np.repeat(netlists.vertex_offsets[:-1], np.diff(netlists.vertex_offsets))
-    child, rng = netlists.children + np.repeat(base, fan_in), np.random.default_rng(seed)
-    # Gates of one level, kind and fan-in are simulated together.
-    keys = np.stack([netlists.height, netlists.kind, fan_in])
-    order = np.lexsort(keys[::-1])
-    starts = np.flatnonzero(np.append(True, (np.diff(keys[:, order]) != 0).any(0)))
-    for rows in np.split(order, starts[1:]):
-        name, count = netlists.kind_names[netlists.kind[rows[0]]], int(fan_in[rows[0]])
-        if name == "INPUT":
-            values[rows] = rng.integers(0, _ONES, (len(rows), WORDS), np.uint64, True)
-        else:
-            edges = netlists.child_offsets[rows][:, None] + np.arange(count)
-            values[rows] = _gate(name, values[child[edges]].reshape(len(rows), count, WORDS))
-    return np.unpackbits(values.view(np.uint8), axis=1).mean(1)
-
-
-def _gate(name: str, inputs: np.ndarray) -> np.ndarray:
-    """(N, WORDS) the outputs of N gates of a kind. `inputs` is (N, fan-in, WORDS)."""
-    if name.startswith("names:"):
-        return _cover(name.removeprefix("names:"), inputs)
-    if name in _INVERTED:
-        return ~_gate(_INVERTED[name], inputs)
-    return _REDUCE.get(name, np.bitwise_or).reduce(inputs, 1)  # a buffer is an OR of one input
-
-
-def _cover(cover: str, inputs: np.ndarray) -> np.ndarray:
-    """A gate of a BLIF file: the OR of its rows, each an AND of inputs (1), inverted inputs (0) and ignored ones (-)."""
-    out = np.zeros((len(inputs), inputs.shape[2]), np.uint64)
-    rows = [row.split() for row in cover.split("|")]
-    for *literals, _ in rows:
-        term = np.full_like(out, _ONES)
-        for i, literal in enumerate(literals[0] if literals else ""):
-            term &= _ONES if literal == "-" else inputs[:, i] if literal == "1" else ~inputs[:, i]
-        out |= term
-    return out if rows[0][-1] == "1" else ~out  # rows that end in 0 say when the output is 0
 
 
 def with_variants(netlists: cavs.Graphs, count: int, seed: int = 0) -> cavs.Graphs:

@@ -27,15 +27,18 @@ class RegressionOptions(recipes.Options):
 
     program: str | None = option(None, PROGRAM)
     layers: int = option(1, "layers of --program lstm", least=1, most=1000)
-    loss: str | None = option(None, "vertices of the loss (default: all, if any but roots have numbers)", choices=(None, "root", "all"))
+    loss: str | None = option(
+        None, "where the loss is (default: all, if not only roots have numbers)", choices=(None, "root", "all")
+    )
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
-    weight_decay: float = option(1e-5, "decay of weight matrices", least=0, resumable=True)
+    weight_decay: float = option(1e-5, "decay of weight matrices", least=0)
 
 
 class Regression(recipes.Recipe):
     """A vertex program, and a linear layer with one output, trained on squared errors."""
 
     name, Options = "regression", RegressionOptions
+    needs = "a file of graphs with numbers as labels"
     shows = "predict the numbers of your own graphs"
 
     @classmethod
@@ -55,7 +58,7 @@ class Regression(recipes.Recipe):
     @classmethod
     def read_parts(cls, options: RegressionOptions) -> dict[str, cavs.Graphs]:
         """The graphs of all files."""
-        return recipes.read_parts(options, cls.read_file)
+        return recipes.read_parts(cls, options, cls.read_file)
 
     @classmethod
     def read_file(cls, path: str, name: str = "file") -> cavs.Graphs:
@@ -78,7 +81,7 @@ class Regression(recipes.Recipe):
             "b": jnp.zeros((), jnp.float32),
         }
 
-    def collate(self, sample: cavs.data.Sample) -> Any:
+    def collate(self, sample: Any) -> Any:
         sched, graphs = sample.sched, sample.graphs
         target, present = targets(graphs, self.facts["at"]), sample.present
         if self.facts["at"] != "graph":
@@ -86,7 +89,7 @@ class Regression(recipes.Recipe):
         target = np.where(present, target, np.nan).astype(np.float32)
         return sched, sample.numbers.astype(np.int32), target, sched.pad(cavs.data.is_root(graphs), False)
 
-    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
         """h of all vertices, (Vp, H): words, dropout, the program, dropout."""
         sched, numbers, *_ = batch
         keys = vp.split_key(vp.vertex_keys(key, sched, numbers), 2)
@@ -113,7 +116,7 @@ class Regression(recipes.Recipe):
         sums = {"count": has, "distance": distance, "square": distance**2}
         return total, {"loss": total, **{name: cavs.data.total(x) for name, x in sums.items()}}
 
-    def scores(self, sums: Mapping[str, float]) -> dict[str, float | None]:
+    def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         count, scale = max(sums["count"], 1), self.facts["scale"]
         spread = max(sums["square"] / count - (sums["distance"] / count) ** 2, 0)
         error, deviation = sums["loss"] / count, math.sqrt(spread)
@@ -124,12 +127,11 @@ class Regression(recipes.Recipe):
             "standard deviation": scale * deviation,
         }
 
-    def score(self, sums: Mapping[str, float]) -> float:
-        return -sums["loss"] / max(sums["count"], 1)
-
     def values(self, params: Any, graphs: cavs.Graphs, path: str, at: str) -> np.ndarray:
         """The predictions of graphs (G,), or of all vertices (V,)."""
-        known = dataclasses.replace(graphs.with_vocab(self.facts["words"], UNKNOWN), label=None, label_names=None, graph_label=None)
+        known = dataclasses.replace(
+            graphs.with_vocab(self.facts["words"], UNKNOWN), label=None, label_names=None, graph_label=None
+        )
         vp.check_fit(self.facts["program"], known, f"FILE: {path}", getattr(self.program, "arity", None))
         where = "graph" if at == "graph" else "all"
         fun = lambda params, batch: self.standardised(params, batch, where)  # noqa: E731
@@ -187,7 +189,9 @@ def targets(graphs: cavs.Graphs, at: str) -> np.ndarray:
     if label is None or label.ndim > 1:
         return np.full(graphs.num_vertices, np.nan)
     if graphs.label_names is not None:  # integers
-        names = graphs.label_names if all(name.isdecimal() for name in graphs.label_names) else ("nan",) * len(graphs.label_names)
+        names = (
+            graphs.label_names if all(name.isdecimal() for name in graphs.label_names) else ("nan",) * len(graphs.label_names)
+        )
         label = np.array([*map(float, names), np.nan])[label]
     return np.where(cavs.data.is_root(graphs), label, np.nan) if at == "root" else np.array(label, np.float64)
 

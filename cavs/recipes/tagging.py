@@ -34,10 +34,10 @@ class TaggingOptions(recipes.Options):
     embedding_size: int = option(128, "size of a word's vector", least=1)
     char_size: int = option(32, "size of a character's vector", least=1)
     batch: int = option(32, "sentences per step", least=1)
-    epochs: int = option(12, "passes over the data", least=1, resumable=True)
+    epochs: int = option(12, "passes over the data", least=1)
     optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.002, "learning rate", least=1e-30, resumable=True)
-    dropout: float = option(0.3, "dropout of inputs, states and the hidden layer", least=0, most=0.999, resumable=True)
+    lr: float = option(0.002, "learning rate", least=1e-30)
+    dropout: float = option(0.3, "dropout of inputs, states and the hidden layer", least=0, most=0.999)
     min_count: int = option(5, "rarer words are spelled", least=1)
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
 
@@ -46,14 +46,13 @@ class Tagging(recipes.Recipe):
     """Word vectors or spelled words, a BiLSTM, a tanh layer, and a softmax over the tags."""
 
     name, Options = "tagging", TaggingOptions
+    needs = "a file of tagged sentences"
     noun = "sentence"
     shows = "tag your own sentences"
 
     @classmethod
     def read(cls, options: TaggingOptions) -> Data:
-        if not options.train:
-            raise Mistake("FILE: got nothing; expected a file of tagged sentences.")
-        parts = recipes.read_parts(options, lambda path, name: _read(path, options.column, recipes.flag(name)), cls.noun)
+        parts = recipes.read_parts(cls, options, lambda path, name: _read(path, options.column, recipes.flag(name)))
         words, vectors = recipes.vocabulary(options, parts)
         labels, program = cavs.data.label_names(parts.values()), vp.complete(options.program, PROGRAMS)
         spelled = program == "char-bilstm"
@@ -65,7 +64,7 @@ class Tagging(recipes.Recipe):
             raise Mistake(f"{got}: each direction computes one half of a word's vector.")
         parts = {name: cavs.data.with_labels(g, labels) for name, g in parts.items()}
         notes = recipes.unseen_labels(parts, labels)
-        return Data(facts, {name: chains(g, facts) for name, g in parts.items()}, vectors, notes)
+        return Data(facts, {name: vp.spelled_chains(g, words, facts["letters"]) for name, g in parts.items()}, vectors, notes)
 
     @property
     def program(self) -> Any:
@@ -83,24 +82,18 @@ class Tagging(recipes.Recipe):
         return {"words": table, "program": self.program.init(program)}
 
     def sources(self, part: tuple[cavs.Graphs, ...]) -> list[Any]:
-        if len(part) == 2:
-            return [*part]
-        back = part[1]
-        typical = range(0, len(back), self.options.batch)
-        room = max((len(_spelled_in(back[i : i + self.options.batch])[0]) for i in typical), default=8)
-        pick = lambda some: _filled(_spelled_in(back[some])[0], _power_of_two(room))  # noqa: E731
-        return [*part[:2], (part[2], pick), (part[3], pick)]
+        return vp.spelled_sources(part, self.options.batch)
 
-    def collate(self, sample: cavs.data.Sample) -> Any:
+    def collate(self, sample: Any) -> Any:
         (words, turned, *spellings), (sched, back, *more) = sample.graphs, sample.sched
         label = np.full(words.num_vertices, -1, np.int32) if words.label is None else words.label
         label = np.where(np.repeat(sample.present, np.diff(words.vertex_offsets)), label, -1)
         spelled = ()
         if spellings:
-            spelled = (*more, more[0].pad(spellings[0].input_id, 0), sched.pad(_spelled_in(turned)[1], -1))
+            spelled = (*more, more[0].pad(spellings[0].input_id, 0), sched.pad(vp.spelled_in(turned)[1], -1))
         return sched, back, sample.numbers.astype(np.int32), sched.pad(label, -1), spelled
 
-    def logits(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    def logits(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
         """(Vp, labels) logits of every word."""
         sched, back, numbers, _, spelled = batch
         x, keys = cavs.data.rows(params["words"], sched.input_id), vp.vertex_keys(key, sched, numbers)
@@ -123,18 +116,24 @@ class Tagging(recipes.Recipe):
         sums = super().held_out(params, part, loader)
         if not cavs.data.is_tagging(self.facts["labels"]):
             return sums
-        best = lambda params, batch: self.logits(params, batch).argmax(-1)  # noqa: E731
-        found = cavs.data.predict(best, jax.device_get(params), self.in_order(part))
+        alone = self.options.devices == 1  # predictions are those of one device
+        found = cavs.data.predict(self.best, jax.device_get(params), loader if alone else self.in_order(part))
         return sums | self.entities(part[0], part[0].label, found)["all"]._asdict()
 
-    def entities(self, graphs: cavs.Graphs, true: np.ndarray, best: np.ndarray, labels: Any = None) -> dict[str, cavs.data.Found]:
+    def best(self, params: Any, batch: Any) -> jax.Array:
+        """(Vp,) the most likely tag of every word."""
+        return self.logits(params, batch).argmax(-1)
+
+    def entities(
+        self, graphs: cavs.Graphs, true: np.ndarray, best: np.ndarray, labels: Any = None
+    ) -> dict[str, cavs.data.Found]:
         """Counts the entities of tagged sentences. A word without a label is outside of all of them."""
         names = (*(labels or self.facts["labels"]), "O")
         sides = [[names[i] for i in np.where(true < 0, -1, x).tolist()] for x in (true, best)]
         spans = [*pairwise(graphs.vertex_offsets.tolist())]
         return cavs.data.span_scores(*([side[a:b] for a, b in spans] for side in sides))
 
-    def scores(self, sums: Mapping[str, float]) -> dict[str, float | None]:
+    def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         count = max(sums["count"], 1)
         found = cavs.data.Found(*(int(sums.get(name, 0)) for name in cavs.data.Found._fields))
         of_entities = {"F1": found.f1} if found.true + found.predicted else {}
@@ -142,7 +141,7 @@ class Tagging(recipes.Recipe):
 
     def score(self, sums: Mapping[str, float]) -> float:
         found = self.scores(sums)
-        return found.get("F1", found["accuracy"])
+        return float(found.get("F1", found["accuracy"]) or 0.0)
 
     def baseline(self, train: tuple[cavs.Graphs, ...], part: tuple[cavs.Graphs, ...]) -> dict[str, float]:
         seen, label = (side[0].label[side[0].label >= 0] for side in (train, part))
@@ -152,7 +151,7 @@ class Tagging(recipes.Recipe):
         """(V, labels) the probabilities of the labels of every word."""
         bare = dataclasses.replace(graphs, label=None, label_names=None)
         p = lambda params, batch: jax.nn.softmax(self.logits(params, batch))  # noqa: E731
-        return cavs.data.predict(p, params, self.in_order(chains(bare, self.facts)))
+        return cavs.data.predict(p, params, self.in_order(vp.spelled_chains(bare, self.facts["words"], self.facts["letters"])))
 
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
         if probabilities and not vertices:
@@ -181,44 +180,6 @@ class Tagging(recipes.Recipe):
     @classmethod
     def graphs(cls, path: str) -> cavs.Graphs:
         return cavs.io.read_tagged(path, labelled=False)
-
-
-def chains(graphs: cavs.Graphs, facts: Mapping[str, Any]) -> tuple[cavs.Graphs, ...]:
-    """Chains of words, and the reversed chains. If rare words are spelled, also chains of letters, and those reversed.
-
-    `input_id` of the reversed words is then the chain of letters that spells the word, or -1. Chain 0 is a placeholder.
-    """
-    words, letters = facts["words"], facts["letters"]
-    known = graphs.with_vocab(words, None if letters else UNKNOWN)
-    if not letters:
-        return known, known.reversed()
-    rows, index = set(words), {letter: i for i, letter in enumerate(letters)}
-    rare = [i for i, word in enumerate(graphs.vocab) if word not in rows]
-    number = np.full(len(graphs.vocab), -1, np.int32)
-    number[rare] = 1 + np.arange(len(rare))
-    texts = ["?", *(graphs.vocab[i] for i in rare)]
-    ids = np.array([index.get(letter, 0) for text in texts for letter in text], np.int32)
-    spelled = cavs.from_lengths([len(text) for text in texts], input_id=ids)
-    back = dataclasses.replace(known.reversed(), input_id=number[graphs.input_id], vocab=None)
-    return known, back, spelled, spelled.reversed()
-
-
-def _spelled_in(back: cavs.Graphs) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct spelled words of a batch, and the index of each vertex's word among them; -1 if it is not spelled."""
-    found, index = np.unique(back.input_id, return_inverse=True)
-    skip = int(len(found) > 0 and found[0] < 0)
-    return found[skip:], index.astype(np.int32) - skip
-
-
-def _filled(found: np.ndarray, room: int) -> np.ndarray:
-    """Pads with the placeholder up to `room` words, or to a power of two if there are more."""
-    out = np.zeros(max(room, _power_of_two(len(found))), np.int64)
-    out[: len(found)] = found
-    return out
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _read(path: str, column: str | None, where: str) -> cavs.Graphs:

@@ -29,9 +29,9 @@ class TranslationOptions(recipes.Options):
 
     hidden: int = option(256, "hidden units", least=1)
     batch: int = option(32, "pairs per step", least=1)
-    epochs: int = option(10, "passes over the data", least=1, resumable=True)
+    epochs: int = option(10, "passes over the data", least=1)
     optimizer: str = option("adam", "the optimizer", choices=("adam", "adamw", "adagrad", "sgd"))
-    lr: float = option(0.001, "learning rate", least=1e-30, resumable=True)
+    lr: float = option(0.001, "learning rate", least=1e-30)
     min_count: int = option(2, "rarer words become <unk>", least=1)
 
 
@@ -42,19 +42,18 @@ class Translation(recipes.Recipe):
     """
 
     name, Options = "translation", TranslationOptions
+    needs = "a file of sentence pairs, `source TAB target` on each line"
     noun = "pair"
     shows = "translate your own sentences"
 
     @classmethod
     def read(cls, options: TranslationOptions) -> Data:
-        if not options.train:
-            raise Mistake("FILE: got nothing; expected a file of sentence pairs, `source TAB target` on each line.")
-        parts = recipes.read_parts(options, lambda path, name: cavs.io.read_pairs(path), cls.noun)
+        parts = recipes.read_parts(cls, options, lambda path, name: cavs.io.read_pairs(path))
         source, target = ({name: part[side] for name, part in parts.items()} for side in range(2))
         labels = recipes.vocabulary(options, target, (UNKNOWN, END))[0]
         words = [*dict.fromkeys((*labels, *recipes.vocabulary(options, source)[0]))]
         facts = {"words": words, "labels": labels, "size": recipes.embedding_size(options, None)}
-        return Data(facts, {name: to_translate(*part, facts) for name, part in parts.items()})
+        return Data(facts, {name: to_translate(part[0], part[1], facts) for name, part in parts.items()})
 
     @property
     def program(self) -> vp.EncoderDecoder:
@@ -71,10 +70,7 @@ class Translation(recipes.Recipe):
             "b": jnp.zeros(shape[1], jnp.float32),
         }
 
-    def sources(self, part: tuple[cavs.Graphs, cavs.Graphs]) -> list[Any]:
-        return [*part]
-
-    def collate(self, sample: cavs.data.Sample) -> Any:
+    def collate(self, sample: Any) -> Any:
         (_, graphs), (source, pairs) = sample.graphs, sample.sched
         at = np.flatnonzero(graphs.height > 0).astype(np.int32)  # the target words
         label = np.where(np.repeat(sample.present, np.diff(graphs.vertex_offsets)), graphs.label, -1)[at]
@@ -82,13 +78,17 @@ class Translation(recipes.Recipe):
         at, label = (np.append(x, np.full(room, fill, np.int32)).astype(np.int32) for x, fill in ((at, 0), (label, -1)))
         return source, pairs, sample.numbers.astype(np.int32), at, label
 
-    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
-        """The pushes of the target words `at`, (R, H)."""
+    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None, target: jax.Array | None = None) -> Any:
+        """The pushes of the target words `at`, (R, H). `target` are other words of the pairs, (Vp,)."""
         source, pairs, numbers, at, _ = batch
         keys = vp.split_key(key, 3)
         drop = functools.partial(vp.dropout, rate=self.options.dropout)
+        target = pairs.input_id if target is None else target
         x = drop(cavs.data.rows(params["words"], source.input_id), key=vp.vertex_keys(keys[0], source, numbers))
-        y = drop(cavs.data.rows(params["words"], pairs.input_id), key=vp.vertex_keys(keys[1], pairs, numbers))
+        y = drop(
+            cavs.data.rows(params["words"], pairs.input_id if target is None else target),
+            key=vp.vertex_keys(keys[1], pairs, numbers),
+        )
         a = self.program.run(params["program"], source, pairs, x, y, select=at)
         last = vp.vertex_keys(keys[2], pairs, numbers)
         return drop(a, key=None if last is None else last._replace(first=last.first[at], second=last.second[at]))
@@ -99,12 +99,9 @@ class Translation(recipes.Recipe):
         total = cavs.data.total(total)
         return total, {"loss": total, "count": cavs.data.total(label >= 0), "right": cavs.data.total(right)}
 
-    def scores(self, sums: Mapping[str, float]) -> dict[str, float | None]:
+    def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         count = max(sums["count"], 1)
         return {"perplexity": math.exp(min(sums["loss"] / count, 700)), "words right": sums["right"] / count}
-
-    def score(self, sums: Mapping[str, float]) -> float:
-        return -sums["loss"] / max(sums["count"], 1)
 
     def baseline(self, train: tuple[cavs.Graphs, ...], part: tuple[cavs.Graphs, ...]) -> dict[str, float]:
         """The perplexity of the frequencies of target words, plus one."""
@@ -113,56 +110,35 @@ class Translation(recipes.Recipe):
         return {"unigram perplexity": float(np.exp(-np.log(counts / counts.sum())[label].mean()))}
 
     def translate(self, params: Any, sources: cavs.Graphs, batch: int = 64) -> list[str]:
-        """Greedy translations: the most likely next word, given those before it, until `</s>`. They never contain `<unk>`.
-
-        One schedule serves all steps of a batch, because later words do not change earlier ones. A translation has at most
-        2 n + 10 words for n source words.
-        """
-        best = jax.jit(self._most_likely)
-        lines, order = [""] * len(sources), np.argsort(np.diff(sources.vertex_offsets), kind="stable")
-        for start in range(0, len(sources), batch):
+        """Greedy translations of chains of words. They never contain `<unk>`."""
+        facts, index = self.facts, {word: i for i, word in enumerate(self.facts["words"])}
+        rows, end = np.array([index[word] for word in facts["labels"]]), facts["labels"].index(END)
+        known, compiled = sources.with_vocab(facts["words"], UNKNOWN), jax.jit(self.most_likely)
+        lines, order = [""] * len(known), np.argsort(np.diff(known.vertex_offsets), kind="stable")
+        for start in range(0, len(known), batch):
             numbers = order[start : start + batch]
-            for g, words in zip(numbers.tolist(), self._greedy(best, params, sources[numbers]), strict=True):
-                lines[g] = " ".join(self.facts["labels"][i] for i in words)
+            found = self.program.greedy(lambda *batch: compiled(params, *batch), known[numbers], rows, end)
+            for g, words in zip(numbers.tolist(), found, strict=True):
+                lines[g] = " ".join(facts["labels"][i] for i in words)
         return lines
 
-    def _greedy(self, best: Any, params: Any, sources: cavs.Graphs) -> list[list[int]]:
-        labels, index = self.facts["labels"], {word: i for i, word in enumerate(self.facts["words"])}
-        rows, end = np.array([index[word] for word in labels]), labels.index(END)
-        source = sources.with_vocab(self.facts["words"], UNKNOWN)
-        lengths = 2 * np.diff(source.vertex_offsets) + 10
-        chains, pairs = _graphs(source, lengths, rows[end], -1)
-        scheds = [cavs.schedule(g, fields=("input_id",)) for g in (chains, pairs)]
-        first = np.flatnonzero(pairs.height > 0)[np.cumsum(lengths) - lengths]
-        y = np.array(scheds[1].input_id)
-        running, words = np.ones(len(source), bool), []
-        for t in range(int(lengths.max())):
-            at = np.minimum(first + t, first + lengths - 1)
-            found = np.asarray(best(params, scheds[0], scheds[1], y, at.astype(np.int32)))
-            words.append(np.where(running, found, end))
-            running &= (found != end) & (t + 1 < lengths)
-            if not running.any():
-                break
-            y[(at + 1)[running]] = rows[found[running]]
-        return [sentence[: (*sentence, end).index(end)] for sentence in np.stack(words, 1).tolist()]
-
-    def _most_likely(self, params: Any, source: Any, pairs: Any, y: jax.Array, at: jax.Array) -> jax.Array:
+    def most_likely(self, params: Any, source: Any, pairs: Any, y: jax.Array, at: jax.Array) -> jax.Array:
         """The most likely word except `<unk>` after each of the rows `at`; `y` are the words of the targets so far."""
-        a = self.hidden(params, (source, dataclasses.replace(pairs, input_id=y), None, at, None))
+        a = self.hidden(params, (source, pairs, None, at, None), target=y)
         return (a @ params["w"] + params["b"]).at[:, self.facts["labels"].index(UNKNOWN)].set(-jnp.inf).argmax(-1)
 
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
         if vertices or probabilities:
             which = "--vertices" if vertices else "--probabilities"
             raise Mistake(f"{which}: not valid with a translator. Omit it.")
-        lines = [line.split("\t")[0].split(" ||| ")[0].split() for line in cavs.io.read_lines(path)]
-        found = iter(self.translate(params, _chains([words for words in lines if words])) if any(lines) else ())
-        for number, words in enumerate(lines):
-            yield {"sentence": number, "text": next(found) if words else ""}
+        lines = [line.split("\t")[0].split(" ||| ")[0].strip() for line in cavs.io.read_lines(path)]
+        found = iter(self.translate(params, cavs.io.read_text(lines)) if any(lines) else ())
+        for number, line in enumerate(lines):
+            yield {"sentence": number, "text": next(found) if line else ""}
 
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
         try:
-            cavs.data.bleu([], [])
+            cavs.data.bleu([""], [""])
         except ModuleNotFoundError as error:
             raise Mistake(str(error)) from error
         sources, target = cavs.io.read_pairs(path)
@@ -194,13 +170,6 @@ def _graphs(source: cavs.Graphs, lengths: np.ndarray, row: Any, label: Any) -> t
     input_id[pairs.height > 0], labels[pairs.height > 0] = row, label
     chains = dataclasses.replace(chains, input_id=source.input_id)
     return chains, dataclasses.replace(pairs, input_id=input_id, label=labels)
-
-
-def _chains(sentences: list[list[str]]) -> cavs.Graphs:
-    vocab = tuple(dict.fromkeys(word for words in sentences for word in words))
-    index = {word: i for i, word in enumerate(vocab)}
-    ids = np.array([index[word] for words in sentences for word in words], np.int32)
-    return cavs.from_lengths([len(words) for words in sentences], input_id=ids, vocab=vocab)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from cavs.recipes import PROGRAM, UNKNOWN, Data, Mistake, option
 
 REVIEWS = tuple(str(Path(cavs.data.__path__[0]) / f"reviews.{part}.txt") for part in ("train", "dev"))
 REVIEW_LABELS = ("very negative", "negative", "neutral", "positive", "very positive")
+WHERE = (None, "root", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +32,12 @@ class TreeOptions(recipes.Options):
 
     program: str | None = option(None, PROGRAM)
     layers: int = option(1, "layers of --program lstm", least=1, most=1000)
-    loss: str | None = option(None, "vertices of the loss (default: all, if any but roots have labels)", choices=(None, "root", "all"))
-    score: str | None = option(None, "vertices of the score (default: root in trees of phrases)", choices=(None, "root", "all"))
+    loss: str | None = option(
+        None, "vertices of the loss (default: all, if any but roots have labels)", choices=(None, "root", "all")
+    )
+    score: str | None = option(None, "vertices of the score (default: root in trees of phrases)", choices=WHERE)
     embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
-    weight_decay: float = option(1e-5, "decay of weight matrices", least=0, resumable=True)
+    weight_decay: float = option(1e-5, "decay of weight matrices", least=0)
 
 
 class Trees(recipes.Recipe):
@@ -47,7 +50,7 @@ class Trees(recipes.Recipe):
         shipped = not options.train
         if shipped:
             options = dataclasses.replace(options, train=REVIEWS[:1], dev=options.dev or REVIEWS[1])
-        parts = recipes.read_parts(options, _read_labelled)
+        parts = recipes.read_parts(cls, options, _read_labelled)
         words, vectors = recipes.vocabulary(options, parts)
         labels = cavs.data.label_names(parts.values())
         parts = {name: cavs.data.with_labels(g.with_vocab(words, UNKNOWN), labels) for name, g in parts.items()}
@@ -83,12 +86,12 @@ class Trees(recipes.Recipe):
             "b": jnp.zeros(shape[1], jnp.float32),
         }
 
-    def collate(self, sample: cavs.data.Sample) -> Any:
+    def collate(self, sample: Any) -> Any:
         sched, graphs, present = sample.sched, sample.graphs, np.repeat(sample.present, np.diff(sample.graphs.vertex_offsets))
         label = np.full(len(present), -1, np.int32) if graphs.label is None else np.where(present, graphs.label, -1)
         return sched, sample.numbers.astype(np.int32), sched.pad(label, -1), sched.pad(cavs.data.is_root(graphs), False)
 
-    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> jax.Array:
+    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
         """h of all vertices, (Vp, H): words, dropout, the program, dropout."""
         sched, numbers, *_ = batch
         keys = vp.split_key(vp.vertex_keys(key, sched, numbers), 2)
@@ -105,7 +108,7 @@ class Trees(recipes.Recipe):
         of = {"count": counts, "right": right, "vertices": label >= 0, "root_right": right & root, "roots": (label >= 0) & root}
         return total, {"loss": total, **{name: cavs.data.total(x) for name, x in of.items()}}
 
-    def scores(self, sums: Mapping[str, float]) -> dict[str, float | None]:
+    def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         found = {"loss": sums["loss"] / max(sums["count"], 1)}
         found |= {"accuracy (roots)": sums["root_right"] / sums["roots"]} if sums["roots"] else {}
         return found | ({"accuracy (vertices)": sums["right"] / sums["vertices"]} if sums["vertices"] > sums["roots"] else {})
@@ -166,10 +169,8 @@ class Trees(recipes.Recipe):
         if vp.PROGRAMS[self.facts["program"]].arity == 1:
             return cavs.io.read_text(path)
         raise Mistake(
-            f"FILE: got {path}, plain text that begins with {start.splitlines()[0]!r}; expected graphs, because this model "
-            f"(--program {self.facts['program']}) reads trees or DAGs. Write each sentence as a tree in brackets, "
-            "(2 (2 not) (1 bad)), or in .jsonl. Models of --program lstm, gru and elman-rnn, trained on chains in .jsonl, read "
-            "plain sentences."
+            f"FILE: got {path}, plain text that begins with {start.splitlines()[0]!r}; expected graphs, because the program "
+            f"{self.facts['program']} reads trees or DAGs. Write each sentence as a tree in brackets, (2 (2 not) (1 bad))."
         )
 
 
