@@ -1,5 +1,6 @@
 """Ready programs by name, and which graphs each of them accepts."""
 
+import difflib
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -7,7 +8,6 @@ import jax
 import numpy as np
 
 import cavs
-from cavs._graphs.suggest import suggestion
 from cavs.vertex_programs._types import Array
 from cavs.vertex_programs.binary_tree_lstm import BinaryTreeLSTM
 from cavs.vertex_programs.child_sum_tree_lstm import ChildSumTreeLSTM
@@ -78,7 +78,9 @@ def complete(name: str, names: Collection[str]) -> str:
     if plain in names:
         return plain
     if len(matches) != 1:
-        raise ProgramError(f"program: got {name!r}; expected one of {', '.join(names)}. {suggestion(name, names)}".rstrip())
+        near = difflib.get_close_matches(plain, names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ProgramError(f"program: got {name!r}; expected one of {', '.join(names)}.{hint}")
     return matches[0]
 
 

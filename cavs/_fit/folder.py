@@ -22,6 +22,10 @@ class KeeperError(ValueError):
     """A folder of checkpoints is in use, damaged, or of another run. The message names the file."""
 
 
+class DamagedError(KeeperError):
+    """A file differs from what was saved."""
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """A context in which no other process trains in `folder`. The operating system releases the lock if the process dies.

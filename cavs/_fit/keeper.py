@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from cavs._feed.loader import Loader
 from cavs._fit.evaluate import IN_FLIGHT, PendingSums, Sums
-from cavs._fit.folder import KeeperError, fingerprint, locked, read_facts, write_facts
+from cavs._fit.folder import DamagedError, KeeperError, fingerprint, locked, read_facts, write_facts
 from cavs._graphs.pytree import PyTree
 from cavs._interop.checkpoint import restore_checkpoint, save_checkpoint
 from cavs._readers.files import open_regular, write_whole
@@ -167,7 +167,7 @@ class Keeper:
                 continue
             try:
                 (state, _), about = _read(path, state, self._run, self._loader)
-            except KeeperError as error:
+            except DamagedError as error:
                 problem = problem or error
                 continue
             self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
@@ -375,9 +375,9 @@ def _read(path: Path, like: PyTree, run: str, *loaders: Loader) -> tuple[tuple[P
             text = stored_arrays(file)[ABOUT]
         about = json.loads(text.tobytes())
     except OSError as error:
-        raise KeeperError(f"{path} cannot be read ({error.strerror or error}).") from error
+        raise DamagedError(f"{path} cannot be read ({error.strerror or error}).") from error
     except Exception as error:  # see stored_arrays
-        raise KeeperError(f"{path} is damaged ({error!r:.200}).") from error
+        raise DamagedError(f"{path} is damaged ({error!r:.200}).") from error
     if about.get("run") != run:
         raise KeeperError(f"{path} belongs to another run than {path.parent / FACTS}; expected files of one run.")
     try:

@@ -80,7 +80,7 @@ class ConfusionMatrix:
     def as_json(self) -> dict[str, Any]:
         """All scores as a dict for JSON. `confusion[i][j]` counts the true label i that is predicted as j."""
         scores = {name: getattr(self, name) for name in ("count", "accuracy", "majority", "macro_f1")}
-        each = {name: found.as_json() for name, found in self.found().items()}
+        each = {name: {"count": found.true, **found.as_json()} for name, found in self.found().items()}
         return {**scores, "labels": each, "confusion": self.counts.tolist()}
 
     def draw(self, ax: "Axes") -> None:

@@ -71,6 +71,9 @@ class Messages:
         if run.loader.seen:
             place = f"epoch {run.loader.epoch + 1}, step {run.loader.batch} of {len(run.loader)}"
             self.print(f"resuming {escape(str(keeper.folder))} at {place}")
+        if getattr(run.data.parts["train"], "edge_attr", None) is not None:
+            how = "write a vertex function with v.gather_all(fn, edges=True), and train it with cavs.run(..., edges=...)"
+            self.print(f"edges: the files have numbers of edges, which no --program reads. To use them, {how}")
         for note in (*run.data.notes, *keeper.notes):
             self.print(escape(note))
         if keeper.done:

@@ -170,7 +170,8 @@ def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | 
                         held_out = run.evaluate(state[0], "dev")
                         best = keeper.score(state, held_out, best=state[0])
                         messages.evaluated(recipe, keeper.history[-1], best)
-                        write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], "score": recipe.score(held_out)})
+                        scores = {"held_out_loss": held_out["loss"] / held_out["count"], "score": recipe.score(held_out)}
+                        write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
                     advance()
             if keeper.stopped:
                 messages.stopped(keeper, run)

@@ -117,7 +117,7 @@ class Translation(recipes.Recipe):
         lines, order = [""] * len(known), np.argsort(np.diff(known.vertex_offsets), kind="stable")
         for start in range(0, len(known), batch):
             numbers = order[start : start + batch]
-            found = self.program.greedy(lambda *batch: compiled(params, *batch), known[numbers], rows, end)
+            found = vp.greedy(lambda *batch: compiled(params, *batch), known[numbers], rows, end)
             for g, words in zip(numbers.tolist(), found, strict=True):
                 lines[g] = " ".join(facts["labels"][i] for i in words)
         return lines
