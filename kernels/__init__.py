@@ -7,6 +7,7 @@ from cavs.kernels._cpu.library import (
     NATIVE_LEVELS as NATIVE_LEVELS,
     native_unavailable as native_unavailable,
 )
+from cavs.kernels._cpu.operations import NATIVE_OPERATIONS as NATIVE_OPERATIONS
 from cavs.kernels._layout import tuned as tuned
 from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_MEMORY, LaunchConfig as LaunchConfig
 from cavs.kernels._layout.layout import layout_of as layout_of

@@ -104,7 +104,7 @@ def test_the_eager_part_runs_once_for_all_edges() -> None:
     edge = {"x": jax.ShapeDtypeStruct((4,), jnp.float64), "h": jax.ShapeDtypeStruct((H,), jnp.float64)}
     params = {name: jax.ShapeDtypeStruct(s, jnp.float64) for name, s in {"w": (E, H), "u": (H, H), "e": (4, H)}.items()}
     F = cavs.VertexFunction(message, state=(H,))
-    text = F.explain(params, jax.ShapeDtypeStruct((E,), jnp.float64), edge)
+    text = cavs.explain(F, params, jax.ShapeDtypeStruct((E,), jnp.float64), edge)
     assert re.search(r"reads rows of edges: \d+ eager equations?, once for all edges; the levels read 2 values an edge", text)
     assert f"{2 * H * H} FLOPs in products a vertex (between gather" in text  # only the child's product is recurrent
 

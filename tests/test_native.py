@@ -173,13 +173,13 @@ def test_it_says_why_it_cannot_run(params: Any, how: dict[str, Any], text: str) 
 
 
 def test_explain_says_which_engine_runs() -> None:
-    assert "Engine native: fits." in F.explain(PARAMS, np.zeros(3, np.float32))
+    assert "Engine native: fits." in cavs.explain(F, PARAMS, np.zeros(3, np.float32))
 
     def odd(params: Any, v: cavs.Vertex) -> None:
         v.scatter(jax.lax.cumsum(v.gather(0)))
         v.push(v.gather(0))
 
-    text = cavs.VertexFunction(odd, state=(6,), arity=1).explain(PARAMS)
+    text = cavs.explain(cavs.VertexFunction(odd, state=(6,), arity=1), PARAMS)
     assert "Engine native: no: the recurrent part of F does not fit it: the library has no cumsum." in text
 
 

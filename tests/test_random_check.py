@@ -32,7 +32,7 @@ def small_case() -> Case:
         inputs={"x": ((3,), "f", -1.0, 1.0)},
         pushes=["{0}", "{0}"],
     )
-    return Case(0, program, [[[], [0]], [[], [], [0, 1]]], [None] * 5, Options(jit=True))
+    return Case(0, program, [[[], [0]], [[], [], [0, 1]]], [None] * 5, Options(way="jit"))
 
 
 def test_a_case_runs_both_ways() -> None:

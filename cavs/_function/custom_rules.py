@@ -1,6 +1,6 @@
 """Rules for JAX's transformations: batches and tangents that other functions compute, and what is differentiated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +8,13 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.equations import is_float
+from cavs._function.reverse_only import transposable
 from cavs._graphs.pytree import PyTree
+
+MSG_FORWARD = (
+    "{name}: got a derivative in forward mode, as of jax.jvp, jax.jacfwd, or the function that jax.linearize returns; expected one "
+    "in reverse mode. Write jax.grad, jax.vjp or jax.jacrev. For second derivatives, write jax.jvp or jax.jacfwd of jax.grad."
+)
 
 
 def with_rule(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -49,20 +55,21 @@ def reverse_differentiable(
     primal: Callable[..., PyTree],
     forward: Callable[..., tuple[PyTree, PyTree]],
     backward: Callable[..., tuple[PyTree, ...]],
+    name: str,
     kernels: bool = False,
 ) -> Callable[..., PyTree]:
     """Returns `primal` with a reverse derivative that depends on which arguments are differentiated.
 
-    `jax.custom_vjp` with `symbolic_zeros=True` says which they are, too. But once such a function is part of a traced one, JAX
-    remembers its forward for each set of differentiated arguments, and the structure of the residuals of the latest set alone
-    (JAX 0.10, 0.11). A gradient would then read the residuals of another one. So here a tangent rule finds out what is
-    differentiated, and differentiates a function of these arguments.
+    A tangent rule finds out which they are, calls `forward`, and returns tangents whose transpose is `backward`
+    (`_function.reverse_only`). `jax.custom_vjp` with `symbolic_zeros=True` says which they are, too, but confuses the residuals
+    of different sets of differentiated arguments if it is part of a traced function (JAX 0.10, 0.11).
 
     Args:
         primal: the function of positional arguments, pytrees of arrays.
         forward: `forward(varied, *args) -> (results, residuals)`; `varied` are the arguments with bools as leaves.
         backward: `backward(residuals, cotangents) -> cotangents of args`, with `None` for what is not differentiated. The
             cotangents of results are leaves of their structure, arrays or `SymbolicZero`.
+        name: of the function, for the error that refuses forward mode.
         kernels: whether `primal` launches kernels, whose effects JAX cannot lower inside of what has a tangent rule. Only under
             `jax.jit`, which removes the call of `primal` where `forward` is called.
     """
@@ -70,25 +77,30 @@ def reverse_differentiable(
     def tangents_of(args: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[PyTree, PyTree]:
         leaves, tree = jax.tree.flatten(args)
         directions = tree.flatten_up_to(tangents)
-        flags = [not isinstance(t, SymbolicZero) and is_float(x) for x, t in zip(leaves, directions, strict=True)]
+        varied = [not isinstance(t, SymbolicZero) and is_float(x) for x, t in zip(leaves, directions, strict=True)]
+        outs, residuals = forward(tree.unflatten(varied), *args) if any(varied) else (primal(*args), ())
+        values, out_tree = jax.tree.flatten(outs)
+        saved, saved_tree = jax.tree.flatten(residuals)
+        types = [jax.typeof(x).strip_weak_type().to_tangent_aval() for x in values]
+        floats = [i for i, x in enumerate(values) if is_float(x)] if any(varied) else []
+        structures = [jax.tree.structure(x) for x in args]
 
-        def args_of(chosen: Sequence[Any]) -> tuple[PyTree, ...]:
-            left = iter(chosen)
-            return tree.unflatten([next(left) if is_varied else x for x, is_varied in zip(leaves, flags, strict=True)])
-
-        def saving(*chosen: Any) -> tuple[PyTree, PyTree]:
-            return forward(tree.unflatten(flags), *args_of([x.value for x in chosen]))
-
-        def pull_back(residuals: PyTree, cotangents: PyTree) -> tuple[Any, ...]:
-            found = backward(residuals, cotangents)
-            each = zip(found, map(jax.tree.structure, args), strict=True)
+        def pull(saved: list[Any], some: list[Any]) -> list[Any]:
+            cts: list[Any] = list(map(SymbolicZero, types))
+            for i, ct in zip(floats, some, strict=True):
+                cts[i] = cts[i] if ct is None else ct
+            found = backward(saved_tree.unflatten(saved), out_tree.unflatten(cts))
+            each = zip(found, structures, strict=True)
             grads = [g for ct, like in each for g in ([None] * like.num_leaves if ct is None else like.flatten_up_to(ct))]
-            return tuple(g for g, is_varied in zip(grads, flags, strict=True) if is_varied)
+            return [g for g, is_varied in zip(grads, varied, strict=True) if is_varied]
 
-        of_chosen = jax.custom_vjp(lambda *chosen: primal(*args_of(chosen)))
-        of_chosen.defvjp(saving, pull_back, symbolic_zeros=True)  # only then cotangents of zero are known to be zero
-        chosen = [x for x, is_varied in zip(leaves, flags, strict=True) if is_varied]
-        return jax.jvp(of_chosen, chosen, [t for t, is_varied in zip(directions, flags, strict=True) if is_varied])
+        given = [t for t, is_varied in zip(directions, varied, strict=True) if is_varied]
+        found: list[Any] = list(map(SymbolicZero, types))
+        if floats:
+            results = transposable(pull, saved, given, [types[i] for i in floats], MSG_FORWARD.format(name=name))
+            for i, t in zip(floats, results, strict=True):
+                found[i] = t
+        return outs, out_tree.unflatten(found)
 
     function = jax.custom_jvp(primal)
     function.defjvp(tangents_of, symbolic_zeros=True)

@@ -60,7 +60,7 @@ def planned(
         grads = dict(zip(graph.diff, found, strict=True))
         return tuple(grads.get(i) for i in range(saved.num_inputs))
 
-    return reverse_differentiable(plain, keeping, pull_back)
+    return reverse_differentiable(plain, keeping, pull_back, "recompute")
 
 
 @jax.tree_util.register_pytree_node_class

@@ -130,7 +130,7 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
         return scaled(*instantiated([ct[0]]))
 
     # Nothing computes cotangents of inputs that nobody asks for.
-    total = reverse_differentiable(plain, forward, backward)
+    total = reverse_differentiable(plain, forward, backward, "sub_batched")
 
     def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
         if not isinstance(stacks, list | tuple) or not stacks:

@@ -59,7 +59,7 @@ def differentiable(sweep: Sweep, kernels: bool = False) -> Callable[..., PyTree]
         ct_params, ct_inputs = back(instantiated(cts))
         return ct_params, None, ct_inputs, None
 
-    return reverse_differentiable(sweep.primal, forward, backward, kernels)
+    return reverse_differentiable(sweep.primal, forward, backward, "run", kernels)
 
 
 def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:

@@ -23,7 +23,7 @@ _OPTIONS = "-O3 -std=c++17 -fno-math-errno -fno-trapping-math -fvisibility=hidde
 
 def version() -> str:
     """Returns a digest of the sources. A library knows its own, so that one that was compiled from others is not used."""
-    sources = sorted(path for path in SOURCE.parent.iterdir() if path.suffix in (".h", ".cpp"))
+    sources = sorted(path for path in SOURCE.parent.iterdir() if path.suffix in (".cpp", ".def", ".h"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
