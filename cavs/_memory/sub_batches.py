@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
 from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import PyTreeDef
+from cavs._function.jaxprs import PyTreeDef, without_constants
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -106,6 +107,30 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
             )
         return value, aux
 
+    def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
+        if not isinstance(stacks, list | tuple) or not stacks:
+            raise TypeError(
+                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
+                "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
+            )
+        params, stacks = jax.tree.map(jnp.asarray, params), list(stacks)
+        # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
+        closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(stacks[0]))
+        without, consts = without_constants(closed)
+        run, tree = jex.jaxpr_as_fun(without), jax.tree.structure(shapes)
+
+        def of_all(all_params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
+            return tree.unflatten(run(*jax.tree.leaves((all_params, batch))))
+
+        out, aux = _differentiable(of_all)((consts, params), stacks)
+        return (out, aux) if has_aux else out
+
+    return checked
+
+
+def _differentiable(one: Callable[[PyTree, PyTree], tuple[jax.Array, PyTree]]) -> Callable[..., PyTree]:
+    """Returns the sum of `one(params, batch)` over batches, as a function of parameters and stacks, with its derivative."""
+
     def plain(params: PyTree, stacks: list[PyTree]) -> tuple[jax.Array, PyTree]:
         return _summed(lambda batch: one(params, batch), stacks)
 
@@ -130,24 +155,17 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
         return scaled(*instantiated([ct[0]]))
 
     # Nothing computes cotangents of inputs that nobody asks for.
-    total = reverse_differentiable(plain, forward, backward, "sub_batched")
+    return reverse_differentiable(plain, forward, backward, "sub_batched")
 
-    def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
-        if not isinstance(stacks, list | tuple) or not stacks:
-            raise TypeError(
-                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
-                "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
-            )
-        out, aux = total(jax.tree.map(jnp.asarray, params), list(stacks))
-        return (out, aux) if has_aux else out
 
-    return checked
+def _first(stack: PyTree) -> PyTree:
+    """The shapes of one batch of a stack."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
 
 
 def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = False) -> Any:
     """The sum of `fn(batch)` over all batches; with `each`, `fn` also returns values that are stacked instead."""
-    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacks[0])
-    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(first)  # traced once, for its shapes and for all stacks
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(_first(stacks[0]))  # traced once, for its shapes and for all stacks
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0] if each else shapes)
     stacked = []
 
