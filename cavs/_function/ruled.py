@@ -115,7 +115,9 @@ def _traced(rules: Rules, operands: Sequence[Any]) -> Any:
 
 def _types(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray], Any]:
     jaxpr, _ = opened(_traced(rules, operands) if call is None else call)
-    return [x.aval for x in jaxpr.outvars], jaxpr.effects  # type: ignore[misc]
+    # References that begin and end inside are no effect: `lower_fun` turns them into arrays.
+    effects = {effect for effect in jaxpr.effects if type(effect).__name__ != "InternalMutableArrayEffect"}
+    return [x.aval for x in jaxpr.outvars], effects  # type: ignore[misc]
 
 
 def _push(primals: Sequence[jax.Array], tangents: Sequence[Any], *, call: Any, rules: Rules) -> tuple[Arrays, list[Any]]:

@@ -9,11 +9,10 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core as jex
 
 from cavs._function.asked import keep
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import opened
+from cavs._function.jaxprs import opened, without_constants
 from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.derivative import with_derivative
@@ -82,9 +81,7 @@ class Recomputed(Generic[R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         closed, flat, tree = self._trace(args, kwargs)
-        jaxpr, consts = opened(closed)
-        # Arrays that `fn` closes over may be differentiated, too, so they become arguments.
-        closed = jex.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), [])
+        closed, consts = without_constants(closed)  # arrays that `fn` closes over may be differentiated, too
         planned = with_derivative(closed, lambda diff: self._choose(ParetoSearch(closed, diff, None, names=self._names)).kept)
         return jax.tree.unflatten(tree, planned(*consts, *flat))
 
