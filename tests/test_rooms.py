@@ -26,12 +26,9 @@ NAMESPACES = ("data", "debug", "interop", "io", "memory")
 ORDER = ("kernels", *ROOMS, "public", "_train", "_cli", "cli", "__main__")
 KERNEL_ORDER = ("_cpu", "precision", "_program", "_layout", "_mosaic", "_body", "turns", "rows", "persistent", "__init__")
 # The only imports that point to the right: (who, whom) -> why.
-TO_THE_RIGHT = {
-    ("cavs._function.vertex", "cavs._run.explain"): "`VertexFunction.explain` tells which engine runs; imported when called",
-}
+TO_THE_RIGHT: dict[tuple[str, str], str] = {}
 # The only imports that close a circle of modules; all are inside functions.
 CIRCLES = {
-    ("cavs._function.vertex", "cavs._run.explain"): "as above",
     ("cavs._schedule.schedule", "cavs._schedule.plot"): "`Schedule.plot` draws with matplotlib; imported when called",
 }
 

@@ -8,11 +8,11 @@ import pytest
 
 import cavs
 from cavs import cli
-from cavs._feed.schedules import schedules
 from cavs._readers import FormatError
 from cavs._train import circuits
 from cavs._train.config import TrainError
 from cavs._train.task import configure, find_task
+from tests.schedule_checks import schedules
 
 
 def graphs_with_targets(label=None, graph_label=None) -> cavs.Graphs:

@@ -50,8 +50,8 @@ class Log:
     | `host` | the rest of the time that the loop was busy: dispatches, and the user's own Python code |
 
     A thread waits for the results and calls `writers`, so the loop never waits. On a GPU, `device` should be near 1. If
-    `waiting` is high, use more `workers`; if `host` is high and `device` low, use more `steps` per dispatch. On a CPU, XLA may
-    compute during a dispatch, so `device` and `host` may overlap.
+    `waiting` is high, let `collate` do less; if `host` is high and `device` low, use more `steps` per dispatch. On a CPU, XLA
+    may compute during a dispatch, so `device` and `host` may overlap.
 
     Args:
         loader: the loader of the loop.

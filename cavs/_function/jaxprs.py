@@ -26,7 +26,7 @@ PyTreeDef: TypeAlias = Any  # `jax.tree_util.PyTreeDef`, which no type checker c
 Env: TypeAlias = dict[Var, jax.Array]
 _T = TypeVar("_T")
 
-CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
+CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "call_with_rules")
 
 
 def bodies_in(eqn: Eqn) -> list[Jaxpr]:

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from cavs._feed.schedules import planned_schedules
 from cavs._feed.settings import Sample
 from cavs._function.asked import keep
 from cavs._function.names import Names, check_known
@@ -15,13 +14,14 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.buffers import Peak
 from cavs._memory.search import WINDOWS, Choice
-from cavs._memory.sub_batches import deal, sub_batched
+from cavs._memory.sub_batches import deal, summed_over_parts
 from cavs._memory.traced import traced_peak
-from cavs._schedule.buckets import covers
+from cavs._schedule.batches import StackScheduler
 from cavs._schedule.few import few_shapes
 from cavs._schedule.level_segments import SegmentedSchedule, in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
+from cavs._schedule.shapes import covers
 
 Collate: TypeAlias = Callable[[Sample], PyTree]
 Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its graphs, the graphs, and the schedule
@@ -43,7 +43,7 @@ class BatchGradient:
         """The rows of all parts, and how many tasks they have: a level is one, or several if a window ends in it."""
         graphs, starts = self.graphs, self.graphs.vertex_offsets[:-1]
         levels = np.maximum.reduceat(graphs.height, starts) + 1
-        depth = int(levels[_dealt(graphs, choice.parts)].max(1).sum())
+        depth = int(levels[dealt(graphs, choice.parts)].max(1).sum())
         return graphs.num_vertices, depth + graphs.num_vertices // WINDOWS[choice.keep] + choice.parts * choice.segments
 
     def first(self, choice: Choice) -> Part:
@@ -67,24 +67,28 @@ class BatchGradient:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((choice.parts, *x.shape[1:]), x.dtype), one)
 
 
-def _dealt(graphs: Graphs, parts: int) -> np.ndarray:
+def dealt(graphs: Graphs, parts: int) -> np.ndarray:
     """The graphs of each part, (parts, graphs)."""
     return deal(graphs, parts) if parts > 1 else np.arange(len(graphs))[None]
 
 
 def schedule_parts(graphs: Graphs, choice: Choice, like: Schedule | None = None) -> Iterator[Part]:
     """Schedules the parts of a batch in one shape: that of `like` if they fit into it."""
-    parts = list(_dealt(graphs, choice.parts))
+    return scheduled(graphs, list(dealt(graphs, choice.parts)), choice, like)
+
+
+def scheduled(graphs: Graphs, parts: list[np.ndarray], choice: Choice, like: Schedule | None = None) -> Iterator[Part]:
+    """Schedules parts of a batch, whose graphs are given, in one shape: that of `like` if they fit into it."""
     fields = tuple(name for name in ("input_id", "label") if getattr(graphs, name) is not None)
     options = options_of("plan", graphs, "batching", True, False, WINDOWS[choice.keep], None, fields, None)
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
     shape = like.shape if like is not None and covers(like.shape, needed) else needed
-    found = planned_schedules(graphs, ((part, 0) for part in parts), options._replace(fixed=(shape,)), 0)
+    each = [graphs[part] for part in parts]
+    scheds = [Schedule(data, shape) for data in StackScheduler(graphs, options).stack(parts, shape)]
     if choice.segments > 1:
-        whole = list(found)
         known = like.segment_shape if isinstance(like, SegmentedSchedule) else None
-        found = zip([g for g, _ in whole], in_segments(whole, options, choice.segments, known), strict=True)
-    return ((part, *some) for part, some in zip(parts, found, strict=True))
+        scheds = in_segments(list(zip(each, scheds, strict=True)), options, choice.segments, known)
+    return zip(parts, each, scheds, strict=True)
 
 
 def stacked(parts: Iterable[Part], collate: Collate) -> PyTree:
@@ -100,7 +104,7 @@ def loss_of(
 
     When it is traced, `engines` gains the names of the engines that run.
     """
-    total = sub_batched(loss)
+    total = summed_over_parts("plan", loss)
 
     def summed(params: PyTree, batch: PyTree) -> jax.Array:
         with keep(choice.keep != "fast", names, in_parts=choice.parts > 1) as inside:

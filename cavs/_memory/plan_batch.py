@@ -17,6 +17,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_plan import BatchPlan
 from cavs._memory.batch_search import BatchGradient, Collate
 from cavs._memory.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
+from cavs._memory.compare_parts import check_parts
 from cavs._memory.search import KEEPINGS, Candidate, Choice, Search, choices_for, in_segments, numbers_of_parts, with_segments
 
 
@@ -46,8 +47,8 @@ def plan(
     ```
 
     Args:
-        loss: `loss(params, batch)`, a scalar that is a sum over the graphs of the batch. If it is a mean over the graphs,
-            divide the plan's loss and gradients by `plan.parts`: all parts have the same number of graphs.
+        loss: `loss(params, batch)`, a scalar: a sum over the graphs of the batch, or computed from [`cavs.data.total`][] and
+            [`cavs.data.mean`][], which are over the whole batch.
         params: the parameters, or their `jax.ShapeDtypeStruct`s.
         graphs: a batch; pass the largest one. Batches of as many graphs and about as many vertices need as much memory.
         budget: the temporary memory of forward and backward, apart from parameters, gradients and inputs: bytes, `"2GiB"`, a
@@ -70,7 +71,8 @@ def plan(
 
     Raises:
         BudgetError: no plan fits the budget. The message names the smallest one that does.
-        ValueError: `budget` is not an amount of memory, or `parts`, `keep`, `segments` or `names` is invalid.
+        ValueError: `budget` is not an amount of memory; `parts`, `keep`, `segments` or `names` is invalid; or the loss would
+            not be the same in parts. That is found by one comparison, on a few graphs of the batch.
         TypeError: `graphs` is not [`cavs.Graphs`][].
     """
     wanted = bytes_of(budget, "plan")
@@ -92,6 +94,8 @@ def plan(
     chosen = search.chosen(wanted)
     if chosen is None:
         raise BudgetError(_too_small(batch, search.smallest(), int(wanted or 0)))
+    if chosen.choice.parts > 1:
+        check_parts(batch, chosen.choice.parts)
     found = BatchPlan(batch, search, chosen, wanted)
     if wanted is None and (limit := memory_of_gpu()) is not None and found.peak > limit:
         smaller = search.fastest(limit)

@@ -66,7 +66,8 @@ def run(
         engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
             Hopper GPU, JAX 0.11 or newer, and an F that fits. `"native"` runs all levels in one call of a library in C++, on a
             CPU; it needs an F in float32 that fits, and a C++ compiler when cavs was installed. `None` chooses the fastest one
-            that fits; `F.explain()` tells which one and why. Under `jax.vmap` and for second derivatives, engine `"scan"` runs.
+            that fits; `cavs.explain(F)` tells which one and why. Under `jax.vmap` and for second derivatives, engine `"scan"`
+            runs.
 
     Returns:
         The pytree that F pushes. Its leaves are (V, ...) for inputs of V rows and (Vp, ...) for padded inputs, with zeros in

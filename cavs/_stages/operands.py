@@ -110,5 +110,5 @@ def split_rows(x: Operand, each: int) -> Operand | None:
         return Operand(x.source, x.index.reshape(-1, parts // each), x.start * each)
     assert each % parts == 0
     more = each // parts  # rows of the source are split, too
-    index = (x.index.reshape(-1, 1) * more + np.arange(more)).reshape(-1, 1)
+    index = (x.index.reshape(-1, 1) * more + np.arange(more, dtype=np.int32)).reshape(-1, 1)
     return Operand(x.source.reshape(x.source.shape[0] * more, -1), index, x.start * each)

@@ -1,22 +1,21 @@
-"""`prefetch`: schedules the next batches and sends them to the device while one runs (VPPS's asynchrony)."""
+"""`prefetch`: a thread prepares the next items while one is used (VPPS's asynchrony)."""
 
+import atexit
+import contextlib
 import os
 import queue
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
+Loop = TypeVar("Loop", bound=Generator[Any, None, None])
 
 
-def prefetch(
-    items: Iterable[Item],
-    prepare: Callable[[Item], Prepared],
-    depth: int = 2,
-    ended: Callable[[], None] | None = None,
-) -> Generator[Prepared, None, None]:
+def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int = 2) -> Generator[Prepared, None, None]:
     """Runs `prepare(item)` for each item on a background thread, and yields the results in order.
 
     ```python
@@ -39,7 +38,6 @@ def prefetch(
         items: an iterable, which may be infinite.
         prepare: a function of one item.
         depth: how many prepared items may wait, at least 1. Their memory stays allocated.
-        ended: called on the thread when it ends, such as the `close` of `items`.
 
     Returns:
         A generator of the prepared items.
@@ -54,25 +52,10 @@ def prefetch(
         raise TypeError(f"prefetch: prepare: got a {type(prepare).__name__}; expected a function of one item.")
     if not isinstance(depth, int) or depth < 1:
         raise ValueError(f"prefetch: depth: got {depth!r}; expected an int >= 1, the number of prepared items that may wait.")
-    return _consume(iter(items), prepare, depth, ended or (lambda: None))
+    return _consume(iter(items), prepare, depth)
 
 
-def refuse_inherited(what: str, made_in: int) -> None:
-    """Checks that an iterator is used in the process in which it began; threads and workers serve only that process.
-
-    Raises:
-        RuntimeError: this is a fork of the process `made_in`.
-    """
-    if os.getpid() != made_in:
-        raise RuntimeError(
-            f"{what}: got an iterator of process {made_in} in process {os.getpid()}, which was forked from it; expected an "
-            f"iterator of this process. Iterate over the loader after the fork."
-        )
-
-
-def _consume(
-    items: Iterator[Any], prepare: Callable[[Any], Any], depth: int, ended: Callable[[], None]
-) -> Generator[Any, None, None]:
+def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     # The thread takes an entry before it prepares an item, and the consumer returns it: at most `depth` items are prepared or
@@ -82,9 +65,7 @@ def _consume(
         room.put(None)
     stop: list[bool] = []  # not empty if the thread is to end
     # A daemon thread does not keep the interpreter alive if the consumer fails and keeps the iterator.
-    thread = threading.Thread(
-        target=_produce, args=(items, prepare, ready, room, stop, ended), name="cavs-prefetch", daemon=True
-    )
+    thread = threading.Thread(target=_produce, args=(items, prepare, ready, room, stop), name="cavs-prefetch", daemon=True)
     thread.start()
     # Bound here: at the end of the interpreter the iterator is closed after modules were cleared and daemon threads stopped.
     ending, this_thread = sys.is_finalizing, threading.get_ident
@@ -97,7 +78,11 @@ def _consume(
                 raise value
             room.put(None)
             yield value
-            refuse_inherited("prefetch", made_in)
+            if os.getpid() != made_in:
+                raise RuntimeError(
+                    f"prefetch: got an iterator of process {made_in} in process {os.getpid()}, which was forked from it; "
+                    "expected an iterator of this process. Iterate over the loader after the fork."
+                )
             del value  # not kept while waiting for the next one
     finally:
         if not ending() and os.getpid() == made_in:  # a fork has no such thread, and its locks may never be released
@@ -113,7 +98,6 @@ def _produce(
     ready: "queue.SimpleQueue[tuple[str, Any]]",
     room: "queue.SimpleQueue[None]",
     stop: list[bool],
-    ended: Callable[[], None],
 ) -> None:
     try:
         while True:
@@ -128,5 +112,20 @@ def _produce(
             ready.put(("item", prepare(item)))
     except BaseException as error:  # the consumer raises it
         ready.put(("error", error))
-    finally:
-        ended()
+
+
+# Generators that still exist when Python ends are closed while what they use, such as the device, still exists.
+_open: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
+
+
+def closed_at_exit(loop: Loop) -> Loop:
+    """Returns `loop`, which is closed when Python ends, if it still exists."""
+    _open.add(loop)
+    return loop
+
+
+@atexit.register
+def _close() -> None:
+    for loop in [*_open]:
+        with contextlib.suppress(ValueError):  # another thread runs it
+            loop.close()
