@@ -68,7 +68,7 @@ def test_what_is_not_a_file_is_not_replaced(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     (tmp_path / "circle").symlink_to("circle")
-    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path, tmp_path / "circle", Path("/dev/full")):
+    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path, tmp_path / "circle"):
         with pytest.raises(OSError, match=path.name) as found:
             WRITERS[name](path, 1)
         assert found.value.errno in (errno.EINVAL, errno.ELOOP)
@@ -85,7 +85,7 @@ def test_pipes_and_devices_are_not_read(tmp_path: Path, name: str) -> None:
             READERS[name](path)
         assert found.value.filename == str(path)
         if name != "restore_checkpoint":
-            assert found.value.strerror.endswith(f"expected one. Write: cat {path} > FILE, and read that file")
+            assert f"expected one. Write: cat {path} > FILE, and read that file" in str(found.value)
 
 
 def test_a_pipe_is_read_as_an_open_file(tmp_path: Path) -> None:
