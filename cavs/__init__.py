@@ -5,7 +5,8 @@ The core: `VertexFunction` and `Vertex` (what one vertex computes), `Graphs` and
 `jax.grad` backward), `interpret` (the same, vertex by vertex), `explain` (how F was split, and which engine runs it),
 `Optimizations` and `concurrent_jit`.
 
-The namespaces: `cavs.data`, `cavs.io`, `cavs.debug`, `cavs.interop`, `cavs.memory`, and `cavs.vertex_programs` (ready models).
+The namespaces: `cavs.data`, `cavs.io`, `cavs.debug`, `cavs.interop`, `cavs.memory`, `cavs.vertex_programs` (ready models), and
+`cavs.recipes` (whole programs, which need optax, rich and matplotlib).
 """
 
 import importlib
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         interop as interop,
         io as io,
         memory as memory,
+        recipes as recipes,
         vertex_programs as vertex_programs,
     )
     from cavs._debug.interpret import interpret as interpret
@@ -53,7 +55,7 @@ _DEFINED_IN = {
     "readout": "_run.readout",
     "run": "_run.run",
     "schedule": "_schedule.scheduler",
-    **dict.fromkeys(("data", "debug", "interop", "io", "memory", "vertex_programs"), ""),
+    **dict.fromkeys(("data", "debug", "interop", "io", "memory", "recipes", "vertex_programs"), ""),
 }
 
 __all__ = sorted(_DEFINED_IN)  # pyright: ignore[reportUnsupportedDunderAll]

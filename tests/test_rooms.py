@@ -21,9 +21,10 @@ ROOMS = (
     "_memory",
     "_debug",
     "_interop",
+    "_fit",
 )
 NAMESPACES = ("data", "debug", "interop", "io", "memory")
-ORDER = ("kernels", *ROOMS, "public", "_train", "_cli", "cli", "__main__")
+ORDER = ("kernels", *ROOMS, "public", "recipes", "cli", "__main__")
 KERNEL_ORDER = ("_cpu", "precision", "_program", "_layout", "_mosaic", "_body", "turns", "rows", "persistent", "__init__")
 # The only imports that point to the right: (who, whom) -> why.
 TO_THE_RIGHT: dict[tuple[str, str], str] = {}
@@ -77,7 +78,7 @@ def room(module: str) -> str:
 
 
 def test_every_module_lies_in_a_room():
-    outside = {name for name in CAVS if "._" not in name.replace(".__main__", "")}
+    outside = {name for name in CAVS if "._" not in name.replace(".__main__", "") and room(name) != "recipes"}
     assert outside == {"cavs", "cavs.cli", "cavs.__main__", *(f"cavs.{name}" for name in NAMESPACES)}
     assert {room(name) for name in CAVS} == {*ORDER} - {"kernels"}
 

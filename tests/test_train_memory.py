@@ -33,11 +33,11 @@ def numbers(path, count, lengths=(1, 9)):
 
 
 CASES = {
-    "classify": (trees, {"loss": "root"}, Choice(4, "window")),
-    "lm": (sentences, {"min_count": 1}, Choice(2, "least")),
-    "nmt": (pairs, {"min_count": 1}, Choice(2, "fast")),
-    "regress": (numbers, {}, Choice(4, "fast")),
-    "tag": (corpus, {"min_count": 3, "embedding_size": 4}, Choice(2, "window")),
+    "classify": (trees, {"loss": "root"}, Choice(4)),
+    "lm": (sentences, {"min_count": 1}, Choice(2)),
+    "nmt": (pairs, {"min_count": 1}, Choice(2)),
+    "regress": (numbers, {}, Choice(4)),
+    "tag": (corpus, {"min_count": 3, "embedding_size": 4}, Choice(2)),
 }
 
 
@@ -78,10 +78,11 @@ def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
     assert plan_memory(config, model, task, data) == (FASTEST, 32, "", {})
 
     half = plan_memory(config.replace({"memory": str(budget)}), model, task, data)
-    assert 1 < half.choice.parts < 8 and "predicted" in half.table
+    assert 1 < half.choice.parts < 8 and "temporary" in half.table
     assert work.measure(half.choice) <= budget and half.compiler_options == {}
     least = plan_memory(config.replace({"memory": "min"}), model, task, data)
     assert least.choice.parts == 8 and least.evaluation < 32
+    assert work.evaluation(data.dev, half.evaluation) <= budget
     with pytest.raises(TrainError, match=r"--memory: got 20 KiB; expected at least .* Write --memory \d+KiB, or a smaller"):
         plan_memory(config.replace({"memory": "20KiB"}), model, task, data)
     assert budget_of(2048) == budget_of("2048") == budget_of("2KiB") == 2048 and budget_of(0.5) == budget_of("0.5")
@@ -92,10 +93,10 @@ def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
 def test_small_steps_on_a_gpu_with_a_budget_do_without_cublas(tmp_path, monkeypatch):
     config, model, task, data, _ = run_of("regress", tmp_path, lengths=(8, 9), batch=14, hidden=16)
     asked = []
-    monkeypatch.setattr(memory, "compiler_options", lambda saving, predicted: {"of": (saving, predicted)})
-    monkeypatch.setattr(TrainingStep, "measure", lambda self, choice, options: asked.append(options) or 1000)
+    monkeypatch.setattr(memory, "compiler_options", lambda budget, least: {"of": (budget, least)})
+    monkeypatch.setattr(TrainingStep, "measure", lambda self, choice: asked.append(self.options) or 1000)
     found = plan_memory(config.replace({"memory": "1GiB"}), model, task, data)
-    assert asked == [found.compiler_options] and found.compiler_options["of"][0]
+    assert asked == [found.compiler_options] and found.compiler_options["of"][0] == 1 << 30
     assert plan_memory(config, model, task, data).compiler_options == {}
 
 
@@ -104,7 +105,8 @@ def test_without_a_budget_a_batch_that_does_not_fit_the_gpu_comes_in_parts(tmp_p
     whole = TrainingStep(config, model, task, data).measure(FASTEST)
     monkeypatch.setattr(memory, "memory_of_gpu", lambda: 10**12)
     assert plan_memory(config, model, task, data).choice == FASTEST
-    monkeypatch.setattr(memory, "memory_of_gpu", lambda: int(0.9 * whole))
     monkeypatch.setattr(memory, "_ENOUGH", 10**9)
+    assert plan_memory(config, model, task, data) == (FASTEST, 56, "", {})
+    monkeypatch.setattr(memory, "memory_of_gpu", lambda: int(0.9 * whole))
     found = plan_memory(config, model, task, data)
     assert found.choice != FASTEST and "memory of a training step:" in found.table

@@ -1,5 +1,6 @@
 """`Batches`: one training batch, or several of equal shapes, as a loader yields them."""
 
+import math
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -103,7 +104,7 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
             stacks = [np.zeros((*axes, *x.shape), x.dtype) for x in leaves]
         _refuse_different(first, (leaves, treedef))
         for stack, x in zip(stacks, leaves, strict=True):
-            stack.reshape(-1, *x.shape)[i] = x
+            stack.reshape(math.prod(axes), *x.shape)[i] = x
     assert first is not None
     return first[1].unflatten(stacks)
 

@@ -11,7 +11,7 @@ from cavs._function.jaxprs import Jaxpr, bodies_in
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, dealt, scheduled, stacked
-from cavs._memory.search import FASTEST, Choice
+from cavs._memory.search import FASTEST
 
 _FEW, _SMALL = 16, 4096  # graphs that are compared even if a part has fewer, and vertices that take little memory
 _LEAST, _ROUNDINGS = 1e-4, 4  # a larger difference is none of rounding: relative, and in steps of the coarsest dtype
@@ -32,7 +32,7 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
     """
     halves = _halves(batch, parts)
     two_parts = FASTEST._replace(parts=2)
-    one, two = _inputs(batch, [np.concatenate(halves)], FASTEST), _inputs(batch, halves, two_parts)
+    one, two = (stacked(scheduled(batch.graphs, of), batch.collate) for of in ([np.concatenate(halves)], halves))
 
     def both(params: PyTree, one: PyTree, two: PyTree) -> tuple[jax.Array, jax.Array]:
         return batch.loss_of(FASTEST)(params, one), batch.loss_of(two_parts)(params, two)
@@ -58,10 +58,6 @@ def _halves(batch: BatchGradient, parts: int) -> list[np.ndarray]:
     while 2 * count <= parts and each[:count].size < _FEW and sizes[each[: 2 * count]].sum() <= _SMALL:
         count *= 2
     return [each[: count // 2].ravel(), each[count // 2 : count].ravel()]
-
-
-def _inputs(batch: BatchGradient, parts: list[np.ndarray], choice: Choice) -> PyTree:
-    return stacked(scheduled(batch.graphs, parts, choice), batch.collate)
 
 
 def _values(params: PyTree) -> PyTree:

@@ -23,7 +23,7 @@ class Operation(NamedTuple):
 
 
 def _read(text: str) -> dict[str, Operation]:
-    lines = [line for line in text.splitlines() if line and not line.startswith("//")]
+    lines = [line for line in text.splitlines() if line and line[:2] != "//"]
     found: dict[str, Operation] = {}
     for code, line in enumerate(lines):
         match = _LINE.fullmatch(line)
