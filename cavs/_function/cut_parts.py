@@ -49,7 +49,7 @@ def stored_cuts(joint: Joint, parts: bool = True) -> StoredCuts:
 def with_kept_together(joint: Joint) -> Joint:
     """Returns the joint program with the kept values side by side that one cut cotangent can overwrite."""
     parts = _parts(joint)
-    return side_by_side(joint, [(v, parts.get(v, [v])) for v in _stored_whole(parts)])
+    return side_by_side(joint, [(v, parts[v]) for v in _stored_whole(parts) if len(parts.get(v, ())) > 1])
 
 
 def _parts(joint: Joint) -> dict[Var, list[Var]]:
