@@ -248,9 +248,9 @@ def random_program(rng: np.random.Generator, level: int) -> Program:
         more |= {"c": ((n,), "b", 0, 1)}
     if level == ANY:
         kind = pick([*STORED])
-        more |= {"k": ((), "k", 0, 0), "q": ((n,), kind, *STORED[kind][:2])}
+        more |= {"k": ((), "k", 0, 0), "q": ((n,), kind, *STORED[kind][:2]), "e": ((0,), "f", -1.0, 1.0)}
     for name in more:
-        if rng.random() < (0.15 if name == "q" else 0.35):
+        if rng.random() < (0.15 if name in "qe" else 0.35):
             inputs[name] = more[name]
     bare_input = len(inputs) == 1 and rng.random() < 0.5
     arity = int(rng.integers(0, 4))

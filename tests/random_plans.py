@@ -25,11 +25,11 @@ from tests.random_values import (
 )
 
 
-def whole_batch(case: Case, fns: dict[Any, Any], moved: float) -> Any:
+def whole_batch(case: Case, fns: dict[Any, Any], moved: float, dtype: Any) -> Any:
     """((gradients of parameters, {}), {"loss": the loss}) of the loop over vertices."""
     params, x = (moved_by(moved, rounded(case, values)) for values in (parameters(case)["f"], inputs(case)))
-    net, counts = per_vertex(case, fns), [len(graph) for graph in case.graphs]
-    rows, edges = given(case.program, cast(x, jnp.float64))
+    net, counts = per_vertex(case, fns, dtype), [len(graph) for graph in case.graphs]
+    rows, edges = given(case.program, cast(x, dtype))
     rows = rows if edges is None else with_edges(rows, edges, case.graphs)
     graph = np.repeat(np.arange(len(counts)), counts)
 
@@ -46,7 +46,7 @@ def whole_batch(case: Case, fns: dict[Any, Any], moved: float) -> Any:
                 some = _some(case)
                 return jnp.where(some, values, 0).sum() / max(some.sum(), 1)
 
-    value, grads = jax.value_and_grad(loss)(cast(params, jnp.float64))
+    value, grads = jax.value_and_grad(loss)(cast(params, dtype))
     return (grads, {}), {"loss": value}
 
 
@@ -99,12 +99,12 @@ def in_parts(case: Case, fns: dict[Any, Any], used: list[str]) -> Any:
 
 def _rows(pushes: Any, rows: int) -> Any:
     """One number per vertex; zero in padding rows, as the pushes there are zeros."""
-    total = jnp.zeros(rows)
+    total: Any = 0.0
     for i, x in enumerate(jax.tree.leaves(pushes)):
         if is_float(x):
             weights = np.random.default_rng(i).standard_normal(x.shape[1:])
             total = total + jnp.sin(x * weights.astype(x.dtype)).reshape(rows, -1).sum(1)
-    return total
+    return total if jnp.ndim(total) else jnp.zeros(rows)
 
 
 def _some(case: Case) -> np.ndarray:

@@ -104,12 +104,12 @@ def regloballed(fns: dict[Any, Any], dtype: Any) -> dict[Any, Any]:
     return {k: types.FunctionType(f.__code__, f.__globals__ | {"D": dtype}, f.__name__) for k, f in fns.items()}
 
 
-def per_vertex(case: Case, fns: dict[Any, Any]) -> PerVertex:
-    """Returns the net of a case as a loop over vertices, in float64."""
+def per_vertex(case: Case, fns: dict[Any, Any], dtype: Any) -> PerVertex:
+    """Returns the net of a case as a loop over vertices."""
     spec = case.program
-    leaves = {name: jnp.zeros(shape, dtype_of(kind, jnp.float64)) for name, (shape, kind) in spec.states.items()}
+    leaves = {name: jnp.zeros(shape, dtype_of(kind, dtype)) for name, (shape, kind) in spec.states.items()}
     zero = next(iter(leaves.values())) if spec.bare_state else leaves
-    return PerVertex(regloballed(fns, jnp.float64), case.graphs, case.kinds, zero)
+    return PerVertex(regloballed(fns, dtype), case.graphs, case.kinds, zero)
 
 
 def vertex_function(case: Case, fns: dict[Any, Any]) -> cavs.VertexFunction:
