@@ -11,7 +11,7 @@ from cavs import cli
 from cavs._feed import host_memory
 from cavs._train import compile_quickly, run
 from cavs._train.model import SoftmaxModel
-from tests.test_training import trees
+from tests.test_fit import trees
 
 
 def test_a_run_traces_each_program_once_and_before_its_call(tmp_path, monkeypatch):

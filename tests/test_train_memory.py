@@ -12,8 +12,8 @@ from cavs._train.config import TrainError
 from cavs._train.memory import TrainingStep, budget_of, part_feed, plan_memory, train_loader
 from cavs._train.step import begin, build_step
 from cavs._train.task import configure, find_task
+from tests.test_fit import sentences, trees
 from tests.test_tagger_training import corpus
-from tests.test_training import sentences, trees
 
 SMALL = {"hidden": 4, "batch": 4, "dropout": 0.5, "seed": 3, "optimizer": "sgd", "lr": 0.5}
 

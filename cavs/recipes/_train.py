@@ -166,13 +166,14 @@ def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | 
                 for batches in keeper:
                     state, sums = run.step(state, batches)
                     log(sums)
-                    if keeper.add(state, sums):
+                    due = keeper.add(state, sums)
+                    advance()
+                    if due:
                         held_out = run.evaluate(state[0], "dev")
                         best = keeper.score(state, held_out, best=state[0])
                         messages.evaluated(recipe, keeper.history[-1], best)
                         scores = {"held_out_loss": held_out["loss"] / held_out["count"], "score": recipe.score(held_out)}
                         write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
-                    advance()
             if keeper.stopped:
                 messages.stopped(keeper, run)
                 return 128 + keeper.stopped
