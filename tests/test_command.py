@@ -16,7 +16,7 @@ import pytest
 import cavs
 from cavs import cli
 from cavs.recipes import _command, _report, _train
-from cavs.recipes._options import Options, read_toml
+from cavs.recipes._options import RunOptions, read_toml
 from cavs.recipes._recipe import learning_rate, optimizer
 from cavs.recipes.language_model import LanguageOptions
 from tests.small_run import train_run
@@ -183,7 +183,7 @@ def test_the_state_of_the_optimiser_has_the_same_structure_whatever_may_change()
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2), "words": jnp.ones((3, 2))}
     for name in ("adam", "adamw", "adagrad", "sgd"):
         options = [
-            Options(optimizer=name, weight_decay=w, clip=c, embedding_lr=e, schedule=s, warmup=n)
+            RunOptions(optimizer=name, weight_decay=w, clip=c, embedding_lr=e, schedule=s, warmup=n)
             for w, c, e, s, n in (
                 (0.0, 0.0, None, "constant", 0),
                 (0.1, 5.0, 0.0, "cosine", 3),
@@ -205,7 +205,7 @@ def test_updates_are_those_of_optax_and_words_have_a_rate_of_their_own(name):
         "adagrad": optax.chain(decay, optax.adagrad(0.5, 0.0, 1e-10)),
         "sgd": optax.chain(decay, optax.sgd(0.5)),
     }[name]
-    mine = optimizer(Options(optimizer=name, lr=0.5, weight_decay=0.1, clip=0.0, embedding_lr=0.125), 9)
+    mine = optimizer(RunOptions(optimizer=name, lr=0.5, weight_decay=0.1, clip=0.0, embedding_lr=0.125), 9)
     states = [rule.init(params) for rule in (mine, plain)]
     for _ in range(3):
         (got, states[0]), (want, states[1]) = (r.update(grads, s, params) for r, s in zip((mine, plain), states, strict=True))
@@ -215,7 +215,7 @@ def test_updates_are_those_of_optax_and_words_have_a_rate_of_their_own(name):
 
 
 def test_the_learning_rate_rises_and_falls():
-    of = lambda **how: [float(learning_rate(Options(lr=2.0, **how), 12)(n)) / 2 for n in range(12)]  # noqa: E731
+    of = lambda **how: [float(learning_rate(RunOptions(lr=2.0, **how), 12)(n)) / 2 for n in range(12)]  # noqa: E731
     np.testing.assert_allclose(of(schedule="linear", warmup=2), [0.5, 1, *(1 - np.arange(10) / 10)], rtol=1e-6)
     np.testing.assert_allclose(of(schedule="cosine"), (1 + np.cos(np.pi * np.arange(12) / 12)) / 2, rtol=1e-5)
     np.testing.assert_allclose(of(warmup=4), [0.25, 0.5, 0.75, *[1] * 9])
