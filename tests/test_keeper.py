@@ -114,7 +114,10 @@ def test_a_run_goes_on_in_the_next_epoch_with_other_batches_and_not_within_one(t
 
 
 def test_a_loss_that_is_not_finite_ends_the_loop(tmp_path: Path) -> None:
-    with keep(tmp_path) as keeper, pytest.raises(FloatingPointError, match="loss: got nan in epoch 1, step 6; expected a finite"):
+    with (
+        keep(tmp_path) as keeper,
+        pytest.raises(FloatingPointError, match="loss: got nan in epoch 1, step 6; expected a finite"),
+    ):
         state = keeper.restore(start())
         for batches in keeper:
             state, sums = step(state, batches)

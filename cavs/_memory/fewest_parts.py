@@ -48,5 +48,6 @@ def fewest_parts(measure: Callable[[int], int], batch: int, budget: int | str) -
         slope = (known[a] - known[b]) / (1 / a - 1 / b)
         line = [known[b] + slope * (1 / n - 1 / b) for n in counts[low + 1 : high]]
         guess = low + 1 + next((i for i, x in enumerate(line) if x <= budget), len(line) - 1)
+        guess = guess if len(known) < 4 else (low + high) // 2  # if the line misleads
         low, high = (low, guess) if bytes_of(counts[guess]) <= budget else (guess, high)
     return counts[high], known[counts[high]]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import cavs
-from cavs.recipes._options import Mistake, Options, check_file, flag
+from cavs.recipes._options import Mistake, RunOptions, check_file, flag
 
 UNKNOWN = "<unk>"
 HELD_OUT = 0.1
@@ -35,7 +35,7 @@ class Data:
     notes: tuple[str, ...] = ()
 
 
-def read_parts(kind: Any, options: Options, read: Callable[[str, str], Any]) -> dict[str, Any]:
+def read_parts(kind: Any, options: RunOptions, read: Callable[[str, str], Any]) -> dict[str, Any]:
     """Reads the files of a run: "train", "dev" and "test". Without `--dev`, a tenth of "train" is held out.
 
     Args:
@@ -101,7 +101,7 @@ def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple
 
 
 def vocabulary(
-    options: Options, parts: dict[str, cavs.Graphs], special: tuple[str, ...] = (UNKNOWN,)
+    options: RunOptions, parts: dict[str, cavs.Graphs], special: tuple[str, ...] = (UNKNOWN,)
 ) -> tuple[list[str], cavs.io.Vectors | None]:
     """The words: `special`, then the frequent words of "train" by first appearance; and the vectors of `--embeddings`.
 
@@ -131,7 +131,7 @@ def vocabulary(
     return [w for w, k in zip(asked, keep.tolist(), strict=True) if k], cavs.io.Vectors(vectors.found[keep], vectors.rows[keep])
 
 
-def embedding_size(options: Options, vectors: cavs.io.Vectors | None) -> int:
+def embedding_size(options: RunOptions, vectors: cavs.io.Vectors | None) -> int:
     """The size of a word's vector: that of the given vectors, or `--embedding-size`, or the number of hidden units."""
     return options.embedding_size or options.hidden if vectors is None else vectors.rows.shape[1]
 

@@ -18,7 +18,7 @@ import cavs
 from cavs.recipes import _report as report
 from cavs.recipes._data import Data
 from cavs.recipes._machine import mesh_of
-from cavs.recipes._options import RESUMABLE, Mistake, Options, flag
+from cavs.recipes._options import RESUMABLE, Mistake, RunOptions, flag
 from cavs.recipes._recipe import Recipe, optimizer
 
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
@@ -114,7 +114,7 @@ class Run:
         return self.recipe.held_out(params, self.data.parts[part], self._evaluated[part])
 
 
-def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | None, command: str) -> int:
+def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path | None, command: str) -> int:
     """Trains a recipe, or resumes the run in the folder `resume`. Returns the exit code.
 
     Args:
@@ -166,13 +166,14 @@ def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | 
                 for batches in keeper:
                     state, sums = run.step(state, batches)
                     log(sums)
-                    if keeper.add(state, sums):
+                    due = keeper.add(state, sums)
+                    advance()
+                    if due:
                         held_out = run.evaluate(state[0], "dev")
                         best = keeper.score(state, held_out, best=state[0])
                         messages.evaluated(recipe, keeper.history[-1], best)
                         scores = {"held_out_loss": held_out["loss"] / held_out["count"], "score": recipe.score(held_out)}
                         write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
-                    advance()
             if keeper.stopped:
                 messages.stopped(keeper, run)
                 return 128 + keeper.stopped
@@ -184,7 +185,7 @@ def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | 
         raise messages.failure(error, options, folder) from error
 
 
-def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> Options:
+def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> RunOptions:
     """The options of the run in a folder, with those that `given` changes.
 
     Raises:
@@ -211,7 +212,7 @@ def absolute(given: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _log(
-    options: Options, folder: Path, loader: cavs.data.Loader
+    options: RunOptions, folder: Path, loader: cavs.data.Loader
 ) -> Iterator[tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
     """A function of the metrics of each dispatch, and one of each evaluation."""
     if options.log == "none":

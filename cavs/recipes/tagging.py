@@ -25,7 +25,7 @@ PROGRAMS = ("char-bilstm", "bilstm")
 
 
 @dataclasses.dataclass(frozen=True)
-class TaggingOptions(recipes.Options):
+class TaggingOptions(recipes.RunOptions):
     """Options of the recipe."""
 
     program: str = option("char-bilstm", f"one of {', '.join(PROGRAMS)}")
@@ -135,7 +135,7 @@ class Tagging(recipes.Recipe):
 
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         count = max(sums["count"], 1)
-        found = cavs.data.Found(*(int(sums.get(name, 0)) for name in cavs.data.Found._fields))
+        found = cavs.data.Found(*(int(sums.get(name, 0)) for name in ("true", "predicted", "both")))
         of_entities = {"F1": found.f1} if found.true + found.predicted else {}
         return {"loss": sums["loss"] / count, "accuracy": sums["right"] / count, **of_entities}
 
