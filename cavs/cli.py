@@ -87,7 +87,7 @@ def _jax_starts() -> bool:
 
 
 def _train(given: dict[str, Any]) -> int:
-    from cavs._feed.host_memory import keep_host_memory
+    from cavs._step.host_memory import keep_host_memory
     from cavs._train import compile_quickly, connected, keep_compiled, train, with_settings
 
     keep_host_memory()

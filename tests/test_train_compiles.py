@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cavs import cli
-from cavs._feed import host_memory
+from cavs._step import host_memory
 from cavs._train import compile_quickly, run
 from cavs._train.model import SoftmaxModel
 from tests.test_training import trees

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from cavs._feed.host_memory import starts_on_cpu
+from cavs._step.host_memory import starts_on_cpu
 
 # Programs that compile faster than this many seconds are not cached.
 WORTH_KEEPING = 0.1

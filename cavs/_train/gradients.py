@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._feed.rows import added, gathered, union
 from cavs._graphs.pytree import PyTree
 from cavs._memory.sub_batches import sub_batched
 from cavs._run.manual_axes import unchecked, untyped
+from cavs._step.rows import added, gathered, union
 from cavs._train.model import Weights, read_rows
 
 if TYPE_CHECKING:

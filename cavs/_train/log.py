@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cavs._feed.loader import Loader
-from cavs._feed.log import Log, Record, json_lines, tensorboard
+from cavs._step.log import Log, Record, json_lines, tensorboard
 from cavs._train.config import TrainError
 from cavs._train.step import DeviceMetrics
 from cavs._train.task import Sums

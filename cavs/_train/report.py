@@ -18,7 +18,7 @@ from cavs._train import checkpoint
 from cavs._train.data import Data
 
 if TYPE_CHECKING:
-    from cavs._feed.step import Step
+    from cavs._step.step import Step
     from cavs._train.loop import Progress, Trainer
     from cavs._train.task import Task
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._feed.batches import Batches
-from cavs._feed.step import Step, divided, step
 from cavs._function.asked import keep
 from cavs._graphs.pytree import PyTree
 from cavs._memory.search import FASTEST, Choice
 from cavs._run.concurrent_jit import concurrent_jit
 from cavs._run.manual_axes import checked_axes, unchecked, untyped
+from cavs._step.step import Step, divided, step
 from cavs._train import gradients, optimiser
 from cavs._train.config import Config
 from cavs._train.embeddings import Vectors
