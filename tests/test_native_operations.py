@@ -17,7 +17,7 @@ from jax import lax
 import cavs
 from cavs._engines import native_call, native_lower
 from cavs.kernels import NATIVE_OPERATIONS, native_unavailable
-from cavs.kernels._cpu import build, library, operations
+from cavs.kernels._cpu import build, library
 
 pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
 
@@ -46,7 +46,27 @@ OTHERS: dict[str, tuple[str, Callable[..., Any]]] = {
 CASES = [(name, kind) for name, operation in NATIVE_OPERATIONS.items() for kind in sorted(operation.types)]
 CASES += [(name, "f") for name in OTHERS]
 
-FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-3, -1e-7, 9.0, -9.02, 20.0, 87.0, -87.0, 88.8, -104.5, 2.0**24 + 2, 1e10, 3.4e38]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -2.5,
+    3.0,
+    1e-3,
+    -1e-7,
+    9.0,
+    -9.02,
+    20.0,
+    87.0,
+    -87.0,
+    88.8,
+    -104.5,
+    2.0**24 + 2,
+    1e10,
+    3.4e38,
+]
 FLOATS += [-3.4e38, 2.0**31, -(2.0**31), 2147483520.0, 1e-40, -1e-40, 1.2e-38, np.inf, -np.inf, np.nan]
 INTS = [0, 1, -1, 2, -2, 3, 5, 31, 32, 46341, -46341, 65536, 2**24 + 1, 123456789, 2**31 - 1, -(2**31), -(2**31) + 1]
 FEW = {"f": [0.0, -0.0, 1.0, -1.0, 0.5, 2.0, np.inf, -np.inf, np.nan, 1e-40], "i": [0, 1, -1, 2, 2**31 - 1, -(2**31)]}

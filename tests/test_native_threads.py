@@ -109,7 +109,9 @@ def test_memory_that_runs_out_is_an_error_of_the_call(tmp_path: Path) -> None:
     """Whichever allocation of the library fails, on whichever thread, the call raises, and the next call is right."""
     shim = compiled(tmp_path, FAILING, "-shared", "-fPIC")
     env = os.environ | {"LD_PRELOAD": str(shim), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, str(shim)], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY, str(shim)], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     _, count, _, failed = done.stdout.split()
     assert int(failed) > int(count) // 2 > 10, done.stdout

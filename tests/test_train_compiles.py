@@ -7,7 +7,7 @@ import pytest
 
 import cavs
 from cavs import cli
-from cavs._feed import host_memory
+from cavs._step import host_memory
 from cavs.recipes.trees import Trees
 from tests.small_run import history_of
 from tests.test_fit import trees

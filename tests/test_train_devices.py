@@ -14,7 +14,7 @@ import pytest
 
 import cavs
 from cavs import cli
-from cavs._feed.rows import _distinct, added
+from cavs._step.rows import _distinct, added
 from tests.small_run import arrays_of
 from tests.test_train_memory import numbers
 

@@ -6,7 +6,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from jax.sharding import Mesh
@@ -18,7 +18,7 @@ from cavs._feed.position import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, position_of
 from cavs._feed.sampler import Sampler
 from cavs._feed.settings import Sample, Settings, Source, ahead_of, checked, members_of, partial_stacks, steps_for
 from cavs._feed.shapes import Shapes, choose_shapes
-from cavs._feed.thread import closed_at_exit
+from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
@@ -29,20 +29,6 @@ MSG_WORKERS = (
     "Loader: workers: got {!r}; expected no such argument, as a thread schedules in place of processes. Omit it, or write "
     "ahead=2 to prepare two dispatches on the thread, and ahead=0 to prepare them in the loop."
 )
-
-
-class Stream(NamedTuple):
-    """Batches of a loader that a thread prepares, epoch after epoch.
-
-    Attributes:
-        epoch: the epoch that it yields next, from its first batch on.
-        batches: yields its batches, and then `None`.
-        process: the id of the process that has the thread.
-    """
-
-    epoch: int
-    batches: Generator[Batches | None, None, None]
-    process: int
 
 
 class Loader:
@@ -235,7 +221,7 @@ class Loader:
         else:
             for epoch in self._epochs():
                 with contextlib.closing(closed_at_exit(self._delivery.ahead(iter([epoch]), self._ahead))) as found:
-                    yield from _until_end(found)
+                    yield from until_end(found)
 
     def _from_stream(self) -> Generator[Batches, None, None]:
         """The rest of this epoch, from a thread that then prepares the next one."""
@@ -246,9 +232,9 @@ class Loader:
             )
             stream = Stream(self.epoch, closed_at_exit(self._delivery.ahead(epochs, self._ahead)), os.getpid())
         try:
-            yield from _until_end(stream.batches)
+            yield from until_end(stream.items)
         except BaseException:
-            stream.batches.close()
+            stream.items.close()
             raise
         self._stream = stream._replace(epoch=stream.epoch + 1)
 
@@ -285,13 +271,6 @@ class Loader:
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
         lines += [f"  {waits}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
         return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])
-
-
-def _until_end(batches: Iterator[Batches | None]) -> Iterator[Batches]:
-    """Yields the batches of an epoch."""
-    while (some := next(batches)) is not None:
-        yield some
-        del some  # not kept while waiting for the next one
 
 
 def _planned_after(number: int, loader: "weakref.ref[Loader]") -> Iterator[Epoch]:
