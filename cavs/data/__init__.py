@@ -4,7 +4,6 @@ The folder also holds the sample files that `cavs train` reads by default.
 """
 
 from cavs._feed.batches import Batches as Batches
-from cavs._feed.compiled import cache_compiled as cache_compiled, compile_quickly as compile_quickly
 from cavs._feed.loader import Loader as Loader
 from cavs._feed.settings import Sample as Sample
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
@@ -35,6 +34,7 @@ from cavs._fit.texts import (
     with_labels as with_labels,
     words_of as words_of,
 )
+from cavs._step.compile_cache import cache_compiled as cache_compiled, compile_quickly as compile_quickly
 from cavs._step.host_memory import keep_host_memory as keep_host_memory
 from cavs._step.log import Log as Log, json_lines as json_lines, tensorboard as tensorboard
 from cavs._step.rows import rows as rows
