@@ -88,7 +88,11 @@ def batched(cell: str, engine: Any, traced: bool = False, **how: Any) -> Functio
     run = functools.partial(cavs.run, F, engine=engine)
     if not traced:
         return with_words(cell, lambda p, x: run(p, sched, x))
-    jitted = jax.jit(lambda p, sched, x: run(p, sched, jax.tree.map(lambda a: jnp.pad(a, ((0, sched.shape.vertices - len(a)),) + ((0, 0),) * (a.ndim - 1)), x)))
+    jitted = jax.jit(
+        lambda p, sched, x: run(
+            p, sched, jax.tree.map(lambda a: jnp.pad(a, ((0, sched.shape.vertices - len(a)),) + ((0, 0),) * (a.ndim - 1)), x)
+        )
+    )
     return with_words(cell, lambda p, x: jax.tree.map(lambda a: a[: count(cell)], jitted(p, sched, x)))
 
 
@@ -103,7 +107,9 @@ def in_parts(loss: Function, total: Callable[[Function], Any]) -> Function:
 
     def both(p: Any, x: Any) -> Any:
         given = {name: a for name, a in p.items() if name != "b"}
-        return total(lambda q, rows: scalar(loss(q | {"b": p["b"]}, rows)))(given, [jnp.stack([x, 0.5 * x]), jnp.stack([x + 1, -x])])
+        return total(lambda q, rows: scalar(loss(q | {"b": p["b"]}, rows)))(
+            given, [jnp.stack([x, 0.5 * x]), jnp.stack([x + 1, -x])]
+        )
 
     return both
 
@@ -171,7 +177,10 @@ def floats(found: Any) -> list[Any]:
 
 def scalar(found: Any) -> Any:
     """A number that depends on all floats."""
-    return sum(jnp.sum(jnp.sin(a + i) * (1 + jnp.arange(a.size, dtype=a.dtype).reshape(a.shape) / a.size)) for i, a in enumerate(floats(found)))
+    return sum(
+        jnp.sum(jnp.sin(a + i) * (1 + jnp.arange(a.size, dtype=a.dtype).reshape(a.shape) / a.size))
+        for i, a in enumerate(floats(found))
+    )
 
 
 def vector(found: Any) -> Any:
@@ -258,7 +267,11 @@ def vmap(params: Any, inputs: Any, **how: Any) -> Callable[[Function], Function]
 
 def scan(f: Function) -> Function:
     def one(p: Any, x: Any) -> Any:
-        return lax.scan(lambda total, by: (total + scalar(f(p, x * by)), f(scaled(p, by), x)), jnp.zeros((), x.dtype), jnp.array([1, 0.5], x.dtype))
+        return lax.scan(
+            lambda total, by: (total + scalar(f(p, x * by)), f(scaled(p, by), x)),
+            jnp.zeros((), x.dtype),
+            jnp.array([1, 0.5], x.dtype),
+        )
 
     return one
 

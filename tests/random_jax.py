@@ -81,7 +81,7 @@ class Maker:
     def step(self, depth: int) -> Step:
         makers = [self.map, self.product, self.mask, self.rows]
         if depth:
-            makers += [self.scan, self.cond, self.while_loop, self.checkpoint, self.stacked]
+            makers += [self.scan, self.twins, self.cond, self.while_loop, self.checkpoint, self.stacked]
         return makers[self.rng.integers(len(makers))](depth)
 
     def map(self, _: int) -> Step:
@@ -125,6 +125,22 @@ class Maker:
             if last_alone:
                 return h
             return h + 0.1 * ys.mean() + 0.01 * jnp.tanh(total) + 0.01 * (n + count.sum())
+
+        return run
+
+    def twins(self, depth: int) -> Step:
+        """Two loops from one line, whose bodies differ in the sign of a zero, or in which of two weights they read."""
+        body, by_sign = self.steps(depth - 1, 1), self.rng.random() < 0.6
+
+        def run(given: Inputs, x: Array) -> Array:
+            for zero, k in ((0.0, 0), (-0.0, 1)):
+
+                def one(h: Array, _: None, zero: float = zero, k: int = k) -> tuple[Array, None]:
+                    angle = lax.atan2(jnp.full_like(h, zero if by_sign else 0.0), h - 0.25)
+                    return jnp.tanh(body(given, h) @ given.ws[0 if by_sign else k] + 0.1 * angle), None
+
+                x = lax.scan(one, x, None, length=3)[0]
+            return x
 
         return run
 

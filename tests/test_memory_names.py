@@ -98,7 +98,7 @@ def test_a_saved_batch_plan_is_loaded(tmp_path):
     plan = cavs.memory.plan(loss, PARAMS, GRAPHS, parts=4, names={"out": "recompute"})
     plan.save(tmp_path / "plan.json")
     again = cavs.memory.load(tmp_path / "plan.json", loss, PARAMS, GRAPHS)
-    assert (again.parts, again.keep, again.peak) == (plan.parts, plan.keep, plan.peak)
+    assert (again.parts, again.segments, again.peak) == (plan.parts, plan.segments, plan.peak)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match="load: path: got .*other.json; expected a file that BatchPlan.save wrote"):
         cavs.memory.load(tmp_path / "other.json", loss, PARAMS, GRAPHS)

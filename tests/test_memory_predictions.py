@@ -93,7 +93,7 @@ def test_products_with_vectors_are_fused_on_a_gpu(product, left, right, fused, m
 
 def test_leaves_compute_no_gates_that_they_do_not_read():
     program = vp.ChildSumTreeLSTM(8, 8)
-    text = program.vertex_function().explain(program.init(jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32))
+    text = cavs.explain(program.vertex_function(), program.init(jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32))
     assert f"FLOPs a leaf (products, forward): {2 * 8 * 3 * 8}" in text
 
 

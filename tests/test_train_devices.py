@@ -14,7 +14,7 @@ import pytest
 
 import cavs
 from cavs import cli
-from cavs._feed.rows import _distinct, added
+from cavs._step.rows import _distinct, added
 from tests.small_run import arrays_of
 from tests.test_train_memory import numbers
 
@@ -65,7 +65,7 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes_on_one_device(tmp_
     ("options", "text"),
     [
         (["--devices", "99"], "--devices: got 99; expected at most 1, the devices that JAX sees"),
-        (["--devices", "-1"], "--devices: got -1; expected a number >= 0"),
+        (["--devices", "-1"], "--devices: got -1; expected a number from 0"),
         (["--distributed", "here"], "--distributed: got 'here'; expected HOST:PORT,N,I: the address of process 0"),
         (["--distributed", "here:1,2,2"], "--distributed: got 'here:1,2,2'; expected HOST:PORT,N,I"),
     ],

@@ -1,7 +1,8 @@
 """`Batches`: one training batch, or several of equal shapes, as a loader yields them."""
 
+import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import jax
@@ -79,44 +80,33 @@ MSG_DIFFERENT = (
 )
 
 
-def grouped(
-    trees: Iterable[PyTree], sizes: Iterable[tuple[int, int | None]], units: int | None, mesh: Mesh | None
-) -> Iterator[Batches]:
+def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
     """Joins batches in host memory.
 
     Args:
         trees: pytrees of NumPy arrays: batch by batch, and for each batch device by device, or part by part.
-        sizes: for each result, its number of batches, and the length of its stack. The length is `None` if the stack has
-            exactly this number of batches; a single batch then has no axis.
-        units: the number of devices here, or of parts; `None`: no such axis.
-        mesh: as in `Batches`.
+        axes: the leading axes of the result, whose rows are `trees`, and then zeros. Without any, the only one of `trees` is
+            returned, whose leaves may be of any type.
 
     Raises:
         TypeError: a leaf is not a NumPy array.
-        ValueError: batches that are joined differ in structure, shapes or dtypes, or a number does not fit JAX's 32 bits.
+        ValueError: the trees differ in structure, shapes or dtypes, or a number does not fit JAX's 32 bits.
     """
-    source = iter(trees)
-    for number, length in sizes:
-        count = length or (None if number == 1 else number)
-        axes = tuple(n for n in (count, units) if n is not None)
+    stacks, first = [], None
+    for i, tree in enumerate(trees):
+        leaves, treedef = jax.tree.flatten(tree)
+        _refuse_large(leaves)
         if not axes:
-            tree = next(source)
-            _refuse_large(jax.tree.leaves(tree))
-            yield Batches(tree, None, mesh)
-            continue
-        stacks, first = [], None
-        for i in range(number * (units or 1)):
-            leaves, treedef = jax.tree.flatten(next(source))
-            _refuse_others(leaves)
-            _refuse_large(leaves)
-            if first is None:
-                first, create = (leaves, treedef), np.empty if number == count else np.zeros
-                stacks = [create((*axes, *x.shape), x.dtype) for x in leaves]
-            _refuse_different(first, (leaves, treedef))
-            for stack, x in zip(stacks, leaves, strict=True):
-                stack.reshape(-1, *x.shape)[i] = x
-        assert first is not None
-        yield Batches(first[1].unflatten(stacks), count, mesh, None if length is None else np.int32(number))
+            return tree
+        _refuse_others(leaves)
+        if first is None:
+            first = leaves, treedef
+            stacks = [np.zeros((*axes, *x.shape), x.dtype) for x in leaves]
+        _refuse_different(first, (leaves, treedef))
+        for stack, x in zip(stacks, leaves, strict=True):
+            stack.reshape(math.prod(axes), *x.shape)[i] = x
+    assert first is not None
+    return first[1].unflatten(stacks)
 
 
 def stack_of(batch: PyTree, count: int, partial: bool) -> Batches:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from cavs._feed.epochs import epoch_batches
-from cavs._feed.given import samples_of
 from cavs._feed.settings import Settings
-from cavs._graphs.checks import Index
+from cavs._graphs.checks import Index, checked_index
 
 CHUNK = 256  # batches of an iterator, which may be infinite, that are planned together
 
@@ -98,3 +97,20 @@ class Sampler:
     def __repr__(self) -> str:
         of = "given" if self.size is None else str(self.size)
         return f"{of}, {len(self)} per epoch" if self.known else of
+
+
+def samples_of(index: Index, count: int) -> np.ndarray:
+    """The numbers of the graphs that an index into `count` graphs selects for a batch.
+
+    Raises:
+        IndexError: a number is out of range, or the index is of another type or shape.
+        ValueError: it selects no graph.
+    """
+    try:
+        found = checked_index(index, count)
+    except IndexError as error:
+        raise IndexError(f"Loader: batches: {error}") from None
+    some = np.arange(found.start, found.stop) if isinstance(found, slice) else found
+    if not len(some):
+        raise ValueError(f"Loader: batches: got {index!r}, which selects no graph; expected at least one in each batch.")
+    return some

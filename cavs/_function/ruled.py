@@ -11,8 +11,10 @@ from typing import Any, TypeAlias
 
 import jax
 
-# Private: JAX stages other primitives with all their parameters in a cache, which would keep what the rules refer to alive.
+# Private: JAX stages other primitives with all their parameters in a cache, which would keep what the rules refer to alive, and
+# has no public name for the rule by which references to memory become values before a program is lowered.
 from jax._src.interpreters import partial_eval
+from jax._src.state import discharge
 from jax.core import ShapedArray
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
@@ -135,9 +137,18 @@ def _batch(
     return outs, [0] * len(outs)
 
 
+def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -> tuple[list[None], Arrays]:
+    """The call inlined, after all transformations, with the references that kernels create and free inside as values."""
+    del rules
+    pure = discharge.discharge_state(call, strip_memory_space=context.strip_memory_space)
+    return [None] * len(operands), jex.jaxpr_as_fun(pure)(*operands)
+
+
 ruled_p.def_impl(_run)
 ruled_p.def_effectful_abstract_eval(_types)
 partial_eval.custom_staging_rules[ruled_p] = _stage
 ad.primitive_jvps[ruled_p] = _push
 batching.fancy_primitive_batchers[ruled_p] = _batch
 mlir.register_lowering(ruled_p, mlir.lower_fun(_run), cacheable=False)
+if jax.__version_info__ >= (0, 11):  # which kernels need
+    discharge.register_discharge_rule(ruled_p)(_without_references)

@@ -48,7 +48,7 @@ class Plan:
     def __init__(self, name: str, search: ParetoSearch, point: Point, budget: int | str | None) -> None:
         self._name, self._search, self._point, self._budget = name, search, point, budget
         self.bytes, self.flops, self.peak = point.bytes, point.flops, search.peaks[point]
-        self.compiler_options = compiler_options(budget is not None, self.peak)
+        self.compiler_options = compiler_options(budget, self.bytes)
         plain = next((p for p in search.peaks if not p.flops and len(p.regions) == 1), None) or search.plain()
         self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain]
 

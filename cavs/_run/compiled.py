@@ -13,6 +13,7 @@ from cavs._engines.engine import Engine
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._function.asked import ToKeep, keeping_now
+from cavs._function.empty import without_empty
 from cavs._function.plan import FunctionPlan
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward
@@ -108,4 +109,5 @@ def _sweep(of: Callable[[Fixed], FunctionPlan], shape: Shape, kinds: tuple[str |
         with _loops_are_refused(plan):
             return backward(plan, Schedule(data, shape), kinds, engine, saved, select, cts)
 
-    return Sweep(primal, forward_saving, reverse)
+    passes = primal, forward_saving, reverse
+    return Sweep(*map(without_empty, passes)) if engine.launches else Sweep(*passes)

@@ -6,6 +6,7 @@ therefore have a batching rule and a tangent rule. The backward pass then runs t
 of the other engine saved nothing for it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -13,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
@@ -69,7 +71,8 @@ def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
 def _forward(sweep: Sweep, by: Sweep) -> Callable[..., PyTree]:
     def forward(fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         def one(*args: PyTree) -> PyTree:
-            return sweep.forward(fixed, *args)
+            outs, saved = sweep.forward(fixed, *args)
+            return outs, jax.tree.map(_as_bits, saved)
 
         def other(*args: PyTree) -> PyTree:
             return by.primal(*args), jax.tree.map(_zeros, jax.eval_shape(one, *args)[1])
@@ -78,6 +81,28 @@ def _forward(sweep: Sweep, by: Sweep) -> Callable[..., PyTree]:
         return outs, (saved, params, inputs)
 
     return forward
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["bits"], meta_fields=["dtype"])
+@dataclasses.dataclass(frozen=True)
+class _Bits:
+    """The bits of floats that a launch saved.
+
+    Rows that nothing has written may be NaN, for which `jax_debug_nans` would blame F if it saw floats.
+    """
+
+    bits: jax.Array
+    dtype: np.dtype
+
+
+def _as_bits(x: jax.Array) -> jax.Array | _Bits:
+    if not is_float(x):
+        return x
+    return _Bits(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}"), x.dtype)
+
+
+def _from_bits(x: jax.Array | _Bits) -> jax.Array:
+    return lax.bitcast_convert_type(x.bits, x.dtype) if isinstance(x, _Bits) else x
 
 
 def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
@@ -100,6 +125,7 @@ def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTre
             return [[ct for ct, x in zip(own, of, strict=True) if is_float(x)] for own, of in each]
 
         def one(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
+            saved = jax.tree.map(_from_bits, saved, is_leaf=lambda x: isinstance(x, _Bits))
             return floats(sweep.backward(fixed, saved, data, select, all_cts(some)), params, inputs)
 
         def again(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
