@@ -394,7 +394,7 @@ def check(case: Case, name: str) -> str:
         got = case.of(target.make(case.cell))(*arguments(case.cell, target.dtype))
     except Exception:
         return "error: " + traceback.format_exc(limit=-3)
-    return compared(got, want, 1e-9 if target.dtype == f64 else 2e-3)
+    return compared(got, want, 1e-7 if target.dtype == f64 else 2e-3)
 
 
 def compared(got: Any, want: Any, tolerance: float) -> str:
