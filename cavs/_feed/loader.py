@@ -136,7 +136,7 @@ class Loader:
         self._plans = EpochPlans()
 
     def __len__(self) -> int:
-        """The number of batches of an epoch.
+        """Returns the number of batches of an epoch.
 
         Raises:
             TypeError: the batches come from an iterator.
@@ -147,7 +147,7 @@ class Loader:
         return closed_at_exit(self._loop())
 
     def state(self) -> dict[str, int]:
-        """The position: how many batches loops have received so far, as a dict of ints that JSON can store."""
+        """Returns the position: how many batches loops have received so far, as a dict of ints that JSON can store."""
         order = self._planned(self.epoch).checksum if self._sampler.known else 0
         return {"epoch": self.epoch, "batch": self.batch, "seen": self.seen, "steps": self._steps, "order": order}
 
@@ -174,7 +174,7 @@ class Loader:
         self._restored, self._running = True, None
 
     def examples(self) -> list[PyTree]:
-        """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+        """Returns the batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
         plan = self._plans.latest(self.epoch)
         if plan is None and self._sampler.known:
             plan = self._planned(self.epoch)
@@ -191,7 +191,7 @@ class Loader:
         return self._steps * (1 + self._ahead)
 
     def largest(self) -> PyTree:
-        """A batch padded to the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
+        """Returns a batch in the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
         len(self)
         return self._delivery.largest(self._planned(self.epoch)).tree
 
@@ -203,7 +203,7 @@ class Loader:
         return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings.mesh))
 
     def _epochs(self) -> Iterator[Epoch]:
-        """The rest of this epoch, in parts that are planned together."""
+        """Yields the rest of this epoch, in parts that are planned together."""
         if self._sampler.known:
             yield self._planned(self.epoch).after(self.batch)
             return
@@ -212,7 +212,7 @@ class Loader:
                 yield planned
 
     def _batches_of_epoch(self) -> Generator[Batches, None, None]:
-        """The rest of this epoch. Closing the iterator ends a thread that prepares it."""
+        """Yields the rest of this epoch. Closing the iterator ends a thread that prepares it."""
         if not self._ahead:
             for epoch in self._epochs():
                 yield from self._delivery.of(epoch)
@@ -224,7 +224,7 @@ class Loader:
                     yield from until_end(found)
 
     def _from_stream(self) -> Generator[Batches, None, None]:
-        """The rest of this epoch, from a thread that then prepares the next one."""
+        """Yields the rest of this epoch, from a thread that then prepares the next one."""
         stream, self._stream = self._stream, None
         if stream is None or (stream.epoch, 0, stream.process) != (self.epoch, self.batch, os.getpid()):
             epochs = itertools.chain(
@@ -274,7 +274,7 @@ class Loader:
 
 
 def _planned_after(number: int, loader: "weakref.ref[Loader]") -> Iterator[Epoch]:
-    """The epochs after the one with this number, while the loader exists: the thread that runs this must not keep it."""
+    """Yields the epochs after the one with this number, while the loader exists: the thread that runs this must not keep it."""
     for later in itertools.count(number + 1):
         this = loader()
         if this is None:
