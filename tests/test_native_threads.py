@@ -109,7 +109,9 @@ def test_memory_that_runs_out_is_an_error_of_the_call(tmp_path: Path) -> None:
     """Whichever allocation of the library fails, on whichever thread, the call raises, and the next call is right."""
     shim = compiled(tmp_path, FAILING, "-shared", "-fPIC")
     env = os.environ | {"LD_PRELOAD": str(shim), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, str(shim)], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY, str(shim)], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     _, count, _, failed = done.stdout.split()
     assert int(failed) > int(count) // 2 > 10, done.stdout
@@ -244,7 +246,14 @@ CORES = [
     ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2),
     ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
     # Of those around it the smallest counts.
-    ({"proc/self/cgroup": "0::/pod/box\n", "sys/fs/cgroup/pod/cpu.max": "300000 100000\n", "sys/fs/cgroup/pod/box/cpu.max": "max 100000"}, 3),
+    (
+        {
+            "proc/self/cgroup": "0::/pod/box\n",
+            "sys/fs/cgroup/pod/cpu.max": "300000 100000\n",
+            "sys/fs/cgroup/pod/box/cpu.max": "max 100000\n",
+        },
+        3,
+    ),
     # Version 1; in a container the path may be that of the machine, and then the container's own is the mounted folder.
     (
         {
@@ -263,7 +272,7 @@ CORES = [
         None,
     ),
     ({"proc/self/cgroup": "0::/../x\n", "sys/fs/cgroup/cpu.max": "not a quota\n"}, None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("files", "quota"), CORES)
