@@ -1,7 +1,6 @@
 """The recipes: public names only, a copy in an empty folder is a program of its own, and its model is changed in one place."""
 
 import ast
-import importlib
 import os
 import re
 import shutil
