@@ -127,7 +127,10 @@ def load(
     with open(path) as file:
         try:
             found = json.load(file)
-            choice, names, count, budget = Choice(found["parts"], found["segments"]), *map(found.get, ("names", "graphs", "budget"))
+            choice, names, count, budget = (
+                Choice(found["parts"], found["segments"]),
+                *map(found.get, ("names", "graphs", "budget")),
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
