@@ -20,7 +20,7 @@ import cavs
 from cavs._run.run import without_callbacks
 from cavs.kernels import persistent
 from tests.random_cases import functions, random_case, script
-from tests.random_check import build, cast, dtype_of, given, inputs, parameters
+from tests.random_values import build, cast, given, inputs, parameters, vertex_function
 
 DEVICE = {"device_kind": "NVIDIA H200", "num_cores": 132, "platform": "gpu"}
 
@@ -44,9 +44,8 @@ def lowered(seed: int) -> str:
     """Returns "lowered" for the case of a seed, or the reason why engine persistent cannot run it. Raises all other errors."""
     case = random_case(seed, None, float32=True)
     spec, fns = case.program, functions(case.program, "float32")
-    state: Any = {n: jax.ShapeDtypeStruct(shape, dtype_of(kind, jnp.float32)) for n, (shape, kind) in spec.states.items()}
-    state = next(iter(state.values())) if spec.bare_state else state
-    F = cavs.VertexFunction(fns[None] if None in fns else fns, state=state, arity=spec.arity)
+    case.options.optimizations.clear()
+    F = vertex_function(case, fns)
     sched = cavs.schedule(build(case), scripts=True)
     if not sched.shape.levels:
         return "no scripts"

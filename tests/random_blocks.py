@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from tests import random_integers as integers, random_statements as plain
-from tests.random_maker import Maker, NoFit
+from tests import random_integers as integers, random_odd as odd, random_statements as plain
+from tests.random_maker import ANY, NATIVE, PERSISTENT, Maker, NoFit
 from tests.random_programs import Block, Var
 
 DEEPEST = 3
@@ -46,7 +46,7 @@ def gather_all(g: Maker) -> Var:
         raise NoFit
     how = g.choose(["sum", "mean", "max", "softmax"])
     child = g.fresh("s", (), "t", gathered=True)
-    edges = [g.fresh("e", (), "t")] if g.edges and g.edge_rng.random() < 0.7 else []
+    edges = [g.fresh("e", (), "t")] if g.edges and g.chance(0.7) else []
     empty = not g.no_leaf
     with g.inside([child, *edges], no_leaf=True) as block:
         g.child_states(child, g.chance(0.6), missing=False)
@@ -62,7 +62,7 @@ def gather_all(g: Maker) -> Var:
         else:
             kind = "f"
             if not g.simple:
-                kind = g.choose("fib", [8, 2, 1]) if how != "max" else g.choose("fi", [8, 2])
+                kind = g.choose("fib", [8, 2, 1])
             value = latest(g, block, kind)
             more = g.chance(0.2)
             results = [value, g.want((), "f")] if more else [value]
@@ -86,7 +86,7 @@ def gather_all(g: Maker) -> Var:
         elif how == "mean":
             out = g.emit(x.shape, f"{read}.astype(D)", args, min(x.lo, 0), x.hi, blocks=blocks, gathered=True)
         else:
-            limit = " % 5" if how == "sum" else ""
+            limit = " & 7" if how == "sum" else ""
             out = g.emit(x.shape, f"{read}.astype(jnp.int32){limit}", args, 0, 9, "i", blocks=blocks, gathered=True)
     assert out is not None
     return out
@@ -214,6 +214,41 @@ def loop(g: Maker) -> Var:
     return g.emit((2, n), f"{text}[1]", [start], -6, 6, blocks=[block], gathered=True)
 
 
+def over_rows(g: Maker) -> Var:
+    """`lax.scan` over the rows of a matrix of the vertex: often a maximum over the children, which may not depend on them."""
+    if g.depth > 1:
+        raise NoFit
+    xs = reduced_matrix(g) if g.many and g.chance(0.6) else g.pick(shape=2, where=lambda v: v.size > 0)
+    n = xs.shape[1]
+    c, x = g.fresh("c", (n,), gathered=xs.gathered), g.fresh("r", (n,), "f", xs.lo, xs.hi, xs.gathered)
+    with g.inside([c, x]) as block:
+        out = g.emit((n,), f"jnp.tanh({{0}} @ {g.param((n, n))} + {{1}})", [c, x], -1, 1)
+        some(g, 0, 1)
+        y = g.emit((), "{0}.sum()", [c], -n, n) if g.chance(0.4) else out
+        returns(g, block, [out, y], "({0}, {1})")
+    text = f"jax.lax.scan({{f0}}, jnp.zeros({n}, D), {{0}})"
+    which, shape = (0, (n,)) if g.chance(0.4) else (1, (xs.shape[0], *y.shape))
+    return g.emit(shape, f"{text}[{which}]", [xs], -n, n, blocks=[block], gathered=True)
+
+
+def reduced_matrix(g: Maker) -> Var:
+    """The maximum of matrices over the children: of their states, or of what is the same for all of them."""
+    r, n = 2, g.choose([w for w in g.widths if w] or [1])
+    child = g.fresh("s", (), "t", gathered=True)
+    with g.inside([child], no_leaf=True) as block:
+        states = [v for v in g.child_states(child, True, missing=False) if v.kind == "f" and len(v.shape) == 1 and v.size]
+        if states and g.chance(0.7):
+            of = g.choose(states)
+            out = g.emit((r, n), f"({{0}} @ {g.param((of.size, r * n))}).reshape({r}, {n})", [of], -3, 3)
+            out = g.emit((r, n), f"{{0}} + {g.param((r, n))}", [out], -4, 4) if g.chance(0.5) else out
+        else:
+            out = g.want((r, n))
+        if g.chance(0.6):
+            out = g.emit((r, n), g.choose(["jnp.minimum({0}, 0.3)", "jax.nn.relu({0})", "jnp.clip({0}, -0.1, 0.1)"]), [out])
+        returns(g, block, [out])
+    return g.emit((r, n), 'v.gather_all({f0}, reduce="max")', [], -4, 4, blocks=[block], gathered=True)
+
+
 def condition(g: Maker) -> Var:
     """`lax.cond` and `lax.switch` on integers and truth values; the branches close over values of the vertex."""
     if g.depth > 1:
@@ -265,39 +300,77 @@ STATEMENTS: list[tuple[Callable[[Maker], Var], float]] = [
     (plain.vector, 2),
     (plain.scalar, 1.5),
     (plain.product, 7),
+    (plain.shared, 1),
     (plain.between_rows, 1.5),
     (plain.shaped, 2),
     (integers.integer, 4),
+    (integers.arithmetic, 1.5),
+    (integers.reduced, 1.5),
     (integers.random_bits, 2),
     (plain.constant, 0.7),
+    (odd.literal, 1.2),
+    (odd.saturated, 0.8),
+    (odd.ruled, 1.5),
+    (odd.empty, 0.3),
     (gather, 3),
     (gather_all, 4),
     (pairs, 1.2),
     (leaf_branch, 1),
     (heads, 1.2),
     (loop, 1),
+    (over_rows, 0.8),
     (condition, 1),
     (transformed, 1.5),
 ]
-SIMPLE: list[tuple[Callable[[Maker], Var], float]] = [
-    (plain.unary, 5),
-    (plain.binary, 5),
-    (plain.positive, 1.5),
-    (plain.divided, 0.7),
-    (plain.scalar, 1),
-    (plain.product, 6),
-    (integers.simple_integer, 1.5),
-    (plain.constant, 0.5),
-    (gather, 3),
-    (gather_all, 3),
-    (leaf_branch, 1),
-    (transformed, 0.3),
-]
+TABLES: dict[int, list[tuple[Callable[[Maker], Var], float]]] = {
+    ANY: STATEMENTS,
+    NATIVE: [
+        (plain.unary, 6),
+        (plain.binary, 5),
+        (plain.positive, 1.5),
+        (plain.divided, 0.7),
+        (plain.scalar, 1.5),
+        (plain.product, 7),
+        (plain.shared, 1.5),
+        (plain.between_rows, 1.5),
+        (plain.shaped, 1.5),
+        (integers.simple_integer, 1.5),
+        (integers.arithmetic, 3),
+        (integers.reduced, 2),
+        (plain.constant, 0.5),
+        (odd.literal, 1),
+        (odd.saturated, 0.7),
+        (odd.ruled, 1.5),
+        (gather, 3),
+        (gather_all, 3),
+        (heads, 0.4),
+        (leaf_branch, 1),
+        (transformed, 0.3),
+    ],
+    PERSISTENT: [
+        (plain.unary, 6),
+        (plain.binary, 5),
+        (plain.positive, 1.5),
+        (plain.divided, 0.7),
+        (plain.scalar, 1),
+        (plain.product, 6),
+        (plain.shared, 1),
+        (integers.simple_integer, 1.5),
+        (plain.constant, 0.5),
+        (odd.literal, 0.7),
+        (odd.saturated, 0.5),
+        (odd.ruled, 0.2),
+        (gather, 3),
+        (gather_all, 3),
+        (leaf_branch, 1),
+        (transformed, 0.3),
+    ],
+}
 
 
 def statement(g: Maker) -> Var | None:
     """Adds one random statement, or none if no variable in scope fits it."""
-    table = SIMPLE if g.simple else STATEMENTS
+    table = TABLES[g.level]
     make = g.choose([s for s, _ in table], [w for _, w in table])
     try:
         return make(g)

@@ -6,13 +6,27 @@ import math
 import pprint
 from typing import Any
 
+import jax
 import numpy as np
 
+import cavs
+from tests import random_odd as odd
 from tests.per_vertex import Graph
 from tests.random_blocks import gather, gather_all, statement
 from tests.random_forests import random_forest
-from tests.random_maker import Maker, NoFit
-from tests.random_programs import Block, Program, Var, blocks_of, function_name, source, without_unread
+from tests.random_maker import ANY, PERSISTENT, Maker, NoFit
+from tests.random_programs import (
+    STORED,
+    Block,
+    Program,
+    Var,
+    blocks_of,
+    cast_from,
+    function_name,
+    source,
+    without_unread,
+)
+from tests.random_states import SUMMED, carried, random_states
 
 PRELUDE = """import jax, jax.numpy as jnp, numpy as np
 from jax.ad_checkpoint import checkpoint_name
@@ -34,19 +48,65 @@ def clipped(x):
 
 
 clipped.defvjp(lambda x: (x, None), lambda _, ct: (0.5 * ct,))
+
+
+# Rules that are not linear in the cotangent: they act at each vertex, before cotangents are added up.
+@jax.custom_vjp
+def limited(x):
+    return jnp.sin(x)
+
+
+limited.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (jnp.clip(ct, -0.2, 0.2) * jnp.cos(x),))
+
+
+@jax.custom_vjp
+def evened(x):
+    return x * 1.0
+
+
+evened.defvjp(lambda x: (x * 1.0, None), lambda _, ct: (ct / jnp.sqrt(0.01 + (ct * ct).sum()),))
+
+
+@jax.custom_vjp
+def signs(x):
+    return x * 0.5
+
+
+signs.defvjp(lambda x: (x * 0.5, None), lambda _, ct: (0.3 * jnp.where(jnp.abs(ct) > 0.01, jnp.sign(ct), 0),))
+
+
+@jax.custom_vjp
+def limited_product(x, w):
+    return jnp.tanh(x @ w)
+
+
+def limited_product_back(saved, ct):
+    x, w, y = saved
+    ct = jnp.clip(ct, -0.2, 0.2) * (1 - y * y)
+    return ct @ w.T, jnp.outer(x, ct)
+
+
+limited_product.defvjp(lambda x, w: ((y := jnp.tanh(x @ w)), (x, w, y)), limited_product_back)
 """
+
+
+WAYS: dict[str, Any] = {"eager": lambda fn: fn, "jit": jax.jit, "concurrent_jit": cavs.concurrent_jit}
+LOSSES = ("sum", "total", "mean of graphs", "mean of vertices", "mean of some", "ratio of totals")
 
 
 @dataclasses.dataclass
 class Options:
-    """The options of a case. `engine` is "scan", "persistent-interpret", or None for the engine that `cavs.run` selects.
+    """The options of a case. `engine` is "scan", "native", "persistent-interpret", or None for the one that `cavs.run` selects.
 
-    `fixed` has the names of parameters, inputs and edges that are not differentiated.
+    `way` is one of `WAYS`; with `closed` what is compiled closes over the schedule. `fixed` has the names of parameters, inputs
+    and edges that are not differentiated. With `parts`, the case is one of `LOSSES` over the batch in so many parts, by
+    `cavs.memory.plan` or `sub_batched`.
     """
 
     float32: bool = False
     engine: str | None = "scan"
-    jit: bool = False
+    way: str = "eager"
+    closed: bool = False
     at: bool = False
     vmap: bool = False
     checkpoint: bool = False
@@ -56,6 +116,19 @@ class Options:
     precision: str = "highest"
     fixed: tuple[str, ...] = ()
     names: dict[str, str] = dataclasses.field(default_factory=dict)  # what is to become of named values: "keep", "recompute"
+    parts: int = 0
+    loss: str = "sum"
+    sub_batched: bool = False
+
+    @property
+    def traced(self) -> bool:
+        """Whether the schedule is an argument of what is compiled."""
+        return self.way != "eager" and not self.closed
+
+    @property
+    def how(self) -> str:
+        """The transformations that `cavs.run` runs under."""
+        return self.way + (" of parts" if self.parts else " of vmap" * self.vmap)
 
 
 @dataclasses.dataclass
@@ -69,32 +142,38 @@ class Case:
     options: Options
 
 
+# How often a program has statements for PERSISTENT alone, for NATIVE and for ANY, by the engine that is asked for.
+LEVELS = {"scan": (0.0, 0.15, 0.85), "native": (0.1, 0.8, 0.1), None: (0.4, 0.35, 0.25)}
+ON_DEVICE = (0.93, 0.03, 0.04)
+
+
 def random_case(seed: int, engine: str | None = None, float32: bool = False, precision: str = "highest") -> Case:
-    """Returns the case of a seed. If `engine` is not "scan", most cases may fit engine persistent."""
+    """Returns the case of a seed, which most often fits the engine."""
     rng = np.random.default_rng(seed)
-    simple = bool(engine != "scan" and rng.random() < 0.93)
-    program = random_program(rng, simple)
+    level = int(rng.choice(3, p=LEVELS.get(engine, ON_DEVICE)))
+    program = random_program(rng, level)
     most_children = program.arity or 3
     if "v.gather_all(" in source(program):
         most_children = 20
     forest = random_forest(rng, most_children, 24)
-    while simple and rng.random() < 0.9 and not any(children for graph in forest for children in graph):
+    while level == PERSISTENT and rng.random() < 0.9 and not any(children for graph in forest for children in graph):
         forest = random_forest(rng, most_children, 24)
-    count = sum(map(len, forest))
-    names = list(program.bodies)
-    kinds: list[Any] = [names[int(i)] for i in rng.integers(0, len(names), count)]
+    kinds = random_kinds(rng, list(program.bodies), forest)
     options = Options(float32=float32, engine=engine, precision=precision)
 
     def chance(p: float) -> bool:
         return bool(rng.random() < p)
 
-    options.jit, options.at, options.checkpoint, options.nets = chance(0.35), chance(0.3), chance(0.15), chance(0.15)
+    options.way = str(rng.choice([*WAYS], p=[0.4, 0.35, 0.25]))
+    options.closed = options.way != "eager" and chance(0.3)
+    options.at, options.checkpoint, options.nets = chance(0.3), chance(0.15), chance(0.15)
     options.vmap = chance(0.15) and engine != "persistent-interpret"
-    options.optimizations = {name: False for name in ("fusion", "eager", "lazy") if chance(0.15)}
+    off = 0.04 if engine == "native" else 0.15
+    options.optimizations = {name: False for name in ("fusion", "eager", "lazy") if chance(off)}
     if engine == "persistent-interpret":
         options.optimizations.pop("lazy", None)
         options.checkpoint = False  # JAX's interpreter of kernels has effects, which jax.checkpoint refuses
-    if chance(0.15):
+    if chance(0.03 if engine == "native" else 0.15):
         options.schedule["policy"] = "serial"
     if chance(0.2):
         options.schedule["exact"] = True
@@ -102,11 +181,37 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
         options.schedule["window"] = 256
     if engine == "scan" and chance(0.3):
         options.schedule["scripts"] = True  # tasks as on a GPU
-    (fixed_rng,) = rng.spawn(1)
-    if fixed_rng.random() < 0.35:
-        options.fixed = tuple(x for x in (*program.params, *program.inputs, *program.edges) if fixed_rng.random() < 0.5)
-    options.names = _named(np.random.default_rng([seed, 17]), program)
+    leaves = program.inputs | program.edges
+    if chance(0.35):
+        options.fixed = tuple(x for x in (*program.params, *leaves) if chance(0.5))
+    options.names = _named(rng, program)
+    parts = [n for n in (2, 3, 4, len(forest)) if len(forest) > 1 and len(forest) % n == 0 and (n != 3 or len(forest) % 2)]
+    if chance(0.1) and parts and engine != "persistent-interpret" and "k" not in program.inputs:
+        # Of all options, these fit a loss over parts of a batch.
+        options = Options(float32, engine, options.way, optimizations=options.optimizations, precision=precision)
+        options.parts, options.loss, options.sub_batched = int(rng.choice(parts)), str(rng.choice(LOSSES)), chance(0.4)
     return Case(seed, program, forest, kinds, options)
+
+
+def random_kinds(rng: np.random.Generator, names: list[str | None], forest: list[Graph]) -> list[str | None]:
+    """Draws the kind of each vertex. Kinds may be missing, have no leaves, or no vertices with children."""
+    inner = [bool(children) for graph in forest for children in graph]
+    if len(names) == 1:
+        return names * len(inner)
+    some = names[: int(rng.integers(1, len(names) + 1))]
+    of_leaves, of_inner = names[-1:], names[:-1]
+    match rng.choice(["any", "some", "apart", "leaves", "inner", "graphs"], p=[0.35, 0.15, 0.2, 0.1, 0.1, 0.1]):
+        case "some":
+            of_leaves = of_inner = some
+        case "leaves":  # the last kind has leaves alone, and others have some, too
+            of_leaves = names
+        case "inner":  # no leaf is of the first kind
+            of_leaves, of_inner = names[1:], names
+        case "graphs":
+            return [name for graph in forest for name in [names[int(rng.integers(len(names)))]] * len(graph)]
+        case "any":
+            of_leaves = of_inner = names
+    return [of[int(rng.integers(len(of)))] for of in (of_inner if has else of_leaves for has in inner)]
 
 
 def _named(rng: np.random.Generator, program: Program) -> dict[str, str]:
@@ -121,64 +226,52 @@ def _named(rng: np.random.Generator, program: Program) -> dict[str, str]:
     return ways
 
 
-STATE_SHAPES = [
-    lambda n, m: (n,),
-    lambda n, m: (m,),
-    lambda n, m: (),
-    lambda n, m: (n, m),
-    lambda n, m: (0,),
-    lambda n, m: (2,),
-]
+WIDTHS = [(3, 4), (5, 2), (4, 3), (2, 5), (1, 3), (7, 1), (1, 1), (17, 9), (3, 0), (0, 4)]
+HOW_OFTEN = [5, 5, 5, 5, 1, 1, 0.5, 1, 0.3, 0.3]
 
 
-def random_program(rng: np.random.Generator, simple: bool) -> Program:
-    """F: states, inputs, one body or one for each of two kinds."""
+def random_program(rng: np.random.Generator, level: int) -> Program:
+    """F: states, inputs, one body or one for each of two or three kinds."""
 
     def pick(options: list[Any], weights: list[float] | None = None) -> Any:
         p = None if weights is None else np.array(weights) / sum(weights)
         return options[int(rng.choice(len(options), p=p))]
 
-    n, m = (pick([16, 48, 10, 24, 150, 5], [5, 1, 2, 1, 0.3, 0.1]), 3) if simple else pick([(3, 4), (5, 2), (4, 3), (2, 5)])
-    widths = [n] if simple else [n, m]
+    n, m = pick(WIDTHS, HOW_OFTEN)
+    if level == PERSISTENT:
+        n = pick([16, 48, 10, 24, 150, 5, 1, 7, 33], [5, 1, 2, 1, 0.3, 0.1, 0.1, 0.1, 0.1])
+    widths = [n] if level == PERSISTENT else [n, m]
     inputs: dict[str, Any] = {"x": ((n,), "f", -2.0, 2.0)}
     more = {"y": ((n,), "f", 0.4, 2.0), "z": ((), "f", -1.0, 1.0), "b": ((), "b", -1, 1)}
-    if not simple:
-        more |= {
-            "m": ((n, m), "f", -1.5, 1.5),
-            "i": ((), "i", 0, 3),
-            "j": ((n,), "i", 0, 4),
-            "u": ((m,), "f", 0.3, 1.2),
-            "k": ((), "k", 0, 0),
-        }
+    if level != PERSISTENT:
+        more |= {"m": ((n, m), "f", -1.5, 1.5), "i": ((), "i", 0, 3), "j": ((n,), "i", 0, 4), "u": ((m,), "f", 0.3, 1.2)}
+        more |= {"c": ((n,), "b", 0, 1)}
+    if level == ANY:
+        kind = pick([*STORED])
+        more |= {"k": ((), "k", 0, 0), "q": ((n,), kind, *STORED[kind][:2]), "e": ((0,), "f", -1.0, 1.0)}
     for name in more:
-        if rng.random() < 0.35:
+        if rng.random() < (0.15 if name in "qe" else 0.35):
             inputs[name] = more[name]
     bare_input = len(inputs) == 1 and rng.random() < 0.5
     arity = int(rng.integers(0, 4))
-    states: dict[str, Any] = {}
-    for i in range(pick([1, 2, 3], [4, 3, 2])):
-        if simple or i == 0:
-            shape, kind = ((n,), "f") if i == 0 or rng.random() < 0.7 else ((), "f")
-        else:
-            shape, kind = pick(STATE_SHAPES, [4, 3, 2, 1.5, 0.5, 1])(n, m), pick(["f", "i", "b", "float32"], [6, 2, 1.5, 0.7])
-        between = (0.5, 1.5) if kind == "f" and rng.random() < 0.25 else (0, 4) if kind == "i" else (-1.0, 1.0)
-        states[f"s{i}"] = (shape, kind, *between)
+    states = random_states(rng, widths, level)
     bare_state = len(states) == 1 and rng.random() < 0.6
-    (edge_rng,) = rng.spawn(1)  # without edges, programs are what they would be if there were none
     edges: dict[str, Any] = {}
-    if edge_rng.random() < 0.3:
-        edges = {"ea": ((n,), "f", -2.0, 2.0), "eb": ((), "f", 0.4, 2.0)} | ({} if simple else {"ei": ((), "i", 0, 3)})
+    if rng.random() < 0.3:
+        edges = {"ea": ((n,), "f", -2.0, 2.0), "eb": ((), "f", 0.4, 2.0)}
+        edges |= {} if level == PERSISTENT else {"ei": ((), "i", 0, 3)}
     params: dict[str, Any] = {}
     bodies: dict[str | None, Block] = {}
-    kinds = [None] if rng.random() < (0.97 if simple else 0.85) else ["a", "b"]
+    kinds = ["a", "b", "c"][: pick([1, 2, 3], [0.93, 0.05, 0.02] if level == PERSISTENT else [0.65, 0.25, 0.1])]
     types: list[Any] = []
     templates: list[str] = []
-    coarse = 1e-7 if any(s[1] == "float32" for s in states.values()) else 0.0
-    for kind in kinds:
-        g = Maker(rng, widths, params, arity, simple)
-        g.edges, g.edge_rng = edges, edge_rng
-        g.states, g.bare_state = states, bare_state
-        g.many = arity == 0 or g.chance(0.65)
+    coarse = max((STORED[kind][2] for _, kind, *_ in states.values() if kind in STORED), default=0.0)
+    for kind in kinds if len(kinds) > 1 else [None]:
+        styles = ["both", "all", "positions", "nothing"]
+        style = pick(styles, [4, 2, 2, 0.2] if kind is None else [2, 2, 2, 1])
+        g = Maker(rng, widths, params, arity if style in ("both", "positions") else 0, level)
+        g.states, g.bare_state, g.edges = states, bare_state, edges
+        g.many = style in ("both", "all")
         bodies[kind], types, templates = _body(g, inputs, bare_input, types, templates)
         coarse = max(coarse, g.coarse)
     kept = {name: (shape, kind) for name, (shape, kind, *_) in states.items()}
@@ -190,23 +283,23 @@ def _body(
     g: Maker, inputs: Any, bare_input: bool, types: list[Any], templates: list[str]
 ) -> tuple[Block, list[Any], list[str]]:
     for name, (shape, kind, lo, hi) in inputs.items():
-        g.emit(shape, "v.pull()" if bare_input else f'v.pull("{name}")', [], lo, hi, kind)
-    simple, g.simple = g.simple, False
-    for _ in range(int(g.rng.integers(0, 3))):  # eager statements may be anything
-        _without_children(g)
-    g.simple = simple
+        cast, plain = cast_from(kind)
+        g.emit(shape, ("v.pull()" if bare_input else f'v.pull("{name}")') + cast, [], lo, hi, plain)
+    with g.at_level(ANY if g.level == PERSISTENT or g.chance(0.3) else g.level):
+        for _ in range(int(g.rng.integers(0, 3))):  # eager statements may be anything
+            _without_children(g)
     for _ in range(int(g.rng.integers(1, 3))):
-        try:
+        with contextlib.suppress(NoFit):
             (gather if g.arity and not (g.many and g.chance(0.5)) else gather_all)(g)
-        except NoFit:
-            pass
     for _ in range(int(g.rng.integers(3, 8))):
         statement(g)
-    scattered = [_scattered(g, *spec) for spec in g.states.values()]
-    g.simple = False
-    for _ in range(int(g.rng.integers(0, 3))):  # and so may lazy ones
-        (_without_children if simple else statement)(g)
-    g.simple = simple
+    scattered: list[Var] = []
+    for name in g.states:
+        scattered.append(_scattered(g, name, scattered))
+    eager = g.level == PERSISTENT
+    with g.at_level(ANY if eager or g.chance(0.3) else g.level):
+        for _ in range(int(g.rng.integers(0, 3))):  # and so may lazy ones
+            (_without_children if eager else statement)(g)
     if not types:
         pushed = [_pushed(g, scattered) for _ in range(g.choose([1, 2, 3, 4], [1, 3, 3, 2]))]
         types = [(v.shape, v.kind) for v in pushed]
@@ -224,20 +317,26 @@ def _body(
 
 
 def _without_children(g: Maker) -> None:
-    states, many, arity = g.states, g.many, g.arity
+    many, arity = g.many, g.arity
     g.many, g.arity = False, 0
     statement(g)
-    g.states, g.many, g.arity = states, many, arity
+    g.many, g.arity = many, arity
 
 
-def _scattered(g: Maker, shape: Any, kind: str, lo: float, hi: float) -> Var:
-    """Returns the value of a state leaf: a bounded value, or sometimes a parameter, a constant or an unchanged input."""
+def _scattered(g: Maker, name: str, scattered: list[Var]) -> Var:
+    """Returns the value of a state leaf: often a bounded value, or one of the children's leaves, or what no child changes."""
+    shape, kind, lo, hi = g.states[name]
+    if g.chance(0.8 if hi == SUMMED else 0.25):
+        with contextlib.suppress(NoFit):
+            return carried(g, name, scattered)
     if kind == "b":
         return g.want(shape, "b")
     if kind == "i":
-        return g.emit(shape, "{0} % 5", [g.want(shape, "i")], 0, 4, "i")
+        return g.emit(shape, "{0} & 3", [g.want(shape, "i")], 0, 3, "i")
+    if cast_from(kind)[1] == "i":
+        return g.emit(shape, f"({{0}} & 7).astype(jnp.{kind})", [g.want(shape, "i")], 0, 7, kind)
     if g.chance(0.06):
-        return g.emit(shape, f"jnp.full({shape}, 0.75, {'jnp.float32' if kind == 'float32' else 'D'})", [], 0.75, 0.75)
+        return g.emit(shape, f"jnp.full({shape}, 0.75, {'D' if kind == 'f' else f'jnp.{kind}'})", [], 0.75, 0.75, kind)
     if g.chance(0.06) and kind == "f":
         return g.emit(shape, g.param(shape, 0.5, 1.0), [], 0.5, 1.0)
     x = _gathered(g, shape)
@@ -252,8 +351,8 @@ def _scattered(g: Maker, shape: Any, kind: str, lo: float, hi: float) -> Var:
             text = f"({{0}}.reshape(-1) @ {g.param((y.size, math.prod(shape)))}).reshape({shape})"
             y = g.emit(shape, text, [y], y.lo, y.hi)
         x = g.emit(shape, "{0} + {1}" if g.chance(0.8) else "{0} * {1}", [x, y], -9, 9)
-    if kind == "float32":
-        return g.emit(shape, "jnp.tanh({0}).astype(jnp.float32)", [x], -1, 1, "single")
+    if kind != "f":
+        return g.emit(shape, f"jnp.tanh({{0}}).astype(jnp.{kind})", [x], -1, 1, kind)
     if lo > 0:
         return g.emit(shape, "1 + 0.5 * jnp.tanh({0})", [x], 0.5, 1.5)
     return x if -1 <= x.lo and x.hi <= 1 else g.emit(shape, "jnp.tanh({0})", [x], -1, 1)
@@ -270,6 +369,9 @@ def _gathered(g: Maker, shape: Any) -> Var:
 
 def _pushed(g: Maker, scattered: list[Var]) -> Var:
     """Returns a value to push: sometimes a state, otherwise preferably an unread value, so that little of F is dead code."""
+    if g.chance(0.05):
+        with contextlib.suppress(NoFit):
+            return odd.not_finite(g)
     if not g.chance(0.3):
         kind = g.choose("fib", [8, 1, 0.5])
         with contextlib.suppress(NoFit):

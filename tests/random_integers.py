@@ -1,6 +1,6 @@
 """Random statements on integers, booleans and random keys."""
 
-from tests.random_maker import Maker, NoFit
+from tests.random_maker import ANY, Maker, NoFit
 from tests.random_programs import Var
 
 
@@ -76,6 +76,79 @@ def simple_integer(g: Maker) -> Var:
     b = g.pick("b")
     x, y = g.want(b.shape), g.want(b.shape)
     return g.emit(b.shape, "jnp.where({0}, {1}, {2})", [b, x, y], min(x.lo, y.lo), max(x.hi, y.hi))
+
+
+# Of engine native's operations on int32, and of those that it lacks. Overflow wraps.
+INTEGERS = [
+    "{0} + {1}", "{0} - {1}", "{0} * {1}", "jnp.maximum({0}, {1})", "jnp.minimum({0}, {1})", "-{0}", "jnp.abs({0} - {1})",
+    "jnp.sign({0} - 2)", "{0} & {1}", "{0} | {1}", "{0} ^ {1}", "jnp.where({0} > {1}, {0}, 5)", "({0} * 715827883) ^ {1}",
+    "{0} * 1000003 * ({1} + 7)", "jnp.where({0} != {1}, {0} + 1, -{1})",
+]  # fmt: skip
+MORE_INTEGERS = [
+    "~{0}", "{0} << 2", "({0} - 9) >> 1", "jax.lax.shift_right_logical({0} - 9, 28)", "{0} // 3", "({0} - 5) % 3",
+    "jax.lax.population_count({0} * 77)", "jax.lax.clz({0})", "(300 * {0}).astype(jnp.uint8).astype(jnp.int32)",
+    "(100 * {0}).astype(jnp.int8).astype(jnp.int32)", "({0}.astype(jnp.uint32) * 0x9E3779B9 >> 16).astype(jnp.int32)",
+    "jax.lax.rem({0} - 5, jnp.full_like({0}, 3))", "jax.lax.div({0} - 9, {1} + 1)", "{0}.astype(jnp.int64).astype(jnp.int32)",
+]  # fmt: skip
+FLOATS = ["jnp.floor(3 * {0} + 0.04).astype(jnp.int32)", "({0} * 1e13).astype(jnp.int32)", "({0} + 0.02).astype(bool)"]
+COMPARED = ["{0} == {1}", "{0} != {1}", "{0} < {1}", "{0} <= {1}", "{0} > {1} - 2", "{0} - 3 >= {1}", "{0}.astype(bool)"]
+
+
+def arithmetic(g: Maker) -> Var:
+    """An operation on int32, or one between int32 and floats or booleans."""
+    if g.chance(0.25):
+        x = g.pick(where=lambda v: v.size > 0)
+        i = g.emit(x.shape, f"{g.choose(FLOATS)}.astype(jnp.int32) & 7", [x], 0, 7, "i")
+    else:
+        i = g.pick("i") if g.chance(0.8) else g.want((g.choose(g.widths),), "i")
+    j = g.want(i.shape, "i")
+    if g.chance(0.25):
+        b = g.emit(i.shape, g.choose(COMPARED), [i, j], kind="b")
+        return g.emit(b.shape, "{0}.astype(D) - 0.5", [b], -0.5, 0.5) if g.chance(0.5) else b
+    template = g.choose(INTEGERS + MORE_INTEGERS if g.level == ANY else INTEGERS)
+    out = g.emit(i.shape, f"({template}) & 7", [i, j], 0, 7, "i")
+    return g.emit(out.shape, "0.1 * {0}.astype(D)", [out], 0, 0.7) if g.chance(0.4) else out
+
+
+REDUCED = {
+    "i": [
+        "jnp.bitwise_or.reduce({0}, axis=None)",
+        "jnp.bitwise_and.reduce({0} | 1, axis=None)",
+        "jnp.bitwise_and.reduce({0}, axis=None)",
+        "{0}.max()",
+        "{0}.min()",
+        "{0}.sum(dtype='int32')",
+    ],
+    "b": ["{0}.any()", "{0}.all()", "{0}.sum(dtype='int32') > 1", "~{0}.any()"],
+}
+MORE_REDUCED = {
+    "i": [
+        "jnp.bitwise_xor.reduce({0}, axis=None)",
+        "jnp.prod({0}, dtype='int32')",
+        "jnp.argmax({0})",
+        "jnp.argmin({0} * 3 & 5)",
+    ],
+    "b": ["jnp.argmax({0}) == 0", "jnp.bitwise_xor.reduce({0}, axis=None)", "jnp.logical_and.reduce({0}, axis=None)"],
+}
+
+
+def reduced(g: Maker) -> Var:
+    """A reduction of a vector or matrix of integers or booleans."""
+    kind = g.choose("ib", [3, 1])
+    n = g.choose([w for w in g.widths if w] or [1])
+    if kind == "i" and g.chance(0.5):
+        y = g.pick(where=lambda v: v.size > 1)
+        x = g.emit(y.shape, "jnp.floor(9 * {0} + 0.3).astype(jnp.int32)", [y], -60, 60, "i")
+    else:
+        try:
+            x = g.pick(kind, where=lambda v: v.size > 1)
+        except NoFit:
+            x = g.want((n,), kind)
+    template = g.choose(REDUCED[kind] + MORE_REDUCED[kind] if g.level == ANY else REDUCED[kind])
+    if kind == "b":
+        return g.emit((), template, [x], kind="b")
+    out = g.emit((), f"{template}.astype(jnp.int32) & 7", [x], 0, 7, "i")
+    return g.emit((), "0.1 * {0}.astype(D)", [out], 0, 0.7) if g.chance(0.5) else out
 
 
 def random_bits(g: Maker) -> Var:

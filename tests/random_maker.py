@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.random_programs import Block, Shape, Stmt, Var
+from tests.random_programs import Block, Shape, Stmt, Var, cast_from
 
 WIDE = 6.0  # larger values are squashed by tanh
+PERSISTENT, NATIVE, ANY = range(3)  # what may be drawn: what has device code, what engine native computes, any JAX
 
 
 class NoFit(Exception):
@@ -17,22 +18,35 @@ class NoFit(Exception):
 
 
 class Maker:
-    """Grows the body of one function. `widths` are its vectors' widths; `simple` leaves out what has no device code."""
+    """Grows the body of one function. `widths` are its vectors' widths; `level` says which statements it may have."""
 
-    def __init__(self, rng: np.random.Generator, widths: list[int], params: dict[str, Any], arity: int, simple: bool):
-        self.rng, self.widths, self.params, self.arity, self.simple = rng, widths, params, arity, simple
+    def __init__(self, rng: np.random.Generator, widths: list[int], params: dict[str, Any], arity: int, level: int):
+        self.rng, self.widths, self.params, self.arity, self.level = rng, widths, params, arity, level
         self.scope: list[Var] = []
         self.body = Block([], [], [])
         self.states: dict[str, Any] = {}
         self.bare_state = False
         self.many = True  # whether gather_all is allowed
         self.edges: dict[str, Any] = {}  # the leaves of an edge's row, as those of inputs
-        self.edge_rng = rng
         self.no_leaf = False  # inside a branch with at least one child
         self.depth = 0
         self.count = 0
         self.coarse = 0.0
         self.read: set[str] = set()
+
+    @property
+    def simple(self) -> bool:
+        """Whether only statements with device code may be drawn."""
+        return self.level == PERSISTENT
+
+    @contextlib.contextmanager
+    def at_level(self, level: int) -> Iterator[None]:
+        """A context in which other statements may be drawn."""
+        before, self.level = self.level, level
+        try:
+            yield
+        finally:
+            self.level = before
 
     # --- random choices
     def chance(self, p: float) -> bool:
@@ -163,8 +177,7 @@ class Maker:
             if not whole and len(self.states) > 1 and self.chance(0.4):
                 continue
             text = "{0}" if self.bare_state else f'{{0}}["{name}"]'
-            if kind not in "fibk":  # stored as another dtype
-                text, kind = f"{text}.astype(D)", "f"
+            cast, kind = cast_from(kind)
             lo, hi = (min(lo, 0.0), max(hi, 0.0)) if missing else (lo, hi)
-            out.append(self.emit(shape, text, [of], lo, hi, kind, gathered=True))
+            out.append(self.emit(shape, text + cast, [of], lo, hi, kind, gathered=True))
         return out

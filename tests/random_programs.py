@@ -7,11 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 Shape = tuple[int, ...]
+# Dtypes other than F's floats, int32 and bool: bounds, and the rounding of a cast.
+STORED = {
+    "float32": (-1.0, 1.0, 1e-7),
+    "float16": (-1.0, 1.0, 1e-3),
+    "bfloat16": (-1.0, 1.0, 1e-2),
+    "uint8": (0, 7, 0.0),
+    "int8": (0, 7, 0.0),
+    "uint32": (0, 7, 0.0),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Var:
-    """A variable of F. `kind` is "f", "i", "b" (float, int32, bool), "k" (a random key) or "t" (a tuple or dict).
+    """A variable of F. `kind` is "f", "i", "b" (float, int32, bool), "k" (a random key), "t" (a tuple or dict), or
+    one of `STORED`.
 
     Real vertices' values lie between `lo` and `hi`, so that `1 / x` may be written where `lo` is above zero. (After a
     product the bounds are those of typical values.)
@@ -69,6 +79,13 @@ class Program:
 
     def copy(self) -> "Program":
         return copy.deepcopy(self)
+
+
+def cast_from(kind: str) -> tuple[str, str]:
+    """Returns the suffix of an expression that casts a stored dtype to one that F computes with, and the kind it then has."""
+    if kind not in STORED:
+        return "", kind
+    return (".astype(D)", "f") if "float" in kind else (".astype(jnp.int32)", "i")
 
 
 def references(block: Block) -> Iterator[str]:

@@ -5,32 +5,54 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tests.random_maker import Maker, NoFit
+from tests.random_maker import ANY, NATIVE, PERSISTENT, Maker, NoFit
 from tests.random_programs import Var
 
-# name, template, lower and upper bound of what it returns for values in (lo, hi); True: there is device code.
-UNARY: list[tuple[str, Callable[[float, float], tuple[float, float]], bool]] = [
-    ("jnp.tanh({0})", lambda a, b: (math.tanh(a), math.tanh(b)), True),
-    ("jnp.sin({0})", lambda a, b: (-1, 1), True),
-    ("jax.nn.sigmoid({0})", lambda a, b: (1 / (1 + math.exp(-a)), 1 / (1 + math.exp(-b))), True),
-    ("jax.nn.relu({0} + 0.1)", lambda a, b: (0, max(0, b + 0.1)), True),
-    ("jax.nn.gelu({0})", lambda a, b: (-0.2, max(0, b)), True),
-    ("jax.nn.silu({0})", lambda a, b: (-0.3, max(0, b)), True),
-    ("jax.nn.softplus({0})", lambda a, b: (math.log1p(math.exp(a)), math.log1p(math.exp(b))), True),
-    ("jnp.abs({0})", lambda a, b: (0, max(abs(a), abs(b))), True),
-    ("{0} ** 2", lambda a, b: (0, max(a * a, b * b)), True),
-    ("jnp.square({0})", lambda a, b: (0, max(a * a, b * b)), True),
-    ("jnp.log(1 + {0} * {0})", lambda a, b: (0, math.log1p(max(a * a, b * b))), True),
-    ("jnp.sqrt(0.5 + {0} * {0})", lambda a, b: (0.5, max(abs(a), abs(b)) + 0.8), True),
-    ("jnp.exp(-{0} * {0})", lambda a, b: (0, 1), True),
-    ("1 / (1 + {0} ** 2)", lambda a, b: (0, 1), True),
-    ("jnp.clip({0}, -0.7, 0.8)", lambda a, b: (max(-0.7, min(a, 0.8)), min(0.8, max(b, -0.7))), True),
-    ("-0.7 * {0}", lambda a, b: (-0.7 * b, -0.7 * a), True),
-    ("jnp.where({0} > 0.05, {0}, 0.3 * {0})", lambda a, b: (min(a, 0), max(b, 0)), True),
-    ("jax.lax.stop_gradient({0})", lambda a, b: (a, b), True),
-    ("bend({0})", lambda a, b: (-1, 1), True),
-    ("clipped({0})", lambda a, b: (a, b), False),
-    ("{0}.astype(jnp.float32).astype(D)", lambda a, b: (a, b), False),
+# template, bounds of its result for values in (lo, hi), and the lowest level that may have it.
+UNARY: list[tuple[str, Callable[[float, float], tuple[float, float]], int]] = [
+    ("jnp.tanh({0})", lambda a, b: (math.tanh(a), math.tanh(b)), PERSISTENT),
+    ("jnp.sin({0})", lambda a, b: (-1, 1), PERSISTENT),
+    ("jax.nn.sigmoid({0})", lambda a, b: (1 / (1 + math.exp(-a)), 1 / (1 + math.exp(-b))), PERSISTENT),
+    ("jax.nn.relu({0} + 0.1)", lambda a, b: (0, max(0, b + 0.1)), PERSISTENT),
+    ("jax.nn.gelu({0})", lambda a, b: (-0.2, max(0, b)), PERSISTENT),
+    ("jax.nn.silu({0})", lambda a, b: (-0.3, max(0, b)), PERSISTENT),
+    ("jax.nn.softplus({0})", lambda a, b: (math.log1p(math.exp(a)), math.log1p(math.exp(b))), PERSISTENT),
+    ("jnp.abs({0})", lambda a, b: (0, max(abs(a), abs(b))), PERSISTENT),
+    ("{0} ** 2", lambda a, b: (0, max(a * a, b * b)), PERSISTENT),
+    ("jnp.square({0})", lambda a, b: (0, max(a * a, b * b)), PERSISTENT),
+    ("jnp.log(1 + {0} * {0})", lambda a, b: (0, math.log1p(max(a * a, b * b))), PERSISTENT),
+    ("jnp.sqrt(0.5 + {0} * {0})", lambda a, b: (0.5, max(abs(a), abs(b)) + 0.8), PERSISTENT),
+    ("jnp.exp(-{0} * {0})", lambda a, b: (0, 1), PERSISTENT),
+    ("1 / (1 + {0} ** 2)", lambda a, b: (0, 1), PERSISTENT),
+    ("jnp.clip({0}, -0.7, 0.8)", lambda a, b: (max(-0.7, min(a, 0.8)), min(0.8, max(b, -0.7))), PERSISTENT),
+    ("-0.7 * {0}", lambda a, b: (-0.7 * b, -0.7 * a), PERSISTENT),
+    ("jnp.where({0} > 0.05, {0}, 0.3 * {0})", lambda a, b: (min(a, 0), max(b, 0)), PERSISTENT),
+    ("jax.lax.stop_gradient({0})", lambda a, b: (a, b), PERSISTENT),
+    ("bend({0})", lambda a, b: (-1, 1), PERSISTENT),
+    ("clipped({0})", lambda a, b: (a, b), NATIVE),
+    ("{0}.astype(jnp.float32).astype(D)", lambda a, b: (a, b), ANY),
+    ("jnp.cos({0})", lambda a, b: (-1, 1), PERSISTENT),
+    ("jax.lax.erf({0})", lambda a, b: (-1, 1), PERSISTENT),
+    ("jnp.exp2(-jnp.abs({0}))", lambda a, b: (0, 1), PERSISTENT),
+    ("jnp.log1p({0} * {0})", lambda a, b: (0, math.log1p(max(a * a, b * b))), PERSISTENT),
+    ("jnp.expm1(-{0} * {0})", lambda a, b: (-1, 0), PERSISTENT),
+    ("{0} ** 3", lambda a, b: (a**3, b**3), PERSISTENT),
+    ("(1.2 + {0} * {0}) ** -2", lambda a, b: (0, 1), PERSISTENT),
+    ("(1.5 + jnp.sin({0})) ** {0}", lambda a, b: (0, 250), PERSISTENT),
+    ("jnp.sign({0} - 0.03) * {0}", lambda a, b: (-max(abs(a), abs(b)), max(abs(a), abs(b))), PERSISTENT),
+    (
+        "jax.lax.clamp(jnp.full_like({0}, -0.4), {0}, jnp.full_like({0}, 0.6))",
+        lambda a, b: (max(-0.4, min(a, 0.6)), min(0.6, max(b, -0.4))),
+        NATIVE,
+    ),
+    ("jnp.floor(2 * {0} + 0.07)", lambda a, b: (2 * a - 1, 2 * b + 1), NATIVE),
+    ("jnp.ceil(3 * {0} - 0.02) / 3", lambda a, b: (a - 1, b + 1), NATIVE),
+    ("jnp.round(2 * {0} + 0.03)", lambda a, b: (2 * a - 1, 2 * b + 1), ANY),
+    ("jnp.where(jnp.isfinite({0}), {0}, 0.5)", lambda a, b: (min(a, 0.5), max(b, 0.5)), PERSISTENT),
+    ("jnp.arctan({0})", lambda a, b: (-1.6, 1.6), ANY),
+    ("jnp.sinh({0} / 3)", lambda a, b: (-4, 4), ANY),
+    ("jnp.cbrt(2 + {0} * {0})", lambda a, b: (1, 4), ANY),
+    ("jax.lax.select_n(({0} > 0.02).astype(jnp.int32) + ({0} > 0.4), {0}, 2 * {0}, -{0})", lambda a, b: (-2 * abs(b), 9), ANY),
 ]
 # Only for values of at least 0.2. Padding rows and missing children may hold less, and must not matter.
 POSITIVE = ["1 / {0}", "jnp.log({0})", "jnp.sqrt({0})", "jax.lax.rsqrt({0})", "{0} ** 1.5", "{0} ** -0.5", "jnp.log2({0})"]
@@ -75,7 +97,7 @@ SIMPLE_SCALAR = ["{0}.sum()", "{0}.mean()", "{0}.max()", "{0}.min()", "jax.nn.lo
 
 def unary(g: Maker) -> Var:
     x = g.pick()
-    template, bounds, _ = g.choose([u for u in UNARY if u[2] or not g.simple])
+    template, bounds, _ = g.choose([u for u in UNARY if u[2] <= g.level])
     if "float32" in template:
         g.coarse = max(g.coarse, 1e-7)
     return g.emit(x.shape, template, [x], *bounds(x.lo, x.hi))
@@ -102,7 +124,7 @@ def vector(g: Maker) -> Var:
 
 def scalar(g: Maker) -> Var:
     x = g.pick(where=lambda v: v.size > 1)
-    template = g.choose(SIMPLE_SCALAR if g.simple else SCALAR)
+    template = g.choose(SCALAR if g.level == ANY else SIMPLE_SCALAR)
     inner = template in ("{0}.mean()", "{0}.max()", "{0}.min()", "jnp.median({0})")
     bound = x.size * max(x.lo * x.lo, x.hi * x.hi, 1)
     return g.emit((), template, [x], *((x.lo, x.hi) if inner else (-bound, bound)))
@@ -122,7 +144,7 @@ def binary(g: Maker) -> Var:
     a, b = max(abs(x.lo), abs(x.hi)), max(abs(y.lo), abs(y.hi))
     how = g.choose(["+", "-", "*", "maximum", "minimum", "*", "+", "mod"])
     if how == "mod":
-        return g.emit(x.shape, f"jnp.hypot({{0}} + 3, {at})", [x, y], -WIDEST, WIDEST) if not g.simple else binary(g)
+        return g.emit(x.shape, f"jnp.hypot({{0}} + 3, {at})", [x, y], -WIDEST, WIDEST) if g.level == ANY else binary(g)
     if how in ("maximum", "minimum"):
         pick = max if how == "maximum" else min
         return g.emit(x.shape, f"jnp.{how}({{0}}, {at})", [x, y], pick(x.lo, y.lo), pick(x.hi, y.hi))
@@ -174,6 +196,15 @@ def product(g: Maker) -> Var:
             ]
     text, shape = g.choose(forms)
     return g.emit(shape, text, [x], -b, b)
+
+
+def shared(g: Maker) -> Var:
+    """Two or three rows times one weight, so that its gradient is one product."""
+    x = g.pick(shape=1, where=lambda v: v.size > 0 and (not g.simple or v.shape == (g.widths[0],)))
+    y, w = g.want(x.shape), g.param((x.size, x.size))
+    b = 2 * (max(abs(x.lo), abs(x.hi)) + max(abs(y.lo), abs(y.hi)))
+    forms = [f"{{0}} @ {w} + {{1}} @ {w}", f"jnp.tanh({{0}} @ {w}) * ({{1}} @ {w})", f"({{0}} @ {w} + {{1}} @ {w}) @ {w}"]
+    return g.emit(x.shape, g.choose(forms), [x, y], -2 * b, 2 * b)
 
 
 def between_rows(g: Maker) -> Var:
@@ -234,7 +265,7 @@ def shaped(g: Maker) -> Var:
             (f"jnp.tile({{0}}, 2)[{k}:]", (k,)),
             (f"jnp.repeat({{0}}, 2)[:{k}]", (k,)),
             ("jax.lax.dynamic_slice({0}, (0,), (1,))", (1,)),
-        ]
+        ][: None if g.level == ANY else -4]
     )
     return g.emit(shape, text, [x, y], min(x.lo, y.lo, 0), max(x.hi, y.hi, 0))
 

@@ -15,6 +15,7 @@ from jax import lax
 from cavs._function.children import has_children_in
 from cavs._function.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._function.lines import line_of
+from cavs._function.reverse_only import forward_only_p
 
 # Calls that are inlined. `jax.checkpoint` has no effect of its own: `_function.minimum_cut` decides for F as a whole what is
 # stored.
@@ -153,6 +154,9 @@ def inlined(
     for eqn in jaxpr.eqns:
         if not eqn.outvars and not eqn.effects:
             continue  # JAX keeps a condition of which nothing is read
+        if eqn.primitive is forward_only_p:
+            rename[eqn.outvars[0]] = get(eqn.invars[0])
+            continue
         branch = _branch_of_platform(eqn) if "platform_dependent" in calls else None
         if branch is None and not (eqn.primitive.name in calls and where(eqn)):
             fresh = [Var(v.aval) for v in eqn.outvars]  # if a body is inlined twice, it must not define a variable twice

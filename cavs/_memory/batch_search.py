@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from cavs._feed.schedules import planned_schedules
 from cavs._feed.settings import Sample
 from cavs._function.asked import keep
 from cavs._function.names import Names, check_known
@@ -17,11 +16,12 @@ from cavs._memory.fit import compiled_step
 from cavs._memory.no_collections import no_collections
 from cavs._memory.search import Choice
 from cavs._memory.sub_batches import deal, summed_over_parts
-from cavs._schedule.buckets import covers
+from cavs._schedule.batches import StackScheduler
 from cavs._schedule.few import few_shapes
 from cavs._schedule.level_segments import SegmentedSchedule, in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
+from cavs._schedule.shapes import covers
 from cavs._schedule.tasks import LAZY_WINDOW
 
 Collate: TypeAlias = Callable[[Sample], PyTree]
@@ -107,12 +107,12 @@ def scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like: 
     options = options_of("plan", graphs, "batching", True, False, LAZY_WINDOW, None, fields, None)
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
     shape = like.shape if like is not None and covers(like.shape, needed) else needed
-    found = planned_schedules(graphs, ((part, 0) for part in parts), options._replace(fixed=(shape,)), 0)
+    each = [graphs[part] for part in parts]
+    scheds = [Schedule(data, shape) for data in StackScheduler(graphs, options).stack(parts, shape)]
     if segments > 1:
-        whole = list(found)
         known = like.segment_shape if isinstance(like, SegmentedSchedule) else None
-        found = zip([g for g, _ in whole], in_segments(whole, options, segments, known), strict=True)
-    return ((part, *some) for part, some in zip(parts, found, strict=True))
+        scheds = in_segments(list(zip(each, scheds, strict=True)), options, segments, known)
+    return zip(parts, each, scheds, strict=True)
 
 
 def stacked(parts: Iterable[Part], collate: Collate) -> PyTree:

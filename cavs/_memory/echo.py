@@ -8,12 +8,11 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
-from jax.extend import core as jex
 
 from cavs._function.asked import keep
 from cavs._function.costs import bytes_of_var
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import opened
+from cavs._function.jaxprs import without_constants
 from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.derivative import with_derivative
@@ -150,9 +149,7 @@ class Recomputed(Generic[R]):
         with keep(least=self._budget == "min", names=self._names) as inside:  # for the calls of `cavs.run` inside
             closed, shapes = jax.make_jaxpr(function, return_shape=True)(*flat)
         self._inside = inside.seen
-        jaxpr, consts = opened(closed)
-        # Arrays that `fn` closes over may be differentiated, too, so they become arguments.
-        closed = jex.ClosedJaxpr(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]), [])
+        closed, consts = without_constants(closed)  # arrays that `fn` closes over may be differentiated, too
         return closed, list(consts), flat, jax.tree.structure(shapes)
 
     def _search(self, closed: Any, diff: Sequence[int]) -> ParetoSearch:

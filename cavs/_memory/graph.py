@@ -14,6 +14,7 @@ from cavs._function.inline import inlined
 from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
 from cavs._function.minimum_cut import compared, minimum_cut
 from cavs._function.names import Names, behind, chosen, without_names
+from cavs._function.reverse_only import refusal_in
 from cavs._memory.late import run_late
 
 _SMALL = 16
@@ -34,6 +35,7 @@ class Graph:
         stored: inputs that cost memory if the backward reads them: the carry of a loop, which differs in each step.
         names: what the user asks for by name.
         named: the values of the forward that the user has named.
+        refusal: why the derivative has no derivative in reverse mode, as of calls of `run`; else `None`.
     """
 
     invars: list[Var]
@@ -50,6 +52,7 @@ class Graph:
     stored: list[Var]
     names: Names = ()
     named: dict[str, set[Var]] = field(default_factory=dict)
+    refusal: str | None = None
     costly: list[int] = field(default_factory=list)
     plans: dict[tuple[Var, ...], "Kept"] = field(default_factory=dict)  # by what they keep
     choices: dict[Any, "Kept"] = field(default_factory=dict)  # by the prices
@@ -270,6 +273,7 @@ def differentiated(
     return Graph(
         invars, eqns, results[:n], consts, list(diff), list(floats), dict(zip(back_in[:m], results[n:], strict=True)),
         back_eqns, back_consts, back_in[m:], grads, [invars[i] for i in stored], names, named,
+        refusal_in(opened(closed)[0]) or refusal_in(opened(behind)[0]),
     )  # fmt: skip
 
 

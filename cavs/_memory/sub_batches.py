@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
 from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import PyTreeDef
+from cavs._function.jaxprs import PyTreeDef, without_constants
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -46,7 +47,7 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
             f"deal: count: got {count!r} for {counted(len(graphs), 'graph')}; expected a divisor of the number of graphs, so "
             "that all sub-batches have one shape. Write a batch size that is a multiple of count."
         )
-    sizes, levels = np.diff(graphs.vertex_offsets), graphs._widths.levels
+    sizes, levels = np.diff(graphs.vertex_offsets), graphs._facts.levels
     plain, each = _in_turn(sizes, count), len(graphs) // count
     most = _ROWS * sizes[plain].sum(1).max()
     others = [_by_height(sizes, levels, count, alike) for alike in _ALIKE if each % alike == 0]
@@ -116,6 +117,37 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
             )
         return value, aux
 
+    def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
+        if not isinstance(stacks, list | tuple) or not stacks:
+            raise TypeError(
+                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
+                "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
+            )
+        params, stacks = jax.tree.map(jnp.asarray, params), list(stacks)
+        # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
+        closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(stacks))
+        without, consts = without_constants(closed)
+        run, tree = jex.jaxpr_as_fun(without), jax.tree.structure(shapes)
+
+        def of_all(all_params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
+            return tree.unflatten(run(*jax.tree.leaves((all_params, batch))))
+
+        out, aux = _differentiable(function, of_all)((consts, params), stacks)
+        return (out, aux) if has_aux else out
+
+    return checked
+
+
+def _differentiable(
+    function: str, one: Callable[[PyTree, PyTree], tuple[jax.Array, PyTree]]
+) -> Callable[..., tuple[jax.Array, PyTree]]:
+    """Returns the loss over all batches, as a function of parameters and stacks, with its derivative.
+
+    Args:
+        function: the name in errors.
+        one: `one(params, batch)`, the loss and other results of one batch; closes over no arrays.
+    """
+
     def traced(params: PyTree, stacks: list[PyTree]) -> PartedLoss:
         parts = sum(len(jax.tree.leaves(stack)[0]) for stack in stacks)
         return parted(function, one, params, _first(stacks), parts)
@@ -151,18 +183,7 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
         return scaled(*instantiated([ct[0]]))
 
     # Nothing computes cotangents of inputs that nobody asks for.
-    total = reverse_differentiable(plain, forward, backward)
-
-    def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
-        if not isinstance(stacks, list | tuple) or not stacks:
-            raise TypeError(
-                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
-                "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
-            )
-        out, aux = total(jax.tree.map(jnp.asarray, params), list(stacks))
-        return (out, aux) if has_aux else out
-
-    return checked
+    return reverse_differentiable(plain, forward, backward, "sub_batched")
 
 
 def _first(stacks: list[PyTree]) -> PyTree:
