@@ -29,7 +29,7 @@ def processor_seconds(processes: list[int]) -> tuple[float, float] | None:
 
 
 def _children(process: int) -> list[int]:
-    """Returns the child processes of a process, such as the workers that schedule."""
+    """Returns the child processes of a process, such as those that compile."""
     try:
         return [int(c) for c in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:  # a kernel without this file

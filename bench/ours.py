@@ -5,12 +5,11 @@ It computes the heights of vertices, outside the clock, and `reading` is its tim
 scheduled with words and labels, transferred, and run. JAX dispatches asynchronously. The clock stops when the losses of the
 last step have arrived.
 
-On a GPU, worker processes schedule (`WORKERS`), a thread sends, and a dispatch has 16 or 32 training steps. A run is an epoch:
-while it ends, the thread prepares the first `AHEAD` dispatches of the next one, as in a training loop.
+On a GPU, a thread schedules and sends, and a dispatch has 16 or 32 training steps. A run is an epoch: while it ends, the thread
+prepares the first `AHEAD` dispatches of the next one, as in a training loop.
 """
 
 import concurrent.futures
-import os
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -27,7 +26,6 @@ from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STEPS, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for batches of at most FEW graphs
 AHEAD = 2  # dispatches that are sent ahead on a GPU
-WORKERS = max(1, min(8, (os.cpu_count() or 1) // 2))  # processes that schedule on a GPU machine
 NO_WORD = 1 << 30  # beyond every vocabulary: reads the last row and is never written
 
 
@@ -84,8 +82,8 @@ class Cavs:
 
     def _begin(self, params: dict[str, np.ndarray], dense: Any, device: str) -> None:
         self._state: Any = (dense, jnp.array(params["embed"]), jnp.float32(0))
-        self._device, self._several, self._warm, self._rate = device, False, False, 0.0
-        self._asked: tuple[list[np.ndarray], int] = ([], 0)
+        self._device, self._rate = device, 0.0
+        self._asked: list[np.ndarray] | None = None
 
     def params(self) -> dict[str, np.ndarray]:
         return {k: np.asarray(v) for k, v in (self._state[0] | {"embed": self._state[1]}).items()}
@@ -100,27 +98,26 @@ class Cavs:
     def _chosen(self, sizes: list[int]) -> list[np.ndarray]:
         """Chooses the shapes for batches of consecutive graphs. Returns the indices of the graphs of each batch."""
         indices = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, workers=0, ahead=0)
+        self._all = cavs.data.Loader(self._data, indices, seed=None, policy=self._policy, ahead=0)
         # On a CPU as many training steps in one dispatch as a loader of its users has.
         self.steps = self._all.steps if self._device == "cpu" else STEPS if max(sizes) > FEW else 2 * STEPS
         return indices
 
-    def _loader(self, batches: Iterable[np.ndarray], steps: int, workers: int, ahead: int) -> cavs.data.Loader:
+    def _loader(self, batches: Iterable[np.ndarray], steps: int, ahead: int) -> cavs.data.Loader:
         options: dict[str, Any] = {"seed": None, "policy": self._policy, "shapes": self._all}
-        return cavs.data.Loader(self._data, batches, **options, steps=steps, workers=workers, ahead=ahead)
+        return cavs.data.Loader(self._data, batches, **options, steps=steps, ahead=ahead)
 
     def schedules(self, batches: list[np.ndarray]) -> Iterable[Any]:
         """Does all host work of these batches: yields schedules that hold words and labels."""
-        return self._loader(iter(batches), 1, 0, 0)
+        return self._loader(iter(batches), 1, 0)
 
     def ahead(self, batches: list[np.ndarray]) -> Iterable[Any]:
         """Does the same as a training loop on this device does: yields what the step takes, on the device."""
         if self._device == "cpu":
-            return self._loader(iter(batches), self.steps, 0, 0)
-        workers = 0 if self._several else WORKERS if self._warm else 1
-        known, of = self._asked
-        if workers != of or len(known) != len(batches) or any(a is not b for a, b in zip(known, batches, strict=False)):
-            self._asked, self._epochs = (batches, workers), self._loader(batches, self.steps, workers, AHEAD)
+            return self._loader(iter(batches), self.steps, 0)
+        known = self._asked
+        if known is None or len(known) != len(batches) or any(a is not b for a, b in zip(known, batches, strict=True)):
+            self._asked, self._epochs = batches, self._loader(batches, self.steps, AHEAD)
         return self._epochs  # the next epoch of the same batches
 
     def compile(self, batches: list[np.ndarray]) -> None:
@@ -134,9 +131,8 @@ class Cavs:
             list(pool.map(lambda x: x.compile(), lowered))
 
     def warm(self, batches: list[np.ndarray]) -> None:
-        """Runs a stack of each shape once, and starts the processes that schedule."""
+        """Runs a stack of each shape once."""
         if self._device != "cpu":
-            self._warm = True
             self.run([i for i in batches for _ in range(self.steps)])
             self.run(batches)
 

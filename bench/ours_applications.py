@@ -1,7 +1,7 @@
 """Cavs on the applications of `bench.cells`: `bench.ours` with several graphs per sample.
 
 An encoder-decoder has chains and attention graphs. A tagger has chains in both directions, and possibly the chains of letters
-of its rare words. Samples with several graphs are scheduled in the process of the training loop, also on a GPU.
+of its rare words.
 """
 
 import dataclasses
@@ -129,7 +129,6 @@ class CavsApplication(Cavs):
         """Reads a data set once. Returns the indices of the samples of each batch."""
         start = time.perf_counter()
         self._data = read(self._cell, batches).sources()
-        self._several = isinstance(self._data, list)
         self.reading = (time.perf_counter() - start) / len(batches)
         return self._chosen([len(b) for b in batches])
 

@@ -2,9 +2,11 @@
 
 The core: `VertexFunction` and `Vertex` (what one vertex computes), `Graphs` and `read`, `read_trees`, `from_parents`,
 `from_lengths`, `from_edges` (the graphs), `schedule` and `Schedule` (a batch of them), `run` and `readout` (forward, and under
-`jax.grad` backward), `interpret` (the same, vertex by vertex), `Optimizations` and `concurrent_jit`.
+`jax.grad` backward), `interpret` (the same, vertex by vertex), `explain` (how F was split, and which engine runs it),
+`Optimizations` and `concurrent_jit`.
 
-The namespaces: `cavs.data`, `cavs.io`, `cavs.debug`, `cavs.interop`, `cavs.memory`, and `cavs.vertex_programs` (ready models).
+The namespaces: `cavs.data`, `cavs.io`, `cavs.debug`, `cavs.interop`, `cavs.memory`, `cavs.vertex_programs` (ready models), and
+`cavs.recipes` (whole programs, which need optax, rich and matplotlib).
 """
 
 import importlib
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
         interop as interop,
         io as io,
         memory as memory,
+        recipes as recipes,
         vertex_programs as vertex_programs,
     )
     from cavs._debug.interpret import interpret as interpret
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from cavs._graphs.graphs import Graphs as Graphs
     from cavs._readers import read as read, read_trees as read_trees
     from cavs._run.concurrent_jit import concurrent_jit as concurrent_jit
+    from cavs._run.explain import explain as explain
     from cavs._run.readout import readout as readout
     from cavs._run.run import run as run
     from cavs._schedule.schedule import Schedule as Schedule
@@ -41,6 +45,7 @@ _DEFINED_IN = {
     "Vertex": "_function.vertex",
     "VertexFunction": "_function.vertex",
     "concurrent_jit": "_run.concurrent_jit",
+    "explain": "_run.explain",
     "from_edges": "_graphs.converters",
     "from_lengths": "_graphs.converters",
     "from_parents": "_graphs.converters",
@@ -50,7 +55,7 @@ _DEFINED_IN = {
     "readout": "_run.readout",
     "run": "_run.run",
     "schedule": "_schedule.scheduler",
-    **dict.fromkeys(("data", "debug", "interop", "io", "memory", "vertex_programs"), ""),
+    **dict.fromkeys(("data", "debug", "interop", "io", "memory", "recipes", "vertex_programs"), ""),
 }
 
 __all__ = sorted(_DEFINED_IN)  # pyright: ignore[reportUnsupportedDunderAll]

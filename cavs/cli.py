@@ -1,11 +1,20 @@
-"""The command line: `cavs train`, `cavs predict`, `cavs evaluate`, `cavs inspect`."""
+"""The command line: `cavs train`, `cavs predict`, `cavs evaluate`, `cavs inspect`. Nothing here imports JAX at the top."""
 
+import argparse
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
-from cavs._cli import start  # nothing else: Ctrl-C is handled after these imports
+HELPS = {
+    "train": "train a model on graphs, a tagger, a language model, a translator, ...",
+    "predict": "label, score or translate new samples with a checkpoint",
+    "evaluate": "score a checkpoint on a file of labelled samples",
+    "inspect": "show the contents of a file of graphs and the schedule of a batch",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,131 +29,77 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return _main([*arguments])
-    with start.exit_on_interrupt():
+    with exit_on_interrupt():
         return _main(sys.argv[1:])
 
 
-def _main(arguments: list[str]) -> int:
-    from cavs._cli.completion import script
-    from cavs._cli.options import build_parser
-    from cavs._cli.parser import parse
+def _main(words: list[str]) -> int:
+    if not words or words[0] not in HELPS:
+        return _help(words)
+    from cavs.recipes._command import run
 
-    parser = build_parser()
-    given: dict[str, Any] = parse(parser, arguments)
-    command = given.pop("command")
-    if command is None:
-        parser.print_help()
-        return 0
-    if command == "completion":
-        print(script(parser, given["shell"]), end="")
-        return 0
-    return _run(command, given)
+    return run(words[0], words[1:], None, program())
 
 
-def _run(command: str, given: dict[str, Any]) -> int:
-    from cavs._readers import FormatError
-    from cavs._train import OUT_OF_MEMORY, TrainError, out_of_memory
+def _help(words: list[str]) -> int:
+    """Prints the help or the version, or ends the program with code 2 if there is no such command."""
+    import cavs
+    from cavs._graphs.suggest import suggestion
 
-    try:
-        return _COMMANDS[command](given)
-    except (TrainError, FormatError) as error:
-        print(f"cavs {command}: {error}", file=sys.stderr)
-        return error.code if isinstance(error, TrainError) else 2
-    except FileNotFoundError as error:
-        print(f"cavs {command}: {error.filename} does not exist.", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # `cavs predict ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        name = "a file" if error.filename is None else error.filename
-        print(f"cavs {command}: {name} cannot be read or written ({error.strerror or error}).", file=sys.stderr)
-        return 1
-    except OUT_OF_MEMORY as error:
-        if not out_of_memory(error):
-            raise
-        print(f"cavs {command}: out of memory. Read a smaller file, or lower --batch or --hidden.", file=sys.stderr)
-        return 1
-    except (RuntimeError, AssertionError):
-        if not (platforms := os.environ.get("JAX_PLATFORMS")) or _jax_starts():
-            raise
-        text = f"JAX_PLATFORMS: got {platforms!r}, on which JAX cannot start here; expected a platform of this machine"
-        print(f"cavs {command}: {text}. Write JAX_PLATFORMS=cpu, or install cavs[cuda] for a GPU.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"cavs {command}: interrupted", file=sys.stderr)
-        return 130
-
-
-def _jax_starts() -> bool:
-    """Whether JAX finds the devices of `JAX_PLATFORMS`. Called after an error, when this takes no time."""
-    import jax
-
-    try:
-        return bool(jax.devices())
-    except (RuntimeError, AssertionError):
-        return False
-
-
-def _train(given: dict[str, Any]) -> int:
-    from cavs._feed.host_memory import keep_host_memory
-    from cavs._train import compile_quickly, connected, keep_compiled, train, with_settings
-
-    keep_host_memory()
-    compile_quickly()
-    keep_compiled()
-    files = given.pop("train", [])
-    given |= {"train": files[0]} if files else {}
-    given |= {"also": os.pathsep.join(map(os.path.abspath, files[1:]))} if files[1:] else {}
-    given = with_settings(given)
-    out, resume, distributed = (given.pop(name, None) for name in ("out", "resume", "distributed"))
-    given |= {} if distributed is None else {"devices": 0}
-    with connected(distributed):
-        return train(given, out, resume, command=start.program())
-
-
-def _predict(given: dict[str, Any]) -> int:
-    from cavs._train import Asked, allocate_when_needed, compile_quickly, keep_compiled, predict
-
-    compile_quickly()
-    allocate_when_needed()
-    keep_compiled()
-    asked = Asked(given.get("vertices", False), given.get("probabilities", False))
-    header = not given.get("no_header", False)
-    predict(given["checkpoint"], given["file"], given.get("out"), asked, given.get("json", False), header)
+    text = "\n".join(f"  {name:10}{told}" for name, told in HELPS.items())
+    parser = argparse.ArgumentParser(
+        prog="cavs",
+        description="Dynamic neural nets in JAX: trees, sequences, DAGs. Start with: cavs train",
+        epilog=f"commands:\n{text}\n\nFor the options of a command write: cavs COMMAND --help",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="cavs COMMAND ...",
+    )
+    parser.add_argument("--version", action="version", version=f"cavs {cavs.__version__}")
+    others = parser.parse_known_args(words)[1]
+    if others:
+        hint = suggestion(others[0], HELPS)
+        parser.error(f"got {others[0]!r}; expected one of {', '.join(HELPS)}. {hint}".rstrip())
+    parser.print_help()
     return 0
 
 
-def _evaluate(given: dict[str, Any]) -> int:
-    from cavs._train import allocate_when_needed, compile_quickly, evaluate, keep_compiled
+def program() -> str:
+    """The words with which the user started this program, for commands that messages suggest: `cavs`, `uv run cavs`, ..."""
+    import shutil
+    from pathlib import Path
 
-    compile_quickly()
-    allocate_when_needed()
-    keep_compiled()
-    evaluate(given["checkpoint"], given["file"], given.get("json", False), given.get("out"))
-    return 0
+    name = Path(sys.argv[0])
+    if name.name == "__main__.py" or name.name == "cli.py":
+        python = Path(sys.executable)
+        return f"{python.name if shutil.which(python.name) == str(python) else python} -m cavs"
+    if name.name != "cavs":
+        return "cavs"  # called from another program
+    if "UV_RUN_RECURSION_DEPTH" in os.environ or "UV" in os.environ:
+        return "uv run cavs"
+    return "cavs" if shutil.which("cavs") else str(name)
 
 
-def _inspect(given: dict[str, Any]) -> int:
-    from cavs._debug.inspect import inspect
-    from cavs._train import TrainError, guess_task, read_samples
-    from cavs._train.config import check_file
+@contextlib.contextmanager
+def exit_on_interrupt() -> Iterator[None]:
+    """A context in which Ctrl-C ends the program at once with code 130, also while modules are imported or code is compiled.
 
-    check_file("file", given["file"])
-    task = given.get("task") or guess_task(given["file"])
+    A `KeyboardInterrupt` raised there may be swallowed by a callback or leave a library half imported. The training loop has
+    its own handler, which saves first.
+    """
+    ours = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
+    before = signal.signal(signal.SIGINT, _exit) if ours else None
     try:
-        inspect(given["file"], given.get("batch", 64), given.get("out"), lambda path: read_samples(path, task))
-    except ValueError as error:
-        raise TrainError(str(error)) from error
-    return 0
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
 
 
-_COMMANDS: dict[str, Callable[[dict[str, Any]], int]] = {
-    "train": _train,
-    "predict": _predict,
-    "evaluate": _evaluate,
-    "inspect": _inspect,
-}
+def _exit(signum: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(Exception):  # the signal may have come in the middle of a `print`
+        sys.stdout.flush()
+    os.write(2, b"\ncavs: interrupted\n")
+    os._exit(128 + signum)
 
 
 if __name__ == "__main__":

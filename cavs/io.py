@@ -4,12 +4,21 @@ from cavs._interop.checkpoint import restore_checkpoint as restore_checkpoint, s
 from cavs._interop.weights import load_params as load_params, save_params as save_params
 from cavs._readers import (
     FormatError as FormatError,
+    Vectors as Vectors,
     load_npz as load_npz,
+    printable as printable,
     read as read,
     read_conllu as read_conllu,
     read_edges as read_edges,
+    read_lines as read_lines,
     read_netlist as read_netlist,
+    read_pairs as read_pairs,
+    read_signals as read_signals,
+    read_tagged as read_tagged,
+    read_text as read_text,
     read_trees as read_trees,
+    read_vectors as read_vectors,
     save_npz as save_npz,
+    simulate_netlist as simulate_netlist,
     write_edges as write_edges,
 )

@@ -7,11 +7,23 @@ from cavs.kernels._cpu.library import (
     NATIVE_LEVELS as NATIVE_LEVELS,
     native_unavailable as native_unavailable,
 )
+from cavs.kernels._cpu.operations import NATIVE_OPERATIONS as NATIVE_OPERATIONS
+from cavs.kernels._cpu.schedule import (
+    BAD_GRAPHS as BAD_GRAPHS,
+    BAD_INDEX as BAD_INDEX,
+    LAYOUT as LAYOUT,
+    NO_ROOM as NO_ROOM,
+    TOO_LARGE as TOO_LARGE,
+    CutTables as CutTables,
+    GraphArrays as GraphArrays,
+    schedule_library as schedule_library,
+)
 from cavs.kernels._layout import tuned as tuned
 from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_MEMORY, LaunchConfig as LaunchConfig
 from cavs.kernels._layout.layout import layout_of as layout_of
 from cavs.kernels._layout.specs import ProductSpec as ProductSpec
 from cavs.kernels._program.arrays import Output as Output
+from cavs.kernels._program.check import check_accesses as check_accesses
 from cavs.kernels._program.comparisons import COMPARISONS as COMPARISONS, computed_once as computed_once
 from cavs.kernels._program.fit import (
     REDUCTIONS as REDUCTIONS,

@@ -33,7 +33,7 @@ class Precision:
         tight: Whether three packed weights can lie in two words (`_layout.pack`).
         wide: Whether wide levels can have a launch of their own (`_mosaic.wide`).
         tuned_as: The precision whose measured layouts it uses, if not its own.
-        text: What `VertexFunction.explain` says, if not the name.
+        text: What `cavs.explain` says, if not the name.
     """
 
     name: str

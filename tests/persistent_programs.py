@@ -1,5 +1,6 @@
 """Programs for the tests of engine `persistent`, their inputs, and the comparison of results."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from cavs._engines.engine import Engine
 from cavs._engines.persistent import Persistent
 from cavs._run import plans
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
+from tests.vertex_functions import COPYING, copying
 
 H, E = 16, 3
 INTERPRETED = Persistent(interpret=True)  # the engine's kernels in Pallas' interpreter: slow, on any machine
@@ -81,6 +83,12 @@ def constant_states(p: Any, v: cavs.Vertex) -> None:
     v.push({"h": h, "score": score})
 
 
+def copies(step: Any, gather: str, n: int) -> tuple[Any, Any]:
+    fn = copying(step, gather)
+    arity = 2 if gather == "by number" else 0
+    return own(lambda p, v: fn({"w": p["v"], "u": p["q"]}, v), "v q", n, state={"c": (n,), "h": (n,)}, arity=arity)
+
+
 def own(fn: Any, names: str, hidden: int, **kwargs: Any) -> tuple[Any, Any]:
     """F, and parameters that do not depend on earlier tests. With this seed no state that `constant_states` compares is so
     near to the limit that an error of tf32 (2e-4) changes the answer, which would change a gradient by up to 0.7 %."""
@@ -123,6 +131,12 @@ CASES = {
     "constant states": (lambda n=H: own(constant_states, "v q scale", n, state=mixed(n), arity=1), DAG),
     "DAGNN": (lambda n=H: ready(vp.DAGNN(n, E)), DAG),
     "EncoderDecoder": (lambda n=H: ready(vp.EncoderDecoder(n, E)), vp.EncoderDecoder.graphs([4, 1, 2], [3, 2, 1])[1]),
+}
+
+# Programs that pass states on as they are, and so the cotangents: of children by number and of all children in turn.
+COPIES = {
+    step.__name__: (lambda n=H, step=step, gather=gather: copies(step, gather, n), graphs)
+    for step, (gather, graphs) in zip(COPYING, itertools.cycle([("all", DAG), ("by number", TREES)]), strict=False)
 }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import cavs
 from cavs import vertex_programs as vp
 from tests.vertex_functions import (
+    COPYING,
     E,
     H,
     attention,
@@ -20,6 +21,7 @@ from tests.vertex_functions import (
     children_counted,
     constants,
     control_flow,
+    copying,
     custom_derivatives,
     eager_state,
     edge_attention,
@@ -36,6 +38,8 @@ from tests.vertex_functions import (
     no_inputs,
     one_kind,
     own_values,
+    running_sum,
+    swap_back,
     twin_states,
 )
 
@@ -102,6 +106,7 @@ def _lstm_like(**kwargs: Any) -> Program:
 
 _F64 = jnp.float64
 _W = {"w": (E, H), "u": (H, H)}
+_TWO = {"c": (H,), "h": (H,)}
 _scalar = jax.ShapeDtypeStruct((), _F64)
 _int = jax.ShapeDtypeStruct((), jnp.int32)
 _EDGE = {"x": jax.ShapeDtypeStruct((4,), _F64), "w": _scalar}
@@ -182,6 +187,16 @@ PROGRAMS: dict[str, Program] = {
     ),
     "twin states": _made(twin_states, {"a": (H,), "b": (H,)}, 2, _W, ROW, "binary"),
     "gathered twice": _made(gathered_twice, {"c": (H,), "h": (H,)}, 2, _W, ROW, "binary"),
+    **{step.__name__: _made(copying(step, "by number"), _TWO, 2, _W, ROW, "binary") for step in COPYING},
+    **{f"{step.__name__} of all": _made(copying(step), _TWO, 0, _W, ROW, "wide") for step in (running_sum, swap_back)},
+    "copying kinds": _made(
+        {kind: copying(step, "by number") for kind, step in zip(("word", "phrase", "root"), COPYING[1:], strict=False)},
+        _TWO,
+        2,
+        _W,
+        ROW,
+        "three kinds",
+    ),
     "edge messages": _made(
         edge_messages,
         (H,),
@@ -209,6 +224,11 @@ IN_FORESTS = [
     *((name, "forest") for name in ("ChildSumTreeLSTM", "TDLSTM", "twin states", "gathered twice", "lazy push")),
     ("RvNN", "forest of leaf and inner"),
     ("three kinds", "forest of three kinds"),
+    *(
+        (name, "forest")
+        for name in ("running_sum", "skip_connection", "swap", "swap_back", "running_sum of all", "swap_back of all")
+    ),
+    ("copying kinds", "forest of three kinds"),
 ]
 CASES = [(name, batch) for name, program in PROGRAMS.items() for batch in program.batches] + IN_FORESTS
 

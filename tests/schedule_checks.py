@@ -1,9 +1,15 @@
 """What every schedule must be, and random graphs to schedule."""
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
 
 import cavs
+from cavs._schedule.scheduler import options_of
+from cavs._schedule.shapes import Options
+from cavs._schedule.tasks import LAZY_WINDOW
 from tests.odd_graphs import from_children, joined, with_kinds
 
 
@@ -22,6 +28,18 @@ def dags(draw: st.DrawFn) -> cavs.Graphs:
     batch = joined(graphs)
     kinds = draw(st.sampled_from([0, 1, 3]))
     return with_kinds(batch, tuple("abc"[:kinds]), seed=draw(st.integers(0, 9))) if kinds else batch
+
+
+def schedules(graphs: cavs.Graphs, batches: Iterable[Any], **options: Any) -> Iterator[tuple[cavs.Graphs, cavs.Schedule]]:
+    """Selects and schedules one batch after another."""
+    for index in batches:
+        yield graphs[index], cavs.schedule(graphs[index], **options)
+
+
+def options_for(graphs: cavs.Graphs, **changed: Any) -> Options:
+    """The options of schedules, with the arguments of `cavs.schedule`."""
+    given: dict[str, Any] = {"policy": "batching", "kinds": True, "exact": False, "window": LAZY_WINDOW, "shapes": None}
+    return options_of("schedule", graphs, **{**given, "fields": (), "scripts": False, **changed})
 
 
 def check(graphs: cavs.Graphs, schedule: cavs.Schedule) -> None:

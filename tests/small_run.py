@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from cavs import cli
-from cavs._train import checkpoint
+from cavs._fit.folder import write_facts
 
 # Words and labels that must not reach a terminal unescaped.
 TREE = {"children": [[], [], [0, 1]], "inputs": ["a\tb", "\x1b[2J\ud800", None], "labels": ["x\ny", "\u202ez", "x\ny"]}
@@ -31,13 +31,22 @@ def fails(capsys, *words: str) -> tuple[int, str]:
 
 
 def rewrite(path: Path, **change) -> None:
-    """Changes facts in a JSON file of a checkpoint, with a valid checksum: a file that an attacker could write."""
-    about = {name: value for name, value in json.loads(path.read_text()).items() if name != "sha256"}
-    checkpoint.write_json(path, about | change)
+    """Changes facts in `model.json`, with a valid checksum: a file that an attacker could write."""
+    facts = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("sha256", "format")}
+    write_facts(path, facts | change)
 
 
-def arrays_of(folder: str) -> dict[str, np.ndarray]:
-    """The arrays of the last save."""
-    about = json.loads(Path(folder, "last.json").read_text())
-    with np.load(Path(folder, about["arrays"])) as file:
-        return {name: file[name] for name in file.files}
+def arrays_of(folder: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of the state in the last save."""
+    with np.load(Path(folder, "last.npz")) as file:
+        return {name: file[name] for name in file.files if name.startswith("[0]")}
+
+
+def history_of(folder: str | Path) -> list[dict]:
+    """The evaluations of a run."""
+    return json.loads(Path(folder, "history.json").read_text())
+
+
+def best_of(folder: str | Path) -> dict[str, float]:
+    """The held-out metrics of the best epoch."""
+    return max(history_of(folder), key=lambda record: record["score"])["held_out"]

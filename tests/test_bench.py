@@ -16,7 +16,6 @@ from bench import (
     lines,
     machine,
     main_table,
-    ours,
     remote,
     report,
     runner,
@@ -98,7 +97,6 @@ def test_a_sample_on_a_gpu_is_a_stream(monkeypatch):
 
 
 def test_a_worker_times_streams(monkeypatch):
-    monkeypatch.setattr(ours, "WORKERS", 1)
     worker = Worker("cavs", 2, "gpu")
     monkeypatch.setattr(worker, "gemm", dict)
     worker.open("tree_fc/complete-4/h8/b2", 3)

@@ -77,6 +77,24 @@ def matrices(params: Any, v: cavs.Vertex) -> None:
     v.push(h)
 
 
+def reshaped(params: Any, v: cavs.Vertex) -> None:
+    """Cut cotangents that are one value in several shapes."""
+    w, u, b = (params[name][..., :H] for name in "wub")
+    two = jnp.tanh((v.gather(0) @ w).reshape(2, -1) + b.reshape(2, -1))
+    h = two.reshape(H) + jnp.sin(v.pull() + v.gather(1) @ u)
+    v.scatter(h)
+    v.push(h)
+
+
+def reshaped_on_edges(params: Any, v: cavs.Vertex) -> None:
+    w, u, b = (params[name][..., :H] for name in "wub")
+    top = v.gather_all(lambda h: jnp.minimum((h @ w).reshape(2, -1) + b.reshape(2, -1), 0.3), reduce="max")
+    first = jnp.tanh(top[0] @ u[: H // 2, : H // 2])
+    h = jax.nn.sigmoid(jnp.concatenate([first, top[1] * first]) + v.gather_all(lambda h: h) + v.pull())
+    v.scatter(h)
+    v.push(h)
+
+
 def plain(params: Any, v: cavs.Vertex) -> None:
     """The cut cotangent lies where the cotangent of the state was."""
     h = jnp.tanh(v.pull() @ params["u"][:, :H] + (v.gather(0) + v.gather(1)) @ params["w"][:, :H])
@@ -93,6 +111,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., None], int]] = {
     "vertices": (of_vertices, 2),
     "edges": (of_edges, 0),
     "matrices": (matrices, 2),
+    "reshaped": (reshaped, 2),
+    "reshaped on edges": (reshaped_on_edges, 0),
     "plain": (plain, 2),
 }
 

@@ -104,7 +104,7 @@ def test_the_eager_part_runs_once_for_all_edges() -> None:
     edge = {"x": jax.ShapeDtypeStruct((4,), jnp.float64), "h": jax.ShapeDtypeStruct((H,), jnp.float64)}
     params = {name: jax.ShapeDtypeStruct(s, jnp.float64) for name, s in {"w": (E, H), "u": (H, H), "e": (4, H)}.items()}
     F = cavs.VertexFunction(message, state=(H,))
-    text = F.explain(params, jax.ShapeDtypeStruct((E,), jnp.float64), edge)
+    text = cavs.explain(F, params, jax.ShapeDtypeStruct((E,), jnp.float64), edge)
     assert re.search(r"reads rows of edges: \d+ eager equations?, once for all edges; the levels read 2 values an edge", text)
     assert f"{2 * H * H} FLOPs in products a vertex (between gather" in text  # only the child's product is recurrent
 
@@ -243,8 +243,8 @@ def test_values_of_pairs_in_json_lines(tmp_path: Any) -> None:
         cavs.io.write_edges(cavs.from_edges(2, [(1, 0)], edge_attr=[np.nan]), path)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_loader_delivers_edge_attr(workers: int) -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_loader_delivers_edge_attr(ahead: int) -> None:
     graphs = joined([batch()[[i % 2]] for i in range(10)])
 
     def collate(sample: cavs.data.Sample) -> Any:
@@ -257,7 +257,7 @@ def test_the_loader_delivers_edge_attr(workers: int) -> None:
         v.push(count)
 
     F = cavs.VertexFunction(weighted, state=jax.ShapeDtypeStruct((), jnp.float64))
-    for sched, edges, listed in cavs.data.Loader(graphs, 3, steps=1, collate=collate, workers=workers, fields=()):
+    for sched, edges, listed in cavs.data.Loader(graphs, 3, steps=1, collate=collate, ahead=ahead, fields=()):
         got = np.sort(cavs.run(F, {}, sched, edges=edges)[sched.roots])
         assert edges.shape == (sched.shape.all_edges,) and sched.num_edges == len(listed)
         assert set(got) <= {4 * (0.5 + 6 + 3) + 5.0, 2.0, 4 * (6.5 + 3) + 5}

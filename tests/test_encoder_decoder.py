@@ -13,6 +13,7 @@ import pytest
 import cavs
 from cavs import cli, vertex_programs as vp
 from tests.programs import E, H
+from tests.small_run import best_of
 from tests.truth import assert_close, with_gradients
 
 PAIRS = ([1, 5, 3], [3, 4, 1])
@@ -125,13 +126,13 @@ def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any, monk
     given = ["--hidden", "24", "--batch", "8", "--epochs", "60", "--lr", "0.01", "--dropout", "0", "--dev", path]
     (tmp_path / "pairs.txt").write_text("one cell\n")
     assert cli.main(["train", "--task", "nmt", str(tmp_path / "pairs.txt")]) == 2
-    assert "line 1: got 1 cell; expected `source TAB target`" in capsys.readouterr().err
+    assert "line 1: got 'one cell'; expected `source TAB target`" in capsys.readouterr().err
     assert cli.main(["train", "--task", "nmt", path, "--out", out, *given]) == 0
     capsys.readouterr()
     assert cli.main(["predict", out, str(tmp_path / "new.txt")]) == 0
     got = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [line[0] for line in got] == ["0", "1", "2", "3"]
-    assert [line[1] for line in got[:3]] == [target for _, target in known]
+    assert [line[0] for line in got] == ["0", "1", "2", "3", "4"]
+    assert [line[1] for line in got[:4]] == [*(target for _, target in known), ""]
 
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "sacrebleu", None)
@@ -140,6 +141,6 @@ def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any, monk
     pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
     assert cli.main(["evaluate", out, path, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
-    best = json.loads((tmp_path / "run" / "best.json").read_text())["dev"]
-    assert values["nll"] == pytest.approx(best["nll"] / best["count"], rel=1e-5)
+    best = best_of(out)
+    assert values["nll"] == pytest.approx(best["loss"] / best["count"], rel=1e-5)
     assert values["words"] == best["count"] and values["chrf"] > 90 and "tok:none" in values["bleu_signature"]

@@ -1,19 +1,20 @@
 """`cavs evaluate` and `cavs predict`: scores of known answers, tables, JSON, distributions, phrases and standard input."""
 
+import dataclasses
 import io
 import json
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cavs
 from cavs import cli
 from cavs._graphs.converters import from_edges, from_parents
-from cavs._train import bleu
-from cavs._train.chunks import Chunks, Found
-from cavs._train.phrases import phrases_of
-from cavs._train.scores import Scores, with_unseen
+from cavs.data import ConfusionMatrix, phrases_of
+from tests.small_run import best_of
 
 DATA = Path(cli.__file__).parent / "data"
 TREES = ["(3 (1 (2 not) (1 bad)) (2 .))", "(1 bad)", "(3 (3 good) (2 .))"]
@@ -44,68 +45,93 @@ def stdin(monkeypatch, text: str) -> None:
 
 def test_scores_of_known_labels():
     true, predicted = np.array([0, 0, 0, 1, 1, -1]), np.array([0, 0, 1, 1, 0, 1])
-    scores = Scores.of("root", ("a", "b", "unseen"), true, predicted)
-    assert scores.confusion.tolist() == [[2, 1, 0], [1, 1, 0], [0, 0, 0]]
+    scores = ConfusionMatrix.of(("a", "b", "unseen"), true, predicted)
+    assert scores.counts.tolist() == [[2, 1, 0], [1, 1, 0], [0, 0, 0]]
     assert (scores.count, scores.accuracy, scores.majority) == (5, 3 / 5, 3 / 5)
-    a, b = (scores.as_json()["labels"][name] for name in "ab")
-    assert (a["precision"], a["recall"], a["f1"]) == (2 / 3, 2 / 3, 2 / 3)
-    assert (b["precision"], b["recall"], b["f1"]) == (1 / 2, 1 / 2, 1 / 2)
+    a, b = (scores.found()[name] for name in "ab")
+    assert (a.precision, a.recall, a.f1) == (2 / 3, 2 / 3, 2 / 3)
+    assert (b.precision, b.recall, b.f1) == (1 / 2, 1 / 2, 1 / 2)
     assert scores.macro_f1 == pytest.approx((2 / 3 + 1 / 2) / 2)  # a label that never occurs does not count
-    assert with_unseen(("a", "b"), ("b", "c")) == ("a", "b", "c")
+    assert scores.as_json()["labels"]["a"]["f1"] == scores.f1["a"] and scores.as_json()["confusion"][0] == [2, 1, 0]
 
 
-def test_columns_of_the_matrix_are_labels_or_their_numbers():
-    for labels, columns, rows in (
-        (("0", "1"), ["", "0", "1"], ["0", "1"]),  # labels that are numbers keep them
-        (("0", "very negative"), ["", "1", "2"], ["1 0", "2 very negative"]),
-    ):
-        matrix = Scores("root", labels, np.array([[5, 1], [2, 3]])).tables()[1]
-        assert [column.header for column in matrix.columns] == columns and [*matrix.columns[0].cells] == rows
-
-
-def test_entities_of_each_type_are_counted():
-    labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-    chunks = Chunks.of(labels)
-    assert chunks is not None
-    true = np.array([1, 2, 3, 0, 3, 4, 1])  # PER LOC | LOC PER
-    best = np.array([1, 2, 3, 0, 3, 0, 1])  # the second LOC is too short
-    found = chunks.scores(true, best, np.array([0, 0, 0, 0, 1, 1, 1]))
-    assert found == {"all": Found(4, 4, 3), "PER": Found(2, 2, 2), "LOC": Found(2, 2, 1)}
-    assert found["PER"].f1 == 1 and found["LOC"].f1 == 0.5
+def test_errors_of_known_numbers():
+    found = cavs.data.errors([1.0, 2.0, 3.0, np.nan], [1.0, 2.0, 5.0, 9.0])
+    assert found["count"] == 3 and found["rmse"] == pytest.approx((4 / 3) ** 0.5) and found["mae"] == pytest.approx(2 / 3)
+    assert found["r2"] == pytest.approx(1 - 4 / 2)  # squared errors 4, squared distances from the mean 2
+    assert cavs.data.errors([0.1] * 3, [0.1, 0.2, 0.1])["r2"] is None
+    nothing = cavs.data.json_of(cavs.data.errors([np.nan], [1.0]))
+    assert json.loads(json.dumps(nothing, allow_nan=False))["rmse"] is None and nothing["r2"] is None
 
 
 def test_bleu_and_chrf_are_those_of_sacrebleu():
     sacrebleu = pytest.importorskip("sacrebleu", reason="sacrebleu is not installed")
     said, want = ["a b c d e", "the cat sat on it"], ["a b c d e", "the cat sat on the mat"]
-    found = bleu.score(said, want)
-    assert found["BLEU"][0] == sacrebleu.corpus_bleu(said, [want], tokenize="none").score < 100
-    assert found["chrF"][0] == sacrebleu.corpus_chrf(said, [want]).score
-    assert bleu.score(want, want)["BLEU"][0] == pytest.approx(100)
+    found = cavs.data.bleu(said, want)
+    assert found["bleu"] == sacrebleu.corpus_bleu(said, [want], tokenize="none").score < 100
+    assert found["chrf"] == sacrebleu.corpus_chrf(said, [want]).score
+    assert cavs.data.bleu(want, want)["bleu"] == pytest.approx(100)
+
+
+def with_words(graphs, words):
+    return cavs.data.named(dataclasses.replace(graphs, input_id=np.array([w - 1 for w in words]), vocab=("a", "b", "c", "d")))
 
 
 def test_phrases_of_trees_and_of_other_graphs():
-    tree = from_parents([[2, 2, 4, 4, -1], [-1]])
-    assert phrases_of(tree, ["not", "bad", "", ".", "", "x"]) == ["not", "bad", "not bad", ".", "not bad .", "x"]
-    assert phrases_of(tree, ["a", "b", "own", "c", "", "x"])[2] == "own"
-    diamond = from_edges(4, [[1, 0], [2, 0], [3, 1], [3, 2]])
-    assert phrases_of(diamond, ["a", "", "", ""]) == ["a", "", "", ""]
+    tree = with_words(from_parents([[2, 2, 4, 4, -1], [-1]]), [1, 2, 0, 3, 0, 4])
+    assert phrases_of(tree) == ["a", "b", "a b", "c", "a b c", "d"]
+    assert cavs.data.sentences_of(tree) == ["a b c", "d"] and cavs.data.is_root(tree).tolist() == [False] * 4 + [True] * 2
+    assert phrases_of(with_words(tree, [1, 2, 4, 3, 0, 1]))[2:5] == ["d", "c", "d c"]
+    diamond = with_words(from_edges(4, [[1, 0], [2, 0], [3, 1], [3, 2]]), [1, 0, 0, 0])
+    assert phrases_of(diamond) == ["a", "", "", ""]
+
+
+@pytest.mark.parametrize("how", [{"steps": 1}, {"seed": 5, "last": "pad", "steps": 3}, {"last": "drop"}, {"seed": None}])
+def test_predictions_are_in_the_order_of_the_data_and_sums_are_those_of_all_graphs(how):
+    graphs = cavs.from_lengths([1, 5, 2, 7, 3, 1, 4], label=np.arange(23) % 5)
+    loader = cavs.data.Loader(graphs, 3, **how)
+    numbers = lambda params, sched: {"twice": params * sched.label, "both": jnp.stack([sched.label, sched.graph], 1)}  # noqa: E731
+    count = lambda params, sched: {"sum": cavs.data.total(jnp.maximum(sched.label, 0))}  # noqa: E731
+    for _ in range(2):  # two epochs of a shuffled loader
+        found = cavs.data.predict(numbers, 2, loader)
+        seen = np.ones(23, bool) if how.get("last") != "drop" else found["twice"] != 0
+        np.testing.assert_array_equal(found["twice"][seen], 2 * graphs.label[seen])
+        np.testing.assert_array_equal(found["both"][seen, 0], graphs.label[seen])
+        assert how.get("last") == "drop" or cavs.data.evaluate(count, 0, loader) == {"sum": graphs.label.sum()}
+    roots = cavs.data.predict(lambda _, sched: sched.label[sched.roots], 0, loader, "graphs")
+    assert roots.shape == (7,) and (roots == graphs.label[graphs.vertex_offsets[1:] - 1]).sum() >= 6
+
+
+def test_what_cannot_be_predicted_is_named():
+    graphs = cavs.from_lengths([1, 2, 3])
+    for loader, rows, text in (
+        (cavs.data.Loader(graphs, 2), "roots", "rows: got 'roots'; expected one of 'vertices', 'graphs'"),
+        (cavs.data.Loader(graphs, iter([[0]])), "graphs", "loader: got a mesh, parts, or an iterator of batches"),
+        (
+            cavs.data.Loader(graphs, 3),
+            "vertices",
+            r"fun: got an array of shape \(2,\); expected a row for each of the vertices",
+        ),
+    ):
+        with pytest.raises(ValueError, match=text):
+            cavs.data.predict(lambda *_: jnp.zeros(2), 0, loader, rows)
 
 
 # ---- commands ----
 
 
 def test_evaluation_has_the_figures_that_training_reported(run, capsys):
-    best = json.loads((run / "run" / "best.json").read_text())["dev"]
+    best = best_of(run / "run")
     values = json.loads(printed(capsys, "evaluate", str(run / "run"), str(run / "t.txt"), "--json"))
-    assert values["graphs"] == 12 and values["task"] == "classify"
-    for where in ("roots", "vertices"):
+    assert values["graphs"] == 12 and values["task"] == "trees"
+    for where, right in (("roots", "root_right"), ("vertices", "right")):
         assert values[where]["count"] == best[where]
-        assert np.trace(values[where]["confusion"]) == best[f"{where}_right"] == round(values[where]["accuracy"] * best[where])
+        assert np.trace(values[where]["confusion"]) == best[right] == round(values[where]["accuracy"] * best[where])
 
 
 def test_evaluation_prints_tables_and_draws_the_confusion_matrix(run, tmp_path, capsys):
     out = printed(capsys, "evaluate", str(run / "run"), str(run / "t.txt"), "--out", str(tmp_path / "m.png"))
-    assert "macro F1" in out and "accuracy, all vertices" in out and "predicted" in out
+    assert "macro F1" in out and "vertices" in out and "predicted" in out
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
     assert cli.main(["evaluate", str(run / "run"), str(run / "t.txt"), "--out", "m.doc"]) == 2
     assert "--out: got m.doc; expected a name that ends in .png, .pdf, .svg" in capsys.readouterr().err

@@ -6,28 +6,25 @@ import pytest
 from hypothesis import given, settings
 
 import cavs
-from cavs._feed import choose_shapes
-from cavs._schedule.batches import schedule_batches
+from cavs._feed import shapes as shapes_of_loaders
+from cavs._schedule.batches import StackScheduler
 from cavs._schedule.few import bound, counts_of, few_shapes, fits, sums, thresholds
-from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape import Shape
 from cavs._schedule.tasks import LAZY_WINDOW
 from tests.odd_graphs import BATCHES, joined, random_binary_tree
-from tests.schedule_checks import check, dags
+from tests.schedule_checks import check, dags, options_for
 
 
 def fixed(graphs: cavs.Graphs, batches: list[np.ndarray], window: int = LAZY_WINDOW, sample: int | None = None):
     """The schedules of batches, whose shapes are chosen from the first `sample` of them."""
-    options = options_of("schedule", graphs, "batching", True, False, window, None, (), True)
+    options = options_for(graphs, window=window, scripts=True)
     names, counts = counts_of(graphs, True)
     bounds = [bound(counts, len(batches[0]))]
     shapes = [shape for (shape,) in few_shapes([(graphs, options)], [batches[:sample]], 2, bounds)]
-    options = options._replace(fixed=tuple(shapes))
     inside = fits(shapes, sums(counts, batches))
     assert inside[:, -1].all() and shapes[0].kinds == names
-    numbers = inside.argmax(1)
-    sizes = np.array([len(some) for some in batches])
-    return schedule_batches(graphs, sizes, options, np.concatenate(batches), numbers), shapes
+    scheduler, chosen = StackScheduler(graphs, options), [shapes[i] for i in inside.argmax(1)]
+    return [cavs.Schedule(scheduler.stack([some], s)[0], s) for some, s in zip(batches, chosen, strict=True)], shapes
 
 
 @settings(deadline=None, max_examples=60)
@@ -78,8 +75,8 @@ def test_one_more_shape_must_save_more_if_epochs_are_short(
     unavailable: str | None, large: bool, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that is compiled while another one trains takes the cores from it."""
-    monkeypatch.setattr(choose_shapes, "native_unavailable", lambda: unavailable)
-    monkeypatch.setattr(choose_shapes, "SHORT_EPOCH", 1000 if large else 500_000)
+    monkeypatch.setattr(shapes_of_loaders, "native_unavailable", lambda: unavailable)
+    monkeypatch.setattr(shapes_of_loaders, "SHORT_EPOCH", 1000 if large else 500_000)
     rng = np.random.default_rng(0)
     graphs = cavs.from_lengths(np.minimum(rng.lognormal(2.3, 0.8, 800).astype(int) + 1, 140))
     loader = cavs.data.Loader(graphs, 20, last="drop", steps=1)
@@ -88,8 +85,8 @@ def test_one_more_shape_must_save_more_if_epochs_are_short(
 
 def test_a_batch_that_does_not_fit_is_refused() -> None:
     graphs = cavs.from_lengths([3, 400])
-    options = options_of("schedule", graphs, "batching", True, False, LAZY_WINDOW, None, (), False)
+    options = options_for(graphs)
     ((shape,),) = few_shapes([(graphs, options)], [[np.array([0])]], 1)
     assert isinstance(shape, Shape)
-    with pytest.raises(ValueError, match="a batch has sizes .*its shape is Shape"):
-        schedule_batches(graphs, np.array([1]), options._replace(fixed=(shape,)), np.array([1]), np.array([0]))
+    with pytest.raises(ValueError, match=r"the graphs \[1\] do not fit the shape Shape"):
+        StackScheduler(graphs, options).stack([np.array([0]), np.array([1])], shape)

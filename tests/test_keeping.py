@@ -111,7 +111,7 @@ def test_memory_falls_if_products_run_again_in_windows() -> None:
 
 def test_explain_says_what_it_could_keep() -> None:
     program = vp.BinaryTreeLSTM(8, 8)
-    text = program.vertex_function().explain(program.init(jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32))
+    text = cavs.explain(program.vertex_function(), program.init(jax.random.key(0)), jax.ShapeDtypeStruct((8,), jnp.float32))
     assert "it can keep less, if products run again in the backward: 96 B for 256 FLOPs" in text
 
 

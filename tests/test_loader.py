@@ -3,7 +3,6 @@
 import gc
 import itertools
 import json
-import os
 import random
 import re
 import threading
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._feed import at_exit, workers
+from cavs._feed import thread
 from cavs._feed.epochs import dispatches, epoch_batches
 from tests.odd_graphs import joined, random_binary_tree
 
@@ -92,7 +91,7 @@ def test_last_batches() -> None:
     assert np.concatenate(list(present)).tolist() == [True, True, True, False]
 
 
-@pytest.mark.parametrize("options", [{"steps": 3}, {"steps": 1, "group": "random"}, {"steps": 2, "workers": 1, "ahead": 2}])
+@pytest.mark.parametrize("options", [{"steps": 3}, {"steps": 1, "group": "random"}, {"steps": 2, "ahead": 2}])
 def test_a_restored_loader_continues_bit_for_bit(options: dict) -> None:
     loader = cavs.data.Loader(GRAPHS, 7, **options)
     whole = [[np.asarray(s.data) for b in loader for s in scheds(b)] for _ in range(2)]
@@ -110,22 +109,6 @@ def test_a_restored_loader_continues_bit_for_bit(options: dict) -> None:
             np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="restore: state: got the position of a loader with other batches"):
         cavs.data.Loader(GRAPHS, 7, seed=1, **options).restore(state)
-
-
-def test_the_first_batches_do_not_wait_for_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs, answers = GRAPHS[:40], []
-    want = [np.asarray(s.data) for b in cavs.data.Loader(graphs, 4) for s in scheds(b)]
-    monkeypatch.setattr("cavs._feed.schedules.VERTICES_PER_PASS", 64 * 40)  # an epoch has several passes
-    monkeypatch.setattr(workers, "WHILE_STARTING", 100)
-    receive = workers.receive
-    monkeypatch.setattr(workers, "receive", lambda *pipe: answers.append(pipe) or receive(*pipe))
-    loop = iter(cavs.data.Loader(graphs, 4, workers=1, ahead=0, steps=1))
-    found = [np.asarray(next(loop).data)]
-    assert not answers
-    found += [np.asarray(sched.data) for sched in loop]
-    assert answers  # the process created the other passes
-    for a, b in zip(found, want, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +225,8 @@ def test_batches_say_what_to_write() -> None:
         ((GRAPHS, 4, {"group": "sorted"}), ValueError, "group: got 'sorted'; expected one of 'balanced'"),
         ((GRAPHS, 4, {"last": "keep"}), ValueError, "last: got 'keep'; expected one of 'short'"),
         ((GRAPHS, 4, {"shapes": 0}), ValueError, "shapes: got 0; expected an int >= 1"),
-        ((GRAPHS, 4, {"workers": -1}), ValueError, "workers: got -1; expected an int >= 0 or None"),
+        ((GRAPHS, 4, {"ahead": -1}), ValueError, "ahead: got -1; expected an int >= 0 or None"),
+        ((GRAPHS, 4, {"workers": 0}), TypeError, "workers: got 0; expected no such argument, .* write ahead=2 to prepare"),
         ((GRAPHS, 4, {"fields": ("kind",)}), ValueError, "fields: got 'kind'; expected fields that these graphs have"),
         ((GRAPHS, 4, {"mesh": 3}), ValueError, "mesh: got 3; expected a jax.sharding.Mesh of one axis"),
     ],
@@ -253,25 +237,22 @@ def test_wrong_arguments_are_named(arguments: tuple, error: type, text: str) -> 
         cavs.data.Loader(*arguments[:2], **options)
 
 
-def resources() -> tuple[int, int, int]:
-    """The numbers of threads, of open descriptors and of child processes."""
+def threads() -> int:
+    """The number of threads, once what nothing refers to has been freed."""
     gc.collect()
-    children = sum(len(team) for team in workers._idle.values())
-    return threading.active_count(), len(os.listdir("/proc/self/fd")), children
+    return threading.active_count()
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list descriptors")
 def test_abandoned_loops_leave_nothing_behind() -> None:
-    without = resources()
+    without = threads()
     graphs = GRAPHS[:20]
-    loader = cavs.data.Loader(graphs, 2, workers=1, ahead=1, steps=1)
+    loader = cavs.data.Loader(graphs, 2, ahead=1, steps=1)
     for _ in range(3):
         list(loader)  # its thread begins the next epoch
-        assert resources()[0] == without[0] + 1
+        assert threads() == without + 1
     next(iter(loader))  # abandoned: ends the thread
     random.seed(0)
-    before = resources()
-    assert before[0] == without[0]
+    assert threads() == without
     for _ in range(60):
         loop = iter(loader)
         try:
@@ -284,9 +265,10 @@ def test_abandoned_loops_leave_nothing_behind() -> None:
         if random.random() < 0.5:
             loop.close()  # type: ignore[attr-defined]
     del loop
-    assert resources() == before
-    del loader, graphs
-    assert resources() == without
+    assert threads() == without
+    list(loader)
+    del loader
+    assert threads() == without
 
 
 def test_the_thread_of_a_finished_epoch_ends_before_python_does() -> None:
@@ -295,7 +277,7 @@ def test_the_thread_of_a_finished_epoch_ends_before_python_does() -> None:
     before = threading.active_count()
     list(loader)
     assert threading.active_count() == before + 1
-    at_exit._close()
+    thread._close()
     assert threading.active_count() == before
 
 
@@ -329,3 +311,11 @@ def test_batches_are_dealt_to_parts_of_one_shape():
 def test_batches_that_cannot_be_dealt_are_refused(batches, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         cavs.data.Loader(cavs.from_lengths([3, 5, 2, 7, 4, 6, 1, 8]), batches, **options)
+
+
+@pytest.mark.parametrize("last", ["short", "drop", "pad"])
+def test_without_a_seed_batches_are_in_the_order_of_the_data(last):
+    graphs = cavs.from_lengths([5, 1, 9, 2, 7, 3, 4], label=np.arange(31))
+    loader = cavs.data.Loader(graphs, 3, seed=None, last=last, steps=1, collate=lambda s: s.numbers[s.present])
+    for _ in range(2):
+        assert np.concatenate([*loader]).tolist() == list(range(6 if last == "drop" else 7))

@@ -68,8 +68,8 @@ def test_vertex_function(arguments: dict[str, Any], error: type[Exception], matc
 
 
 def test_explain_before_a_run() -> None:
-    with pytest.raises(ValueError, match=re.escape("Write F.explain(params, inputs) with the inputs of ONE vertex")):
-        cavs.VertexFunction(good, state=(H,), arity=1).explain()
+    with pytest.raises(ValueError, match=re.escape("Write cavs.explain(F, params, inputs) with the inputs of ONE vertex")):
+        cavs.explain(cavs.VertexFunction(good, state=(H,), arity=1))
 
 
 # ---- inside F ----

@@ -1,5 +1,6 @@
 """Engine `native`: its library in C++ computes what engine `scan` does, refuses what it lacks, checks indices."""
 
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,9 @@ from cavs import vertex_programs as vp
 from cavs.kernels import native_unavailable
 from cavs.kernels._cpu import library
 from tests.odd_graphs import BATCHES
+from tests.programs import CASES, IN_FORESTS, PROGRAMS
+from tests.truth import batch_inputs, call, gradients, sched, truth
+from tests.vertex_functions import COPYING, copying
 
 pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
 
@@ -27,6 +31,9 @@ def attention(params: Any, v: cavs.Vertex) -> None:
 
 
 F = cavs.VertexFunction(attention, state=(6,))
+# Programs that pass states on as they are, and all that overwrite states; edges; a matrix whose rows are states.
+TABLE = [case for case in CASES if case in IN_FORESTS or case[0].startswith((*(step.__name__ for step in COPYING), "copying"))]
+TABLE += [("matrix states", "binary"), ("attention", "wide"), ("edge messages", "wide"), ("edge messages", "three kinds")]
 RNG = np.random.default_rng(0)
 PARAMS = {"w": RNG.standard_normal((3, 6)).astype(np.float32), "u": RNG.standard_normal((6, 6)).astype(np.float32) / 3}
 
@@ -53,6 +60,31 @@ def _complete(height: int) -> list[int]:
         begin += 2**level
         parents += [begin + i // 2 for i in range(2**level)]
     return [*parents, -1]
+
+
+@pytest.mark.parametrize(("name", "batch"), TABLE)
+def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) -> None:
+    function, graphs = PROGRAMS[name].function, BATCHES[batch]
+
+    def in_float32(x: Any) -> Any:
+        return x.astype(np.float32) if x.dtype == np.float64 else x
+
+    def run(params: Any, inputs: Any) -> Any:
+        return call(functools.partial(cavs.run, engine="native"), function, params, sched(batch), inputs)
+
+    params, inputs = jax.tree.map(in_float32, (PROGRAMS[name].params, batch_inputs(name, batch)))
+    grads, pushes = gradients(run, params, inputs, graphs.num_vertices)
+    for got, want in zip(jax.tree.leaves((pushes, grads)), jax.tree.leaves(truth(name, batch)), strict=True):
+        if got.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(got, want, rtol=0, atol=5e-6 * max(1, np.abs(want).max()))
+
+
+@pytest.mark.parametrize("step", COPYING, ids=lambda step: step.__name__)
+def test_states_are_copied_in_levels_of_many_tiles(step: Any) -> None:
+    function = cavs.VertexFunction(copying(step, "by number"), state={"c": (72,), "h": (72,)}, arity=2)
+    params = {"w": RNG.standard_normal((3, 72)).astype(np.float32), "u": RNG.standard_normal((72, 72)).astype(np.float32) / 9}
+    sched = cavs.schedule(cavs.from_parents([_complete(6)] * 40))
+    assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(params, rows(sched), sched, engine, function))
 
 
 @pytest.mark.parametrize("name", ["wide", "very wide", "several windows"])
@@ -141,13 +173,13 @@ def test_it_says_why_it_cannot_run(params: Any, how: dict[str, Any], text: str) 
 
 
 def test_explain_says_which_engine_runs() -> None:
-    assert "Engine native: fits." in F.explain(PARAMS, np.zeros(3, np.float32))
+    assert "Engine native: fits." in cavs.explain(F, PARAMS, np.zeros(3, np.float32))
 
     def odd(params: Any, v: cavs.Vertex) -> None:
         v.scatter(jax.lax.cumsum(v.gather(0)))
         v.push(v.gather(0))
 
-    text = cavs.VertexFunction(odd, state=(6,), arity=1).explain(PARAMS)
+    text = cavs.explain(cavs.VertexFunction(odd, state=(6,), arity=1), PARAMS)
     assert "Engine native: no: the recurrent part of F does not fit it: the library has no cumsum." in text
 
 

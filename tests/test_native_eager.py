@@ -54,7 +54,7 @@ def test_the_eager_part_is_that_of_engine_scan(name: str) -> None:
     shapes = {"x": np.zeros(5, np.float32), "word": np.int32(0)}
     count = int(sched.inner_count[0])
     exact = f"in the eager part: {count} of {count if EAGER[name][1] else sched.shape.inner[0]} rows"
-    assert exact in F.explain(PARAMS, shapes, sched=sched)
+    assert exact in cavs.explain(F, PARAMS, shapes, sched=sched)
     assert_engines_agree(F, sched, derivatives=True)
 
 
@@ -63,7 +63,7 @@ def test_wide_levels_run_the_eager_part(name: str) -> None:
     wide, narrow = cavs.schedule(cavs.from_lengths([12] * 64)), cavs.schedule(BATCHES["forest"])
     of, F = {"x": np.zeros(5, np.float32), "word": np.int32(0)}, function(name)
     assert wide.shape.inner[0] > int(wide.inner_count[0])
-    found = ["the levels run what is eager" in F.explain(PARAMS, of, sched=sched) for sched in (wide, narrow)]
+    found = ["the levels run what is eager" in cavs.explain(F, PARAMS, of, sched=sched) for sched in (wide, narrow)]
     assert found == [EAGER[name][1], False]
     assert_engines_agree(F, wide, derivatives=True)
 
@@ -107,7 +107,7 @@ def test_padding_adds_nothing_in_a_batch_without_vertices_with_children(chains: 
     """What the library leaves in the rows of the eager part is then no vertex's, and z = 0 makes the gradient of "b" NaN."""
     chains_and_leaves = cavs.from_parents([*[[*range(1, 12), -1]] * chains, *[[-1]] * max(chains, 6)])
     given = [range(chains), range(chains, chains + max(chains, 6))]
-    _, sched = cavs.data.Loader(chains_and_leaves, given, seed=None, workers=0, steps=1, shapes=1)
+    _, sched = cavs.data.Loader(chains_and_leaves, given, seed=None, steps=1, shapes=1)
     assert sched.shape.inner[0] and not int(sched.inner_count[0])
 
     def f(params: Any, v: cavs.Vertex) -> None:
@@ -118,7 +118,7 @@ def test_padding_adds_nothing_in_a_batch_without_vertices_with_children(chains: 
 
     F, rows = cavs.VertexFunction(f, state=(7,)), jax.tree.map(sched.pad, inputs(sched))
     gradient = jax.jit(jax.grad(lambda p, engine: loss(p, rows["x"], rows["word"], sched, F, engine)), static_argnums=1)
-    wide = "the levels run what is eager" in F.explain(PARAMS, {"x": np.zeros(5, np.float32)}, sched=sched)
+    wide = "the levels run what is eager" in cavs.explain(F, PARAMS, {"x": np.zeros(5, np.float32)}, sched=sched)
     assert wide == (chains == 64)
     got, want = gradient(PARAMS, "native"), gradient(PARAMS, "scan")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(want))

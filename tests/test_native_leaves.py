@@ -100,7 +100,7 @@ def assert_engines_agree(F: cavs.VertexFunction, sched: cavs.Schedule, derivativ
 @pytest.mark.parametrize(("name", "pushes_state"), [("product", True), *((name, False) for name in LEAVES)])
 def test_leaves_in_the_library_are_those_of_engine_scan(name: str, pushes_state: bool) -> None:
     F, sched = function(name, pushes_state), cavs.schedule(BATCHES["forest"])
-    text = F.explain(PARAMS, {"x": np.zeros(5, np.float32), "word": np.int32(0)})
+    text = cavs.explain(F, PARAMS, {"x": np.zeros(5, np.float32), "word": np.int32(0)})
     assert (LEAVES[name][1] or "It runs the leaves, too.") in text
     assert_engines_agree(F, sched, derivatives=True)
 

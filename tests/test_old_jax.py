@@ -25,7 +25,7 @@ def test_a_hopper_gpu_with_an_old_jax_gets_one_warning_with_the_cure(python, cur
         choose._warn_once_if_held_back()
         choose._warn_once_if_held_back()
     assert len(caught) == 1 and cure in str(caught[0].message)
-    assert cure in (persistent.supported() or "")  # what `F.explain()` shows
+    assert cure in (persistent.supported() or "")  # what `cavs.explain(F)` shows
     choose._warn_once_if_held_back.cache_clear()
 
 

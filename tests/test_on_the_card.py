@@ -14,7 +14,7 @@ from cavs._function import products
 from cavs.kernels._layout.config import SHARED_MEMORY
 from cavs.kernels._layout.layout import layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
-from tests.persistent_programs import CASES, CHAINS, assert_near, inputs_of, laid_out, values
+from tests.persistent_programs import CASES, CHAINS, COPIES, assert_near, inputs_of, laid_out, values
 
 TF32 = "TF32_TF32_F32"  # named, so that no product is in float16 instead
 
@@ -49,6 +49,17 @@ def test_kernels_on_the_card(name: str, hidden: int, precision: str | None, tole
         with jax.default_matmul_precision(precision):
             met = values(make(hidden)[0], params, graphs, x, laid_out(other))
         assert all((np.asarray(a) == np.asarray(b)).all() for a, b in zip(*map(jax.tree.leaves, (got, met)), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", COPIES)
+def test_copied_states_on_the_card(name: str) -> None:
+    make, graphs = COPIES[name]
+    F, params = make(128)
+    x = inputs_of(name, graphs, 128)
+    with jax.default_matmul_precision("highest"):
+        got, want = (values(F, params, graphs, x, engine) for engine in ("persistent", "scan"))
+    assert_near(got, want, 1e-5)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Options change how, never what: windows of lazy batching, the serial policy, exact sizes; and F.explain() says how."""
+"""Options change how, never what: windows of lazy batching, the serial policy, exact sizes; and cavs.explain(F) says how."""
 
 from typing import Any
 
@@ -72,13 +72,13 @@ def indented(found: cavs.Schedule) -> list[str]:
 
 def test_explain_says_how_f_is_split() -> None:
     program = vp.BinaryTreeLSTM(8, 4)
-    text = program.vertex_function().explain(program.init(jax.random.key(0)), jax.ShapeDtypeStruct((4,), jnp.float32))
+    text = cavs.explain(program.vertex_function(), program.init(jax.random.key(0)), jax.ShapeDtypeStruct((4,), jnp.float32))
     assert "2 products share their weight" in text
     assert "eager       0 equations,       0 FLOPs" in text  # inner vertices of constituency trees read no word
     assert f"{2 * 5 * 8 * 8} FLOPs in products a vertex (between gather" in text
     found = cavs.schedule(TREES)
-    with_rows = program.vertex_function().explain(
-        program.init(jax.random.key(0)), jax.ShapeDtypeStruct((4,), jnp.float32), sched=found
+    with_rows = cavs.explain(
+        program.vertex_function(), program.init(jax.random.key(0)), jax.ShapeDtypeStruct((4,), jnp.float32), sched=found
     )
     lines = [text, "Rows of this schedule on engine scan, computed for vertices:", *indented(found)]
     count, inner = int(found.leaf_count.sum()), int(found.inner_count.sum())
@@ -91,4 +91,4 @@ def test_explain_says_how_f_is_split() -> None:
         ]
     assert with_rows == "\n".join(lines)
     with pytest.raises(ValueError, match="has not run yet"):
-        cavs.VertexFunction(lambda params, v: None, state=(1,)).explain()
+        cavs.explain(cavs.VertexFunction(lambda params, v: None, state=(1,)))

@@ -21,7 +21,19 @@ from cavs.kernels._program.operations import ReduceVector
 from cavs.kernels.precision import PRECISIONS
 from tests.lower_for_hopper import DEVICE
 from tests.odd_graphs import from_children, joined, star
-from tests.persistent_programs import CASES, CHAINS, INTERPRETED, E, H, assert_near, inputs_of, laid_out, plan_of, values
+from tests.persistent_programs import (
+    CASES,
+    CHAINS,
+    COPIES,
+    INTERPRETED,
+    E,
+    H,
+    assert_near,
+    inputs_of,
+    laid_out,
+    plan_of,
+    values,
+)
 
 INTERPRETER = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
@@ -46,9 +58,9 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "hidden"), CASES_INTERPRETED)
+@pytest.mark.parametrize(("name", "hidden"), CASES_INTERPRETED + [(name, H) for name in COPIES])
 def test_kernels_in_the_interpreter(name: str, hidden: int) -> None:
-    make, graphs = CASES[name]
+    make, graphs = (CASES | COPIES)[name]
     F, params = make(hidden)
     x = inputs_of(name, graphs, hidden)
     with jax.default_matmul_precision("highest"):
@@ -122,7 +134,7 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
         inputs = jax.ShapeDtypeStruct((program.hidden if isinstance(program, vp.TreeFC) else 8,), jnp.float32)
         plan = plans.plan_of(program.vertex_function(), shapes, inputs)
         some = isinstance(program, vp.TreeFC) and program.hidden == 512
-        assert ("run as tiled products" in plan.function.explain(shapes, inputs)) == some
+        assert ("run as tiled products" in cavs.explain(plan.function, shapes, inputs)) == some
         for forward in (True, False):
             made = lower.recurrence_of(plan, None, forward)
             found, rows = widest.launch_configs(made, "tf32", False, shape)
@@ -275,7 +287,7 @@ def test_other_widths_are_padded() -> None:
                 assert program.valid == width
                 assert program.unit == unit or (program.unit == width and not forward)  # it sums over four gates
                 assert chip.candidates(program, "bf16" if precision else "tf32")
-            said = plan.function.explain()
+            said = cavs.explain(plan.function)
         assert (f"vectors of {width} run as {unit}" in said) == (width != unit)
 
 
@@ -305,7 +317,7 @@ def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
         cavs.run(F, params, sched, inputs_of("LSTM", graphs), engine="persistent")
     with pytest.raises(ValueError, match="engine: got 'persistent-interpret'"):
         cavs.run(F, params, sched, inputs_of("LSTM", graphs), engine="persistent-interpret")
-    assert "persistent" in F.explain()
+    assert "persistent" in cavs.explain(F)
 
 
 def constant_scatter(p: Any, v: cavs.Vertex) -> None:

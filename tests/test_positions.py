@@ -86,7 +86,7 @@ def test_an_iterator_that_has_ended_is_not_yielded_again() -> None:
 
 def test_a_position_of_several_devices_is_one_of_one_device() -> None:
     """There, batches of a stack that is not full run one by one: a position may lie within a dispatch of one device."""
-    planned = Planned([], [], [], np.array([0, 1, 0, 0, 1, 0, 2, 0, 0, 2, 0]))
+    planned = Planned([], {}, [], np.array([0, 1, 0, 0, 1, 0, 2, 0, 0, 2, 0]))
     one, several = (Epoch.of(0, planned, 4, partial) for partial in (True, False))
     order = np.concatenate(one.order).tolist()
     assert order == np.concatenate(several.order).tolist() and len(one.order) < len(several.order)

@@ -1,4 +1,4 @@
-"""`_feed.prefetch`: order, depth, exceptions, and a thread that ends with its consumer."""
+"""`_feed.thread.prefetch`: order, depth, exceptions, and a thread that ends with its consumer."""
 
 import contextlib
 import gc
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from cavs._feed.prefetch import prefetch
+from cavs._feed.thread import prefetch
 
 
 def threads() -> list[threading.Thread]:

@@ -4,26 +4,18 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._graphs.deferred import consecutive
-from cavs._schedule.batches import Options, schedule_batches
 from tests.odd_graphs import BATCHES, WIDE, chain, joined
 from tests.persistent_programs import CHAINS, DAG, TREES
-from tests.schedule_checks import assert_same
 
 
 @pytest.mark.parametrize("name", [*BATCHES, *WIDE])
 @pytest.mark.parametrize("changed", [{}, {"exact": True}, {"policy": "serial"}, {"kinds": False}, {"window": 256}], ids=str)
-def test_scripts_of_many_batches_are_those_of_each_schedule(name: str, changed: dict) -> None:
-    graphs = (BATCHES | WIDE)[name]
-    options = Options("batching", kinds=True, exact=False, window=32768, shapes=None, scripts=True)._replace(**changed)
-    found = 0
-    for batches in ([len(graphs)], [1] * len(graphs), [0, len(graphs) // 2, 0, len(graphs) - len(graphs) // 2]):
-        counts = np.array(batches)
-        together = schedule_batches(graphs, counts, options)
-        for some, scripted in zip(consecutive(graphs, counts), together, strict=True):
-            assert_same(scripted, schedule_batches(some, np.array([len(some)]), options)[0])
-            check_scripts(scripted)
-            found += bool(scripted.shape.levels)
+def test_scripts_of_odd_graphs(name: str, changed: dict) -> None:
+    graphs, found = (BATCHES | WIDE)[name], 0
+    for some in (graphs, graphs[: len(graphs) // 2], *graphs):
+        scripted = cavs.schedule(some, scripts=True, **changed)
+        check_scripts(scripted)
+        found += bool(scripted.shape.levels)
     assert found or name in ("empty", "kinds") or graphs.kind is not None or not graphs.num_edges
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_LINES_OF_A_FILE = 300
 MOST_LINES_OF_A_FUNCTION = 60  # without its docstring
 MOST_ANY = 0.1  # the part of annotations that may be `Any`, which says nothing
 FOLDERS = ("cavs", "kernels")
@@ -40,12 +39,6 @@ def annotations(path: Path) -> Iterator[ast.expr]:
             yield node.annotation
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
             yield node.returns
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_files_are_short(folder: str) -> None:
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files(folder)}
-    assert lengths and not {name: n for name, n in lengths.items() if n > MOST_LINES_OF_A_FILE}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -11,9 +11,10 @@ import cavs
 from bench import graphs as generators
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
-from cavs._feed.schedules import schedules
 from cavs._memory import sub_batches
 from tests.odd_graphs import joined, random_binary_tree
+from tests.schedule_checks import schedules
+from tests.truth import assert_close
 
 H = 8
 PROGRAM = vp.BinaryTreeLSTM(H, H)
@@ -107,7 +108,7 @@ def test_deal_gives_each_part_as_many_graphs_and_about_as_many_vertices(case):
 
 def test_deals_by_height_have_fewer_levels_and_about_as_many_rows():
     graphs = graphs_of(generators.sst_like(np.random.default_rng(0), 512))
-    sizes, levels = np.diff(graphs.vertex_offsets), graphs._widths.levels
+    sizes, levels = np.diff(graphs.vertex_offsets), graphs._facts.levels
     parts, plain = cavs.memory.deal(graphs, 4), sub_batches._in_turn(sizes, 4)
     assert sorted(parts.ravel()) == list(range(512)) and parts.shape == plain.shape
     assert levels[parts].max(1).sum() < 0.85 * levels[plain].max(1).sum()
@@ -133,3 +134,138 @@ def test_batches_may_hold_keys():
     keys = jax.random.split(jax.random.key(0), 3)
     grads = jax.grad(cavs.memory.sub_batched(noisy))(jnp.ones(2, jnp.float32), [keys])
     np.testing.assert_allclose(grads, sum(jax.random.normal(key, (2,), jnp.float32) for key in keys), rtol=1e-6)
+
+
+def scores(params, batch):
+    """(graphs,) a loss of each graph."""
+    sched, x = batch
+    h = cavs.run(F, params["cell"], sched, params["scale"] * x, select=sched.roots)
+    return jnp.sum(jnp.tanh(h @ params["out"]) ** 2, 1)
+
+
+def chosen(params, batch):
+    """The graphs whose roots have large inputs: their number differs between parts."""
+    sched, x = batch
+    return x[sched.roots, 0] > 0.4
+
+
+def norm(params):
+    return sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+
+
+# The loss in parts, and the same loss written for a whole batch, with `jax.numpy` alone.
+WHOLE = {
+    "mean": (lambda p, b: cavs.data.mean(scores(p, b)), lambda p, b: jnp.mean(scores(p, b))),
+    "mean of some": (
+        lambda p, b: cavs.data.mean(scores(p, b), where=chosen(p, b)),
+        lambda p, b: jnp.sum(scores(p, b) * chosen(p, b)) / jnp.sum(chosen(p, b)),
+    ),
+    "mean of none": (lambda p, b: cavs.data.mean(scores(p, b), where=scores(p, b) > 99), lambda p, b: 0 * norm(p)),
+    "total": (lambda p, b: cavs.data.total(scores(p, b)), lambda p, b: jnp.sum(scores(p, b))),
+    "ratio of totals": (
+        lambda p, b: cavs.data.total(scores(p, b) * chosen(p, b)) / cavs.data.total(scores(p, b)),
+        lambda p, b: jnp.sum(scores(p, b) * chosen(p, b)) / jnp.sum(scores(p, b)),
+    ),
+    "square": (lambda p, b: cavs.data.total(scores(p, b)) ** 2, lambda p, b: jnp.sum(scores(p, b)) ** 2),
+    "regulariser": (
+        lambda p, b: cavs.data.mean(scores(p, b)) + 0.1 * norm(p),
+        lambda p, b: jnp.mean(scores(p, b)) + 0.1 * norm(p),
+    ),
+    "weights that depend on parameters": (
+        lambda p, b: cavs.data.mean(scores(p, b)) * norm(p["out"]),
+        lambda p, b: jnp.mean(scores(p, b)) * norm(p["out"]),
+    ),
+    "jit": (jax.jit(lambda p, b: 2 * cavs.data.mean(scores(p, b))), lambda p, b: 2 * jnp.mean(scores(p, b))),
+    "of parameters": (lambda p, b: cavs.data.total(scores(p, b)) / cavs.data.total(p["out"] * 0 + 1),
+                      lambda p, b: jnp.sum(scores(p, b)) / (3 * H * 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "stacks"), [*((name, 1) for name in WHOLE), ("mean of some", 3)])
+def test_totals_and_means_are_over_the_whole_batch(case, name, stacks):
+    graphs, x, params = case
+    x = x.astype(np.float64)
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
+    sched = cavs.schedule(graphs)
+    in_parts, whole = WHOLE[name]
+    want = jax.jit(jax.value_and_grad(whole))(params, (sched, sched.pad(x)))
+    (stack,) = stacks_of(graphs, x, 3)
+    given = [stack] if stacks == 1 else [jax.tree.map(lambda x, i=i: x[i : i + 1], stack) for i in range(3)]
+    total = cavs.memory.sub_batched(in_parts)
+    assert_close(jax.jit(jax.value_and_grad(total))(params, given), want, 1e-12)
+    assert_close(jax.jit(total)(params, given), want[0], 1e-12)
+
+
+def test_second_derivatives_of_totals_are_those_of_the_whole_batch():
+    x = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
+
+    def loss(total, mean):
+        return lambda w, x: total(jnp.sin(w * x)) ** 3 / mean(jnp.exp(w * x)) + w**4
+
+    parts = cavs.memory.sub_batched(loss(cavs.data.total, cavs.data.mean))
+    whole = loss(jnp.sum, jnp.mean)
+    got = jax.grad(jax.grad(lambda w: parts(w, [x])))(1.3)
+    assert_close(got, jax.grad(jax.grad(whole))(1.3, x), 1e-12)
+
+
+def test_aux_is_of_the_whole_batch_too(case):
+    graphs, x, params = case
+
+    def loss(params, batch):
+        found = scores(params, batch)
+        return jnp.sum(found), {"mean": cavs.data.mean(found), "graphs": batch[0].shape.graphs * jnp.ones(())}
+
+    sched = cavs.schedule(graphs)
+    value, aux = cavs.memory.sub_batched(loss, has_aux=True)(params, stacks_of(graphs, x, 3))
+    want = scores(params, (sched, sched.pad(x)))
+    assert_close((value, aux), (want.sum(), {"mean": want.mean(), "graphs": jnp.array(12.0)}), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (
+            lambda p, x: cavs.data.mean(p * x) + jnp.sum(p * x),
+            "got values of one part of a batch together with cavs.data.total",
+        ),
+        (lambda p, x: cavs.data.total(p * x / cavs.data.total(x)), "Write cavs.data.total.x. for every jnp.sum"),
+        (
+            lambda p, x: jax.lax.map(lambda y: cavs.data.total(p * y), x).sum(),
+            r"got cavs.data.total or cavs.data.mean inside scan.*, in <lambda>.*; expected it outside of loops",
+        ),
+        (jax.checkpoint(lambda p, x: cavs.data.total(p * x)), r"inside (remat2|checkpoint) \(.*, in <lambda>"),
+        (lambda p, x: jax.lax.cond(p > 0, cavs.data.total, jnp.sum, p * x), "inside cond"),
+    ],
+)
+def test_totals_that_parts_cannot_add_up_are_refused(loss, text):
+    with pytest.raises(TypeError, match=f"sub_batched: loss: .*{text}"):
+        jax.grad(cavs.memory.sub_batched(loss))(1.0, [jnp.ones((2, 3))])
+
+
+def test_effects_happen_once_in_each_part(capsys):
+    def loss(w, x):
+        jax.debug.print("part {}", x[0])
+        total = cavs.data.total(jnp.sin(w * x))
+        jax.debug.print("total {}", total > 0)
+        return total**2
+
+    jax.jit(jax.grad(cavs.memory.sub_batched(loss)))(1.0, [jnp.arange(6.0).reshape(2, 3)])
+    jax.effects_barrier()
+    assert sorted(capsys.readouterr().out.split("\n")) == ["", "part 0.0", "part 3.0", "total True"]
+
+
+def test_a_loader_in_parts_gives_the_mean_of_its_batches():
+    """As `cavs.data.Loader(..., parts=4)` deals them, and labels are dealt unevenly."""
+    rng = np.random.default_rng(0)
+    chains = cavs.from_lengths(rng.integers(1, 9, 16))
+    labels = rng.integers(-1, 3, chains.num_vertices, np.int32)
+    chains = cavs.from_lengths(np.diff(chains.vertex_offsets), label=labels, input_id=labels + 1)
+
+    def loss(w, sched):
+        return cavs.data.mean((w[sched.input_id] - sched.label) ** 2, where=sched.label >= 0)
+
+    w = jnp.array([0.3, -1.0, 2.0, 0.7])
+    (parts,) = cavs.data.Loader(chains, 16, parts=4, steps=1, seed=None)
+    got = jax.value_and_grad(cavs.memory.sub_batched(loss))(w, [parts])
+    want = jax.value_and_grad(lambda w: jnp.mean((w[labels + 1] - labels)[labels >= 0] ** 2))(w)
+    assert_close(got, want, 1e-12)

@@ -1,12 +1,10 @@
 """Tagged sentences: readers of each format, and counts of entities equal to those of `conlleval`."""
 
-import jax
 import numpy as np
 import pytest
 
-from cavs._train import chunks
-from cavs._train.config import TrainError
-from cavs._train.tagged import read_tagged
+import cavs
+from cavs.io import read_tagged
 
 SENTENCES = [[("Ada", "B-PER"), ("met", "O"), ("a|b", "O")], [("Paris", "I-LOC")]]
 
@@ -42,7 +40,7 @@ def test_plain_text_is_for_prediction(tmp_path):
     path.write_text("Ada met  Paris\n\nyes\n")
     graphs = read_tagged(str(path), labelled=False)
     assert [graphs.vocab[i] for i in graphs.input_id] == ["Ada", "met", "Paris", "yes"] and graphs.label is None
-    with pytest.raises(TrainError, match="plain.txt: got no tags; expected CoNLL-U"):
+    with pytest.raises(cavs.io.FormatError, match="plain.txt, line 3: got 'yes'; expected tags: CoNLL-U"):
         read_tagged(str(path))
 
 
@@ -80,30 +78,78 @@ def conlleval(sentences_: list[list[tuple[str, str]]]) -> tuple[int, int, int]:
     return right, guessed, both
 
 
-@pytest.mark.parametrize("tags", ["BIO", "BIEO", "BIESO", "IO"])
-def test_entities_are_counted_as_conlleval_counts_them(tags):
-    labels = tuple(t if t == "O" else f"{t}-{kind}" for t in tags for kind in ("PER", "LOC") if t != "O" or kind == "PER")
-    table = chunks.Chunks.of(labels)
-    assert table is not None
-    count = jax.jit(table.count)
+def whole_spans(tags: list[str]) -> set[tuple[int, int, str]]:
+    """The spans of a sentence in IOBES, by trying all pairs of ends."""
+    kinds = {tag[2:] for tag in tags if tag != "O"}
+    found = {(i, i + 1, tag[2:]) for i, tag in enumerate(tags) if tag[0] == "S"}
+    for i in range(len(tags)):
+        for j in range(i + 1, len(tags)):
+            for kind in kinds:
+                if tags[i : j + 1] == [f"B-{kind}", *[f"I-{kind}"] * (j - i - 1), f"E-{kind}"]:
+                    found.add((i, j + 1, kind))
+    return found
+
+
+def random_sentences(marks: str, rng: np.random.Generator) -> tuple[list[list[str]], list[list[str]]]:
+    """True and predicted tags of six sentences."""
+    labels = [m if m == "O" else f"{m}-{kind}" for m in marks for kind in ("PER", "LOC") if m != "O" or kind == "PER"]
+    true = [[labels[i] for i in rng.integers(0, len(labels), n)] for n in rng.integers(1, 9, 6)]
+    draw = lambda tag: labels[int(rng.integers(len(labels)))] if rng.random() < 0.3 else tag  # noqa: E731
+    return true, [[draw(tag) for tag in tags] for tags in true]
+
+
+@pytest.mark.parametrize("marks", ["OBI", "OIE", "OI"])
+def test_entities_are_counted_as_conlleval_counts_them(marks):
     rng = np.random.default_rng(0)
-    for _ in range(40):
-        lengths = rng.integers(1, 9, 6)
-        gold = rng.integers(0, len(labels), lengths.sum())
-        guess = np.where(rng.random(len(gold)) < 0.4, rng.integers(0, len(labels), len(gold)), gold)
-        graph = np.repeat(np.arange(6), lengths)
-        pairs = [(labels[a], labels[b]) for a, b in zip(gold, guess, strict=True)]
-        cut = np.cumsum(lengths)[:-1].tolist()
-        want = conlleval([pairs[a:b] for a, b in zip([0, *cut], [*cut, None], strict=True)])
-        # As in a batch, padding follows. It has no label, and predictions there do not count.
-        room = 60 - len(gold)
-        padded = np.append(gold, np.full(room, -1)), np.append(guess, np.zeros(room, int)), np.append(graph, np.full(room, 6))
-        assert tuple(int(n) for n in count(*padded)) == want
-    assert chunks.f1(*want) == pytest.approx(2 * want[2] / (want[0] + want[1]))
+    for _ in range(60):
+        true, best = random_sentences(marks, rng)
+        want = conlleval([list(zip(a, b, strict=True)) for a, b in zip(true, best, strict=True)])
+        found = cavs.data.span_scores(true, best)
+        assert tuple(found["all"]) == want
+        assert found["all"].f1 == pytest.approx(2 * want[2] / max(want[0] + want[1], 1))
+        for kind in {"PER", "LOC"} & found.keys():
+            only = [[[t if t[2:] == kind else "O" for t in tags] for tags in side] for side in (true, best)]
+            assert tuple(found[kind]) == conlleval([list(zip(a, b, strict=True)) for a, b in zip(*only, strict=True)])
 
 
-def test_other_labels_are_not_entities():
-    assert chunks.Chunks.of(("NOUN", "VERB", "X")) is None
-    assert chunks.Chunks.of(("O",)) is None
-    assert chunks.Chunks.of(("-LRB-", "O", "B-X")) is None
-    assert chunks.f1(0, 0, 0) == 0
+@pytest.mark.parametrize("marks", ["OBIES", "OBILU", "OBMES"])
+def test_schemes_that_mark_both_ends_count_whole_spans_only(marks):
+    same = str.maketrans("LUM", "ESI")
+    rng = np.random.default_rng(1)
+    for _ in range(60):
+        true, best = random_sentences(marks, rng)
+        sides = [[whole_spans([tag[0].translate(same) + tag[1:] for tag in tags]) for tags in side] for side in (true, best)]
+        both = sum(len(a & b) for a, b in zip(*sides, strict=True))
+        assert tuple(cavs.data.span_scores(true, best)["all"]) == (*(sum(map(len, side)) for side in sides), both)
+
+
+def test_known_values_of_seqeval():
+    """Values of seqeval 1.2.2 with mode="strict"."""
+    tags = ["B-LOC", "E-LOC", "B-LOC", "E-LOC"]
+    assert cavs.data.span_scores([tags], [["B-LOC", "I-LOC", "I-LOC", "E-LOC"]])["all"].f1 == 0
+    assert cavs.data.span_scores([tags], [tags])["all"].f1 == 1
+    true = [["O", "B-PER", "I-PER", "O"], ["B-LOC", "B-LOC"]]
+    best = [["O", "B-PER", "I-PER", "O"], ["B-LOC", "I-LOC"]]
+    found = cavs.data.span_scores(true, best)
+    assert (found["all"].precision, found["all"].recall, found["all"].f1) == (0.5, 1 / 3, 0.4)
+    assert found["PER"].f1 == 1 and found["LOC"].f1 == 0
+
+
+def test_other_labels_mark_no_spans():
+    assert not cavs.data.is_tagging(("NOUN", "VERB", "X")) and not cavs.data.is_tagging(("O",))
+    assert not cavs.data.is_tagging(("-LRB-", "O", "B-X")) and cavs.data.is_tagging(("O", "U-X", "M-X"))
+    assert cavs.data.span_scores([["O"]], [["O"]])["all"].f1 == 0
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("# id 7\tdomain=en\nthe _ _ O\nred _ _ B-X\n\n# id 8\tdomain=en\na _ _ O\nb _ _ O\n", ["the", "red", "a", "b"]),
+        ("#\tO\nnice\tO\n\n#\tO\nBerlin\tB-LOC\n", ["#", "nice", "#", "Berlin"]),
+        ("New York\tPROPN\tB-LOC\n26 000\tNUM\tO\n\ndogs\tNOUN\tO\n", ["New York", "26 000", "dogs"]),
+    ],
+)
+def test_comments_are_skipped_and_tabs_alone_separate_where_all_lines_have_them(text, words, tmp_path):
+    (tmp_path / "a.conll").write_text(text)
+    graphs = read_tagged(str(tmp_path / "a.conll"))
+    assert [graphs.vocab[i] for i in graphs.input_id] == words

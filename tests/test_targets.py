@@ -8,11 +8,10 @@ import pytest
 
 import cavs
 from cavs import cli
-from cavs._feed.schedules import schedules
 from cavs._readers import FormatError
-from cavs._train import circuits
-from cavs._train.config import TrainError
-from cavs._train.task import configure, find_task
+from cavs.recipes.netlists import NetlistOptions, Netlists
+from tests.schedule_checks import schedules
+from tests.small_run import best_of
 
 
 def graphs_with_targets(label=None, graph_label=None) -> cavs.Graphs:
@@ -150,11 +149,10 @@ def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
     out, flags = str(tmp_path / "run"), "--program elman --hidden 12 --epochs 25 --lr 0.1 --dropout 0 --batch 20".split()
     assert cli.main(["train", "--task", "regress", train, more, "--dev", test, *flags, "--out", out]) == 0
     text = capsys.readouterr().out
-    assert "80 graphs to train on" in text and ("numbers of edges, which no --program reads" in text) == (on == "vertex")
+    assert "graphs: 80 train" in text and ("numbers of edges, which no --program reads" in text) == (on == "vertex")
     assert cli.main(["train", "--resume", out, "--epochs", "26"]) == 0
-    assert f"loss at {'each graph' if on == 'graph' else 'every vertex'}" in capsys.readouterr().out
     assert cli.main(["train", "--resume", out]) == 0
-    assert "nothing is left to train within --epochs 26 (104 steps). To train longer, raise" in capsys.readouterr().out
+    assert "nothing is left to train within --epochs 26" in capsys.readouterr().out
     picture = str(tmp_path / "scatter.png")
     assert cli.main(["evaluate", out, test, "--json", "--out", picture]) == 0
     values = json.loads(capsys.readouterr().out)
@@ -167,22 +165,36 @@ def test_a_regression_is_learned_evaluated_and_predicted(on, tmp_path, capsys):
     true = graphs.graph_label if on == "graph" else graphs.label
     assert values["rmse"] == pytest.approx(np.sqrt(np.mean((predictions - true) ** 2)))
     assert values["r2"] == pytest.approx(1 - np.mean((predictions - true) ** 2) / np.var(true))
-    best = json.loads((tmp_path / "run" / "best.json").read_text())["dev"]  # training and evaluation agree
-    assert best["count"] == values["count"] and (best["nll"] / best["count"]) ** 0.5 == pytest.approx(values["rmse"], rel=1e-4)
+    best, facts = best_of(out), json.loads((tmp_path / "run" / "model.json").read_text())["facts"]  # training and evaluation
+    error = facts["scale"] * (best["loss"] / best["count"]) ** 0.5
+    assert best["count"] == values["count"] and error == pytest.approx(values["rmse"], rel=1e-4)
+
+
+def test_equal_targets_have_no_r2(tmp_path, capsys):
+    train = a_file(tmp_path / "t.jsonl", 20, 0, "graph")
+    line = '{"children": [[], [0]], "inputs": ["a", "b"], "label": 0.1}'
+    (tmp_path / "same.jsonl").write_text(f"{line}\n" * 5)
+    out = str(tmp_path / "run")
+    flags = ["--dev", str(tmp_path / "same.jsonl"), "--hidden", "4", "--epochs", "1", "--out", out]
+    assert cli.main(["train", "--task", "regress", train, *flags]) == 0
+    capsys.readouterr()
+    assert cli.main(["evaluate", out, str(tmp_path / "same.jsonl"), "--json"]) == 0
+    values = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert values["r2"] is None and values["standard_deviation"] == 0 and values["rmse"] > 0
 
 
 def test_numbers_are_refused_by_other_tasks_and_words_by_a_regression(tmp_path, capsys):
     path = a_file(tmp_path / "t.jsonl", 3, 0, "graph")
     assert cli.main(["train", "--task", "lm", path]) == 2
-    assert "got a file of graphs, by the end of its name; expected a text, one sentence per line" in capsys.readouterr().err
+    assert "got '.jsonl'; expected a text, one sentence per line; files of this name hold graphs" in capsys.readouterr().err
     assert cli.main(["train", path]) == 2
-    assert "with numbers to predict as labels. Write: cavs train --task regress FILE" in capsys.readouterr().err
+    assert "with numbers to predict as labels. Write: cavs train --task regression FILE" in capsys.readouterr().err
     (tmp_path / "w.jsonl").write_text('{"children": [[]], "labels": ["good"]}\n' * 3)
     assert cli.main(["train", "--task", "regress", str(tmp_path / "w.jsonl")]) == 2
-    assert "without numbers as labels of" in capsys.readouterr().err
+    assert "got no numbers as labels of" in capsys.readouterr().err
     (tmp_path / "v.jsonl").write_text('{"children": [[]], "labels": [[0.5, 1]]}\n' * 3)
     assert cli.main(["train", "--task", "regress", str(tmp_path / "v.jsonl")]) == 2
-    assert "with labels of shape (2,); --task regress expects one number each" in capsys.readouterr().err
+    assert "got labels of shape (2,); --task regression expects one number each" in capsys.readouterr().err
 
 
 # ---- netlists ----
@@ -203,25 +215,27 @@ def test_simulated_probabilities_are_those_of_the_truth_table(tmp_path):
     y = x & inverse
     exact = [v.mean() for v in (a, b, c, n, x, o, inverse, y, y)]
     for name in ("c.bench", "c.blif"):
-        share = circuits.probabilities(cavs.read(tmp_path / name))
+        share = cavs.io.simulate_netlist(cavs.read(tmp_path / name))
         np.testing.assert_allclose(share, exact, atol=0.04)  # 4,096 samples
-        np.testing.assert_array_equal(share, circuits.probabilities(cavs.read(tmp_path / name)))
-    assert circuits.fifths(np.array([0, 0.19, 0.2, 0.5, 0.99, 1])).tolist() == [0, 0, 1, 2, 4, 4]
+        np.testing.assert_array_equal(share, cavs.io.simulate_netlist(cavs.read(tmp_path / name)))
+        assert cavs.io.read_signals(tmp_path / name)[:4] == ["a", "b", "c", "n"]
 
 
-def test_labels_of_netlists_in_the_command_line_are_simulated(tmp_path):
+def test_netlists_are_simulated_varied_and_their_signals_named(tmp_path, capsys):
     paths = []
     for name in ("c.bench", "d.bench"):
         (tmp_path / name).write_text(BENCH)
         paths.append(str(tmp_path / name))
-    given = {"train": paths[0], "also": paths[1], "dev": paths[0]}
-    _, data = find_task("dag").read(configure(given))
-    more = 1 + circuits.VARIANTS  # of each circuit, with other gates
-    assert len(data.train) == 2 * more and len(data.dev) == 1 and len(data.files) == 2
-    assert set(data.words) > {"INPUT", "NOT", "NAND2", "NOR3"} and "XOR" not in data.words
-    assert not np.array_equal(data.train[0].label, data.train[1].label)
-    assert [data.labels[i] for i in data.train[0].label[:3]] == ["1 in 40 to 60 %"] * 3
-    _, data = find_task("regress").read(configure(given | {"task": "regress"}))
-    np.testing.assert_allclose(data.train[more].label, circuits.probabilities(cavs.read(paths[1])))
-    with pytest.raises(TrainError, match="FILE: not valid with --task lm: it reads one training file"):
-        configure({"train": paths[0], "also": paths[1], "task": "lm"})
+    data = Netlists.read(NetlistOptions(train=(*paths,), dev=paths[0]))
+    train, dev = data.parts["train"], data.parts["dev"]
+    assert len(train) == 2 * 9 and len(dev) == 1  # eight variants of each circuit, with other gates
+    assert set(data.facts["words"]) > {"INPUT", "NOT", "NAND2", "NOR3"} and "XOR" not in data.facts["words"]
+    assert not np.array_equal(train[0].label, train[1].label)
+    np.testing.assert_allclose(train[9].label, cavs.io.simulate_netlist(cavs.read(paths[1])))
+
+    out = str(tmp_path / "run")
+    assert cli.main(["train", "--task", "dag", *paths, "--dev", paths[0], "--epochs", "1", "--out", out]) == 0
+    capsys.readouterr()
+    assert cli.main(["predict", out, paths[0], "--vertices"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[3] for line in lines] == ["text", "a", "b", "c", "n", "x", "o", "not", "y", "same"]

@@ -108,6 +108,48 @@ def gathered_twice(params: Any, v: cavs.Vertex) -> None:
     v.push(jnp.tanh(z))
 
 
+def running_sum(h: Any, x: Any, params: Any) -> Any:
+    """The state `c` of children goes on as it is, in a sum."""
+    new = jnp.tanh(h["h"] @ params["u"] + x)
+    return {"h": new, "c": h["c"] + new}
+
+
+def delayed(h: Any, x: Any, params: Any) -> Any:
+    """A child's state `h` goes on as it is, as another state."""
+    return {"h": jnp.tanh(h["c"] @ params["u"] + h["c"] + x), "c": h["h"]}
+
+
+def skip_connection(h: Any, x: Any, params: Any) -> Any:
+    """What is computed from the children is added to the states of their children."""
+    return {"c": h["h"] + jnp.tanh(h["c"] @ params["u"] + x), "h": h["c"]}
+
+
+def swap(h: Any, x: Any, params: Any) -> Any:
+    """Two states change places, and so do their cotangents, which are also those of two inputs of the levels."""
+    return {"c": h["h"] + jnp.sin(x), "h": h["c"] + x}
+
+
+def swap_back(h: Any, x: Any, params: Any) -> Any:
+    """As `swap`, with the inputs in the other order."""
+    new = h["c"] + x
+    return {"c": h["h"] + jnp.sin(x), "h": new}
+
+
+COPYING = [running_sum, delayed, skip_connection, swap, swap_back]
+
+
+def copying(step: Callable[..., Any], gather: str = "all") -> Any:
+    """A vertex function whose states `step` computes from a sum of states of children, `gather`ed "by number" or "all"."""
+
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = jax.tree.map(jnp.add, v.gather(0), v.gather(1)) if gather == "by number" else v.gather_all()
+        state = step(h, v.pull() @ params["w"], params)
+        v.scatter(state)
+        v.push(state["c"] if step is running_sum else state["h"])
+
+    return fn
+
+
 def edges_in_push(params: Any, v: cavs.Vertex) -> None:
     """Scatters an eager value alone; the children are read for the push, as in one layer of a graph network."""
     message = jnp.tanh(v.pull() @ params["w"])

@@ -9,6 +9,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax import lax
 
+import cavs
 from cavs.vertex_programs._types import Array
 
 
@@ -73,3 +74,25 @@ def split_key(key: K | None, count: int) -> Sequence[K | None]:
     if isinstance(key, RowKeys):
         return [cast(K, key._replace(key=k)) for k in jax.random.split(key.key, count)]
     return [*cast(Sequence[K], jax.random.split(key, count))]
+
+
+def vertex_keys(key: jax.Array | None, sched: "cavs.Schedule", numbers: Array) -> RowKeys | None:
+    """Makes a key for each vertex of a batch, for `dropout` and for the `key` of the taggers.
+
+    A key depends on `key`, the vertex, and the number of its graph in the data set. The dropout mask of a vertex is therefore
+    the same in any batch, in any part of a batch, and on any device.
+
+    Args:
+        key: A key of `jax.random`; None for no dropout.
+        sched: The schedule of the batch.
+        numbers: The number of each graph in the data set, (G,) integers: `sample.numbers` of a `cavs.data.Sample`.
+
+    Returns:
+        The keys of all vertices of the padded batch, or None.
+    """
+    if key is None:
+        return None
+    graph = jnp.minimum(jnp.asarray(sched.graph), sched.shape.graphs - 1)
+    ends = jnp.asarray(sched.graph_end)
+    start = jnp.concatenate([jnp.zeros(1, ends.dtype), ends[:-1]])
+    return RowKeys(key, jnp.asarray(numbers)[graph], jnp.arange(sched.shape.vertices) - start[graph])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -172,3 +173,39 @@ def _place(source: cavs.Schedule, pairs: cavs.Schedule, rows: int) -> jax.Array:
     row = (source_ends - lengths).at[graph].get(mode="clip") + number
     is_source = (graph < graphs) & (number < lengths.at[graph].get(mode="clip"))
     return jnp.where(is_source, row, source.shape.vertices)
+
+
+def greedy(best: Callable[..., Array], source: cavs.Graphs, rows: Array, end: int) -> list[list[int]]:
+    """Decodes greedily: the most likely next word, given those before it, until the word `end`.
+
+    One schedule serves all steps, because later words do not change earlier ones. A target has at most 2 n + 10 words for n
+    source words.
+
+    Args:
+        best: `best(source, pairs, y, at)` returns the next word, (G,) ints below C, after each of the rows `at`, (G,),
+            for two schedules that include `input_id`, and the words y, (V,), of the targets so far.
+        source: Chains whose `input_id` are the words of the sources.
+        rows: The input that stands for each of the C words, (C,), as a target word of `y`.
+        end: The word that ends a target. Its input begins each of them.
+
+    Returns:
+        The words of each target, without `end`.
+    """
+    rows, lengths = np.asarray(rows), 2 * np.diff(source.vertex_offsets) + 10
+    chains, pairs = sentence_pairs(np.diff(source.vertex_offsets), lengths)
+    inputs = np.full(pairs.num_vertices, -1, np.int32)
+    inputs[pairs.height > 0] = rows[end]
+    chains = dataclasses.replace(chains, input_id=source.input_id)
+    scheds = [cavs.schedule(g, fields=("input_id",)) for g in (chains, dataclasses.replace(pairs, input_id=inputs))]
+    first = np.flatnonzero(pairs.height > 0)[np.cumsum(lengths) - lengths]
+    y = np.array(scheds[1].input_id)
+    running, words = np.ones(len(source), bool), []
+    for t in range(int(lengths.max())):
+        at = np.minimum(first + t, first + lengths - 1)
+        found = np.asarray(best(*scheds, y, at.astype(np.int32)))
+        words.append(np.where(running, found, end))
+        running &= (found != end) & (t + 1 < lengths)
+        if not running.any():
+            break
+        y[(at + 1)[running]] = rows[found[running]]
+    return [sentence[: (*sentence, end).index(end)] for sentence in np.stack(words, 1).tolist()]

@@ -3,12 +3,13 @@
     pip install torch
     python -m bench.peers.torch_lm TRAIN --dev DEV [--hidden 128 --vocab-size 10000 --epochs 2]
 
-The recipe of the task `lm`, written a second time with autograd and no part of the engine; shared are the reader of the
+The recipe `language_model`, written a second time with autograd and no part of the engine; shared are the reader of the
 text and the rule of which sentences make a batch, so that both take the same steps. An epoch prints its training time and
 perplexities; every line is one sentence, whose words and end are predicted.
 """
 
 import argparse
+import dataclasses
 import math
 import time
 
@@ -21,7 +22,7 @@ from bench.peers.levels import time_major
 from bench.peers.torch_peer import to_torch
 from bench.peers.torch_tagger import ADAM, EPSILON, MAX_NORM, glorot, lstm_bias
 from cavs._feed.epochs import epoch_batches, strata
-from cavs._train.task import configure, find_task
+from cavs.recipes import language_model
 
 
 class LanguageModel:
@@ -104,17 +105,19 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     given = vars(parser.parse_args())
     torch.set_num_threads(given.pop("threads"))
-    config, data = find_task("lm").read(configure(given | {"task": "lm"}))
+    options = language_model.LanguageOptions(**given | {"train": (given["train"],)}).checked()
+    data = language_model.LanguageModel.read(options)
+    config, train, dev = dataclasses.replace(options, embedding_size=data.facts["size"]), data.parts["train"], data.parts["dev"]
     torch.manual_seed(config.seed)
-    model, best = LanguageModel(config, len(data.words)), math.inf
-    sizes = np.diff(data.train.vertex_offsets)
+    model, best = LanguageModel(config, len(data.facts["words"])), math.inf
+    sizes = np.diff(train.vertex_offsets)
     for epoch in range(config.epochs):
         start, total, count = time.perf_counter(), 0.0, 0
         for numbers in epoch_batches(sizes, config.batch, "balanced", config.seed, epoch):
-            batch = batch_of(data.train, numbers[numbers >= 0])
+            batch = batch_of(train, numbers[numbers >= 0])
             total, count = total + model.step(batch) * len(batch["labels"]), count + len(batch["labels"])
         seconds = time.perf_counter() - start
-        held_out = model.perplexity(data.dev)
+        held_out = model.perplexity(dev)
         best = min(best, held_out)
         print(f"epoch {epoch + 1}: {seconds:.1f} s, perplexity {math.exp(total / count):.2f}, dev {held_out:.2f}", flush=True)
     print(f"best dev {best:.2f}")

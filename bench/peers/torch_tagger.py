@@ -3,7 +3,7 @@
     pip install torch
     python -m bench.peers.torch_tagger TRAIN --dev DEV [--test TEST] [--program bilstm]
 
-The recipe of the task `tag`, written a second time with autograd and no part of the engine; shared are the reader of the
+The recipe `tagging`, written a second time with autograd and no part of the engine; shared are the reader of the
 files, the rule of which sentences make a batch, and the count of entities. The BiLSTM is that of `torch_bilstm`, `--lstm
 packed` or `loop`. Best epoch by dev F1 of entities where labels are such, else by accuracy; it is tested once.
 """
@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy, dropout
 
 from bench.peers.torch_bilstm import BiLSTM
 from cavs._feed.epochs import epoch_batches, strata
-from cavs._train.chunks import Chunks, f1
-from cavs._train.tagged import read_tagged
-from cavs._train.task import configure, find_task
+from cavs.data import is_tagging, span_scores
+from cavs.io import read_tagged
+from cavs.recipes import tagging
 
 MAX_NORM, ADAM, EPSILON = 5.0, (0.9, 0.999), 1e-8
 
@@ -51,7 +51,7 @@ class Tagger:
 
     def __init__(self, config, num_words, labels, num_characters, lstm="packed"):
         self._config, hidden, size = config, config.hidden, config.embedding_size
-        self.chunks = Chunks.of(labels)
+        self.labels = labels
         self.embed = torch.randn(num_words, size) * 0.1
         self._bilstm = bilstm(size, hidden, lstm)
         self.weights = {
@@ -114,15 +114,14 @@ class Tagger:
     @torch.no_grad()
     def evaluate(self, part, size=128):
         """Accuracy and F1 of entities."""
-        totals = np.zeros(5)
+        right, count, sides = 0, 0, ([], [])
         for numbers in strata(np.array([len(s) for s in part["sentences"]]), size, None):
             batch = batch_of(part, numbers[numbers >= 0])
             guess, labels = self.logits(self.embed[batch["words"]], batch, training=False).argmax(1), batch["labels"]
-            totals[:2] += int((guess == labels).sum()), len(labels)
-            if self.chunks:
-                graph = np.repeat(np.arange(len(batch["lengths"])), batch["lengths"])
-                totals[2:] += [int(n) for n in self.chunks.count(labels.numpy(), guess.numpy(), graph)]
-        return totals[0] / totals[1], f1(*totals[2:])
+            right, count, ends = right + int((guess == labels).sum()), count + len(labels), np.cumsum(batch["lengths"])[:-1]
+            for side, ids in zip(sides, (labels, guess), strict=True):
+                side += [[self.labels[i] for i in some] for some in np.split(ids.numpy(), ends)]
+        return right / count, span_scores(*sides)["all"].f1 if is_tagging(self.labels) else 0.0
 
 
 def part_of(path, config, words, labels, characters):
@@ -171,13 +170,13 @@ def main():
     given = vars(parser.parse_args())
     lstm, threads = given.pop("lstm"), given.pop("threads")
     torch.set_num_threads(threads)
-    task = find_task("tag")
-    config, data = task.read(configure(given | {"task": "tag"}))
+    config = tagging.TaggingOptions(**given | {"train": (given["train"],)}).checked()
+    facts = tagging.Tagging.read(config).facts
+    words, labels, characters = facts["words"], facts["labels"], facts["letters"]
     torch.manual_seed(config.seed)
-    characters = data.facts["characters"]
-    paths = {"train": config.train, "dev": config.dev, "test": config.test}
-    parts = {k: part_of(path, config, data.words, data.labels, characters) for k, path in paths.items() if path}
-    model, best, values = Tagger(config, len(data.words), data.labels, len(characters), lstm), (-1.0, 0), None
+    paths = {"train": config.train[0], "dev": config.dev, "test": config.test}
+    parts = {k: part_of(path, config, words, labels, characters) for k, path in paths.items() if path}
+    model, best, values = Tagger(config, len(words), labels, len(characters), lstm), (-1.0, 0), None
     sizes = np.array([len(s) for s in parts["train"]["sentences"]])
     for epoch in range(config.epochs):
         start, losses = time.perf_counter(), []
@@ -187,7 +186,7 @@ def main():
         right, entities = model.evaluate(parts["dev"])
         shown = f"dev accuracy {100 * right:.2f} %, F1 {100 * entities:.2f}"
         print(f"epoch {epoch + 1}: {seconds:.1f} s, loss {np.mean(losses):.4f}, {shown}", flush=True)
-        score = entities if model.chunks else right
+        score = entities if is_tagging(labels) else right
         if score > best[0]:
             best, values = (score, epoch + 1), model.copy()
     model.load(values)

@@ -86,9 +86,10 @@ class Differences:
         self.all.sort(key=lambda d: (sign * (d.level or 0), d.row))
 
     def _wrong(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        error = _distance(a, b).reshape(len(a), -1).max(1, initial=0)
+        inner = tuple(range(1, a.ndim))
+        error = _distance(a, b).max(inner, initial=0)
         size = np.where(np.isfinite(b), np.abs(b), 0) if b.dtype != bool else np.zeros(b.shape)
-        size = np.maximum(size.reshape(len(b), -1).max(1, initial=0), 1)
+        size = np.maximum(size.max(inner, initial=0), 1)
         exact = not jnp.issubdtype(b.dtype, jnp.inexact)
         self.worst = max(self.worst, float(error.max(initial=0)))
         return error > (0 if exact else self.tolerance * size), error

@@ -116,7 +116,7 @@ class _Search:
             return np.zeros(x.shape[0], bool)
         x = np.asarray(x)
         bad = ~np.isfinite(x) if self.infinities else np.isnan(x)
-        return np.asarray(bad.reshape(len(x), -1).any(1))
+        return np.asarray(bad.any(tuple(range(1, bad.ndim))))
 
     def report(
         self, where: str, symbol: str, row: int | None = None, equation: str | None = None, source: str | None = None

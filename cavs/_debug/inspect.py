@@ -4,11 +4,9 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
@@ -16,6 +14,9 @@ from cavs._readers import read
 from cavs._readers.source import printable
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.scheduler import schedule
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PICTURES = (".png", ".pdf", ".svg")
 BAR = 44  # characters of the longest bar
@@ -34,8 +35,8 @@ def inspect(
     Args:
         path: the file.
         batch: graphs per batch.
-        read: the function that reads the file.
         out: a file for a picture of the schedule: PNG, PDF or SVG, by its suffix; `None` for no picture.
+        read: the function that reads the file.
 
     Raises:
         ValueError: `batch` is below 1, or the file contains no graphs. Errors of the reader propagate.
@@ -49,6 +50,8 @@ def inspect(
     graphs = read(os.fspath(path))
     if not len(graphs):
         raise ValueError(f"FILE: got {os.fspath(path)} without graphs; expected at least one.")
+    from rich.console import Console  # imported here because `cavs.debug` does not need it
+
     console = Console(highlight=False)
     first = graphs[:batch]
     sched = schedule(first)
@@ -104,7 +107,10 @@ def schedule_facts(graphs: Graphs, sched: Schedule, batch: int) -> Iterator[tupl
     yield "shapes", f"{len(seen):,} in the file's {counted(which, 'batch')}; each shape is compiled once"
 
 
-def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> Table:
+def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title=escape(title), title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
@@ -114,7 +120,9 @@ def _facts_table(title: str, facts: Iterator[tuple[str, str]]) -> Table:
     return table
 
 
-def _levels_table(sched: Schedule) -> Table:
+def _levels_table(sched: Schedule) -> "Table":
+    from rich.table import Table
+
     widths = np.asarray(sched.widths)
     table = Table(
         title="Vertices per level", title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False

@@ -4,6 +4,8 @@ In the backward a vertex writes the cotangents of its children to rows of its ow
 add them. So no two thread blocks write to the same row, and sums have a fixed order.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -89,7 +91,7 @@ def gathered(tensor: jax.Array, up: dict[Index, jax.Array], index: Index, n: int
     edge = up[index]
     if PARENT_FIRST not in up:
         return some_rows(tensor, edge)
-    flat = tensor.reshape(tensor.shape[0], -1)
+    flat = tensor.reshape(tensor.shape[0], math.prod(tensor.shape[1:]))
     first, count = up[PARENT_FIRST], up[PARENT_COUNT]
     if not interpret:
         # A kernel's operands must be aligned, and slices of the schedule may not be: copy them.

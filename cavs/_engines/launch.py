@@ -74,11 +74,8 @@ def launch(
     read = program.tensors()
     tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
     flows = awaited if not recurrence.forward else set()
-    replaced = {
-        Tensor(TensorRole.REPLACED, m): Tensor(TensorRole.CUT, m) for m in recurrence.replaced if not recurrence.forward
-    }
     # Products that poll for a cut cotangent would take what it replaces for it.
-    replaced = {kept: by for kept, by in replaced.items() if by not in flows}
+    replaced = {kept: by for kept, by in recurrence.overwritten.items() if by not in flows}
     updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
     outputs = {name: output for name, output in outputs.items() if name not in updated}
     arrays = persistent.Arrays(tensors, constants, used, updated, outputs, replaced)

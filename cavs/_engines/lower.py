@@ -35,6 +35,7 @@ from cavs.kernels import (
     TensorRole,
     Unfit,
     asked_precision,
+    check_accesses,
     contracted_axis,
     cut,
     is_product,
@@ -120,10 +121,16 @@ class Recurrence:
             self.replaced = replaced_by_cuts(part, program)
             program = reading_replaced(program, self.replaced)
         self.program: LevelProgram = with_halves(program, how.dtype) if how.dtype is not None else program
+        check_accesses(self.program, self.overwritten)
 
     def __str__(self) -> str:
         """The phases and operations of a level, as text."""
         return f"{'forward' if self.forward else 'backward'}, products in {self.precision}\n{program_text(self.program)}"
+
+    @property
+    def overwritten(self) -> dict[Tensor, Tensor]:
+        """Maps tensors of kept values to the cut cotangents that the launch may store in their place."""
+        return {Tensor(TensorRole.REPLACED, m): Tensor(TensorRole.CUT, m) for m in ([] if self.forward else self.replaced)}
 
     @property
     def arity(self) -> int:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from cavs._engines import scan, scan_reverse, scan_rounds
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, batch_of
-from cavs._engines.native_call import NativeCall, with_rules
+from cavs._engines.native_call import NativeCall
 from cavs._engines.native_eager import eager_part, in_library
 from cavs._engines.native_gradients import gradients
 from cavs._engines.native_kinds import NO_KIND, Name, lowered
@@ -34,6 +34,7 @@ from cavs._engines.scan_task import (
 from cavs._function.domains import EDGE
 from cavs._function.jaxprs import Var, is_var
 from cavs._function.plan import FunctionPlan
+from cavs._function.ruled import replaceable
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.tasks import SMALLEST_TASK
@@ -88,7 +89,7 @@ class Native:
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
             return _forward_call(_batch(batch, data), states, statics, eager, save)
 
-        both = with_rules(on_library, on_scan)
+        both = replaceable(on_library, on_scan)
         states, kept, extras = both(jnp.asarray(batch.sched.data), states, statics, eager)
         return ForwardLevels(states, kept, extras, None)
 
@@ -229,7 +230,7 @@ def _rounds_back(
     def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, _: jax.Array) -> PyTree:
         return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g, bounds)
 
-    g, cuts = with_rules(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
+    g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
     classes = len(loop.sched.shape.classes)
     left = jnp.where(jnp.asarray(count) > 0, loop.begins[(last - count) * (len(batch.kinds) * classes)], tasks)
     left = after([x for own in cuts for x in own], [left[None]])[0][0]  # not known before the levels have run

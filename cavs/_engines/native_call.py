@@ -1,6 +1,6 @@
-"""Engine `native`: one call of the library that runs levels, and what runs instead of a call under `jax.vmap` and `jax.jvp`."""
+"""Engine `native`: one call of the library that runs levels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,6 @@ from cavs._engines.engine import Batch
 from cavs._engines.native_kinds import NO_KIND, Lowered, Name, static_arrays
 from cavs._engines.native_program import encoded
 from cavs._function.split import Split
-from cavs._graphs.pytree import PyTree
 from cavs._schedule.shape import slots_of
 from cavs.kernels import NATIVE_LEVELS, native_call
 
@@ -20,21 +19,6 @@ _FIELDS = (
     "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
     "num_children leaf_count leaf_row"
 ).split()
-
-
-def with_rules(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn`, for which `other` runs under `jax.vmap` and `jax.jvp`."""
-    batched = jax.custom_batching.custom_vmap(fn)
-
-    @batched.def_vmap
-    def of_batch(size: int, which: Sequence[PyTree], *args: PyTree) -> tuple[PyTree, PyTree]:
-        axes = jax.tree.map(lambda x: 0 if x else None, tuple(which))
-        out = jax.vmap(other, in_axes=axes, axis_size=size)(*args)
-        return out, jax.tree.map(lambda _: True, out)
-
-    whole = jax.custom_jvp(batched)
-    whole.defjvp(lambda primals, tangents: jax.jvp(other, primals, tangents))
-    return whole
 
 
 def _words32(x: jax.Array) -> jax.Array:

@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from cavs._engines.engine import Batch, batch_of
-from cavs._engines.native_call import NativeCall, with_rules
+from cavs._engines.native_call import NativeCall
 from cavs._engines.native_gradients import gradients
 from cavs._engines.native_kinds import lowered
 from cavs._engines.scan import all_rows
 from cavs._engines.scan_task import Kind, all_rows_back, crossing_cts, kind_of, with_reuse, with_whole
 from cavs._function.jaxprs import Var, is_var
 from cavs._function.plan import FunctionPlan
+from cavs._function.ruled import replaceable
 from cavs._function.split import Split, split_leaf
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule, Shape
@@ -128,7 +129,7 @@ def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
         ]
 
     crossing = [pulled[v] for v in own.recurrent.cross]
-    kept, extras = with_rules(on_library, on_scan)(jnp.asarray(batch.sched.data), stage.statics(statics), crossing)
+    kept, extras = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), stage.statics(statics), crossing)
     values = pulled | dict(zip(own.recurrent.extra, extras, strict=True))
     outs = [values[v] for v in batch.parts[k].eager.outs]
     if not save:
@@ -204,4 +205,4 @@ def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
         out = call.run(jnp.zeros(2, jnp.int32))
         return tuple(out[name] for name in names)
 
-    return list(with_rules(on_library, on_scan)(data, kind.memory, kind.extra_cts))
+    return list(replaceable(on_library, on_scan)(data, kind.memory, kind.extra_cts))

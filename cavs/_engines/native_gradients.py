@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._engines.native_call import with_rules
+from cavs._function.ruled import replaceable
 from cavs._graphs.pytree import PyTree
 from cavs._stages.cotangents import Floats
 from cavs._stages.operands import LazyProduct, Operand
@@ -52,7 +52,7 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
         ]
         return tuple(functools.reduce(jnp.add, own) for own in values)
 
-    return dict(zip(groups, with_rules(on_library, on_xla)(arrays), strict=True))
+    return dict(zip(groups, replaceable(on_library, on_xla)(arrays), strict=True))
 
 
 def _shape(p: LazyProduct) -> tuple[int, ...]:

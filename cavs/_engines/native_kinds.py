@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._engines.native_lower import Lowering
-from cavs._engines.native_program import KindProgram, Written
+from cavs._engines.native_program import KindProgram, Written, kind_program
 from cavs._engines.native_values import Shift
 from cavs._function.cut_parts import StoredCuts, stored_cuts
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, domain_of
@@ -117,7 +117,7 @@ class _Direction:
             low.equation(e)
         self.outputs(low)
         needs = needed(static, statics, set())[0]
-        return Lowered(KindProgram(low, self.written), needs, statics, self.constants)
+        return Lowered(kind_program(low.ops, self.written), needs, statics, self.constants)
 
     def _constant(self, x: np.ndarray) -> Name:
         self.constants.append(x)

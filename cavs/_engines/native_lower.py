@@ -51,7 +51,7 @@ class Lowering:
     # Outputs.
 
     def stored(self, x: Atom, tensor: Any, shift: Shift, domain: Domain, last: bool = False) -> None:
-        """Stores a value in the rows of a tensor. With `last` it is stored after everything else."""
+        """Stores a value in the rows of a tensor. With `last` it overwrites rows that others read, after all of these."""
         letter(x)
         n, view = _size(x), self.view(x, domain)
         base = view.base

@@ -5,19 +5,12 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from cavs._function.jaxprs import Atom, Eqn
-from cavs.kernels import Unfit
+from cavs.kernels import NATIVE_OPERATIONS, Unfit
 
-# In the order of `Code` in kernels/_cpu/elementwise.h.
-OPERATIONS = (
-    "add sub mul div max min neg abs sign sqrt rsqrt square exp exp2 log log1p expm1 tanh logistic erf sin cos pow integer_pow "
-    "floor ceil one_minus_square copy eq ne lt le gt ge select_n clamp add_i sub_i mul_i max_i min_i neg_i abs_i sign_i eq_i "
-    "ne_i lt_i le_i gt_i ge_i and or not xor to_float to_int to_bool to_bool_i is_finite"
-).split()
-CODE = {name: code for code, name in enumerate(OPERATIONS)}
+CODE = {name: operation.code for name, operation in NATIVE_OPERATIONS.items()}
 _SAME = {"add_any": "add"}
-_BITS = ("and", "or", "xor", "select_n")  # the same for integers and floats
 REDUCTIONS = {
-    "reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_and": "min", "reduce_or": "max",
+    "reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "reduce_and": "and", "reduce_or": "or",
     "reduce_children_sum": "add", "reduce_children_max": "max",
 }  # fmt: skip
 
@@ -46,18 +39,28 @@ def elementwise(eqn: Eqn) -> str | None:
         return _converted(letter(eqn.invars[0]), letter(eqn.outvars[0]))
     if name not in CODE:
         return None
-    kinds = {letter(x) for x in eqn.invars}
-    if name == "select_n":
-        if len(eqn.invars) != 3:
-            raise Unfit("select_n of more than two cases")
-        return name
-    if name == "is_finite" or kinds == {"f"}:
-        return name
-    if name in _BITS or (name == "not" and kinds == {"b"}):
-        return name
-    if kinds <= {"i", "b"} and f"{name}_i" in CODE:
-        return f"{name}_i"
-    raise Unfit(f"{name} of {', '.join(str(x.aval.dtype) for x in eqn.invars)}")
+    operation = _operation(name, eqn.invars)
+    if len(eqn.invars) != NATIVE_OPERATIONS[operation].operands:
+        raise Unfit(f"{name} of {len(eqn.invars)} operands")
+    return operation
+
+
+def reduction(eqn: Eqn) -> int:
+    """Returns the code of the operation that a reduction repeats.
+
+    Raises:
+        Unfit: If the library lacks it for the equation's dtype.
+    """
+    return CODE[_operation(REDUCTIONS[eqn.primitive.name], eqn.invars)]
+
+
+def _operation(name: str, operands: Sequence[Atom]) -> str:
+    """Returns the operation of this name for the dtypes of `operands`."""
+    types = {letter(x) for x in operands}
+    for own in (name, f"{name}_i"):
+        if own in NATIVE_OPERATIONS and types <= NATIVE_OPERATIONS[own].types:
+            return own
+    raise Unfit(f"{name} of {', '.join(str(x.aval.dtype) for x in operands)}")
 
 
 def _converted(before: str, after: str) -> str:
@@ -68,12 +71,6 @@ def _converted(before: str, after: str) -> str:
     if after == "i":
         return "to_int"
     return "to_bool" if before == "f" else "to_bool_i"
-
-
-def reduction(eqn: Eqn) -> int:
-    """Returns the code of the operation that a reduction repeats."""
-    name = REDUCTIONS[eqn.primitive.name]
-    return CODE[name if letter(eqn.invars[0]) == "f" else f"{name}_i"]
 
 
 def broadcasts(eqn: Eqn) -> Sequence[bool]:

@@ -3,6 +3,9 @@
 Elementwise work runs on a few rows at a time, so that its values stay in the L1 cache; products run on all rows of a tile. So a
 program is a list of segments: operations, chunk by chunk, and then products. An operation goes to the last segment in which all
 of its readers still find its result.
+
+What overwrites rows comes after everything else, and reads none of these rows: they are copied first. So the order of what
+overwrites does not matter. `native_check` follows all values of each program that is built through memory.
 """
 
 import dataclasses
@@ -11,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cavs._engines.native_lower import Lowering
+from cavs._engines.native_check import check_accesses
 from cavs._engines.native_operations import CODE
-from cavs._engines.native_values import NOT_GATHERED, Base, Op, Opcode, Place, Shift, View
+from cavs._engines.native_values import NOT_GATHERED, Base, Op, Opcode, Place, Segment, Shift, Slot, View
 from cavs._function.domains import EDGE, STATIC, Domain
 
 
@@ -28,16 +31,31 @@ class Written(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class KindProgram:
-    """The program of a kind."""
+    """The program of a kind.
 
-    lowering: Lowering
+    Attributes:
+        segments: The operations, in the order in which the library runs them.
+        bases: All memory that they access, each with its slot of the arena; `None` if it lies elsewhere.
+        slots: The slots of the arena.
+        written: The tensors of which the library fills other rows.
+    """
+
+    segments: list[Segment]
+    bases: dict[Base, int | None]
+    slots: list[Slot]
     written: list[Written]
 
 
-class _Slot(NamedTuple):
-    n: int
-    domain: Domain
-    chunk: bool
+def kind_program(ops: Sequence[Op], written: list[Written]) -> KindProgram:
+    """Orders the operations of a kind, and lays out their memory.
+
+    Raises:
+        AssertionError: If an operation would read memory that another one has overwritten; a mistake of this engine.
+    """
+    segments = _segments(_with_copies(_with_bias(ops)))
+    bases, slots = _placed(segments)
+    check_accesses(segments, bases, slots)
+    return KindProgram(segments, bases, slots, written)
 
 
 def encoded(kind: KindProgram, sizes: Sequence[int], number: Callable[[Any], int]) -> list[int]:
@@ -48,9 +66,8 @@ def encoded(kind: KindProgram, sizes: Sequence[int], number: Callable[[Any], int
         sizes: Rows and edges of the kind, its first among all, and the slack of rows and of edges.
         number: The number of a tensor among the arguments and results of the call.
     """
-    segments = _segments(_with_bias(kind.lowering.ops))
-    bases, slots = _placed(segments)
-    weights = list(dict.fromkeys(op.weight for _, products in segments for op in products))
+    segments, bases, slots = kind.segments, kind.bases, kind.slots
+    weights = list(dict.fromkeys(op.weight for segment in segments for op in segment.products))
     words = [*sizes, len(slots)]
     for slot in slots:
         edge = slot.domain == EDGE
@@ -68,8 +85,8 @@ def encoded(kind: KindProgram, sizes: Sequence[int], number: Callable[[Any], int
         words += [number(tensor), _domain(domain), shift, int(repeat)]
     index = {base: i for i, base in enumerate(bases)}
     words.append(len(segments))
-    for part in segments:
-        for ops in part:
+    for segment in segments:
+        for ops in (segment.ops, segment.products):
             words.append(len(ops))
             for op in ops:
                 words += _words(op, index, weights, number)
@@ -132,8 +149,29 @@ def _with_bias(ops: Sequence[Op]) -> list[Op]:
     return [merged.get(id(op), op) for op in ops if id(op) not in gone]
 
 
-def _segments(ops: Sequence[Op]) -> list[tuple[list[Op], list[Op]]]:
-    """Returns the segments: operations, and the products after them."""
+def _with_copies(ops: Sequence[Op]) -> list[Op]:
+    """Returns the operations in which what overwrites rows reads copies of rows that are overwritten.
+
+    What lies already where it is to be stored stays there.
+    """
+    overwritten = {op.to.base.tensor for op in ops if op.last and op.to}
+    found = []
+    for op in ops:
+        if op.last:
+            (view,) = op.sources
+            base, begin = view.base.root()
+            if base.place == Place.ROWS and base.tensor in overwritten:
+                if op.to and op.to.base.tensor == base.tensor and begin + view.offset == 0 and view.step == 1:
+                    continue
+                copy = View(Base(op.n, op.domain))
+                found.append(Op(Opcode.ELEMENTWISE, op.domain, op.n, copy, CODE["copy"], [view]))
+                op = dataclasses.replace(op, sources=[copy])
+        found.append(op)
+    return found
+
+
+def _segments(ops: Sequence[Op]) -> list[Segment]:
+    """Returns the segments."""
     writers: dict[Base, list[int]] = {}
     before: list[list[int]] = []  # of each operation, those whose results it reads
     early = []
@@ -154,15 +192,15 @@ def _segments(ops: Sequence[Op]) -> list[tuple[list[Op], list[Op]]]:
         for w in before[i]:
             known = late[w]
             late[w] = own if known is None else min(own, known)
-    found: list[tuple[list[Op], list[Op]]] = [([], []) for _ in range(count)]
+    found = [Segment([], []) for _ in range(count)]
     for at, op in zip(late, ops, strict=True):
         assert at is not None
         found[at][op.opcode == Opcode.PRODUCT].append(op)
-    found[-1][0].sort(key=lambda op: op.last)
+    found[-1].ops.sort(key=lambda op: op.last)
     return found
 
 
-def _placed(segments: Sequence[tuple[list[Op], list[Op]]]) -> tuple[dict[Base, int | None], list[_Slot]]:
+def _placed(segments: Sequence[Segment]) -> tuple[dict[Base, int | None], list[Slot]]:
     """Returns every base with its slot of the arena, and the slots. Bases that do not live at the same time share slots."""
     uses: dict[Base, list[tuple[int, int]]] = {}  # (segment, place in it); products have the last place
     for s, (ops, products) in enumerate(segments):
@@ -170,7 +208,7 @@ def _placed(segments: Sequence[tuple[list[Op], list[Op]]]) -> tuple[dict[Base, i
             for base in [*op.reads(), *([op.to.base.root()[0]] if op.to else [])]:
                 uses.setdefault(base, []).append((s, place))
     local = {base for base, at in uses.items() if len({s for s, _ in at}) == 1 and all(p < len(segments[s][0]) for s, p in at)}
-    slots: list[_Slot] = []
+    slots: list[Slot] = []
     busy: list[tuple[int, int]] = []  # until when each slot is used
     placed: dict[Base, int | None] = {}
     for base in sorted(uses, key=lambda base: min(uses[base])):
@@ -185,10 +223,10 @@ def _placed(segments: Sequence[tuple[list[Op], list[Op]]]) -> tuple[dict[Base, i
         best = min(fits, key=lambda i: abs(slots[i].n - base.n), default=None)
         if best is None:
             best = len(slots)
-            slots.append(_Slot(base.n, base.domain, chunk))
+            slots.append(Slot(base.n, base.domain, chunk))
             busy.append(end)
         else:
-            slots[best] = _Slot(max(slots[best].n, base.n), base.domain, chunk)
+            slots[best] = Slot(max(slots[best].n, base.n), base.domain, chunk)
             busy[best] = end
         placed[base] = best
     return placed, slots

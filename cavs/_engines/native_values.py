@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cavs._function.domains import Domain
 
@@ -109,9 +109,24 @@ class Op:
     gathered: list[tuple[int, Any]] = dataclasses.field(default_factory=list)  # of PRODUCT: (child, tensor) or NOT_GATHERED
     runs: list[tuple[View, int, int]] = dataclasses.field(default_factory=list)  # of MOVE: from, to, count
     sizes: list[int] = dataclasses.field(default_factory=list)
-    last: bool = False  # it overwrites what others read, so it comes after all of them
+    last: bool = False  # it may overwrite what others read, so it comes after all of them
 
     def reads(self) -> list[Base]:
         """The bases that it reads, as parts of which they are."""
         views = [*self.sources, *(v for v, _, _ in self.runs), *([self.bias] if self.bias else [])]
         return [v.base.root()[0] for v in views]
+
+
+class Segment(NamedTuple):
+    """Operations, which run on a few rows at a time (a chunk), and products after them, which run on all rows of a tile."""
+
+    ops: list[Op]
+    products: list[Op]
+
+
+class Slot(NamedTuple):
+    """A part of the arena: room for `n` elements for each row or edge, of a tile, or with `chunk` of a chunk."""
+
+    n: int
+    domain: Domain
+    chunk: bool

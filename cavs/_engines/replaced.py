@@ -73,14 +73,17 @@ def _moved(phase: Phase, place: Mapping[Tensor, tuple[Tensor, int]]) -> Phase:
 
 
 def _last_loads(program: LevelProgram) -> dict[Tensor, int]:
-    """For each tensor that only loads of own rows read, the last phase with one."""
+    """For each tensor that only early loads of own rows read, the last phase with one.
+
+    They come before all stores of a phase. `kernels._program.check` asserts this of each program.
+    """
     found: dict[Tensor, int] = {}
     others: set[Tensor] = set()
     for i, phase in enumerate(program.phases):
         others |= phase.operands()
         for op in phase.operations:
             source = getattr(op, "source", None)
-            if isinstance(op, Load) and isinstance(source, RowRead) and source.index is None:
+            if isinstance(op, Load) and op.early and isinstance(source, RowRead) and source.index is None:
                 found[source.tensor] = i
             elif isinstance(source, RowRead):
                 others.add(source.tensor)

@@ -1,7 +1,8 @@
 """`Batches`: one training batch, or several of equal shapes, as a loader yields them."""
 
+import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import jax
@@ -18,7 +19,7 @@ class Examples(Protocol):
     """The part of a loader that a step of its batches calls."""
 
     def examples(self) -> list[PyTree]:
-        """The batches of this epoch as `jax.ShapeDtypeStruct`s, one of each shape."""
+        """Returns the batches of this epoch as `jax.ShapeDtypeStruct`s, one of each shape."""
         ...
 
 
@@ -46,7 +47,7 @@ class Batches:
         return None if self._loader is None else self._loader()
 
     def __len__(self) -> int:
-        """The number of training steps."""
+        """Returns the number of training steps."""
         if self.count is None:
             return 1
         return self.count if self.filled is None else int(self.filled)
@@ -79,48 +80,37 @@ MSG_DIFFERENT = (
 )
 
 
-def grouped(
-    trees: Iterable[PyTree], sizes: Iterable[tuple[int, int | None]], units: int | None, mesh: Mesh | None
-) -> Iterator[Batches]:
+def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
     """Joins batches in host memory.
 
     Args:
         trees: pytrees of NumPy arrays: batch by batch, and for each batch device by device, or part by part.
-        sizes: for each result, its number of batches, and the length of its stack. The length is `None` if the stack has
-            exactly this number of batches; a single batch then has no axis.
-        units: the number of devices here, or of parts; `None`: no such axis.
-        mesh: as in `Batches`.
+        axes: the leading axes of the result, whose rows are `trees`, and then zeros. Without any, the only one of `trees` is
+            returned, whose leaves may be of any type.
 
     Raises:
         TypeError: a leaf is not a NumPy array.
-        ValueError: batches that are joined differ in structure, shapes or dtypes, or a number does not fit JAX's 32 bits.
+        ValueError: the trees differ in structure, shapes or dtypes, or a number does not fit JAX's 32 bits.
     """
-    source = iter(trees)
-    for number, length in sizes:
-        count = length or (None if number == 1 else number)
-        axes = tuple(n for n in (count, units) if n is not None)
+    stacks, first = [], None
+    for i, tree in enumerate(trees):
+        leaves, treedef = jax.tree.flatten(tree)
+        _refuse_large(leaves)
         if not axes:
-            tree = next(source)
-            _refuse_large(jax.tree.leaves(tree))
-            yield Batches(tree, None, mesh)
-            continue
-        stacks, first = [], None
-        for i in range(number * (units or 1)):
-            leaves, treedef = jax.tree.flatten(next(source))
-            _refuse_others(leaves)
-            _refuse_large(leaves)
-            if first is None:
-                first, create = (leaves, treedef), np.empty if number == count else np.zeros
-                stacks = [create((*axes, *x.shape), x.dtype) for x in leaves]
-            _refuse_different(first, (leaves, treedef))
-            for stack, x in zip(stacks, leaves, strict=True):
-                stack.reshape(-1, *x.shape)[i] = x
-        assert first is not None
-        yield Batches(first[1].unflatten(stacks), count, mesh, None if length is None else np.int32(number))
+            return tree
+        _refuse_others(leaves)
+        if first is None:
+            first = leaves, treedef
+            stacks = [np.zeros((*axes, *x.shape), x.dtype) for x in leaves]
+        _refuse_different(first, (leaves, treedef))
+        for stack, x in zip(stacks, leaves, strict=True):
+            stack.reshape(math.prod(axes), *x.shape)[i] = x
+    assert first is not None
+    return first[1].unflatten(stacks)
 
 
 def stack_of(batch: PyTree, count: int, partial: bool) -> Batches:
-    """A stack of `count` batches like this one, as `jax.ShapeDtypeStruct`s; `partial` if it may have fewer."""
+    """Returns a stack of `count` batches like this one, as `jax.ShapeDtypeStruct`s; `partial` if it may have fewer."""
     tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), batch)
     return Batches(tree, count, filled=jax.ShapeDtypeStruct((), np.int32) if partial else None)
 
@@ -149,7 +139,7 @@ def _refuse_large(leaves: list[Any]) -> None:
 
 
 def sharding_of(batches: Batches, axis: str) -> NamedSharding:
-    """The sharding of the arrays of batches with a mesh."""
+    """Returns the sharding of the arrays of batches with a mesh."""
     assert batches.mesh is not None
     return NamedSharding(batches.mesh, PartitionSpec(*(() if batches.count is None else (None,)), axis))
 

@@ -1,61 +1,23 @@
 """From the plan of an epoch to batches on the device: schedules, `collate`, stacks, transfers."""
 
-import contextlib
-import zlib
+import math
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from cavs._feed.batches import Batches, grouped, send
-from cavs._feed.epochs import dispatches
-from cavs._feed.plan import Member, Planned, Shapes
-from cavs._feed.prefetch import prefetch
-from cavs._feed.schedules import planned_schedules
+from cavs._feed.batches import Batches, joined, send
+from cavs._feed.plan import Epoch, Member
 from cavs._feed.settings import Sample, Settings
+from cavs._feed.shapes import Shapes
+from cavs._feed.thread import prefetch
 from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
+from cavs._graphs.deferred import DeferredGraphs
 from cavs._graphs.pytree import PyTree
+from cavs._schedule.batches import StackScheduler
 from cavs._schedule.schedule import Schedule
-
-
-class Epoch(NamedTuple):
-    """The batches of an epoch, or of a part of it, and the order in which they run.
-
-    Attributes:
-        number: the number of the epoch.
-        planned: all its batches.
-        order: the batches of each dispatch, indices into `planned.shape`.
-        length: the length of each stack, if it may have fewer batches; else `None`.
-    """
-
-    number: int
-    planned: Planned
-    order: list[np.ndarray]
-    length: int | None
-
-    @staticmethod
-    def of(number: int, planned: Planned, steps: int, partial: bool) -> "Epoch":
-        """Joins batches of equal shapes, `steps` in each dispatch; if `partial`, fewer in the last one of a shape."""
-        return Epoch(number, planned, dispatches(planned.shape, steps, partial), steps if partial and steps > 1 else None)
-
-    def after(self, batches: int) -> "Epoch":
-        """Returns the rest of the epoch, after `batches` batches."""
-        ends = np.cumsum([len(some) for some in self.order])
-        first = int(np.searchsorted(ends, batches, side="right"))
-        left = self.order[first:]
-        if left and (begun := batches - int(ends[first]) + len(left[0])):
-            left[0] = left[0][begun:]  # on several devices, batches of a stack that is not full run one by one
-        return self._replace(order=left)
-
-    @property
-    def checksum(self) -> int:
-        """A checksum of all batches in the order in which they run, on any number of devices."""
-        samples = self.planned.samples
-        units = len(samples) // max(len(self.planned.shape), 1)
-        batches = [np.sort(np.concatenate(samples[i : i + units])) for i in range(0, len(samples), max(units, 1))]
-        return zlib.crc32(np.concatenate([np.zeros(0, int), *self.order, *batches]).astype(np.int64).tobytes())
+from cavs._schedule.shape import Shape
 
 
 class Delivery:
@@ -63,13 +25,11 @@ class Delivery:
 
     Attributes:
         units: the devices to which a batch is dealt, or its parts.
-        workers: processes that schedule each data set.
-        ahead: dispatches that a thread prepares and sends; 0 for no thread.
     """
 
     def __init__(self, members: Sequence[Member], several: bool, shapes: Shapes, settings: Settings):
         self._members, self._several, self._shapes, self._settings = members, several, shapes, settings
-        self.workers, self.ahead = 0, 0
+        self._schedulers = [StackScheduler(m.graphs, m.options) for m in members]
         mesh = settings.mesh
         self.units = (settings.parts or 1) if mesh is None else mesh.size
         me = jax.process_index()
@@ -78,54 +38,88 @@ class Delivery:
         self._axis = None if mesh is None and settings.parts is None else len(self._here)
 
     def of(self, epoch: Epoch) -> Iterator[Batches]:
-        """Yields the batches of an epoch, in order. Closing the iterator ends the thread, and frees the processes."""
-        with contextlib.closing(self.across(iter([epoch])) if self.ahead else self._here_and_now(epoch)) as found:
-            yield from found
+        """Yields the batches of an epoch, in order. Those of a mesh are on its devices."""
+        batches = self._on_host(epoch)
+        return batches if self._settings.mesh is None else map(send, batches)
 
-    def _here_and_now(self, epoch: Epoch, workers: int | None = None) -> Generator[Batches, None, None]:
-        with contextlib.closing(self._on_host(epoch, self.workers if workers is None else workers)) as groups:
-            yield from map(send, groups) if self._settings.mesh is not None else groups
+    def ahead(self, epochs: Iterator[Epoch], depth: int) -> Generator[Batches | None, None, None]:
+        """Yields the batches of several epochs, which a thread prepares and sends, and `None` after each epoch.
 
-    def across(self, epochs: Iterator[Epoch]) -> Generator[Batches, None, None]:
-        """Yields the batches of several epochs, which a thread prepares and sends. Closing the iterator ends the thread."""
+        Closing the iterator ends the thread.
 
-        def on_host() -> Generator[Batches, None, None]:
+        Args:
+            epochs: the epochs; runs on the thread.
+            depth: the most batches that wait.
+        """
+
+        def on_host() -> Generator[Batches | None, None, None]:
             for epoch in epochs:
-                with contextlib.closing(self._on_host(epoch, self.workers)) as groups:
-                    yield from groups
+                yield from self._on_host(epoch)
+                yield None
 
-        # The thread closes what it runs: the garbage collector may close this iterator from any thread, even from that one.
-        items = on_host()
-        return prefetch(items, send, self.ahead, items.close)
+        return prefetch(on_host(), lambda batches: None if batches is None else send(batches), depth)
 
-    def _on_host(self, epoch: Epoch, workers: int) -> Generator[Batches, None, None]:
-        planned = epoch.planned
-        parts = [batch * self.units + unit for some in epoch.order for batch in some.tolist() for unit in self._here]
-        with contextlib.ExitStack() as stack:
-            streams = []
-            for m in range(len(self._members)):
-                stream = self._schedules(planned, m, parts, workers)
-                streams.append(stack.enter_context(contextlib.closing(stream)))  # type: ignore[type-var]
-            trees = (
-                self._collated(planned.samples[part], planned.present[part], found)
-                for part, found in zip(parts, zip(*streams, strict=True), strict=True)
+    def _on_host(self, epoch: Epoch) -> Iterator[Batches]:
+        for some in epoch.order:
+            yield self._dispatch(epoch, some.tolist())
+
+    def _dispatch(self, epoch: Epoch, some: list[int]) -> Batches:
+        """Schedules the batches `some` of an epoch, which have one shape, and collates them, in host memory."""
+        planned, count = epoch.planned, epoch.length or (None if len(some) == 1 else len(some))
+        axes = tuple(n for n in (count, self._axis) if n is not None)
+        parts = [batch * self.units + unit for batch in some for unit in self._here]
+        graphs = [[of[part] for part in parts] for of in planned.graphs]
+        shapes, room = self._shapes.all[int(planned.shape[some[0]])], math.prod(axes)
+        stacks = [s.stack(of, shape, room) for s, of, shape in zip(self._schedulers, graphs, shapes, strict=True)]
+        if self._settings.collate is not None:
+            found = (
+                [Schedule(stack[i], shape) for stack, shape in zip(stacks, shapes, strict=True)] for i in range(len(parts))
             )
-            sizes = ((len(some), epoch.length) for some in epoch.order)
-            yield from grouped(trees, sizes, self._axis, self._settings.mesh)
+            samples = [planned.samples[part] for part in parts]
+            present = [planned.present.get(part) for part in parts]
+            tree = joined(map(self._collated, samples, present, zip(*graphs, strict=True), found), axes)
+        else:
+            for i, part in enumerate(parts):
+                if part in planned.present:
+                    self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
+            tree = self._one_or_several(
+                [Schedule(stack.reshape(*axes, -1), shape) for stack, shape in zip(stacks, shapes, strict=True)]
+            )
+        return Batches(tree, count, self._settings.mesh, None if epoch.length is None else np.int32(len(some)))
+
+    def _collated(
+        self, numbers: np.ndarray, present: np.ndarray | None, picked: Sequence[np.ndarray], scheds: Sequence[Schedule]
+    ) -> PyTree:
+        """Calls `collate` for one batch, or one of its parts; `picked` are its graphs in each data set."""
+        assert self._settings.collate is not None
+        present = np.ones(len(numbers), bool) if present is None else present
+        graphs = [DeferredGraphs.of(m.graphs, some) for m, some in zip(self._members, picked, strict=True)]
+        return self._settings.collate(Sample(numbers, present, self._one_or_several(graphs), self._one_or_several(scheds)))
+
+    def _one_or_several(self, of_members: Sequence[Any]) -> Any:
+        return tuple(of_members) if self._several else of_members[0]
+
+    def _remove_labels(self, batch: Sequence[np.ndarray], shapes: Sequence[Shape], present: np.ndarray) -> None:
+        """Sets the labels of stand-ins to -1, in the integers of a batch's schedules."""
+        for member, data, shape in zip(self._members, batch, shapes, strict=True):
+            if member.pick is None and "label" in shape.fields:
+                sched = Schedule(data, shape)
+                sizes = np.diff(sched.graph_end, prepend=0)
+                sched.label[: sizes.sum()][~present.repeat(sizes)] = -1
 
     def yielded(self, batches: Batches) -> PyTree:
-        """What a loop over the loader gets."""
+        """Returns what a loop over the loader gets."""
         return batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
 
     def examples(self, epoch: Epoch) -> list[PyTree]:
-        """What a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+        """Returns what a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order of the epoch."""
         kinds = [(int(epoch.planned.shape[some[0]]), epoch.length or len(some)) for some in epoch.order]
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
-        with contextlib.closing(self._here_and_now(epoch._replace(order=firsts), 0)) as found:
-            return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]
+        found = self.of(epoch._replace(order=firsts))
+        return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]
 
     def largest(self, epoch: Epoch) -> Batches:
-        """The first batch of an epoch, padded to the largest shape, in host memory.
+        """Returns the first batch of an epoch, padded to the largest shape, in host memory.
 
         Raises:
             ValueError: the epoch has no batches.
@@ -134,12 +128,10 @@ class Delivery:
             raise ValueError("Loader.largest: got a loader without batches; expected at least one.")
         number = max(range(len(self._shapes.all)), key=lambda i: sum(shape.vertices for shape in self._shapes.all[i]))
         planned = epoch.planned._replace(shape=np.full_like(epoch.planned.shape, number))
-        first = Epoch(epoch.number, planned, [np.zeros(1, int)], None)
-        with contextlib.closing(self._on_host(first, 0)) as found:
-            return next(found)
+        return self._dispatch(Epoch(epoch.number, planned, [], None), [0])
 
     def describe_shapes(self, epoch: Epoch | None) -> list[str]:
-        """A line for each shape: its size, and if there is an epoch, its batches and their padding."""
+        """Returns a line for each shape: its size, and if there is an epoch, its batches and their padding."""
         lines = []
         for number, shape in enumerate(self._shapes.all):
             rows, times = sum(one.vertices for one in shape), 0 if epoch is None else int((epoch.planned.shape == number).sum())
@@ -149,7 +141,7 @@ class Delivery:
         return lines
 
     def _padding(self, epoch: Epoch, number: int) -> float:
-        """The fraction of padding of an epoch's batches of one shape."""
+        """Returns the fraction of padding of an epoch's batches of one shape."""
         mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
         used = sum(
             int(np.diff(m.graphs.vertex_offsets)[np.concatenate([graphs[i] for i in mine])].sum())
@@ -157,27 +149,9 @@ class Delivery:
         )
         return 1 - used / (len(mine) * sum(one.vertices for one in self._shapes.all[number]))
 
-    def _schedules(self, planned: Planned, m: int, parts: list[int], workers: int) -> Iterator[tuple[Graphs, Schedule]]:
-        member = self._members[m]
-        asked = ((planned.graphs[m][part], int(planned.shape[part // self.units])) for part in parts)
-        return planned_schedules(member.graphs, asked, member.options._replace(fixed=self._shapes.fixed(m)), workers)
-
-    def _collated(self, numbers: np.ndarray, present: np.ndarray, found: Sequence[tuple[Graphs, Schedule]]) -> PyTree:
-        graphs, scheds = zip(*found, strict=True)
-        several = self._several
-        sample = Sample(numbers, present, graphs if several else graphs[0], scheds if several else scheds[0])
-        if self._settings.collate is not None:
-            return self._settings.collate(sample)
-        if not present.all():
-            for member, sched in zip(self._members, scheds, strict=True):
-                if member.pick is None and "label" in sched.shape.fields:
-                    sizes = np.diff(sched.graph_end, prepend=0)
-                    sched.label[: sizes.sum()][~present.repeat(sizes)] = -1
-        return sample.sched
-
 
 def _struct(x: Any) -> Any:
-    """The shape and dtype of an array; a Python number as it is."""
+    """Returns the shape and dtype of an array; a Python number as it is."""
     if not isinstance(x, np.ndarray | np.generic | jax.Array):
         return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))

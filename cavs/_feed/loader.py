@@ -1,6 +1,8 @@
 """`Loader`: the batches of an epoch, shuffled, scheduled, padded to a few shapes, and sent to the device ahead of time."""
 
 import contextlib
+import itertools
+import os
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -9,32 +11,24 @@ from typing import Any, SupportsIndex
 import numpy as np
 from jax.sharding import Mesh
 
-from cavs._feed.at_exit import closed_at_exit
 from cavs._feed.batches import Batches
-from cavs._feed.choose_shapes import choose_shapes
-from cavs._feed.delivery import Delivery, Epoch
-from cavs._feed.epoch_plans import EpochPlans
-from cavs._feed.given import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, position_of
-from cavs._feed.plan import Shapes, plan
+from cavs._feed.delivery import Delivery
+from cavs._feed.plan import Epoch, EpochPlans
+from cavs._feed.position import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, position_of
 from cavs._feed.sampler import Sampler
-from cavs._feed.settings import (
-    Sample,
-    Settings,
-    Source,
-    background_of,
-    checked,
-    members_of,
-    most_workers,
-    partial_stacks,
-    steps_for,
-)
-from cavs._feed.stream import Stream
+from cavs._feed.settings import Sample, Settings, Source, ahead_of, checked, members_of, partial_stacks, steps_for
+from cavs._feed.shapes import Shapes, choose_shapes
+from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
+from cavs._schedule.batches import compiled
 from cavs._schedule.tasks import LAZY_WINDOW
 
-LONG_WAIT = 0.05  # more processes are started if the loop waited for longer than this fraction of an epoch
+MSG_WORKERS = (
+    "Loader: workers: got {!r}; expected no such argument, as a thread schedules in place of processes. Omit it, or write "
+    "ahead=2 to prepare two dispatches on the thread, and ahead=0 to prepare them in the loop."
+)
 
 
 class Loader:
@@ -56,20 +50,20 @@ class Loader:
     The order of an epoch depends on `seed` and the number of the epoch alone. `state` returns the position and `restore`
     continues from it, with the same batches bit for bit, also in another process.
 
-    After a `break` or an exception, the next loop starts the next epoch. Processes and threads that worked for the abandoned
-    loop are used again by the next one, and end with the graphs. A loader runs one loop at a time.
+    After a `break` or an exception, the next loop starts the next epoch. A loader runs one loop at a time.
 
     Args:
         graphs: the data set; or a sequence of data sets of equal lengths, such as sentences and reversed sentences. For a pair
             `(graphs, pick)` in it, `pick(samples)` returns the graphs of a batch, the same number for each batch.
         batches: the number of graphs of a batch; or an iterable of integer arrays, the graphs of each batch. An iterator may
             be infinite: each loop continues it where the loop before was left.
-        seed: shuffles every epoch. `None`: all epochs are alike.
+        seed: shuffles every epoch. `None`: all epochs are alike, in the order of the data unless `group` says otherwise.
         fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such.
         collate: `collate(sample)` returns the pytree of NumPy arrays of a batch, from a `Sample` with the attributes `numbers`,
             `present`, `graphs` and `sched`. By default `sample.sched`.
         group: "balanced" draws batches of nearly equal numbers of vertices, which need the fewest shapes and the least
             padding; "similar" puts graphs of similar sizes into a batch; "random" draws them independently of their sizes.
+            `None`: "balanced", or without a seed the order of the data.
         last: what to do if the graphs do not fill the last batch: "short" yields a smaller one, "drop" leaves them out, and
             "pad" fills up with copies of the smallest graph. Their labels are -1 and must not count in the loss; `collate`
             sees them in `sample.present`.
@@ -77,15 +71,15 @@ class Loader:
         steps: training steps in one dispatch. `None`: about 16 on a GPU, up to 8 on a CPU if batches are small, and 1 for a
             mesh of CPU devices. With `steps=1` the loader yields single batches without the class `Batches`, also for functions
             under plain `jax.jit`.
-        workers: processes that schedule. `None`: by the device, and more of them if the training loop waits for batches.
         ahead: dispatches that a thread prepares and sends ahead of the loop, also of the next epoch; 0 for no thread. `None`: 2
-            on a GPU, else 0.
+            on a GPU, else 0. What `collate` raises on the thread, the loop raises, after all batches before it.
         mesh: a mesh of one axis. Each batch is dealt to its devices, with equal numbers of graphs and about equal costs.
         parts: each batch is dealt to this many parts of one shape, in the same way. Its arrays have a leading axis of parts,
             for [`cavs.memory.sub_batched`][], and `collate` gets one part at a time. `None`: no such axis.
         policy: as in [`cavs.schedule`][].
         kinds: as in [`cavs.schedule`][].
         window: as in [`cavs.schedule`][].
+        workers: no longer an argument: it was the number of processes that schedule.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -105,28 +99,31 @@ class Loader:
         seed: int | None = 0,
         fields: Sequence[str] | None = None,
         collate: Callable[[Sample], PyTree] | None = None,
-        group: str = "balanced",
+        group: str | None = None,
         last: str = "short",
         shapes: "int | Loader" = 3,
         steps: int | None = None,
-        workers: int | None = None,
         ahead: int | None = None,
         mesh: Mesh | None = None,
         parts: int | None = None,
         policy: str = "batching",
         kinds: bool = True,
         window: int = LAZY_WINDOW,
+        workers: None = None,
     ):
+        if workers is not None:
+            raise TypeError(MSG_WORKERS.format(workers))
         self._members, several = members_of(graphs, fields, policy, kinds, window)
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
-        given = Settings(batches, seed, collate, group, last, most, steps, workers, ahead, mesh, parts)
+        group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
+        given = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts)
         self._settings = checked(given, self._members, len(sizes))
         self._sampler = Sampler(self._settings, sizes)
         self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)
-        self._delivery.workers, self._delivery.ahead = background_of(self._settings)
+        self._ahead = ahead_of(self._settings)
         self._steps = self._settings.steps or 1
         if self._sampler.known and len(self):
             if known is None:
@@ -141,7 +138,7 @@ class Loader:
         self._plans = EpochPlans()
 
     def __len__(self) -> int:
-        """The number of batches of an epoch.
+        """Returns the number of batches of an epoch.
 
         Raises:
             TypeError: the batches come from an iterator.
@@ -152,7 +149,7 @@ class Loader:
         return closed_at_exit(self._loop())
 
     def state(self) -> dict[str, int]:
-        """The position: how many batches loops have received so far, as a dict of ints that JSON can store."""
+        """Returns the position: how many batches loops have received so far, as a dict of ints that JSON can store."""
         order = self._planned(self.epoch).checksum if self._sampler.known else 0
         return {"epoch": self.epoch, "batch": self.batch, "seen": self.seen, "steps": self._steps, "order": order}
 
@@ -179,7 +176,7 @@ class Loader:
         self._restored, self._running = True, None
 
     def examples(self) -> list[PyTree]:
-        """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+        """Returns the batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
         plan = self._plans.latest(self.epoch)
         if plan is None and self._sampler.known:
             plan = self._planned(self.epoch)
@@ -193,10 +190,10 @@ class Loader:
     @property
     def on_device(self) -> int:
         """The most batches that are on the device at the same time."""
-        return self._steps * (1 + self._delivery.ahead)
+        return self._steps * (1 + self._ahead)
 
     def largest(self) -> PyTree:
-        """A batch padded to the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
+        """Returns a batch in the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
         len(self)
         return self._delivery.largest(self._planned(self.epoch)).tree
 
@@ -204,11 +201,11 @@ class Loader:
         return self._plans.of(epoch, self.epoch, lambda: self._plan(epoch, self._sampler.batches(epoch)))
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
-        planned = plan(self._members, self._shapes, batches, self._sampler.sizes, self._delivery.units)
+        planned = self._shapes.plan(batches, self._sampler.sizes, self._delivery.units)
         return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings.mesh))
 
     def _epochs(self) -> Iterator[Epoch]:
-        """The rest of this epoch, in parts that are planned together."""
+        """Yields the rest of this epoch, in parts that are planned together."""
         if self._sampler.known:
             yield self._planned(self.epoch).after(self.batch)
             return
@@ -216,29 +213,39 @@ class Loader:
             if (planned := self._plan(self.epoch, some).after(received)).order:
                 yield planned
 
-    def _batches_of_epoch(self) -> Iterator[Batches]:
-        """The rest of this epoch, on the device. Closing the iterator ends a thread that prepares it."""
-        if not (self._delivery.ahead and self._sampler.known and len(self)):
+    def _batches_of_epoch(self) -> Generator[Batches, None, None]:
+        """Yields the rest of this epoch. Closing the iterator ends a thread that prepares it."""
+        if not self._ahead:
             for epoch in self._epochs():
-                with contextlib.closing(self._delivery.of(epoch)) as found:  # type: ignore[type-var]
-                    yield from found
-            return
+                yield from self._delivery.of(epoch)
+        elif self._sampler.known and len(self):
+            yield from self._from_stream()
+        else:
+            for epoch in self._epochs():
+                with contextlib.closing(closed_at_exit(self._delivery.ahead(iter([epoch]), self._ahead))) as found:
+                    yield from until_end(found)
+
+    def _from_stream(self) -> Generator[Batches, None, None]:
+        """Yields the rest of this epoch, from a thread that then prepares the next one."""
         stream, self._stream = self._stream, None
-        if stream is None or self.batch or not stream.begins(self.epoch):
-            stream = closed_at_exit(Stream(self._delivery, self._planned(self.epoch).after(self.batch), _planning(self)))
+        if stream is None or (stream.epoch, 0, stream.process) != (self.epoch, self.batch, os.getpid()):
+            epochs = itertools.chain(
+                [self._planned(self.epoch).after(self.batch)], _planned_after(self.epoch, weakref.ref(self))
+            )
+            stream = Stream(self.epoch, closed_at_exit(self._delivery.ahead(epochs, self._ahead)), os.getpid())
         try:
-            yield from stream.epoch()
+            yield from until_end(stream.items)
         except BaseException:
-            stream.close()
+            stream.items.close()
             raise
-        self._stream = stream
+        self._stream = stream._replace(epoch=stream.epoch + 1)
 
     def _loop(self) -> Generator[Any, None, None]:
         if self.batch and not self._restored:  # the loop before was left early
             self.epoch, self.batch = self.epoch + 1, 0
         self._restored, self._running = False, (this := object())
         begun, self.waited = time.perf_counter(), 0.0
-        with contextlib.closing(self._batches_of_epoch()) as found:  # type: ignore[type-var]
+        with contextlib.closing(self._batches_of_epoch()) as found:
             while True:
                 asked = time.perf_counter()
                 batches = next(found, None)
@@ -255,27 +262,25 @@ class Loader:
                     raise RuntimeError(MSG_TWO_LOOPS)
                 self._seconds = time.perf_counter() - begun
         self.epoch, self.batch = self.epoch + 1, 0
-        if self._settings.workers is None and self.waited > LONG_WAIT * self._seconds:
-            self._delivery.workers = max(self._delivery.workers, min(2 * self._delivery.workers or 1, most_workers()))
 
     def __repr__(self) -> str:
         s, delivery = self._settings, self._delivery
         graphs = counted(len(self._sampler.sizes), "graph")
+        in_numpy = ", scheduled in NumPy, as kernels/_cpu was not compiled" * (not compiled())
         lines = [f"Loader of {graphs}, batches of {self._sampler}, {s.group}, seed {s.seed}"]
         units = counted(delivery.units, "device" if s.parts is None else "part")
-        waits = f"{counted(delivery.workers, 'process')}, {counted(self._steps, 'step')} per dispatch, "
-        waits += f"{counted(delivery.ahead, 'dispatch')} sent ahead; {units}"
+        waits = f"{counted(self._steps, 'step')} per dispatch, {counted(self._ahead, 'dispatch')} sent ahead{in_numpy}; {units}"
         share = f"waited {self.waited:.2f} s of {self._seconds:.2f} s" if self._seconds else "no loop yet"
         lines += [f"  {waits}", f"  epoch {self.epoch}, batch {self.batch}; {share}"]
         return "\n".join([*lines, *delivery.describe_shapes(self._plans.latest(self.epoch))])
 
 
-def _planning(loader: Loader) -> Callable[[int], Epoch | None]:
-    """Returns a function that plans an epoch of the loader, or returns `None` if the loader no longer exists."""
-    this = weakref.ref(loader)  # the thread of a stream must not keep the loader
-
-    def planned(number: int) -> Epoch | None:
-        loader = this()
-        return None if loader is None else loader._planned(number)
-
-    return planned
+def _planned_after(number: int, loader: "weakref.ref[Loader]") -> Iterator[Epoch]:
+    """Yields the epochs after the one with this number, while the loader exists: the thread that runs this must not keep it."""
+    for later in itertools.count(number + 1):
+        this = loader()
+        if this is None:
+            return
+        epoch = this._planned(later)
+        del this
+        yield epoch

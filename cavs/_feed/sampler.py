@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from cavs._feed.epochs import epoch_batches
-from cavs._feed.given import samples_of
 from cavs._feed.settings import Settings
-from cavs._graphs.checks import Index
+from cavs._graphs.checks import Index, checked_index
 
 CHUNK = 256  # batches of an iterator, which may be infinite, that are planned together
 
@@ -44,7 +43,7 @@ class Sampler:
         self.known = self.size is not None or self._list is not None
 
     def __len__(self) -> int:
-        """The number of batches of an epoch.
+        """Returns the number of batches of an epoch.
 
         Raises:
             TypeError: the batches come from an iterator.
@@ -57,7 +56,7 @@ class Sampler:
         return whole + (left > 0 and self._settings.last != "drop")
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """The samples of each batch of an epoch; -1 for stand-ins. The batches must be `known`."""
+        """Returns the samples of each batch of an epoch; -1 for stand-ins. The batches must be `known`."""
         if self.size is None:
             assert self._list is not None
             return self._list
@@ -98,3 +97,20 @@ class Sampler:
     def __repr__(self) -> str:
         of = "given" if self.size is None else str(self.size)
         return f"{of}, {len(self)} per epoch" if self.known else of
+
+
+def samples_of(index: Index, count: int) -> np.ndarray:
+    """Returns the numbers of the graphs that an index into `count` graphs selects for a batch.
+
+    Raises:
+        IndexError: a number is out of range, or the index is of another type or shape.
+        ValueError: it selects no graph.
+    """
+    try:
+        found = checked_index(index, count)
+    except IndexError as error:
+        raise IndexError(f"Loader: batches: {error}") from None
+    some = np.arange(found.start, found.stop) if isinstance(found, slice) else found
+    if not len(some):
+        raise ValueError(f"Loader: batches: got {index!r}, which selects no graph; expected at least one in each batch.")
+    return some

@@ -1,6 +1,5 @@
 """The settings of a loader: checked, and chosen by the device where the user chose none."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,9 +24,6 @@ STEPS, STEPS_OF_FEW, FEW = 16, 32, 8
 # On a CPU: at most so many training steps in one dispatch, and so many vertices. Larger batches gain nothing from it.
 STEPS_ON_CPU, VERTICES_ON_CPU = 8, 32_768
 AHEAD = 2  # dispatches that wait on a GPU
-# Processes that schedule on a GPU. They start while the first step compiles. On one H200 (2026-11-26), steps of 256 trees took
-# 0.65 ms with four, 0.8 with two and 1.2 with one, and 2 to 6 ms in the epochs in which others started.
-WORKERS_ON_GPU, MOST_WORKERS = 4, 8
 
 Source: TypeAlias = Graphs | tuple[Graphs, Pick]
 
@@ -49,7 +45,7 @@ class Sample(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The arguments of `Loader` after validation. `steps`, `workers` and `ahead` are `None` if the loader chooses."""
+    """The arguments of `Loader` after validation. `steps` and `ahead` are `None` if the loader chooses."""
 
     batches: int | Iterable[Index]
     seed: int | None
@@ -58,7 +54,6 @@ class Settings(NamedTuple):
     last: str
     shapes: int
     steps: int | None
-    workers: int | None
     ahead: int | None
     mesh: Mesh | None
     parts: int | None = None
@@ -67,7 +62,7 @@ class Settings(NamedTuple):
 def members_of(
     graphs: Source | Sequence[Source], fields: Sequence[str] | None, policy: str, kinds: bool, window: int
 ) -> tuple[list[Member], bool]:
-    """The data sets of a loader, and whether they were given as a sequence.
+    """Returns the data sets of a loader, and whether they were given as a sequence.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -119,7 +114,7 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
     for name, choices in (("group", GROUPS), ("last", LAST)):
         if (got := getattr(settings, name)) not in choices:
             raise ValueError(f"Loader: {name}: got {got!r}; expected one of {', '.join(map(repr, choices))}.")
-    for name, least in (("seed", 0), ("shapes", 1), ("steps", 1), ("workers", 0), ("ahead", 0)):
+    for name, least in (("seed", 0), ("shapes", 1), ("steps", 1), ("ahead", 0)):
         got = getattr(settings, name)
         if got is not None and (isinstance(got, bool) or not isinstance(got, int) or got < least):
             raise ValueError(f"Loader: {name}: got {got!r}; expected an int >= {least}{' or None' * (name != 'shapes')}.")
@@ -138,7 +133,7 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
 
 
 def _of_samples(settings: Settings, batches: int, samples: int) -> int:
-    """The number of graphs of a batch of so few samples. If they are padded, all devices or parts get the same number."""
+    """Returns the number of graphs of a batch of so few samples. If padded, all devices or parts get the same number."""
     units = settings.parts or (1 if settings.mesh is None else settings.mesh.size)
     few = -(-samples // units) * units if settings.last == "pad" else samples
     return min(batches, few)
@@ -192,7 +187,7 @@ def partial_stacks(mesh: Mesh | None) -> bool:
 
 
 def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> int:
-    """The training steps of one dispatch on this device.
+    """Returns the training steps of one dispatch on this device.
 
     On one CPU several if the batches are small, because a dispatch takes a few tenths of a millisecond. On a GPU about `STEPS`,
     in multiples of four (the steps of one CUDA graph), such that few batches of the epoch are left over.
@@ -212,14 +207,8 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
     return min(choices, key=lambda n: (batches // n + batches % n, abs(n - steps)))
 
 
-def background_of(settings: Settings) -> tuple[int, int]:
-    """The processes that schedule at first, and the dispatches that are sent ahead: `workers` and `ahead` of a loader."""
-    gpu = jax.default_backend() == "gpu"
-    workers = (min(WORKERS_ON_GPU, most_workers()) if gpu else 0) if settings.workers is None else settings.workers
-    return workers, (AHEAD if gpu else 0) if settings.ahead is None else settings.ahead
-
-
-def most_workers() -> int:
-    """The most processes that a loader starts by itself. On a CPU the training step needs the cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, cores // (2 if jax.default_backend() == "gpu" else 4))
+def ahead_of(settings: Settings) -> int:
+    """Returns the dispatches that a thread prepares and sends ahead of the loop. On a CPU the training step needs the cores."""
+    if settings.ahead is not None:
+        return settings.ahead
+    return AHEAD if jax.default_backend() == "gpu" else 0

@@ -69,7 +69,7 @@ def _reduce_max_jvp(
     (x,), (t,) = primals, tangents
     top = reduce_max(x, call)
     if type(t) is ad.Zero:
-        return top, ad.Zero.from_primal_value(top)  # type: ignore
+        return top, ad.Zero(jax.typeof(top).to_tangent_aval())  # type: ignore
     hit = x == spread(top, call)
     # `where` rather than a product: tangents of other children may be infinite.
     total = reduce_sum(jnp.where(hit, t, jnp.zeros_like(t)), call)

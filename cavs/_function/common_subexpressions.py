@@ -11,10 +11,14 @@ import numpy as np
 from cavs._function.equal_jaxprs import same_parameters
 from cavs._function.equations import Program
 from cavs._function.jaxprs import Atom, Eqn, Var, is_var
+from cavs._function.user_rules import may_sum_first
 
 
 def merge_common_subexpressions(program: Program) -> Program:
-    """Returns the program without equations that are equal to an earlier one. F has no side effects (`_function.misuse`)."""
+    """Returns the program without equations that are equal to an earlier one. F has no side effects (`_function.misuse`).
+
+    Calls with a rule of the user that is not linear stay: the rule acts on the cotangent of each.
+    """
     same: dict[Var, Var] = {}
     known: dict[Any, list[Eqn]] = {}
     eqns = []
@@ -23,7 +27,7 @@ def merge_common_subexpressions(program: Program) -> Program:
             e = e.replace(invars=[same.get(x, x) if is_var(x) else x for x in e.invars])
         alike = known.setdefault((e.primitive, *map(_key, e.invars)), [])
         first = next((f for f in alike if same_parameters(e, f)), None)
-        if first is None:
+        if first is None or not may_sum_first(e):
             alike.append(e)
             eqns.append(e)
         else:

@@ -1,104 +1,106 @@
-"""Rules for JAX's transformations: batches and tangents that other functions compute, and what is differentiated."""
+"""Functions with a derivative of their own in reverse mode, which depends on what is differentiated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from cavs._function.equations import is_float
+from cavs._function.reverse_only import Cotangents, Linear, forward_only, linear
+from cavs._function.ruled import Arrays, Flat, Rules, Tangents, call, flat, pushed
 from cavs._graphs.pytree import PyTree
 
-
-def with_rule(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn`, which is `other` under `jax.vmap`."""
-
-    def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
-        outs = jax.vmap(other, in_axes=axes(which), axis_size=size)(*args)
-        return outs, jax.tree.map(lambda _: True, outs)
-
-    return batching(fn, rule)
-
-
-def batching(fn: Callable[..., PyTree], rule: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn` with a rule for `jax.vmap`: `rule(size, which arguments are batched, *args) -> (results, which are)`."""
-    with_rule = jax.custom_batching.custom_vmap(fn)
-    with_rule.def_vmap(lambda size, which, *args: rule(size, tuple(which), *args))
-    return with_rule
-
-
-def with_tangents(outs: PyTree, args: PyTree, tangents_of: Callable[..., PyTree]) -> PyTree:
-    """Returns `outs` with the tangents `tangents_of(args, their tangents)`. Its own are not read.
-
-    Kernels that compute `outs` are not inside of what has the rule, because JAX cannot lower their effects there.
-    """
-
-    @jax.custom_jvp
-    def same(outs: PyTree, args: PyTree) -> PyTree:
-        return outs
-
-    @same.defjvp
-    def rule(primals: PyTree, tangents: PyTree) -> PyTree:
-        return primals[0], tangents_of(primals[1], tangents[1])
-
-    return same(outs, args)
+MSG_LINEARIZED = (
+    "{name}: got tangents for a function that jax.linearize returned; expected none, as that function is only transposed. Write "
+    "jax.jvp for a derivative in forward mode, and jax.vjp for one in reverse mode."
+)
+MSG_TWICE = (
+    "{name}: got a second derivative in reverse mode, as of jax.grad of jax.grad or of jax.jvp; expected one in forward mode. "
+    "Write jax.jvp(jax.grad(loss), (params,), (direction,))[1] for a product with the Hessian, and jax.hessian(loss) for the "
+    "Hessian."
+)
 
 
 def reverse_differentiable(
     primal: Callable[..., PyTree],
     forward: Callable[..., tuple[PyTree, PyTree]],
     backward: Callable[..., tuple[PyTree, ...]],
-    kernels: bool = False,
+    name: str,
+    once: bool = False,
 ) -> Callable[..., PyTree]:
     """Returns `primal` with a reverse derivative that depends on which arguments are differentiated.
 
-    `jax.custom_vjp` with `symbolic_zeros=True` says which they are, too. But once such a function is part of a traced one, JAX
-    remembers its forward for each set of differentiated arguments, and the structure of the residuals of the latest set alone
-    (JAX 0.10, 0.11). A gradient would then read the residuals of another one. So here a tangent rule finds out what is
-    differentiated, and differentiates a function of these arguments.
+    Where it is differentiated, a rule finds out which they are, calls `forward`, and returns tangents whose transpose is
+    `backward` (`_function.reverse_only`). Tangents that are computed, in forward mode, are those of `primal`.
 
     Args:
-        primal: the function of positional arguments, pytrees of arrays.
+        primal: the function of positional arguments, pytrees of arrays. Like the others, it closes over no tracers.
         forward: `forward(varied, *args) -> (results, residuals)`; `varied` are the arguments with bools as leaves.
         backward: `backward(residuals, cotangents) -> cotangents of args`, with `None` for what is not differentiated. The
             cotangents of results are leaves of their structure, arrays or `SymbolicZero`.
-        kernels: whether `primal` launches kernels, whose effects JAX cannot lower inside of what has a tangent rule. Only under
-            `jax.jit`, which removes the call of `primal` where `forward` is called.
+        name: of the function, for errors.
+        once: whether JAX cannot differentiate `primal`, `forward` and `backward` in reverse mode, as for loops of unknown
+            length. The error then says what to write.
     """
 
-    def tangents_of(args: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[PyTree, PyTree]:
+    def seal(tree: PyTree) -> PyTree:
+        return in_forward_mode(tree, MSG_TWICE.format(name=name)) if once else tree
+
+    def differentiable(*args: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten(args)
-        directions = tree.flatten_up_to(tangents)
-        flags = [not isinstance(t, SymbolicZero) and is_float(x) for x, t in zip(leaves, directions, strict=True)]
+        structures = [jax.tree.structure(x) for x in args]
+        shapes: list[Any] = []
+        run = flat(primal, tree, shapes)
 
-        def args_of(chosen: Sequence[Any]) -> tuple[PyTree, ...]:
-            left = iter(chosen)
-            return tree.unflatten([next(left) if is_varied else x for x, is_varied in zip(leaves, flags, strict=True)])
+        def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
+            varied = [t is not None for t in tangents]
+            found, residuals = forward(tree.unflatten(varied), *tree.unflatten(primals))
+            outs, shapes[:] = (seen := jax.tree.flatten(seal(found)))[0], [seen[1]]
+            saved, of_saved = jax.tree.flatten(residuals)
+            types = [jax.typeof(x).strip_weak_type().to_tangent_aval() for x in outs]
+            floats = [i for i, x in enumerate(outs) if is_float(x)]
+            of_outs = shapes[0]
 
-        def saving(*chosen: Any) -> tuple[PyTree, PyTree]:
-            return forward(tree.unflatten(flags), *args_of([x.value for x in chosen]))
+            def compute(primals: Arrays, given: Arrays) -> Arrays:
+                left = iter(given)
+                _, found = pushed(run, primals, [next(left) if is_varied else None for is_varied in varied])
+                return seal([found[i] for i in floats])
 
-        def pull_back(residuals: PyTree, cotangents: PyTree) -> tuple[Any, ...]:
-            found = backward(residuals, cotangents)
-            each = zip(found, map(jax.tree.structure, args), strict=True)
-            grads = [g for ct, like in each for g in ([None] * like.num_leaves if ct is None else like.flatten_up_to(ct))]
-            return tuple(g for g, is_varied in zip(grads, flags, strict=True) if is_varied)
+            def pull(saved: Arrays, some: Cotangents) -> Cotangents:
+                cts: list[Any] = list(map(SymbolicZero, types))
+                for i, ct in zip(floats, some, strict=True):
+                    cts[i] = cts[i] if ct is None else ct
+                found = seal(backward(of_saved.unflatten(saved), of_outs.unflatten(cts)))
+                each = zip(found, structures, strict=True)
+                grads = [g for ct, like in each for g in ([None] * like.num_leaves if ct is None else like.flatten_up_to(ct))]
+                return [g for g, is_varied in zip(grads, varied, strict=True) if is_varied]
 
-        of_chosen = jax.custom_vjp(lambda *chosen: primal(*args_of(chosen)))
-        of_chosen.defvjp(saving, pull_back, symbolic_zeros=True)  # only then cotangents of zero are known to be zero
-        chosen = [x for x, is_varied in zip(leaves, flags, strict=True) if is_varied]
-        return jax.jvp(of_chosen, chosen, [t for t, is_varied in zip(directions, flags, strict=True) if is_varied])
+            of_floats = tuple(types[i] for i in floats)
+            refusal = MSG_LINEARIZED.format(name=name)
+            of = Linear(compute, pull, len(primals), len(saved), of_floats, refusal)
+            left = iter(linear(of, primals, saved, [t for t in tangents if t is not None]))
+            return outs, [next(left) if is_float(x) else None for x in outs]
 
-    function = jax.custom_jvp(primal)
-    function.defjvp(tangents_of, symbolic_zeros=True)
-    if not kernels:
-        return function
-    same = jax.custom_jvp(lambda outs, args: outs)
-    same.defjvp(lambda primals, tangents: tangents_of(primals[1], tangents[1]), symbolic_zeros=True)
-    return lambda *args: same(primal(*lax.stop_gradient(args)), args)
+        outs = call(_rules(run, push), *leaves)
+        return shapes[0].unflatten(outs)
+
+    return differentiable
 
 
-def axes(which: PyTree) -> PyTree:
-    """Returns `in_axes` of `jax.vmap` for batched arguments."""
-    return jax.tree.map(lambda batched: 0 if batched else None, which)
+def _rules(run: Flat, push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]) -> Rules:
+    """The rules of a function that is differentiated by `push`, batched or not."""
+
+    def batch(over: Callable[..., Flat], dims: list[int | None], operands: Arrays) -> Arrays:
+        def of_batch(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
+            at = [None if t is None else d for t, d in zip(tangents, dims, strict=True)]
+            return over(push, (dims, at))(primals, tangents)  # type: ignore[return-value]
+
+        return call(_rules(over(run, tuple(dims)), of_batch), *operands)
+
+    return Rules(run, push, batch)
+
+
+def in_forward_mode(tree: PyTree, refusal: str) -> PyTree:
+    """Returns the arrays of a tree. `refusal` is the text of the `TypeError` if they are differentiated in reverse mode."""
+    return jax.tree.map(lambda x: forward_only(x, refusal) if is_float(x) else x, tree)

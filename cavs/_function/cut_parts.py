@@ -49,7 +49,7 @@ def stored_cuts(joint: Joint, parts: bool = True) -> StoredCuts:
 def with_kept_together(joint: Joint) -> Joint:
     """Returns the joint program with the kept values side by side that one cut cotangent can overwrite."""
     parts = _parts(joint)
-    return side_by_side(joint, [(v, parts[v]) for v in _stored_whole(parts)])
+    return side_by_side(joint, [(v, parts[v]) for v in _stored_whole(parts) if len(parts.get(v, ())) > 1])
 
 
 def _parts(joint: Joint) -> dict[Var, list[Var]]:
@@ -58,12 +58,12 @@ def _parts(joint: Joint) -> dict[Var, list[Var]]:
 
 
 def _stored_whole(parts: dict[Var, list[Var]]) -> list[Var]:
-    """The cut cotangents with parts that no larger one has."""
+    """The cut cotangents with parts that no larger one has. One of a single part, such as a reshaped one, is that part."""
     found: list[Var] = []
     covered: set[Var] = set()
     for v in sorted(parts, key=lambda v: -v.aval.size):
         if covered.isdisjoint(parts[v]):
-            found.append(v)
+            found.append(v if len(parts[v]) > 1 else parts[v][0])
             covered.update(parts[v])
     return found
 
@@ -75,12 +75,12 @@ def _divided(joint: Joint, whole: StoredCuts) -> StoredCuts:
         first = [v for v, own in parts.items() if own == [v]]
     else:
         first = _stored_whole(parts)
-    covered = {x for v in first for x in parts[v]}
+    covered = {x for v in first for x in parts.get(v, [v])}
     values = [*first, *dict.fromkeys(x for own in parts.values() for x in own if x not in covered)]
     domain = {x: whole.domain[v] for v, own in parts.items() for x in (v, *own)}
     others = {v: own for v, own in parts.items() if v not in first}
     shared = {x for own in others.values() for x in own}
-    within = {v: parts[v] for v in first if len(parts[v]) > 1 and not shared.isdisjoint(parts[v])}
+    within = {v: own for v, own in parts.items() if v in first and len(own) > 1 and not shared.isdisjoint(own)}
     eqns, _ = needed(joint.program.eqns, list(others), {*values, *covered})
     return StoredCuts(values, {v: domain[v] for v in values}, within, others, eqns)
 

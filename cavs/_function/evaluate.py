@@ -1,5 +1,6 @@
 """Evaluation of equations that were written for one vertex, for many vertices at once."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ def evaluate(
             w, axis = (turned[eqn.invars[1]], 0) if turned and axis == 1 and eqn.invars[1] in turned else (args[1], axis)
             # One two-dimensional product over all rows: if there were more axes, XLA would transpose the operand first.
             x, how = args[0], (eqn.params["precision"], eqn.params["preferred_element_type"])
-            z = product(x.reshape(-1, x.shape[-1]), w, axis, *how)
+            z = product(x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), w, axis, *how)
             z = z.reshape(*x.shape[:-1], z.shape[-1])
             outs = [_stored_cotangent(z) if stored else z]
         else:

@@ -5,7 +5,7 @@ Here `fn` takes the leaves of one child's state, as they are stored (see `_funct
 
 import inspect
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from jax.core import Tracer, eval_jaxpr
 from jax.typing import ArrayLike
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
+from cavs._function.equations import is_float
+from cavs._function.jaxprs import Jaxpr
+from cavs._function.user_rules import has_rule, varying, with_rules_per_child
 from cavs._graphs.pytree import PyTree
 
 REDUCERS = ("sum", "mean", "max", "softmax")
@@ -36,7 +39,7 @@ def over_children(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.A
     Returns:
         What `gather_all` returns: the results of `fn`, reduced over the children.
     """
-    out = _of_child(fn, child, call)
+    out = _of_child(fn, child, count, call)
     if reduce == "softmax":
         score, value = score_and_value(out)
         top = jax.lax.stop_gradient(reduce_max(score, call))
@@ -78,7 +81,7 @@ def check_edges(fn: Callable[..., PyTree], edges: PyTree) -> None:
         ) from e
 
 
-def _of_child(fn: OfChild, child: list[jax.Array], call: int) -> PyTree:
+def _of_child(fn: OfChild, child: list[jax.Array], count: jax.Array, call: int) -> PyTree:
     """Returns `fn` of a child's state, and of the row of its edge.
 
     `fn` may read values of the vertex, which are the same for every child. `rewrite.make_domains_explicit` spreads them to the
@@ -93,14 +96,28 @@ def _of_child(fn: OfChild, child: list[jax.Array], call: int) -> PyTree:
 
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in child]
     closed, out = jax.make_jaxpr(fn, return_shape=True)(shapes)
-    consts = [spread(x, call) if differentiated(x) else x for x in closed.consts]
-    leaves = eval_jaxpr(closed.jaxpr, consts, *(enter_p.bind(x, call=call) for x in child))
+    jaxpr, entered = cast(Jaxpr, closed.jaxpr), [enter_p.bind(x, call=call) for x in child]
+    rules, apart = any(map(has_rule, jaxpr.eqns)), [differentiated(x) for x in closed.consts]
+
+    def to_child(x: jax.Array) -> jax.Array:
+        return spread(varying(x, count) if rules and is_float(x) else x, call)  # a parameter would not stay spread
+
+    consts = [to_child(x) if is_apart else x for x, is_apart in zip(closed.consts, apart, strict=True)]
+    leaves = with_rules_per_child(jaxpr, consts, apart, entered, to_child) if rules else eval_jaxpr(jaxpr, consts, *entered)
     return jax.tree.unflatten(jax.tree.structure(out), leaves)
 
 
 def over_padded(fn: OfChild, reduce: str, child: list[jax.Array], count: jax.Array, size: int) -> PyTree:
     """Traces a call of `gather_all` in plain JAX, over `count` children that are stacked and padded to `size`."""
-    out = jax.vmap(fn)([stack_p.bind(x, size=size) for x in child])
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in child]
+    closed, like = jax.make_jaxpr(fn, return_shape=True)(shapes)
+    apart = [False for _ in closed.consts]
+
+    def of_one(slot: jax.Array, *stored: jax.Array) -> PyTree:
+        leaves = with_rules_per_child(cast(Jaxpr, closed.jaxpr), closed.consts, apart, stored, lambda x: varying(x, slot))
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    out = jax.vmap(of_one)(jnp.arange(size), *(stack_p.bind(x, size=size) for x in child))
     there = jnp.arange(size) < count
 
     def only(x: ArrayLike, rest: ArrayLike) -> jax.Array:

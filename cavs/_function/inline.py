@@ -5,7 +5,7 @@ if one calls `gather_all`: it then mixes values of vertices with values of their
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import jax
@@ -15,6 +15,7 @@ from jax import lax
 from cavs._function.children import has_children_in
 from cavs._function.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._function.lines import line_of
+from cavs._function.reverse_only import forward_only_p
 
 # Calls that are inlined. `jax.checkpoint` has no effect of its own: `_function.minimum_cut` decides for F as a whole what is
 # stored.
@@ -127,7 +128,13 @@ def _broadcast(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, wide: tuple[
     return cast(list[Eqn], traced.eqns)[0]
 
 
-def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequence[str] = _PLAIN) -> list[Atom]:
+def inlined(
+    jaxpr: Jaxpr,
+    rename: dict[Var, Atom],
+    out: list[Eqn],
+    calls: Sequence[str] = _PLAIN,
+    where: Callable[[Eqn], bool] = lambda eqn: True,
+) -> list[Atom]:
     """Appends the equations of `jaxpr` to `out`, with calls inlined.
 
     Args:
@@ -135,6 +142,7 @@ def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequen
         rename: replaces variables of `jaxpr`. Its variables are added.
         out: the equations so far.
         calls: the calls that are inlined; "platform_dependent" for the branch of this platform.
+        where: which of these calls are inlined.
 
     Returns:
         The outputs of `jaxpr`, renamed.
@@ -146,8 +154,11 @@ def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequen
     for eqn in jaxpr.eqns:
         if not eqn.outvars and not eqn.effects:
             continue  # JAX keeps a condition of which nothing is read
+        if eqn.primitive is forward_only_p:
+            rename[eqn.outvars[0]] = get(eqn.invars[0])
+            continue
         branch = _branch_of_platform(eqn) if "platform_dependent" in calls else None
-        if eqn.primitive.name not in calls and branch is None:
+        if branch is None and not (eqn.primitive.name in calls and where(eqn)):
             fresh = [Var(v.aval) for v in eqn.outvars]  # if a body is inlined twice, it must not define a variable twice
             out.append(eqn.replace(invars=[_stretched(get(x), eqn, out) for x in eqn.invars], outvars=fresh))
             rename.update(zip(eqn.outvars, fresh, strict=True))
@@ -156,5 +167,5 @@ def inlined(jaxpr: Jaxpr, rename: dict[Var, Atom], out: list[Eqn], calls: Sequen
         local = dict(zip(body.invars, [get(x) for x in eqn.invars[len(eqn.invars) - len(body.invars) :]], strict=True))
         for var, value in zip(body.constvars, consts, strict=True):
             local[var] = Literal(value, var.aval)
-        rename.update(zip(eqn.outvars, inlined(body, local, out, calls), strict=True))
+        rename.update(zip(eqn.outvars, inlined(body, local, out, calls, where), strict=True))
     return [get(x) for x in jaxpr.outvars]

@@ -1,7 +1,7 @@
 """Jaxprs, the jaxprs that equations call, and types of their parts; those that the kernels need come from `cavs.kernels`."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import jax
 from jax.extend import core as jex
@@ -24,8 +24,9 @@ else:
 
 PyTreeDef: TypeAlias = Any  # `jax.tree_util.PyTreeDef`, which no type checker can read
 Env: TypeAlias = dict[Var, jax.Array]
+_T = TypeVar("_T")
 
-CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
+CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "call_with_rules")
 
 
 def bodies_in(eqn: Eqn) -> list[Jaxpr]:
@@ -38,15 +39,20 @@ def opened(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
     return cast(Jaxpr, getattr(jaxpr, "jaxpr", jaxpr)), getattr(jaxpr, "consts", ())
 
 
+def without_constants(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[ClosedJaxpr, Sequence[jax.Array]]:
+    """Returns a jaxpr whose constants are its first arguments, and these constants."""
+    inside, consts = opened(jaxpr)
+    invars = [*inside.constvars, *inside.invars]
+    return cast(ClosedJaxpr, jex.ClosedJaxpr(inside.replace(constvars=[], invars=invars), [])), consts
+
+
 def body_of(eqn: Eqn) -> tuple[Jaxpr, Sequence[jax.Array]]:
     """Returns the jaxpr that an equation calls, and its constants. The equation is one of `CALLS` or a `checkpoint`."""
     return opened(next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params))
 
 
-def scan_parts(
-    params: dict[str, Any], operands: Sequence[jax.Array]
-) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    """Splits the operands of a scan into constants, initial carry and xs."""
+def scan_parts(params: dict[str, Any], operands: Sequence[_T]) -> tuple[list[_T], list[_T], list[_T]]:
+    """Splits the operands of a scan, or what belongs to each, into that of constants, initial carry and xs."""
     if "ft_in" in params:  # jax 0.11
         consts, init, xs = (list(part) for part in params["ft_in"].update(operands).unpack())
         return consts, init, xs

@@ -6,6 +6,7 @@ from cavs._function.jaxprs import Atom, Eqn, Var, is_var
 
 WAYS = ("keep", "recompute", "offload")
 Names = tuple[tuple[str, str], ...]  # (name, one of `WAYS`)
+WHOLE_BATCH = "sum over the whole batch"  # `cavs.data.total` marks its results with this name: no user can ask for it
 
 
 def names_of(asked: Mapping[str, str] | None, function: str, ways: Sequence[str] = WAYS) -> Names:
@@ -42,9 +43,10 @@ def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn],
     for e in eqns:
         if e.primitive.name == "name":
             x = rename[e.outvars[0]] = get(e.invars[0])
-            values = found.setdefault(e.params["name"], set())
-            if is_var(x) and x in made:
-                values.add(x)
+            if e.params["name"] != WHOLE_BATCH:
+                values = found.setdefault(e.params["name"], set())
+                if is_var(x) and x in made:
+                    values.add(x)
             continue
         kept.append(e.replace(invars=[get(x) for x in e.invars]))
         made.update(e.outvars)

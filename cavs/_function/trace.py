@@ -18,6 +18,7 @@ from cavs._function.rewrite import fold_zeros, make_domains_explicit
 from cavs._function.role import RoleProgram
 from cavs._function.stored import from_stored, stored_aval, to_stored
 from cavs._function.transpose import has_loop
+from cavs._function.user_rules import with_rules_per_vertex
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
 
@@ -62,7 +63,9 @@ def trace_role(
     if leaf:
         found = arguments_of(program)
         program = fold_zeros(program, {*found.child, *(v for slot in found.slots for v in slot)})
-    else:
+    found = arguments_of(program)
+    program = with_rules_per_vertex(program, found.domains, found.num_children)
+    if not leaf:
         found = arguments_of(program)
         program = make_domains_explicit(program, found.domains, num_states, found.num_children)
     # Leaves need no forget gates, for instance, whose product is not to become part of another.

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_edges, over_children, over_padded
 from cavs._function.stored import from_stored, key_impl
 from cavs._graphs.pytree import PyTree
-from cavs._schedule.schedule import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,26 +101,6 @@ class VertexFunction:
             floats = floats or [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
         return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
-
-    def explain(self, params: PyTree = None, inputs: PyTree = None, edges: PyTree = None, sched: Schedule | None = None) -> str:
-        """Returns how F was split and what it costs.
-
-        The text lists the eager, recurrent and lazy equations, the fused products, what is kept per vertex for the backward,
-        FLOPs, and which engine runs F and why.
-
-        Args:
-            params: arrays or `jax.ShapeDtypeStruct`s. Without `params` and `inputs`, the text is for the shapes of the latest
-                `run`.
-            inputs: one vertex's row of the inputs: arrays or `jax.ShapeDtypeStruct`s.
-            edges: one edge's row of the edges, if F reads them.
-            sched: a schedule, whose padding is then listed.
-
-        Raises:
-            ValueError: no arguments are given, and F has not run yet.
-        """
-        from cavs._run.explain import explain
-
-        return explain(self, params, inputs, edges, sched)
 
 
 def _is_spec(x: Any) -> bool:

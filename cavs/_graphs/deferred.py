@@ -5,7 +5,6 @@ would cost time for nothing.
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,46 +12,30 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 
 
-class Pass:
-    """Consecutive batches that are scheduled together: `graphs[index]`, of which batch k takes the next `counts[k]` graphs."""
-
-    def __init__(self, graphs: Graphs, index: np.ndarray, counts: np.ndarray, selected: Graphs | None = None):
-        """`selected` is `graphs[index]` if it is known already."""
-        self.graphs, self.index, self.counts, self.ends = graphs, index, counts, counts.cumsum()
-        self._selected = selected
-
-    @functools.cached_property
-    def batches(self) -> list[Graphs]:
-        """All batches. They are selected at once: the arrays of each are views."""
-        selected = self.graphs[self.index] if self._selected is None else self._selected
-        return list(consecutive(selected, self.counts))
-
-
 def _read_on_first_use(field: str) -> Any:  # a descriptor, which stands for a value of any field's type
     return functools.cached_property(lambda batch: getattr(batch._select(), field))
 
 
 class DeferredGraphs(Graphs):
-    """One batch of a `Pass`: graphs whose fields are cached properties, which select the batch when one is first read."""
+    """The graphs of a batch, whose fields are cached properties: they select the batch when one is first read."""
 
-    _held: "Graphs | tuple[Pass, int]"
+    _held: "Graphs | tuple[Graphs, np.ndarray]"
 
     @staticmethod
-    def of(batches: Pass, number: int) -> "DeferredGraphs":
-        """Batch `number` of a pass."""
+    def of(graphs: Graphs, index: np.ndarray) -> "DeferredGraphs":
+        """Returns `graphs[index]`, which is selected later."""
         # The constructor takes the fields, as `dataclasses.replace` expects.
         batch = object.__new__(DeferredGraphs)
-        object.__setattr__(batch, "_held", (batches, number))
-        end = batches.ends[number]
-        batch._selected_from(batches.graphs, batches.index[end - batches.counts[number] : end])
+        object.__setattr__(batch, "_held", (graphs, index))
+        batch._of_arity(graphs._arity)
         return batch
 
     def _select(self) -> Graphs:
         if isinstance(self._held, Graphs):
             return self._held
-        batches, number = self._held
-        selected = batches.batches[number]
-        # The batch takes the place of its pass, which would keep the whole data set in memory.
+        graphs, index = self._held
+        selected = graphs[index]
+        # The batch takes the place of the data set, which would stay in memory.
         object.__setattr__(self, "_held", selected)
         return selected
 
@@ -68,20 +51,3 @@ class DeferredGraphs(Graphs):
     label_names = _read_on_first_use("label_names")
     graph_label = _read_on_first_use("graph_label")
     edge_attr = _read_on_first_use("edge_attr")
-
-
-def consecutive(graphs: Graphs, counts: np.ndarray) -> Iterator[Graphs]:
-    """Cuts `graphs` into consecutive parts of `counts` (K,) graphs. Faster than a slice for each part."""
-    end = counts.cumsum()
-    vertices = graphs.vertex_offsets[np.append(0, end)]
-    rows, edges = vertices.tolist(), graphs.child_offsets[vertices].tolist()
-    for i, (start, stop) in enumerate(zip((end - counts).tolist(), end.tolist(), strict=True)):
-        (v0, v1), (e0, e1) = rows[i : i + 2], edges[i : i + 2]
-        part = graphs._with_rows(
-            graphs.vertex_offsets[start : stop + 1] - v0,
-            graphs.child_offsets[v0 : v1 + 1] - e0,
-            slice(v0, v1),
-            slice(e0, e1),
-            slice(start, stop),
-        )
-        yield part._selected_from(graphs, np.arange(start, stop))

@@ -2,16 +2,15 @@
 
 import dataclasses
 import functools
-import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.checks import Index, checked_fields, checked_index, checked_structure
 from cavs._graphs.counted import counted
-from cavs._graphs.facts import Facts, Widths, arity_of, facts_of, widths_of
+from cavs._graphs.facts import Facts, arity_of, facts_of
 from cavs._graphs.heights import heights, offsets
 from cavs._graphs.joined import VALUES, joined_fields
 from cavs._graphs.segments import ranges
@@ -66,9 +65,6 @@ class Graphs:
     label_names: tuple[str, ...] | None = None
     graph_label: np.ndarray | None = None
     edge_attr: np.ndarray | None = None
-    # For selected graphs: a weak reference to the graphs they were selected from, and their numbers there. The scheduler
-    # then reads the facts of the whole data set, which are computed once.
-    _selected: ClassVar["tuple[weakref.ref[Graphs], np.ndarray] | None"] = None
 
     @staticmethod
     def build(
@@ -152,14 +148,10 @@ class Graphs:
 
     @functools.cached_property
     def _facts(self) -> Facts:
-        return facts_of(self.vertex_offsets, self.child_offsets, self.children, self._arity)
-
-    @functools.cached_property
-    def _widths(self) -> Widths:
-        return widths_of(self.vertex_offsets, self.height)
+        return facts_of(self.vertex_offsets, self.child_offsets, self.children, self.height)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold the fields and the arity, not the graphs from which these were selected."""
+        """Copies and pickles hold the fields and the arity."""
         return {name: getattr(self, name) for name in (*(f.name for f in dataclasses.fields(self)), "_arity")}
 
     def __getitem__(self, index: Index) -> "Graphs":
@@ -178,7 +170,7 @@ class Graphs:
         e0, e1 = int(self.child_offsets[v0]), int(self.child_offsets[v1])
         vertex_offsets, child_offsets = self.vertex_offsets[start : stop + 1] - v0, self.child_offsets[v0 : v1 + 1] - e0
         part = self._with_rows(vertex_offsets, child_offsets, slice(v0, v1), slice(e0, e1), slice(start, stop))
-        return part._selected_from(self, np.arange(start, stop))
+        return part._of_arity(self._arity)
 
     def _select(self, index: np.ndarray) -> "Graphs":
         starts = self.vertex_offsets[index]
@@ -189,7 +181,7 @@ class Graphs:
         edge_offsets = offsets(edges)
         child_offsets = np.append(self.child_offsets.take(rows) - (first - edge_offsets[:-1]).repeat(sizes), edge_offsets[-1])
         part = self._with_rows(offsets(sizes), child_offsets, rows, ranges(first, edges), index)
-        return part._selected_from(self, index)
+        return part._of_arity(self._arity)
 
     def _with_rows(
         self,
@@ -215,21 +207,10 @@ class Graphs:
             None if self.edge_attr is None else self.edge_attr[edges],
         )
 
-    def _selected_from(self, graphs: "Graphs", index: np.ndarray) -> "Graphs":
-        """Records that these are `graphs[index]`, and returns them."""
-        source, numbers = graphs._source()
-        self.__dict__["_selected"] = weakref.ref(source), index if numbers is None else numbers[index]
-        self.__dict__["_arity"] = graphs._arity
+    def _of_arity(self, arity: int) -> "Graphs":
+        """Sets the arity of the data set from which these graphs were selected, and returns them."""
+        self.__dict__["_arity"] = arity
         return self
-
-    def _source(self) -> "tuple[Graphs, np.ndarray | None]":
-        """The graphs from which these were selected, and their numbers there.
-
-        Returns these graphs and `None` if they were not selected, or the others no longer exist.
-        """
-        if self._selected is not None and (source := self._selected[0]()) is not None:
-            return source, self._selected[1]
-        return self, None
 
     def __add__(self, other: "Graphs") -> "Graphs":
         """Concatenates graphs. Both sides must have the same fields and the same names (see `with_vocab`)."""

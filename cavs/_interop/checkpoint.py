@@ -13,7 +13,7 @@ from cavs._feed.bits import beyond_32_bits
 from cavs._feed.loader import Loader
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array
-from cavs._readers.files import open_regular, replacing
+from cavs._readers.files import open_regular, replacing, target_of
 from cavs._readers.npz import stored_arrays
 
 ABOUT = "cavs_checkpoint"  # the array with the JSON of `About`
@@ -46,8 +46,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loade
         cavs.io.save_checkpoint("run.npz", state, loader)             # also within an epoch
     ```
 
-    The file replaces an older one when it is complete. Its folder is created. Of several processes, the first one writes; the
-    others return at once.
+    The file replaces an older one when it is complete. Its folder is created. If `path` is a symbolic link, the link stays and
+    the file that it names is replaced. Of several processes, the first one writes; the others return at once.
 
     Args:
         path: the file, usually with the ending `.npz`.
@@ -66,7 +66,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loade
     leaves = {name: (describe_array(x), x.weak_type) for name, x in like.items()}
     about = About(VERSION, [loader.state() for loader in loaders], leaves)
     arrays[ABOUT] = np.frombuffer(json.dumps(about._asdict()).encode(), np.uint8)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(target_of(path)).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         np.savez(file, **cast(Any, arrays))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
-from cavs._function.custom_rules import reverse_differentiable
+from cavs._function.custom_rules import in_forward_mode, reverse_differentiable
 from cavs._function.jaxprs import Atom
 from cavs._memory.graph import Kept
 
@@ -52,15 +52,17 @@ def planned(
     def keeping(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], _Saved]:
         kept = keep([i for i, is_varied in enumerate(varied) if is_varied])
         outs, values = forward(kept, primals)
+        outs = in_forward_mode(outs, kept.graph.refusal) if kept.graph.refusal else outs
         return outs, _Saved(values, kept, len(primals))
 
     def pull_back(saved: _Saved, cotangents: Sequence[Any]) -> tuple[Any, ...]:
         graph = saved.kept.graph
         found = backward(saved.kept, saved.values, [cotangents[i] for i in graph.float_outs])
+        found = in_forward_mode(found, graph.refusal) if graph.refusal else found
         grads = dict(zip(graph.diff, found, strict=True))
         return tuple(grads.get(i) for i in range(saved.num_inputs))
 
-    return reverse_differentiable(plain, keeping, pull_back)
+    return reverse_differentiable(plain, keeping, pull_back, "recompute")
 
 
 @jax.tree_util.register_pytree_node_class

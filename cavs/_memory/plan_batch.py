@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from cavs._engines.choose import EngineError
 from cavs._function.names import names_of
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
@@ -17,7 +18,9 @@ from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_plan import BatchPlan
 from cavs._memory.batch_search import BatchGradient, Collate
 from cavs._memory.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
-from cavs._memory.search import KEEPINGS, Candidate, Choice, Search, choices_for, in_segments, numbers_of_parts, with_segments
+from cavs._memory.compare_parts import check_parts
+from cavs._memory.fit import compiler_options
+from cavs._memory.search import Choice, Search, numbers_of_parts, with_segments
 
 
 def plan(
@@ -28,15 +31,14 @@ def plan(
     *,
     collate: Collate = lambda sample: sample.sched,
     parts: int | None = None,
-    keep: str | None = None,
     segments: int | None = None,
     names: Mapping[str, str] | None = None,
 ) -> "BatchPlan":
-    """Plans how the gradient of a batch is computed within a memory budget. Nothing is compiled.
+    """Plans how the gradient of a batch is computed within a memory budget. With a budget, it compiles up to five steps.
 
-    The plan is the fastest that is predicted to fit. A batch may be computed in parts, one after another, whose gradients are
-    added up (moDNN, section 5.1); the backward of F may keep less, and run products again (Echo); and the levels of deep graphs
-    may run in segments, of which only the frontiers are kept.
+    A batch may be computed in parts, one after another, whose gradients are added up (moDNN, section 5.1), and the levels of
+    deep graphs in segments, of which only the frontiers are kept. The plan is the fastest that was compiled and fits: of the
+    fewest parts. Two sizes and a line over 1 / parts suggest the next number of parts to compile.
 
     ```python
     plan = cavs.memory.plan(loss, params, graphs, "2GiB")             # loss(params, sched)
@@ -46,18 +48,16 @@ def plan(
     ```
 
     Args:
-        loss: `loss(params, batch)`, a scalar that is a sum over the graphs of the batch. If it is a mean over the graphs,
-            divide the plan's loss and gradients by `plan.parts`: all parts have the same number of graphs.
+        loss: `loss(params, batch)`, a scalar: a sum over the graphs of the batch, or computed from [`cavs.data.total`][] and
+            [`cavs.data.mean`][], which are over the whole batch.
         params: the parameters, or their `jax.ShapeDtypeStruct`s.
         graphs: a batch; pass the largest one. Batches of as many graphs and about as many vertices need as much memory.
-        budget: the temporary memory of forward and backward, apart from parameters, gradients and inputs: bytes, `"2GiB"`, a
-            fraction of the device's memory such as `0.5`, or `"min"` for the smallest plan. None: the fastest plan.
+        budget: the temporary memory of forward and backward, apart from parameters, gradients and inputs, as XLA allocates it:
+            bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"` for the smallest plan. None: the
+            fastest plan.
         collate: as in [`cavs.data.Loader`][]: `collate(sample)` returns the `batch` that `loss` gets, a pytree of NumPy arrays,
             for a part of the batch. By default `sample.sched`, which includes `input_id` and `label`.
         parts: the number of parts, if you choose it yourself. It divides the number of graphs.
-        keep: what the backward of F keeps, if you choose it yourself: `"fast"`, `"least"` (no more than needed without running
-            a product again; engine `scan` then shares buffers), or `"window"` (products run again, and parameter gradients
-            are batched over 256 vertices at a time).
         segments: the number of segments of levels, as in [`cavs.schedule`][], if you choose it yourself. Otherwise large graphs
             of many levels run in segments if the budget requires it, on engine `scan`, or `native` on a CPU.
         names: how the backward gets values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
@@ -69,30 +69,27 @@ def plan(
         that does.
 
     Raises:
-        BudgetError: no plan fits the budget. The message names the smallest one that does.
-        ValueError: `budget` is not an amount of memory, or `parts`, `keep`, `segments` or `names` is invalid.
+        BudgetError: the smallest plan does not fit the budget. The message says how much it needs.
+        ValueError: `budget` is not an amount of memory; `parts`, `segments` or `names` is invalid; or the loss would not be the
+            same in parts. That is found by one comparison, on a few graphs of the batch.
         TypeError: `graphs` is not [`cavs.Graphs`][].
     """
     wanted = bytes_of(budget, "plan")
     if not isinstance(graphs, Graphs) or not len(graphs):
         got = "no graphs" if isinstance(graphs, Graphs) else f"a {type(graphs).__name__}"
         raise TypeError(f"plan: graphs: got {got}; expected a batch. Write graphs[:64] of cavs.read(...), for instance.")
-    if keep is not None and keep not in KEEPINGS:
-        raise ValueError(f"plan: keep: got {keep!r}; expected one of {', '.join(map(repr, KEEPINGS))}, or None.")
     counts = numbers_of_parts(len(graphs))
     if parts is not None and parts not in counts:
         raise ValueError(f"plan: parts: got {parts!r} for {counted(len(graphs), 'graph')}; expected one of {counts}.")
     if segments is not None and (not isinstance(segments, int) or segments < 1):
         raise ValueError(f"plan: segments: got {segments!r}; expected an int >= 1. Write segments=16.")
-    known = choices_for(len(graphs), graphs.num_vertices) if keep is None else [Choice(n, keep) for n in counts]
-    known = with_segments(known, graphs) if segments is None else [choice._replace(segments=segments) for choice in known]
-    choices = [choice for choice in known if parts in (None, choice.parts)]
+    choices = [Choice(n, segments or 1) for n in counts if parts in (None, n)]
     batch = BatchGradient(loss, params, graphs, collate, names_of(names, "plan", ("keep", "recompute")))
-    search = Search(batch, choices)
-    chosen = search.chosen(wanted)
-    if chosen is None:
-        raise BudgetError(_too_small(batch, search.smallest(), int(wanted or 0)))
-    found = BatchPlan(batch, search, chosen, wanted)
+    batch.options = compiler_options(wanted, _bytes(params))
+    search = Search(batch, choices if segments else with_segments(choices, graphs))
+    found = BatchPlan(batch, search, _chosen(batch, search, wanted), wanted)
+    if found.parts > 1:
+        check_parts(batch, found.parts)
     if wanted is None and (limit := memory_of_gpu()) is not None and found.peak > limit:
         smaller = search.fastest(limit)
         what = f"this plan does:\n{BatchPlan(batch, search, smaller, limit)}" if smaller else "and no plan does."
@@ -112,7 +109,7 @@ def load(
     *,
     collate: Collate = lambda sample: sample.sched,
 ) -> "BatchPlan":
-    """Reads a plan that `BatchPlan.save` wrote, without planning again.
+    """Reads a plan that `BatchPlan.save` wrote. Nothing is compiled.
 
     Args:
         path: the file.
@@ -122,7 +119,7 @@ def load(
         collate: see [`cavs.memory.plan`][].
 
     Returns:
-        The plan. Its peak is predicted for this batch.
+        The plan. Its peak is that of this batch, compiled when you ask for it.
 
     Raises:
         ValueError: the file is not such a plan, or it is for another number of graphs.
@@ -130,8 +127,11 @@ def load(
     with open(path) as file:
         try:
             found = json.load(file)
-            parts, keep, names, count, budget = (found[k] for k in ("parts", "keep", "names", "graphs", "budget"))
-        except (ValueError, KeyError, TypeError) as error:
+            choice, names, count, budget = (
+                Choice(found["parts"], found["segments"]),
+                *map(found.get, ("names", "graphs", "budget")),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
             ) from error
@@ -140,16 +140,36 @@ def load(
             f"load: graphs: got {counted(len(graphs), 'graph')}; expected {count}, as in the plan. Write graphs[:{count}]."
         )
     batch = BatchGradient(loss, params, graphs, collate, names_of(names, "load", ("keep", "recompute")))
-    search = Search(batch, with_segments(choices_for(len(graphs), graphs.num_vertices), graphs))
-    return BatchPlan(batch, search, search.candidate(Choice(parts, keep, found.get("segments", 1))), budget)
+    batch.options = compiler_options(budget, _bytes(params))
+    choices = {choice, *with_segments([Choice(n) for n in numbers_of_parts(len(graphs))], graphs)}
+    return BatchPlan(batch, Search(batch, [*choices]), choice, budget)
 
 
-def _too_small(batch: BatchGradient, least: Candidate, budget: int) -> str:
-    weights = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(batch.params))
-    sizes = np.diff(batch.graphs.vertex_offsets)
-    return (
-        f"plan: budget: got {text_of(budget)}; expected at least {text_of(least.peak.bytes)}, for "
-        f"{counted(least.choice.parts, 'part')}{in_segments(least.choice)}. The parameters take {text_of(weights)}, and so do "
-        f"their gradients; the largest graph has {counted(sizes.max(), 'vertex')}. Write "
-        f"budget={least.peak.bytes}, or a smaller width of the model."
+def _chosen(batch: BatchGradient, search: Search, budget: int | str | None) -> Choice:
+    """The fastest choice within a budget, or the smallest."""
+    if budget is None:
+        return next((choice for choice in search.choices if _runs(batch, choice)), search.choices[0])
+    if budget == "min":
+        return search.smallest()
+    if (found := search.fastest(int(budget))) is not None:
+        return found
+    least = min(search.known, key=lambda choice: search.known[choice])
+    needed, largest = search.known[least], int(np.diff(batch.graphs.vertex_offsets).max())
+    raise BudgetError(
+        f"plan: budget: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters take "
+        f"{text_of(_bytes(batch.params))}, and so do their gradients; the largest graph has {counted(largest, 'vertex')}. Write "
+        f"budget={needed}, or a smaller width of the model."
     )
+
+
+def _runs(batch: BatchGradient, choice: Choice) -> bool:
+    """Whether the engine that the loss asks for can run a choice."""
+    try:
+        batch.engines(choice)
+        return True
+    except EngineError:
+        return False
+
+
+def _bytes(params: PyTree) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(params))

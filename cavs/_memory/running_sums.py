@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax import lax
 
 from cavs._function.costs import bytes_of_var
-from cavs._function.custom_rules import with_rule, with_tangents
 from cavs._function.equations import needed, run_equations, value_of
 from cavs._function.inline import inlined
-from cavs._function.jaxprs import Atom, Eqn, Var, body_of, is_var, opened
+from cavs._function.jaxprs import Atom, Eqn, Var, is_var, opened
+from cavs._function.ruled import replaceable
 
 _LARGE = 1 << 16  # bytes of a result whose terms are added one by one
 
@@ -27,7 +26,7 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
     """
     jaxpr, consts = opened(closed)
     eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns, ("custom_vmap_call",))
+    outs = inlined(jaxpr, {}, eqns, ("call_with_rules", "custom_vmap_call"))
     own, others = outs[: len(totals)], outs[len(totals) :]
     terms = _terms(eqns, outs)[: len(totals)]
     order = _needed(eqns, [x for of in terms for x in of] + others)
@@ -49,9 +48,7 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
                 begun.add(i)
         return sums, [value_of(x, env) for x in others]
 
-    given = consts, list(args), list(totals)
-    found = with_rule(by_terms, plain)(*lax.stop_gradient(given))
-    return with_tangents(found, given, lambda given, tangents: jax.jvp(plain, given, tangents)[1])
+    return replaceable(by_terms, plain)(consts, list(args), list(totals))
 
 
 def _terms(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[list[Var]]:
@@ -63,22 +60,11 @@ def _terms(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[list[Var]]:
         if not is_var(x) or x not in made:
             return []
         eqn = made[x]
-        if (y := _forwarded(eqn, x)) is not None and uses[x] == 1:
-            return terms(y) or [x]
         one = eqn.primitive.name not in ("add", "add_any") or uses[x] > 1 or bytes_of_var(x) < _LARGE
         of = [] if one else [terms(y) for y in eqn.invars]
         return [y for ys in of for y in ys] if of and all(of) else [x]
 
     return [terms(x) for x in outs]
-
-
-def _forwarded(eqn: Eqn, x: Var) -> Atom | None:
-    """The operand that an equation returns as `x`, if it only gives it a derivative."""
-    if eqn.primitive.name != "custom_jvp_call":
-        return None
-    body, _ = body_of(eqn)
-    inner = body.outvars[eqn.outvars.index(x)]
-    return next((y for y, v in zip(eqn.invars, body.invars, strict=True) if v is inner), None)
 
 
 def _needed(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[Eqn]:

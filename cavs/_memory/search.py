@@ -1,4 +1,4 @@
-"""The ways to compute a batch within a memory budget: the fastest one that is predicted to fit, and the smallest one."""
+"""The fastest way to compute a batch within a memory budget, found by compiling: at most five ways are compiled."""
 
 import dataclasses
 import math
@@ -8,224 +8,174 @@ import jax
 import numpy as np
 
 from cavs._engines.choose import EngineError
+from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
-from cavs._memory.buffers import Peak
-from cavs._schedule.tasks import LAZY_WINDOW
 
-# The time of a task that does not depend on its size, in rows that could be computed meanwhile: an estimate.
+MOST_COMPILED = 5
+# A choice with fewer parts than one that fits is compiled if it is estimated to need this share of the budget, or less.
+_WORTH_TRYING = 1.1
+# Times decide in which order choices are tried: a task takes as long as so many rows, whatever its size.
 _ROWS_PER_TASK = {"cpu": 16, "gpu": 256}
-_AGAIN = {"fast": 1.0, "least": 1.1, "window": 1.35}  # work of a keeping, relative to the fastest: an estimate
-WINDOWS = {"fast": LAZY_WINDOW, "least": LAZY_WINDOW, "window": 256}  # rows, as in `cavs.schedule(window=)`
-_SHARE = {"fast": 1.0, "least": 0.6, "window": 0.3}  # no keeping needs less of the memory of the fastest
-_LESS = 0.98  # a keeping is worth its time if it needs at most this fraction of the memory of the fastest one
-_PADDING = 0.8  # parts may have less padding than a larger part
-# A choice is traced if this fraction of its estimated peak (`_bound`) fits the budget: the first one, or after one that did not
-# fit, the second one. A trace takes long, so later choices must be likelier to fit.
-_SURE = (0.85, 0.95)
-KEEPINGS = tuple(_AGAIN)
 SEGMENTS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SMALLEST_SEGMENT = 64  # vertices: with fewer, the loop over segments takes more time than it saves memory
 LEVELS_OF_SEGMENT = 4
-# The time of segments: the forward runs twice, and on a GPU on engine `scan` rather than a faster one (chains of 5,000 steps).
+# Segments take longer: the forward runs twice, and on a GPU on engine `scan` rather than a faster one (chains of 5,000 steps).
 _IN_SEGMENTS = {"cpu": 1.7, "gpu": 20}
 
 
 class Choice(NamedTuple):
-    """One way to compute a batch.
+    """One way to compute a batch: the number of its parts, and of the segments of levels in which a part runs."""
 
-    Attributes:
-        parts: the number of parts.
-        keep: what the backward of F keeps of the forward.
-        segments: the number of segments of levels in which a part runs.
-    """
-
-    parts: int
-    keep: str
+    parts: int = 1
     segments: int = 1
 
+    def __str__(self) -> str:
+        segments = f" in {self.segments} segments of levels" if self.segments > 1 else ""
+        return counted(self.parts, "part") + segments
 
-FASTEST = Choice(1, "fast")
 
-
-class Candidate(NamedTuple):
-    """A choice, its predicted time in rows, and its predicted peak of memory."""
-
-    choice: Choice
-    time: float
-    peak: Peak
+FASTEST = Choice()
 
 
 class Work(Protocol):
     """A computation that must fit into a budget."""
 
     def size(self, choice: Choice) -> tuple[int, int]:
-        """The rows and the tasks of all parts of a batch. Schedules it, and traces nothing."""
+        """Returns the rows and the tasks of all parts of a batch."""
         ...
 
-    def peak(self, choice: Choice) -> Peak:
-        """The predicted peak of memory."""
+    def measure(self, choice: Choice) -> int:
+        """Compiles one choice. Returns the bytes that XLA allocates for it."""
         ...
 
 
 @dataclasses.dataclass(eq=False)
 class Search:
-    """The candidates for one batch, each predicted when it is first asked for."""
+    """The choices for one batch, and the bytes of those that were compiled."""
 
     work: Work
     choices: list[Choice]
-    found: dict[Choice, Candidate] = dataclasses.field(default_factory=dict)
-    times: dict[Choice, float] = dataclasses.field(default_factory=dict)
+    known: dict[Choice, int] = dataclasses.field(default_factory=dict)
+    estimates: dict[Choice, float] = dataclasses.field(default_factory=dict)  # of those that were compiled, made before
+
+    def __post_init__(self) -> None:
+        self.choices = sorted(self.choices, key=self.time)
 
     def time(self, choice: Choice) -> float:
-        """The predicted time, in rows."""
-        if choice not in self.times:
-            rows, tasks = self.work.size(choice)
-            backend = jax.default_backend()
-            latency = _ROWS_PER_TASK.get(backend, _ROWS_PER_TASK["gpu"])
-            again = 1 if choice.segments == 1 else _IN_SEGMENTS.get(backend, _IN_SEGMENTS["gpu"])
-            self.times[choice] = again * (rows * _AGAIN[choice.keep] + tasks * latency)
-        return self.times[choice]
+        """Returns the estimated time, in rows."""
+        rows, tasks = self.work.size(choice)
+        device = "cpu" if jax.default_backend() == "cpu" else "gpu"
+        return (_IN_SEGMENTS[device] if choice.segments > 1 else 1) * (rows + tasks * _ROWS_PER_TASK[device])
 
-    def slowdown(self, chosen: Candidate) -> float:
-        """The predicted time of a candidate, relative to the fastest."""
-        return chosen.time / min(map(self.time, self.choices))
+    def slowdown(self, choice: Choice) -> float:
+        """Returns the estimated time, relative to the fastest choice."""
+        return self.time(choice) / self.time(self.choices[0])
 
-    def candidate(self, choice: Choice) -> Candidate:
-        """The prediction for one choice.
-
-        Raises:
-            EngineError: the engine that the loss asks for cannot run it.
-        """
-        if choice not in self.found:
-            self.found[choice] = Candidate(choice, self.time(choice), self.work.peak(choice))
-        return self.found[choice]
-
-    def _tried(self, choice: Choice) -> Candidate | None:
-        """The prediction for one choice. `None`, and it is removed, if the engine that the loss asks for cannot run it.
+    def measure(self, choice: Choice) -> int | None:
+        """Compiles a choice, once. Returns its bytes; `None`, and it is removed, if the engine of the loss cannot run it.
 
         Raises:
             EngineError: it was the last choice.
         """
-        try:
-            return self.candidate(choice)
-        except EngineError:
-            self.choices.remove(choice)
-            if not self.choices:
-                raise
-            return None
+        if choice not in self.known:
+            estimate = self.estimate(choice)
+            try:
+                self.known[choice] = self.work.measure(choice)
+            except EngineError:
+                self.choices.remove(choice)
+                if not self.choices:
+                    raise
+                return None
+            self.estimates[choice] = estimate if len(self.known) > 1 else self.known[choice]
+        return self.known[choice]
 
-    def chosen(self, budget: int | str | None) -> Candidate | None:
-        """The candidate for a budget as `bytes_of` returns it; `None` if nothing fits."""
-        if budget == "min":
-            return self.smallest()
-        return self.fastest(math.inf if budget is None else float(budget))
+    def fastest(self, budget: float) -> Choice | None:
+        """Returns the fastest choice that fits the budget as far as it is known; `None` if nothing fits.
 
-    def fastest(self, budget: float) -> Candidate | None:
-        """The fastest candidate whose predicted peak is at most `budget`; `None` if there is none."""
-        if (first := self._tried(min(self.choices, key=self.time))) is None:
-            return self.fastest(budget)
-        if first.peak.bytes <= budget:
-            return first
-        self._tried(max(self.choices, key=lambda choice: (choice.parts, -self.time(choice))))
-        known, misses = set(self.found), 0
-        for choice in sorted(self.choices, key=self.time):
-            sure = _SURE[min(misses, len(_SURE) - 1)]
-            if choice in self.found or sure * self._bound(choice) <= budget:
-                if (found := self._tried(choice)) and found.peak.bytes <= budget and self._saves(found):
-                    return found
-                misses += choice not in known
-        return least if (least := self.smallest()).peak.bytes <= budget else None
-
-    def smallest(self) -> Candidate:
-        """The candidate with the smallest predicted peak."""
-        self._tried(self.choices[0])  # tiny batches need the least as they are
-        for most in sorted({choice.parts for choice in self.choices}, reverse=True):
-            if any([self._tried(choice) for choice in list(self.choices) if choice.parts == most]):
+        The fastest choice that is estimated to fit is compiled next, and corrects the estimates, until none is left that could
+        be better. The last one to be compiled is the smallest.
+        """
+        best = min((c for c, size in self.known.items() if size <= budget), key=self.time, default=None)
+        while len(self.known) < MOST_COMPILED or best is None:
+            untried = [c for c in self.choices if self._may_fit(c, budget)]
+            if best is not None:
+                untried = [c for c in untried if self.time(c) < self.time(best)]
+            share = 1 if best is None else _WORTH_TRYING
+            likely = [c for c in untried if self.estimate(c) <= share * budget]
+            if best is None and untried and (not likely or len(self.known) >= MOST_COMPILED - 1):
+                likely = [max(untried, key=_divided)]
+            if not likely:
                 break
-        return min(self.found.values(), key=lambda c: (c.peak.bytes, c.time))
-
-    def frontier(self) -> list[tuple[int, float, Choice]]:
-        """(predicted peak in bytes, relative time, choice) of the best candidates, the fastest first."""
-        best: list[tuple[int, float, Choice]] = []
-        for choice in sorted(self.choices, key=self.time):
-            found = self._tried(choice)
-            if found and (not best or found.peak.bytes < best[-1][0]) and self._saves(found):
-                best.append((found.peak.bytes, self.slowdown(found), choice))
+            size = self.measure(likely[0])
+            if size is not None and size <= budget:
+                best = likely[0]
         return best
 
-    def _saves(self, found: Candidate) -> bool:
-        """Whether a keeping saves memory: on engine `persistent`, cut cotangents may lie where kept values would."""
-        fast = self.found.get(found.choice._replace(keep="fast"), found)  # one that has not been tried was likely not to fit
-        return fast is found or found.peak.bytes <= _LESS * fast.peak.bytes
+    def smallest(self) -> Choice:
+        """Returns the smallest choice of three: the one that divides the batch the most, half of these parts, and the fastest."""
+        while self.measure(least := max(self.choices, key=_divided)) is None:
+            pass
+        halved = [c for c in self.choices if c.segments == least.segments and 2 * c.parts <= least.parts]
+        for choice in {max(halved, key=_divided, default=least), self.choices[0]}:
+            self.measure(choice)
+        return min(self.known, key=lambda c: (self.known[c], self.time(c)))
 
-    def _bound(self, choice: Choice) -> float:
-        """About the least that a candidate can need, by those that are known.
+    def frontier(self) -> list[tuple[int, float, Choice]]:
+        """Returns (bytes, relative time, choice) of the best choices, the fastest first. Estimates unless compiled."""
+        best: list[tuple[int, float, Choice]] = []
+        for choice in self.choices:
+            size = round(self.estimate(choice))
+            if not best or size < best[-1][0]:
+                best.append((size, self.slowdown(choice), choice))
+        return best
+
+    def estimate(self, choice: Choice) -> float:
+        """Returns the bytes of a choice: as compiled, or from the others that were compiled.
 
         Memory is a part that does not depend on the parts (gradients, for instance), and another that is divided by their
-        number: a line over 1 / parts. A keeping saves a share of that; the share is smaller if parts are smaller.
+        number: a line over 1 / parts through the two sizes next to it. Segments divide the levels as parts divide the batch,
+        and have a line of their own.
         """
-        fast = {c.choice.parts: c.peak.bytes for c in self.found.values() if c.choice[1:] == ("fast", 1)}
-        if len(fast) < 2 or choice.segments > 1:
-            return max((self._half(choice, known) for known in self.found.values()), default=0.0)
-        shares = [
-            c.peak.bytes / _between(fast, c.choice.parts)
-            for c in self.found.values()
-            if c.choice[1:] == choice[1:] and c.choice.parts <= choice.parts
-        ]
-        share = max(shares, default=self._share(choice, fast))
-        return share * _between(fast, choice.parts)
+        if choice in self.known or not self.known:
+            return self.known.get(choice, 0)
+        alike = {_divided(c)[0]: size for c, size in self.known.items() if _alike(c, choice)}
+        others = {_divided(c)[0]: size for c, size in self.known.items()}
+        return _on_line(alike or others, _divided(choice)[0])
 
-    def _share(self, choice: Choice, fast: dict[int, int]) -> float:
-        """A guess for a keeping that has no prediction yet. If another one saves little, so does this one."""
-        others = [
-            c.peak.bytes / _between(fast, c.choice.parts) / _SHARE[c.choice.keep]
-            for c in self.found.values()
-            if c.choice.segments == 1 and 1 < c.choice.parts <= choice.parts
-        ]
-        return min(1.0, max([1.0, *others]) * _SHARE[choice.keep])
-
-    def _half(self, choice: Choice, known: Candidate) -> float:
-        """Half of a batch needs half of the memory, or more."""
-        share = min(1.0, _SHARE[choice.keep] / _SHARE[known.choice.keep])
-        known_size, size = (c.parts * c.segments for c in (known.choice, choice))
-        return _PADDING * share * known.peak.bytes * min(1.0, known_size / size)
+    def _may_fit(self, choice: Choice, budget: float) -> bool:
+        """Whether a choice was not compiled, and no larger one was and did not fit."""
+        failed = (_divided(c)[0] for c, size in self.known.items() if size > budget and _alike(c, choice))
+        return choice not in self.known and _divided(choice)[0] > max(failed, default=0)
 
 
-def _between(known: dict[int, int], parts: int) -> float:
-    """Reads a line over 1 / parts through two known peaks: those next to `parts`."""
-    below, above = (
-        max((n for n in known if n <= parts), default=min(known)),
-        min((n for n in known if n >= parts), default=max(known)),
-    )
-    if below == above:
-        return known[below]
-    share = (1 / parts - 1 / above) / (1 / below - 1 / above)
-    return known[above] + share * (known[below] - known[above])
+def _divided(choice: Choice) -> tuple[int, int]:
+    """How often a choice divides the batch."""
+    return choice.parts * choice.segments, choice.parts
 
 
-def choices_for(graphs: int, vertices: int) -> list[Choice]:
-    """The choices for a batch. A window saves nothing in parts that have few more rows."""
-    return [
-        Choice(n, keep)
-        for n in numbers_of_parts(graphs)
-        for keep in KEEPINGS
-        if WINDOWS[keep] == LAZY_WINDOW or n == 1 or vertices > 2 * n * WINDOWS[keep]
-    ]
+def _alike(a: Choice, b: Choice) -> bool:
+    return (a.segments > 1) == (b.segments > 1)
+
+
+def _on_line(known: dict[int, int], n: int) -> float:
+    """Reads a line over 1 / n through the two known sizes next to n. Through one size: half of a batch needs half of it."""
+    below, above = sorted(k for k in known if k <= n), sorted(k for k in known if k > n)
+    pair = [*below[-1:], *above[:1]] if below and above else [*below[-2:], *above[:2]]
+    if len(pair) == 1:
+        return known[pair[0]] * pair[0] / n
+    a, b = pair
+    slope = (known[a] - known[b]) / (1 / a - 1 / b)
+    return max(0.0, known[b] + slope * (1 / n - 1 / b))
 
 
 def with_segments(choices: list[Choice], graphs: Graphs) -> list[Choice]:
     """Adds the choices in which large graphs of many levels run in segments."""
     vertices, levels = int(np.diff(graphs.vertex_offsets).max(initial=0)), int(graphs.height.max(initial=0))
     counts = [n for n in SEGMENTS if SMALLEST_SEGMENT * n <= vertices and LEVELS_OF_SEGMENT * n <= levels]
-    return choices + [c._replace(segments=n) for c in choices if c.keep == "fast" for n in counts]
-
-
-def in_segments(choice: Choice) -> str:
-    """The segments of a choice as text, if there are several."""
-    return f" in {choice.segments} segments of levels" if choice.segments > 1 else ""
+    return choices + [c._replace(segments=n) for c in choices for n in counts]
 
 
 def numbers_of_parts(count: int) -> list[int]:
-    """The numbers of parts to try for this many graphs: the divisors nearest the powers of two."""
+    """Returns the numbers of parts to try for so many graphs: the divisors nearest the powers of two."""
     divisors = [n for n in range(1, count + 1) if count % n == 0]
     return sorted({min(divisors, key=lambda n, p=p: abs(math.log2(n) - p)) for p in range(count.bit_length() + 1)})

@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
 from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import PyTreeDef
+from cavs._function.jaxprs import PyTreeDef, without_constants
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._memory.parted_loss import PartedLoss, parted
 from cavs._memory.running_sums import run_and_add
 from cavs._stages.cotangents import instantiated
 
@@ -45,7 +47,7 @@ def deal(graphs: Graphs, count: int) -> np.ndarray:
             f"deal: count: got {count!r} for {counted(len(graphs), 'graph')}; expected a divisor of the number of graphs, so "
             "that all sub-batches have one shape. Write a batch size that is a multiple of count."
         )
-    sizes, levels = np.diff(graphs.vertex_offsets), graphs._widths.levels
+    sizes, levels = np.diff(graphs.vertex_offsets), graphs._facts.levels
     plain, each = _in_turn(sizes, count), len(graphs) // count
     most = _ROWS * sizes[plain].sum(1).max()
     others = [_by_height(sizes, levels, count, alike) for alike in _ALIKE if each % alike == 0]
@@ -70,9 +72,10 @@ def _by_height(sizes: np.ndarray, levels: np.ndarray, count: int, alike: int) ->
 def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
     """Returns a loss over a batch in parts, whose derivative needs the memory of one part at a time.
 
-    If the loss is a sum over graphs, the result and its gradient are those of the whole batch, up to rounding.
-    Forward and backward of one sub-batch run before the next one starts, and gradients are added up: the batch takes the
-    memory of a sub-batch, and one more copy of the gradients.
+    The result and its gradient are those of the whole batch, up to rounding, if the loss is a sum over graphs, or follows from
+    [`cavs.data.total`][] and [`cavs.data.mean`][], which are over the whole batch. Forward and backward of one sub-batch run
+    before the next one starts, and gradients are added up: the batch takes the memory of a sub-batch, and one more copy of the
+    gradients.
 
     ```python
     parts = cavs.memory.deal(graphs, 8)                                       # eight sub-batches
@@ -82,8 +85,10 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
     ```
 
     Args:
-        loss: `loss(params, batch)`, a scalar that is a sum over the graphs of the batch (not a mean).
-        has_aux: whether `loss` returns `(loss, aux)`. The arrays of `aux` are added up like the loss; they have no gradient.
+        loss: `loss(params, batch)`, a scalar: a sum over the graphs of the batch, or computed from `cavs.data.total` and
+            `cavs.data.mean` and the parameters. Other means and maxima are of one sub-batch, and would be added up.
+        has_aux: whether `loss` returns `(loss, aux)`. The arrays of `aux` are added up, if they do not follow from totals; they
+            have no gradient.
 
     Returns:
         `total(params, stacks)`, where `stacks` is a list of stacked batches, the `tree` of [`cavs.data.Batches`][]: pytrees
@@ -91,46 +96,26 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
         the float arrays of `stacks`.
 
     Raises:
-        TypeError: when it is called, if `stacks` is not a list or tuple, or `loss` does not return a float scalar.
+        TypeError: when it is called, if `stacks` is not a list or tuple, or `loss` does not return a float scalar, adds a sum
+            over graphs to a total, or takes totals inside a loop.
     """
     if not callable(loss):
         raise TypeError(f"sub_batched: loss: got {loss!r}; expected a function loss(params, batch). Write sub_batched(loss).")
+    return summed_over_parts("sub_batched", loss, has_aux)
+
+
+def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    """Returns what `sub_batched` returns. Errors name `function`."""
 
     def one(params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
         value, aux = loss(params, batch) if has_aux else (loss(params, batch), ())
         if not isinstance(value, jax.Array) or value.shape or not is_float(value):
             got = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
             raise TypeError(
-                f"sub_batched: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...), and "
+                f"{function}: loss: got {got}; expected a float scalar, the sum over the graphs. Write jnp.sum(...), and "
                 "has_aux=True if the loss returns more."
             )
         return value, aux
-
-    def plain(params: PyTree, stacks: list[PyTree]) -> tuple[jax.Array, PyTree]:
-        return _summed(lambda batch: one(params, batch), stacks)
-
-    def forward(varied: PyTree, params: PyTree, stacks: list[PyTree]) -> Any:
-        vary_params, vary_stacks = varied
-        in_params = jax.tree.leaves(vary_params)
-        in_batch = [any(of) for of in zip(*map(jax.tree.leaves, vary_stacks), strict=True)]
-
-        def value_and_grad(batch: PyTree) -> Any:
-            def of(by: tuple[Arrays, Arrays]) -> tuple[jax.Array, PyTree]:
-                return one(_with(params, in_params, by[0]), _with(batch, in_batch, by[1]))
-
-            by = _chosen(params, in_params), _chosen(batch, in_batch)
-            sums, (by_params, by_batch) = jax.value_and_grad(of, has_aux=True)(by)
-            return (sums, by_params), by_batch
-
-        (sums, by_params), by_stacks = _summed(value_and_grad, stacks, each=True)
-        shape = jax.tree.structure((params, stacks)), (*in_params, *in_batch * len(stacks))
-        return sums, jax.tree_util.Partial(functools.partial(_scaled, *shape), by_params, by_stacks)
-
-    def backward(scaled: Callable[..., PyTree], ct: Any) -> PyTree:
-        return scaled(*instantiated([ct[0]]))
-
-    # Nothing computes cotangents of inputs that nobody asks for.
-    total = reverse_differentiable(plain, forward, backward)
 
     def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
         if not isinstance(stacks, list | tuple) or not stacks:
@@ -138,16 +123,77 @@ def sub_batched(loss: Callable[..., Any], has_aux: bool = False) -> Callable[...
                 f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
                 "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
             )
-        out, aux = total(jax.tree.map(jnp.asarray, params), list(stacks))
+        params, stacks = jax.tree.map(jnp.asarray, params), list(stacks)
+        # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
+        closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(stacks))
+        without, consts = without_constants(closed)
+        run, tree = jex.jaxpr_as_fun(without), jax.tree.structure(shapes)
+
+        def of_all(all_params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
+            return tree.unflatten(run(*jax.tree.leaves((all_params, batch))))
+
+        out, aux = _differentiable(function, of_all)((consts, params), stacks)
         return (out, aux) if has_aux else out
 
     return checked
 
 
+def _differentiable(
+    function: str, one: Callable[[PyTree, PyTree], tuple[jax.Array, PyTree]]
+) -> Callable[..., tuple[jax.Array, PyTree]]:
+    """Returns the loss over all batches, as a function of parameters and stacks, with its derivative.
+
+    Args:
+        function: the name in errors.
+        one: `one(params, batch)`, the loss and other results of one batch; closes over no arrays.
+    """
+
+    def traced(params: PyTree, stacks: list[PyTree]) -> PartedLoss:
+        parts = sum(len(jax.tree.leaves(stack)[0]) for stack in stacks)
+        return parted(function, one, params, _first(stacks), parts)
+
+    def plain(params: PyTree, stacks: list[PyTree]) -> tuple[jax.Array, PyTree]:
+        of_part = traced(params, stacks)
+        return of_part.after(params, *_summed(lambda batch: of_part.before(params, batch), stacks))
+
+    def forward(varied: PyTree, params: PyTree, stacks: list[PyTree]) -> Any:
+        vary_params, vary_stacks = varied
+        in_params = jax.tree.leaves(vary_params)
+        in_batch = [any(of) for of in zip(*map(jax.tree.leaves, vary_stacks), strict=True)]
+        of_part = traced(params, stacks)
+        weights = of_part.weights(params, lambda which: _summed(lambda x: of_part.before(params, x, which)[1], stacks))
+
+        def value_and_grad(batch: PyTree) -> Any:
+            def of(by: tuple[Arrays, Arrays]) -> tuple[jax.Array, PyTree]:
+                found = of_part.before(_with(params, in_params, by[0]), _with(batch, in_batch, by[1]))
+                return of_part.weighed(*found, weights), found
+
+            by = _chosen(params, in_params), _chosen(batch, in_batch)
+            (_, sums), (by_params, by_batch) = jax.value_and_grad(of, has_aux=True)(by)
+            return (sums, by_params), by_batch
+
+        (sums, by_params), by_stacks = _summed(value_and_grad, stacks, each=True)
+        if of_part.reads_params():
+            direct = jax.grad(lambda by: of_part.after(_with(params, in_params, by), *sums)[0])(_chosen(params, in_params))
+            by_params = jax.tree.map(jnp.add, by_params, direct)
+        shape = jax.tree.structure((params, stacks)), (*in_params, *in_batch * len(stacks))
+        return of_part.after(params, *sums), jax.tree_util.Partial(functools.partial(_scaled, *shape), by_params, by_stacks)
+
+    def backward(scaled: Callable[..., PyTree], ct: Any) -> PyTree:
+        return scaled(*instantiated([ct[0]]))
+
+    # Nothing computes cotangents of inputs that nobody asks for.
+    return reverse_differentiable(plain, forward, backward, "sub_batched")
+
+
+def _first(stacks: list[PyTree]) -> PyTree:
+    """The shapes and dtypes of one sub-batch."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacks[0])
+
+
 def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = False) -> Any:
     """The sum of `fn(batch)` over all batches; with `each`, `fn` also returns values that are stacked instead."""
-    first = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacks[0])
-    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(first)  # traced once, for its shapes and for all stacks
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(_first(stacks))  # traced once, for its shapes and for all stacks
     total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0] if each else shapes)
     stacked = []
 

@@ -8,15 +8,21 @@ import uuid
 from collections.abc import Iterator
 from typing import IO
 
+NOT_REGULAR = "is not a regular file"
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """A context manager that yields the name of a temporary file beside `path` for the block to write.
 
     At the end of the block the file is synced and replaces `path`. If the block or the system fails, the old file stays and
-    the temporary file is removed.
+    the temporary file is removed. If `path` is a symbolic link, it stays, and the file that it names is written.
+
+    Raises:
+        OSError: the file cannot be written, or there is something else than a regular file, such as a folder or a device.
     """
-    folder, name = os.path.split(os.fspath(path))
+    path = target_of(path)
+    folder, name = os.path.split(path)
     # The name is unique, because two processes may write the same file at once.
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex[:12]}.tmp")
     try:
@@ -31,6 +37,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+
+
+def target_of(path: str | os.PathLike[str]) -> str:
+    """Returns the path of the regular file that would be written: symbolic links are followed.
+
+    Raises:
+        OSError: the path names something else than a regular file, or its links form a circle.
+    """
+    target = os.path.realpath(path)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(target).st_mode):
+            raise OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
+    return target
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
@@ -49,8 +68,8 @@ def read_whole(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
-def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Opens a regular file for reading.
+def open_regular(path: str | os.PathLike[str], cure: str = "") -> IO[bytes]:
+    """Opens a regular file for reading. `cure` ends the message of the error if it is none.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file. Reading a pipe or a device could block forever.
@@ -59,7 +78,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+        raise OSError(errno.EINVAL, NOT_REGULAR + cure, os.fspath(path))
     return file
 
 

@@ -116,6 +116,18 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
     )
 
 
+def read_signals(path: Path) -> list[str]:
+    """Reads the names of the signals of a netlist, in the order of the vertices of [`cavs.io.read_netlist`][].
+
+    Args:
+        path: a file that ends in `.bench` or `.blif`, optionally followed by `.gz`.
+
+    Raises:
+        FormatError: a line is invalid.
+    """
+    return [*(_read_bench if bare_suffix(path) == ".bench" else _read_blif)(path).names]
+
+
 def _read_bench(path: Path) -> _Netlist:
     netlist = _Netlist(path)
     for number, line in enumerate(read_lines(path), start=1):

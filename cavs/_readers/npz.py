@@ -2,6 +2,7 @@
 
 import io
 import os
+import struct
 import zipfile
 from typing import IO, Any
 
@@ -13,6 +14,10 @@ from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_byte
 
 _VERSION = 1
 _IDS = (("kind", "kind_names"), ("label", "label_names"), ("input_id", "vocab"))
+_HEADER, _LENGTHS_AT = (
+    30,
+    26,
+)  # of the header before a member of a zip file: its bytes, and where the lengths of name and rest are
 _PLAIN = ("graph_label", "edge_attr")  # numbers of any dtype, which have no names
 
 
@@ -58,14 +63,37 @@ def stored_arrays(file: IO[bytes]) -> dict[str, np.ndarray]:
     Raises:
         Exception: the file is damaged. zipfile and NumPy raise a dozen types: BadZipFile, struct.error, MemoryError, ...
     """
-    with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
-    size = file.seek(0, os.SEEK_END)
+    members, size = _members(file), file.seek(0, os.SEEK_END)
     if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > size:
         raise ValueError("its arrays are compressed")
+    return _arrays(file)
+
+
+def _members(file: IO[bytes]) -> list[zipfile.ZipInfo]:
+    """The members of a zip file, which follow each other without gaps.
+
+    The bytes of a member have a checksum, but its entry in the directory of the file has none. If one bit of it is wrong,
+    `zipfile` can take the next entries for a comment, and hide their members.
+    """
+    with zipfile.ZipFile(file) as archive:
+        members, end = sorted(archive.infolist(), key=lambda m: m.header_offset), 0
+        for m in members:
+            if m.header_offset != end:
+                break
+            file.seek(end + _LENGTHS_AT)
+            end += _HEADER + sum(struct.unpack("<HH", file.read(4))) + m.compress_size
+        if end != archive.start_dir:  # type: ignore[attr-defined]; where the directory begins
+            raise ValueError("its directory does not list all that it holds")
+    return members
+
+
+def _arrays(file: IO[bytes]) -> dict[str, np.ndarray]:
     file.seek(0)
     with np.load(file, allow_pickle=False) as found:
-        return {name: found[name] for name in found.files}
+        arrays = {name: found[name] for name in found.files}
+    if others := [name for name, x in arrays.items() if not isinstance(x, np.ndarray)]:  # bytes
+        raise ValueError(f"its member {others[0]!r} is not an array")
+    return arrays
 
 
 def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
@@ -99,12 +127,11 @@ def graphs_from_bytes(path: Path, data: bytes, stamp: tuple[int, ...] | None = N
         FormatError: as `load_npz`, and if `stamp` differs from that of the file.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            size = sum(member.file_size for member in archive.infolist())
+        file = io.BytesIO(data)
+        size = sum(member.file_size for member in _members(file))
         if size > max(ALLOWANCE, RATIO * len(data)):
             raise ValueError(f"{len(data)} bytes that decompress to {size}")
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = _arrays(file)
     except Exception as error:
         # For damaged files zipfile, zlib and numpy raise a dozen exception types: BadZipFile, struct.error,
         # NotImplementedError, MemoryError, ...

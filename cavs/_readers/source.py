@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.graphs import Graphs
-from cavs._readers.files import write_whole
+from cavs._readers.files import open_regular, write_whole
 
 Path = str | os.PathLike[str]
 
@@ -63,9 +63,9 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         FormatError: the file is not valid gzip, or decompresses to more than `RATIO` times its size.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is a pipe or a device, which might never end.
     """
-    with open(path, "rb") as file:
+    with open_regular(path, f"; expected one. Write: cat {os.fspath(path)} > FILE, and read that file") as file:
         data = file.read()
     if not os.fspath(path).lower().endswith(".gz"):
         return data

@@ -39,7 +39,7 @@ def targets(values: Sequence[object], shape: tuple[int, ...]) -> np.ndarray:
 def as_values(array: np.ndarray) -> list[object]:
     """The rows of an array for JSON, null for NaN."""
     missing = np.isnan(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
-    gone = np.flatnonzero(missing.reshape(len(array), -1).any(1))
+    gone = np.flatnonzero(missing.any(tuple(range(1, missing.ndim))))
     values: list[object] = list(array.tolist())
     for i in gone.tolist():
         values[i] = None

@@ -1,1 +1,1 @@
-"""`run`, its forward and backward passes, `readout`, `concurrent_jit`, and `VertexFunction.explain`."""
+"""`run`, its forward and backward passes, `readout`, `concurrent_jit`, and `cavs.explain`."""

@@ -13,6 +13,7 @@ from cavs._engines.engine import Engine
 from cavs._engines.persistent import Persistent
 from cavs._engines.scan import Scan
 from cavs._function.asked import ToKeep, keeping_now
+from cavs._function.empty import without_empty
 from cavs._function.plan import FunctionPlan
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward
@@ -79,7 +80,7 @@ def compiled(
                 return engine.prefers(plan.fixing(*fixed), shape, kinds).keeping(wanted)
 
             sweep = _sweep(kept, shape, kinds, engine)
-        plan.sweeps[key] = jax.jit(differentiable(sweep, kernels=engine.launches)), name_of(engine)
+        plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)
     found, name = plan.sweeps[key]
     engines.add(name)
     return found
@@ -108,4 +109,5 @@ def _sweep(of: Callable[[Fixed], FunctionPlan], shape: Shape, kinds: tuple[str |
         with _loops_are_refused(plan):
             return backward(plan, Schedule(data, shape), kinds, engine, saved, select, cts)
 
-    return Sweep(primal, forward_saving, reverse)
+    passes = primal, forward_saving, reverse
+    return Sweep(*map(without_empty, passes)) if engine.launches else Sweep(*passes)

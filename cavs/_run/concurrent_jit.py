@@ -13,16 +13,16 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
+from cavs._function.empty import evaluated_by
 from cavs._function.equations import bind
-from cavs._function.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
+from cavs._function.jaxprs import CALLS, Atom, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._graphs.pytree import PyTree
 from cavs._run.manual_axes import again_unchecked, bind_unchecked
 from cavs.kernels import begin_p, end_p
@@ -128,24 +128,7 @@ class Concurrent:
 def in_turn(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns `fun` with each launch made to depend on the launch before it."""
 
-    @functools.wraps(fun)
-    def ordered(*args: PyTree, **kwargs: PyTree) -> PyTree:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        traced = [n for n, x in enumerate(leaves) if isinstance(x, Tracer)]
-
-        def flat(*given: jax.Array) -> PyTree:
-            mine = list(leaves)
-            for n, x in zip(traced, given, strict=True):
-                mine[n] = x
-            args, kwargs = tree.unflatten(mine)
-            return fun(*args, **kwargs)
-
-        given = [leaves[n] for n in traced]
-        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*given)
-        outs, _ = _run(*opened(cast(ClosedJaxpr, closed)), given, None)
-        return jax.tree.unflatten(jax.tree.structure(shapes), outs)
-
-    return ordered
+    return evaluated_by(lambda jaxpr, consts, args: _run(jaxpr, consts, args, None)[0], fun)
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""`VertexFunction.explain`: the split of F, in words and numbers."""
+"""`explain`: the split of F, in words and numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,45 @@ from cavs._run.plans import latest_plan, plan_of
 from cavs._schedule.schedule import Schedule
 
 
-def explain(function: VertexFunction, params: PyTree, inputs: PyTree, edges: PyTree, sched: Schedule | None) -> str:
-    """Implements `VertexFunction.explain`."""
+def explain(
+    F: VertexFunction,
+    params: PyTree = None,
+    inputs: PyTree = None,
+    edges: PyTree = None,
+    sched: Schedule | None = None,
+) -> str:
+    """Returns how F was split and what it costs.
+
+    The text lists the eager, recurrent and lazy equations, the fused products, what is kept per vertex for the backward,
+    FLOPs, and which engine runs F and why.
+
+    Args:
+        F: the vertex function.
+        params: arrays or `jax.ShapeDtypeStruct`s. Without `params` and `inputs`, the text is for the shapes of the latest
+            `run`.
+        inputs: one vertex's row of the inputs: arrays or `jax.ShapeDtypeStruct`s.
+        edges: one edge's row of the edges, if F reads them.
+        sched: a schedule, whose padding is then listed.
+
+    Raises:
+        TypeError: `F` is no `VertexFunction`.
+        ValueError: only `F` is given, and it has not run yet.
+    """
+    if not isinstance(F, VertexFunction):
+        raise TypeError(
+            f"explain: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), "
+            "or program.vertex_function() for a ready vertex program."
+        )
     if params is None and inputs is None and edges is None:
-        plan = latest_plan(function)
+        plan = latest_plan(F)
         if plan is None:
             raise ValueError(
-                "explain: got no arguments, and this F has not run yet, so its shapes are unknown; expected params and inputs. "
-                "Write F.explain(params, inputs) with the inputs of ONE vertex (or shapes of them)."
+                "explain: params: got nothing, and this F has not run yet, so its shapes are unknown; expected params and "
+                "inputs. Write cavs.explain(F, params, inputs) with the inputs of ONE vertex (or shapes of them)."
             )
     else:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), (params, inputs, edges))
-        plan = plan_of(function, *shapes[:2], edges=shapes[2])
+        plan = plan_of(F, *shapes[:2], edges=shapes[2])
     lines = []
     for kind, part in plan.inner.items():
         name = "" if kind is None else f" of kind {kind!r}"
@@ -44,7 +71,7 @@ def explain(function: VertexFunction, params: PyTree, inputs: PyTree, edges: PyT
         lines.append("  scattered states: read from their dynamic tensors; nothing is computed for them.")
     else:
         lines.append("  computed in one batch after the levels.")
-    o = function.optimizations
+    o = F.optimizations
     off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
     lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
     lines += explain_engines(plan)

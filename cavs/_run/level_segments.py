@@ -294,4 +294,4 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
         of = zip(pull(instantiated(cts)), pull.args[:3], strict=True)
         return *([own.get(i) for i in range(len(xs))] for own, xs in of), None, None
 
-    return reverse_differentiable(whole, forward, backward)
+    return reverse_differentiable(whole, forward, backward, "run", once=True)

@@ -87,7 +87,7 @@ def across_axes(call: Call) -> Call:
             by_params, by_inputs = untyped(pull)(untyped(instantiated(cts)))
         return common(by_params), None, common(by_inputs), None
 
-    function = reverse_differentiable(sealed, forward, backward)
+    function = reverse_differentiable(sealed, forward, backward, "run", once=True)
     return lambda *args: function(*common(args))
 
 

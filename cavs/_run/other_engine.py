@@ -6,6 +6,7 @@ therefore have a batching rule and a tangent rule. The backward pass then runs t
 of the other engine saved nothing for it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -15,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.custom_rules import axes, batching, reverse_differentiable, with_rule, with_tangents
+from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import PyTreeDef
+from cavs._function.ruled import replaceable
 from cavs._function.stored import from_stored, key_impl, stored_aval
 from cavs._graphs.pytree import PyTree
 from cavs._stages.cotangents import Cotangent, instantiated
@@ -46,8 +47,8 @@ class Sweep(NamedTuple):
     backward: Callable[..., PyTree]
 
 
-def differentiable(sweep: Sweep, kernels: bool = False) -> Callable[..., PyTree]:
-    """Returns `sweep.primal`, which may launch `kernels`, with the derivative that the other two passes compute."""
+def differentiable(sweep: Sweep) -> Callable[..., PyTree]:
+    """Returns `sweep.primal`, with the derivative that the other two passes compute."""
 
     def forward(varied: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
         fixed = tuple(tuple(not x for x in own) for own in varied[::2])
@@ -59,81 +60,80 @@ def differentiable(sweep: Sweep, kernels: bool = False) -> Callable[..., PyTree]
         ct_params, ct_inputs = back(instantiated(cts))
         return ct_params, None, ct_inputs, None
 
-    return reverse_differentiable(sweep.primal, forward, backward, kernels)
+    return reverse_differentiable(sweep.primal, forward, backward, "run", once=True)
 
 
 def transformed_by(sweep: Sweep, by: Sweep) -> Sweep:
     """Returns `sweep`, with passes that are replaced by those of `by` if they are batched or differentiated."""
-    other = differentiable(by)
-    primal = with_rule(sweep.primal, other)
-    return Sweep(primal, _forward(sweep, by, other), _backward(sweep, other))
+    return Sweep(replaceable(sweep.primal, by.primal), _forward(sweep, by), _backward(sweep, differentiable(by)))
 
 
-def _forward(sweep: Sweep, by: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def _forward(sweep: Sweep, by: Sweep) -> Callable[..., PyTree]:
     def forward(fixed: Fixed, params: Arrays, data: jax.Array, inputs: Arrays, select: Select) -> PyTree:
-        tree: list[PyTreeDef] = []
-
-        def leaves_of(*args: PyTree) -> tuple[PyTree, Arrays]:
+        def one(*args: PyTree) -> PyTree:
             outs, saved = sweep.forward(fixed, *args)
-            leaves, found = jax.tree.flatten(saved)
-            tree[:] = [found]
-            return outs, leaves
+            return outs, jax.tree.map(_as_bits, saved)
 
-        def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
-            shapes = jax.eval_shape(leaves_of, *jax.tree.map(_element, args, which))[1]
-            outs = jax.vmap(other, in_axes=axes(which), axis_size=size)(*args)
-            saved = [from_stored(jnp.zeros(a.shape, a.dtype), key_impl(x)) for x in shapes for a in (stored_aval(x),)]
-            return (outs, saved), (jax.tree.map(lambda _: True, outs), [False] * len(saved))
+        def other(*args: PyTree) -> PyTree:
+            return by.primal(*args), jax.tree.map(_zeros, jax.eval_shape(one, *args)[1])
 
-        def tangents_of(args: PyTree, tangents: PyTree) -> PyTree:
-            _, data, _, select = args
-            return jax.jvp(lambda params, inputs: by.primal(params, data, inputs, select), args[::2], tangents[::2])[1]
-
-        args = (params, data, inputs, select)
-        outs, leaves = batching(leaves_of, rule)(*lax.stop_gradient(args))
-        outs = with_tangents(outs, args, tangents_of)
-        return outs, (jax.tree.unflatten(tree[0], leaves), params, inputs)
+        outs, saved = replaceable(one, other)(params, data, inputs, select)
+        return outs, (saved, params, inputs)
 
     return forward
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["bits"], meta_fields=["dtype"])
+@dataclasses.dataclass(frozen=True)
+class _Bits:
+    """The bits of floats that a launch saved.
+
+    Rows that nothing has written may be NaN, for which `jax_debug_nans` would blame F if it saw floats.
+    """
+
+    bits: jax.Array
+    dtype: np.dtype
+
+
+def _as_bits(x: jax.Array) -> jax.Array | _Bits:
+    if not is_float(x):
+        return x
+    return _Bits(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}"), x.dtype)
+
+
+def _from_bits(x: jax.Array | _Bits) -> jax.Array:
+    return lax.bitcast_convert_type(x.bits, x.dtype) if isinstance(x, _Bits) else x
+
+
+def _zeros(x: jax.ShapeDtypeStruct) -> jax.Array:
+    stored = stored_aval(x)
+    return from_stored(jnp.zeros(stored.shape, stored.dtype), key_impl(x))
 
 
 def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTree]:
     def backward(fixed: Fixed, residuals: PyTree, data: jax.Array, select: Select, cts: Cotangents) -> PyTree:
         saved, params, inputs = residuals
-        leaves, tree = jax.tree.flatten(saved)
         which = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
+        shapes = [ct.shape for ct in cts]
 
-        def all_cts(some: Cotangents, like: Callable[[int], tuple[int, ...]]) -> Cotangents:
+        def all_cts(some: Cotangents) -> Cotangents:
             given = dict(zip(which, some, strict=True))
-            return [given[i] if i in given else np.zeros(like(i), jax.dtypes.float0) for i in range(len(cts))]
+            return [given.get(i, np.zeros(shape, jax.dtypes.float0)) for i, shape in enumerate(shapes)]
 
-        def floats(found: PyTree) -> PyTree:
-            return [
-                [ct for ct, x in zip(own, of, strict=True) if is_float(x)]
-                for own, of in zip(found, (params, inputs), strict=True)
-            ]
+        def floats(found: PyTree, params: Arrays, inputs: Arrays) -> PyTree:
+            each = zip(found, (params, inputs), strict=True)
+            return [[ct for ct, x in zip(own, of, strict=True) if is_float(x)] for own, of in each]
 
-        def one(leaves: Arrays, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
-            del params, inputs  # `saved` holds what the backward reads
-            saved = jax.tree.unflatten(tree, leaves)
-            return floats(sweep.backward(fixed, saved, data, select, all_cts(some, lambda i: cts[i].shape)))
+        def one(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
+            saved = jax.tree.map(_from_bits, saved, is_leaf=lambda x: isinstance(x, _Bits))
+            return floats(sweep.backward(fixed, saved, data, select, all_cts(some)), params, inputs)
 
-        def again(params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
-            outs, pull = jax.vjp(lambda p, x: other(p, data, x, select), params, inputs)
-            return floats(pull(all_cts(some, lambda i: outs[i].shape)))
+        def again(saved: PyTree, params: Arrays, data: jax.Array, inputs: Arrays, select: Select, some: Cotangents) -> PyTree:
+            del saved  # zeros, if the forward ran on the other engine, too
+            _, pull = jax.vjp(lambda p, x: other(p, data, x, select), params, inputs)
+            return floats(pull(all_cts(some)), params, inputs)
 
-        def rule(size: int, which: PyTree, *args: PyTree) -> PyTree:
-            found = jax.vmap(again, in_axes=axes(which[1:]), axis_size=size)(*args[1:])
-            return found, jax.tree.map(lambda _: True, found)
-
-        def tangents_of(args: PyTree, tangents: PyTree) -> PyTree:
-            _, data, _, select, _ = args
-            found = lambda params, inputs, some: again(params, data, inputs, select, some)  # noqa: E731
-            return jax.jvp(found, args[::2], tangents[::2])[1]
-
-        args = (params, data, inputs, select, [cts[i] for i in which])
-        found = batching(one, rule)(*lax.stop_gradient((leaves, *args)))
-        found = with_tangents(found, args, tangents_of)
+        found = replaceable(one, again)(saved, params, data, inputs, select, [cts[i] for i in which])
         out = []
         for own, of in zip(found, (params, inputs), strict=True):
             left = iter(own)
@@ -141,7 +141,3 @@ def _backward(sweep: Sweep, other: Callable[..., PyTree]) -> Callable[..., PyTre
         return tuple(out)
 
     return backward
-
-
-def _element(x: jax.Array, batched: bool) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape[1:] if batched else x.shape, x.dtype)

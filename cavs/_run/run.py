@@ -3,8 +3,8 @@
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,8 @@ def run(
         engine: `"scan"` runs XLA loops on any device. `"persistent"` runs one kernel launch for all levels; it needs an NVIDIA
             Hopper GPU, JAX 0.11 or newer, and an F that fits. `"native"` runs all levels in one call of a library in C++, on a
             CPU; it needs an F in float32 that fits, and a C++ compiler when cavs was installed. `None` chooses the fastest one
-            that fits; `F.explain()` tells which one and why. Under `jax.vmap` and for second derivatives, engine `"scan"` runs.
+            that fits; `cavs.explain(F)` tells which one and why. Under `jax.vmap` and for second derivatives, engine `"scan"`
+            runs.
 
     Returns:
         The pytree that F pushes. Its leaves are (V, ...) for inputs of V rows and (Vp, ...) for padded inputs, with zeros in
@@ -93,7 +94,7 @@ def run(
     edges = padded_edges(edges, sched)
     plan = plan_of(F, jax.tree.map(_aval, params), _row_avals(inputs), sched.shape.most_children, _row_avals(edges))
     check_read(edges, plan)
-    too_many = _check_arity(F, plan, sched)
+    too_many = _check_arity(F, plan, sched, kinds)
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
         asked = Scan()  # under jax.vmap: JAX exports no public type of its tracers
@@ -174,27 +175,37 @@ def kind_names(F: VertexFunction, sched: Schedule) -> tuple[str | None, ...]:
     return sched.shape.kinds
 
 
-def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule) -> jax.Array | None:
-    """Raises `ValueError` if a vertex has more children than F reads.
+def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: tuple[str | None, ...]) -> jax.Array | None:
+    """Raises `ValueError` if a vertex has more children than the function of its kind reads.
 
-    The shape of a traced schedule only tells whether a vertex has more than four children. If F reads more than four, compiled
-    code checks the number: a host callback raises the error. In this case (1,) int32 is returned, nonzero if a vertex has too
-    many children, which turns the pushes into NaN. Otherwise `None` is returned.
+    The shape of a traced schedule only tells whether a vertex of any kind has more than one to four children. If that does not
+    answer the question, compiled code checks the numbers: a host callback raises the error. In this case (1,) int32 is
+    returned, nonzero if a vertex has too many children, which turns the pushes into NaN. Otherwise `None` is returned.
     """
-    if not F.arity or any(role.gathers_all for role in plan.roles):
+    rows = sched.shape.inner
+    counted_kinds = {k: name for k, name in enumerate(kinds) if rows[k] and not plan.inner[name].role.gathers_all}
+    if not F.arity or not counted_kinds:
         return None
+    refuse = functools.partial(_refuse, F.arity, tuple(counted_kinds.values()))
     if sched.is_concrete:
-        most = int(sched.host().num_children.max(initial=0))
-        if most > F.arity:
-            raise ValueError(_too_many(F.arity, most))
-    elif sched.shape.fan_in > F.arity and F.arity <= SMALL_FAN_IN:
-        raise ValueError(_too_many(F.arity, None))
-    elif sched.shape.fan_in > SMALL_FAN_IN:
-        most = sched.num_children.max(initial=0)
+        refuse(_most_children(sched.host(), counted_kinds))
+    elif sched.shape.fan_in > min(F.arity, SMALL_FAN_IN):
+        if F.arity <= SMALL_FAN_IN and len(counted_kinds) == len(kinds):
+            raise ValueError(_too_many(F.arity, None, kinds[0] if len({*kinds}) == 1 else None))
+        most = _most_children(sched, counted_kinds)
+        bad = (most > F.arity).any()
         if not _WITHOUT_CALLBACKS.get():
-            jax.debug.callback(functools.partial(_refuse, F.arity), most)
-        return (most > F.arity).astype(jnp.int32).reshape(1)
+            jax.lax.cond(bad, lambda: jax.debug.callback(refuse, most), lambda: None)
+        return bad.astype(jnp.int32).reshape(1)
     return None
+
+
+def _most_children(sched: Schedule, kinds: Iterable[int]) -> Any:
+    """Returns the largest number of children of a vertex of each of `kinds`: an array of NumPy or JAX, like the schedule's."""
+    xp = np if isinstance(sched.data, np.ndarray) else jnp
+    begins = np.cumsum([0, *sched.shape.inner]).tolist()
+    own = [(sched.num_children[begins[k] : begins[k + 1]], sched.inner_count[k]) for k in kinds]
+    return xp.stack([xp.where(np.arange(len(n)) < count, n, 0).max(initial=0) for n, count in own])
 
 
 _WITHOUT_CALLBACKS = contextvars.ContextVar("without_callbacks", default=False)
@@ -210,14 +221,16 @@ def without_callbacks() -> Iterator[None]:
         _WITHOUT_CALLBACKS.reset(before)
 
 
-def _refuse(arity: int, most: np.ndarray) -> None:
-    if int(most) > arity:
-        raise ValueError(_too_many(arity, int(most)))
+def _refuse(arity: int, kinds: Sequence[str | None], most: np.ndarray) -> None:
+    for kind, number in zip(kinds, np.asarray(most).tolist(), strict=True):
+        if number > arity:
+            raise ValueError(_too_many(arity, number, kind))
 
 
-def _too_many(arity: int, most: int | None) -> str:
+def _too_many(arity: int, most: int | None, kind: str | None) -> str:
     has = counted(most, "child") if most else f"more than {counted(arity, 'child')}"
+    of, at = ("", "") if kind is None else (f" of kind {kind!r}", " there")
     return (
-        f"run: sched: got a vertex with {has}; expected at most {arity}, as arity is {arity} and F does not call gather_all. "
-        f"Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
+        f"run: sched: got a vertex{of} with {has}; expected at most {arity}, as arity is {arity} and F does not call "
+        f"gather_all{at}. Write VertexFunction(..., arity={most or '...'}), or v.gather_all(fn)."
     )

@@ -1,91 +1,80 @@
-"""Schedules of K batches at once: vertices sorted by height, levels cut into tasks, sizes padded.
+"""Schedules batches in C++ if that was compiled, else in NumPy: one in a shape of its own, or several in a known shape."""
 
-One pass of NumPy calls processes all vertices of all batches. Indices run through all batches during the pass; the integers
-that are written count within a batch.
-"""
+from collections.abc import Sequence
 
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
-from cavs._schedule import group_rows
-from cavs._schedule.buckets import Options as Options, fixed_windows, groups_of, padded_sizes, shapes_of
-from cavs._schedule.order import Order, order_of, rows_of, take
-from cavs._schedule.rounds import cut_rounds
-from cavs._schedule.schedule import Schedule, Shape
-from cavs._schedule.tasks import cut_tasks
-from cavs._schedule.write import write_schedules, write_windows
+from cavs._schedule.compiled import CompiledBatch, Source, schedule_stack
+from cavs._schedule.reference import ReferenceBatch
+from cavs._schedule.schedule import Schedule
+from cavs._schedule.shape import Shape, aligned, length_of
+from cavs._schedule.shapes import NoRoom, Options, SortedBatch, cut_for, kind_names, no_room, shape_of
+from cavs.kernels import schedule_library
 
 
-def schedule_batches(
-    graphs: Graphs,
-    batches: np.ndarray,
-    options: Options,
-    index: np.ndarray | None = None,
-    numbers: np.ndarray | None = None,
-) -> list[Schedule]:
-    """Schedules consecutive batches of `graphs[index]`, by default of all graphs.
+def compiled() -> bool:
+    """Returns whether the scheduler in C++ was compiled; else the one in NumPy runs."""
+    return schedule_library() is not None
+
+
+def sort_batch(graphs: Graphs, num_kinds: int, with_kinds: bool, fields: Sequence[str]) -> SortedBatch:
+    """Sorts the vertices of a batch by height and kind.
 
     Args:
-        graphs: the graphs.
-        batches: (K,) number of graphs of each batch.
-        options: the options.
-        index: the graphs of all batches, one batch after another.
-        numbers: (K,) the shape of each batch, an index into `options.fixed`, if there are such shapes.
+        graphs: the batch.
+        num_kinds: the number of kinds.
+        with_kinds: whether vertices are sorted by kind, or scheduled as one kind.
+        fields: the fields of the graphs that the schedule includes.
     """
-    if index is None:
-        graphs, index = graphs._source()
-    source = rows_of(graphs, index)
-    kind = None if graphs.kind is None or not options.kinds else take(graphs.kind, source)
-    names = ("",) if kind is None else graphs.kind_names or tuple(map(str, range(int(kind.max(initial=0)) + 1)))
-    if numbers is not None:
-        names = options.fixed[0].kinds
-    order = order_of(graphs, index, batches, kind, len(names), source)
-
-    # Sizes and tasks.
-    serial = options.policy == "serial"
-    if numbers is None:
-        forest, sizes = order.forest, padded_sizes(order.leaf_count, order.inner_count, order.num_edges, options.exact)
-        groups = groups_of(sizes, batches, order.rooted, forest, order.fan_in, options)
-        num_classes = groups.num_classes
-        tasks = cut_tasks(order, groups.classes, groups.class_of, num_classes, serial)
-        shapes, which, window_of = shapes_of(options, names, graphs._facts.arity, groups, tasks)
-    else:
-        forest = fixed_forest(options.fixed, numbers, order)
-        classes = list(dict.fromkeys(shape.classes for shape in options.fixed))
-        class_of = np.array([classes.index(shape.classes) for shape in options.fixed])[numbers]
-        num_classes = np.array([len(some) for some in classes])[class_of]
-        tasks = cut_tasks(order, classes, class_of, num_classes, serial)
-        shapes, which, window_of = list(options.fixed), numbers.tolist(), fixed_windows(options, numbers, tasks)
-    num_loops = len(names) * num_classes
-    rounds = cut_rounds(tasks, window_of, num_loops)
-    scripts = None
-    if options.scripts:
-        widths = graphs._widths if index is None else graphs._widths.of(index)
-        scripts = group_rows.scripted(order.counts, order.inner_count, forest, widths)
-        if numbers is None:
-            shapes, which = group_rows.with_levels(shapes, which, scripts)
-        else:  # a batch without inner vertices has scripts of no levels
-            scripts = scripts._replace(batch=np.array([shapes[i].levels > 0 for i in which]))
-
-    schedules = write_schedules(graphs, batches, order, tasks, rounds, num_loops, scripts, shapes, which)
-    if any(shape.windows[0] > 1 for shape in shapes):
-        for sched, first, count in zip(schedules, tasks.first, tasks.count, strict=True):
-            mine = slice(first, first + count)
-            write_windows(sched, window_of[mine], rounds.number[mine], tasks.cls[mine])
-    return schedules
+    if not compiled():
+        return ReferenceBatch(graphs, num_kinds, with_kinds)
+    return CompiledBatch(Source(graphs, num_kinds, with_kinds, fields))
 
 
-def fixed_forest(shapes: tuple[Shape, ...], numbers: np.ndarray, order: Order) -> np.ndarray:
-    """(K,) whether no vertex may have two parents in the shapes of K batches, which are `shapes[numbers]`.
+def schedule_batch(graphs: Graphs, options: Options) -> Schedule:
+    """Schedules a batch in a shape of its own, or in one of `options.shapes`."""
+    names = kind_names(graphs, options.kinds)
+    batch = sort_batch(graphs, len(names), options.kinds, options.fields)
+    shape = shape_of(batch, options, names, graphs._arity)
+    return Schedule(batch.write(shape), shape)
 
-    Raises:
-        ValueError: a batch does not fit its shape.
+
+class StackScheduler:
+    """Schedules batches of one data set, several of one shape at a time.
+
+    Args:
+        graphs: the data set.
+        options: the options of the schedules. The caller chooses the shapes.
     """
-    sizes = np.array([[s.leaves, s.inner, s.edges] for s in shapes])[numbers]
-    rooted, forest = (np.array([getattr(s, name) for s in shapes])[numbers] for name in ("rooted", "forest"))
-    found = np.stack([order.leaf_count, order.inner_count, order.num_edges], 1)
-    bad = (found > sizes).any((1, 2)) | (rooted & ~order.rooted) | (forest & ~order.forest)
-    if bad.any():
-        b = int(bad.argmax())
-        raise ValueError(f"a batch has sizes {found[b].tolist()}; its shape is {shapes[numbers[b]]}.")
-    return forest
+
+    def __init__(self, graphs: Graphs, options: Options):
+        self._graphs, self._options = graphs, options
+        self._num_kinds = len(kind_names(graphs, options.kinds))
+        self._source = Source(graphs, self._num_kinds, options.kinds, options.fields) if compiled() else None
+
+    def stack(self, batches: Sequence[np.ndarray], shape: Shape, room: int | None = None) -> np.ndarray:
+        """Returns the integers of the schedules of several batches, (batches, length) int32.
+
+        Args:
+            batches: of each batch, the numbers of its graphs.
+            shape: the shape of all schedules.
+            room: the first axis of the result, if it is longer; it ends with zeros.
+
+        Raises:
+            NoRoom: a batch does not fit `shape`.
+        """
+        out = aligned(room or len(batches), length_of(shape))
+        out[len(batches) :] = 0
+        cut = cut_for(shape.classes, self._options.policy, shape.windows)
+        if self._source is not None:
+            schedule_stack(self._source, batches, cut, shape, out)
+            return out
+        for row, index in zip(out, batches, strict=False):
+            batch = ReferenceBatch(self._graphs[index], self._num_kinds, self._options.kinds)
+            try:
+                batch.cut(cut)
+                row[:] = batch.write(shape)
+            except NoRoom:
+                raise no_room(index, shape) from None
+        return out

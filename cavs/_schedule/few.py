@@ -10,13 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.graphs import Graphs
-from cavs._schedule.buckets import Options, rounded_up
-from cavs._schedule.group_rows import FEWEST_LEVELS
-from cavs._schedule.rounds import cut_windows
 from cavs._schedule.shape import Shape
-from cavs._schedule.tasks import decomposition, power_of_two, task_classes
+from cavs._schedule.shapes import FEWEST_LEVELS, Options, fan_in_of, kind_names, rounded_up, window_edges
+from cavs._schedule.tasks import Cut, decomposition, power_of_two, task_classes
 
 # One more shape is one more compilation. It must save this fraction of the rows.
 WORTH_A_SHAPE = 0.1
@@ -36,10 +33,9 @@ class Counts(NamedTuple):
 
 
 def counts_of(graphs: Graphs, kinds: bool) -> tuple[tuple[str, ...], Counts]:
-    """The names of the kinds, and the counts of each graph. Without `kinds` all vertices have one kind."""
-    facts = graphs._facts
+    """Returns the names of the kinds, and the counts of each graph. Without `kinds` all vertices have one kind."""
+    facts, names = graphs._facts, kind_names(graphs, kinds)
     kind = graphs.kind if kinds else None
-    names = ("",) if kind is None else graphs.kind_names or tuple(map(str, range(int(kind.max(initial=0)) + 1)))
     key = np.arange(len(graphs)).repeat(facts.sizes) * len(names) + (0 if kind is None else kind)
     size = len(graphs) * len(names)
 
@@ -52,14 +48,14 @@ def counts_of(graphs: Graphs, kinds: bool) -> tuple[tuple[str, ...], Counts]:
 
 
 def sums(counts: Counts, batches: Sequence[np.ndarray]) -> np.ndarray:
-    """(batches, 3, kinds) int64: the sums of `counts` over the graphs of each batch; none may be empty."""
+    """Returns (batches, 3, kinds) int64: the sums of `counts` over the graphs of each batch; none may be empty."""
     index = np.concatenate(batches)
     begin = np.cumsum([0, *(len(some) for some in batches[:-1])])
     return np.stack([np.add.reduceat(of[index], begin, axis=0) for of in counts], 1)
 
 
 def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
-    """(3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
+    """Returns (3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
 
     Args:
         counts: the counts of each graph.
@@ -73,7 +69,7 @@ def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.nd
 
 
 def thresholds(totals: np.ndarray, most: int, highest: int, worth: float = WORTH_A_SHAPE) -> list[int]:
-    """At most `most` ascending sizes up to which batches are padded, the last one `highest`, with little padding.
+    """Returns at most `most` ascending sizes up to which batches are padded, the last one `highest`, with little padding.
 
     Args:
         totals: (N,) the sizes of a sample of batches.
@@ -118,7 +114,7 @@ def few_shapes(
     bounds: Sequence[np.ndarray] | None = None,
     worth: float = WORTH_A_SHAPE,
 ) -> list[tuple[Shape, ...]]:
-    """At most `most` shapes, ascending, for batches of one number of graphs each.
+    """Returns at most `most` shapes, ascending, for batches of one number of graphs each.
 
     Args:
         members: data sets, and the options of their schedules; a batch has a part of each.
@@ -152,7 +148,7 @@ def few_shapes(
 
 
 def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: int, options: Options) -> Shape:
-    """The shape of batches of `batch` graphs that have at most these `sizes` (3, kinds): leaves, inner vertices, edges.
+    """Returns the shape of batches of `batch` graphs that have at most these `sizes` (3, kinds): leaves, inner vertices, edges.
 
     All else is as in the whole data set: whether it is rooted, whether it is a forest, its fan-in and height.
     """
@@ -163,18 +159,14 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
     edges, total = inner * np.array(per_row), int(inner.sum())
     fan_in, height = int(facts.fan_in.max(initial=0)), int(graphs.height.max(initial=0))
     classes = task_classes(total, fan_in, options.policy, max(per_row), options.window, options.scripts)
-    tasks = total
-    if options.policy != "serial" and len({e // w for w, e in classes}) == 1:
+    tasks, widths = total, tuple(w for w, _ in classes)
+    if options.policy != "serial" and not Cut(classes).limited:
         # Levels are cut into tasks of the largest width, and a few smaller ones.
-        widths = tuple(w for w, _ in classes)
         tasks = min(total, total // widths[0] + height * len(names) * int(decomposition(widths)[:, -1].max()))
     windows = (1, int(inner.max()), int(edges.max()))
     if total > options.window:
-        _, rows, room = cut_windows(
-            np.zeros(1, int), np.zeros(1, int), inner.tolist(), edges.tolist(), classes, options.window
-        )[0]
-        wide = max(e for _, e in classes)
-        most = total // (rows - max(w for w, _ in classes)) + int(edges.sum()) // (room - wide) + 1
+        rows, room = options.window, window_edges(inner.tolist(), edges.tolist(), classes, options.window)
+        most = total // (rows - widths[0]) + int(edges.sum()) // (room - max(e for _, e in classes)) + 1
         windows = (power_of_two(most), rows, room)
     roots = int(facts.roots.sum())
     scripted = options.scripts and (np.asarray(sizes[1]) > 0).sum() == 1
@@ -189,8 +181,8 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
         kinds=names,
         rooted=bool((facts.roots == 1).all()),
         forest=graphs.num_vertices - roots == graphs.num_edges,
-        fan_in=fan_in if fan_in <= SMALL_FAN_IN else 2 * SMALL_FAN_IN,
-        arity=facts.arity,
+        fan_in=fan_in_of(fan_in),
+        arity=graphs._arity,
         windows=windows,
         fields=options.fields,
         levels=max(FEWEST_LEVELS, power_of_two(height)) if scripted else 0,
@@ -198,6 +190,6 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
 
 
 def fits(shapes: Sequence[Shape], sizes: np.ndarray) -> np.ndarray:
-    """(batches, shapes) bool: whether batches of `sizes` (batches, 3, kinds), see `sums`, fit shapes."""
+    """Returns (batches, shapes) bool: whether batches of `sizes` (batches, 3, kinds), see `sums`, fit shapes."""
     room = np.array([[s.leaves, s.inner, s.edges] for s in shapes])
     return np.all(sizes[:, None] <= room, (2, 3))

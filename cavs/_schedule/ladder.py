@@ -4,6 +4,7 @@ A server cannot compile for each batch that it receives. It compiles for a few s
 to the next one. The number of graphs is padded, too, with graphs that have no vertices.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -12,18 +13,17 @@ import numpy as np
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.graphs import Graphs
-from cavs._schedule.batches import schedule_batches
-from cavs._schedule.buckets import NoRoom, Options
-from cavs._schedule.few import counts_of, fits, shape_for, sums
+from cavs._schedule.batches import sort_batch
+from cavs._schedule.few import counts_of, shape_for, sums
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape
-from cavs._schedule.tasks import LAZY_WINDOW
+from cavs._schedule.shapes import NoRoom, Options, cut_for
 
 SAMPLES = 256  # batches of each number of graphs that are sampled
 
 
 def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tuple[Shape, ...]:
-    """At most `count` shapes, ascending, whose sizes grow by a constant factor.
+    """Returns at most `count` shapes, ascending, whose sizes grow by a constant factor.
 
     Any batch of at most `most_graphs` graphs fits the last one if none of them is larger than the largest graph of the data
     set in any respect: leaves, inner vertices and edges of each kind, children of a vertex, levels.
@@ -54,7 +54,7 @@ def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tu
 
 
 def _with_more_leaves(shape: Shape) -> Shape:
-    """The same shape with more vertices than graphs, so that arrays of the two lengths differ."""
+    """Returns the same shape with more vertices than graphs, so that arrays of the two lengths differ."""
     more = shape.graphs
     leaves = (shape.leaves[0] + more, *shape.leaves[1:])
     return shape._replace(leaves=leaves, vertices=shape.vertices + more)
@@ -70,27 +70,16 @@ def schedule_into(graphs: Graphs, shapes: Sequence[Shape]) -> Schedule | None:
     if alike is None:
         return None
     one = shapes[0]
-    window = max((s.windows[1] for s in shapes if s.windows[0] > 1), default=LAZY_WINDOW)
-    kinds, scripts = one.kinds != ("",), any(s.levels for s in shapes)
-    options = Options("batching", kinds, False, window, None, one.fields, scripts, tuple(shapes))
-    count, all_graphs = len(graphs), np.arange(len(graphs))
-    sizes = sums(counts_of(alike, kinds)[1], [all_graphs]) if count else np.zeros((1, 3, len(one.kinds)), int)
-    levels = int(graphs.height.max(initial=0))
-    room = [count <= s.graphs and levels <= (s.levels or levels) for s in shapes]
-    for number in np.flatnonzero(fits(shapes, sizes)[0] & room).tolist():
-        try:
-            (sched,) = schedule_batches(alike, np.array([count]), options, None, np.array([number]))
-        except NoRoom:
-            continue
-        sched.graph_end[count:] = graphs.num_vertices
-        if sched.shape.rooted:
-            sched.roots[count:] = sched.roots[0] if count else 0
-        return sched
+    batch = sort_batch(alike, len(one.kinds), one.kinds != ("",), one.fields)
+    for shape in shapes:
+        with contextlib.suppress(NoRoom):
+            batch.cut(cut_for(shape.classes, "batching", shape.windows))
+            return Schedule(batch.write(shape), shape)
     return None
 
 
 def _as_in(graphs: Graphs, shape: Shape) -> Graphs | None:
-    """The graphs with the arity and the kinds of a ladder's shapes; `None` if theirs differ."""
+    """Returns the graphs with the arity and the kinds of a ladder's shapes; `None` if theirs differ."""
     if _differences(graphs, shape):
         return None
     kind = graphs.kind if shape.kinds != ("",) else None
@@ -99,7 +88,7 @@ def _as_in(graphs: Graphs, shape: Shape) -> Graphs | None:
     if graphs._arity == shape.arity and kind is graphs.kind and graphs.kind_names in (None, shape.kinds):
         return graphs
     alike = dataclasses.replace(graphs, kind=kind, kind_names=None if kind is None else shape.kinds)
-    alike.__dict__["_arity"] = shape.arity  # as `Graphs._selected_from` does
+    alike._of_arity(shape.arity)
     return alike
 
 
@@ -132,7 +121,7 @@ def _differences(graphs: Graphs, shape: Shape) -> list[str]:
 
 
 def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
-    """Which numbers of a batch are too large for all shapes of a ladder, as a part of an error message."""
+    """Returns which numbers of a batch are too large for all shapes of a ladder, as a part of an error message."""
     found = _differences(graphs, shapes[0])
     if found:
         return " and ".join(found)

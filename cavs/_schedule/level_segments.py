@@ -14,11 +14,11 @@ import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.segments import ranges
-from cavs._schedule.batches import schedule_batches
-from cavs._schedule.buckets import Options, bucket, covers
+from cavs._schedule.batches import StackScheduler
 from cavs._schedule.few import few_shapes
 from cavs._schedule.schedule import Integers, Schedule
 from cavs._schedule.shape import Shape
+from cavs._schedule.shapes import Options, bucket, covers
 
 GIVEN = "(given)"  # the kind of the frontier below a segment
 
@@ -108,13 +108,10 @@ def in_segments(
     each = [np.array([i]) for i in range(len(segments))]
     ((shape,),) = few_shapes([(graphs, options)], [each], 1)
     shape = like.shape if like is not None and like.given == given and covers(like.shape, shape) else shape
-    fixed = options._replace(fixed=(shape,))
-    ones, zeros = np.ones(len(segments), int), np.zeros(len(segments), int)
-    scheds = schedule_batches(graphs, ones, fixed, np.arange(len(segments)), zeros)
-    out = []
+    data, out = StackScheduler(graphs, options).stack(each, shape), []
     for b, (_, sched) in enumerate(batches):
         mine = slice(b * count, (b + 1) * count)
-        arrays = _arrays(segments[mine], scheds[mine], sched.shape, given)
+        arrays = _arrays(segments[mine], data[mine], shape, sched.shape, given)
         out.append(SegmentedSchedule(sched.data, sched.shape, arrays, SegmentShape(given, shape)))
     return out
 
@@ -183,8 +180,8 @@ def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kind
     )
 
 
-def _arrays(segments: list[_Segment], scheds: list[Schedule], whole: Shape, given: int) -> SegmentArrays:
-    shape = scheds[0].shape
+def _arrays(segments: list[_Segment], data: np.ndarray, shape: Shape, whole: Shape, given: int) -> SegmentArrays:
+    """Returns the integers of the segments of one batch, whose schedules are `data`, for the batch's shape `whole`."""
     vertex = np.full((len(segments), shape.vertices), whole.vertices, np.int32)
     edge = np.full((len(segments), shape.all_edges), whole.all_edges, np.int32)
     frontier = np.zeros((len(segments), given), np.int32)
@@ -194,4 +191,4 @@ def _arrays(segments: list[_Segment], scheds: list[Schedule], whole: Shape, give
         edge[k, : len(s.edges)] = s.edges
         frontier[k, : len(s.frontier)] = s.frontier
         segment[s.own], place[s.own] = k, given + np.arange(len(s.own))
-    return SegmentArrays(np.stack([s.data for s in scheds]), vertex, edge, frontier, segment, place)
+    return SegmentArrays(data, vertex, edge, frontier, segment, place)

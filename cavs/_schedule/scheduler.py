@@ -7,11 +7,11 @@ import numpy as np
 
 from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
-from cavs._schedule.batches import schedule_batches
-from cavs._schedule.buckets import Options
+from cavs._schedule.batches import schedule_batch
 from cavs._schedule.level_segments import in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import FIELDS, Shape
+from cavs._schedule.shapes import Options
 from cavs._schedule.tasks import LAZY_WINDOW
 
 
@@ -67,7 +67,7 @@ def schedule(
     if not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
         expected = "1 together with shapes=" if shapes is not None else "an int >= 1, the number of segments of levels"
         raise ValueError(f"schedule: segments: got {segments!r}; expected {expected}. Write segments=16.")
-    sched = schedule_batches(graphs, np.array([len(graphs)]), options)[0]
+    sched = schedule_batch(graphs, options)
     return sched if segments == 1 else in_segments([(graphs, sched)], options, segments)[0]
 
 

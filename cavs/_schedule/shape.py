@@ -4,6 +4,8 @@ import functools
 import math
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from cavs.kernels import PARTS as PARTS
 
 Slot: TypeAlias = tuple[int, int, tuple[int, ...]]  # begin and end in the vector, shape of the array
@@ -140,3 +142,11 @@ def end_of(shape: Shape) -> int:
 def length_of(shape: Shape) -> int:
     """Number of integers of the vector, with padding."""
     return -(-end_of(shape) // ALIGNED) * ALIGNED
+
+
+def aligned(*dims: int) -> np.ndarray:
+    """Returns an int32 array of this shape, not initialised, which begins where XLA reads it in place."""
+    count = math.prod(dims)
+    memory = np.empty(count + ALIGNED, np.int32)
+    begin = -(memory.__array_interface__["data"][0] // memory.itemsize) % ALIGNED
+    return memory[begin : begin + count].reshape(dims)

@@ -1,13 +1,11 @@
-"""Cuts levels into tasks of a few fixed widths. This decides the padding."""
+"""Decides how levels are cut into tasks of a few fixed widths, and so the padding."""
 
-import bisect
 import functools
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from cavs._graphs.facts import SMALL_FAN_IN
-from cavs._schedule.order import Order
 
 Classes: TypeAlias = tuple[tuple[int, int], ...]  # (vertices, edges) that tasks are padded to, widest first
 
@@ -34,9 +32,6 @@ WIDTHS_GPU = ((64, (16,)), (512, (64, 16)), (2048, (128, 16)), (8192, (256, 64, 
 LAZY_WINDOW = 32768
 # A vertex with more children is a task of its own.
 LARGE_FAN_IN = 64
-# With more levels than this, in all batches, NumPy finds the next task of every level at once; with fewer, a Python loop is
-# faster.
-FEW_RUNS = 24
 
 
 class Cost(NamedTuple):
@@ -47,7 +42,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(widths: tuple[int, ...]) -> Cost:
-    """The costs of tasks of these widths, widest first.
+    """Returns the costs of tasks of these widths, widest first.
 
     Measured on a CPU with Tree-LSTM: a task costs about 6 rows at hidden 64 and 12 at hidden 256. On a GPU hundreds of rows
     take no longer than a few. The costs follow from the widths alone, so a batch that is scheduled into a known shape gets the
@@ -59,7 +54,7 @@ def cost_of(widths: tuple[int, ...]) -> Cost:
 
 
 def power_of_two(n: int) -> int:
-    """The power of two at or above `n`."""
+    """Returns the power of two at or above `n`."""
     return 1 << max(0, int(n) - 1).bit_length()
 
 
@@ -67,7 +62,7 @@ def power_of_two(n: int) -> int:
 def task_classes(
     num_inner: int, fan_in: int, policy: str, edges_per_row: int = 0, window: int = LAZY_WINDOW, gpu: bool = False
 ) -> Classes:
-    """The (vertices, edges) to which tasks are padded, widest first: a ladder of ratio 2 to 4.
+    """Returns the (vertices, edges) to which tasks are padded, widest first: a ladder of ratio 2 to 4.
 
     The classes are equal for all batches of a shape bucket, unless the largest fan-in crosses a power of two.
 
@@ -117,165 +112,40 @@ def decomposition(widths: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([counts, counts.sum(1, keepdims=True)], 1)
 
 
-class Tasks(NamedTuple):
-    """The tasks of K batches, batch after batch. `row` counts from a batch's first inner row, the others within the kind."""
+class LimitedClass(NamedTuple):
+    """A class of tasks whose numbers of vertices and of edges are both limited, and what such a task costs, in rows."""
 
-    batch: np.ndarray
-    cls: np.ndarray  # kind * number of classes + class
-    row: np.ndarray
-    start: np.ndarray
-    size: np.ndarray
-    edge: np.ndarray
-    edges: np.ndarray
-    level: np.ndarray
-    count: np.ndarray  # (K,) tasks of each batch
-    first: np.ndarray  # (K,) first task of each batch
+    cls: int
+    vertices: int
+    edges: int
+    cost: float
 
 
-def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_classes: np.ndarray, serial: bool) -> Tasks:
-    """Cuts the levels of K batches into tasks.
+class Cut(NamedTuple):
+    """How the levels of a batch are cut into tasks, and tasks grouped into windows of lazy batching.
 
-    Args:
-        order: the order of the batches.
-        classes: the distinct classes.
-        class_of: (K,) index into `classes` of each batch.
-        num_classes: (K,) number of classes of each batch.
+    Attributes:
+        classes: the classes of tasks.
         serial: whether each task has one vertex.
+        window_rows: a window ends after the task in which the number of rows passes a multiple of this; 0 for one window.
+        window_edges: the same for the number of edges.
     """
-    counts, edges_before = order.counts[:, 1:], order.edges_before
-    num_children = None if order.ragged is None else order.ragged.num_children
-    num_batches, levels, num_kinds = counts.shape
-    by_row = counts.reshape(num_batches, -1)  # (level, kind): the order of the rows
-    run = by_row.ravel().nonzero()[0]
-    run_batch, run_kind = run // max(levels * num_kinds, 1), run % num_kinds
-    run_size = by_row.ravel()[run]
-    run_row = (by_row.cumsum(1) - by_row).ravel()[run]
-    run_start = (counts.cumsum(1) - counts).ravel()[run]
-    run_first = order.inner_start[run_batch, run_kind]
-    if len(classes) == 1:
-        of, cls, offset, size = _pieces(run_size, run_first + run_start, num_children, classes[0], serial)
-    else:
-        cut = []
-        of_run, at = class_of[run_batch], run_first + run_start
-        for i, some in enumerate(classes):
-            mine = np.flatnonzero(of_run == i)
-            pieces = _pieces(run_size[mine], at[mine], num_children, some, serial)
-            cut.append((mine[pieces[0]], *pieces[1:]))
-        of, cls, offset, size = (np.concatenate(x) for x in zip(*cut, strict=True))
-        by_run = np.argsort(of, kind="stable")
-        of, cls, offset, size = of[by_run], cls[by_run], offset[by_run], size[by_run]
-    batch, start = run_batch[of], run_start[of] + offset
-    at = run_first[of] + start
-    edge = edges_before[at]
-    count = np.bincount(batch, minlength=num_batches)
-    return Tasks(
-        batch,
-        cls + run_kind[of] * num_classes[batch],
-        run_row[of] + offset,
-        start,
-        size,
-        edge - edges_before[run_first[of]],
-        edges_before[at + size] - edge,
-        run[of] // num_kinds % max(levels, 1) + 1,
-        count,
-        count.cumsum() - count,
-    )
 
+    classes: Classes
+    serial: bool = False
+    window_rows: int = 0
+    window_edges: int = 0
 
-def _pieces(
-    run_size: np.ndarray,
-    run_at: np.ndarray,
-    num_children: np.ndarray | None,
-    classes: Classes,
-    serial: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(run, class, offset in the run, number of vertices) of each task. A run is the vertices of one level and kind."""
-    if len({edges // width for width, edges in classes}) > 1:
-        assert num_children is not None, "at most SMALL_FAN_IN children"
-        return _pieces_by_edges(run_size, run_at, num_children, classes)
-    # A task always has room for the edges of its vertices.
-    widths = (1,) if serial else tuple(w for w, _ in classes)
-    whole, rest = np.divmod(run_size, widths[0])
-    pieces = decomposition(widths)[rest]
-    per_run = pieces[:, -1] + whole
-    pieces = pieces[:, :-1]
-    pieces[:, 0] += whole
-    cls = (np.arange(pieces.size) % len(widths)).repeat(pieces.ravel())
-    run = np.arange(len(run_size)).repeat(per_run)
-    width = np.array(widths)[cls]
-    before = width.cumsum() - width
-    offset = before - before[per_run.cumsum() - per_run].repeat(per_run) if len(run) else before
-    return run, cls, offset, np.minimum(width, run_size[run] - offset)
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The number of vertices of a task of each class, widest first."""
+        return (1,) if self.serial else tuple(width for width, _ in self.classes)
 
-
-def _pieces_by_edges(
-    run_size: np.ndarray, run_at: np.ndarray, num_children: np.ndarray, classes: Classes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`_pieces` for mixed fan-in, if a task must fit both the vertices and the edges of its class.
-
-    Chooses the class of the least cost per vertex. While there are many runs, NumPy finds the next task of every run at once.
-    A Python loop over tasks processes the rest of few, long runs.
-    """
-    ends = num_children.cumsum()
-    fixed = cost_of(tuple(w for w, _ in classes)).task
-    ladder = [
-        (i, w, e, w + e / SMALL_FAN_IN + fixed) for i, (w, e) in enumerate(classes) if w > SMALLEST_TASK or e <= LARGE_FAN_IN
-    ]
-    special = len(classes) - 1  # the class of one vertex with very many children, if there is one
-    run, offset = np.arange(len(run_size)), np.zeros(len(run_size), np.int64)
-    found = []
-    while len(run) > FEW_RUNS:
-        here, end = run_at[run] + offset, run_at[run] + run_size[run]
-        done = ends[here] - num_children[here]
-        best, cls, taken = np.full(len(run), np.inf), np.full(len(run), special), np.ones(len(run), np.int64)
-        for i, w, e, cost in ladder:
-            take = np.minimum(ends.searchsorted(done + e, side="right"), np.minimum(here + w, end)) - here
-            score = cost / np.maximum(take, 1e-9)
-            better = (take > 0) & (score < best)
-            best[better], cls[better], taken[better] = score[better], i, take[better]
-        large = num_children[here] > LARGE_FAN_IN
-        cls[large], taken[large] = special, 1
-        found.append((run, cls, offset, taken))
-        more = offset + taken < run_size[run]
-        run, offset = run[more], (offset + taken)[more]
-    found.append(_pieces_one_by_one(run, offset, run_size, run_at, num_children, ends, ladder, special))
-    of, cls, offset, size = (np.concatenate(x) for x in zip(*found, strict=True))
-    by_run = np.argsort(of, kind="stable")
-    return of[by_run], cls[by_run], offset[by_run], size[by_run]
-
-
-def _pieces_one_by_one(
-    runs: np.ndarray,
-    offsets: np.ndarray,
-    run_size: np.ndarray,
-    run_at: np.ndarray,
-    num_children: np.ndarray,
-    ends: np.ndarray,
-    ladder: list[tuple[int, int, int, float]],
-    special: int,
-) -> tuple[np.ndarray, ...]:
-    """The tasks of the rest of `runs`, from `offsets` on."""
-    groups, cls, starts, sizes = [], [], [], []
-    ends_list, many = (ends.tolist(), (num_children > LARGE_FAN_IN).tolist()) if len(runs) else ([], [])
-    for g, offset in zip(runs.tolist(), offsets.tolist(), strict=True):
-        total, at = int(run_size[g]), int(run_at[g])
-        while offset < total:
-            here = at + offset
-            if many[here]:
-                i, take = special, 1
-            else:
-                done = ends_list[here - 1] if here else 0
-                best: tuple[float, int, int] | None = None
-                for i, w, e, cost in ladder:
-                    take = bisect.bisect_right(ends_list, done + e, here, at + min(offset + w, total)) - here
-                    score = cost / max(take, 1e-9)
-                    if take and (best is None or score < best[0]):
-                        best = (score, i, take)
-                assert best is not None, "a vertex that fits no class"
-                _, i, take = best
-            groups.append(g)
-            cls.append(i)
-            starts.append(offset)
-            sizes.append(take)
-            offset += take
-    return tuple(np.array(x, np.int64) for x in (groups, cls, starts, sizes))
+    @property
+    def limited(self) -> list[LimitedClass]:
+        """The classes among which that of the least cost per vertex is taken; none if every task has room for its edges."""
+        if len({edges // width for width, edges in self.classes}) == 1:
+            return []
+        fixed = cost_of(self.widths).task
+        found = [LimitedClass(i, w, e, w + e / SMALL_FAN_IN + fixed) for i, (w, e) in enumerate(self.classes)]
+        return [of for of in found if of.vertices > SMALLEST_TASK or of.edges <= LARGE_FAN_IN]

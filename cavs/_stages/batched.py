@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 from cavs._function.costs import bytes_of_var
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
@@ -34,6 +35,7 @@ def leaf_function(role: RoleProgram, size: int, stored: bool) -> Callable[[Array
             dict(role.program.consts)
             | dict(zip(role.params, params, strict=True))
             | dict(zip(role.inputs, pulled, strict=True))
+            | {role.num_children: jnp.zeros(size, jnp.int32)}
         )
         evaluate(role.program.eqns, env, role.domain, stored=stored, product=large_product)
         states, pushes = ([value_at(x, ROW, size, env, role.domain) for x in outs] for outs in (role.states, role.pushes))

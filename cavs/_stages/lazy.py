@@ -239,7 +239,7 @@ def _transpose(
 
     axis = matrix_product(use.eqn, [STATIC if a is None else use.domain for a in axes])
     if axis is not None:
-        a, ct = args[0].reshape(-1, args[0].shape[-1]), cotangents[0].reshape(-1, cotangents[0].shape[-1])
+        a, ct = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (args[0], cotangents[0]))
         power = powers.get(x) if is_var(x := use.operands[0]) else None
         gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], power)
         return [(place[use.eqn.invars[1]], _if_any(gradient, mine))]

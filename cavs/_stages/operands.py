@@ -1,5 +1,6 @@
 """Where the operands of lazy gradients lie, for an engine that reads them there rather than from copies."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -104,11 +105,16 @@ def split_rows(x: Operand, each: int) -> Operand | None:
     if x.beside:
         return x._replace(start=x.start * each, fold=each) if len(x.sources) % each == 0 else None
     if x.index is None:
-        return Operand(x.source.reshape(x.source.shape[0] * each, -1), None, x.start * each)
+        return Operand(_cut(x.source, each), None, x.start * each)
     parts = x.index.shape[1]
     if parts % each == 0:
         return Operand(x.source, x.index.reshape(-1, parts // each), x.start * each)
     assert each % parts == 0
     more = each // parts  # rows of the source are split, too
-    index = (x.index.reshape(-1, 1) * more + np.arange(more)).reshape(-1, 1)
-    return Operand(x.source.reshape(x.source.shape[0] * more, -1), index, x.start * each)
+    index = (x.index.reshape(-1, 1) * more + np.arange(more, dtype=np.int32)).reshape(-1, 1)
+    return Operand(_cut(x.source, more), index, x.start * each)
+
+
+def _cut(x: jax.Array, each: int) -> jax.Array:
+    """Returns a matrix with each row cut into `each` rows; there may be no row."""
+    return x.reshape(x.shape[0] * each, math.prod(x.shape[1:]) // each)

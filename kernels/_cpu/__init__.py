@@ -1,1 +1,1 @@
-"""The library of engine `native`: C++ that runs all levels of a batch on a CPU, `build.py` and `library.py`, which finds it."""
+"""C++ on a CPU: the scheduler, and engine `native`, which runs all levels of a batch; and what compiles and finds them."""

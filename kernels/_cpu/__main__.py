@@ -1,4 +1,4 @@
-"""`python -m cavs.kernels._cpu` compiles the library of engine `native` in place."""
+"""`python -m cavs.kernels._cpu` compiles the libraries of the scheduler and of engine `native` in place."""
 
 import platform
 

@@ -1,6 +1,7 @@
-"""Compiles the library of engine `native`: `python -m cavs.kernels._cpu`. It needs a C++ compiler, and nothing else.
+"""Compiles the libraries of the scheduler and of engine `native`: `python -m cavs.kernels._cpu`. It needs a C++ compiler alone.
 
-An installation from source runs this if there is a compiler (`hatch_build.py`). There is one file for each instruction set.
+An installation from source runs this if there is a compiler (`hatch_build.py`). Engine `native` has a file for each instruction
+set; the scheduler has one that runs on every processor of a machine's kind.
 """
 
 import hashlib
@@ -18,12 +19,14 @@ _X86 = {
     "avx2": "-mavx2 -mfma",
 }
 VARIANTS = {"x86_64": _X86, "AMD64": _X86, "aarch64": {"neon": ""}, "arm64": {"neon": ""}}
+SCHEDULER, SCHEDULER_SOURCE = "scheduler.so", SOURCE.with_name("schedule.cpp")
 _OPTIONS = "-O3 -std=c++17 -fno-math-errno -fno-trapping-math -fvisibility=hidden -fPIC -shared -pthread".split()
 
 
-def version() -> str:
+def version(source: Path = SOURCE) -> str:
     """Returns a digest of the sources. A library knows its own, so that one that was compiled from others is not used."""
-    sources = sorted(path for path in SOURCE.parent.iterdir() if path.suffix in (".h", ".cpp"))
+    headers = [path for path in SOURCE.parent.iterdir() if path.suffix in (".def", ".h")] if source == SOURCE else []
+    sources = sorted([source, *headers])
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
@@ -34,18 +37,22 @@ def compiler() -> str | None:
 
 
 def build(folder: Path) -> list[Path]:
-    """Compiles the library for every instruction set of this machine's kind into `folder`. Returns the files, if it could.
+    """Compiles the libraries into `folder`, that of engine `native` for every instruction set of this machine's kind.
 
-    Nothing is raised if there is no compiler, or if it fails: engine `scan` then runs.
+    Nothing is raised if there is no compiler, or if it fails: engine `scan` and the scheduler in NumPy then run.
+
+    Returns:
+        The files that were compiled.
     """
     path, variants = compiler(), VARIANTS.get(platform.machine(), {})
     if path is None or sys.platform == "win32":
         return []
     running = []
-    for name, options in variants.items():
-        out = folder / f"levels-{name}.so"
+    todo = [(f"levels-{name}.so", SOURCE, options) for name, options in variants.items()]
+    for name, source, options in [*todo, (SCHEDULER, SCHEDULER_SOURCE, "")]:
+        out = folder / name
         part = folder / f".{out.name}.{os.getpid()}"
-        command = [path, *_OPTIONS, *options.split(), f'-DCAVS_VERSION="{version()}"', str(SOURCE), "-o", str(part)]
+        command = [path, *_OPTIONS, *options.split(), f'-DCAVS_VERSION="{version(source)}"', str(source), "-o", str(part)]
         running.append((out, part, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)))
     found = []
     for out, part, process in running:

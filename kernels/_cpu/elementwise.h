@@ -1,5 +1,8 @@
 // Elementwise equations: one function for each, looped over the rows of a tile. Integers and booleans are 32 bits wide.
 #pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <utility>
 
 #include "vectors.h"
@@ -11,15 +14,23 @@ struct Operand {
   int step;
 };
 
-// The operations, in the order of OPERATIONS in cavs/_engines/native_operations.py.
+// Numbers of the operations: their places in the table.
 enum Code {
-  ADD, SUB, MUL, DIV, MAX, MIN, NEG, ABS, SIGN, SQRT, RSQRT, SQUARE, EXP, EXP2, LOG, LOG1P, EXPM1, TANH, LOGISTIC, ERF, SIN, COS,
-  POW, INTEGER_POW, FLOOR, CEIL, ONE_MINUS_SQUARE, COPY, EQ, NE, LT, LE, GT, GE, SELECT, CLAMP,
-  ADD_I, SUB_I, MUL_I, MAX_I, MIN_I, NEG_I, ABS_I, SIGN_I, EQ_I, NE_I, LT_I, LE_I, GT_I, GE_I, AND, OR, NOT, XOR, TO_FLOAT, TO_INT,
-  TO_BOOL, TO_BOOL_I, FINITE, CODES
+#define OPERATION(name, ...) name,
+#include "operations.def"
+#undef OPERATION
+  CODES
 };
 
-static inline Floats as_floats(Ints x) { return (Floats)x; }
+// How many operands each has.
+constexpr int OPERANDS[] = {
+#define OPERATION(name, operands, ...) operands,
+#include "operations.def"
+#undef OPERATION
+};
+
+typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
+
 static inline Floats truth(Ints x) { return (Floats)(x & 1); }
 static float root(float x) { return __builtin_sqrtf(x); }
 static float erf1(float x) { return std::erf(x); }
@@ -53,69 +64,20 @@ static inline Ints to_ints(Floats x) {  // as XLA: towards zero, saturated, 0 fo
   return out;
 }
 
+// A number below the smallest normal one is 0, as it is for XLA.
+static inline Floats flushed(Floats x) {
+  Ints i = bits(x);
+  return (Floats)(i & (((i & 0x7f800000) != 0) | INT32_MIN));
+}
+
 template <int C>
-static inline Floats apply(Floats a, Floats b, Floats c, int32_t imm) {
+static inline Floats apply(Floats a, Floats b, Floats c, int32_t n) {
   Ints i = bits(a), j = bits(b);
-  if constexpr (C == ADD) return a + b;
-  if constexpr (C == SUB) return a - b;
-  if constexpr (C == MUL) return a * b;
-  if constexpr (C == DIV) return a / b;
-  if constexpr (C == MAX) return largest(a, b);
-  if constexpr (C == MIN) return least(a, b);
-  if constexpr (C == NEG) return as_floats(i ^ (int32_t)0x80000000);
-  if constexpr (C == ABS) return as_floats(i & 0x7fffffff);
-  if constexpr (C == SIGN) return signs(a);
-  if constexpr (C == SQRT) return each<root>(a);
-  if constexpr (C == RSQRT) return 1.0f / each<root>(a);
-  if constexpr (C == SQUARE) return a * a;
-  if constexpr (C == EXP) return exponential(a);
-  if constexpr (C == EXP2) return each<exp21>(a);
-  if constexpr (C == LOG) return each<log1>(a);
-  if constexpr (C == LOG1P) return each<log1p1>(a);
-  if constexpr (C == EXPM1) return each<expm11>(a);
-  if constexpr (C == TANH) return tangent(a);
-  if constexpr (C == LOGISTIC) return logistic(a);
-  if constexpr (C == ERF) return each<erf1>(a);
-  if constexpr (C == SIN) return each<sin1>(a);
-  if constexpr (C == COS) return each<cos1>(a);
-  if constexpr (C == POW) return powers(a, b);
-  if constexpr (C == INTEGER_POW) return power(a, imm);
-  if constexpr (C == FLOOR) return each<floor1>(a);
-  if constexpr (C == CEIL) return each<ceil1>(a);
-  if constexpr (C == ONE_MINUS_SQUARE) return 1.0f - a * a;
-  if constexpr (C == COPY) return a;
-  if constexpr (C == EQ) return truth(a == b);
-  if constexpr (C == NE) return truth(a != b);
-  if constexpr (C == LT) return truth(a < b);
-  if constexpr (C == LE) return truth(a <= b);
-  if constexpr (C == GT) return truth(a > b);
-  if constexpr (C == GE) return truth(a >= b);
-  if constexpr (C == SELECT) return pick(i != 0, c, b);  // select_n: the second case if true
-  if constexpr (C == CLAMP) return pick(b != b, b, least(largest(b, a), c));
-  if constexpr (C == ADD_I) return as_floats(i + j);
-  if constexpr (C == SUB_I) return as_floats(i - j);
-  if constexpr (C == MUL_I) return as_floats(i * j);
-  if constexpr (C == MAX_I) return pick(i > j, a, b);
-  if constexpr (C == MIN_I) return pick(i < j, a, b);
-  if constexpr (C == NEG_I) return as_floats(-i);
-  if constexpr (C == ABS_I) return pick(i < 0, as_floats(-i), a);
-  if constexpr (C == SIGN_I) return as_floats(((i > 0) & 1) - ((i < 0) & 1));
-  if constexpr (C == EQ_I) return truth(i == j);
-  if constexpr (C == NE_I) return truth(i != j);
-  if constexpr (C == LT_I) return truth(i < j);
-  if constexpr (C == LE_I) return truth(i <= j);
-  if constexpr (C == GT_I) return truth(i > j);
-  if constexpr (C == GE_I) return truth(i >= j);
-  if constexpr (C == AND) return as_floats(i & j);
-  if constexpr (C == OR) return as_floats(i | j);
-  if constexpr (C == XOR) return as_floats(i ^ j);
-  if constexpr (C == NOT) return truth(i == 0);  // of booleans
-  if constexpr (C == TO_FLOAT) return __builtin_convertvector(i, Floats);
-  if constexpr (C == TO_INT) return as_floats(to_ints(a));
-  if constexpr (C == TO_BOOL) return truth(a != 0.0f);
-  if constexpr (C == TO_BOOL_I) return truth(i != 0);
-  if constexpr (C == FINITE) return truth((i & 0x7f800000) != 0x7f800000);
-  return a;
+  Words u = (Words)a, v = (Words)b;
+#define OPERATION(name, operands, types, value) \
+  if constexpr (C == name) return value;
+#include "operations.def"
+#undef OPERATION
 }
 
 // The first n < LANES floats at p.
@@ -154,17 +116,9 @@ static void loop(int64_t rows, int64_t n, float* to, int64_t stride, const Opera
 
 typedef void Loop(int64_t, int64_t, float*, int64_t, const Operand*, int32_t);
 
-template <int C>
-static constexpr Loop* loop_of() {
-  constexpr bool three = C == SELECT || C == CLAMP;
-  constexpr bool two = C == ADD || C == SUB || C == MUL || C == DIV || C == MAX || C == MIN || C == POW || (C >= EQ && C <= GE) ||
-                       (C >= ADD_I && C <= MIN_I) || (C >= EQ_I && C <= GE_I) || C == AND || C == OR || C == XOR;
-  return three ? loop<C, 3> : two ? loop<C, 2> : loop<C, 1>;
-}
-
 template <int... C>
 static Loop* loop_at(int code, std::integer_sequence<int, C...>) {
-  static constexpr Loop* loops[] = {loop_of<C>()...};
+  static constexpr Loop* loops[] = {loop<C, OPERANDS[C]>...};
   return loops[code];
 }
 

@@ -3,6 +3,9 @@
 #pragma once
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
 #include <vector>
 
 #include "product.h"

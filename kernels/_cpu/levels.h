@@ -1,6 +1,12 @@
 // Runs all levels of one direction. See cavs/_engines/native.py.
 #pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "threads.h"
 #include "tile.h"

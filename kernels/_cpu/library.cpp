@@ -1,5 +1,11 @@
 // What XLA calls: `cavs_levels` runs all levels of one direction, `cavs_gradients` computes products over all vertices.
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <exception>
+#include <new>
+#include <utility>
+#include <vector>
 
 #include "gradient.h"
 #include "levels.h"
@@ -102,6 +108,14 @@ void gradients(const xla_ffi::CallFrame& frame) {
   require(compute_gradients(team, all), "a row is out of range");
 }
 
+// An error of the call. It takes no memory of our own, as there may be none.
+xla_ffi::Error* error(const xla_ffi::CallFrame& frame, int code, const char* what) {
+  char message[256];
+  snprintf(message, sizeof message, "cavs: engine native: %s", what);
+  xla_ffi::ErrorCreate args{sizeof args, nullptr, message, code};
+  return frame.api->error_create(&args);
+}
+
 xla_ffi::Error* handled(xla_ffi::CallFrame* frame, void (*run)(const xla_ffi::CallFrame&)) {
   for (xla_ffi::Extension* e = frame->extension_start; e; e = e->next) {
     if (e->type != xla_ffi::METADATA) continue;
@@ -114,10 +128,10 @@ xla_ffi::Error* handled(xla_ffi::CallFrame* frame, void (*run)(const xla_ffi::Ca
   try {
     run(*frame);
     return nullptr;
+  } catch (const std::bad_alloc&) {
+    return error(*frame, xla_ffi::RESOURCE_EXHAUSTED, "out of memory");
   } catch (const std::exception& e) {
-    std::string message = std::string("cavs: engine native: ") + e.what();
-    xla_ffi::ErrorCreate args{sizeof args, nullptr, message.c_str(), xla_ffi::INVALID_ARGUMENT};
-    return frame->api->error_create(&args);
+    return error(*frame, xla_ffi::INVALID_ARGUMENT, e.what());
   }
 }
 
@@ -129,6 +143,8 @@ xla_ffi::Error* handled(xla_ffi::CallFrame* frame, void (*run)(const xla_ffi::Ca
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED const char* cavs_version() { return CAVS_VERSION; }
+
+EXPORTED void cavs_threads(int count) { Threads::set_count(count); }
 
 EXPORTED xla_ffi::Error* cavs_levels(xla_ffi::CallFrame* frame) { return handled(frame, levels); }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from cavs.kernels._cpu.build import VARIANTS, version
+from cavs.kernels._cpu.cores import usable_cores
 
 NATIVE_LEVELS, NATIVE_GRADIENTS = "cavs_levels", "cavs_gradients"  # the names of the handlers
 _FLAGS = {"avx512": {"avx512f", "avx512dq", "avx512vl", "avx512bw", "fma"}, "avx2": {"avx2", "fma"}, "neon": set()}
@@ -17,7 +18,7 @@ _FLAGS = {"avx512": {"avx512f", "avx512dq", "avx512vl", "avx512bw", "fma"}, "avx
 def native_unavailable() -> str | None:
     """Loads and registers the library. Returns why it cannot run here, or `None` if it can."""
     folder = Path(__file__).parent
-    names = [name for name in VARIANTS.get(platform.machine(), ()) if _FLAGS[name] <= _processor_flags()]
+    names = [name for name in VARIANTS.get(platform.machine(), ()) if runs_here(name)]
     files = [path for name in names if (path := folder / f"levels-{name}.so").exists()]
     if not names:
         return f"its library has no code for this processor ({platform.machine()})"
@@ -31,9 +32,15 @@ def native_unavailable() -> str | None:
     own.restype = ctypes.c_char_p
     if own().decode() != version():
         return "its library was compiled from other sources (run python -m cavs.kernels._cpu)"
+    library.cavs_threads(usable_cores())
     for name in (NATIVE_LEVELS, NATIVE_GRADIENTS):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     return None
+
+
+def runs_here(name: str) -> bool:
+    """Whether this processor has the instructions of the library called `name`."""
+    return _FLAGS[name] <= _processor_flags()
 
 
 @functools.cache

@@ -1,6 +1,8 @@
 // Products of rows with a weight that stays in the cache. The weight is packed once a call into panels of PANEL columns; rows are
 // read where they are, also if they are gathered from anywhere.
 #pragma once
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <vector>
 

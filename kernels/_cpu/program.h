@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <stdexcept>
-#include <string>
+#include <utility>
 #include <vector>
 
 struct Tensor {  // an argument or a result of the call

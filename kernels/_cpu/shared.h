@@ -1,6 +1,8 @@
 // A tile, what all tiles of a kind read, and the memory of a thread.
 #pragma once
 #include <atomic>
+#include <cstdint>
+#include <vector>
 
 #include "product.h"
 #include "program.h"

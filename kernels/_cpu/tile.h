@@ -1,6 +1,9 @@
 // Runs the program of a kind for a tile: some rows of a level that follow each other, with their edges.
 #pragma once
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 #include "elementwise.h"
 #include "shared.h"

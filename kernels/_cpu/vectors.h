@@ -27,7 +27,9 @@ static inline Floats all(float x) { return x - Floats{}; }
 
 static inline Ints bits(Floats x) { return (Ints)x; }
 
-static inline Floats pick(Ints mask, Floats yes, Floats no) { return (Floats)((mask & bits(yes)) | (~mask & bits(no))); }
+static inline Floats pick(Ints mask, Floats yes, Floats no) { return mask ? yes : no; }
+
+static inline Floats absolute(Floats x) { return (Floats)(bits(x) & INT32_MAX); }
 
 // Transposes a block of LANES rows: in step D, rows that differ in bit D exchange the lanes that differ in it.
 template <int D = LANES / 2>
@@ -48,9 +50,15 @@ static inline void transpose(Floats* x) {
   }
 }
 
-// Numbers that are not a number stay so in these two, as in XLA.
-static inline Floats largest(Floats a, Floats b) { return pick((a > b) | (a != a), a, b); }
-static inline Floats least(Floats a, Floats b) { return pick((a < b) | (a != a), a, b); }
+// As in XLA, what is not a number stays so in these two, and 0 exceeds -0.
+static inline Floats largest(Floats a, Floats b) {
+  Floats x = pick(a == b, (Floats)(bits(a) & bits(b)), pick(a > b, a, b));
+  return pick(a != a, a, x);
+}
+static inline Floats least(Floats a, Floats b) {
+  Floats x = pick(a == b, (Floats)(bits(a) | bits(b)), pick(a < b, a, b));
+  return pick(a != a, a, x);
+}
 
 // e^x: x = n log 2 + r, a polynomial of r (Cephes), and 2^n in two steps, so that results may be subnormal or infinite.
 static inline Floats exponential(Floats x) {
@@ -73,24 +81,22 @@ static inline Floats exponential(Floats x) {
 
 static inline Floats logistic(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
 
-// tanh as a quotient of polynomials (Eigen's, which XLA uses, too).
-static inline Floats tangent(Floats given) {
-  Floats x = pick(given > 7.90531110763549805f, all(7.90531110763549805f), given);
-  x = pick(x < -7.90531110763549805f, all(-7.90531110763549805f), x);
+// tanh as a quotient of polynomials (Eigen's of 2024, by rminimax, which XLA uses, too). It is 1 where the quotient exceeds 1, and
+// from where tanh rounds to 1: the derivative 1 - t * t of what is saturated is 0, however many children add theirs.
+static inline Floats tangent(Floats x) {
   Floats z = x * x;
-  Floats p = all(-2.76076847742355e-16f);
-  p = p * z + 2.00018790482477e-13f;
-  p = p * z + -8.60467152213735e-11f;
-  p = p * z + 5.12229709037114e-08f;
-  p = p * z + 1.48572235717979e-05f;
-  p = p * z + 6.37261928875436e-04f;
-  p = p * z + 4.89352455891786e-03f;
-  Floats q = all(1.19825839466702e-06f);
-  q = q * z + 1.18534705686654e-04f;
-  q = q * z + 2.26843463243900e-03f;
-  q = q * z + 4.89352518554385e-03f;
-  Ints small = (given < 0.0004f) & (given > -0.0004f);
-  return pick(small, given, x * p / q);
+  Floats p = all(1.394553628e-8f);
+  p = p * z + 2.102733560e-5f;
+  p = p * z + 3.520756727e-3f;
+  p = p * z + 1.340216100e-1f;
+  Floats q = all(8.015776984e-7f);
+  q = q * z + 3.326951409e-4f;
+  q = q * z + 2.597254514e-2f;
+  q = q * z + 4.673548340e-1f;
+  q = q * z + 1.0f;
+  Floats t = (x * z * p + x) / q;
+  Ints saturated = (absolute(x) > 9.0109f) | (absolute(t) > 1.0f);
+  return pick(saturated, (Floats)((bits(x) & INT32_MIN) | bits(all(1.0f))), t);
 }
 
 template <float (*F)(float)>

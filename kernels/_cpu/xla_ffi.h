@@ -7,7 +7,7 @@
 
 namespace xla_ffi {
 
-constexpr int METADATA = 1, EXECUTE = 3, INVALID_ARGUMENT = 3, ARRAY = 1;
+constexpr int METADATA = 1, EXECUTE = 3, INVALID_ARGUMENT = 3, RESOURCE_EXHAUSTED = 8, ARRAY = 1;
 constexpr int PRED = 1, S32 = 4, F32 = 11;  // of the types of elements
 
 struct Extension {

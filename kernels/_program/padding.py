@@ -1,5 +1,7 @@
 """The layout of values in memory: rows of blocks of one unit vector, each followed by zeros up to the unit's width."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ def rows_in_memory(x: jax.Array, program: LevelProgram, written: bool = False) -
 
     Scalars become (N, 1). If a launch writes them, they are a unit wide: each thread block has a copy of its own.
     """
-    flat = x.reshape(x.shape[0], -1)
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     flat = flat.astype(jnp.int32) if flat.dtype == jnp.bool_ else flat
     if flat.shape[1] == 1:
         return jnp.broadcast_to(flat, (x.shape[0], program.unit)) if written else flat
@@ -25,8 +27,8 @@ def rows_from_memory(x: jax.Array, program: LevelProgram, aval: ShapedArray | ja
     if int(np.prod(aval.shape)) == 1:
         x = x[:, :1]
     elif program.unit != program.valid:
-        x = x.reshape(x.shape[0], -1, program.unit)[:, :, : program.valid]
-    return x.reshape(-1, *aval.shape).astype(aval.dtype)
+        x = x.reshape(x.shape[0], x.shape[1] // program.unit, program.unit)[:, :, : program.valid]
+    return x.reshape(x.shape[0], *aval.shape).astype(aval.dtype)
 
 
 def constant_in_memory(x: jax.Array, program: LevelProgram) -> jax.Array:
@@ -43,5 +45,6 @@ def _padded(x: jax.Array, program: LevelProgram) -> jax.Array:
     """(N, blocks * valid) to (N, blocks * unit)."""
     if program.unit == program.valid:
         return x
-    blocks = x.reshape(x.shape[0], -1, program.valid)
-    return jnp.pad(blocks, ((0, 0), (0, 0), (0, program.unit - program.valid))).reshape(x.shape[0], -1)
+    blocks = x.reshape(x.shape[0], x.shape[1] // program.valid, program.valid)
+    padded = jnp.pad(blocks, ((0, 0), (0, 0), (0, program.unit - program.valid)))
+    return padded.reshape(x.shape[0], padded.shape[1] * program.unit)

@@ -1,0 +1,172 @@
+"""The few padded shapes of a loader: chosen from batches of its first epochs, or when batches of a size are first seen."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from cavs._feed.epochs import dealt_strata, strata_of_batches
+from cavs._feed.plan import Member, Planned, plan_samples
+from cavs._feed.sampler import Sampler
+from cavs._feed.settings import Settings
+from cavs._schedule.few import WORTH_A_SHAPE, Counts, bound, counts_of, few_shapes, fits, sums
+from cavs._schedule.shape import Shape
+from cavs.kernels import native_unavailable
+
+SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8  # shapes are chosen from at least so many batches, or from so many epochs
+# On a CPU, a program that is compiled while the first one trains takes the cores from it. On EWT (184,000 vertices), the first
+# epoch of `cavs train` takes 3.7 s with two programs, and 2.6 s with one, whose batches have a fifth more rows. Engine `native`
+# computes no padding in levels: a later epoch, of 1.7 s, takes 2 % longer (two cores, 2026-11-26).
+SHORT_EPOCH, WORTH_IN_SHORT_EPOCHS = 500_000, 0.2  # vertices; the fraction of the rows that one more shape must then save
+
+
+class Shapes:
+    """The few shapes of a loader, chosen when batches of a size are first seen.
+
+    Attributes:
+        all: the shapes so far, one `Shape` per member each. A number is an index into this list.
+    """
+
+    def __init__(self, members: Sequence[Member]):
+        self._members = members
+        self._counts = [counts_of(m.graphs, m.options.kinds)[1] for m in members]
+        self._of: dict[tuple[int, ...], list[int]] = {}  # number of graphs -> numbers of the shapes, ascending
+        self.all: list[tuple[Shape, ...]] = []
+
+    def shared(self, members: Sequence[Member]) -> "Shapes":
+        """Returns a copy, for another loader.
+
+        Raises:
+            ValueError: it has other data sets, or schedules them in another way.
+        """
+        if len(members) != len(self._members) or any(
+            a.graphs is not b.graphs or a.options != b.options for a, b in zip(members, self._members, strict=False)
+        ):
+            raise ValueError(
+                "Loader: shapes: got a loader of other graphs, or with other fields, policy, kinds or window; expected one of "
+                "the same. Write an int, the most shapes."
+            )
+        copy = Shapes.__new__(Shapes)
+        copy._members, copy._counts = members, self._counts
+        copy._of, copy.all = {sizes: list(mine) for sizes, mine in self._of.items()}, list(self.all)
+        return copy
+
+    def add(
+        self,
+        batches: Sequence[np.ndarray],
+        most: int,
+        closed: bool,
+        strata: tuple[np.ndarray, np.ndarray] | None = None,
+        worth: float = WORTH_A_SHAPE,
+    ) -> None:
+        """Chooses at most `most` shapes.
+
+        Args:
+            batches: the samples of sample batches, all of the same length.
+            most: the most shapes.
+            closed: whether these are all batches that will ever occur.
+            strata: if a batch has one graph of each stratum, the graphs by stratum, and the strata; see `bound`.
+            worth: the fraction of the rows that one more shape must save.
+        """
+        graphs = [[m.picked(some) for some in batches] for m in self._members]
+        bounds = None
+        if not closed and any(m.pick is not None for m in self._members):  # other batches may be larger
+            found = [sums(counts, some) for counts, some in zip(self._counts, graphs, strict=True)]
+            bounds = [np.ceil(of.max(0) + of.std(0)).astype(int) for of in found]
+        elif not closed:
+            by_stratum, edges = (slice(None), None) if strata is None else strata
+            bounds = [bound(Counts(*(of[by_stratum] for of in counts)), len(batches[0]), edges) for counts in self._counts]
+        self._add(graphs, most, bounds, worth)
+
+    def _add(
+        self, graphs: list[list[np.ndarray]], most: int, bounds: list[np.ndarray] | None, worth: float = WORTH_A_SHAPE
+    ) -> None:
+        mine = self._of.setdefault(tuple(len(some[0]) for some in graphs), [])
+        for shape in few_shapes([(m.graphs, m.options) for m in self._members], graphs, most, bounds, worth):
+            mine.append(len(self.all))
+            self.all.append(shape)
+        mine.sort(key=lambda i: sum(s.vertices for s in self.all[i]))
+
+    def plan(self, batches: Sequence[np.ndarray], sizes: np.ndarray, devices: int) -> Planned:
+        """Deals batches to devices, and chooses their shapes. The arguments are those of `plan_samples`."""
+        samples, present = plan_samples(batches, sizes, devices)
+        graphs = [samples if m.pick is None else [m.pick(some) for some in samples] for m in self._members]
+        return Planned(samples, present, graphs, self._chosen(graphs, devices) if samples else np.zeros(0, int))
+
+    def _chosen(self, graphs: list[list[np.ndarray]], devices: int) -> np.ndarray:
+        """Chooses the smallest shape into which each batch fits on all devices. Adds shapes if needed.
+
+        Args:
+            graphs: for each member, the graphs of each batch and device.
+            devices: D.
+
+        Returns:
+            (K,) numbers of shapes.
+        """
+        lengths = np.array([[len(some) for some in of[::devices]] for of in graphs]).T  # (K, members)
+        number = np.full(len(lengths), -1)
+        for sizes in map(tuple, np.unique(lengths, axis=0).tolist()):
+            mine = np.flatnonzero((lengths == sizes).all(1))
+            all_mine = (mine[:, None] * devices + np.arange(devices)).ravel()
+            found = [sums(counts, [of[i] for i in all_mine]) for counts, of in zip(self._counts, graphs, strict=True)]
+            inside = self._inside(sizes, found, devices)
+            if not inside.any(1).all():  # such as batches with the same graph twice
+                beyond = all_mine[~inside.any(1).repeat(devices)]
+                self._add([[of[i] for i in beyond] for of in graphs], 1, None)
+                inside = self._inside(sizes, found, devices)
+            number[mine] = np.array(self._of[sizes])[inside.argmax(1)]
+        return number
+
+    def _inside(self, sizes: tuple[int, ...], found: list[np.ndarray], devices: int) -> np.ndarray:
+        """Returns (batches, shapes) bool: whether each batch fits into each shape for its number of graphs, on every device."""
+        known = [self.all[i] for i in self._of.get(sizes, [])]
+        inside = np.ones((len(found[0]), len(known)), bool)
+        for m, of in enumerate(found if known else []):
+            inside &= fits([shape[m] for shape in known], of)
+        return np.all(inside.reshape(len(inside) // devices, devices, len(known)), 1)
+
+
+def choose_shapes(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
+    """Adds the shapes for the batches of all epochs, which must be known.
+
+    Args:
+        shapes: where they are added, at most `settings.shapes`.
+        sampler: the batches.
+        settings: those of the loader.
+        units: the devices to which a batch is dealt, or its parts.
+    """
+    if sampler.size is None:
+        _for_given(shapes, sampler, settings, units)
+    else:
+        _for_drawn(shapes, sampler, sampler.size, settings, units)
+
+
+def _for_given(shapes: Shapes, sampler: Sampler, settings: Settings, units: int) -> None:
+    """Adds the shapes for batches that the user gave: they are the same in all epochs."""
+    given = sampler.batches(0)
+    sizes = sorted({len(some) for some in given})
+    for size in sizes:
+        mine, _ = plan_samples([some for some in given if len(some) == size], sampler.sizes, units)
+        shapes.add(mine, max(1, settings.shapes // len(sizes)), closed=True)
+
+
+def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, units: int) -> None:
+    """Adds the shapes for drawn batches: most are for whole batches, and one is for a smaller last batch."""
+    all_alike = settings.seed is None
+    epochs = 1 if all_alike else min(SAMPLE_EPOCHS, -(-SAMPLE_BATCHES // len(sampler)))
+    sample = [some for epoch in range(epochs) for some in sampler.batches(epoch)]
+    whole, rest = ([some for some in sample if (len(some) == size) == full] for full in (True, False))
+    by_size, *edges = strata_of_batches(sampler.sizes, size)
+    for some, most, of in zip((whole, rest), (settings.shapes - bool(rest), 1), edges, strict=True):
+        if some:
+            mine, _ = plan_samples(some, sampler.sizes, units)
+            strata = None
+            if settings.group == "balanced":
+                strata = by_size, dealt_strata(sampler.sizes[by_size], of, units)
+            shapes.add(mine, max(1, most), closed=all_alike, strata=strata, worth=worth_a_shape(sampler.sizes))
+
+
+def worth_a_shape(sizes: np.ndarray) -> float:
+    """Returns the fraction of the rows that one more shape must save, for graphs of these sizes."""
+    native = jax.default_backend() == "cpu" and native_unavailable() is None
+    return WORTH_IN_SHORT_EPOCHS if native and sizes.sum() < SHORT_EPOCH else WORTH_A_SHAPE

@@ -1,0 +1,152 @@
+"""`prefetch`: a thread prepares the next items while one is used (VPPS's asynchrony)."""
+
+import atexit
+import contextlib
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+Prepared = TypeVar("Prepared")
+Loop = TypeVar("Loop", bound=Generator[Any, None, None])
+
+
+def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int = 2) -> Generator[Prepared, None, None]:
+    """Runs `prepare(item)` for each item on a background thread, and yields the results in order.
+
+    ```python
+    def prepare(rows):
+        batch = graphs[rows]
+        sched = cavs.schedule(batch)
+        return jax.device_put((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1)))
+
+    for sched, words, labels in prefetch(batches, prepare):
+        params, opt_state, loss = step(params, opt_state, sched, words, labels)
+    ```
+
+    The thread starts with the first `next`. It ends after the last item, after the first exception, or when the consumer
+    stops: after `break`, if the loop has the only reference to the iterator; otherwise after `.close()`, or at the end of
+    `with contextlib.closing(...)`. Closing waits for the item that is being prepared. Both `items` and `prepare` run on the
+    thread, so JAX settings made by a `with` around the loop (`jax.default_device`, ...) do not apply to them. Pass the device
+    to `device_put` instead.
+
+    Args:
+        items: an iterable, which may be infinite.
+        prepare: a function of one item.
+        depth: how many prepared items may wait, at least 1. Their memory stays allocated.
+
+    Returns:
+        A generator of the prepared items.
+
+    Raises:
+        TypeError: at the call, if `prepare` is not callable.
+        ValueError: at the call, if `depth` is not an int >= 1.
+        RuntimeError: in a process that was forked from the one that began to iterate.
+        Exception: an exception of `items` or `prepare`, after all items before it.
+    """
+    if not callable(prepare):
+        raise TypeError(f"prefetch: prepare: got a {type(prepare).__name__}; expected a function of one item.")
+    if not isinstance(depth, int) or depth < 1:
+        raise ValueError(f"prefetch: depth: got {depth!r}; expected an int >= 1, the number of prepared items that may wait.")
+    return _consume(iter(items), prepare, depth)
+
+
+def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
+    made_in = os.getpid()
+    ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+    # The thread takes an entry before it prepares an item, and the consumer returns it: at most `depth` items are prepared or
+    # wait. A `threading.Semaphore` would be wrong: if Ctrl-C interrupts its methods, its lock may stay locked.
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    for _ in range(depth):
+        room.put(None)
+    stop: list[bool] = []  # not empty if the thread is to end
+    # A daemon thread does not keep the interpreter alive if the consumer fails and keeps the iterator.
+    thread = threading.Thread(target=_produce, args=(items, prepare, ready, room, stop), name="cavs-prefetch", daemon=True)
+    thread.start()
+    # Bound here: at the end of the interpreter the iterator is closed after modules were cleared and daemon threads stopped.
+    ending, this_thread = sys.is_finalizing, threading.get_ident
+    try:
+        while True:
+            what, value = ready.get()
+            if what == "end":
+                return
+            if what == "error":
+                raise value
+            room.put(None)
+            yield value
+            if os.getpid() != made_in:
+                raise RuntimeError(
+                    f"prefetch: got an iterator of process {made_in} in process {os.getpid()}, which was forked from it; "
+                    "expected an iterator of this process. Iterate over the loader after the fork."
+                )
+            del value  # not kept while waiting for the next one
+    finally:
+        if not ending() and os.getpid() == made_in:  # a fork has no such thread, and its locks may never be released
+            stop.append(True)
+            room.put(None)
+            if thread.ident != this_thread():  # the garbage collector may close the generator from any thread
+                thread.join()
+
+
+def _produce(
+    items: Iterator[Any],
+    prepare: Callable[[Any], Any],
+    ready: "queue.SimpleQueue[tuple[str, Any]]",
+    room: "queue.SimpleQueue[None]",
+    stop: list[bool],
+) -> None:
+    try:
+        while True:
+            room.get()
+            if stop:
+                return
+            try:
+                item = next(items)
+            except StopIteration:
+                ready.put(("end", None))
+                return
+            ready.put(("item", prepare(item)))
+    except BaseException as error:  # the consumer raises it
+        ready.put(("error", error))
+
+
+class Stream(NamedTuple):
+    """Items that a thread prepares, epoch after epoch.
+
+    Attributes:
+        epoch: the epoch that it yields next, from its first item on.
+        items: yields the items of each epoch, and then `None`.
+        process: the id of the process that has the thread.
+    """
+
+    epoch: int
+    items: Generator[Any, None, None]
+    process: int
+
+
+def until_end(items: Iterator[Item | None]) -> Iterator[Item]:
+    """Yields the items of an epoch, after which `items` yields `None`."""
+    while (item := next(items)) is not None:
+        yield item
+        del item  # not kept while waiting for the next one
+
+
+# Generators that still exist when Python ends are closed while what they use, such as the device, still exists.
+_open: "weakref.WeakSet[Generator[Any, None, None]]" = weakref.WeakSet()
+
+
+def closed_at_exit(loop: Loop) -> Loop:
+    """Returns `loop`, which is closed when Python ends, if it still exists."""
+    _open.add(loop)
+    return loop
+
+
+@atexit.register
+def _close() -> None:
+    for loop in [*_open]:
+        with contextlib.suppress(ValueError):  # another thread runs it
+            loop.close()

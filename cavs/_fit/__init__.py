@@ -1,0 +1,1 @@
+"""What surrounds a training loop: evaluating, predicting, keeping checkpoints, and scores. It uses loaders and checkpoints."""

@@ -1,0 +1,153 @@
+"""`evaluate` and `predict`: metrics and predictions over all batches of a loader."""
+
+import collections
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from cavs._feed.batches import Batches
+from cavs._feed.loader import Loader
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.pytree import PyTree
+from cavs._step.step import divided
+
+Sums: TypeAlias = dict[str, float]
+ROWS = ("vertices", "graphs")
+# The host waits for the metrics of a dispatch only this many dispatches later, so that the device never idles.
+IN_FLIGHT = 8
+
+
+class PendingSums(collections.deque[dict[str, jax.Array]]):
+    """Metrics that are being copied to the host while the device computes the next ones."""
+
+    def put(self, sums: dict[str, jax.Array]) -> None:
+        """Starts an asynchronous copy of the metrics of a dispatch: scalars, or arrays with an axis of batches."""
+        for x in sums.values():
+            x.copy_to_host_async()
+        self.append(sums)
+
+    def added_to(self, total: Sums, left: int = 0) -> Sums:
+        """Waits for the oldest metrics until `left` are left, and returns `total` plus them, in double precision."""
+        while len(self) > left:
+            found = {name: float(np.asarray(x, np.float64).sum()) for name, x in self.popleft().items()}
+            total = {name: total.get(name, 0.0) + x for name, x in found.items()}
+        return total
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """The function of one batch, for one batch or for a dispatch of them."""
+
+    def call(params: PyTree, batches: PyTree) -> PyTree:
+        if not isinstance(batches, Batches):
+            return fun(params, batches)
+        if batches.mesh is None:
+            return jax.lax.map(lambda batch: fun(params, batch), batches.tree) if batches.count else fun(params, batches.tree)
+        one = lambda p, batch: jax.lax.map(lambda b: fun(p, b), batch) if batches.count else fun(p, batch)  # noqa: E731
+        return divided(one, batches)(params, batches.tree)
+
+    return jax.jit(call)
+
+
+def evaluate(fun: Callable[[Any, Any], dict[str, Any]], params: PyTree, loader: Loader) -> Sums:
+    """Adds up the metrics of all batches of a loader.
+
+    ```python
+    def metrics(params, sched):
+        has = sched.label >= 0
+        right = has & (logits(params, sched).argmax(-1) == sched.label)
+        return {"right": cavs.data.total(right), "count": cavs.data.total(has)}
+
+    sums = cavs.data.evaluate(metrics, params, held_out)              # {"right": 71.0, "count": 104.0}
+    ```
+
+    Args:
+        fun: `fun(params, batch)` returns a dict of scalars that add up over batches. It is compiled once for each shape of
+            batches, so pass the same function again and no new lambda. With a mesh, write [`cavs.data.total`][] for sums, as in
+            a [`cavs.data.step`][].
+        params: the first argument of `fun`.
+        loader: the batches, one epoch of them. Stand-ins of a padded last batch must not count.
+
+    Returns:
+        The sum of each metric over all batches, in double precision.
+    """
+    sums, pending, compiled = {}, PendingSums(), _compiled(fun)
+    for batches in loader:
+        found = compiled(params, batches)
+        if isinstance(batches, Batches) and batches.filled is not None:
+            found = {name: x[: len(batches)] for name, x in found.items()}
+        pending.put(found)
+        sums = pending.added_to(sums, IN_FLIGHT)
+    return pending.added_to(sums)
+
+
+def predict(fun: Callable[[Any, Any], PyTree], params: PyTree, loader: Loader, rows: str = "vertices") -> PyTree:
+    """Runs a function over all batches of a loader, and returns its rows in the order of the data.
+
+    ```python
+    loader = cavs.data.Loader(graphs, 64, seed=None)
+    p = cavs.data.predict(probabilities, params, loader)              # (V, classes), row v for vertex v of `graphs`
+    ```
+
+    Args:
+        fun: `fun(params, batch)` returns an array, or a pytree of arrays, with a row for each vertex (or graph) of the batch,
+            as [`cavs.run`][] returns them. Rows of padding are ignored.
+        params: the first argument of `fun`.
+        loader: a loader on one device, with a batch size or a list of batches, in any order.
+        rows: whether a row is that of one of the "vertices" of the loader's first data set, or of the "graphs".
+
+    Returns:
+        NumPy arrays with a row for each vertex (or graph) of the data set. Rows of graphs that no batch contains are zero.
+
+    Raises:
+        ValueError: `rows` is invalid; the loader has a mesh, parts, or an iterator of batches; or `fun` returns too few rows.
+    """
+    if rows not in ROWS:
+        raise ValueError(f"predict: rows: got {rows!r}; expected one of {', '.join(map(repr, ROWS))}.")
+    settings, data = loader._settings, loader._members[0].graphs
+    if settings.mesh is not None or settings.parts is not None or not loader._sampler.known:
+        raise ValueError(
+            "predict: loader: got a mesh, parts, or an iterator of batches; expected batches of one device. Write "
+            "cavs.data.Loader(graphs, 64, seed=None)."
+        )
+    compiled, out = _compiled(fun), None
+    for batches in loader:
+        found = compiled(params, batches)
+        for one, samples, present in zip(_each(batches, found), *_samples(loader, batches), strict=True):
+            at, taken = _places(data, samples, present, rows)
+            short = [x.shape for x in jax.tree.leaves(one) if x.ndim < 1 or len(x) < len(taken) and len(x) <= taken.max()]
+            if short:
+                raise ValueError(f"predict: fun: got an array of shape {short[0]}; expected a row for each of the {rows}.")
+            total = len(data) if rows == "graphs" else data.num_vertices
+            out = jax.tree.map(lambda x, n=total: np.zeros((n, *x.shape[1:]), x.dtype), one) if out is None else out
+            jax.tree.map(lambda into, x, at=at, taken=taken: into.__setitem__(at, x[taken]), out, one)
+    return out
+
+
+def _each(batches: PyTree, found: PyTree) -> Iterator[PyTree]:
+    """The results of each batch of a dispatch, on the host."""
+    found = jax.tree.map(np.asarray, jax.device_get(found))
+    if isinstance(batches, Batches) and batches.count:
+        return (jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(batches)))
+    return iter((found,))
+
+
+def _samples(loader: Loader, batches: PyTree) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The samples of each batch that the loop has just received, and which of them are present."""
+    epoch = loader._planned(loader.epoch)
+    count = len(batches) if isinstance(batches, Batches) else 1
+    numbers = np.concatenate(epoch.order)[loader.batch - count : loader.batch].tolist()
+    return [epoch.planned.samples[n] for n in numbers], [epoch.planned.present[n] for n in numbers]
+
+
+def _places(data: Graphs, samples: np.ndarray, present: np.ndarray, rows: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the data set that a batch has, and its rows in the batch."""
+    if rows == "graphs":
+        return samples[present], np.flatnonzero(present)
+    starts, sizes = data.vertex_offsets[samples], np.diff(data.vertex_offsets)[samples]
+    inner = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    kept = np.repeat(present, sizes)
+    return (np.repeat(starts, sizes) + inner)[kept], np.flatnonzero(kept)

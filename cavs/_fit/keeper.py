@@ -1,0 +1,300 @@
+"""`Keeper`: the best and the last checkpoint of a training loop, early stopping, interrupts, and exact resuming."""
+
+import contextlib
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from cavs._feed.loader import Loader
+from cavs._fit import kept
+from cavs._fit.evaluate import IN_FLIGHT, PendingSums, Sums
+from cavs._fit.folder import DamagedError, KeeperError, fingerprint, locked, read_facts, write_facts
+from cavs._fit.kept import BEFORE, BEST, FACTS, HISTORY, LAST, Evaluated, NextEpoch
+from cavs._graphs.pytree import PyTree
+from cavs._interop.checkpoint import save_checkpoint
+from cavs._readers.files import write_whole
+
+SAVE_EVERY = 300.0  # seconds between saves within an epoch
+
+
+class Keeper:
+    """Keeps the best and the last checkpoint of a training loop in a folder, and continues the loop bit for bit.
+
+    ```python
+    accuracy = lambda sums: sums["right"] / sums["count"]
+    with cavs.data.Keeper("runs/a", loader, accuracy, epochs=20, patience=5) as keeper:
+        state = keeper.restore(state)                                 # the state of the last save, if there is one
+        for batches in keeper:                                        # the rest of all epochs
+            state, sums = step(state, batches)
+            if keeper.add(state, sums):                               # at the end of an epoch
+                keeper.score(state, cavs.data.evaluate(metrics, state[0], held_out), best=state[0])
+    params = keeper.restore_best(params)
+    ```
+
+    The folder contains
+
+    - `last.npz`: the state, the position of the loader and the history ([`cavs.io.save_checkpoint`][]), saved at the end of
+      each epoch, every five minutes, and when the loop is stopped; `last-before.npz`, the save before, for the case that it
+      is damaged;
+    - `best.npz`: what had the best score;
+    - `history.json`: the metrics of each evaluation;
+    - `model.json`: the `facts`, and the identifier of the run, which its checkpoints also have.
+
+    Within the `with` block no other process can train in the folder, and Ctrl-C or SIGTERM stops the loop after the current
+    step and saves. A second one interrupts at once. If there are several processes, all of them call everything, and the first
+    one writes.
+
+    Args:
+        folder: the folder of the run, which is created.
+        loader: the loader of the training batches.
+        score: maps the held-out metrics to a number. The evaluation with the highest is kept.
+        epochs: how often the data is passed over.
+        steps: the most training steps in all; 0 for no limit. The loader needs `steps=1`.
+        patience: stops if the score has not become better for this many epochs; 0 never stops early.
+        every: training steps of an epoch after which `add` returns `True` within the epoch as well; 0 for never. The loader
+            needs `steps=1`.
+        facts: anything about the run as JSON, such as its configuration and vocabulary, for [`cavs.data.read_run`][].
+        files: the files of the data. A run is not resumed if one of them has changed.
+
+    Raises:
+        KeeperError: another process trains in the folder, when the block begins.
+        OSError: the folder cannot be written, when the block begins.
+
+    Attributes:
+        folder: the folder.
+        history: all evaluations so far, dicts of `epoch`, `step`, `seconds`, `train`, `held_out` and `score`.
+        best: the evaluation with the highest score, the earliest of equal ones; `None` before the first.
+        stopped: the number of the signal that stopped the loop, else `None`.
+        notes: what `restore` has to tell, such as that a damaged file was not read.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        loader: Loader,
+        score: Callable[[Sums], float],
+        *,
+        epochs: int,
+        steps: int = 0,
+        patience: int = 0,
+        every: int = 0,
+        facts: Mapping[str, Any] | None = None,
+        files: Sequence[str] = (),
+    ):
+        self.folder, self._loader, self._score = Path(folder), loader, score
+        self._epochs, self._limit, self._patience, self._every = epochs, steps, patience, every
+        self._facts, self._files = dict(facts or {}), files
+        self.history: list[Evaluated] = []
+        self.notes: list[str] = []
+        self.stopped: int | None = None
+        self._sums: Sums = {}
+        self._pending = PendingSums()
+        # The seconds of this epoch until `begun`, which is `None` while the held-out data is evaluated.
+        self._seconds, self._saved = 0.0, 0.0
+        self._begun: float | None = None
+        self._run = ""
+        self._damaged = False
+        self._context = contextlib.ExitStack()
+
+    def __enter__(self) -> "Keeper":
+        with contextlib.ExitStack() as stack:
+            if kept.writes():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(self.folder))
+            stack.enter_context(kept.signals_to(self._stop))
+            self._context = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.close()
+
+    def restore(self, state: PyTree) -> PyTree:
+        """Returns the state of the last save, and moves the loader to its position; `state` itself if nothing was saved.
+
+        Args:
+            state: the initial state.
+
+        Raises:
+            KeeperError: the files are damaged, of another run, or of another state or other batches.
+        """
+        known = (self.folder / FACTS).exists()
+        before: dict[str, Any] = read_facts(self.folder / FACTS) if known else {"run": kept.told(uuid.uuid4().hex)}
+        self._run, prints = before["run"], {path: fingerprint(path) for path in self._files}
+        changed = [path for path, x in prints.items() if before.get("files", {}).get(path, x) != x]
+        if changed:
+            raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
+        kept.in_step("facts")
+        if kept.writes():
+            write_facts(self.folder / FACTS, {"run": self._run, **self._facts, "files": prints})
+        problem = None
+        for name in (LAST, BEFORE):
+            path = self.folder / name
+            if not path.exists():
+                continue
+            try:
+                (state, _), about = kept.read_checkpoint(path, state, self._run, self._loader)
+            except DamagedError as error:
+                problem = problem or error
+                continue
+            self.history, self._sums, self._seconds = about["history"], about["sums"], about["seconds"]
+            if problem is not None:
+                self.notes.append(f"{problem} Resuming from the save before it, {name}.")
+            self._damaged = name == BEFORE
+            if about["versions"] != (here := kept.versions()):
+                told = [", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], here)]
+                self.notes.append(f"saved with {told[0]}, resumed with {told[1]}: results may not be bitwise equal.")
+            return state
+        if problem is not None:
+            raise problem
+        return state
+
+    def __iter__(self) -> Iterator[PyTree]:
+        """Yields the batches of the rest of all epochs, until the run is done or stopped."""
+        self._begun = self._saved = time.monotonic()
+        while not (self.done or self.stopped):
+            for batches in self._loader:
+                yield batches
+                if self.stopped or self.done:
+                    break
+
+    @property
+    def done(self) -> bool:
+        """Whether all epochs or steps are done, or the score has not become better for too long."""
+        best, (epochs, _) = self.best, self._place()
+        waited = 0 if best is None else epochs - best["epoch"]
+        limited = bool(self._limit) and self._loader.seen >= self._limit
+        return limited or epochs >= self._epochs or bool(self._patience) and waited >= self._patience
+
+    @property
+    def best(self) -> Evaluated | None:
+        """The evaluation with the highest score, the earliest of equal ones; `None` before the first."""
+        return max(self.history, key=lambda record: record["score"], default=None)
+
+    @property
+    def sums(self) -> Sums:
+        """The summed metrics of this epoch so far; those of the last few steps may be missing."""
+        return self._sums
+
+    @property
+    def seconds(self) -> float:
+        """The time spent in this epoch, without evaluations."""
+        return self._seconds + (0.0 if self._begun is None else time.monotonic() - self._begun)
+
+    def add(self, state: PyTree, sums: Mapping[str, Any]) -> bool:
+        """Adds the metrics of a dispatch, and saves if it is time or the loop was stopped.
+
+        Args:
+            state: the state after the dispatch.
+            sums: a dict of metrics that add up: scalars, or arrays with an axis of steps.
+
+        Returns:
+            Whether to call `score` now: at the end of an epoch or of the run, and after every `every` steps.
+
+        Raises:
+            FloatingPointError: a metric is not finite.
+        """
+        self._pending.put(dict(sums))
+        self._collect(IN_FLIGHT)
+        loader = self._loader
+        due = bool(self._every) and loader.batch % self._every == 0 or bool(self._limit) and loader.seen >= self._limit
+        if due or loader.batch >= len(loader):
+            self._collect()
+            self._seconds, self._begun = self.seconds, None
+            return True
+        if self.stopped or time.monotonic() - self._saved > SAVE_EVERY:
+            self.save(state)
+        return False
+
+    def score(self, state: PyTree, held_out: Sums, best: PyTree | None = None) -> bool:
+        """Adds an evaluation to the history, and saves.
+
+        Args:
+            state: the state of the loop.
+            held_out: the summed metrics of the held-out data, for the `score` of the keeper.
+            best: what is kept if the score is the highest so far, such as the parameters. `None`: the state.
+
+        Returns:
+            Whether the score is the highest so far.
+        """
+        self._collect()
+        epochs, whole = self._place()
+        record: Evaluated = {
+            "epoch": epochs,
+            "step": self._loader.seen,
+            "seconds": self.seconds,
+            "train": dict(self._sums),
+            "held_out": dict(held_out),
+            "score": self._score(held_out),
+        }
+        self.history.append(record)
+        if whole:
+            self._sums, self._seconds = {}, 0.0
+        if is_best := self.best is record:
+            self._write(BEST, state if best is None else best)
+        self.save(state)
+        if kept.writes():
+            write_whole(self.folder / HISTORY, json.dumps(self.history, indent=1).encode())
+        self._begun = time.monotonic()
+        return is_best
+
+    def save(self, state: PyTree) -> None:
+        """Saves the state and all that `restore` needs."""
+        self._collect()
+        path, before = self.folder / LAST, self.folder / BEFORE
+        if kept.writes() and path.exists() and not self._damaged:
+            before.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a file system without links keeps one save
+                os.link(path, before)
+        self._write(LAST, state, self._loader)
+        self._damaged, self._saved = False, time.monotonic()
+
+    def restore_best(self, like: PyTree) -> PyTree:
+        """Reads what had the best score.
+
+        Args:
+            like: a pytree of arrays, or of their shapes, with the structure of what `score` got as `best`.
+        """
+        kept.in_step("best")
+        return kept.restore_best(self.folder, like)
+
+    def _write(self, name: str, tree: PyTree, *loaders: Loader) -> None:
+        about = {
+            "run": self._run,
+            "versions": kept.versions(),
+            "seconds": self.seconds,
+            "sums": self._sums,
+            "history": self.history,
+        }
+        text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+        # At the end of an epoch a run may go on with other batches, such as on more devices.
+        positions: Any = [NextEpoch(x) if self._place()[1] else x for x in loaders]
+        save_checkpoint(self.folder / name, (tree, text), *positions)
+
+    def _collect(self, left: int = 0) -> None:
+        self._sums = self._pending.added_to(self._sums, left)
+        for name, x in self._sums.items():
+            if not math.isfinite(x):
+                epoch, step = self._loader.epoch + 1, self._loader.batch
+                raise FloatingPointError(f"{name}: got {x} in epoch {epoch}, step {step}; expected a finite value.")
+
+    def _place(self) -> tuple[float, bool]:
+        """The epochs that are done, a fraction within an epoch; and whether an epoch has just ended."""
+        loader = self._loader
+        if loader.batch >= len(loader):
+            return loader.epoch + 1, True
+        return (round(loader.epoch + loader.batch / len(loader), 6), False) if loader.batch else (loader.epoch, False)
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
+        if self.stopped is not None:
+            raise KeyboardInterrupt
+        self.stopped = signum
+        # Not `print`: a handler may run in the middle of a `print`.
+        os.write(2, b"\nStopping after this step. Press Ctrl-C again to stop at once, without saving.\n")

@@ -1,0 +1,198 @@
+"""Scores of labels: accuracy, F1 of each label, the confusion matrix, and F1 of the spans that tags mark."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cavs._readers.source import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_NUMBERS = 24  # a picture of more labels shows colours only
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfusionMatrix:
+    """True labels against predicted ones.
+
+    ```python
+    found = cavs.data.ConfusionMatrix.of(("bad", "good"), true, predicted)
+    found.accuracy, found.f1["good"], found.macro_f1
+    ```
+
+    Attributes:
+        labels: the names of the C labels.
+        counts: (C, C) ints: rows are true labels, columns predicted ones.
+    """
+
+    labels: tuple[str, ...]
+    counts: np.ndarray
+
+    @staticmethod
+    def of(labels: Sequence[str], true: ArrayLike, predicted: ArrayLike) -> "ConfusionMatrix":
+        """Counts pairs of labels.
+
+        Args:
+            labels: the names of the labels.
+            true: (N,) ints, indices of `labels`; -1 for rows that do not count.
+            predicted: (N,) ints.
+        """
+        true, predicted = np.asarray(true), np.asarray(predicted)
+        has, size = true >= 0, len(labels)
+        pairs = true[has].astype(np.int64) * size + predicted[has]
+        return ConfusionMatrix(tuple(labels), np.bincount(pairs, minlength=size * size).reshape(size, size))
+
+    @property
+    def count(self) -> int:
+        """The number of rows that count."""
+        return int(self.counts.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction of right predictions."""
+        return float(self.counts.trace() / max(self.count, 1))
+
+    @property
+    def majority(self) -> float:
+        """The accuracy of always predicting the most frequent true label."""
+        return float(self.counts.sum(1).max(initial=0) / max(self.count, 1))
+
+    @property
+    def f1(self) -> dict[str, float]:
+        """The F1 of each label: 2 precision recall / (precision + recall), and 0 if it is neither true nor predicted."""
+        return {name: found.f1 for name, found in self.found().items()}
+
+    @property
+    def macro_f1(self) -> float:
+        """The mean F1 of the labels that are true or predicted anywhere."""
+        values = [found.f1 for found in self.found().values() if found.true + found.predicted]
+        return float(np.mean(values)) if values else 0.0
+
+    def found(self) -> "dict[str, Found]":
+        """How often each label is true, predicted, and both."""
+        arrays = (self.counts.sum(1), self.counts.sum(0), self.counts.diagonal())
+        return {name: Found(*map(int, each)) for name, *each in zip(self.labels, *arrays, strict=True)}
+
+    def as_json(self) -> dict[str, Any]:
+        """All scores as a dict for JSON. `confusion[i][j]` counts the true label i that is predicted as j."""
+        scores = {name: getattr(self, name) for name in ("count", "accuracy", "majority", "macro_f1")}
+        each = {name: {"count": found.true, **found.as_json()} for name, found in self.found().items()}
+        return {**scores, "labels": each, "confusion": self.counts.tolist()}
+
+    def draw(self, ax: "Axes") -> None:
+        """Draws the matrix into axes of matplotlib: the colour is the fraction of a true label, the numbers are counts."""
+        share = self.counts / np.maximum(self.counts.sum(1, keepdims=True), 1)
+        names = [printable(label)[:24] for label in self.labels]
+        ax.imshow(share, cmap="Blues", vmin=0, vmax=1)
+        ax.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        ax.set_yticks(range(len(names)), names)
+        ax.set(xlabel="predicted", ylabel="true", title=f"{100 * self.accuracy:.1f} % right")
+        if len(names) <= MOST_NUMBERS:
+            for (i, j), n in np.ndenumerate(self.counts):
+                ax.text(j, i, str(n), ha="center", va="center", color="white" if share[i, j] > 0.5 else "black", fontsize=8)
+
+
+class Found(NamedTuple):
+    """How many labels or spans are true, predicted, and both."""
+
+    true: int
+    predicted: int
+    both: int
+
+    @property
+    def precision(self) -> float:
+        """The fraction of the predicted ones that are true."""
+        return self.both / max(self.predicted, 1)
+
+    @property
+    def recall(self) -> float:
+        """The fraction of the true ones that are predicted."""
+        return self.both / max(self.true, 1)
+
+    @property
+    def f1(self) -> float:
+        """2 precision recall / (precision + recall); 0 if there is nothing to count."""
+        return 2 * self.both / (self.true + self.predicted) if self.true + self.predicted else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts and scores as a dict for JSON."""
+        return {**self._asdict(), **{name: getattr(self, name) for name in ("precision", "recall", "f1")}}
+
+
+# The tags of each scheme: BILOU and BMES mean what IOBES means.
+_SAME = {"L": "E", "U": "S", "M": "I"}
+_MARKS = frozenset("BIEOSLUM")
+
+
+def is_tagging(labels: Sequence[str]) -> bool:
+    """Whether labels mark spans, as `O`, `B-PER`, `I-PER` do: IOB1, IOB2, IOE, IOBES, BILOU or BMES."""
+    marks = [(name[0], name[2:]) if name[1:2] == "-" else (name, "") for name in labels]
+    return any(mark != "O" for mark, _ in marks) and all((mark != "O") == bool(kind) and mark in _MARKS for mark, kind in marks)
+
+
+def _is_strict(labels: Sequence[str]) -> bool:
+    """Whether tags are of a scheme that marks both ends of every span."""
+    marks = {name[0] for name in labels if name[1:2] == "-"}
+    return bool(marks & set("SLUM")) or {"B", "E"} <= marks
+
+
+def _spans(tags: Sequence[str], strict: bool) -> set[tuple[int, int, str]]:
+    """The spans (begin, end, type) of a sentence; the end is the number of the word after the last."""
+    marks = [(name[0], name[2:]) if name[1:2] == "-" else ("O", "") for name in tags]
+    if strict:
+        return _whole_spans([(_SAME.get(mark, mark), kind) for mark, kind in marks])
+    found, begin = set(), 0
+    before = ("O", "")
+    for i, (mark, kind) in enumerate([*marks, ("O", "")]):
+        starts = mark != "O" and (mark == "B" or before[0] in "OE" or kind != before[1])
+        if before[0] != "O" and (mark == "O" or starts):
+            found.add((begin, i, before[1]))
+        begin, before = (i if starts else begin), (mark, kind)
+    return found
+
+
+def _whole_spans(marks: Sequence[tuple[str, str]]) -> set[tuple[int, int, str]]:
+    found, begin = set(), None
+    for i, (mark, kind) in enumerate(marks):
+        inside = begin is not None and kind == marks[begin][1]
+        if mark == "S":
+            found.add((i, i + 1, kind))
+        elif mark == "E" and inside:
+            assert begin is not None
+            found.add((begin, i + 1, kind))
+        begin = i if mark == "B" else begin if mark == "I" and inside else None
+    return found
+
+
+def span_scores(true: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Found]:
+    """Counts the spans that tags mark, such as entities: "all" of them, and those of each type.
+
+    ```python
+    found = cavs.data.span_scores([["B-PER", "I-PER", "O"]], [["B-PER", "O", "O"]])
+    found["all"].f1, found["PER"].recall                              # 0.0, 0.0: both ends must be right
+    ```
+
+    Schemes IOB1, IOB2 and IOE are read as the CoNLL shared tasks' `conlleval` reads them. If the true tags are of IOBES, BILOU
+    or BMES, only whole spans count, `B E`, `B I E` and `S`, as in seqeval's strict mode.
+
+    Args:
+        true: the true tags of each sentence, such as `O`, `B-PER`, `I-PER`.
+        predicted: as many predicted tags.
+
+    Returns:
+        A [`cavs.data.Found`][] for "all" and for each type, with `precision`, `recall` and `f1`. A span counts in `both` if its
+        ends and its type are right.
+    """
+    strict = _is_strict([*{tag for tags in true for tag in tags}])
+    sides = [[_spans(tags, strict) for tags in side] for side in (true, predicted)]
+    kinds = sorted({kind for side in sides for spans in side for *_, kind in spans})
+    found = {}
+    for name in (None, *kinds):
+        one, other = ([{s for s in spans if name in (None, s[2])} for spans in side] for side in sides)
+        both = sum(len(a & b) for a, b in zip(one, other, strict=True))
+        found["all" if name is None else name] = Found(sum(map(len, one)), sum(map(len, other)), both)
+    return found

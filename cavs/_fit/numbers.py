@@ -1,0 +1,78 @@
+"""Scores of numbers and of translations: errors, R2, BLEU and chrF."""
+
+import math
+from collections.abc import Sequence
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+MSG_SACREBLEU = (
+    "bleu: the package sacrebleu is not installed. Write: pip install sacrebleu, or install cavs with the extra `nmt`."
+)
+
+
+class Errors(TypedDict):
+    """The scores of predicted numbers; see [`cavs.data.errors`][]."""
+
+    count: int
+    rmse: float
+    mae: float
+    r2: float | None
+    standard_deviation: float
+
+
+def errors(true: ArrayLike, predicted: ArrayLike) -> Errors:
+    """Scores predicted numbers.
+
+    Args:
+        true: (N,) floats; NaN where there is no number to predict.
+        predicted: (N,) floats.
+
+    Returns:
+        A dict: `count`, the numbers that count; `rmse`, the root of the mean squared error; `mae`, the mean absolute error;
+        `standard_deviation` of the true numbers; and `r2`, 1 - (rmse / standard deviation)², which is `None` if all true
+        numbers are equal.
+    """
+    true, predicted = np.asarray(true, np.float64), np.asarray(predicted, np.float64)
+    has = ~np.isnan(true)
+    true, wrong = true[has], predicted[has] - true[has]
+    rmse = math.sqrt(float(np.mean(wrong**2))) if len(true) else math.nan
+    deviation = float(true.std()) if len(true) and (true != true[0]).any() else 0.0
+    return {
+        "count": len(true),
+        "rmse": rmse,
+        "mae": float(np.abs(wrong).mean()) if len(true) else math.nan,
+        "r2": r2_of(rmse, deviation),
+        "standard_deviation": deviation,
+    }
+
+
+def r2_of(rmse: float, deviation: float) -> float | None:
+    """The coefficient of determination; `None` if the true values do not differ."""
+    return 1 - (rmse / deviation) ** 2 if deviation else None
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> dict[str, float | str]:
+    """Scores translations by BLEU and chrF, as sacrebleu computes them. The words of the texts are its tokens.
+
+    Args:
+        translations: one text per sentence.
+        references: as many true translations.
+
+    Returns:
+        A dict: `bleu` and `chrf`, from 0 to 100, and sacrebleu's signature of each, `bleu_signature` and `chrf_signature`.
+
+    Raises:
+        ModuleNotFoundError: the package sacrebleu is missing.
+    """
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError as error:
+        raise ModuleNotFoundError(MSG_SACREBLEU) from error
+    found: dict[str, float | str] = {}
+    for name, metric in (("bleu", BLEU(tokenize="none", force=True)), ("chrf", CHRF())):
+        found[name] = float(metric.corpus_score(list(translations), [list(references)]).score)
+        found[f"{name}_signature"] = str(metric.get_signature())
+    return found

@@ -1,0 +1,145 @@
+"""Scores as text, as JSON and as pictures."""
+
+import io
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cavs._fit.evaluate import Sums
+from cavs._fit.kept import Evaluated
+from cavs._fit.labels import ConfusionMatrix, Found
+from cavs._readers.files import write_whole
+from cavs._readers.source import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+    from rich.table import Table
+
+MOST_COLUMNS = 12  # a matrix of more labels is in the JSON and in the picture only
+
+
+def json_of(value: Any) -> Any:
+    """Converts scores to what JSON knows: dicts, lists, and `None` for NaN and infinity.
+
+    Args:
+        value: numbers, texts, arrays, [`cavs.data.ConfusionMatrix`][], [`cavs.data.Found`][], and dicts and lists of these.
+    """
+    if hasattr(value, "as_json"):
+        value = value.as_json()
+    if isinstance(value, Mapping):
+        return {str(name): json_of(x) for name, x in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [json_of(x) for x in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def write_figure(path: str | os.PathLike[str], figure: "Figure") -> None:
+    """Writes a figure of matplotlib in the format of the file's name. The file appears when it is complete."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=os.path.splitext(path)[1][1:].lower(), dpi=120)
+    write_whole(path, picture.getvalue())
+
+
+def draw_history(
+    path: str | os.PathLike[str], history: Sequence[Evaluated], scores: Callable[[Sums], Mapping[str, float | None]]
+) -> None:
+    """Draws the scores of a run over its epochs: a panel for each, of the training and the held-out data.
+
+    Args:
+        path: the picture, whose name ends in .png, .pdf or .svg.
+        history: the `history` of a [`cavs.data.Keeper`][].
+        scores: maps summed metrics to scores by name.
+    """
+    from matplotlib.figure import Figure  # needs no display; imported here because only this function needs it
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    best = max(history, key=lambda record: record["score"])["epoch"]
+    of = {"train": [scores(r["train"]) for r in history], "held-out": [scores(r["held_out"]) for r in history]}
+    names = [name for name, value in of["held-out"][-1].items() if value is not None]
+    figure = Figure(figsize=(1 + 4 * len(names), 3.6), layout="constrained")
+    for name, ax in zip(names, np.atleast_1d(figure.subplots(1, len(names))), strict=True):
+        for label, colour in (("train", "tab:gray"), ("held-out", "tab:blue")):
+            values = [found.get(name) for found in of[label]]
+            if None not in values:
+                ax.plot([record["epoch"] for record in history], values, marker=".", color=colour, label=label)
+        ax.set(xlabel="epoch", ylabel=name, yscale="log" if name == "perplexity" else "linear")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            axis(StrMethodFormatter("{x:,.6g}"))
+        ax.axvline(best, color="tab:red", linestyle=":", linewidth=1, label=f"best epoch: {round(best, 2):g}")
+        ax.legend(frameon=False)
+        ax.spines[["top", "right"]].set_visible(False)
+    write_figure(path, figure)
+
+
+def print_scores(found: Mapping[str, Any], title: str = "", console: "Console | None" = None) -> None:
+    """Prints scores: numbers and texts as lines, and below them tables with precision, recall and F1.
+
+    Args:
+        found: by name, a number, a text, a [`cavs.data.ConfusionMatrix`][], or what [`cavs.data.span_scores`][] returns.
+        title: the first line.
+        console: the console of rich; by default a new one.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = console or Console()
+    facts = Table(title=escape(title), title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    tables = []
+    for name, value in found.items():
+        if isinstance(value, ConfusionMatrix):
+            share = (
+                f"accuracy {100 * value.accuracy:.2f} % of {value.count:,}, most frequent label {100 * value.majority:.2f} %"
+            )
+            facts.add_row(name, f"{share}, macro F1 {100 * value.macro_f1:.2f}")
+            tables += [_table(name, value.found()), *_matrix(name, value)]
+        elif isinstance(value, Mapping):
+            tables.append(_table(name, value))
+        else:
+            facts.add_row(name, escape(shown(value)))
+    for table in (facts, *tables):
+        console.print(table, highlight=False)
+
+
+def shown(value: object) -> str:
+    """A score as text: four digits, and `-` for `None`."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+
+
+def _table(title: str, found: Mapping[str, Found]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("", "count", "predicted", "precision", "recall", "F1"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for name, x in found.items():
+        shares = (f"{100 * share:.1f}" for share in (x.precision, x.recall, x.f1))
+        table.add_row(escape(printable(name)), str(x.true), str(x.predicted), *shares)
+    return table
+
+
+def _matrix(title: str, matrix: ConfusionMatrix) -> "list[Table]":
+    from rich.markup import escape
+    from rich.table import Table
+
+    if len(matrix.labels) > MOST_COLUMNS:
+        return []
+    names = [escape(printable(label)) for label in matrix.labels]
+    short = all(len(name) <= 6 for name in names)  # longer ones are numbered
+    columns = names if short else [str(i + 1) for i in range(len(names))]
+    table = Table(title=f"{title}: true (rows), predicted (columns)", title_justify="left", title_style="bold")
+    for column in ("", *columns):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for i, name in enumerate(names):
+        table.add_row(name if short else f"{i + 1} {name}", *map(str, matrix.counts[i].tolist()))
+    return [table]

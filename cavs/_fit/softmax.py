@@ -1,0 +1,110 @@
+"""Softmax cross-entropy of a linear layer, `softmax(h @ w + b)`, without storing all of its logits.
+
+The logits of a batch over a vocabulary of 50,000 words take gigabytes. The rows are therefore processed in chunks, and the
+derivative of a chunk is computed together with its value, while its logits exist. With p = softmax(h w + b),
+
+    d loss / d logits = weight (p - onehot(label)) =: g,   d h = g wᵀ,   d w = Σ_chunks hᵀ g,   d b = Σ g
+
+so each logit is computed once and none is stored (`jax.checkpoint` would compute them twice).
+"""
+
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from cavs._run.manual_axes import checked_axes, vary
+
+# Bytes of the logits that exist at one time. On a CPU a chunk should be about as large as the last-level cache.
+CHUNK_BYTES = 16 << 20
+
+Outputs: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # the loss, nll (N,), and whether each row is right (N,)
+Derivatives: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]  # with respect to h, w and b
+
+
+def softmax_loss(
+    h: ArrayLike, w: ArrayLike, b: ArrayLike, labels: ArrayLike, weight: ArrayLike | None = None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes the cross-entropy of `softmax(h @ w + b)` without storing the logits of all rows.
+
+    ```python
+    loss, nll, right = cavs.data.softmax_loss(h, params["w"], params["b"], sched.label)       # no loss where the label is -1
+    mean = cavs.data.total(loss) / cavs.data.total(sched.label >= 0)
+    ```
+
+    The rows are processed in chunks of 16 MiB of logits, and the derivative of a chunk is computed while its logits exist, so a
+    vocabulary may be large. For `jax.grad` of one order; vertices without a label do not count.
+
+    Args:
+        h: (N, H) features.
+        w: (H, C) weights.
+        b: (C,) biases.
+        labels: (N,) ints, the classes; -1 for a row without a label.
+        weight: (N,) weights of the rows. `None`: 1 for each row with a label.
+
+    Returns:
+        The scalar sum of weight * nll over the rows, which is differentiable with respect to `h`, `w` and `b`; and, without
+        derivatives, `nll` (N,), the negative log-likelihoods, and whether the label is the most likely class, (N,) bool. Rows
+        without a label are meaningless in `nll`, and `False` in the latter.
+    """
+    h, w, b, labels = (jnp.asarray(x) for x in (h, w, b, labels))
+    has = labels >= 0
+    weight = jnp.where(has, jnp.ones((), h.dtype) if weight is None else jnp.asarray(weight, h.dtype), 0)
+    h, w, b, labels, weight = (vary(x, checked_axes()) for x in (h, w, b, labels, weight))
+    loss, nll, right = _loss(h, w, b, labels, weight)
+    return loss, nll, right & has
+
+
+@jax.custom_vjp
+def _loss(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array) -> Outputs:
+    return _forward(h, w, b, labels, weight, derivative=False)[0]
+
+
+def _fwd(h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array) -> tuple[Outputs, Derivatives | None]:
+    return _forward(h, w, b, labels, weight, derivative=True)
+
+
+def _bwd(derivatives: Derivatives, cotangents: Outputs) -> tuple[jax.Array | None, ...]:
+    ct = cotangents[0]
+    return *(ct * d for d in derivatives), None, None
+
+
+_loss.defvjp(_fwd, _bwd)
+
+
+def _forward(
+    h: jax.Array, w: jax.Array, b: jax.Array, labels: jax.Array, weight: jax.Array, derivative: bool
+) -> tuple[Outputs, Derivatives | None]:
+    rows, classes = h.shape[0], w.shape[1]
+    chunks = -(-rows // max(8, CHUNK_BYTES // (4 * classes) // 8 * 8))
+    size = rows if chunks == 1 else -(-rows // chunks // 8) * 8  # equal chunks: with full ones, the last may be mostly padding
+
+    def one(sums: list[jax.Array], chunk: tuple[jax.Array, ...]) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
+        h, labels, weight = chunk
+        logits = h @ w + b
+        top = logits.max(-1)
+        exp = jnp.exp(logits - top[:, None])
+        total = exp.sum(-1)
+        picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], -1)[:, 0]
+        nll = jnp.log(total) + top - picked
+        sums = [sums[0] + jnp.vdot(weight, nll), *sums[1:]]
+        if not derivative:
+            return sums, (nll, picked >= top)
+        hit = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
+        g = weight[:, None] * (exp / total[:, None] - hit)
+        return [sums[0], sums[1] + h.T @ g, sums[2] + g.sum(0)], (nll, picked >= top, g @ w.T)
+
+    def split(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, chunks * size - rows), *((0, 0),) * (x.ndim - 1)))
+        return x.reshape(chunks, size, *x.shape[1:])
+
+    sums = [jnp.zeros((), h.dtype), *((jnp.zeros_like(w), jnp.zeros_like(b)) if derivative else ())]
+    sums = [vary(x, checked_axes()) for x in sums]
+    if chunks == 1:
+        sums, outs = one(sums, (h, labels, weight))
+    else:
+        sums, outs = lax.scan(one, sums, (split(h), split(labels), split(weight)))
+        outs = [x.reshape(chunks * size, *x.shape[2:])[:rows] for x in outs]
+    return (sums[0], outs[0], outs[1]), (outs[2], sums[1], sums[2]) if derivative else None

@@ -1,0 +1,100 @@
+"""Words, labels and roots of graphs: numbers and their names, and the text of each vertex."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from cavs._graphs.graphs import Graphs
+
+
+def named(graphs: Graphs) -> Graphs:
+    """The same graphs with named inputs and labels: words or numbers; without inputs, the kinds; without kinds, one name."""
+    ids, names = graphs.input_id, graphs.vocab
+    if ids is None:
+        ids, names = graphs.kind, graphs.kind_names
+    if ids is None:
+        ids, names = np.zeros(graphs.num_vertices, np.int32), ("vertex",)
+    if names is None:
+        ids, names = _numbers(ids)
+    label, of_label = graphs.label, graphs.label_names
+    if label is not None and label.dtype == np.int32 and label.ndim == 1 and of_label is None:
+        label, of_label = _numbers(label)
+    return dataclasses.replace(graphs, input_id=ids, vocab=names, label=label, label_names=of_label)
+
+
+def _numbers(ids: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Numbers, and -1, as indices of their names."""
+    values, index = np.unique(ids, return_inverse=True)
+    negative = int((values < 0).sum())
+    return (index - negative).astype(np.int32), tuple(map(str, values[negative:].tolist()))
+
+
+def label_names(parts: Iterable[Graphs]) -> tuple[str, ...]:
+    """The labels of all parts: numbers in ascending order, other names by first appearance."""
+    names = [*dict.fromkeys(name for graphs in parts for name in graphs.label_names or ())]
+    return tuple(sorted(names, key=int) if all(map(str.isdecimal, names)) else names)
+
+
+def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
+    """The same graphs with `label` as an index of `labels`, which include all labels of the graphs."""
+    index = {name: i for i, name in enumerate(labels)}
+    table = np.array([*(index[name] for name in graphs.label_names or ()), -1], np.int32)
+    return dataclasses.replace(graphs, label=table[graphs.label], label_names=tuple(labels))
+
+
+def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, size: int = 0) -> list[str]:
+    """Lists the words of graphs: `special`, then by first appearance those that occur `min_count` times.
+
+    Args:
+        graphs: the graphs to train on, with `input_id` and `vocab`.
+        special: words that come first, such as `<unk>`.
+        min_count: how often a word must occur.
+        size: the most words, with `special`: the most frequent ones; 0 for all.
+    """
+    assert graphs.vocab is not None and graphs.input_id is not None
+    counts = np.bincount(graphs.input_id[graphs.input_id >= 0], minlength=len(graphs.vocab))
+    kept = counts >= min_count
+    if size:
+        kept &= np.isin(np.arange(len(counts)), np.argsort(-counts, kind="stable")[: max(0, size - len(special))])
+    return [*dict.fromkeys((*special, *(word for word, keep in zip(graphs.vocab, kept.tolist(), strict=True) if keep)))]
+
+
+def is_root(graphs: Graphs) -> np.ndarray:
+    """(V,) bool, which vertices have no parent."""
+    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
+    found = np.ones(graphs.num_vertices, bool)
+    found[graphs.children + np.repeat(base, np.diff(graphs.child_offsets))] = False
+    return found
+
+
+def graph_of(graphs: Graphs) -> np.ndarray:
+    """(V,) the number of the graph of each vertex."""
+    return np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets))
+
+
+def words_of(graphs: Graphs) -> list[str]:
+    """The word of each vertex, "" if it reads nothing."""
+    assert graphs.vocab is not None and graphs.input_id is not None
+    return [*map([*graphs.vocab, ""].__getitem__, graphs.input_id.tolist())]
+
+
+def sentences_of(graphs: Graphs) -> list[str]:
+    """The words of each graph, in the order of its vertices."""
+    words = words_of(graphs)
+    return [" ".join(filter(None, words[a:b])) for a, b in pairwise(graphs.vertex_offsets.tolist())]
+
+
+def phrases_of(graphs: Graphs) -> list[str]:
+    """The text of each vertex: its word; in trees, for a vertex without a word, the texts of its children in order."""
+    texts, ends = words_of(graphs), graphs.child_offsets.tolist()
+    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
+    rows = graphs.children + np.repeat(base, np.diff(graphs.child_offsets))
+    if np.bincount(rows, minlength=1).max() > 1:  # in a DAG the texts could be exponentially long
+        return texts
+    children = rows.tolist()
+    for v in np.argsort(graphs.height, kind="stable").tolist():
+        if not texts[v]:
+            texts[v] = " ".join(filter(None, (texts[c] for c in children[ends[v] : ends[v + 1]])))
+    return texts

@@ -1,0 +1,178 @@
+"""Keeps derivative rules of the user (`jax.custom_vjp`) per vertex: a rule gets the cotangent of one vertex, or of one child.
+
+What is the same for all vertices is computed once, and so is what F writes twice. The cotangent of such a value is a sum. That
+is right for linear rules, and for all derivatives of JAX. A rule that clips its cotangent, for instance, is not linear: its
+call must depend on the vertex, so that `jax.vmap` batches the rule, too.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from cavs._function.costs import bytes_of_var
+from cavs._function.domains import ROW, STATIC, Domains, domain_of, domains
+from cavs._function.equations import Program, bind, depends, is_float, lines_of, shape_of, trace
+from cavs._function.inline import inlined
+from cavs._function.jaxprs import Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
+from cavs._function.linear import CALLED, is_linear
+from cavs._function.rewrite import retrace
+from cavs._function.transpose import has_loop
+
+_WITH_RULE = ("custom_vjp_call", "custom_jvp_call")
+
+
+def has_rule(eqn: Eqn) -> bool:
+    """Returns whether an equation is, or contains, a call of a function with a derivative rule of its own."""
+    return eqn.primitive.name in _WITH_RULE or any(has_rule(e) for body in bodies_in(eqn) for e in body.eqns)
+
+
+def may_sum_first(eqn: Eqn) -> bool:
+    """Returns whether an equation may get the sum of several cotangents at once: its derivative is linear, for certain."""
+    if not has_rule(eqn) or has_loop(eqn):  # a loop of a dynamic length has no derivative
+        return True
+    floats = [i for i, x in enumerate(eqn.invars) if is_float(x)]
+
+    def transposed(args: list[jax.Array], cts: list[jax.Array]) -> Any:
+        def of_floats(changed: list[jax.Array]) -> list[jax.Array]:
+            full = list(args)
+            for i, x in zip(floats, changed, strict=True):
+                full[i] = x
+            return [x for x in bind(eqn, full) if is_float(x)]
+
+        return jax.vjp(of_floats, [args[i] for i in floats])[1](cts)[0]
+
+    shapes = [shape_of(x) for x in eqn.invars], [shape_of(v) for v in eqn.outvars if is_float(v)]
+    try:
+        program, _, _ = trace(transposed, *shapes)
+    except Exception:  # whatever a rule raises to say that there is no derivative
+        return True
+    return is_linear(program.eqns, program.invars[len(eqn.invars) :], program.outs)
+
+
+def to_vary(eqn: Eqn, own: Sequence[bool]) -> list[int]:
+    """Returns the operands that must differ by vertex so that no rule in an equation acts on the cotangents of several.
+
+    Args:
+        eqn: the equation.
+        own: for each operand, whether it differs already.
+
+    Returns:
+        The places of the operands: one, the smallest, if that is enough.
+    """
+    if not has_rule(eqn) or has_loop(eqn) or not _acts_on_sums(eqn, own):
+        return []
+    others = [i for i, x in enumerate(eqn.invars) if is_var(x) and is_float(x) and not own[i]]
+    for place in sorted(others, key=lambda i: bytes_of_var(eqn.invars[i])):
+        if not _acts_on_sums(eqn, [x or i == place for i, x in enumerate(own)]):
+            return [place]
+    return others
+
+
+def with_rules_per_vertex(program: Program, known: Domains, some_row: Var) -> Program:
+    """Returns the program with the operands of `to_vary` as ROW values.
+
+    Args:
+        program: F in one role.
+        known: the domains of its inputs.
+        some_row: an integer ROW input.
+    """
+    if not any(map(has_rule, program.eqns)):
+        return program
+    domain, varied = dict(known), {}
+    for eqn in program.eqns:
+        domain |= domains([eqn], domain)
+        if places := to_vary(eqn, [domain_of(x, domain) != STATIC for x in eqn.invars]):
+            varied[id(eqn)] = places
+            domain |= dict.fromkeys(eqn.outvars, max(ROW, domain_of(eqn.outvars[0], domain)))
+    if not varied:
+        return program
+
+    def body(env: dict[Var, jax.Array]) -> list[jax.Array]:
+        for eqn in program.eqns:
+            args = [env[x] if is_var(x) else x.val for x in eqn.invars]
+            for i in varied.get(id(eqn), ()):
+                args[i] = varying(args[i], env[some_row])
+            env.update(zip(eqn.outvars, bind(eqn, args), strict=True))
+        return [env[x] if is_var(x) else x.val for x in program.outs]
+
+    return retrace(program, body)
+
+
+def with_rules_per_child(
+    jaxpr: Jaxpr, consts: Sequence[Any], apart: Sequence[bool], child: Sequence[Any], vary: Callable[[jax.Array], jax.Array]
+) -> list[Any]:
+    """Evaluates a function of a child of a vertex with the operands of `to_vary` different for each child.
+
+    Args:
+        jaxpr: of the function.
+        consts: what it closes over.
+        apart: which of these differ by child.
+        child: its arguments.
+        vary: returns a value as one of each child.
+    """
+    eqns: list[Eqn] = []
+    outs = inlined(jaxpr, {}, eqns)
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *child], strict=True))
+    differ = {*(v for v, x in zip(jaxpr.constvars, apart, strict=True) if x), *jaxpr.invars}
+    for eqn in eqns:
+        args = [env[x] if is_var(x) else x.val for x in eqn.invars]
+        places = to_vary(eqn, [is_var(x) and x in differ for x in eqn.invars])
+        for i in places:
+            args[i] = vary(args[i])
+        differ |= {*eqn.outvars} if places else depends([eqn], differ)
+        with lines_of(eqn):
+            env.update(zip(eqn.outvars, bind(eqn, args), strict=True))
+    return [env[x] if is_var(x) else x.val for x in outs]
+
+
+def varying(x: jax.Array, number: jax.Array) -> jax.Array:
+    """Returns `x`, which depends on an integer without changing with it. Zeros keep their sign."""
+    return x - (number * 0).astype(x.dtype)
+
+
+def _acts_on_sums(eqn: Eqn, own: Sequence[bool]) -> bool:
+    """Returns whether a rule in an equation may act on a sum over vertices; `own` tells the operands that differ by vertex."""
+    return _followed(eqn, own)[1]
+
+
+def _followed(eqn: Eqn, own: Sequence[bool]) -> tuple[list[bool], bool]:
+    """Returns which results differ by vertex, and whether a rule acts on a sum."""
+    name, count = eqn.primitive.name, len(eqn.outvars)
+    if not has_rule(eqn):
+        return [any(own)] * count, False
+    if name in CALLED:
+        body, _ = body_of(eqn)
+        outs, inside = _through(body, own)
+        if name not in _WITH_RULE:
+            return outs, inside
+        apart = all(x for x, v in zip(outs, eqn.outvars, strict=True) if is_float(v))
+        return outs, not (apart and (name == "custom_vjp_call" or not inside)) and not may_sum_first(eqn)
+    if name == "scan":
+        return _through_scan(eqn, own)
+    if name == "cond" and not own[0]:  # if the predicate differs, JAX batches everything
+        found = [_through(opened(branch)[0], own[1:]) for branch in eqn.params["branches"]]
+        return [any(of) for of in zip(*(outs for outs, _ in found), strict=True)], any(inside for _, inside in found)
+    every = all(x for x, v in zip(own, eqn.invars, strict=True) if is_float(v))
+    return [any(own)] * count, not every and name != "cond" and not may_sum_first(eqn)
+
+
+def _through(body: Jaxpr, own: Sequence[bool]) -> tuple[list[bool], bool]:
+    """Like `_followed`, of a jaxpr."""
+    differ, found = {v for v, x in zip(body.invars, own, strict=True) if x}, False
+    for eqn in body.eqns:
+        outs, inside = _followed(eqn, [is_var(x) and x in differ for x in eqn.invars])
+        differ.update(v for v, x in zip(eqn.outvars, outs, strict=True) if x)
+        found = found or inside
+    return [is_var(x) and x in differ for x in body.outvars], found
+
+
+def _through_scan(eqn: Eqn, own: Sequence[bool]) -> tuple[list[bool], bool]:
+    body, _ = opened(eqn.params["jaxpr"])
+    consts, carry, xs = scan_parts(eqn.params, own)
+    while True:
+        outs, inside = _through(body, [*consts, *carry, *xs])
+        after = [x or y for x, y in zip(carry, outs, strict=False)]
+        if after == carry:
+            return [*carry, *outs[len(carry) :]], inside
+        carry = after

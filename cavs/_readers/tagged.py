@@ -1,0 +1,149 @@
+"""Tagged sentences: CoNLL-U, columns, `word|TAG`, and plain text without tags."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from cavs._graphs.converters import from_lengths
+from cavs._graphs.flat import number_names
+from cavs._graphs.graphs import Graphs
+from cavs._readers.conllu import read_conllu
+from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines
+
+CONLLU_COLUMNS = ("upos", "xpos", "deprel")
+# Files with these suffixes always contain columns. A `.txt` may contain any of the formats; its content tells which.
+COLUMN_SUFFIXES = (".bio", ".bmes", ".col", ".conll", ".iob", ".iob2", ".ner", ".tsv")
+_SPACE = re.compile(f"[{ASCII_SPACE}]+")
+
+
+def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True) -> Graphs:
+    """Reads tagged sentences as chains. The file's name, or else its content, determines the format:
+
+    - `.conllu`: CoNLL-U. The label is UPOS, or the `column` "xpos" or "deprel".
+    - Columns (such as CoNLL-2003): one word per line, blank lines between sentences. Tabs separate the cells if every line has
+      one, else white space. Lines `-DOCSTART-` and comments (`# ...`) are skipped. The word is the first cell. The label is the
+      last cell, or cell number `column`, from 1.
+    - `word|TAG` (WikiNER): one sentence per line, split at the last `|`; or `word|POS|TAG` if every word has two `|`.
+    - Any other text, if `labelled` is false: one sentence per line, words separated by spaces, no labels.
+
+    Args:
+        path: a UTF-8 file, which is decompressed if its name ends in `.gz`.
+        column: the column of the label.
+        labelled: whether the sentences must have tags.
+
+    Returns:
+        The chains. `input_id` is an index of `vocab`, `label` of `label_names`, both by first appearance.
+
+    Raises:
+        FormatError: a line is invalid, or the file contains no sentences. The message names the line.
+        ValueError: the format does not have the column.
+    """
+    suffix = bare_suffix(path)
+    if suffix == ".conllu":
+        if column not in (None, *CONLLU_COLUMNS):
+            raise ValueError(f"column: got {column!r}; expected one of {', '.join(CONLLU_COLUMNS)} for {path}.")
+        trees = read_conllu(path, label=column or "upos")
+        tags = _names(trees.label_names, trees.label)
+        return _chains(path, np.diff(trees.vertex_offsets), _names(trees.vocab, trees.input_id), tags)
+    lines = read_lines(path)
+    rows = [_split(line) for line in lines]
+    some = [cells for cells in rows if cells]
+    if suffix in COLUMN_SUFFIXES or _is_columns(lines, rows):
+        return _columns(path, lines, rows, column)
+    if some and all("|" in cell[1:] for cell in some[0]):
+        if column is not None:
+            raise ValueError(f"column: got {column!r}, but {path} contains word|TAG, not columns. Omit it.")
+        return _piped(path, lines, rows)
+    if labelled:
+        number = next((i for i, cells in enumerate(rows, 1) if len(cells) == 1), None)
+        expected = (
+            "tags: CoNLL-U (.conllu), a word and its tag on each line with blank lines between sentences, or word|TAG "
+            "word|TAG, one sentence per line"
+        )
+        raise format_error(path, number, "" if number is None else lines[number - 1], expected)
+    return _chains(path, np.array([len(cells) for cells in some]), [word for cells in some for word in cells], None)
+
+
+def _split(line: str) -> list[str]:
+    line = line.strip(ASCII_SPACE)
+    return _SPACE.split(line) if line else []
+
+
+def _is_word(cells: list[str]) -> bool:
+    return bool(cells) and cells[0] != "-DOCSTART-"
+
+
+def _without_comments(lines: list[str], rows: list[list[str]]) -> list[list[str]]:
+    """The cells of each line, none for a comment: `# ...` whose cells are not those of the other lines. `#` may be a word."""
+    others = {len(cells) for line, cells in zip(lines, rows, strict=True) if _is_word(cells) and not line.startswith("# ")}
+    tabs = any("\t" in line for line, cells in zip(lines, rows, strict=True) if _is_word(cells) and not line.startswith("# "))
+
+    def is_comment(line: str, cells: list[str]) -> bool:
+        return line.startswith("# ") and bool(others) and (len(cells) not in others or "\t" in line and not tabs)
+
+    return [["-DOCSTART-"] if is_comment(line, cells) else cells for line, cells in zip(lines, rows, strict=True)]
+
+
+def _is_columns(lines: list[str], rows: list[list[str]]) -> bool:
+    """Whether all lines have the same number of cells, at least two, and there are tabs or blank lines."""
+    counts = {len(cells) for cells in _without_comments(lines, rows) if _is_word(cells)}
+    if len(counts) != 1 or counts == {1}:
+        return False
+    inner = "\n".join(lines).strip(ASCII_SPACE)
+    return "\t" in inner or re.search(r"\n[ \t\r]*\n", inner) is not None
+
+
+def _columns(path: Path, lines: list[str], rows: list[list[str]], column: str | None) -> Graphs:
+    if column is not None and not (column.isascii() and column.isdigit() and int(column) >= 2):
+        raise ValueError(f"column: got {column!r}; expected a number >= 2: in {path} column 1 contains the words.")
+    at = None if column is None else int(column) - 1
+    if all("\t" in line.strip(ASCII_SPACE) for line, cells in zip(lines, rows, strict=True) if _is_word(cells)):
+        rows = [[cell.strip(ASCII_SPACE) for cell in line.split("\t")] if line.strip(ASCII_SPACE) else [] for line in lines]
+    rows = _without_comments(lines, rows)
+    words: list[str] = []
+    tags: list[str | None] = []
+    lengths, length = [], 0
+    for number, cells in enumerate(rows, 1):
+        if cells and cells[0] != "-DOCSTART-":
+            if len(cells) < (2 if at is None else at + 1):
+                expected = "a word and its label" if at is None else f"at least {at + 1} cells"
+                raise format_error(path, number, lines[number - 1], expected)
+            words.append(cells[0])
+            tags.append(cells[-1 if at is None else at])
+            length += 1
+        elif length:
+            lengths.append(length)
+            length = 0
+    if length:
+        lengths.append(length)
+    return _chains(path, np.array(lengths, int), words, tags)
+
+
+def _piped(path: Path, lines: list[str], rows: list[list[str]]) -> Graphs:
+    for number, cells in enumerate(rows, 1):
+        bad = next((cell for cell in cells if not cell.rpartition("|")[0] or cell.endswith("|")), None)
+        if bad is not None:
+            raise format_error(path, number, bad, "word|TAG")
+    cells = [cell for row in rows for cell in row]
+    parts = [cell.rsplit("|", 2) for cell in cells]
+    three = all(len(p) == 3 and p[0] for p in parts)
+    words = [p[0] if three else cell.rpartition("|")[0] for p, cell in zip(parts, cells, strict=True)]
+    return _chains(path, np.array([len(row) for row in rows if row]), words, [p[-1] for p in parts])
+
+
+def _names(names: tuple[str, ...] | None, ids: np.ndarray | None) -> list[str | None]:
+    assert names is not None and ids is not None
+    return [*map([*names, None].__getitem__, ids.tolist())]
+
+
+def _chains(path: Path, lengths: np.ndarray, words: Sequence[str | None], tags: Sequence[str | None] | None) -> Graphs:
+    if not len(lengths):
+        raise format_error(path, None, "", "at least one sentence")
+    ids, vocab = number_names(words)
+    if tags is None:
+        return from_lengths(lengths, input_id=ids, vocab=vocab)
+    numbers, names = number_names([*(tag for tag in tags if tag is not None)])
+    label = np.full(len(tags), -1, np.int32)
+    label[np.fromiter((tag is not None for tag in tags), bool, len(tags))] = numbers
+    return from_lengths(lengths, input_id=ids, vocab=vocab, label=label, label_names=names)

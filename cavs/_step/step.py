@@ -1,0 +1,281 @@
+"""`step`: a training step of one batch becomes one dispatch of several, on one device or many."""
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import core as jex
+from jax.sharding import Mesh, PartitionSpec
+
+from cavs._feed.batches import Batches
+from cavs._graphs.counted import counted
+from cavs._graphs.pytree import PyTree
+from cavs._run.concurrent_jit import Concurrent, in_turn
+from cavs._run.manual_axes import varying
+from cavs._step.background import Background
+from cavs._step.collectives import options_of
+from cavs._step.host_memory import keeps_much, return_unused
+from cavs._step.one_step import keeping, of_two
+from cavs._step.owned import Owned
+
+UNROLL = 4  # training steps in one CUDA graph
+OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
+
+MSG_VARYING = (
+    "step: {what}: got values that differ between devices; expected the same on all. Let the loss be that of the whole batch: "
+    "write cavs.data.mean(losses) for losses.mean(), before jax.grad, and cavs.data.total(x) for other sums."
+)
+
+
+class Step:
+    """A compiled training step. Created by [`cavs.data.step`][].
+
+    Attributes:
+        compiling: (k, n) while the k-th of n programs is being compiled, else `None`.
+        background: what `compile_ahead` and the first call compile on a thread.
+    """
+
+    def __init__(self, fun: OneStep, unroll: int | None, donate: bool, compiler_options: Mapping[str, Any] | None):
+        functools.update_wrapper(self, fun)
+        self._fun, self._unroll, self._donate = of_two(fun), unroll, donate
+        self._options = dict(compiler_options or {})
+        self._jitted: dict[Mesh | None, Concurrent] = {}
+        self._owned = Owned(donate)
+        self._known: set[Hashable] = set()
+        self.background = Background()
+        self.compiling: tuple[int, int] | None = None
+
+    def __call__(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
+        key = _key(batches)
+        new = key not in self._known
+        here = new and key not in self.background
+        if here:
+            self.compiling = self.compiling or (len(self._known) + 1, len(self._known) + 1)
+        elif new:
+            self.background.wait(key)
+        try:
+            state, metrics = self._program(batches)(self._owned.of(state, _mesh(batches)), batches)
+        finally:
+            self.compiling = None if here else self.compiling
+        if new:
+            self._known.add(key)
+            return_unused()
+            self._compile_others(state, batches)
+        self._owned.returned(state, _mesh(batches))
+        if isinstance(batches, Batches) and batches.filled is not None and (n := len(batches)) != batches.count:
+            metrics = jax.tree.map(lambda x: x[:n], metrics)
+        return state, metrics
+
+    def lower(self, state: PyTree, batches: PyTree) -> Any:
+        """Like `lower` of what `jax.jit` returns."""
+        return self._program(batches).lower(state, batches)
+
+    def _program(self, batches: PyTree) -> Concurrent:
+        """What compiles and runs the step for the devices of these batches."""
+        mesh = _mesh(batches)
+        if mesh not in self._jitted:
+            options = options_of(mesh) | self._options
+            new = Concurrent(self._run, donate_argnums=0 if self._donate else (), compiler_options=options)
+            self._jitted.setdefault(mesh, new)  # another thread may have been faster
+        return self._jitted[mesh]
+
+    @property
+    def compilations(self) -> int:
+        """The number of programs that were compiled: one for each shape of batches and number of steps."""
+        return len(self._known)
+
+    def __repr__(self) -> str:
+        now = "" if self.compiling is None else f", compiling ({self.compiling[0]} of {self.compiling[1]})"
+        return f"Step({getattr(self, '__name__', 'function')}, {counted(self.compilations, 'program')}{now})"
+
+    def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
+        if not isinstance(batches, Batches):
+            return ordered(self._fun)(state, batches)
+        if batches.filled is not None:
+            assert batches.count is not None
+            return run_filled(keeping(self._fun), state, batches.tree, batches.filled, batches.count)
+        many = functools.partial(self._many, stacked=batches.count is not None)
+        if batches.mesh is None:
+            return ordered(many)(state, batches.tree)
+
+        def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
+            out = many(state, tree)
+            for what, part in zip(("state", "metrics"), out, strict=True):
+                if any(varying(x) for x in jax.tree.leaves(part)):
+                    raise ValueError(MSG_VARYING.format(what=what))
+            return out
+
+        return ordered(divided(local, batches))(state, batches.tree)
+
+    def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
+        if stacked:
+            unroll = (UNROLL if jax.default_backend() == "gpu" else 1) if self._unroll is None else self._unroll
+            return lax.scan(keeping(self._fun), state, tree, unroll=unroll)
+        state, metrics = self._fun(state, tree)
+        return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
+
+    def compile_ahead(
+        self, state: PyTree, examples: Sequence[PyTree], others: Mapping[Hashable, Callable[[], Any]] | None = None
+    ) -> None:
+        """Compiles what later calls will run on a thread, in this order. A call waits until its own program is there.
+
+        Args:
+            state: the state, or `jax.ShapeDtypeStruct`s.
+            examples: batches of the shapes to come, or `jax.ShapeDtypeStruct`s.
+            others: functions that return what `jax.jit(fun).lower` does, to compile afterwards, by the name for
+                `background.wait`.
+        """
+        like = jax.tree.map(_struct, state)
+        todo = {key: x for x in examples if (key := _key(x)) not in self._known and key not in self.background}
+        lower: dict[Hashable, Callable[[], Any]] = {key: functools.partial(self.lower, like, x) for key, x in todo.items()}
+        lower |= others or {}
+
+        def compiling(lower: Callable[[], Any]) -> Callable[[], None]:
+            lowered = lower()
+
+            def compile_it() -> None:
+                lowered.compile()  # a later call finds the code
+                return_unused()
+
+            return compile_it
+
+        work = {key: functools.partial(compiling, one) for key, one in lower.items()}
+        if work:
+            self.background.start(work, self._watch, len(self._known) + len(work))
+
+    def _watch(self, now: tuple[int, int] | None) -> None:
+        self.compiling = now
+
+    def _compile_others(self, state: PyTree, batches: PyTree) -> None:
+        """Compiles in the background what the loader will yield in this epoch, while training goes on."""
+        loader = batches.loader if isinstance(batches, Batches) else None
+        self.compile_ahead(state, [] if loader is None else loader.examples())
+        if jax.default_backend() == "cpu" and self.compiling:
+            jax.block_until_ready(state)  # the step has allocated its temporaries
+            if keeps_much():  # memory that a compilation allocates would move the arrays of each later step to new addresses
+                self.background.wait_for_all()
+
+
+def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
+    """Runs `fun` over the first `filled` batches of a stack of `length` batches. Metrics of the others are zeros."""
+
+    def at(i: jax.Array) -> PyTree:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), stack)
+
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stack)
+    trace = jax.make_jaxpr(fun, return_shape=True)
+    closed, shapes = trace(state, like)  # traced once, for its shapes and for the loop
+    if any(x.dtype != new.dtype for x, new in zip(jax.tree.leaves(state), jax.tree.leaves(shapes[0]), strict=True)):
+        # A Python number, which takes the type that the function gives it, as in `lax.scan`.
+        state = jax.tree.map(lambda x, new: x if x.dtype == new.dtype else x.astype(new.dtype), state, shapes[0])
+        closed, shapes = trace(state, like)
+    run, treedef = jex.jaxpr_as_fun(closed), jax.tree.structure(shapes)
+    none = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
+
+    def one(i: jax.Array, done: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        state, metrics = jax.tree.unflatten(treedef, run(*jax.tree.leaves((done[0], at(i)))))
+        return state, jax.tree.map(lambda into, x: lax.dynamic_update_index_in_dim(into, x, i, 0), done[1], metrics)
+
+    return lax.fori_loop(0, filled, one, (state, none))
+
+
+def ordered(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Orders the launches of engine `persistent` on a GPU, where XLA would run independent kernels at the same time."""
+    return in_turn(fun) if jax.default_backend() == "gpu" else fun
+
+
+def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTree]:
+    """Runs `fun(state, tree)` on each device of the mesh of `batches`, with the part of `batches.tree` of that device.
+
+    The state and what `fun` returns are the same on all devices.
+    """
+    assert batches.mesh is not None
+    (axis,) = batches.mesh.axis_names
+    before = 0 if batches.count is None else 1
+
+    def local(state: PyTree, tree: PyTree) -> PyTree:
+        return fun(state, jax.tree.map(lambda x: x.reshape(*x.shape[:before], *x.shape[before + 1 :]), tree))
+
+    spec, every = PartitionSpec(), PartitionSpec(*(None,) * before, axis)
+    return jax.shard_map(local, mesh=batches.mesh, in_specs=(spec, every), out_specs=spec)
+
+
+def _mesh(batches: PyTree) -> Mesh | None:
+    return batches.mesh if isinstance(batches, Batches) else None
+
+
+def _key(batches: PyTree) -> Hashable:
+    leaves, treedef = jax.tree.flatten(batches)
+    return treedef, *((getattr(x, "shape", ()), getattr(x, "dtype", type(x))) for x in leaves)
+
+
+def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    weak = getattr(x, "weak_type", False)  # keys of jax.random have no such attribute
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=x.sharding if x.committed else None)
+
+
+def step(
+    fun: OneStep | None = None,
+    /,
+    *,
+    unroll: int | None = None,
+    donate: bool = True,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Compiles the training step of one batch, to run over the batches of a [`cavs.data.Loader`][].
+
+    ```python
+    @cavs.data.step
+    def step(state, sched):
+        params, moments = state
+        value, grads = jax.value_and_grad(loss)(params, sched)
+        updates, moments = optimizer.update(grads, moments)
+        return (optax.apply_updates(params, updates), moments), value
+
+    for batches in loader:
+        state, values = step(state, batches)                          # values: (n,), of n training steps
+    ```
+
+    One call is one dispatch. It runs all batches that the loader yields together, one after another (a loop in XLA), updates
+    the state in place (donation), lets a GPU run independent kernels at the same time, and runs on all devices of the loader's
+    mesh (`jax.shard_map`). The results are those of `jax.jit(fun)` for one batch after another, up to rounding.
+
+    While the first batches train, the programs for the other shapes of the epoch are compiled in the background.
+
+    With a mesh, `fun` runs on each device with the graphs of that device. The loss must be that of the whole batch: write
+    [`cavs.data.mean`][] for `jnp.mean`. Gradients of it are summed over the devices by JAX.
+
+    Args:
+        fun: `fun(state, batch)` returns the new state and metrics, two pytrees of arrays. The new state has the shapes and
+            dtypes of the old one.
+        unroll: training steps in one iteration of the scan, on a GPU or a mesh. `None`: 4 on a GPU, which makes them one CUDA
+            graph, else 1.
+        donate: whether to update the state in place. A state that another function created is copied first, so it stays valid;
+            one that the step returned is not valid after the next call.
+        compiler_options: options of XLA, as for `jax.jit`, such as `plan.compiler_options` of [`cavs.memory.plan`][].
+
+    Returns:
+        `step(state, batches)`, which returns the new state and the metrics of all steps, with a leading axis of steps. A single
+        batch, as a loader with `steps=1` yields it, gives metrics without this axis. Without `fun`, a decorator is returned.
+
+    Raises:
+        TypeError: `fun` is not callable, or `compiler_options` no dict; or when called, `fun` does not return a state and
+            metrics, or the state has other shapes or dtypes.
+        ValueError: `unroll` is not an int >= 1; or when called on several devices, if the metrics or the new state differ
+            between them.
+    """
+    if fun is None:
+        return functools.partial(step, unroll=unroll, donate=donate, compiler_options=compiler_options)
+    if not callable(fun):
+        raise TypeError(f"step: fun: got a {type(fun).__name__}; expected a function fun(state, batch). Write @cavs.data.step.")
+    if unroll is not None and (isinstance(unroll, bool) or not isinstance(unroll, int) or unroll < 1):
+        raise ValueError(f"step: unroll: got {unroll!r}; expected an int >= 1 or None, the training steps of an iteration.")
+    if compiler_options is not None and not isinstance(compiler_options, Mapping):
+        got = repr(compiler_options)
+        raise TypeError(f"step: compiler_options: got {got}; expected a dict or None. Write compiler_options={{name: value}}.")
+    return Step(fun, unroll, donate, compiler_options)

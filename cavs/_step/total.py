@@ -1,0 +1,65 @@
+"""`total` and `mean`: sums and means over the whole batch, if it is divided over several devices or into parts."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import ArrayLike
+
+from cavs._function.names import WHOLE_BATCH
+from cavs._run.manual_axes import checked_axes, devices, vary
+
+
+def _across(x: jax.Array) -> jax.Array:
+    """Adds up `x` over the devices of the `shard_map` that is being traced, and marks the sum as one over the whole batch.
+
+    The mark is an equation that does nothing. `cavs.memory.sub_batched` finds it in the traced loss and adds up the parts.
+    """
+    axes, _ = devices()
+    if axes:
+        x = lax.psum(vary(x, axes) if checked_axes() else x, axes)
+    return checkpoint_name(x, WHOLE_BATCH)
+
+
+def total(x: ArrayLike) -> jax.Array:
+    """Sums an array over all its elements, and over the whole batch: all devices of a step, all parts of a memory plan.
+
+    Use it in the loss, so that the loss is that of the whole batch:
+
+    ```python
+    has = sched.label >= 0
+    loss = cavs.data.total(jnp.where(has, losses, 0)) / cavs.data.total(has)
+    ```
+
+    Args:
+        x: an array of numbers or booleans.
+
+    Returns:
+        A scalar, the same on all devices and in all parts.
+    """
+    return _across(jnp.sum(jnp.asarray(x)))
+
+
+def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
+    """The mean of an array, as `jnp.mean`, but over the whole batch: all devices of a step, all parts of a memory plan.
+
+    ```python
+    loss = cavs.data.mean(losses)                                     # (G,) losses of the graphs
+    loss = cavs.data.mean(losses, where=sched.label >= 0)             # (Vp,) losses of the vertices that have a label
+    ```
+
+    Take the gradient of this mean: `jax.grad` of it is the gradient over all devices. A mean over the graphs of one device, and
+    an average of its gradients afterwards, would be wrong.
+
+    Args:
+        x: an array of floats.
+        where: bools of the same shape, the elements that count. The mean of no elements is 0.
+
+    Returns:
+        A scalar, the same on all devices and in all parts.
+    """
+    x = jnp.asarray(x)
+    if where is None:  # every device and every part has the same number
+        return total(x) / checkpoint_name(jnp.asarray(x.size * devices()[1], x.dtype), WHOLE_BATCH)
+    where = jnp.asarray(where)
+    return total(jnp.where(where, x, 0)) / jnp.maximum(total(where.astype(x.dtype)), 1)

@@ -1,0 +1,274 @@
+"""The commands `train`, `predict`, `evaluate` and `inspect`, for one recipe or for those that `--task` names."""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+
+import cavs
+from cavs.recipes import _report as report
+from cavs.recipes._files import check_picture, draw, given_file, guess_task, opened
+from cavs.recipes._machine import connected
+from cavs.recipes._options import Mistake, Parser, add_options, check_file, read_toml, suggestion
+from cavs.recipes._recipe import Recipe
+from cavs.recipes._train import absolute, saved, train
+
+# The class of each task, and the other names of a task.
+TASKS = {
+    "trees": "Trees",
+    "tagging": "Tagging",
+    "language_model": "LanguageModel",
+    "translation": "Translation",
+    "regression": "Regression",
+    "netlists": "Netlists",
+}
+ALIASES = {
+    **dict.fromkeys(("classify", "sentiment", "dag"), "trees"),
+    **dict.fromkeys(("tag", "pos", "ner"), "tagging"),
+    **{"lm": "language_model", "nmt": "translation", "regress": "regression"},
+}
+# Errors of the user, whose message is enough.
+ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError, cavs.vertex_programs.ProgramError)
+COMMANDS = ("train", "predict", "evaluate", "inspect")
+# How numbers are printed in a table, by column. JSON has all digits.
+DIGITS = {"prediction": ".6g", "probability": ".4f", "log_probability": ".3f", "perplexity": ".2f"}
+FILES = """files of graphs, by the end of the name, optionally followed by .gz:
+  .txt .ptb .trees .mrg  bracketed trees with a label at each vertex: (3 (2 not) (1 (1 bad) (2 .)))
+  .conllu                dependency trees; the label of a word is its part of speech
+  .jsonl                 any graphs: {"children": [[], [], [0, 1]], "inputs": ["a", "b", null], "labels": [0, 1, 1]}
+  .bench .blif           netlists (--task netlists)
+  .npz                   files written by cavs.io.save_npz
+tagged sentences (--task tagging): .conllu; one word per line, blank lines between sentences; or word|TAG word|TAG
+sentence pairs (--task translation): source TAB target, or source ||| target
+text (--task language_model): one sentence per line
+"""
+TRAIN = """examples:
+  cavs train                                          a Tree-LSTM on the reviews shipped with cavs; under a minute
+  cavs train train.txt --dev dev.txt --test test.txt  your own trees
+  cavs train --task tagging ner.txt                   entities (O, B-PER, I-PER, ...), scored by F1
+  cavs train --resume runs/reviews --epochs 40        train longer; the result is bitwise that of a run without a stop
+  cavs train --config my.toml --seed 2                options from a file: train = "trees.txt", hidden = 200, ...
+  cavs train --task tagging --help                    the options of a task: {}
+
+Ctrl-C (or SIGTERM) stops after the current step, saves, and prints the command that resumes.
+
+"""
+
+
+def find_recipe(name: str) -> type[Recipe]:
+    """The recipe of a task. Raises a `Mistake` that lists the names."""
+    task = ALIASES.get(name.replace("-", "_"), name.replace("-", "_"))
+    if task not in TASKS:
+        names = (*TASKS, *ALIASES)
+        raise Mistake(f"--task: got {name!r}; expected one of {', '.join(names)}. {suggestion(name, names)}".rstrip())
+    return getattr(importlib.import_module(f"cavs.recipes.{task}"), TASKS[task])
+
+
+def main(kind: type[Recipe], arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line of a recipe, and ends the program: `python trees.py [train] --data FILE`, `predict RUN FILE`, ...
+
+    Args:
+        kind: the recipe.
+        arguments: the command line without the program's name; `None` reads `sys.argv`.
+    """
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    name = words.pop(0) if words and words[0] in COMMANDS else "train"
+    sys.exit(run(name, words, kind, f"python {sys.argv[0]}"))
+
+
+def run(command: str, words: list[str], kind: type[Recipe] | None, program: str) -> int:
+    """Runs a command, and prints its errors in one line. Returns the exit code."""
+    try:
+        return {"train": _train, "predict": _predict, "evaluate": _evaluate, "inspect": _inspect}[command](words, kind, program)
+    except ERRORS as error:
+        text, code = str(error), getattr(error, "code", 2)
+    except FileNotFoundError as error:
+        text, code = f"{error.filename} does not exist.", 2
+    except BrokenPipeError:  # `cavs predict ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        text, code = f"{error.filename or 'a file'} cannot be read or written ({error.strerror or error}).", 1
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not report.out_of_memory(error):
+            raise
+        text, code = "out of memory. Read a smaller file, or lower --batch or --hidden.", 1
+    except (RuntimeError, AssertionError):
+        if not (platforms := os.environ.get("JAX_PLATFORMS")) or _jax_starts():
+            raise
+        text = f"JAX_PLATFORMS: got {platforms!r}, on which JAX cannot start here; expected a platform of this machine"
+        text, code = f"{text}. Write JAX_PLATFORMS=cpu, or install cavs[cuda] for a GPU.", 2
+    except KeyboardInterrupt:
+        text, code = "interrupted", 130
+    print(f"cavs {command}: {text}", file=sys.stderr)
+    return code
+
+
+def _jax_starts() -> bool:
+    with contextlib.suppress(RuntimeError, AssertionError):
+        return bool(jax.devices())
+    return False
+
+
+def _parser(command: str, program: str, epilog: str = "") -> Parser:
+    raw = argparse.RawDescriptionHelpFormatter
+    return Parser(prog=f"{program} {command}", epilog=epilog, formatter_class=raw, argument_default=argparse.SUPPRESS)
+
+
+def train_parser(kind: type[Recipe], program: str) -> Parser:
+    """The parser of `cavs train` for a recipe."""
+    parser = _parser("train", program, TRAIN.format(", ".join(TASKS)) + FILES)
+    parser.add_argument("--task", metavar="NAME", help=f"{', '.join(TASKS)} (default trees); also {', '.join(ALIASES)}")
+    add_options(parser, kind.Options)
+    parser.add_argument("--config", metavar="FILE", help="read options from a TOML file; the command line overrides them")
+    parser.add_argument("--out", metavar="DIR", help="folder of the checkpoints and the curve (default: a new one under runs/)")
+    told = "resume a run (without DIR: the latest under runs/); takes options that change neither data, model nor batches"
+    parser.add_argument("--resume", nargs="?", const="", metavar="DIR", help=told)
+    told = "this is process I of N, each started with this command; HOST:PORT is that of process 0; auto: ask the cluster"
+    parser.add_argument("--distributed", metavar="HOST:PORT,N,I", help=told)
+    return parser
+
+
+def _train(words: list[str], kind: type[Recipe] | None, program: str) -> int:
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--task")
+    first.add_argument("--config")
+    first.add_argument("--out")
+    first.add_argument("--resume", nargs="?", const="")
+    known, others = first.parse_known_args(words)
+    settings = {} if known.config is None else read_toml(known.config, None)
+    folder = None if known.resume is None else _resumed(known.resume, known.out)
+    if kind is None:
+        task = known.task or settings.get("task") or (cavs.data.read_run(folder)["task"] if folder else "trees")
+        kind = find_recipe(str(task))
+        if kind.name in ("trees", "regression") and any(x.removesuffix(".gz").endswith((".bench", ".blif")) for x in others):
+            kind = find_recipe("netlists")
+    settings = {} if known.config is None else read_toml(known.config, kind.Options)
+    given: dict[str, Any] = settings | vars(train_parser(kind, program).parse_args(words))
+    files = [*given.pop("data", ()), *given.get("train", ())]
+    given |= {"train": tuple(files)} if files else {}
+    out, distributed = given.pop("out", None), given.pop("distributed", None)
+    for name in ("task", "config", "resume"):
+        given.pop(name, None)
+    cavs.data.keep_host_memory()
+    cavs.data.compile_quickly()
+    cavs.data.cache_compiled()
+    given |= {} if distributed is None else {"devices": 0}
+    with connected(distributed):
+        if folder is not None:
+            return train(kind, saved(folder, kind, given), None, folder, program)
+        return train(kind, kind.Options(**absolute(given)).checked(), out, None, program)
+
+
+def _resumed(resume: str, out: str | None) -> Path:
+    """The folder of the run to resume: `resume`, or `out`, or the most recently trained one under `runs/`."""
+    found = sorted(Path("runs").glob("*/last.npz"), key=lambda path: path.stat().st_mtime)
+    if not (resume or out or found):
+        raise Mistake("--resume: got no folder, and there is no run under runs/. Write --resume DIR.")
+    folder = Path(resume or out or found[-1].parent)
+    if not (folder / "model.json").exists():
+        raise Mistake(f"--resume: got {folder}; expected the folder of a run, as `cavs train --out DIR` writes it.")
+    return folder
+
+
+def load(given: str, kind: type[Recipe] | None) -> tuple[Recipe, Any]:
+    """The recipe and the best parameters of a run."""
+    cavs.data.compile_quickly()
+    cavs.data.cache_compiled()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # taking most of a GPU's memory takes 1.8 s on an H200
+    folder = Path(given).parent if Path(given).is_file() else Path(given)
+    if not (folder / "model.json").exists():
+        raise Mistake(f"CHECKPOINT: got {given}; expected the folder of a run, as `cavs train --out DIR` writes it.")
+    about = cavs.data.read_run(folder)
+    where = f"{folder}/model.json"
+    kind = find_recipe(str(about.get("task"))) if kind is None else kind
+    options = kind.Options.from_json(about.get("options"), where)
+    try:
+        recipe = kind(options, about["facts"])
+        like = jax.eval_shape(lambda: recipe.init(jax.random.key(0)))
+    except Exception as error:  # inconsistent sizes may fail anywhere in a program
+        raise Mistake(f"{where} does not describe a valid model ({error!r:.200}). Restore it from a copy.") from error
+    return recipe, cavs.data.restore_best(folder, like)
+
+
+def _read_parser(command: str, program: str) -> Parser:
+    parser = _parser(command, program, FILES)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="the folder that cavs train wrote")
+    parser.add_argument("file", metavar="FILE", help="the samples; - reads standard input")
+    parser.add_argument("--json", action="store_true", default=False, help="write JSON")
+    return parser
+
+
+def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
+    parser = _read_parser("predict", program)
+    parser.add_argument("--out", metavar="FILE", default=None, help="write to this file instead of the terminal")
+    for name, told in (
+        ("vertices", "a line for every vertex or word, not only for graphs"),
+        ("probabilities", "the probabilities of all labels"),
+        ("no-header", "do not write the line that names the columns"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", default=False, help=told)
+    given = parser.parse_args(words)
+    recipe, params = load(given.checkpoint, kind)
+    with given_file(given.file) as path:
+        lines = recipe.predict(params, path, given.vertices, given.probabilities)
+        first = next(lines, {})
+        with opened(given.out) as file:
+            if not (given.json or given.no_header):
+                print(*map(cavs.io.printable, _columns(first)), sep="\t", file=file)
+            for line in (first, *lines) if first else ():
+                print(json.dumps(cavs.data.json_of(line)) if given.json else _cells(line), file=file)
+            file.flush()
+    return 0
+
+
+def _columns(line: dict[str, Any]) -> list[str]:
+    return [name for name in line if name != "probabilities"] + [f"p({label})" for label in line.get("probabilities", ())]
+
+
+def _cells(line: dict[str, Any]) -> str:
+    cells = [format(x, DIGITS[name]) if name in DIGITS and isinstance(x, float) else str(x) for name, x in line.items()]
+    if "probabilities" in line:
+        cells = [*cells[:-1], *(format(p, DIGITS["probability"]) for p in line["probabilities"].values())]
+    return "\t".join(map(cavs.io.printable, cells))
+
+
+def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
+    parser = _read_parser("evaluate", program)
+    parser.add_argument("--out", metavar="FILE", default=None, help="write a picture of the scores (.png, .pdf, .svg)")
+    given = parser.parse_args(words)
+    check_picture(given.out)
+    recipe, params = load(given.checkpoint, kind)
+    with given_file(given.file) as path:
+        found = recipe.evaluate(params, path)
+        if given.out is not None:
+            draw(Path(given.out), recipe, params, path, found)
+    if given.json:
+        values = {"task": recipe.name, "checkpoint": given.checkpoint, "file": given.file, **found}
+        print(json.dumps(cavs.data.json_of(values), ensure_ascii=True, indent=1, allow_nan=False))
+    else:
+        cavs.data.print_scores(found, given.file)
+    return 0
+
+
+def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
+    parser = _parser("inspect", program, FILES)
+    parser.add_argument("file", metavar="FILE", help="graphs, tagged sentences, text, or sentence pairs")
+    parser.add_argument("--task", metavar="NAME", default=None, help="what the file is for (default: as its content suggests)")
+    parser.add_argument("--batch", type=int, metavar="N", default=64, help="graphs per batch (default 64)")
+    parser.add_argument("--out", metavar="FILE", default=None, help="write a picture of the schedule (.png, .pdf, .svg)")
+    given = parser.parse_args(words)
+    check_file("file", given.file)
+    kind = find_recipe(given.task or guess_task(given.file)) if kind is None or given.task else kind
+    try:
+        cavs.debug.inspect(given.file, given.batch, given.out, kind.graphs)
+    except ValueError as error:
+        raise Mistake(str(error)) from error
+    return 0

@@ -1,0 +1,150 @@
+"""Steps that recipes share: the parts of the data, vocabularies of words and labels, and the texts of vertices."""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import cavs
+from cavs.recipes._options import Mistake, RunOptions, check_file, flag
+
+UNKNOWN = "<unk>"
+HELD_OUT = 0.1
+PROGRAM = f"{', '.join(cavs.vertex_programs.PROGRAMS)}; the first letters are enough (default: depends on the graphs)"
+WORD_SCALE = 0.1  # the standard deviation of random word vectors
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What a recipe reads.
+
+    Attributes:
+        facts: all that the model needs to know of the training data, as JSON: its words, its labels, ...
+        parts: "train", "dev", and "test" if given, as the recipe's `collate` expects them.
+        vectors: the word vectors of `--embeddings`.
+        notes: messages for the user.
+    """
+
+    facts: dict[str, Any]
+    parts: dict[str, Any]
+    vectors: cavs.io.Vectors | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_parts(kind: Any, options: RunOptions, read: Callable[[str, str], Any]) -> dict[str, Any]:
+    """Reads the files of a run: "train", "dev" and "test". Without `--dev`, a tenth of "train" is held out.
+
+    Args:
+        kind: the recipe, whose `noun` and `needs` are for messages.
+        options: the options of the run.
+        read: `read(path, part)` returns `Graphs`, or a tuple of them of equal lengths.
+
+    Raises:
+        Mistake: a file does not exist, or "train" is too small to hold out a graph.
+    """
+    if not options.train:
+        raise Mistake(f"FILE: got nothing; expected {kind.needs}. Write: cavs train --task {kind.name} FILE")
+    paths = {"train": options.train, **{name: (path,) for name in ("dev", "test") if (path := getattr(options, name))}}
+    for name, some in paths.items():
+        for path in some:
+            check_file(name, path)
+    parts = {name: _joined([read(path, name) for path in some]) for name, some in paths.items()}
+    if "dev" in parts:
+        return parts
+    count = len(_first(parts["train"]))
+    if count < 2:
+        where = options.train[0]
+        raise Mistake(f"FILE: got {where} with 1 {kind.noun}; expected at least 2, because 1 is held out. Or write --dev FILE.")
+    order, held = np.random.default_rng([options.seed, 1]).permutation(count), max(1, round(HELD_OUT * count))
+    train, dev = (_taken(parts["train"], np.sort(some)) for some in (order[held:], order[:held]))
+    return {"train": train, "dev": dev} | {name: part for name, part in parts.items() if name != "train"}
+
+
+def _first(part: Any) -> cavs.Graphs:
+    return part[0] if isinstance(part, tuple) else part
+
+
+def _taken(part: Any, index: np.ndarray) -> Any:
+    return tuple(graphs[index] for graphs in part) if isinstance(part, tuple) else part[index]
+
+
+def _joined(read: Sequence[Any]) -> Any:
+    """Several files as one. Words and labels are numbered anew."""
+    if len(read) == 1:
+        return read[0]
+    if isinstance(read[0], tuple):
+        return tuple(_joined(side) for side in zip(*read, strict=True))
+    words = tuple(dict.fromkeys(word for graphs in read for word in graphs.vocab or ()))
+    labels = cavs.data.label_names(read)
+    read = [graphs.with_vocab(words) if words else graphs for graphs in read]
+    read = [cavs.data.with_labels(graphs, labels) if graphs.label_names is not None else graphs for graphs in read]
+    try:
+        return functools.reduce(operator.add, [dataclasses.replace(g, kind=None, kind_names=None) for g in read])
+    except ValueError as error:
+        raise Mistake(f"FILE: {error}") from error
+
+
+def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple[str, ...]:
+    """Notes about labels that occur in another part but not in "train"."""
+    notes, seen = [], parts["train"].label
+    for name, graphs in parts.items():
+        found = np.setdiff1d(graphs.label[graphs.label >= 0], seen) if graphs.label is not None and seen is not None else []
+        unseen = [repr(labels[i]) for i in found]
+        if unseen and name != "train":
+            more = ", ..." if len(unseen) > 5 else ""
+            notes.append(f"--{name}: labels that do not occur in the training data: {', '.join(unseen[:5])}{more}")
+    return tuple(notes)
+
+
+def vocabulary(
+    options: RunOptions, parts: dict[str, cavs.Graphs], special: tuple[str, ...] = (UNKNOWN,)
+) -> tuple[list[str], cavs.io.Vectors | None]:
+    """The words: `special`, then the frequent words of "train" by first appearance; and the vectors of `--embeddings`.
+
+    Words of the other parts are added only if they have a vector.
+    """
+    words = cavs.data.vocabulary(parts["train"], special, options.min_count, options.vocab_size)
+    path = getattr(options, "embeddings", None)
+    if path is None:
+        return words, None
+    check_file("embeddings", path)
+    known = set(words)
+    extra = [w for name, g in parts.items() if name != "train" for w in g.vocab or () if w not in known]
+    asked = [*dict.fromkeys((*words, *extra))]
+    vectors = cavs.io.read_vectors(path, asked)
+    keep = np.array([w in known for w in asked]) | vectors.found
+    size = vectors.rows.shape[1]
+    if options.embedding_size not in (None, size):
+        got = f"--embedding-size: got {options.embedding_size}; expected {size}"
+        raise Mistake(f"{got}, the size of the vectors in {path}.")
+    return [w for w, k in zip(asked, keep.tolist(), strict=True) if k], cavs.io.Vectors(vectors.found[keep], vectors.rows[keep])
+
+
+def embedding_size(options: RunOptions, vectors: cavs.io.Vectors | None) -> int:
+    """The size of a word's vector: that of the given vectors, or `--embedding-size`, or the number of hidden units."""
+    return options.embedding_size or options.hidden if vectors is None else vectors.rows.shape[1]
+
+
+def init_table(key: jax.Array, count: int, size: int, vectors: cavs.io.Vectors | None) -> jax.Array:
+    """(count, size) the initial word vectors: as given, or normal with standard deviation 0.1."""
+    table = WORD_SCALE * jax.random.normal(key, (count, size), "float32")
+    return table if vectors is None else jax.numpy.where(vectors.found[:, None], vectors.rows, table)
+
+
+def read_graphs(path: str, name: str = "file") -> cavs.Graphs:
+    """Reads a file of graphs by its suffix, with named inputs and labels. Raises a `Mistake` if there are none."""
+    check_file(name, path)
+    try:
+        graphs = cavs.read(path)
+    except cavs.io.FormatError as error:
+        hint = "" if ".txt" not in path or "expected UTF-8" in str(error) else " For plain text write: --task lm"
+        raise Mistake(f"{flag(name)}: {error}{hint}") from error
+    except ValueError as error:
+        raise Mistake(f"{flag(name)}: {error}") from error
+    if not len(graphs):
+        raise Mistake(f"{flag(name)}: got {path} without graphs; expected at least one.")
+    return cavs.data.named(graphs)

@@ -1,0 +1,159 @@
+"""`Recipe`: the interface of a task, which `cavs.recipes.main` makes a command line of; and its optimiser."""
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import jax
+import optax
+
+import cavs
+from cavs.recipes._data import Data
+from cavs.recipes._options import Mistake, RunOptions
+
+
+class Recipe(abc.ABC):
+    """A task: how its files are read, the model, the loss, and what is printed.
+
+    Parameters are a dict. `"words"`, if there is such a key, is the table of word vectors: weight decay leaves it out, and
+    `--embedding-lr` is its learning rate.
+
+    Args:
+        options: the options of the run.
+        facts: those of `read`, or of the folder of a run.
+
+    Attributes:
+        name: the name of the task, for `--task` and `model.json`.
+        Options: the options of the recipe.
+        noun: what a sample is called.
+        needs: what the file to train on is.
+        shows: what `cavs predict` does, for the last lines of a run.
+    """
+
+    name: ClassVar[str]
+    Options: ClassVar[type[RunOptions]]
+    noun: ClassVar[str] = "graph"
+    needs: ClassVar[str] = "a file of graphs with labels"
+    shows: ClassVar[str] = "label your own graphs"
+
+    def __init__(self, options: Any, facts: dict[str, Any]):
+        self.options, self.facts = options, facts
+
+    @classmethod
+    @abc.abstractmethod
+    def read(cls, options: Any) -> Data:
+        """Reads all files of a run. Raises a `Mistake`."""
+
+    @abc.abstractmethod
+    def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
+        """The initial parameters."""
+
+    @abc.abstractmethod
+    def collate(self, sample: Any) -> Any:
+        """The arrays of a batch for a [`cavs.data.Sample`][]. Those that are not `present` must not count."""
+
+    @abc.abstractmethod
+    def loss(self, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of a batch, a sum over its labels, and metrics that add up: "loss", "count" (the labels), and others.
+
+        Args:
+            params: the parameters.
+            batch: what `collate` returned, on the device.
+            key: PRNG key of the dropout; `None` disables it.
+        """
+
+    @abc.abstractmethod
+    def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
+        """What is reported of summed metrics, by name. `None`: there is no such score for these data."""
+
+    def score(self, sums: Mapping[str, float]) -> float:
+        """The score of held-out data: the best epoch has the highest. By default the negative mean loss."""
+        return -sums["loss"] / max(sums["count"], 1)
+
+    @abc.abstractmethod
+    def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
+        """Yields the lines of `cavs predict` for the samples of a file, in order: the cells by their columns.
+
+        Args:
+            params: the parameters.
+            path: the file.
+            vertices: whether a line is of a vertex.
+            probabilities: whether to add the cell "probabilities", a dict by label.
+
+        Raises:
+            Mistake: the file does not fit the model, or the task has no such predictions.
+        """
+
+    @abc.abstractmethod
+    def evaluate(self, params: Any, path: str) -> dict[str, Any]:
+        """The scores on the labelled samples of a file: numbers, texts, `cavs.data.ConfusionMatrix`es, and dicts of these."""
+
+    @classmethod
+    @abc.abstractmethod
+    def graphs(cls, path: str) -> cavs.Graphs:
+        """The graphs of a file, for `cavs inspect`."""
+
+    def sources(self, part: Any) -> Any:
+        """The data sets of a loader, for a part of the data."""
+        return [*part] if isinstance(part, tuple) else part
+
+    def baseline(self, train: Any, part: Any) -> dict[str, float]:
+        """Scores of a trivial model on a part of the data, for the table at the end."""
+        return {}
+
+    def draw(self, ax: Any, params: Any, path: str) -> None:
+        """Draws the picture of `cavs evaluate --out`, if `evaluate` returns no confusion matrix."""
+        raise Mistake(f"--out: there is no picture of the scores of --task {self.name}. Omit --out.")
+
+    def loader(self, part: Any, batch: int, **how: Any) -> cavs.data.Loader:
+        """The batches of a part of the data; `how` are further arguments of [`cavs.data.Loader`][]."""
+        how = {"group": "balanced", "last": "pad", "kinds": False} | how
+        return cavs.data.Loader(self.sources(part), batch, collate=self.collate, fields=("input_id",), **how)
+
+    def in_order(self, part: Any, batch: int = 64) -> cavs.data.Loader:
+        """All samples once in batches of one shape, for `cavs.data.evaluate` and `cavs.data.predict`."""
+        return self.loader(part, batch, seed=None, shapes=1, steps=1)
+
+    def held_out(self, params: Any, part: Any, loader: cavs.data.Loader) -> dict[str, float]:
+        """The summed metrics of a part of the data, whose batches are those of `loader`."""
+        return cavs.data.evaluate(self.sums, params, loader)
+
+    def sums(self, params: Any, batch: Any) -> dict[str, jax.Array]:
+        """The metrics of a batch, without dropout."""
+        return self.loss(params, batch)[1]
+
+
+def learning_rate(options: RunOptions, steps: int) -> optax.Schedule:
+    """The learning rate of each step: a linear warm-up, then the schedule, which ends with 0 after `steps` steps."""
+    lr, rise, left = options.lr, options.warmup, max(steps - options.warmup, 1)
+    falls = {"constant": optax.constant_schedule(lr), "linear": optax.linear_schedule(lr, 0.0, left)}
+    fall = falls.get(options.schedule) or optax.cosine_decay_schedule(lr, left)
+    return optax.join_schedules([optax.linear_schedule(lr / rise, lr + lr / rise, rise), fall], [rise]) if rise else fall
+
+
+def optimizer(options: RunOptions, steps: int) -> optax.GradientTransformation:
+    """The optimiser of the options. Its state has the same structure for all values that `--resume` may change.
+
+    Args:
+        options: the options.
+        steps: the number of steps of the whole run, at which the schedule of the learning rate ends.
+    """
+
+    def where(of: Any) -> Any:
+        is_words = lambda path: path[:1] == (jax.tree_util.DictKey("words"),)  # noqa: E731
+        return lambda params: jax.tree_util.tree_map_with_path(lambda path, x: of(is_words(path), x), params)
+
+    rule = {
+        "sgd": optax.identity,
+        "adagrad": lambda: optax.scale_by_rss(0.0, 1e-10),
+        "adam": optax.scale_by_adam,
+        "adamw": optax.scale_by_adam,
+    }[options.optimizer]()
+    decay = optax.masked(optax.add_decayed_weights(options.weight_decay), where(lambda words, x: x.ndim > 1 and not words))
+    of_words = 1.0 if options.embedding_lr is None else options.embedding_lr / options.lr
+    return optax.chain(
+        optax.clip_by_global_norm(options.clip or float("inf")),
+        *((rule, decay) if options.optimizer == "adamw" else (decay, rule)),
+        optax.masked(optax.scale(of_words), where(lambda words, x: words)),
+        optax.scale_by_learning_rate(learning_rate(options, steps)),
+    )

@@ -1,0 +1,157 @@
+"""The output of a run: a progress bar, a line per epoch, tables, pictures, and the commands that the user may write next."""
+
+import contextlib
+import json
+import math
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import cavs
+from cavs.recipes._options import Mistake, RunOptions
+
+SAY_EVERY = 30.0  # seconds after which a log without a progress bar gets a line within an epoch
+PARTS = {"train": "train", "dev": "held-out", "test": "test"}
+
+
+@contextlib.contextmanager
+def bar(keeper: cavs.data.Keeper, run: Any) -> Iterator[Callable[[], None]]:
+    """A progress bar, or a line now and then if the output is no terminal. Yields what to call after each dispatch."""
+    console, loader, said = Console(quiet=jax.process_index() > 0), run.loader, [time.monotonic()]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=run.total)
+
+        def advance() -> None:
+            loss = keeper.sums.get("loss", 0.0) / max(keeper.sums.get("count", 0.0), 1)
+            compiling = f", compiling ({run.step.compiling[0]} of {run.step.compiling[1]})" if run.step.compiling else ""
+            text = f"epoch {loader.epoch + 1}, step {loader.batch} of {len(loader)}  loss {loss:.3f}{compiling}"
+            progress.update(task, completed=loader.epoch * len(loader) + loader.batch, description=text)
+            if not console.is_terminal and time.monotonic() - said[0] > SAY_EVERY:
+                console.print(f"{text}  {keeper.seconds:.1f} s", highlight=False, soft_wrap=True)
+                said[0] = time.monotonic()
+
+        yield advance
+
+
+class Messages:
+    """The messages of a run; `command` is how the user starts cavs: `cavs`, `uv run cavs`, ..."""
+
+    def __init__(self, command: str):
+        self.console, self.command = Console(quiet=jax.process_index() > 0), command
+
+    def print(self, text: str) -> None:
+        """Prints a line, which a narrow terminal wraps."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def introduce(self, recipe: Any, run: Any, keeper: cavs.data.Keeper) -> None:
+        """Describes the data, the model, and a resumed run."""
+        options, facts = recipe.options, recipe.facts
+        source = ", ".join(options.train) or "the reviews shipped with cavs"
+        sizes = [f"{_length(part):,} {PARTS[name]}" for name, part in run.data.parts.items()]
+        known = [f"{len(facts[name]):,} {name}" for name in ("words", "labels") if name in facts]
+        self.print(f"[bold]{escape(source)}[/]: {recipe.noun}s: {', '.join(sizes)}; {', '.join(known)}")
+        size = sum(math.prod(x.shape) for x in jax.tree.leaves(run.like))
+        program = f"{facts.get('program', recipe.name)}, hidden {options.hidden}"
+        self.print(f"{program}, {size:,} parameters; {options.optimizer}, batch {options.batch}")
+        if run.data.vectors is not None:
+            found, total = int(run.data.vectors.found.sum()), len(run.data.vectors.found)
+            self.print(f"{found} of {total} words ({100 * found / total:.1f} %) have a vector in {escape(options.embeddings)}")
+        if run.memory is not None:
+            parts, each, needed = run.memory
+            self.print(f"memory of a training step: {parts} parts of {each}, {needed / 2**20:.1f} MiB compiled")
+        if run.loader.seen:
+            place = f"epoch {run.loader.epoch + 1}, step {run.loader.batch} of {len(run.loader)}"
+            self.print(f"resuming {escape(str(keeper.folder))} at {place}")
+        if getattr(run.data.parts["train"], "edge_attr", None) is not None:
+            how = "write a vertex function with v.gather_all(fn, edges=True), and train it with cavs.run(..., edges=...)"
+            self.print(f"edges: the files have numbers of edges, which no --program reads. To use them, {how}")
+        for note in (*run.data.notes, *keeper.notes):
+            self.print(escape(note))
+        if keeper.done:
+            limits = f"--epochs {options.epochs}, --max-steps {options.max_steps}, --patience {options.patience}"
+            self.print(f"nothing is left to train within {limits}. To train longer, raise what ended the run.")
+
+    def evaluated(self, recipe: Any, record: cavs.data.Evaluated, best: bool) -> None:
+        """Prints the line of an epoch, or of an evaluation within it."""
+        epoch = record["epoch"]
+        parts = [f"epoch {epoch:3d}" if isinstance(epoch, int) else f"epoch {epoch:.2f}", f"{record['seconds']:6.1f} s"]
+        for label, sums in (("train", record["train"]), ("held-out", record["held_out"])):
+            scores = [f"{name} {cavs.data.shown(x)}" for name, x in recipe.scores(sums).items() if x is not None]
+            parts.append(f"{label} {' '.join(scores)}")
+        self.print("  ".join(parts) + ("  *" if best else ""))
+
+    def stopped(self, keeper: cavs.data.Keeper, run: Any) -> None:
+        """How to continue after Ctrl-C."""
+        place = f"in epoch {run.loader.epoch + 1} after step {run.loader.batch} of {len(run.loader)}"
+        self.print(f"stopped {place}. Everything is saved. To resume, with the same result as without the stop:")
+        self.print(f"  {self.command} train --resume {shlex.quote(str(keeper.folder))}")
+
+    def failure(self, error: BaseException, options: RunOptions, folder: Path) -> BaseException:
+        """The error to raise for one of the system: what failed, and how to continue. Others are returned as they are."""
+        if isinstance(error, OSError):
+            text = f"{error.filename or 'a file'} cannot be written or read ({error.strerror or error})."
+        elif out_of_memory(error):
+            lower = f"Lower --batch (now {options.batch}) or --hidden (now {options.hidden}), or write --memory 0.8"
+            text = f"out of memory. {lower}."
+        elif jax.process_count() > 1:
+            text = f"another process of this run ended ({str(error):.200})."
+        else:
+            return error
+        again = f"{self.command} train --resume {shlex.quote(str(folder))}"
+        saved = (folder / "last.npz").exists()
+        how = f"The last save is intact. Resume with: {again}" if saved else "Nothing was saved."
+        return Mistake(f"{text} Training stopped. {how}", 1)
+
+    def finish(self, recipe: Any, run: Any, keeper: cavs.data.Keeper, seconds: float) -> None:
+        """Tests the best epoch, draws the curve, and prints the results and the next commands."""
+        best = keeper.best
+        assert best is not None
+        results = {"train": best["train"], "dev": best["held_out"]}
+        if "test" in run.data.parts:
+            results["test"] = run.evaluate(keeper.restore_best(run.like), "test")
+        if jax.process_index():
+            return
+        if "test" in results:
+            text = json.dumps({"epoch": best["epoch"], "test": results["test"]}, indent=1)
+            (keeper.folder / "test.json").write_text(text)
+        cavs.data.draw_history(keeper.folder / "curve.png", keeper.history, recipe.scores)
+        self.console.print(_results(recipe, run.data.parts, results))
+        folder = shlex.quote(str(keeper.folder))
+        whole = [record["seconds"] for record in keeper.history if float(record["epoch"]).is_integer()]
+        speed = f"fastest epoch {min(whole):.2f} s of {len(run.loader)} steps; " if whole else ""
+        self.print(f"{seconds:.0f} s in total; {speed}programs compiled for training: {run.step.compilations}")
+        self.print(f"checkpoint (epoch {round(best['epoch'], 2)}) and training curve: {folder}, {folder}/curve.png")
+        lines = [(f"predict {folder} FILE", recipe.shows), (f"evaluate {folder} FILE", "score it on another file")]
+        lines += [(f"train --resume {folder} --epochs {2 * recipe.options.epochs}", "train longer")]
+        for words, what in lines:
+            self.print(f"  {escape(self.command)} {escape(words):44}  [dim]{what}[/]")
+
+
+def _length(part: Any) -> int:
+    return len(part[0]) if isinstance(part, tuple) else len(part)
+
+
+def _results(recipe: Any, parts: Mapping[str, Any], results: Mapping[str, dict[str, float]]) -> Table:
+    table = Table(title="the best epoch", title_justify="left", title_style="bold")
+    rows = {name: {"labels": int(sums["count"]), **recipe.scores(sums)} for name, sums in results.items()}
+    rows = {name: recipe.baseline(parts["train"], parts[name]) | row for name, row in rows.items()}
+    columns = [*dict.fromkeys(column for row in rows.values() for column in row)]
+    for column in ("", *columns):
+        table.add_column(column, justify="right" if column else "left")
+    for name, row in rows.items():
+        table.add_row(PARTS[name], *(cavs.data.shown(row.get(column)) for column in columns))
+    return table
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the memory of the host or the device is exhausted."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)

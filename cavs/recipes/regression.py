@@ -1,0 +1,226 @@
+"""Predicts numbers: of vertices, of roots, or of whole graphs.
+
+    python regression.py --data designs.jsonl --out run             # {"children": [[], [0]], "label": 0.73}
+    python regression.py predict run new.jsonl
+
+To change the model, change `init` and `hidden`.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import cavs
+from cavs import recipes, vertex_programs as vp
+from cavs.recipes import PROGRAM, UNKNOWN, Data, Mistake, option
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressionOptions(recipes.RunOptions):
+    """Options of the recipe."""
+
+    program: str | None = option(None, PROGRAM)
+    layers: int = option(1, "layers of --program lstm", least=1, most=1000)
+    loss: str | None = option(
+        None, "where the loss is (default: all, if not only roots have numbers)", choices=(None, "root", "all")
+    )
+    embeddings: str | None = option(None, "text file of word vectors in GloVe's format; other words are drawn at random")
+    weight_decay: float = option(1e-5, "decay of weight matrices", least=0)
+
+
+class Regression(recipes.Recipe):
+    """A vertex program, and a linear layer with one output, trained on squared errors."""
+
+    name, Options = "regression", RegressionOptions
+    needs = "a file of graphs with numbers as labels"
+    shows = "predict the numbers of your own graphs"
+
+    @classmethod
+    def read(cls, options: RegressionOptions) -> Data:
+        parts = cls.read_parts(options)
+        at = _where(options, parts["train"])
+        parts = {name: _with_targets(g, at, recipes.flag(name)) for name, g in parts.items()}
+        words, vectors = recipes.vocabulary(options, parts)
+        parts = {name: g.with_vocab(words, UNKNOWN) for name, g in parts.items()}
+        program, arity, reads = vp.choose_program(options.program, parts, options.layers)
+        values = targets(parts["train"], at)
+        values = values[~np.isnan(values)]
+        facts = {"words": words, "program": program, "arity": arity, "reads": reads, "at": at, "mean": float(values.mean())}
+        facts |= {"scale": float(values.std()) or 1.0, "size": recipes.embedding_size(options, vectors)}
+        return Data(facts, parts, vectors)
+
+    @classmethod
+    def read_parts(cls, options: RegressionOptions) -> dict[str, cavs.Graphs]:
+        """The graphs of all files."""
+        return recipes.read_parts(cls, options, cls.read_file)
+
+    @classmethod
+    def read_file(cls, path: str, name: str = "file") -> cavs.Graphs:
+        """The graphs of a file, with their targets as labels."""
+        return recipes.read_graphs(path, name)
+
+    @property
+    def program(self) -> Any:
+        """The vertex program."""
+        facts = self.facts
+        sizes = vp.Sizes(self.options.hidden, facts["size"], self.options.layers, facts["arity"], facts["reads"])
+        return vp.create_program(facts["program"], sizes)
+
+    def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
+        program, words = jax.random.split(key)
+        return {
+            "words": recipes.init_table(words, len(self.facts["words"]), self.facts["size"], vectors),
+            "program": self.program.init(program),
+            "w": jnp.zeros(self.options.hidden, jnp.float32),  # the first prediction is the mean
+            "b": jnp.zeros((), jnp.float32),
+        }
+
+    def collate(self, sample: Any) -> Any:
+        sched, graphs = sample.sched, sample.graphs
+        target, present = targets(graphs, self.facts["at"]), sample.present
+        if self.facts["at"] != "graph":
+            target, present = sched.pad(target, np.nan), sched.pad(np.repeat(present, np.diff(graphs.vertex_offsets)), False)
+        target = np.where(present, target, np.nan).astype(np.float32)
+        return sched, sample.numbers.astype(np.int32), target, sched.pad(cavs.data.is_root(graphs), False)
+
+    def hidden(self, params: Any, batch: Any, key: jax.Array | None = None) -> Any:
+        """h of all vertices, (Vp, H): words, dropout, the program, dropout."""
+        sched, numbers, *_ = batch
+        keys = vp.split_key(vp.vertex_keys(key, sched, numbers), 2)
+        drop = functools.partial(vp.dropout, rate=self.options.dropout)
+        x = drop(cavs.data.rows(params["words"], sched.input_id), key=keys[0])
+        return drop(vp.run_program(self.program, params["program"], sched, x), key=keys[1])
+
+    def standardised(self, params: Any, batch: Any, at: str, key: jax.Array | None = None) -> jax.Array:
+        """Predictions minus the mean, over the scale: (Vp,), or for `at` "graph" (G,), the means over the roots."""
+        sched, _, _, root = batch
+        values = self.hidden(params, batch, key) @ params["w"] + params["b"]
+        if at != "graph":
+            return values
+        graphs = sched.shape.graphs
+        of = lambda x: jax.ops.segment_sum(jnp.where(root, x, 0), sched.graph, graphs + 1)[:graphs]  # noqa: E731
+        return of(values) / jnp.maximum(of(jnp.ones_like(values)), 1)
+
+    def loss(self, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
+        *_, target, _ = batch
+        has = ~jnp.isnan(target)
+        distance = jnp.where(has, target - self.facts["mean"], 0) / self.facts["scale"]
+        values = self.standardised(params, batch, self.facts["at"], key)
+        total = cavs.data.total(jnp.where(has, values - distance, 0) ** 2)
+        sums = {"count": has, "distance": distance, "square": distance**2}
+        return total, {"loss": total, **{name: cavs.data.total(x) for name, x in sums.items()}}
+
+    def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
+        count, scale = max(sums["count"], 1), self.facts["scale"]
+        spread = max(sums["square"] / count - (sums["distance"] / count) ** 2, 0)
+        error, deviation = sums["loss"] / count, math.sqrt(spread)
+        alike = spread <= 1e-9 * max(sums["square"] / count, 1e-30) or spread < 1e-12  # rounding of equal targets
+        return {
+            "RMSE": scale * math.sqrt(error),
+            "R2": None if alike else 1 - error / spread,
+            "standard deviation": scale * deviation,
+        }
+
+    def values(self, params: Any, graphs: cavs.Graphs, path: str, at: str) -> np.ndarray:
+        """The predictions of graphs (G,), or of all vertices (V,)."""
+        known = dataclasses.replace(
+            graphs.with_vocab(self.facts["words"], UNKNOWN), label=None, label_names=None, graph_label=None
+        )
+        vp.check_fit(self.facts["program"], known, f"FILE: {path}", getattr(self.program, "arity", None))
+        where = "graph" if at == "graph" else "all"
+        fun = lambda params, batch: self.standardised(params, batch, where)  # noqa: E731
+        found = cavs.data.predict(fun, params, self.in_order(known), "graphs" if at == "graph" else "vertices")
+        return self.facts["mean"] + self.facts["scale"] * found.astype(np.float64)
+
+    def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
+        if probabilities:
+            raise Mistake(f"--probabilities: not valid with a model of --task {self.name}. Omit it.")
+        graphs, at = self.read_file(path), "all" if vertices else self.facts["at"]
+        values = self.values(params, graphs, path, at).tolist()
+        graph, starts = cavs.data.graph_of(graphs).tolist(), graphs.vertex_offsets.tolist()
+        texts = self.texts(path, graphs) if vertices else cavs.data.sentences_of(graphs)
+        if vertices:
+            for row, g in enumerate(graph):
+                yield {"graph": g, "vertex": row - starts[g], "prediction": values[row], "text": texts[row]}
+            return
+        places = range(len(graphs)) if at == "graph" else np.flatnonzero(cavs.data.is_root(graphs)).tolist()
+        for place in places:
+            g = place if at == "graph" else graph[place]
+            yield {"graph": g, "prediction": values[place], "text": texts[g]}
+
+    def texts(self, path: str, graphs: cavs.Graphs) -> list[str]:
+        """The text beside each vertex."""
+        return cavs.data.phrases_of(graphs)
+
+    def pairs(self, params: Any, path: str) -> tuple[np.ndarray, np.ndarray]:
+        """The targets of a file, and the predictions for them."""
+        at = self.facts["at"]
+        graphs = _with_targets(self.read_file(path), at, f"FILE: {path}")
+        true, guess = targets(graphs, at), self.values(params, graphs, path, at)
+        has = ~np.isnan(true)
+        return true[has], guess[has]
+
+    def evaluate(self, params: Any, path: str) -> dict[str, Any]:
+        return dict(cavs.data.errors(*self.pairs(params, path)))
+
+    def draw(self, ax: Any, params: Any, path: str) -> None:
+        true, guess = self.pairs(params, path)
+        ax.plot(true, guess, ".", alpha=min(1.0, 30 / math.sqrt(len(true))), markersize=4)
+        ends = [min(true.min(), guess.min()), max(true.max(), guess.max())]
+        ax.plot(ends, ends, color="tab:gray", linewidth=1)
+        ax.set(xlabel="true", ylabel="predicted", title=f"{len(true):,} labels")
+
+    @classmethod
+    def graphs(cls, path: str) -> cavs.Graphs:
+        return cls.read_file(path)
+
+
+def targets(graphs: cavs.Graphs, at: str) -> np.ndarray:
+    """(G,) or (V,) float64 targets, NaN where there is none: of graphs, of roots, or of vertices."""
+    if at == "graph":
+        return np.full(len(graphs), np.nan) if graphs.graph_label is None else np.array(graphs.graph_label, np.float64)
+    label = graphs.label
+    if label is None or label.ndim > 1:
+        return np.full(graphs.num_vertices, np.nan)
+    if graphs.label_names is not None:  # integers
+        names = (
+            graphs.label_names if all(name.isdecimal() for name in graphs.label_names) else ("nan",) * len(graphs.label_names)
+        )
+        label = np.array([*map(float, names), np.nan])[label]
+    return np.where(cavs.data.is_root(graphs), label, np.nan) if at == "root" else np.array(label, np.float64)
+
+
+def _where(options: RegressionOptions, train: cavs.Graphs) -> str:
+    """Where the targets are: "graph", "root" or "all"."""
+    if train.graph_label is not None:
+        if options.loss is not None:
+            raise Mistake(f"--loss: got {options.loss}, but the labels of {options.train[0]} are those of graphs. Omit --loss.")
+        return "graph"
+    inner = np.where(cavs.data.is_root(train), np.nan, targets(train, "all"))
+    return options.loss or ("root" if np.isnan(inner).all() else "all")
+
+
+def _with_targets(graphs: cavs.Graphs, at: str, where: str) -> cavs.Graphs:
+    """The graphs with float64 targets. Raises a `Mistake` if there are none, or they are not single finite numbers."""
+    given = graphs.graph_label if at == "graph" else graphs.label
+    if given is not None and given.ndim > 1:
+        raise Mistake(f"{where}: got labels of shape {given.shape[1:]}; --task regression expects one number each.")
+    values = targets(graphs, at)
+    if np.isnan(values).all() or np.isinf(values).any():
+        what = {"graph": "each graph", "root": "each root", "all": "vertices"}[at]
+        got = "infinite labels" if np.isinf(values).any() else f"no numbers as labels of {what}"
+        example = '{"children": [[], [0]], "label": 0.73} or "labels": [null, 0.73] in .jsonl'
+        raise Mistake(f"{where}: got {got}; expected finite numbers such as {example}.")
+    if at == "graph":
+        return dataclasses.replace(graphs, graph_label=values, label=None, label_names=None)
+    return dataclasses.replace(graphs, label=values, label_names=None)
+
+
+if __name__ == "__main__":
+    recipes.main(Regression)

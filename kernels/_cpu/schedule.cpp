@@ -1,0 +1,491 @@
+// The scheduler: a batch of graphs becomes one vector of int32. It is the library `scheduler.so`, which Python calls through ctypes,
+// without the interpreter's lock. cavs/_schedule/reference.py does the same in NumPy, integer by integer, and says more.
+//
+// Arrays that `Graphs.build` did not check cannot make it read or write out of bounds: whatever is used as an index is compared first.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <vector>
+
+namespace {
+
+enum Status : int64_t { DONE = 0, NO_ROOM = -1, BAD_INDEX = -2, BAD_GRAPHS = -3, TOO_LARGE = -4, NO_MEMORY = -5 };
+
+constexpr int64_t MOST = INT32_MAX - (1 << 16);  // vertices or edges: with padding, their rows are int32
+constexpr int64_t FIELDS = 3;
+
+// The arrays of `cavs.Graphs`.
+struct Graphs {
+  int64_t graphs, vertices, edges, kinds;
+  const int64_t *vertex_offsets, *child_offsets;
+  const int32_t *children, *height;
+  const int32_t* kind;           // null if all vertices are scheduled as one kind
+  const int32_t* fields[FIELDS];  // those that schedules include, then null
+};
+
+// How levels are cut into tasks; `Cut` in cavs/_schedule/tasks.py.
+struct Cut {
+  int64_t classes, limited, special, large, window_rows, window_edges;
+  const int64_t* widths;  // (classes,) vertices of a task, widest first
+  const int64_t* pieces;  // (widths[0] + 1, classes + 1) tasks of each class for a rest of so many vertices; unless some are limited
+  const int64_t* limits;  // (limited, 3) class, most vertices, most edges
+  const double* cost;     // (limited,)
+};
+
+// Where the arrays of a schedule begin in its vector, -1 if it has no such array, and its sizes; `LAYOUT` in
+// schedule.py. After `SIZES` follow leaves, inner rows and edges, padded, of each kind.
+enum Layout {
+  LENGTH, PAD, KINDS, CLASSES, VERTICES, GRAPHS, TASKS, WINDOWS, LEVELS, PARTS, ROWS, ROOTED, FOREST, ARITY, MOST_CHILDREN,
+  NUM_VERTICES, NUM_TASKS, NUM_ROUNDS, NUM_WINDOWS, LEAF_COUNT, INNER_COUNT, LEAF_ROW, LEAF_VERTEX, INNER_VERTEX, ROW, GRAPH_END,
+  EDGE_CHILD, FIRST_EDGE, NUM_CHILDREN, EDGE_OWNER, TASK_ROW, TASK_START, TASK_SIZE, TASK_EDGE, TASK_EDGES, TASK_LEVEL, ROUND_END,
+  WINDOW_ROUND, WINDOW_START, WINDOW_EDGE, ROOTS, FIELD, NUM_LEVELS = FIELD + FIELDS, PART_START, PARENT_EDGE, PARENT_FIRST,
+  PARENT_COUNT, SIZES
+};
+
+struct Failure : std::exception {
+  Status status;
+  explicit Failure(Status status) : status(status) {}
+};
+
+void require(bool holds, Status otherwise) {
+  if (!holds) throw Failure(otherwise);
+}
+
+struct Task {
+  int32_t loop;  // kind * number of classes + class
+  int32_t row, start, size, edge, edges, level, window;  // `row` counts from the first inner row, `start` and `edge` within the kind
+};
+
+// One batch: its vertices sorted by (height, kind), then its tasks.
+class Batch {
+ public:
+  void sort(const Graphs& graphs, const int64_t* index, int64_t count);
+  void cut(const Cut& cut);
+  void write(const int64_t* layout, int32_t* out) const;
+  void measure(int64_t* facts) const;
+  int64_t num_tasks() const { return (int64_t)tasks_.size(); }
+  int64_t num_windows() const { return tasks_.empty() ? 1 : tasks_.back().window + 1; }
+
+ private:
+  void read_graph(int64_t graph, int64_t first, int64_t size);
+  void place();
+  void count_edges();
+  void cut_run(const Cut& cut, int64_t level, int64_t kind, int64_t row, int64_t start, int64_t count);
+  void add_task(const Cut& cut, int64_t cls, int64_t level, int64_t kind, int64_t row, int64_t start, int64_t size);
+  bool fits(const int64_t* layout) const;
+  void write_vertices(const int64_t* layout, int32_t* out) const;
+  void write_edges(const int64_t* layout, int32_t* out) const;
+  void write_tasks(const int64_t* layout, int32_t* out) const;
+  void write_windows(const int64_t* layout, int32_t* out, const std::vector<int32_t>& first_round) const;
+  void write_scripts(const int64_t* layout, int32_t* out) const;
+  void write_parts(const int64_t* layout, int32_t* starts) const;
+
+  int64_t source_of(int64_t vertex) const { return shift_[graph_[vertex]] + vertex; }
+  int64_t children_of(int64_t inner_row) const { return before_[inner_row + 1] - before_[inner_row]; }
+
+  Graphs g_;
+  int64_t num_graphs_, num_kinds_, num_vertices_, num_leaves_, num_edges_, height_, fan_in_, classes_;
+  bool rooted_, forest_;
+  std::vector<int64_t> shift_;                // (G,) a vertex's row in the graphs, minus its number in the batch
+  std::vector<int32_t> begin_, root_, work_;  // (G + 1,) first vertex of each graph; (G,) first root; inner vertices
+  std::vector<int32_t> graph_, key_;          // (V,) height * kinds + kind
+  std::vector<char> has_parent_;              // (V,)
+  std::vector<int32_t> count_;                // (levels * kinds,) vertices by key
+  std::vector<int32_t> next_, inner_next_;    // by key, where the next vertex goes
+  std::vector<int32_t> position_;             // (V,) place of each vertex among the sorted vertices
+  std::vector<int32_t> leaf_, inner_;         // vertices in schedule order: leaves by kind; inner vertices by kind, then height
+  std::vector<int32_t> before_;               // (I + 1,) edges before each inner vertex
+  std::vector<int64_t> leaves_, inner_count_, edges_, inner_start_;  // by kind
+  std::vector<Task> tasks_;
+};
+
+void Batch::sort(const Graphs& graphs, const int64_t* index, int64_t count) {
+  g_ = graphs, num_graphs_ = count, num_kinds_ = graphs.kinds;
+  require(num_kinds_ > 0, BAD_GRAPHS);
+  shift_.resize(count), root_.resize(count), work_.resize(count), begin_.resize(count + 1);
+  int64_t vertices = begin_[0] = 0;
+  for (int64_t j = 0; j < count; j++) {
+    int64_t i = index ? index[j] : j;
+    require(i >= 0 && i < g_.graphs, BAD_INDEX);
+    int64_t first = g_.vertex_offsets[i], end = g_.vertex_offsets[i + 1];
+    require(first >= 0 && first <= end && end <= g_.vertices, BAD_GRAPHS);
+    shift_[j] = first - vertices;
+    vertices += end - first;
+    require(vertices <= MOST, TOO_LARGE);
+    begin_[j + 1] = (int32_t)vertices;
+  }
+  num_vertices_ = vertices, num_edges_ = fan_in_ = 0, rooted_ = true;
+  graph_.resize(vertices), key_.resize(vertices), has_parent_.assign(vertices, 0), count_.assign(num_kinds_, 0);
+  int64_t roots = 0;
+  for (int64_t j = 0; j < count; j++) {
+    int64_t first = begin_[j], size = begin_[j + 1] - first;
+    read_graph(j, first, size);
+    int64_t mine = size;
+    for (int64_t v = first; v < first + size; v++) mine -= has_parent_[v];
+    const void* root = size ? memchr(&has_parent_[first], 0, size) : nullptr;
+    root_[j] = (int32_t)(root ? (const char*)root - has_parent_.data() : first);
+    rooted_ &= mine == 1, roots += mine;
+  }
+  forest_ = vertices - roots == num_edges_;
+  height_ = (int64_t)count_.size() / num_kinds_ - 1;
+  place();
+  count_edges();
+}
+
+// Counts the vertices of a graph by key, marks those that have parents, and checks all that is used as an index later.
+void Batch::read_graph(int64_t graph, int64_t first, int64_t size) {
+  int64_t source = shift_[graph] + first, inner = 0;
+  for (int64_t v = 0; v < size; v++) {
+    int64_t height = g_.height[source + v], kind = g_.kind ? g_.kind[source + v] : 0;
+    int64_t edge = g_.child_offsets[source + v], end = g_.child_offsets[source + v + 1];
+    require(edge >= 0 && edge <= end && end <= g_.edges, BAD_GRAPHS);
+    require(height >= 0 && height < size && (height > 0) == (end > edge), BAD_GRAPHS);
+    require(kind >= 0 && kind < num_kinds_, BAD_GRAPHS);
+    int64_t key = height * num_kinds_ + kind;
+    require(key < MOST, TOO_LARGE);
+    if (key >= (int64_t)count_.size()) count_.resize((height + 1) * num_kinds_, 0);
+    count_[key]++;
+    graph_[first + v] = (int32_t)graph, key_[first + v] = (int32_t)key;
+    inner += height > 0;
+    fan_in_ = std::max(fan_in_, end - edge), num_edges_ += end - edge;
+    for (; edge < end; edge++) {
+      int64_t child = g_.children[edge];
+      require(child >= 0 && child < size, BAD_GRAPHS);
+      has_parent_[first + child] = 1;
+    }
+  }
+  require(num_edges_ <= MOST, TOO_LARGE);
+  work_[graph] = (int32_t)inner;
+}
+
+// The counting sort.
+void Batch::place() {
+  int64_t keys = (int64_t)count_.size(), kinds = num_kinds_;
+  next_.resize(keys), inner_next_.resize(keys);
+  leaves_.assign(count_.begin(), count_.begin() + kinds), inner_count_.assign(kinds, 0), inner_start_.resize(kinds);
+  int64_t at = 0;
+  for (int64_t key = 0; key < keys; key++) next_[key] = (int32_t)at, at += count_[key];
+  num_leaves_ = keys > kinds ? next_[kinds] : num_vertices_;
+  at = 0;
+  for (int64_t kind = 0; kind < kinds; kind++) {
+    inner_start_[kind] = at;
+    for (int64_t key = kinds + kind; key < keys; key += kinds) inner_next_[key] = (int32_t)at, at += count_[key];
+    inner_count_[kind] = at - inner_start_[kind];
+  }
+  position_.resize(num_vertices_), leaf_.resize(num_leaves_), inner_.resize(num_vertices_ - num_leaves_);
+  for (int64_t v = 0; v < num_vertices_; v++) {
+    int32_t key = key_[v], row = position_[v] = next_[key]++;
+    if (key < kinds) leaf_[row] = (int32_t)v;
+    else inner_[inner_next_[key]++] = (int32_t)v;
+  }
+}
+
+void Batch::count_edges() {
+  before_.resize(inner_.size() + 1), edges_.assign(num_kinds_, 0);
+  int64_t at = before_[0] = 0;
+  for (int64_t kind = 0; kind < num_kinds_; kind++) {
+    int64_t begun = at;
+    for (int64_t r = inner_start_[kind]; r < inner_start_[kind] + inner_count_[kind]; r++) {
+      int64_t source = source_of(inner_[r]);
+      at += g_.child_offsets[source + 1] - g_.child_offsets[source];
+      before_[r + 1] = (int32_t)at;
+    }
+    edges_[kind] = at - begun;
+  }
+}
+
+// Writes what decides the shape of the schedule: `BatchSizes` in cavs/_schedule/shapes.py.
+void Batch::measure(int64_t* facts) const {
+  int64_t of_all[] = {num_vertices_, height_, fan_in_, rooted_, forest_};
+  facts = std::copy(std::begin(of_all), std::end(of_all), facts);
+  for (const auto* each : {&leaves_, &inner_count_, &edges_}) facts = std::copy(each->begin(), each->end(), facts);
+}
+
+void Batch::cut(const Cut& cut) {
+  tasks_.clear();
+  classes_ = cut.classes;
+  std::vector<int64_t> start(num_kinds_, 0);
+  int64_t row = 0;
+  for (int64_t key = num_kinds_; key < (int64_t)count_.size(); key++) {
+    int64_t kind = key % num_kinds_;
+    cut_run(cut, key / num_kinds_, kind, row, start[kind], count_[key]);
+    row += count_[key], start[kind] += count_[key];
+  }
+  if (!cut.window_rows) return;
+  int64_t rows = 0, edges = 0;
+  int32_t window = 0;
+  for (size_t t = 0; t < tasks_.size(); t++) {
+    int64_t more_rows = t ? rows + tasks_[t - 1].size : 0, more_edges = t ? edges + tasks_[t - 1].edges : 0;
+    window += more_rows / cut.window_rows > rows / cut.window_rows || more_edges / cut.window_edges > edges / cut.window_edges;
+    tasks_[t].window = window;
+    rows = more_rows, edges = more_edges;
+  }
+}
+
+// Cuts a run, the `count` vertices of one level and kind, into tasks.
+void Batch::cut_run(const Cut& cut, int64_t level, int64_t kind, int64_t row, int64_t start, int64_t count) {
+  int64_t done = 0;
+  auto add = [&](int64_t cls, int64_t size) {
+    add_task(cut, cls, level, kind, row + done, start + done, size);
+    done += size;
+  };
+  if (!cut.limited) {  // a task always has room for the edges of its vertices
+    const int64_t* pieces = cut.pieces + count % cut.widths[0] * (cut.classes + 1);
+    for (int64_t cls = 0; cls < cut.classes; cls++) {
+      int64_t tasks = pieces[cls] + (cls ? 0 : count / cut.widths[0]);
+      for (; tasks > 0; tasks--) add(cls, std::min(cut.widths[cls], count - done));
+    }
+    return;
+  }
+  while (done < count) {
+    int64_t here = inner_start_[kind] + start + done, best = -1, taken = 0;
+    if (children_of(here) > cut.large) {
+      add(cut.special, 1);
+      continue;
+    }
+    double least = 0;
+    for (int64_t i = 0; i < cut.limited; i++) {  // the class of the least cost per vertex
+      const int64_t* limit = cut.limits + 3 * i;
+      const int32_t *first = &before_[here + 1], *last = first + std::min(limit[1], count - done);
+      int64_t take = std::upper_bound(first, last, before_[here] + limit[2]) - first;
+      double score = take ? cut.cost[i] / (double)take : 0;
+      if (take && (best < 0 || score < least)) best = limit[0], taken = take, least = score;
+    }
+    require(best >= 0, NO_ROOM);
+    add(best, taken);
+  }
+}
+
+void Batch::add_task(const Cut& cut, int64_t cls, int64_t level, int64_t kind, int64_t row, int64_t start, int64_t size) {
+  int64_t first = inner_start_[kind], edge = before_[first + start], edges = before_[first + start + size] - edge;
+  tasks_.push_back({(int32_t)(kind * cut.classes + cls), (int32_t)row, (int32_t)start, (int32_t)size,
+                    (int32_t)(edge - before_[first]), (int32_t)edges, (int32_t)level, 0});
+}
+
+// Whether the batch and its tasks fit a layout.
+bool Batch::fits(const int64_t* layout) const {
+  if (layout[KINDS] != num_kinds_ || layout[CLASSES] != classes_) return false;
+  for (int64_t f = 0; f < FIELDS; f++) {
+    if ((g_.fields[f] != nullptr) != (layout[FIELD + f] >= 0)) return false;
+  }
+  const int64_t* sizes = layout + SIZES;
+  int64_t inner_kinds = 0;
+  for (int64_t k = 0; k < num_kinds_; k++) {
+    if (leaves_[k] > sizes[k] || inner_count_[k] > sizes[num_kinds_ + k] || edges_[k] > sizes[2 * num_kinds_ + k]) return false;
+    inner_kinds += inner_count_[k] > 0;
+  }
+  if (num_vertices_ > layout[VERTICES] || num_graphs_ > layout[GRAPHS] || fan_in_ > layout[MOST_CHILDREN]) return false;
+  if (num_tasks() > layout[TASKS] || num_windows() > layout[WINDOWS]) return false;
+  if (layout[ARITY] && num_edges_ != layout[ARITY] * (int64_t)inner_.size()) return false;
+  if (layout[LEVELS] && (height_ > layout[LEVELS] || inner_kinds > 1)) return false;
+  return (rooted_ || !layout[ROOTED]) && (forest_ || !layout[FOREST]);
+}
+
+void Batch::write(const int64_t* layout, int32_t* out) const {
+  require(fits(layout), NO_ROOM);
+  memset(out, 0, layout[LENGTH] * sizeof *out);
+  write_vertices(layout, out);
+  write_edges(layout, out);
+  write_tasks(layout, out);
+  if (layout[LEVELS]) write_scripts(layout, out);
+}
+
+// Repeats the first of `count` values up to `size`, so that padding computes what a real row computes.
+void repeat_first(int32_t* values, int64_t count, int64_t size) {
+  if (count) std::fill(values + count, values + size, values[0]);
+}
+
+void Batch::write_vertices(const int64_t* layout, int32_t* out) const {
+  int32_t pad = (int32_t)layout[PAD], leaf_row = pad;
+  out[layout[NUM_VERTICES]] = (int32_t)num_vertices_;
+  const int32_t* leaf = leaf_.data();
+  int32_t *leaf_vertex = out + layout[LEAF_VERTEX], *inner_vertex = out + layout[INNER_VERTEX];
+  for (int64_t k = 0; k < num_kinds_; k++) {
+    int64_t leaf_size = layout[SIZES + k], inner_size = layout[SIZES + num_kinds_ + k];
+    out[layout[LEAF_COUNT] + k] = (int32_t)leaves_[k], out[layout[INNER_COUNT] + k] = (int32_t)inner_count_[k];
+    out[layout[LEAF_ROW] + k] = leaf_row, leaf_row += (int32_t)leaves_[k];
+    std::copy_n(leaf, leaves_[k], leaf_vertex), repeat_first(leaf_vertex, leaves_[k], leaf_size);
+    std::copy_n(inner_.data() + inner_start_[k], inner_count_[k], inner_vertex);
+    repeat_first(inner_vertex, inner_count_[k], inner_size);
+    leaf += leaves_[k], leaf_vertex += leaf_size, inner_vertex += inner_size;
+  }
+  for (int64_t v = 0; v < num_vertices_; v++) out[layout[ROW] + v] = position_[v] + pad;
+  int32_t* end = std::copy(begin_.begin() + 1, begin_.end(), out + layout[GRAPH_END]);
+  std::fill(end, out + layout[GRAPH_END] + layout[GRAPHS], (int32_t)num_vertices_);  // graphs that a server adds
+  if (rooted_) {
+    std::copy(root_.begin(), root_.end(), out + layout[ROOTS]);
+    repeat_first(out + layout[ROOTS], num_graphs_, layout[GRAPHS]);
+  }
+  for (int64_t f = 0; f < FIELDS && g_.fields[f]; f++) {
+    int32_t* to = out + layout[FIELD + f];
+    for (int64_t j = 0; j < num_graphs_; j++) {
+      std::copy_n(g_.fields[f] + shift_[j] + begin_[j], begin_[j + 1] - begin_[j], to + begin_[j]);
+    }
+    std::fill(to + num_vertices_, to + layout[VERTICES], -1);
+  }
+}
+
+void Batch::write_edges(const int64_t* layout, int32_t* out) const {
+  int32_t pad = (int32_t)layout[PAD], *child = out + layout[EDGE_CHILD];
+  bool ragged = !layout[ARITY];
+  int32_t *first_edge = out + layout[FIRST_EDGE], *num_children = out + layout[NUM_CHILDREN], *owner = out + layout[EDGE_OWNER];
+  for (int64_t k = 0; k < num_kinds_; k++) {
+    int64_t inner_size = layout[SIZES + num_kinds_ + k], size = layout[SIZES + 2 * num_kinds_ + k];
+    int64_t first = inner_start_[k], count = inner_count_[k];
+    int32_t *to = child, *to_owner = owner;
+    for (int64_t r = 0; r < count; r++) {
+      int64_t v = inner_[first + r], source = source_of(v), n = children_of(first + r);
+      const int32_t* children = g_.children + g_.child_offsets[source];
+      const int32_t* position = position_.data() + begin_[graph_[v]];
+      for (int64_t i = 0; i < n; i++) *to++ = position[children[i]] + pad;
+      if (ragged) {
+        first_edge[r] = before_[first + r] - before_[first], num_children[r] = (int32_t)n;
+        std::fill_n(to_owner, n, (int32_t)r), to_owner += n;
+      }
+    }
+    repeat_first(child, edges_[k], size), child += size;
+    if (ragged) {
+      repeat_first(first_edge, count, inner_size), repeat_first(num_children, count, inner_size);
+      std::fill(to_owner, owner + size, (int32_t)inner_size);
+      first_edge += inner_size, num_children += inner_size, owner += size;
+    }
+  }
+}
+
+// Tasks, and the rounds in which they run: a round is one pass through all loops, in ascending order, within one window.
+void Batch::write_tasks(const int64_t* layout, int32_t* out) const {
+  int64_t count = num_tasks(), loops = num_kinds_ * classes_, round = -1;
+  int32_t first_row = (int32_t)(layout[PAD] + num_leaves_), *ends = out + layout[ROUND_END];
+  std::vector<int32_t> first_round;  // of each window
+  for (int64_t t = 0; t < count; t++) {
+    const Task& task = tasks_[t];
+    out[layout[TASK_ROW] + t] = first_row + task.row, out[layout[TASK_START] + t] = task.start;
+    out[layout[TASK_SIZE] + t] = task.size, out[layout[TASK_LEVEL] + t] = task.level;
+    if (!layout[ARITY]) out[layout[TASK_EDGE] + t] = task.edge, out[layout[TASK_EDGES] + t] = task.edges;
+    if (!t || task.loop < tasks_[t - 1].loop || task.window > tasks_[t - 1].window) round++;
+    if (!t || task.window > tasks_[t - 1].window) first_round.push_back((int32_t)round);
+    ends[round * loops + task.loop]++;
+  }
+  int32_t end = 0;
+  for (int64_t i = 0; i < (round + 1) * loops; i++) end = ends[i] += end;
+  out[layout[NUM_TASKS]] = (int32_t)count, out[layout[NUM_ROUNDS]] = (int32_t)(round + 1);
+  out[layout[NUM_WINDOWS]] = 1, out[layout[WINDOW_ROUND] + 1] = (int32_t)(round + 1);
+  if (layout[WINDOWS] > 1 && count) write_windows(layout, out, first_round);
+}
+
+// Windows of lazy batching. After the last task of a kind, its rows begin where they end: all belong to the windows before.
+void Batch::write_windows(const int64_t* layout, int32_t* out, const std::vector<int32_t>& first_round) const {
+  int64_t windows = (int64_t)first_round.size();
+  int32_t *round = out + layout[WINDOW_ROUND], rounds = out[layout[NUM_ROUNDS]];
+  out[layout[NUM_WINDOWS]] = (int32_t)windows;
+  std::copy(first_round.begin(), first_round.end(), round);
+  std::fill(round + windows, round + layout[WINDOWS] + 1, rounds);
+  int32_t *start = out + layout[WINDOW_START], *edge = out + layout[WINDOW_EDGE];
+  for (const Task& task : tasks_) {
+    int64_t next = (task.window + 1) * num_kinds_ + task.loop / classes_;
+    if (task.window + 1 < windows) start[next] = task.start + task.size, edge[next] = task.edge + task.edges;
+  }
+  for (int64_t i = num_kinds_; i < windows * num_kinds_; i++) {  // windows without a task of a kind
+    start[i] = std::max(start[i], start[i - num_kinds_]), edge[i] = std::max(edge[i], edge[i - num_kinds_]);
+  }
+}
+
+// Scripts of engine `persistent`: the parts of each level, and the edges from children to parents.
+void Batch::write_scripts(const int64_t* layout, int32_t* out) const {
+  out[layout[NUM_LEVELS]] = (int32_t)height_;
+  write_parts(layout, out + layout[PART_START]);
+  int64_t rows = layout[ROWS], edge = 0;
+  const int32_t* child = out + layout[EDGE_CHILD];
+  int32_t *parent = out + layout[PARENT_EDGE], *count = out + layout[PARENT_COUNT], *first = out + layout[PARENT_FIRST];
+  std::vector<int32_t> children(num_edges_);  // the rows of all edges' children, without padding
+  for (int64_t k = 0; k < num_kinds_; k++) {
+    std::copy_n(child, edges_[k], children.begin() + edge);
+    edge += edges_[k], child += layout[SIZES + 2 * num_kinds_ + k];
+  }
+  if (layout[FOREST]) {
+    std::fill_n(parent, rows, -1);
+    for (int64_t e = 0; e < num_edges_; e++) parent[children[e]] = (int32_t)e;
+    return;
+  }
+  for (int32_t row : children) count[row]++;
+  for (int64_t row = 1; row < rows; row++) first[row] = first[row - 1] + count[row - 1];
+  std::vector<int32_t> next(first, first + rows);
+  for (int64_t e = 0; e < num_edges_; e++) parent[next[children[e]]++] = (int32_t)e;
+}
+
+// Graphs are divided, in order, into parts of about equal work. Writes where each part of each level begins.
+void Batch::write_parts(const int64_t* layout, int32_t* starts) const {
+  int64_t parts = layout[PARTS], upto = 0, inner = std::max<int64_t>((int64_t)inner_.size(), 1);
+  std::vector<int32_t> part(num_graphs_);
+  for (int64_t j = 0; j < num_graphs_; j++) {
+    upto += work_[j];
+    int64_t done = std::max<int64_t>(upto - work_[j] / 2 - 1, 0);
+    part[j] = (int32_t)std::min(done * parts / inner, parts - 1);
+  }
+  for (int32_t v : inner_) starts[(key_[v] / num_kinds_ - 1) * parts + part[graph_[v]] + 1]++;
+  for (int64_t i = 0; i < layout[LEVELS] * parts; i++) starts[i + 1] += starts[i];
+}
+
+// Runs a function, and returns `DONE` or why it failed.
+template <typename Run>
+int64_t guarded(Run run) {
+  try {
+    run();
+    return DONE;
+  } catch (const Failure& failure) {
+    return failure.status;
+  } catch (const std::exception&) {  // std::bad_alloc, std::length_error
+    return NO_MEMORY;
+  }
+}
+
+}  // namespace
+
+#ifndef CAVS_VERSION
+#define CAVS_VERSION "unknown"
+#endif
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED const char* cavs_version() { return CAVS_VERSION; }
+
+// Sorts a batch: the graphs `index`, or the first `count` ones if that is null. Its facts are written, and `*batch` is set.
+EXPORTED int64_t cavs_open(const Graphs* graphs, const int64_t* index, int64_t count, int64_t* facts, Batch** batch) {
+  *batch = nullptr;
+  return guarded([&] {
+    *batch = new Batch;
+    (*batch)->sort(*graphs, index, count);
+    (*batch)->measure(facts);
+  });
+}
+
+// Cuts a batch into tasks. Writes the numbers of tasks and of windows.
+EXPORTED int64_t cavs_cut(Batch* batch, const Cut* cut, int64_t* counts) {
+  return guarded([&] {
+    batch->cut(*cut);
+    counts[0] = batch->num_tasks(), counts[1] = batch->num_windows();
+  });
+}
+
+// Writes the schedule of a batch that was cut.
+EXPORTED int64_t cavs_write(const Batch* batch, const int64_t* layout, int32_t* out) {
+  return guarded([&] { batch->write(layout, out); });
+}
+
+EXPORTED void cavs_close(Batch* batch) { delete batch; }
+
+// Schedules several batches of known shape, one after another: batch b has the next `counts[b]` graphs of `index`. Sets `*failed` to
+// the batch that has no room, or is invalid.
+EXPORTED int64_t cavs_schedule(const Graphs* graphs, const int64_t* index, const int64_t* counts, int64_t batches, const Cut* cut,
+                               const int64_t* layout, int32_t* out, int64_t* failed) {
+  return guarded([&] {
+    Batch batch;
+    for (int64_t& b = *failed = 0; b < batches; b++) {
+      batch.sort(*graphs, index, counts[b]);
+      batch.cut(*cut);
+      batch.write(layout, out);
+      index += counts[b], out += layout[LENGTH];
+    }
+  });
+}

@@ -1,0 +1,284 @@
+"""The scheduler in C++ returns the integers of the one in NumPy, also for arrays that contradict each other."""
+
+import contextlib
+import dataclasses
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+
+import cavs
+from cavs._schedule import batches
+from cavs._schedule.batches import StackScheduler
+from cavs._schedule.compiled import CompiledBatch, Source
+from cavs._schedule.few import bound, counts_of, few_shapes
+from cavs._schedule.shape import Shape
+from cavs._schedule.shapes import NoRoom, Options, cut_for
+from cavs._schedule.tasks import Cut
+from cavs.kernels import schedule_library
+from cavs.kernels._cpu.build import compiler
+from tests.odd_graphs import BATCHES, WIDE, chain, from_children, joined, random_binary_tree, star, with_kinds
+from tests.random_forests import random_forest
+from tests.schedule_checks import assert_same, check, dags, options_for
+
+ODD = BATCHES | WIDE
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"exact": True},
+    {"policy": "serial"},
+    {"kinds": False},
+    {"window": 256},
+    {"window": 256, "exact": True},
+    {"window": 300, "policy": "serial"},
+    {"shapes": ()},
+]
+
+if schedule_library() is None and compiler() is None:
+    pytest.skip("the system has no C++ compiler", allow_module_level=True)
+
+
+def test_the_library_is_compiled() -> None:
+    assert schedule_library() is not None, "run python -m cavs.kernels._cpu"
+
+
+def in_numpy(function: Callable[[], Any]) -> Any:
+    """What a function returns where the library was not compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "schedule_library", lambda: None)
+        return function()
+
+
+def with_fields(graphs: cavs.Graphs, seed: int) -> tuple[cavs.Graphs, tuple[str, ...]]:
+    """The same graphs with words and labels, and some of their fields in some order."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(-1, 9, (2, graphs.num_vertices)).astype(np.int32)
+    graphs = dataclasses.replace(graphs, input_id=ids[0], label=ids[1])
+    has = [name for name in ("input_id", "label", "kind") if getattr(graphs, name) is not None]
+    return graphs, tuple(rng.permutation(has)[: rng.integers(len(has) + 1)].tolist())
+
+
+def check_same(graphs: cavs.Graphs, **options: Any) -> None:
+    for scripts in (False, True):
+        scheduled = functools.partial(cavs.schedule, graphs, scripts=scripts, **options)
+        one, other = scheduled(), in_numpy(scheduled)
+        assert one.data.dtype == other.data.dtype == np.int32 and one.data.ctypes.data % 64 == other.data.ctypes.data % 64 == 0
+        assert_same(one, other)
+
+
+def check_same_stacks(graphs: cavs.Graphs, rng: np.random.Generator, size: int, **options: Any) -> None:
+    """Batches in shapes chosen for a sample of them: each is the same in C++, in NumPy, and alone."""
+    for scripts in (False, True):
+        chosen = options_for(graphs, scripts=scripts, **options)
+        some = [rng.permutation(len(graphs))[:size] for _ in range(3)]
+        limits = [bound(counts_of(graphs, chosen.kinds)[1], size)]
+        (shape,) = few_shapes([(graphs, chosen)], [some[:1]], 2, limits)[-1]
+        stacked = functools.partial(stack, graphs, chosen, some, shape, 5)
+        compiled, reference = stacked(), in_numpy(stacked)
+        np.testing.assert_array_equal(compiled, reference)
+        assert compiled.shape[0] == 5 and not compiled[3:].any()
+        for index, data in zip(some, compiled, strict=False):
+            check(graphs[index], cavs.Schedule(data, shape))
+            np.testing.assert_array_equal(stack(graphs, chosen, [index], shape)[0], data)
+
+
+def stack(
+    graphs: cavs.Graphs, options: Options, batches: list[np.ndarray], shape: Shape, room: int | None = None
+) -> np.ndarray:
+    return StackScheduler(graphs, options).stack(batches, shape, room)
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_odd_graphs(name: str, options: dict[str, Any]) -> None:
+    graphs, fields = with_fields(ODD[name], len(name))
+    order = np.random.default_rng(0).permutation(len(graphs))
+    for some in (graphs, graphs[:0], graphs[::-1], graphs[order[: len(order) // 2 + 1]], graphs[np.append(order, order)]):
+        check_same(some, fields=fields, **options)
+
+
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("options", [o for o in OPTIONS if not o.keys() & {"exact", "shapes"}], ids=str)
+def test_odd_graphs_in_known_shapes(name: str, options: dict[str, Any]) -> None:
+    graphs, fields = with_fields(ODD[name], len(name))
+    rng = np.random.default_rng(1)
+    for size in {1, max(1, len(graphs) - 1), len(graphs)}:
+        check_same_stacks(graphs, rng, size, fields=fields, **options)
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(dags(), st.integers(0, 99), st.sampled_from(OPTIONS), st.booleans())
+def test_random_graphs(graphs: cavs.Graphs, seed: int, options: dict[str, Any], named: bool) -> None:
+    graphs, fields = with_fields(graphs if named else dataclasses.replace(graphs, kind_names=None), seed)
+    check_same(graphs, fields=fields, **options)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_large_random_forests(seed: int) -> None:
+    """Levels of hundreds of vertices, fan-in of up to a hundred, and several windows."""
+    rng = np.random.default_rng(seed)
+    forest = random_forest(rng, int(rng.choice([1, 3, 9, 100])), 900) or [[[]]]
+    graphs = joined([*map(from_children, forest), *([chain(300), star(200)] if seed % 3 == 0 else [])])
+    if kinds := seed % 4:
+        graphs = with_kinds(graphs, tuple("abc"[:kinds]), seed)
+    graphs, fields = with_fields(graphs, seed)
+    for options in OPTIONS:
+        check_same(graphs, fields=fields, **options)
+        if not options.keys() & {"exact", "shapes"}:
+            check_same_stacks(graphs, rng, max(1, len(graphs) // 2), fields=fields, **options)
+
+
+def test_known_shapes_are_taken_again() -> None:
+    graphs, rng = joined([random_binary_tree(leaves, leaves) for leaves in range(2, 40)]), np.random.default_rng(0)
+    some = [rng.integers(0, len(graphs), 9) for _ in range(20)]
+
+    def scheduled() -> tuple[list[Any], list[cavs.Schedule]]:
+        known: list[Any] = []
+        return known, [cavs.schedule(graphs[index], shapes=known, scripts=len(index) % 2 == 0) for index in some]
+
+    (shapes, found), (same, others) = scheduled(), in_numpy(scheduled)
+    assert shapes == same
+    for one, other in zip(found, others, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"policy": "serial", "steps": 1},
+        {"steps": 2, "window": 256},
+        {"kinds": False, "group": "random", "last": "pad"},
+        {"parts": 2, "last": "pad"},
+        {"collate": lambda sample: (sample.sched, sample.sched.pad(sample.graphs.input_id, -1)), "steps": 3},
+    ],
+    ids=lambda options: "-".join(options) or "defaults",
+)
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_loaders(options: dict[str, Any], ahead: int) -> None:
+    graphs = joined([random_binary_tree(int(n), seed=int(n)) for n in np.random.default_rng(0).integers(1, 90, 20)])
+    graphs, _ = with_fields(with_kinds(graphs, ("a", "b")), 0)
+
+    def epochs() -> list[Any]:
+        loader = cavs.data.Loader(graphs, 6, ahead=ahead, **options)
+        assert ("NumPy" in repr(loader)) != batches.compiled()
+        return [batch for _ in range(2) for batch in loader]
+
+    for one, other in zip(epochs(), in_numpy(epochs), strict=True):
+        assert jax.tree.structure(one) == jax.tree.structure(other)
+        for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+NO_ROOM: dict[str, Callable[[Any], Any]] = {
+    "graphs": lambda s: s._replace(graphs=s.graphs - 1),
+    "leaves": lambda s: s._replace(leaves=(s.leaves[0] - 8, s.leaves[1])),
+    "inner": lambda s: s._replace(inner=(s.inner[0], s.inner[1] - 8)),
+    "edges": lambda s: s._replace(edges=(s.edges[0], s.edges[1] - 32)),
+    "vertices": lambda s: s._replace(vertices=s.vertices - 24),
+    "tasks": lambda s: s._replace(tasks=3),
+    "forest": lambda s: s._replace(forest=True),
+    "rooted": lambda s: s._replace(rooted=True),
+    "children": lambda s: s._replace(classes=((16, 16),)),
+    "arity": lambda s: s._replace(arity=2),
+    "levels": lambda s: s._replace(levels=2),
+    "windows": lambda s: s._replace(windows=(2, 20, 40), classes=((4, 16),)),
+}
+
+
+@pytest.mark.parametrize("what", NO_ROOM)
+def test_a_batch_without_room_is_refused(what: str) -> None:
+    graphs = with_kinds(joined([ODD["wide below narrow"][1:], ODD["few"], random_binary_tree(9, seed=1)]), ("a", "b"))
+    options = options_for(graphs)
+    shape = cavs.schedule(graphs).shape
+    exact = cavs.schedule(graphs, exact=True).shape
+    shape = shape._replace(vertices=exact.vertices + 16, leaves=tuple(n + 7 for n in exact.leaves), inner=exact.inner)
+    everything = np.arange(len(graphs))
+    stack(graphs, options, [everything], shape)
+    stacked = functools.partial(stack, graphs, options, [everything], NO_ROOM[what](shape))
+    for run in (stacked, functools.partial(in_numpy, stacked)):
+        with pytest.raises(NoRoom, match="do not fit the shape Shape"):
+            run()
+
+
+def test_a_layout_of_another_batch_is_refused() -> None:
+    """No caller asks for these; the library would write out of bounds."""
+    graphs, _ = with_fields(with_kinds(joined([chain(9), star(5)]), ("a", "b")), 0)
+    shape = cavs.schedule(graphs, fields=("label",)).shape
+    others = (
+        options_for(graphs, fields=("label",), kinds=False),
+        options_for(graphs, fields=()),
+        options_for(graphs, fields=("label", "input_id")),
+    )
+    for options in others:
+        with pytest.raises(NoRoom, match="do not fit the shape"):
+            stack(graphs, options, [np.arange(2)], shape)
+    batch = CompiledBatch(Source(graphs, 2, True, ("label",)))
+    batch.cut(Cut(((16, 64),)))
+    with pytest.raises(NoRoom, match="its shape is"):
+        batch.write(shape)
+
+
+def corrupted(graphs: cavs.Graphs, rng: np.random.Generator) -> cavs.Graphs:
+    """The same graphs with a few wrong integers in one of the arrays, or a wrong length."""
+    name = rng.choice(["vertex_offsets", "child_offsets", "children", "height", "kind"])
+    array = getattr(graphs, name).copy()
+    if rng.random() < 0.1:
+        array = array[: rng.integers(len(array) + 1)]
+    else:
+        odd = np.array([-1, 0, 1, 2, len(array), 2**31 - 1, -(2**31), rng.integers(0, 99)])
+        array[rng.integers(0, len(array), rng.integers(1, 4))] = rng.choice(odd)
+    return dataclasses.replace(graphs, **{str(name): array})
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_wrong_arrays_are_refused_or_harmless(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole, fields = with_fields(ODD[str(rng.choice(["three kinds", "forest of three kinds", "leaf and inner"]))], seed)
+    options = options_for(whole, fields=fields, scripts=bool(seed % 2), window=256)
+    everything = [np.arange(len(whole))]
+    ((shape,),) = few_shapes([(whole, options)], [everything], 1)
+    graphs = corrupted(whole, rng)
+    for function in (
+        functools.partial(cavs.schedule, graphs, fields=fields, scripts=options.scripts, window=256),
+        functools.partial(stack, graphs, options, everything, shape),
+    ):
+        with contextlib.suppress(ValueError, IndexError):  # any other error, and a crash, fails
+            function()
+
+
+def test_graph_numbers_out_of_range_are_refused() -> None:
+    graphs = joined([chain(3), star(2)])
+    ((shape,),) = few_shapes([(graphs, options_for(graphs))], [[np.array([0, 1])]], 1)
+    for number in (2, -1, 2**62):
+        with pytest.raises(IndexError, match="index: got a graph number out of range"):
+            StackScheduler(graphs, options_for(graphs)).stack([np.array([0]), np.array([number])], shape)
+
+
+def test_arrays_that_are_not_contiguous_are_copied() -> None:
+    graphs, _ = with_fields(joined([chain(5), star(4), random_binary_tree(9, seed=0)]), 0)
+    assert graphs.label is not None
+    strided = dataclasses.replace(
+        graphs,
+        children=graphs.children.astype(np.int64),
+        height=np.repeat(graphs.height, 2)[::2],
+        label=np.ascontiguousarray(graphs.label[::-1])[::-1],
+    )
+    scheduler = StackScheduler(strided, options_for(graphs, fields=("label",)))
+    shape = cavs.schedule(graphs, fields=("label",)).shape
+    del strided
+    gc.collect()
+    (data,) = scheduler.stack([np.arange(3)], shape)
+    assert_same(cavs.Schedule(data, shape), cavs.schedule(graphs, fields=("label",)))
+
+
+def test_a_cut_knows_whether_tasks_have_room_for_their_edges() -> None:
+    assert not Cut(((8, 16), (2, 4))).limited and not Cut(((2, 600),), serial=True).limited
+    assert [of.cls for of in Cut(((16, 64), (2, 64), (2, 600))).limited] == [0, 1]
+    assert cut_for(((8, 16),), "batching", (1, 99, 99)) == Cut(((8, 16),))
+    assert cut_for(((8, 16),), "serial", (4, 99, 98)) == Cut(((8, 16),), True, 91, 82)

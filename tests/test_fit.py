@@ -1,0 +1,220 @@
+"""Parts of the recipes against naive references: softmax, word vectors, texts, dropout, and the choices by the data."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs import cli
+from cavs._feed.epochs import strata
+from cavs._fit import softmax
+from cavs.data import softmax_loss
+from cavs.io import read_vectors
+from cavs.recipes.language_model import LanguageModel, LanguageOptions, to_predict
+from cavs.recipes.trees import TreeOptions, Trees
+from tests.small_run import best_of
+
+REVIEWS = Path(cli.__file__).parent / "data"
+
+
+def trees(path: Path, count: int, start: int = 0) -> str:
+    """Writes `count` of the shortest reviews, after the first `start`, to a file."""
+    lines = sorted((REVIEWS / "reviews.train.txt").read_text().splitlines(), key=len)
+    path.write_text("\n".join(lines[start : start + count]) + "\n")
+    return str(path)
+
+
+def sentences(path: Path, count: int) -> str:
+    """Writes a text in which each word except the first determines the next one."""
+    rng = np.random.default_rng(0)
+    ring = [f"w{i}" for i in range(12)]
+    lines = []
+    for number in range(count):
+        at = int(rng.integers(12))
+        lines.append(" ".join(ring[(at + i) % 12] for i in range(3 + number % 5)))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+# ---- parts ----
+
+
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 16 * 4 * 7, 8 * 4 * 7])
+def test_softmax_loss_and_its_derivative_are_those_of_whole_logits(monkeypatch, chunk_bytes):
+    monkeypatch.setattr(softmax, "CHUNK_BYTES", chunk_bytes)
+    keys = jax.random.split(jax.random.key(0), 3)
+    h, w, b = (jax.random.normal(k, s) for k, s in zip(keys, [(37, 5), (5, 7), (7,)], strict=True))
+    labels = jnp.arange(37, dtype=jnp.int32) % 8 - 1
+    weight = jnp.where(labels >= 0, 0.1 * jnp.arange(37), 0)
+
+    def naive(h, w, b):
+        nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w + b), jnp.maximum(labels, 0)[:, None], 1)[:, 0]
+        return jnp.vdot(weight, nll)
+
+    def chunked(h, w, b):
+        return 2 * softmax_loss(h, w, b, labels, weight)[0]
+
+    np.testing.assert_allclose(chunked(h, w, b), 2 * naive(h, w, b), rtol=1e-12)
+    for got, want in zip(jax.grad(chunked, (0, 1, 2))(h, w, b), jax.grad(naive, (0, 1, 2))(h, w, b), strict=True):
+        np.testing.assert_allclose(got, 2 * want, rtol=1e-10, atol=1e-12)
+    right = softmax_loss(h, w, b, labels, weight)[2]
+    np.testing.assert_array_equal(right, jnp.argmax(h @ w + b, -1) == labels)  # never where there is no label
+    nll = -jax.nn.log_softmax(h @ w + b)[jnp.arange(37), jnp.maximum(labels, 0)]
+    np.testing.assert_allclose(softmax_loss(h, w, b, labels)[0], nll[labels >= 0].sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [8, 37, 65, 72, 100])
+def test_chunks_of_the_softmax_have_few_rows_of_padding(monkeypatch, rows):
+    monkeypatch.setattr(softmax, "CHUNK_BYTES", 64 * 4 * 7)  # 64 rows
+    args = jnp.ones((rows, 5)), jnp.ones((5, 7)), jnp.ones(7), jnp.zeros(rows, jnp.int32), jnp.ones(rows)
+    text = jax.jit(softmax_loss).lower(*args).as_text()
+    logits = [int(n) for n in re.findall(r"stablehlo.dot_general.*-> tensor<(\d+)x7xf\d+>", text)]
+    chunks = -(-rows // 64)
+    assert logits and rows <= chunks * logits[0] < rows + 8 * chunks and logits[0] <= 64
+
+
+def test_an_epoch_contains_every_graph_once_in_batches_of_similar_size():
+    sizes = np.random.default_rng(0).integers(1, 100, 203)
+    grid = strata(sizes, 25, np.random.default_rng(1))
+    assert grid.shape == (9, 25)
+    np.testing.assert_array_equal(np.sort(grid[grid >= 0]), np.arange(203))
+    totals = np.where(grid >= 0, sizes[grid], 0).sum(1)
+    assert totals.max() < 1.02 * totals.min()
+    assert not np.array_equal(grid, strata(sizes, 25, np.random.default_rng(2)))
+
+
+def test_vectors_are_found_as_written_or_in_lower_case(tmp_path):
+    path = tmp_path / "glove.txt.gz"
+    with gzip.open(path, "wt") as file:
+        file.write("4 2\nthe 1 2\nbad 3 4\nBad 5 6\n. . . 7 8\n")
+    found, rows = read_vectors(str(path), ["The", "Bad", "nowhere", "the"])
+    np.testing.assert_array_equal(found, [True, True, False, True])
+    np.testing.assert_array_equal(rows, [[1, 2], [5, 6], [0, 0], [1, 2]])
+
+
+def test_a_broken_line_of_vectors_is_named(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 2\nbad 3\n")
+    with pytest.raises(cavs.io.FormatError, match="line 2: got .*; expected a word and then 2 finite values"):
+        read_vectors(str(path), ["bad"])
+
+
+def test_a_word_with_a_space_before_a_number_is_skipped_and_infinity_named(tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text("the 1 2\nat 26 3 4\nbad 5 6\n")
+    found, rows = read_vectors(str(path), ["the", "at", "bad"])
+    assert found.tolist() == [True, False, True] and rows[2].tolist() == [5, 6]
+    path.write_text("the 1 2\nbad nan 3\n")
+    with pytest.raises(cavs.io.FormatError, match="line 2: got 'bad nan"):
+        read_vectors(str(path), ["bad"])
+
+
+def test_a_line_of_vectors_without_an_end_is_refused(tmp_path):
+    path = tmp_path / "glove.txt.gz"
+    path.write_bytes(gzip.compress(bytes(1 << 22)))
+    with pytest.raises(cavs.io.FormatError, match="line 1: got .*; expected a word and then its values in less than 1048576"):
+        read_vectors(str(path), ["bad"])
+
+
+def test_a_text_becomes_chains_that_predict_the_next_word(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("a b\n\n  b c c \n")
+    graphs = cavs.io.read_text(str(path))
+    assert [graphs.vocab[i] for i in graphs.input_id] == ["a", "b", "b", "c", "c"] and len(graphs) == 2
+    known = to_predict(graphs, words := ["<unk>", "<s>", "</s>", "b"])
+    assert [words[i] for i in known.input_id] == ["<s>", "<unk>", "b", "<s>", "b", "<unk>", "<unk>"]
+    assert [words[i] for i in known.label] == ["<unk>", "b", "</s>", "b", "<unk>", "<unk>", "</s>"]
+
+
+@pytest.mark.parametrize(
+    "line, program, loss, score",
+    [
+        ('{"children": [[], [], [0, 1]], "inputs": ["a", "b", null], "labels": [0, 1, 1]}', "binary-tree-lstm", "all", "root"),
+        (
+            '{"children": [[], [], [0, 1]], "inputs": ["a", "b", null], "labels": [null, null, 1]}',
+            "binary-tree-lstm",
+            "root",
+            "root",
+        ),
+        ('{"children": [[], [0]], "inputs": ["a", "b"], "labels": [0, 1]}', "lstm", "all", "all"),
+        ('{"children": [[], [], [], [0, 1, 2]], "labels": [0, 1, 1, null]}', "child-sum-tree-lstm", "all", "all"),
+    ],
+)
+def test_the_data_completes_the_configuration(tmp_path, line, program, loss, score):
+    path = tmp_path / "graphs.jsonl"
+    path.write_text(f"{line}\n" * 3)
+    data = Trees.read(TreeOptions(train=(str(path),)))
+    facts = data.facts
+    assert (facts["program"], facts["loss"], facts["score"], facts["size"]) == (program, loss, score, 100)
+    assert len(data.parts["train"]) == 2 and len(data.parts["dev"]) == 1 and facts["words"][0] == "<unk>"
+
+
+def test_labels_of_minus_one_are_no_labels(tmp_path):
+    """Vertices without a label must not be trained as the last class."""
+    path = tmp_path / "graphs.jsonl"
+    lines = ['{"children": [[], [0]], "inputs": ["a", "b"], "labels": [null, 1]}'] * 9
+    path.write_text("\n".join([*lines, '{"children": [[]], "inputs": ["a"], "labels": [0]}']))
+    data = Trees.read(options := TreeOptions(train=(str(path),), dev=str(path), hidden=4, loss="all", batch=4))
+    recipe = Trees(options, data.facts)
+    params = recipe.init(jax.random.key(0))
+    for batch in recipe.loader(data.parts["train"], 4, steps=1):
+        grads = jax.grad(lambda p, batch=batch: recipe.loss(p, batch)[0])(params)
+        label, p = np.asarray(batch[2]), jax.nn.softmax(recipe.hidden(params, batch) @ params["w"] + params["b"])
+        has = label >= 0
+        np.testing.assert_allclose(grads["b"], (p[has] - np.eye(2)[label[has]]).sum(0), atol=1e-6)
+        assert recipe.sums(params, batch)["count"] == has.sum() < has.size
+
+
+def test_padding_graphs_do_not_count_and_the_key_determines_dropout(tmp_path):
+    options = TreeOptions(train=(trees(tmp_path / "t.txt", 22),), hidden=4, program="tree-fc", dropout=0.5, batch=4)
+    data = Trees.read(options)
+    recipe, train = Trees(options, data.facts), data.parts["train"]
+    params = recipe.init(jax.random.key(0))
+    whole = cavs.data.evaluate(recipe.sums, params, recipe.in_order(train, 16))
+    assert whole["roots"] == len(train) == 20 and whole["vertices"] == train.num_vertices
+    (_, batch) = recipe.in_order(train[:6], 4)
+    loss = jax.jit(lambda params, key: recipe.loss(params, batch, jax.random.key(key))[0])
+    sums = recipe.loss(params, batch, jax.random.key(0))[1]
+    assert sums["roots"] == 2 and sums["vertices"] == sums["count"] < train[:6].num_vertices
+    assert loss(params, 0) == loss(params, 0) and abs(loss(params, 1) - loss(params, 0)) > 1e-4
+
+    # Forward and backward use the same masks: the derivative is that of the loss with this key.
+    wide = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+    along = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape, x.dtype), wide)
+    gradient = jax.grad(lambda p: loss(p, 5))(wide)
+    slope = sum(jnp.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (gradient, along)), strict=True))
+    up, down = (loss(jax.tree.map(lambda x, d, e=e: x + e * d, wide, along), 5) for e in (1e-5, -1e-5))
+    np.testing.assert_allclose(slope, (up - down) / 2e-5, rtol=1e-6)
+
+
+def test_a_language_model_beats_the_frequencies_of_words(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = sentences(tmp_path / "t.txt", 200)
+    flags = "--program elman --hidden 16 --epochs 6 --lr 0.02 --dropout 0 --min-count 1 --batch 10 --out run".split()
+    assert cli.main(["train", "--task", "lm", path, *flags]) == 0
+    assert "unigram perplexity" in capsys.readouterr().out
+    data = LanguageModel.read(options := LanguageOptions(train=(path,), min_count=1))
+    recipe, best = LanguageModel(options, data.facts), best_of("run")
+    base = recipe.baseline(data.parts["train"], data.parts["dev"])["unigram perplexity"]
+    assert recipe.scores(best)["perplexity"] < 0.5 * base
+
+    Path("new.txt").write_text("w3 w4 w5\n\nw3 w5 w4\nnever seen\n")
+    assert cli.main(["predict", "run", "new.txt"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(line[0], line[3]) for line in lines] == [("0", "w3 w4 w5"), ("1", ""), ("2", "w3 w5 w4"), ("3", "never seen")]
+    assert float(lines[0][1]) > float(lines[2][1])
+
+    assert cli.main(["evaluate", "run", "new.txt", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert (values["sentences"], values["words"], values["unknown_words"]) == (3, 11, 2)
+    assert cli.main(["predict", "run", "new.txt", "--vertices", "--json"]) == 0
+    words = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [w["text"] for w in words[:4]] == ["w3", "w4", "w5", "</s>"]
+    assert sum(w["log_probability"] for w in words[:4]) == pytest.approx(float(lines[0][1]), abs=1e-3)
+    assert values["nll"] == pytest.approx(-sum(w["log_probability"] for w in words) / 11)

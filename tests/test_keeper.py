@@ -1,0 +1,276 @@
+"""`cavs.data.Keeper`: exact resuming from every place, the best of all evaluations, limits, damage, kills and locks."""
+
+import errno
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs._fit import keeper as keepers
+from cavs._readers import files
+
+GRAPHS = cavs.from_lengths([1 + i % 4 for i in range(22)], label=np.arange(53) % 3)
+
+
+@cavs.data.step
+def step(state: Any, sched: Any) -> Any:
+    w, count = state
+    w = w * 1.5 + jnp.where(sched.label >= 0, sched.label, 0).sum() / (1.0 + count)
+    w = w / (1 + jnp.abs(w))
+    return (w, count + 1), {"loss": w * 1.0, "count": jnp.float32(1)}
+
+
+def start() -> Any:
+    return jnp.float32(0.3), jnp.int32(0)
+
+
+def score(sums: dict[str, float]) -> float:
+    return -abs(sums["loss"] - 0.4)
+
+
+def keep(folder: Path, **how: Any) -> cavs.data.Keeper:
+    """A keeper of a loop over 6 batches in dispatches of two, or of one where the keeper needs them."""
+    steps = 1 if how.get("every") or how.get("steps") else 2
+    loader = cavs.data.Loader(GRAPHS, 4, seed=3, steps=steps, last="pad", shapes=1)
+    return cavs.data.Keeper(folder, loader, score, **{"epochs": 3} | how)
+
+
+def run(keeper: cavs.data.Keeper, stop_after: int = 10**9) -> Any:
+    """Trains, and sends Ctrl-C after some dispatches. Returns the state."""
+    with keeper:
+        state = keeper.restore(start())
+        for batches in keeper:
+            state, sums = step(state, batches)
+            stop_after -= 1
+            if not stop_after:
+                os.kill(os.getpid(), signal.SIGINT)
+            if keeper.add(state, sums):
+                keeper.score(state, {"loss": float(state[0]), "count": 1.0}, best=state[0])
+        return state
+
+
+def facts(keeper: cavs.data.Keeper) -> list[dict[str, Any]]:
+    return [dict(record) | {"seconds": 0} for record in keeper.history]
+
+
+@pytest.mark.parametrize("how", [{}, {"every": 4}, {"steps": 15}], ids=str)
+def test_a_loop_that_is_stopped_anywhere_ends_bit_for_bit_like_one_that_is_not(tmp_path: Path, how: dict[str, int]) -> None:
+    whole = keep(tmp_path / "whole", **how)
+    want = run(whole)
+    for after in range(1, 9):
+        folder = tmp_path / f"stopped{after}"
+        while True:
+            keeper = keep(folder, **how)
+            got = run(keeper, after)
+            if keeper.stopped is None:
+                break
+            assert keeper.stopped == signal.SIGINT
+        assert facts(keeper) == facts(whole)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_history_has_the_sums_of_each_epoch_and_the_best_is_kept(tmp_path: Path) -> None:
+    keeper = keep(tmp_path)
+    run(keeper)
+    assert [record["epoch"] for record in keeper.history] == [1, 2, 3]
+    assert [record["train"]["count"] for record in keeper.history] == [6, 6, 6]
+    best = max(keeper.history, key=lambda record: record["score"])
+    assert keeper.best is best and float(cavs.data.restore_best(tmp_path, jnp.float32(0))) == best["held_out"]["loss"]
+    assert json.loads((tmp_path / "history.json").read_text()) == keeper.history
+    assert keep(tmp_path, facts={"a": [1]}).done is False
+    run(keep(tmp_path, facts={"a": [1]}, epochs=4))
+    assert cavs.data.read_run(tmp_path)["a"] == [1]
+
+
+def test_limits_can_be_raised(tmp_path: Path) -> None:
+    keeper = keep(tmp_path, steps=8)
+    assert int(run(keeper)[1]) == 8 and keeper.done
+    assert [record["epoch"] for record in keeper.history] == [1, pytest.approx(1 + 2 / 6)]
+    longer = keep(tmp_path, steps=9)
+    assert int(run(longer)[1]) == 9 and [record["step"] for record in longer.history] == [6, 8, 9]
+    patient = keep(tmp_path / "patient", epochs=50, patience=2)
+    run(patient)
+    assert patient.best is not None and len(patient.history) == patient.best["epoch"] + 2 < 50
+
+
+def test_a_run_goes_on_in_the_next_epoch_with_other_batches_and_not_within_one(tmp_path: Path) -> None:
+    run(keep(tmp_path, epochs=1))
+    loader = cavs.data.Loader(GRAPHS, 4, seed=3, steps=1, last="pad", shapes=1)
+    assert int(run(cavs.data.Keeper(tmp_path, loader, score, epochs=2))[1]) == 12
+    run(keep(tmp_path, epochs=4), stop_after=1)
+    other = cavs.data.Keeper(tmp_path, cavs.data.Loader(GRAPHS, 5, steps=2, last="pad"), score, epochs=4)
+    with pytest.raises(cavs.data.KeeperError, match="the position of a loader with other batches"):
+        run(other)
+
+
+def test_a_loss_that_is_not_finite_ends_the_loop(tmp_path: Path) -> None:
+    with (
+        keep(tmp_path) as keeper,
+        pytest.raises(FloatingPointError, match="loss: got nan in epoch 1, step 6; expected a finite"),
+    ):
+        state = keeper.restore(start())
+        for batches in keeper:
+            state, sums = step(state, batches)
+            keeper.add(state, sums | {"loss": sums["loss"] * jnp.nan})
+
+
+# ---- damage ----
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    out = bytearray(data)
+    out[bit // 8] ^= 1 << bit % 8
+    return bytes(out)
+
+
+@pytest.mark.parametrize("name", ["model.json", "best.npz", "last.npz"])
+def test_a_flipped_bit_is_detected_or_changes_nothing(tmp_path: Path, name: str) -> None:
+    want = run(keep(tmp_path, epochs=2))
+    best = float(cavs.data.restore_best(tmp_path, jnp.float32(0)))
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / "last-before.npz").unlink()
+    known = cavs.data.read_run(tmp_path)
+    for bit in np.random.default_rng(0).integers(0, 8 * len(whole), 300).tolist():
+        (tmp_path / name).write_bytes(flipped(whole, bit))
+        try:
+            if name == "last.npz":
+                with keep(tmp_path, epochs=2) as keeper:
+                    got = keeper.restore(start())
+                assert len(keeper.history) == 2 and all(map(np.array_equal, got, want))
+            else:
+                assert cavs.data.read_run(tmp_path) == known
+                assert float(cavs.data.restore_best(tmp_path, jnp.float32(0))) == best
+        except cavs.data.KeeperError as error:
+            assert name in str(error) or "model.json" in str(error)
+
+
+def test_a_damaged_save_is_replaced_by_the_one_before_it(tmp_path: Path) -> None:
+    want = run(keep(tmp_path))
+    for damage in (lambda path: path.write_bytes(path.read_bytes()[:-40]), Path.unlink):
+        damage(tmp_path / "last.npz")
+        keeper = keep(tmp_path)
+        got = run(keeper)
+        assert (damage is Path.unlink) or "Resuming from the save before it, last-before.npz" in keeper.notes[0]
+        assert all(map(np.array_equal, got, want)) and len(keeper.history) == 3
+        run(keep(tmp_path))
+    (tmp_path / "last-before.npz").unlink()
+    (tmp_path / "last.npz").write_bytes(b"PK")
+    with pytest.raises(cavs.data.KeeperError, match="last.npz is damaged"):
+        run(keep(tmp_path))
+
+
+def test_files_of_another_run_of_nan_and_of_other_states_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        run(keep(tmp_path / name, epochs=1))
+    (tmp_path / "b" / "model.json").write_bytes((tmp_path / "a" / "model.json").read_bytes())
+    with pytest.raises(cavs.data.KeeperError, match="last.npz belongs to another run than .*model.json"):
+        run(keep(tmp_path / "b"))
+    with pytest.raises(cavs.data.KeeperError, match=r"got float32\[\] at .*; expected float32\[2\]"):
+        cavs.data.restore_best(tmp_path / "a", jnp.zeros(2, jnp.float32))
+    with keep(tmp_path / "nan") as keeper:
+        state = keeper.restore(start())
+        keeper.score(state, {"loss": 1.0}, best={"w": jnp.array([1, jnp.inf], jnp.float32)})
+    with pytest.raises(cavs.data.KeeperError, match=r"got NaN or infinity at \['w'\]"):
+        cavs.data.restore_best(tmp_path / "nan", {"w": jnp.zeros(2, jnp.float32)})
+    with pytest.raises(cavs.data.KeeperError, match="there is no model.json in it"):
+        cavs.data.read_run(tmp_path)
+
+
+def test_a_changed_file_of_the_data_and_other_versions_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").write_text("1")
+    run(keep(tmp_path / "run", files=[str(tmp_path / "data")]))
+    with monkeypatch.context() as patch:
+        patch.setattr(keepers.kept, "versions", lambda: {"jax": "0.1"})
+        keeper = keep(tmp_path / "run", files=[str(tmp_path / "data")])
+        run(keeper)
+    assert "resumed with jax 0.1: results may not be bitwise equal" in keeper.notes[0]
+    (tmp_path / "data").write_text("2")
+    with pytest.raises(cavs.data.KeeperError, match="data has changed since .*run was trained on it; expected the same file"):
+        run(keep(tmp_path / "run", files=[str(tmp_path / "data")]))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("name", ["model.json", "best.npz"])
+def test_a_pipe_is_not_a_checkpoint(tmp_path: Path, name: str) -> None:
+    run(keep(tmp_path, epochs=1))
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises((cavs.data.KeeperError, OSError), match="is not a regular file"):
+        cavs.data.restore_best(tmp_path, jnp.float32(0))
+
+
+# ---- one process, and processes that end ----
+
+
+def test_one_keeper_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    (tmp_path / ".last.npz.0123.tmp").write_bytes(b"half")
+    with keep(tmp_path):
+        assert not list(tmp_path.glob(".*.tmp"))  # of a save that was killed
+        with pytest.raises(cavs.data.KeeperError, match=f"process {os.getpid()} on .* is training in it. Wait until it ends"):
+            run(keep(tmp_path))
+    run(keep(tmp_path))
+
+
+def test_folders_that_are_created_together_differ(tmp_path: Path) -> None:
+    names = [cavs.data.new_folder(tmp_path / "runs" / "t").name for _ in range(3)]
+    assert names == ["t", "t-2", "t-3"]
+
+
+class Killed(BaseException):
+    """Simulates SIGKILL: no `except Exception` of the program catches it."""
+
+
+@pytest.mark.parametrize("write", range(1, 8))
+def test_a_run_killed_at_any_write_goes_on_to_the_same_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: int) -> None:
+    want = run(keep(tmp_path / "whole"))
+    left, replace = [write], os.replace
+
+    def dies(*paths: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+        replace(*paths)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "replace", dies)
+        run(keep(tmp_path / "killed"))
+    keeper = keep(tmp_path / "killed")
+    got = run(keeper)
+    assert all(map(np.array_equal, got, want)) and len(keeper.history) == 3
+
+
+def test_the_error_of_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(keepers, "write_whole", full)
+    with pytest.raises(OSError, match="history.json"):
+        run(keep(tmp_path))
+    monkeypatch.undo()
+    assert len(run(keep(tmp_path))) == 2
+
+
+def test_a_written_file_is_synced_and_so_is_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = [], os.fsync
+
+    def spy(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    files.write_whole(tmp_path / "a", b"1")
+    assert synced == [False, True] and (tmp_path / "a").read_bytes() == b"1"
+    with pytest.raises(RuntimeError), files.replacing(tmp_path / "a") as temporary:
+        Path(temporary).write_bytes(b"2")
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"1"
