@@ -6,6 +6,7 @@ from typing import Any, cast
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from cavs._function.equal_jaxprs import literal_key
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import CALLS, Atom, Eqn, Jaxpr, Literal, Var, bodies_in, is_var, opened
 
@@ -30,7 +31,7 @@ def _merged(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[
             continue
         key = None
         if not e.effects and not bodies_in(e) and e.primitive.name != "optimization_barrier" and e.primitive.name != "empty":
-            operands = tuple(x if is_var(x) else (str(x.val), x.aval) for x in e.invars)
+            operands = tuple(x if is_var(x) else literal_key(x) for x in e.invars)
             key = e.primitive, operands, str(sorted(e.params.items(), key=lambda kv: kv[0]))
         same = first.setdefault(key, e) if key is not None else e
         if same is e:
