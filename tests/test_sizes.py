@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs._engines.lower import recurrence_of
 from cavs._readers.targets import as_values
+from cavs._run.plans import plan_of
+from cavs.kernels import Unfit
 from tests.odd_graphs import GRAPHS, children_of
 from tests.per_vertex import PerVertex, with_edges
 from tests.truth import assert_close
@@ -100,6 +103,22 @@ def test_values_and_gradients_are_those_vertex_by_vertex(name: str, batch: str, 
     got = jax.value_and_grad(of, (0, 1, 2) if name == "edges" else (0, 1), has_aux=True)(*given)
     want = jax.tree.map(lambda x: jnp.asarray(x, dtype), truth(name, batch, n, h))
     assert_close(got, want, 1e-11 if engine == "scan" else 2e-4)
+
+
+@pytest.mark.parametrize(("n", "h"), [(0, 64), (64, 0)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_engine_persistent_refuses_values_of_width_0(name: str, n: int, h: int) -> None:
+    """On a GPU engine scan then runs."""
+    params, x, e = random(n, h, BATCHES["leaves alone"])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.float32), (params, x | {"edges": e}))
+    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like[1])
+    e = x.pop("edges") if name == "edges" else None
+    state = {"h": jax.ShapeDtypeStruct((h,), np.float32), "z": jax.ShapeDtypeStruct((n,), np.float32)}
+    F = cavs.VertexFunction(FUNCTIONS[name], state=state, arity=2)
+    plan = plan_of(F, like[0], x, edges=e)
+    for forward in (True, False):
+        with pytest.raises(Unfit, match="it computes with values of width 0"):
+            recurrence_of(plan, None, forward)
 
 
 def test_stacked_batches_have_arrays_of_width_0() -> None:

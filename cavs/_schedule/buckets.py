@@ -98,7 +98,7 @@ def groups_of(
     sizes: np.ndarray, graphs: np.ndarray, rooted: np.ndarray, forest: np.ndarray, fan_in: np.ndarray, options: Options
 ) -> Groups:
     """The groups of K batches with these padded `sizes` (K, 3, kinds). The other arrays are (K,)."""
-    each = (*sizes.reshape(len(graphs), -1).T, graphs, rooted, forest, fan_in)
+    each = (*sizes.reshape(len(graphs), math.prod(sizes.shape[1:])).T, graphs, rooted, forest, fan_in)
     number: dict[tuple[int, ...], int] = {}
     group = np.array([number.setdefault(key, len(number)) for key in zip(*(x.tolist() for x in each), strict=True)])
     first = np.unique(group, return_index=True)[1]

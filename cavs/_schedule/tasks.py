@@ -145,7 +145,7 @@ def cut_tasks(order: Order, classes: list[Classes], class_of: np.ndarray, num_cl
     counts, edges_before = order.counts[:, 1:], order.edges_before
     num_children = None if order.ragged is None else order.ragged.num_children
     num_batches, levels, num_kinds = counts.shape
-    by_row = counts.reshape(num_batches, -1)  # (level, kind): the order of the rows
+    by_row = counts.reshape(num_batches, levels * num_kinds)  # (level, kind): the order of the rows
     run = by_row.ravel().nonzero()[0]
     run_batch, run_kind = run // max(levels * num_kinds, 1), run % num_kinds
     run_size = by_row.ravel()[run]
