@@ -5,6 +5,7 @@ and what is not, it drops them (0.10, 0.11), and a second derivative then meets 
 effects, which `jax.custom_jvp` refuses. A primitive keeps its rules until it is lowered.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -18,8 +19,10 @@ from jax._src.state import discharge
 from jax.core import ShapedArray
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._function.jaxprs import opened
+from cavs._function.mesh_types import unchecked, untyped
 from cavs._graphs.pytree import PyTree
 
 Arrays: TypeAlias = list[jax.Array]
@@ -38,11 +41,13 @@ class Rules:
         run: the function.
         push: `push(primals, tangents) -> (results, their tangents)`.
         batch: `batch(map, dims, operands) -> results` with the batch in front, where `map(fn, in_axes)` is `jax.vmap`.
+        sealed: whether JAX is not to check the types of values inside of a `shard_map`. Results then vary as the operands do.
     """
 
     run: Flat
     push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]
     batch: Callable[[Callable[..., Flat], list[int | None], Arrays], Arrays]
+    sealed: bool = False
 
 
 def call(rules: Rules, *operands: jax.Array) -> Arrays:
@@ -68,6 +73,40 @@ def replaceable(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Call
         return shapes[0].unflatten(outs)
 
     return replaced
+
+
+def sealed(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fn` for use inside a `jax.shard_map` that checks types. Inside of `fn`, JAX does not check them.
+
+    Its arguments are pytrees of arrays that vary along the same mesh axes. So do all results.
+    """
+
+    def of_varying(*args: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten(args)
+        shapes: list[Any] = []
+        outs = call(_sealed(flat(fn, tree, shapes)), *leaves)
+        return shapes[0].unflatten(outs)
+
+    return of_varying
+
+
+def _sealed(run: Flat) -> Rules:
+    def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
+        which = [i for i, t in enumerate(tangents) if t is not None]
+        places: list[int] = []
+
+        def both(*operands: jax.Array) -> Arrays:
+            given = dict(zip(which, operands[len(primals) :], strict=True))
+            outs, found = pushed(run, list(operands[: len(primals)]), [given.get(i) for i in range(len(primals))])
+            places[:] = [i for i, t in enumerate(found) if t is not None]
+            return [*outs, *(t for t in found if t is not None)]
+
+        results = call(_sealed(both), *primals, *(t for t in tangents if t is not None))
+        outs = results[: len(results) - len(places)]
+        found = dict(zip(places, results[len(outs) :], strict=True))
+        return outs, [found.get(i) for i in range(len(outs))]
+
+    return Rules(run, push, lambda over, dims, operands: call(_sealed(over(run, tuple(dims))), *operands), sealed=True)
 
 
 def flat(fn: Callable[..., PyTree], tree: Any, shapes: list[Any]) -> Flat:
@@ -97,7 +136,11 @@ def mapping(axis: Any) -> Callable[..., Flat]:
 
 
 def _run(*operands: jax.Array, call: Any, rules: Rules) -> Arrays:
-    return rules.run(*operands) if call is None else jex.jaxpr_as_fun(call)(*operands)
+    run = rules.run if call is None else jex.jaxpr_as_fun(call)
+    if not rules.sealed:
+        return run(*operands)
+    with unchecked():
+        return run(*untyped(operands))
 
 
 def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> Any:
@@ -107,7 +150,10 @@ def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> A
 
 def _traced(rules: Rules, operands: Sequence[Any]) -> Any:
     """The function as a jaxpr, without what nobody reads, which lowering would not remove inside."""
-    jaxpr, consts = opened(jax.make_jaxpr(rules.run)(*operands))
+    if rules.sealed:
+        operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in operands]
+    with unchecked() if rules.sealed else contextlib.nullcontext():
+        jaxpr, consts = opened(jax.make_jaxpr(rules.run)(*operands))
     assert not any(isinstance(x, jax.core.Tracer) for x in consts), "a function with rules closes over tracers"
     jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return jex.ClosedJaxpr(jaxpr, consts)
@@ -115,9 +161,14 @@ def _traced(rules: Rules, operands: Sequence[Any]) -> Any:
 
 def _types(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray], Any]:
     jaxpr, _ = opened(_traced(rules, operands) if call is None else call)
+    types: Any = [x.aval for x in jaxpr.outvars]
+    if rules.sealed:
+        mesh, manual = operands[0].sharding.mesh, operands[0].manual_axis_type
+        whole = [NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)) for x in types]
+        types = [x.update(sharding=of, manual_axis_type=manual) for x, of in zip(types, whole, strict=True)]
     # References that begin and end inside are no effect: `lower_fun` turns them into arrays.
     effects = {effect for effect in jaxpr.effects if type(effect).__name__ != "InternalMutableArrayEffect"}
-    return [x.aval for x in jaxpr.outvars], effects  # type: ignore[misc]
+    return types, effects
 
 
 def _push(primals: Sequence[jax.Array], tangents: Sequence[Any], *, call: Any, rules: Rules) -> tuple[Arrays, list[Any]]:
