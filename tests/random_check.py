@@ -27,6 +27,7 @@ from tests.random_values import (
     moved_by,
     parameters,
     per_vertex,
+    precision_of,
     rounded,
     rows_wanted,
     vertex_function,
@@ -206,7 +207,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     else:
         closed, data = net, (sched,)
     names = tuple(sorted(how.names.items()))
-    with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision), keep(least=False, names=names):
+    with jax.default_matmul_precision(precision_of(case)), keep(least=False, names=names):
         (gp, gx), pushes = gradient(closed, case, params, x, rows, how.vmap, how.way, *data)
     if used is not None:
         used += ["scan"] if how.vmap else engines_of(F, engine, sched)

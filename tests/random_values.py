@@ -125,6 +125,11 @@ def vertex_function(case: Case, fns: dict[Any, Any]) -> cavs.VertexFunction:
     return cavs.VertexFunction(fn, state=state, arity=spec.arity, optimizations=cavs.Optimizations(**how.optimizations))
 
 
+def precision_of(case: Case) -> str | None:
+    """Returns the precision of products as JAX names it; None for TF32, its default on a GPU."""
+    return None if case.options.precision == "tf32" else case.options.precision
+
+
 def engines_of(F: cavs.VertexFunction, engine: Any, sched: cavs.Schedule) -> list[str]:
     """Returns the name of the engine that has run F on a schedule, once for each plan of F."""
     plans = [x for x in F.cache.values() if isinstance(x, FunctionPlan)]

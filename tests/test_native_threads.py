@@ -246,7 +246,14 @@ CORES = [
     ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "250000 100000\n"}, 2),
     ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
     # Of those around it the smallest counts.
-    ({"proc/self/cgroup": "0::/pod/box\n", "sys/fs/cgroup/pod/cpu.max": "300000 100000\n", "sys/fs/cgroup/pod/box/cpu.max": "max 100000"}, 3),
+    (
+        {
+            "proc/self/cgroup": "0::/pod/box\n",
+            "sys/fs/cgroup/pod/cpu.max": "300000 100000\n",
+            "sys/fs/cgroup/pod/box/cpu.max": "max 100000\n",
+        },
+        3,
+    ),
     # Version 1; in a container the path may be that of the machine, and then the container's own is the mounted folder.
     (
         {
@@ -265,7 +272,7 @@ CORES = [
         None,
     ),
     ({"proc/self/cgroup": "0::/../x\n", "sys/fs/cgroup/cpu.max": "not a quota\n"}, None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("files", "quota"), CORES)

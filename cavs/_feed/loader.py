@@ -57,12 +57,13 @@ class Loader:
             `(graphs, pick)` in it, `pick(samples)` returns the graphs of a batch, the same number for each batch.
         batches: the number of graphs of a batch; or an iterable of integer arrays, the graphs of each batch. An iterator may
             be infinite: each loop continues it where the loop before was left.
-        seed: shuffles every epoch. `None`: all epochs are alike.
+        seed: shuffles every epoch. `None`: all epochs are alike, in the order of the data unless `group` says otherwise.
         fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such.
         collate: `collate(sample)` returns the pytree of NumPy arrays of a batch, from a `Sample` with the attributes `numbers`,
             `present`, `graphs` and `sched`. By default `sample.sched`.
         group: "balanced" draws batches of nearly equal numbers of vertices, which need the fewest shapes and the least
             padding; "similar" puts graphs of similar sizes into a batch; "random" draws them independently of their sizes.
+            `None`: "balanced", or without a seed the order of the data.
         last: what to do if the graphs do not fill the last batch: "short" yields a smaller one, "drop" leaves them out, and
             "pad" fills up with copies of the smallest graph. Their labels are -1 and must not count in the loss; `collate`
             sees them in `sample.present`.
@@ -98,7 +99,7 @@ class Loader:
         seed: int | None = 0,
         fields: Sequence[str] | None = None,
         collate: Callable[[Sample], PyTree] | None = None,
-        group: str = "balanced",
+        group: str | None = None,
         last: str = "short",
         shapes: "int | Loader" = 3,
         steps: int | None = None,
@@ -116,6 +117,7 @@ class Loader:
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
+        group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
         given = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts)
         self._settings = checked(given, self._members, len(sizes))
         self._sampler = Sampler(self._settings, sizes)

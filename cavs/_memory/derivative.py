@@ -5,16 +5,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
 from cavs._function.custom_rules import in_forward_mode, reverse_differentiable
-from cavs._function.jaxprs import Atom
 from cavs._memory.graph import Kept
+from cavs._run.manual_axes import checked_axes, zeros
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], Kept]  # from the inputs that are differentiated to what is kept
+
+MSG_CHECKED = (
+    "recompute: got a function that calls cavs.run, inside of jax.shard_map with check_vma=True; expected one outside of it, or "
+    "check_vma=False. Write jax.shard_map(..., check_vma=False), with the sum of gradients over devices that this needs."
+)
 
 
 def with_derivative(closed: Any, keep: Keep) -> Flat:
@@ -26,11 +30,6 @@ def with_derivative(closed: Any, keep: Keep) -> Flat:
         return kept.pull_back(values, filled, late=True)
 
     return planned(jex.jaxpr_as_fun(closed), keep, lambda kept, args: kept.forward(args, late=True), backward)
-
-
-def zeros(x: Atom) -> jax.Array:
-    """Zeros of the type of a variable or literal."""
-    return jnp.zeros(x.aval.shape, x.aval.dtype)
 
 
 def planned(
@@ -51,6 +50,8 @@ def planned(
 
     def keeping(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], _Saved]:
         kept = keep([i for i, is_varied in enumerate(varied) if is_varied])
+        if kept.graph.refusal and checked_axes():
+            raise ValueError(MSG_CHECKED)
         outs, values = forward(kept, primals)
         outs = in_forward_mode(outs, kept.graph.refusal) if kept.graph.refusal else outs
         return outs, _Saved(values, kept, len(primals))

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.core import ShapedArray
 
 from cavs._function.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._function.equations import is_float, needed, run_equations
@@ -235,10 +236,10 @@ def value(x: Atom, env: Env) -> Any:
     return env[x] if is_var(x) else x.val
 
 
-def shape(x: Any) -> jax.ShapeDtypeStruct:
-    """The shape, dtype and weak type of a variable, an abstract value or an array."""
-    aval = getattr(x, "aval", x)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+def shape(x: Any) -> Any:
+    """The type of a variable, an abstract value or an array; a shape stays one."""
+    x = getattr(x, "aval", x)
+    return x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
 
 
 def differentiated(

@@ -11,13 +11,15 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 # Private: JAX switches the check only for a whole `shard_map`.
 from jax._src import config as _config
+from jax.core import ShapedArray
 from jax.sharding import PartitionSpec
 
 from cavs._function.custom_rules import reverse_differentiable
@@ -28,10 +30,11 @@ from cavs._stages.cotangents import instantiated
 Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, data, inputs, select) -> pushes
 
 
-def varying(x: jax.Array) -> frozenset[str]:
-    """The mesh axes along which `x` may differ between devices, inside `jax.shard_map`."""
-    of = jax.typeof(x)
-    return frozenset(of.mat.varying if hasattr(of, "mat") else getattr(of, "vma", ()))
+def varying(x: Any) -> frozenset[str]:
+    """The mesh axes along which an array, or a value of a type, may differ between devices, inside `jax.shard_map`."""
+    of = x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
+    manual = getattr(of, "mat", None) or getattr(of, "manual_axis_type", None)
+    return frozenset(getattr(of, "vma", None) or () if manual is None else manual.varying)
 
 
 def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -40,6 +43,12 @@ def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
         return x
     more = tuple(axis for axis in axes if axis not in varying(x))
     return lax.pcast(x, more, to="varying") if more else x
+
+
+def zeros(of: Any) -> jax.Array:
+    """Zeros of the type of a variable, a literal or an abstract value."""
+    of = getattr(of, "aval", of)
+    return vary(jnp.zeros(of.shape, of.dtype), tuple(varying(of)))
 
 
 def devices() -> tuple[tuple[str, ...], int]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
-from cavs._schedule.shapes import BatchSizes, NoRoom
+from cavs._schedule.shapes import BatchSizes, NoRoom, no_room
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
 from cavs.kernels import BAD_GRAPHS, BAD_INDEX, LAYOUT, NO_ROOM, TOO_LARGE, CutTables, GraphArrays, schedule_library
 
@@ -103,8 +103,9 @@ def schedule_stack(source: Source, batches: Sequence[np.ndarray], cut: Cut, shap
     tables, layout = _tables(cut), _layout(shape)  # held here: a cache may drop them
     given = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
     status = _library().cavs_schedule(*given, _address(out), _address(failed))
-    if status:
-        _check(status, f"the graphs {batches[int(failed[0])].tolist()} do not fit the shape {shape}.")
+    if status == NO_ROOM:
+        raise no_room(batches[int(failed[0])], shape)
+    _check(status)
 
 
 def _library() -> ctypes.CDLL:
