@@ -131,9 +131,9 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
     Yields once when all plans are compiled, and nothing has run.
 
     Returns:
-        A record. "points" has for each budget its bytes, the plan ("parts", "segments"), how many steps were compiled to find it
-        ("compilations") in how many CPU seconds ("plan_s"), its temporary bytes as compiled here ("temp"), "ms" of a step, and
-        the largest difference of a gradient to that of the first budget, relative to its largest element ("difference").
+        A record. "points" has for each budget its bytes, the plan ("parts", "segments"), how many steps were compiled to find
+        it ("compilations") in how many CPU seconds ("plan_s"), its temporary bytes as compiled here ("temp"), "ms" of a step,
+        and the largest difference of a gradient to that of the first budget, relative to its largest element ("difference").
     """
     step = Step(program, engine, graphs, hidden)
     (whole, _), (smallest, _) = step.plan(), step.plan("min")
@@ -155,7 +155,7 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
             "difference": difference_of(grads, first),
         }
     found = [
-        {"budget": budget, "parts": plan.parts, "segments": plan.segments, "compilations": len(plan._search.known)}
+        {"budget": budget, "parts": plan.parts, "segments": plan.segments, "compilations": len(plan._batch.sizes)}
         | {"plan_s": round(seconds, 2)}
         | measured[choice_of(plan)]
         for budget, (plan, seconds) in zip(wanted, asked, strict=True)

@@ -26,7 +26,8 @@ def against_scan(program: str, engine: str, graphs: int, hidden: int, steps: int
     Yields once when all is compiled, and nothing has run.
 
     Returns:
-        A record. "plans" has for the scan and for each plan its "name", temporary bytes ("temp"), "ms" of a step, and the largest difference of a gradient to that of the scan, relative to its largest element.
+        A record. "plans" has for the scan and for each plan its "name", temporary bytes ("temp"), "ms" of a step, and the
+        largest difference of a gradient to that of the scan, relative to its largest element.
     """
     step = Step(program, engine, graphs, hidden)
     vertices = step.graphs.num_vertices

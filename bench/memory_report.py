@@ -67,9 +67,9 @@ def _budgets(records: list[Record]) -> str:
     )  # fmt: skip
     text = "\n### Budgets in geometric steps, from no budget to the floor\n\n" + _table(head, rows)
     return text + (
-        '\n"Fit" counts the budgets that the compiled step keeps. "Falls": no smaller budget needs more memory. "Compilations": '
-        "the most that one plan took. Gradients: the largest difference to those without a budget, relative to the largest "
-        "element.\n" + _failed(records)
+        '\n"Fit" counts the budgets that the compiled step keeps. "Falls": no smaller budget needs more memory. '
+        '"Compilations": the most that one plan took. Gradients: the largest difference to those without a budget, relative to '
+        "the largest element.\n" + _failed(records)
     )
 
 
@@ -121,8 +121,8 @@ def _echo(records: list[Record]) -> str:
     head = ("model", "variant", "temporary", "whole step", "allocator's peak", "smaller", "ms", "time", "estimated / compiled")
     text = "\n### Echo's models, a whole training step\n\n" + _table(head, rows)
     note = (
-        '\n"Smaller" and "time" compare whole steps with `jax.grad`. Estimates, which order the plans that are compiled, are of '
-        "the loss and its gradients, compared with these compiled alone.\n"
+        '\n"Smaller" and "time" compare whole steps with `jax.grad`. Estimates, which order the plans that are compiled, are '
+        "of the loss and its gradients, compared with these compiled alone.\n"
     )
     return text + note + _failed(records)
 

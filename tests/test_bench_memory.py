@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import pytest
 
 from bench import echo, echo_cases, memory, memory_report, store

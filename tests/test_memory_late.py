@@ -1,4 +1,4 @@
-"""`recompute` around loops: their stacked results begin to exist when they run (`cavs._memory.late`)."""
+"""`recompute` around loops: their stacked results begin to exist when they run (`cavs._function.late_zeros`)."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cavs._memory import late
-from cavs._memory.late import run_late
+from cavs._function import late_zeros
+from cavs._function.late_zeros import run_late
 from cavs.memory import recompute
 from tests.lower_for_hopper import compile_for_hopper
 from tests.test_memory_echo import case
@@ -18,7 +18,7 @@ from tests.truth import assert_close
 
 @pytest.fixture(autouse=True)
 def every_loop_is_late(monkeypatch):
-    monkeypatch.setattr(late, "_SMALL", 0)
+    monkeypatch.setattr(late_zeros, "_SMALL", 0)
 
 
 def loss(w: Any, xs: Any, reverse: bool = False) -> Any:

@@ -13,10 +13,10 @@ from cavs._function.costs import bytes_of_var, flops_of, is_costly, is_heavy, ma
 from cavs._function.equations import is_float, needed, run_equations
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
+from cavs._function.late_zeros import run_late
 from cavs._function.minimum_cut import compared, minimum_cut
 from cavs._function.names import Names, behind, chosen, without_names
 from cavs._function.reverse_only import refusal_in
-from cavs._memory.late import run_late
 
 _SMALL = 16
 _NEVER = 1 << 20  # times the size of a value that is not to be kept

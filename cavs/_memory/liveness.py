@@ -1,7 +1,7 @@
 """The memory of a derivative, estimated from its equations: this orders plans before they are compiled.
 
-XLA fuses cheap equations with what reads them, so most values never exist in memory. A value has a buffer if a product, a loop, a
-sum or a scatter makes or reads it. It is free after the last equation that reads it, directly or through fused equations.
+XLA fuses cheap equations with what reads them, so most values never exist in memory. A value has a buffer if a product, a loop,
+a sum or a scatter makes or reads it. It is free after the last equation that reads it, directly or through fused equations.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
