@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -59,7 +60,7 @@ def across_axes(call: Call) -> Call:
         return sealed(saving)(*values)
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
-        floats = {i: vary(ct, axes) for i, ct in enumerate(instantiated(cts)) if ct.dtype != jax.dtypes.float0}
+        floats = {i: vary(jnp.asarray(ct), axes) for i, ct in enumerate(instantiated(cts)) if ct.dtype != jax.dtypes.float0}
 
         def pulled(pull: Callable[[PyTree], PyTree], floats: dict[int, jax.Array]) -> PyTree:
             return pull([floats.get(i, ct) for i, ct in enumerate(instantiated(cts))])
