@@ -18,9 +18,7 @@ from cavs._function.ruled import Arrays, Tangents, mapping, pushed
 
 Cotangents: TypeAlias = list[jax.Array | None]  # `None` is zero
 
-# JAX remembers the types of equations by their parameters, for as long as its caches live, except for primitives of this name.
-# It would keep what `Linear` refers to alive.
-linear_p = jex.Primitive("custom_lin")
+linear_p = jex.Primitive("linear")
 linear_p.multiple_results = True
 
 

@@ -55,24 +55,27 @@ def call(rules: Rules, *operands: jax.Array) -> Arrays:
     return ruled_p.bind(*operands, call=None, rules=rules)
 
 
-def replaceable(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn`, for which `other`, the same function, runs under `jax.vmap` and where it is differentiated.
+def replaceable(fn: Callable[..., PyTree], other: Callable[..., PyTree], batched: bool = False) -> Callable[..., PyTree]:
+    """Returns `fn`, for which `other`, the same function, runs where it is differentiated and under `jax.vmap`.
 
-    Both take pytrees of arrays by position, and close over no tracers.
+    Both take pytrees of arrays by position, and close over no tracers. If `fn` can be `batched`, it runs under `jax.vmap`.
     """
 
     def replaced(*args: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten(args)
         shapes: list[Any] = []
-        run, instead = flat(fn, tree, shapes), flat(other, tree, shapes)
-
-        def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
-            return pushed(instead, primals, tangents)
-
-        outs = call(Rules(run, push, lambda over, dims, operands: over(instead, tuple(dims))(*operands)), *leaves)
+        outs = call(_replaceable(flat(fn, tree, shapes), flat(other, tree, shapes), batched), *leaves)
         return shapes[0].unflatten(outs)
 
     return replaced
+
+
+def _replaceable(run: Flat, other: Flat, batched: bool) -> Rules:
+    def batch(over: Callable[..., Flat], dims: list[int | None], operands: Arrays) -> Arrays:
+        instead = over(other, tuple(dims))
+        return call(_replaceable(over(run, tuple(dims)), instead, True), *operands) if batched else instead(*operands)
+
+    return Rules(run, lambda primals, tangents: pushed(other, primals, tangents), batch)
 
 
 def sealed(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
