@@ -23,7 +23,7 @@ class NativeOperation(NamedTuple):
 
 
 def _read(text: str) -> dict[str, NativeOperation]:
-    lines = [line for line in text.splitlines() if line and not line.startswith("//")]
+    lines = [line for line in text.splitlines() if line and line[:2] != "//"]
     found: dict[str, NativeOperation] = {}
     for code, line in enumerate(lines):
         match = _LINE.fullmatch(line)
