@@ -74,7 +74,9 @@ def truth(name: str, batch: str, n: int, h: int) -> Any:
     """Returns the pushes and gradients of the loss, vertex by vertex in float64."""
     graphs = BATCHES[batch]
     lists = [children_of(graphs, g) for g in range(len(graphs))]
-    kinds = [None] * graphs.num_vertices if graphs.kind is None else [graphs.kind_names[k] for k in graphs.kind]
+    kinds: list[Any] = [None] * graphs.num_vertices
+    if graphs.kind is not None and graphs.kind_names:
+        kinds = [graphs.kind_names[k] for k in graphs.kind]
     net = PerVertex(dict.fromkeys(kinds, FUNCTIONS[name]), lists, kinds, {"h": jnp.zeros(h), "z": jnp.zeros(n)})
 
     def of(params: Any, x: Any, e: Any) -> Any:
@@ -93,7 +95,7 @@ def test_values_and_gradients_are_those_vertex_by_vertex(name: str, batch: str, 
         pytest.skip("without edges")
     graphs, dtype = BATCHES[batch], np.float64 if engine == "scan" else np.float32
     state = {"h": jax.ShapeDtypeStruct((h,), dtype), "z": jax.ShapeDtypeStruct((n,), dtype)}
-    fns = FUNCTIONS[name] if graphs.kind is None else dict.fromkeys(graphs.kind_names, FUNCTIONS[name])
+    fns = dict.fromkeys(graphs.kind_names, FUNCTIONS[name]) if graphs.kind_names else FUNCTIONS[name]
     F, sched = cavs.VertexFunction(fns, state=state, arity=2), cavs.schedule(graphs)
 
     def of(params: Any, x: Any, e: Any) -> Any:
