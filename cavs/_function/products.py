@@ -67,19 +67,15 @@ def _large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLi
     def primal(x: jax.Array, w: jax.Array) -> jax.Array:
         return _product(x, w, (1, axis), precision)
 
-    def plain(x: jax.Array, w: jax.Array) -> jax.Array:  # tangents have ranges of their own
-        return _plain(x, w, (1, axis), precision, jnp.float32)
-
     def forward(varied: tuple[bool, bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         del varied
-        return product(x, w), (x, w)
+        return primal(x, w), (x, w)
 
     def backward(saved: tuple[jax.Array, jax.Array], ct: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, w = saved  # XLA converts each operand once, although it is converted here for each product
         return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
 
-    product = replaceable(primal, plain, batched=True)
-    return reverse_differentiable(product, forward, backward, "run")(x, w)
+    return reverse_differentiable(primal, forward, backward, "run")(x, w)
 
 
 def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
@@ -89,9 +85,16 @@ def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Ar
 def _product(
     a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, powers: Powers = (None, None)
 ) -> jax.Array:
-    """Returns the product of two float32 matrices over one axis of each. On a GPU it is computed in float16."""
+    """Returns the product of two float32 matrices over one axis of each. On a GPU it is computed in float16.
+
+    Its derivatives are those of a plain product: the range of tangents is not that of the values.
+    """
     plain = functools.partial(_plain, axes=axes, precision=precision, dtype=jnp.float32)
-    return lax.platform_dependent(a, b, cuda=functools.partial(in_float16, axes=axes, powers=powers), default=plain)
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return lax.platform_dependent(a, b, cuda=functools.partial(in_float16, axes=axes, powers=powers), default=plain)
+
+    return replaceable(product, plain, batched=True)(a, b)
 
 
 def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:

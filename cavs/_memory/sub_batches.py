@@ -200,7 +200,7 @@ def _check_closed_over(function: str, params: PyTree, varied: list[bool], stacks
     axes = varying(jax.tree.leaves(stacks)[0])
     if any(varying(x) != axes for x in _chosen(params, varied)):
         raise ValueError(
-            f"{function}: loss: closes over an array that is differentiated and the same on all devices of a jax.shard_map "
+            f"{function}: loss: closes over an array that is differentiated, and the same on all devices of a jax.shard_map "
             "with check_vma=True; expected it among the parameters. Write loss(params, batch) with params | {'name': array}."
         )
 
