@@ -27,6 +27,7 @@ from tests.random_values import (
     moved_by,
     parameters,
     per_vertex,
+    precision_of,
     rounded,
     rows_wanted,
     vertex_function,
@@ -64,6 +65,8 @@ def _check(case: Case, fns: dict[Any, Any], setting: Any) -> Outcome:
             by, most = (1e-5, 1e2 * tolerance(case)) if case.options.precision == "highest" else (2**-11, tolerance(case))
         if unsteady(want, reference(case, fns, moved=by), most):
             return Outcome("ill", "the reference itself is ill-conditioned")
+        if case.options.float32 and unsteady(want, reference(case, fns, dtype=jnp.float32), tolerance(case) / 3):
+            return Outcome("ill", "the reference itself needs more than float32")
         return Outcome("wrong", found[0].split(":")[0], "\n".join(found[:6]), *used[:1])
     return Outcome("ok", "", "", *used[:1])
 
@@ -132,20 +135,19 @@ def gradient(net: Any, case: Case, params: Any, x: dict[str, Any], rows: int, vm
 
 
 # --- the reference and cavs
-def reference(case: Case, fns: dict[Any, Any], moved: float = 0.0) -> Any:
-    """The result of the loop over vertices in float64; `moved` is a relative perturbation of parameters and inputs."""
+def reference(case: Case, fns: dict[Any, Any], moved: float = 0.0, dtype: Any = jnp.float64) -> Any:
+    """The result of the loop over vertices; `moved` is a relative perturbation of parameters and inputs."""
     # On the CPU, because XLA's GPU compiler is under test, too. Its float64 gradients were once wrong.
     with jax.default_device(jax.devices("cpu")[0]):
-        return whole_batch(case, fns, moved) if case.options.parts else _reference(case, fns, moved)
+        return (whole_batch if case.options.parts else _reference)(case, fns, moved, dtype)
 
 
-def _reference(case: Case, fns: dict[Any, Any], moved: float) -> Any:
-    dtype = jnp.float64
+def _reference(case: Case, fns: dict[Any, Any], moved: float, dtype: Any) -> Any:
     params, x = (moved_by(moved, rounded(case, values)) for values in (parameters(case), inputs(case)))
     at, count = rows_wanted(case), sum(map(len, case.graphs))
     spec = case.program
     nets = [
-        per_vertex(case, fns),
+        per_vertex(case, fns, dtype),
         PerVertex({None: top_net}, case.graphs, [None] * count, jnp.zeros(TOP[1], dtype)),
     ]
 
@@ -205,7 +207,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     else:
         closed, data = net, (sched,)
     names = tuple(sorted(how.names.items()))
-    with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision), keep(least=False, names=names):
+    with jax.default_matmul_precision(precision_of(case)), keep(least=False, names=names):
         (gp, gx), pushes = gradient(closed, case, params, x, rows, how.vmap, how.way, *data)
     if used is not None:
         used += ["scan"] if how.vmap else engines_of(F, engine, sched)

@@ -2,7 +2,7 @@
 
     python -m tests.random_functions --engine native --seeds 0:500 --processes 16 --json results.jsonl
 
-Prints a table of what ran, and each distinct failure as a short script. `--seed 123` prints one case and runs it.
+Prints a table of what ran, and a few failures of each kind as short scripts. `--seed 123` prints one case and runs it.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tests.random_compare import FAILED, Outcome  # noqa: E402
 from tests.random_poison import check_poison  # noqa: E402
 from tests.random_shrink import shrunk  # noqa: E402
 
+SHRUNK = 3  # cases of one kind of failure that are made smaller
 ENGINES = ("scan", "native", "persistent-interpret", "persistent", "auto")
 STATUSES = {
     "ok": "ran, with the right results",
@@ -59,7 +61,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300, help="seconds after which a case counts as crashed")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other case after so long")
     parser.add_argument("--json", help="a file of results, JSON lines; the last one is the table")
-    parser.add_argument("--shrink-seconds", type=float, default=120, help="for each distinct failure; 0: none is shrunk")
+    parser.add_argument("--shrink-seconds", type=float, default=120, help="for each failure; 0: none is shrunk")
     parser.add_argument("--shrink", type=int, help=argparse.SUPPRESS)
     parser.add_argument("chunk", type=int, nargs="*", help=argparse.SUPPRESS)  # the seeds of a process
     args = parser.parse_args()
@@ -144,14 +146,22 @@ def bulk(args: Any) -> int:
             found.setdefault(line["what"], []).append(line)
     for what, of in found.items():
         print(f"\n=== {of[0]['status']}: {what}: seeds {[line['seed'] for line in of]}\n{of[0]['text']}", flush=True)
-        if args.shrink_seconds:
-            command = [*command_of(args), "--shrink", str(of[0]["seed"]), "--shrink-seconds", str(args.shrink_seconds)]
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=args.shrink_seconds + args.limit)
-                print(done.stdout, flush=True)
-            except subprocess.TimeoutExpired:
-                print("It was not made smaller in time.", flush=True)
+    if args.shrink_seconds:
+        some = [line["seed"] for of in found.values() for line in of[:SHRUNK]]
+        with ThreadPoolExecutor(args.processes) as pool:
+            for seed, text in zip(some, pool.map(lambda seed: shrunk_apart(seed, args), some), strict=True):
+                print(f"\n=== seed {seed}\n{text}", flush=True)
     return 1 if found else 0
+
+
+def shrunk_apart(seed: int, args: Any) -> str:
+    """Returns the script of a case that a process of its own makes smaller."""
+    command = [*command_of(args), "--shrink", str(seed), "--shrink-seconds", str(args.shrink_seconds)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.shrink_seconds + args.limit)
+    except subprocess.TimeoutExpired:
+        return "It was not made smaller in time."
+    return done.stdout or done.stderr[-1500:]
 
 
 def command_of(args: Any) -> list[str]:

@@ -88,7 +88,7 @@ MORE_INTEGERS = [
     "~{0}", "{0} << 2", "({0} - 9) >> 1", "jax.lax.shift_right_logical({0} - 9, 28)", "{0} // 3", "({0} - 5) % 3",
     "jax.lax.population_count({0} * 77)", "jax.lax.clz({0})", "(300 * {0}).astype(jnp.uint8).astype(jnp.int32)",
     "(100 * {0}).astype(jnp.int8).astype(jnp.int32)", "({0}.astype(jnp.uint32) * 0x9E3779B9 >> 16).astype(jnp.int32)",
-    "jax.lax.rem({0} - 5, 3)", "jax.lax.div({0} - 9, {1} + 1)", "{0}.astype(jnp.int64).astype(jnp.int32)",
+    "jax.lax.rem({0} - 5, jnp.full_like({0}, 3))", "jax.lax.div({0} - 9, {1} + 1)", "{0}.astype(jnp.int64).astype(jnp.int32)",
 ]  # fmt: skip
 FLOATS = ["jnp.floor(3 * {0} + 0.04).astype(jnp.int32)", "({0} * 1e13).astype(jnp.int32)", "({0} + 0.02).astype(bool)"]
 COMPARED = ["{0} == {1}", "{0} != {1}", "{0} < {1}", "{0} <= {1}", "{0} > {1} - 2", "{0} - 3 >= {1}", "{0}.astype(bool)"]
@@ -111,12 +111,24 @@ def arithmetic(g: Maker) -> Var:
 
 
 REDUCED = {
-    "i": ["jnp.bitwise_or.reduce({0})", "jnp.bitwise_and.reduce({0} | 1)", "{0}.max()", "{0}.min()", "{0}.sum(dtype='int32')"],
+    "i": [
+        "jnp.bitwise_or.reduce({0}, axis=None)",
+        "jnp.bitwise_and.reduce({0} | 1, axis=None)",
+        "jnp.bitwise_and.reduce({0}, axis=None)",
+        "{0}.max()",
+        "{0}.min()",
+        "{0}.sum(dtype='int32')",
+    ],
     "b": ["{0}.any()", "{0}.all()", "{0}.sum(dtype='int32') > 1", "~{0}.any()"],
 }
 MORE_REDUCED = {
-    "i": ["jnp.bitwise_xor.reduce({0})", "jnp.prod({0}, dtype='int32')", "jnp.argmax({0})", "jnp.argmin({0} * 3 & 5)"],
-    "b": ["jnp.argmax({0}) == 0", "jnp.bitwise_xor.reduce({0})", "jnp.logical_and.reduce({0})"],
+    "i": [
+        "jnp.bitwise_xor.reduce({0}, axis=None)",
+        "jnp.prod({0}, dtype='int32')",
+        "jnp.argmax({0})",
+        "jnp.argmin({0} * 3 & 5)",
+    ],
+    "b": ["jnp.argmax({0}) == 0", "jnp.bitwise_xor.reduce({0}, axis=None)", "jnp.logical_and.reduce({0}, axis=None)"],
 }
 
 
@@ -124,10 +136,14 @@ def reduced(g: Maker) -> Var:
     """A reduction of a vector or matrix of integers or booleans."""
     kind = g.choose("ib", [3, 1])
     n = g.choose([w for w in g.widths if w] or [1])
-    try:
-        x = g.pick(kind, where=lambda v: v.size > 1 and v.shape != ())
-    except NoFit:
-        x = g.want((n,), kind)
+    if kind == "i" and g.chance(0.5):
+        y = g.pick(where=lambda v: v.size > 1)
+        x = g.emit(y.shape, "jnp.floor(9 * {0} + 0.3).astype(jnp.int32)", [y], -60, 60, "i")
+    else:
+        try:
+            x = g.pick(kind, where=lambda v: v.size > 1)
+        except NoFit:
+            x = g.want((n,), kind)
     template = g.choose(REDUCED[kind] + MORE_REDUCED[kind] if g.level == ANY else REDUCED[kind])
     if kind == "b":
         return g.emit((), template, [x], kind="b")

@@ -128,6 +128,22 @@ class Maker:
 
         return run
 
+    def twins(self, depth: int) -> Step:
+        """Two loops from one line, whose bodies differ in the sign of a zero, or in which of two weights they read."""
+        body, by_sign = self.steps(depth - 1, 1), self.rng.random() < 0.6
+
+        def run(given: Inputs, x: Array) -> Array:
+            for zero, k in ((0.0, 0), (-0.0, 1)):
+
+                def one(h: Array, _: None, zero: float = zero, k: int = k) -> tuple[Array, None]:
+                    angle = lax.atan2(jnp.full_like(h, zero if by_sign else 0.0), h - 0.25)
+                    return jnp.tanh(body(given, h) @ given.ws[0 if by_sign else k] + 0.1 * angle), None
+
+                x = lax.scan(one, x, None, length=3)[0]
+            return x
+
+        return run
+
     def cond(self, depth: int) -> Step:
         first, second = self.steps(depth - 1, 2), self.steps(depth - 1, 1)
         by_value = self.rng.random() < 0.5
@@ -167,10 +183,12 @@ def function(seed: int) -> Callable[..., Any]:
     """A random function with an auxiliary result."""
     maker = Maker(seed)
     body = maker.steps(2, int(maker.rng.integers(2, 6)))
+    last = maker.twins(1) if maker.rng.random() < 0.4 else None
 
     def loss(*args: Any) -> tuple[Array, Any]:
         given = Inputs(*args)
         x = body(given, given.x)
+        x = last(given, x) if last else x
         return (jnp.sin(x) ** 2).mean() + 0.1 * (x * given.x).sum(), {"x": x, "n": given.indices.sum()}
 
     return loss

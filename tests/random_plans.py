@@ -20,16 +20,17 @@ from tests.random_values import (
     moved_by,
     parameters,
     per_vertex,
+    precision_of,
     rounded,
     vertex_function,
 )
 
 
-def whole_batch(case: Case, fns: dict[Any, Any], moved: float) -> Any:
+def whole_batch(case: Case, fns: dict[Any, Any], moved: float, dtype: Any) -> Any:
     """((gradients of parameters, {}), {"loss": the loss}) of the loop over vertices."""
     params, x = (moved_by(moved, rounded(case, values)) for values in (parameters(case)["f"], inputs(case)))
-    net, counts = per_vertex(case, fns), [len(graph) for graph in case.graphs]
-    rows, edges = given(case.program, cast(x, jnp.float64))
+    net, counts = per_vertex(case, fns, dtype), [len(graph) for graph in case.graphs]
+    rows, edges = given(case.program, cast(x, dtype))
     rows = rows if edges is None else with_edges(rows, edges, case.graphs)
     graph = np.repeat(np.arange(len(counts)), counts)
 
@@ -46,7 +47,7 @@ def whole_batch(case: Case, fns: dict[Any, Any], moved: float) -> Any:
                 some = _some(case)
                 return jnp.where(some, values, 0).sum() / max(some.sum(), 1)
 
-    value, grads = jax.value_and_grad(loss)(cast(params, jnp.float64))
+    value, grads = jax.value_and_grad(loss)(cast(params, dtype))
     return (grads, {}), {"loss": value}
 
 
@@ -87,24 +88,26 @@ def in_parts(case: Case, fns: dict[Any, Any], used: list[str]) -> Any:
             case _:
                 return cavs.data.total(jnp.where(x["some"], values, 0)) / jnp.maximum(cavs.data.total(x["some"]), 1)
 
-    plan = cavs.memory.plan(loss, params, graphs, collate=collate, parts=how.parts)
-    batch = plan.batch(graphs)
-    if how.sub_batched:
-        value, grads = WAYS[how.way](jax.value_and_grad(cavs.memory.sub_batched(loss)))(params, [batch])
-    else:
-        value, grads = WAYS[how.way](jax.value_and_grad(plan.loss))(params, batch)
+    with jax.default_matmul_precision(precision_of(case)):
+        plan = cavs.memory.plan(loss, params, graphs, collate=collate, parts=how.parts)
+        batch = plan.batch(graphs)
+        if how.sub_batched:
+            value, grads = WAYS[how.way](jax.value_and_grad(cavs.memory.sub_batched(loss)))(params, [batch])
+        else:
+            value, grads = WAYS[how.way](jax.value_and_grad(plan.loss))(params, batch)
     used += engines_of(F, how.engine, seen[-1])
     return (grads, {}), {"loss": value}
 
 
 def _rows(pushes: Any, rows: int) -> Any:
     """One number per vertex; zero in padding rows, as the pushes there are zeros."""
-    total = jnp.zeros(rows)
+    total: Any = 0.0
     for i, x in enumerate(jax.tree.leaves(pushes)):
         if is_float(x):
             weights = np.random.default_rng(i).standard_normal(x.shape[1:])
-            total = total + jnp.sin(x * weights.astype(x.dtype)).reshape(rows, -1).sum(1)
-    return total
+            finite = jnp.where(jnp.isfinite(x), x, 0) * weights.astype(x.dtype)
+            total = total + jnp.sin(finite).reshape(rows, -1).sum(1)
+    return total if jnp.ndim(total) else jnp.zeros(rows)
 
 
 def _some(case: Case) -> np.ndarray:

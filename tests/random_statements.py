@@ -41,7 +41,7 @@ UNARY: list[tuple[str, Callable[[float, float], tuple[float, float]], int]] = [
     ("(1.5 + jnp.sin({0})) ** {0}", lambda a, b: (0, 250), PERSISTENT),
     ("jnp.sign({0} - 0.03) * {0}", lambda a, b: (-max(abs(a), abs(b)), max(abs(a), abs(b))), PERSISTENT),
     (
-        "jax.lax.clamp(-0.4, {0}, jnp.full_like({0}, 0.6))",
+        "jax.lax.clamp(jnp.full_like({0}, -0.4), {0}, jnp.full_like({0}, 0.6))",
         lambda a, b: (max(-0.4, min(a, 0.6)), min(0.6, max(b, -0.4))),
         NATIVE,
     ),

@@ -104,12 +104,12 @@ def regloballed(fns: dict[Any, Any], dtype: Any) -> dict[Any, Any]:
     return {k: types.FunctionType(f.__code__, f.__globals__ | {"D": dtype}, f.__name__) for k, f in fns.items()}
 
 
-def per_vertex(case: Case, fns: dict[Any, Any]) -> PerVertex:
-    """Returns the net of a case as a loop over vertices, in float64."""
+def per_vertex(case: Case, fns: dict[Any, Any], dtype: Any) -> PerVertex:
+    """Returns the net of a case as a loop over vertices."""
     spec = case.program
-    leaves = {name: jnp.zeros(shape, dtype_of(kind, jnp.float64)) for name, (shape, kind) in spec.states.items()}
+    leaves = {name: jnp.zeros(shape, dtype_of(kind, dtype)) for name, (shape, kind) in spec.states.items()}
     zero = next(iter(leaves.values())) if spec.bare_state else leaves
-    return PerVertex(regloballed(fns, jnp.float64), case.graphs, case.kinds, zero)
+    return PerVertex(regloballed(fns, dtype), case.graphs, case.kinds, zero)
 
 
 def vertex_function(case: Case, fns: dict[Any, Any]) -> cavs.VertexFunction:
@@ -123,6 +123,11 @@ def vertex_function(case: Case, fns: dict[Any, Any]) -> cavs.VertexFunction:
     state = next(iter(leaves.values())) if spec.bare_state else leaves
     fn = fns[None] if None in fns else fns
     return cavs.VertexFunction(fn, state=state, arity=spec.arity, optimizations=cavs.Optimizations(**how.optimizations))
+
+
+def precision_of(case: Case) -> str | None:
+    """Returns the precision of products as JAX names it; None for TF32, its default on a GPU."""
+    return None if case.options.precision == "tf32" else case.options.precision
 
 
 def engines_of(F: cavs.VertexFunction, engine: Any, sched: cavs.Schedule) -> list[str]:

@@ -107,7 +107,11 @@ def test_what_cannot_be_predicted_is_named():
     for loader, rows, text in (
         (cavs.data.Loader(graphs, 2), "roots", "rows: got 'roots'; expected one of 'vertices', 'graphs'"),
         (cavs.data.Loader(graphs, iter([[0]])), "graphs", "loader: got a mesh, parts, or an iterator of batches"),
-        (cavs.data.Loader(graphs, 3), "vertices", r"fun: got an array of shape \(2,\); expected a row for each of the vertices"),
+        (
+            cavs.data.Loader(graphs, 3),
+            "vertices",
+            r"fun: got an array of shape \(2,\); expected a row for each of the vertices",
+        ),
     ):
         with pytest.raises(ValueError, match=text):
             cavs.data.predict(lambda *_: jnp.zeros(2), 0, loader, rows)

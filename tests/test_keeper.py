@@ -114,7 +114,10 @@ def test_a_run_goes_on_in_the_next_epoch_with_other_batches_and_not_within_one(t
 
 
 def test_a_loss_that_is_not_finite_ends_the_loop(tmp_path: Path) -> None:
-    with keep(tmp_path) as keeper, pytest.raises(FloatingPointError, match="loss: got nan in epoch 1, step 6; expected a finite"):
+    with (
+        keep(tmp_path) as keeper,
+        pytest.raises(FloatingPointError, match="loss: got nan in epoch 1, step 6; expected a finite"),
+    ):
         state = keeper.restore(start())
         for batches in keeper:
             state, sums = step(state, batches)
@@ -187,7 +190,7 @@ def test_a_changed_file_of_the_data_and_other_versions_are_reported(tmp_path: Pa
     (tmp_path / "data").write_text("1")
     run(keep(tmp_path / "run", files=[str(tmp_path / "data")]))
     with monkeypatch.context() as patch:
-        patch.setattr(keepers, "_versions", lambda: {"jax": "0.1"})
+        patch.setattr(keepers.kept, "versions", lambda: {"jax": "0.1"})
         keeper = keep(tmp_path / "run", files=[str(tmp_path / "data")])
         run(keeper)
     assert "resumed with jax 0.1: results may not be bitwise equal" in keeper.notes[0]

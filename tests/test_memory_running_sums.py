@@ -1,4 +1,4 @@
-"""Results of a jaxpr that are added to running sums, term by term: `cavs._memory.running_sums`."""
+"""Results of a jaxpr that are added to running sums, term by term: `cavs._function.running_sums`."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cavs._function.custom_rules import with_rule, with_tangents
-from cavs._memory.running_sums import run_and_add
+from cavs._function.ruled import replaceable
+from cavs._function.running_sums import run_and_add
 from tests.truth import assert_close
 
 N = 130  # N x N float64 are above the bytes from which terms are added one by one
@@ -19,8 +19,7 @@ def one(a, b):
     def inside(a, b):
         return a @ b + jnp.sin(a) @ a.T, b @ a
 
-    found = with_rule(inside, inside)(*lax.stop_gradient((a, b)))
-    twice, once = with_tangents(found, (a, b), lambda args, by: jax.jvp(inside, args, by)[1])
+    twice, once = replaceable(inside, inside)(a, b)
     return twice + jnp.cos(b), once, jnp.sum(a) + 1.0, b, a * b
 
 

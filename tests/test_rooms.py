@@ -18,6 +18,7 @@ ROOMS = (
     "_engines",
     "_run",
     "_feed",
+    "_step",
     "_memory",
     "_debug",
     "_interop",

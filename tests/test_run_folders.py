@@ -1,20 +1,20 @@
-"""The folder of a run: one run and one process per folder, kills before the first save, full disks, unwritable files."""
+"""The folder of a run, as the commands see it: locks, files that cannot be written, damaged files, and files of an attacker."""
 
 import errno
+import io
 import json
 import os
 import shutil
-import stat
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import cavs
 from cavs import cli
-from cavs._readers import files
-from cavs._train import checkpoint, folder as folders
-from cavs._train.config import Config, TrainError
-from cavs._train.loop import Trainer
+from cavs._fit import keeper
+from cavs._fit.folder import locked
 from tests.small_run import SMALL, arrays_of, fails, rewrite, train_run
 
 
@@ -37,144 +37,60 @@ def run(trained, tmp_path, monkeypatch) -> Path:
 
 
 def test_one_process_trains_in_a_folder(run, tmp_path, capsys):
-    before = {path.name: path.read_bytes() for path in run.glob("*.json")}
-    with folders.locked(run):
+    before = {path.name: path.read_bytes() for path in run.glob("*.*")}
+    with locked(run):
         code, error = fails(capsys, "train", "--resume", "run", "--epochs", "3")
         assert code == 2 and f"run: process {os.getpid()} on " in error and "Wait until it ends" in error
-        (tmp_path / "empty").mkdir()
-    with folders.locked(tmp_path / "empty"):
+    (tmp_path / "empty").mkdir()
+    with locked(tmp_path / "empty"):
         code, error = fails(capsys, "train", "t.jsonl", *SMALL, "--out", "empty")
-        assert code == 2 and "is training in it. Wait until it ends, or write --out DIR with another folder" in error
-    assert before == {path.name: path.read_bytes() for path in run.glob("*.json")}
+        assert code == 2 and "is training in it. Wait until it ends, or choose another folder" in error
+    assert before == {path.name: path.read_bytes() for path in run.glob("*.*")}
     assert [path.name for path in (tmp_path / "empty").iterdir()] == [".lock"]
-    with folders.locked(run):  # it is unlocked again
-        pass
-
-
-def test_runs_that_start_together_get_different_folders(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = Config(train="t.jsonl")
-    with folders.new(config, None) as one, folders.new(config, None) as other:
-        assert {one.name, other.name} == {"t", "t-2"}
-    monkeypatch.setattr(Path, "exists", lambda path: False)  # as if both looked before either created its folder
-    with folders.new(config, None) as third:
-        assert third.name == "t-3"
-
-
-def test_a_run_that_started_meanwhile_is_not_overwritten(run):
-    with pytest.raises(TrainError, match="already contains a run"), folders.new(Config(), str(run)):
-        pass
 
 
 def test_files_of_another_run_are_refused(run, capsys):
-    names = {json.loads(path.read_text())["run"] for path in run.glob("*.json")}
-    assert len(names) == 1
     rewrite(run / "model.json", run="another")
     for words in (["predict", "run", "t.jsonl"], ["train", "--resume", "run"]):
         code, error = fails(capsys, *words)
         assert code == 2 and "belongs to another run than run/model.json" in error
 
 
-# ---- kills ----
-
-
-class Killed(BaseException):
-    """Simulates SIGKILL: no `except Exception` of the program catches it."""
-
-
-@pytest.mark.parametrize("write", range(1, 4))
-def test_a_run_killed_before_its_first_epoch_is_restarted_or_resumed(run, monkeypatch, write):
-    """Killed at one of its first writes (of the arrays, of `last.json`, of `model.json`), and again after them."""
-    left = [write]
-
-    def dies(*_):
-        left[0] -= 1
-        if not left[0]:
-            raise Killed
-
-    replace = os.replace
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *a: (dies(), replace(*a)))
-        with pytest.raises(Killed):
-            cli.main(["train", "t.jsonl", *SMALL, "--epochs", "2", "--out", "new"])
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "fit", dies_at_once)
-        with pytest.raises(Killed):
-            cli.main(["train", "t.jsonl", *SMALL, "--epochs", "2", "--out", "new"])  # restarted, and killed once more
-    assert cli.main(["train", "--resume", "new"]) == 0
-    assert arrays_of("new").keys() == arrays_of("run").keys()
+def test_a_damaged_save_is_replaced_by_the_one_before_it(run, capsys):
+    want = arrays_of("run")
+    path = run / "last.npz"
+    path.write_bytes(path.read_bytes()[:-40])
+    assert cli.main(["train", "--resume", "run"]) == 0
+    assert "Resuming from the save before it, last-before.npz" in capsys.readouterr().out
     for name, array in arrays_of("run").items():
-        np.testing.assert_array_equal(arrays_of("new")[name], array)
-
-
-def dies_at_once(*_):
-    raise Killed
-
-
-def test_temporary_files_of_a_killed_save_are_removed(run):
-    (run / ".last-00000001.npz.0123.tmp").write_bytes(b"half")
-    with folders.locked(run):
-        assert not list(run.glob(".*.tmp"))
-
-
-def test_a_written_file_is_synced_and_so_is_its_name(tmp_path, monkeypatch):
-    synced = []
-    fsync = os.fsync
-
-    def spy(descriptor: int) -> None:
-        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", spy)
-    files.write_whole(tmp_path / "a", b"1")
-    assert synced == [False, True] and (tmp_path / "a").read_bytes() == b"1"
-    with pytest.raises(RuntimeError), files.replacing(tmp_path / "a") as temporary:
-        Path(temporary).write_bytes(b"2")
-        raise RuntimeError
-    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"1"
+        np.testing.assert_array_equal(array, want[name])
 
 
 # ---- files that cannot be written ----
 
 
-@pytest.mark.parametrize("when", range(3))
-def test_the_error_of_a_full_disk_names_the_file_and_how_to_resume(run, monkeypatch, capsys, when):
-    """The disk is full at the arrays of step 0, at the first save of an epoch, or at the picture."""
-    suffix, after = ((".npz", 0), (".npz", 2), ("curve.png", 0))[when]
-    seen = []
-
+@pytest.mark.parametrize("name", ["history.json", "curve.png"])
+def test_the_error_of_a_full_disk_names_the_file_and_how_to_resume(run, monkeypatch, capsys, name):
     def full(path, data):
-        if str(path).endswith(suffix):
-            seen.append(path)
-            if len(seen) > after:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{path}.tmp")
-        files.write_whole(path, data)
+        if str(path).endswith(name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(path, data)
 
+    write = keeper.write_whole
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_whole", full)
+        for module in ("keeper", "report"):
+            patch.setattr(f"cavs._fit.{module}.write_whole", full)
         code, error = fails(capsys, "train", "t.jsonl", *SMALL, "--epochs", "1", "--out", "new")
-    assert code == 1 and f"{seen[-1]} cannot be written (No space left on device)" in error
-    if when:
-        assert cli.main(["train", "--resume", "new"]) == 0
-        assert "The last save is intact." in error and "cavs train --resume new" in error
-    else:
-        assert "Nothing was saved." in error and not Path("new/model.json").exists()
+    assert code == 1 and f"new/{name} cannot be written or read (No space left on device)" in error
+    assert "The last save is intact. Resume with: " in error and "cavs train --resume new" in error
+    assert cli.main(["train", "--resume", "new"]) == 0
 
 
-def test_the_error_of_a_missing_or_invalid_folder_names_it(run, monkeypatch, capsys):
-    fit = Trainer.fit
-
-    def goes(trainer, *rest):
-        shutil.rmtree(trainer.folder)
-        return fit(trainer, *rest)
-
-    monkeypatch.setattr(Trainer, "fit", goes)
-    code, error = fails(capsys, "train", "t.jsonl", *SMALL, "--epochs", "1", "--out", "new")
-    assert code == 1 and "cannot be written (No such file or directory)" in error and "Nothing was saved." in error
+def test_the_error_of_a_missing_or_invalid_folder_names_it(run, capsys):
     code, error = fails(capsys, "train", "t.jsonl", *SMALL, "--out", "t.jsonl")
-    assert code == 1 and "--out: the folder t.jsonl cannot be created (File exists)" in error
+    assert code == 1 and "t.jsonl cannot be written or read (File exists)" in error and "Nothing was saved." in error
     code, error = fails(capsys, "train", "t.jsonl", *SMALL, "--out", "t.jsonl/new")
-    assert code == 1 and "cannot be created (Not a directory)" in error
+    assert code == 1 and "(Not a directory)" in error
     code, error = fails(capsys, "predict", "run", "t.jsonl", "--out", "run")
     assert code == 1 and "--out: run cannot be written (Is a directory)" in error
     code, error = fails(capsys, "predict", "t.jsonl", "t.jsonl")
@@ -195,9 +111,82 @@ def test_the_error_of_a_read_only_folder_names_it(run, monkeypatch, capsys):
 
     def read_only(path, flags, *rest, **more):
         if flags & os.O_CREAT and str(path).startswith("run"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return real(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", read_only)
     code, error = fails(capsys, "train", "--resume", "run", "--epochs", "3")
-    assert code == 1 and "run/.lock cannot be written (Permission denied)" in error
+    assert code == 1 and "run/.lock cannot be written or read (Permission denied)" in error
+
+
+# ---- files of an attacker ----
+
+OPTIONS = {
+    "hidden": [
+        ("many", "hidden: got 'many'; expected a value of type int"),
+        (0, "--hidden: got 0; expected a number from 1 to"),
+    ],
+    "epochs": [(True, "epochs: got True; expected a value of type int")],
+    "layers": [(10**8, "--layers: got 100000000; expected a number from 1 to 1000")],
+    "lr": [("x", "lr: got 'x'; expected a value of type float")],
+}
+
+
+@pytest.mark.parametrize("field", OPTIONS)
+def test_types_and_ranges_of_options_are_checked(run, field, capsys):
+    options = json.loads((run / "model.json").read_text())["options"]
+    for value, message in OPTIONS[field]:
+        rewrite(run / "model.json", options=options | {field: value})
+        for words in (["predict", "run", "t.jsonl"], ["train", "--resume", "run", "--patience", "9"]):
+            code, error = fails(capsys, *words)
+            assert code == 2 and message in error, error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"program": "run"}, "does not describe a valid model"),
+        ({"program": "lstm"}, "expected"),
+        ({"size": 10**12}, "expected"),
+        ({"words": ["<unk>"] * 3}, "got "),
+        ({"labels": ["a"]}, "expected "),
+        ({"words": 3}, "does not describe a valid model"),
+    ],
+    ids=str,
+)
+def test_a_small_file_cannot_request_a_large_model(run, change, message, capsys):
+    rewrite(run / "model.json", facts=json.loads((run / "model.json").read_text())["facts"] | change)
+    code, error = fails(capsys, "predict", "run", "t.jsonl")
+    assert code == 2 and message in error and "run/" in error
+
+
+@pytest.mark.parametrize("name", ["options", "facts", "task"])
+def test_facts_of_a_wrong_type_are_refused(run, name, capsys):
+    rewrite(run / "model.json", **{name: [3]})
+    code, error = fails(capsys, "predict", "run", "t.jsonl")
+    assert code == 2 and ("run/model.json" in error or "--task: got '[3]'" in error)
+
+
+def test_arrays_that_would_fill_the_memory_are_refused(run, capsys):
+    file = io.BytesIO()
+    np.savez_compressed(file, zeros=np.zeros(1 << 20))
+    huge = io.BytesIO()
+    np.lib.format.write_array_header_1_0(huge, {"descr": "<f8", "fortran_order": False, "shape": (1 << 58,)})
+    other = io.BytesIO()
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("zeros.npy", huge.getvalue())
+    for data in (file.getvalue(), other.getvalue(), b"", b"PK", other.getvalue()[:-30]):
+        (run / "best.npz").write_bytes(data)
+        code, error = fails(capsys, "predict", "run", "t.jsonl")
+        assert code == 2 and "run/best.npz is damaged" in error
+
+
+def test_control_characters_are_escaped(run, capsys):
+    capsys.readouterr()
+    assert cli.main(["predict", "run", "t.jsonl", "--vertices"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line[4] for line in lines] == ["a\\tb", "\\x1b[2J\\ud800", "a\\tb \\x1b[2J\\ud800", "c"] * 4
+    assert {line[2] for line in lines} <= {"x\\ny", "\\u202ez", "w"}
+    assert cli.main(["inspect", "t.jsonl"]) == 0
+    assert "x\\ny (8), \\u202ez (4)" in capsys.readouterr().out
+    assert cavs.io.printable("a\tb") == "a\\tb"

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import cavs
-from cavs._feed.collectives import _OPTIONS, options_of
+from cavs._step.collectives import _OPTIONS, options_of
 from tests.odd_graphs import joined, random_binary_tree
 
 GRAPHS = joined([random_binary_tree(n, seed=n) for n in (5, 9, 3, 8, 4, 6, 7, 9, 3, 10, 11)])
@@ -172,7 +172,7 @@ def test_programs_are_compiled_ahead_and_found_by_the_calls(meshed: bool) -> Non
 
 
 def test_a_step_passes_the_options_of_its_devices_to_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cavs._feed.step.options_of", lambda mesh: {} if mesh is None else {"xla_no_such_option": True})
+    monkeypatch.setattr("cavs._step.step.options_of", lambda mesh: {} if mesh is None else {"xla_no_such_option": True})
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     step = cavs.data.step(lambda state, sched: (state + 1, cavs.data.total(sched.num_vertices)))
     step(jnp.zeros(()), next(iter(cavs.data.Loader(GRAPHS, 3))))
@@ -227,7 +227,7 @@ import tempfile
 import threading
 
 import cavs
-from cavs._feed import host_memory
+from cavs._step import host_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
@@ -275,7 +275,7 @@ def test_memory_is_kept_until_it_is_returned() -> None:
 
 ENDS_EARLY = """
 import time
-from cavs._feed.background import Background
+from cavs._step.background import Background
 
 def lower():
     time.sleep(0.3)

@@ -1,19 +1,20 @@
 """`cavs train --memory`: the plan changes how a batch is computed, never what."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from cavs._memory.search import FASTEST, Choice
-from cavs._train import batches, memory
-from cavs._train.config import TrainError
-from cavs._train.memory import TrainingStep, budget_of, part_feed, plan_memory, train_loader
-from cavs._train.step import begin, build_step
-from cavs._train.task import configure, find_task
+import cavs
+from cavs import cli
+from cavs.recipes._command import find_recipe
+from cavs.recipes._train import Run
+from tests.small_run import arrays_of
+from tests.test_fit import sentences, trees
 from tests.test_tagger_training import corpus
-from tests.test_training import sentences, trees
 
 SMALL = {"hidden": 4, "batch": 4, "dropout": 0.5, "seed": 3, "optimizer": "sgd", "lr": 0.5}
 
@@ -33,80 +34,81 @@ def numbers(path, count, lengths=(1, 9)):
 
 
 CASES = {
-    "classify": (trees, {"loss": "root"}, Choice(4)),
-    "lm": (sentences, {"min_count": 1}, Choice(2)),
-    "nmt": (pairs, {"min_count": 1}, Choice(2)),
-    "regress": (numbers, {}, Choice(4)),
-    "tag": (corpus, {"min_count": 3, "embedding_size": 4}, Choice(2)),
+    "classify": (trees, {"loss": "root"}, 4),
+    "lm": (sentences, {"min_count": 1}, 2),
+    "nmt": (pairs, {"min_count": 1}, 2),
+    "regress": (numbers, {}, 4),
+    "tag": (corpus, {"min_count": 3, "embedding_size": 4}, 2),
 }
 
 
-def run_of(task, tmp_path, lengths=None, **others):
-    write, more, choice = CASES[task]
+def run_of(task: str, tmp_path: Path, lengths: Any = None, **others: Any) -> Run:
+    write, more, _ = CASES[task]
     path = tmp_path / ("t.jsonl" if task == "regress" else "t.txt")
     train = write(path, 14) if lengths is None else write(path, 14, lengths)
-    given = SMALL | more | others | {"task": task, "train": train, "dev": train}
-    config, data = find_task(task).read(configure(given))
-    return config, find_task(task).model(config, data), find_task(task), data, choice
+    kind = find_recipe(task)
+    options = kind.Options(**SMALL | more | {"train": (train,), "dev": train} | others)
+    data = kind.read(options)
+    return Run(kind(options, data.facts), data)
 
 
 @pytest.mark.parametrize("task", CASES)
 def test_a_batch_in_parts_gives_the_same_losses_and_weights(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "SHAPES", 1)
-    config, model, task, data, choice = run_of(task, tmp_path)
+    parts = CASES[task][2]
 
-    def after_steps(choice):
-        loader = train_loader(part_feed(task, model, data.train, config.batch, choice), config, choice)
-        step, state, found = build_step(model, config, 10, choice), begin(model, config, None)[1](), []
-        for batch in loader:
-            state, metrics = step(state, batch)
-            found += np.asarray(metrics.values).tolist()
-        return found, state.weights
+    def after_steps(**how: Any) -> tuple[Any, Any]:
+        if how:
+            monkeypatch.setattr(cavs.memory, "fewest_parts", lambda *_: (parts, 0))
+        run = run_of(task, tmp_path, max_steps=100, **how)
+        state, found = run.initial(), []
+        for batch in run.loader:
+            state, sums = run.step(state, batch)
+            found.append({name: float(x) for name, x in sums.items()})
+        return found, (run.initial()[0], state[0])
 
-    (want, weights), (got, others) = after_steps(FASTEST), after_steps(choice)
-    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
-    start = begin(model, config, None)[1]().weights
+    (want, (start, weights)), (got, (_, others)) = after_steps(), after_steps(memory="min")
+    total = lambda found: {name: sum(of[name] for of in found) for name in found[0]}  # noqa: E731  (shapes order the batches)
+    for name, x in total(want).items():
+        np.testing.assert_allclose(total(got)[name], x, rtol=2e-4, atol=1e-4)
     for a, b, before in zip(*map(jax.tree.leaves, (others, weights, start)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
         assert before.size < 20 or np.abs(b - before).max() > 1e-4
 
 
 def test_a_budget_chooses_parts_and_is_never_exceeded(tmp_path):
-    config, model, task, data, _ = run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8)
-    work = TrainingStep(config, model, task, data)
-    budget = int(0.6 * work.measure(FASTEST))
-    assert plan_memory(config, model, task, data) == (FASTEST, 32, "", {})
-
-    half = plan_memory(config.replace({"memory": str(budget)}), model, task, data)
-    assert 1 < half.choice.parts < 8 and "temporary" in half.table
-    assert work.measure(half.choice) <= budget and half.compiler_options == {}
-    least = plan_memory(config.replace({"memory": "min"}), model, task, data)
-    assert least.choice.parts == 8 and least.evaluation < 32
-    assert work.evaluation(data.dev, half.evaluation) <= budget
-    with pytest.raises(TrainError, match=r"--memory: got 20 KiB; expected at least .* Write --memory \d+KiB, or a smaller"):
-        plan_memory(config.replace({"memory": "20KiB"}), model, task, data)
-    assert budget_of(2048) == budget_of("2048") == budget_of("2KiB") == 2048 and budget_of(0.5) == budget_of("0.5")
-    with pytest.raises(TrainError, match="--memory: got '2 cakes'; expected bytes such as 2GiB"):
-        plan_memory(config.replace({"memory": "2 cakes"}), model, task, data)
+    whole = run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8)
+    assert whole.memory is None
+    bytes_of = {parts: whole._measure(parts) for parts in (1, 2, 4, 8)}
+    assert bytes_of[1] > bytes_of[2] > bytes_of[4] > bytes_of[8]
+    for parts, budget in bytes_of.items():
+        run = run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8, memory=str(budget))
+        assert run.memory == (parts, 8 // parts, budget)
+    least = run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8, memory="min")
+    assert least.memory is not None and least.memory[0] == 8
+    with pytest.raises(cavs.memory.BudgetError, match=r"got 20480 bytes; expected at least \d+KiB, for 8 parts"):
+        run_of("regress", tmp_path, lengths=(30, 60), hidden=16, batch=8, memory="20KiB")
+    with pytest.raises(cavs.recipes.Mistake, match="--memory: got '2 cakes'; expected bytes"):
+        run_of("regress", tmp_path, memory="2 cakes")
 
 
-def test_small_steps_on_a_gpu_with_a_budget_do_without_cublas(tmp_path, monkeypatch):
-    config, model, task, data, _ = run_of("regress", tmp_path, lengths=(8, 9), batch=14, hidden=16)
-    asked = []
-    monkeypatch.setattr(memory, "compiler_options", lambda budget, least: {"of": (budget, least)})
-    monkeypatch.setattr(TrainingStep, "measure", lambda self, choice: asked.append(self.options) or 1000)
-    found = plan_memory(config.replace({"memory": "1GiB"}), model, task, data)
-    assert asked == [found.compiler_options] and found.compiler_options["of"][0] == 1 << 30
-    assert plan_memory(config, model, task, data).compiler_options == {}
+def test_the_command_prints_what_it_chose_and_dropout_is_that_of_the_whole_batch(tmp_path, capsys):
+    path, runs = numbers(tmp_path / "t.jsonl", 16), []
+    options = ["train", "--task", "regress", path, "--hidden", "4", "--batch", "4", "--epochs", "1", "--optimizer", "sgd"]
+    for name, more in (("whole", []), ("parts", ["--memory", "min"])):
+        assert cli.main([*options, *more, "--dropout", "0.5", "--out", str(tmp_path / name)]) == 0
+        runs.append(arrays_of(tmp_path / name))
+    assert "memory of a training step: 4 parts of 1, " in capsys.readouterr().out
+    for name, x in runs[0].items():
+        np.testing.assert_allclose(runs[1][name], x, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_without_a_budget_a_batch_that_does_not_fit_the_gpu_comes_in_parts(tmp_path, monkeypatch):
-    config, model, task, data, _ = run_of("regress", tmp_path, lengths=(8, 9), batch=14, hidden=16)
-    whole = TrainingStep(config, model, task, data).measure(FASTEST)
-    monkeypatch.setattr(memory, "memory_of_gpu", lambda: 10**12)
-    assert plan_memory(config, model, task, data).choice == FASTEST
-    monkeypatch.setattr(memory, "_ENOUGH", 10**9)
-    assert plan_memory(config, model, task, data) == (FASTEST, 56, "", {})
-    monkeypatch.setattr(memory, "memory_of_gpu", lambda: int(0.9 * whole))
-    found = plan_memory(config, model, task, data)
-    assert found.choice != FASTEST and "memory of a training step:" in found.table
+@pytest.mark.parametrize("fixed, each", [(100, 1000), (0, 777), (5000, 1), (10, 10**6)])
+def test_the_fewest_parts_that_fit_are_found_in_few_compilations(fixed, each):
+    for curve in (1.0, 0.7):
+        bytes_of = {n: int(fixed + each / n**curve) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)}
+        for budget in {*bytes_of.values(), *(x + 1 for x in bytes_of.values())}:
+            measured: list[int] = []
+            measure = lambda n: measured.append(n) or bytes_of[n]  # noqa: B023, E731
+            found, needed = cavs.memory.fewest_parts(measure, 48, budget)
+            assert needed == bytes_of[found] <= budget and len(measured) == len(set(measured)) <= 7
+            assert found == 1 or all(bytes_of[n] > budget for n in bytes_of if n < found)

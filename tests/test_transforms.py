@@ -91,14 +91,41 @@ def test_hessian_vector_product() -> None:
     assert_close(jax.grad(loss)(PARAMS), jax.grad(reference)(PARAMS), 1e-10)
 
 
-def test_forward_mode_is_refused() -> None:
-    with pytest.raises(TypeError, match="can't apply forward-mode"):
-        jax.jvp(run, (PARAMS,), (PARAMS,))
+def test_forward_mode() -> None:
+    direction = jax.tree.map(jnp.cos, PARAMS)
+    by_reverse = sum(jnp.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (jax.grad(loss)(PARAMS), direction)), strict=True))
+    assert_close(jax.jvp(loss, (PARAMS,), (direction,)), (loss(PARAMS), by_reverse), 1e-12)
+    columns = jax.jacfwd(lambda x: run(PARAMS, x)[0, 0])(INPUTS)
+    assert_close(columns, jax.grad(lambda x: run(PARAMS, x)[0, 0])(INPUTS), 1e-12)
 
 
-def test_reverse_over_reverse_is_refused() -> None:
-    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
-        jax.grad(lambda p: sum(x.sum() for x in jax.tree.leaves(jax.grad(loss)(p))))(PARAMS)
+def test_mixed_second_derivatives() -> None:
+    """Those in forward mode with respect to what the reverse mode did not differentiate."""
+
+    def both(params: Any, inputs: Any) -> Any:
+        return (run(params, jnp.tanh(run(params, inputs)[:, : INPUTS.shape[1]])) ** 2).sum()
+
+    by_params = lambda x: jax.grad(both)(PARAMS, x)  # noqa: E731
+    got = jax.jvp(by_params, (INPUTS,), (jnp.cos(INPUTS),))[1]
+    step = 1e-5
+    ahead, behind = (by_params(INPUTS + s * step * jnp.cos(INPUTS)) for s in (1, -1))
+    assert_close(got, jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind), 1e-7)
+
+
+def test_what_linearize_returns_is_only_transposed() -> None:
+    out, push = jax.linearize(loss, PARAMS)
+    assert_close(jax.linear_transpose(push, PARAMS)(jnp.ones_like(out))[0], jax.grad(loss)(PARAMS), 1e-12)
+    with pytest.raises(TypeError, match=r"^run: got tangents for a function that jax.linearize returned.*Write jax.jvp"):
+        push(PARAMS)
+
+
+@pytest.mark.parametrize("first", [jax.grad, lambda f: lambda p: jax.jvp(f, (p,), (p,)), jax.value_and_grad])
+def test_reverse_over_what_is_differentiated_is_refused(first: Any) -> None:
+    def total(params: Any) -> Any:
+        return sum(x.sum() for x in jax.tree.leaves(first(loss)(params)))
+
+    with pytest.raises(TypeError, match=r"^run: got a second derivative in reverse mode.*Write jax.jvp\(jax.grad\(loss\)"):
+        jax.grad(total)(PARAMS)
 
 
 def test_one_compilation_for_all_batches_of_a_shape() -> None:

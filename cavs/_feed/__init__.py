@@ -1,1 +1,1 @@
-"""Batches for the training loop: schedules of many batches, also in worker processes, and transfers to the device."""
+"""The loader: which graphs form a batch, which padded shape it has, its schedule, and its way to the device."""

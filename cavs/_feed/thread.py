@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
@@ -112,6 +112,27 @@ def _produce(
             ready.put(("item", prepare(item)))
     except BaseException as error:  # the consumer raises it
         ready.put(("error", error))
+
+
+class Stream(NamedTuple):
+    """Items that a thread prepares, epoch after epoch.
+
+    Attributes:
+        epoch: the epoch that it yields next, from its first item on.
+        items: yields the items of each epoch, and then `None`.
+        process: the id of the process that has the thread.
+    """
+
+    epoch: int
+    items: Generator[Any, None, None]
+    process: int
+
+
+def until_end(items: Iterator[Item | None]) -> Iterator[Item]:
+    """Yields the items of an epoch, after which `items` yields `None`."""
+    while (item := next(items)) is not None:
+        yield item
+        del item  # not kept while waiting for the next one
 
 
 # Generators that still exist when Python ends are closed while what they use, such as the device, still exists.

@@ -6,9 +6,7 @@ everywhere. XLA merges such equations within one program, but the parts of F are
 
 from typing import Any
 
-import numpy as np
-
-from cavs._function.equal_jaxprs import same_parameters
+from cavs._function.equal_jaxprs import literal_key, same_parameters
 from cavs._function.equations import Program
 from cavs._function.jaxprs import Atom, Eqn, Var, is_var
 from cavs._function.user_rules import may_sum_first
@@ -38,4 +36,4 @@ def merge_common_subexpressions(program: Program) -> Program:
 
 def _key(x: Atom) -> Any:
     """What is equal for equal operands."""
-    return x if is_var(x) else (x.aval, np.asarray(x.val).tobytes())
+    return x if is_var(x) else literal_key(x)

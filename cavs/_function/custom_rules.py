@@ -12,8 +12,8 @@ from cavs._function.ruled import Arrays, Flat, Rules, Tangents, call, flat, push
 from cavs._graphs.pytree import PyTree
 
 MSG_LINEARIZED = (
-    "{name}: got tangents for a function that jax.linearize returned; only its transpose exists. Write jax.jvp for a derivative "
-    "in forward mode, and jax.vjp for one in reverse mode."
+    "{name}: got tangents for a function that jax.linearize returned; expected none, as that function is only transposed. "
+    "Write jax.jvp for a derivative in forward mode, and jax.vjp for one in reverse mode."
 )
 MSG_TWICE = (
     "{name}: got a second derivative in reverse mode, as of jax.grad of jax.grad or of jax.jvp; expected one in forward mode. "

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex
 
-from cavs._function.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Var, is_var, opened
+from cavs._function.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, is_var, opened
 from cavs._function.lines import source_line
 
 
@@ -51,9 +51,16 @@ def _same_values(first: list[Atom], second: list[Atom], names: dict[Var, Var]) -
     def same(x: Atom, y: Atom) -> bool:
         if is_var(x) or is_var(y):
             return is_var(y) and names.get(y) is x
-        return x.aval == y.aval and np.array_equal(x.val, y.val, equal_nan=True)
+        return literal_key(x) == literal_key(y)
 
     return len(first) == len(second) and all(map(same, first, second))
+
+
+def literal_key(x: Literal) -> Any:
+    """Returns what is equal for literals of one type with the same bytes: 0 and -0 differ, and NaN is equal to itself."""
+    if jax.dtypes.issubdtype(x.aval.dtype, jax.dtypes.extended):
+        return x.aval, id(x.val)
+    return x.aval, np.asarray(x.val, x.aval.dtype).tobytes()
 
 
 def _same_parameter(x: Any, y: Any) -> bool:
@@ -63,4 +70,6 @@ def _same_parameter(x: Any, y: Any) -> bool:
         return len(x) == len(y) and all(map(_same_parameter, x, y))
     if isinstance(x, jax.Array | np.ndarray) or isinstance(y, jax.Array | np.ndarray):
         return x is y
+    if isinstance(x, float | complex | np.generic) and type(x) is type(y):
+        return np.asarray(x).tobytes() == np.asarray(y).tobytes()
     return type(x) is type(y) and bool(x == y)

@@ -39,6 +39,13 @@ def opened(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
     return cast(Jaxpr, getattr(jaxpr, "jaxpr", jaxpr)), getattr(jaxpr, "consts", ())
 
 
+def without_constants(jaxpr: Jaxpr | ClosedJaxpr) -> tuple[ClosedJaxpr, Sequence[jax.Array]]:
+    """Returns a jaxpr whose constants are its first arguments, and these constants."""
+    inside, consts = opened(jaxpr)
+    invars = [*inside.constvars, *inside.invars]
+    return cast(ClosedJaxpr, jex.ClosedJaxpr(inside.replace(constvars=[], invars=invars), [])), consts
+
+
 def body_of(eqn: Eqn) -> tuple[Jaxpr, Sequence[jax.Array]]:
     """Returns the jaxpr that an equation calls, and its constants. The equation is one of `CALLS` or a `checkpoint`."""
     return opened(next(eqn.params[name] for name in ("jaxpr", "call_jaxpr", "call") if name in eqn.params))

@@ -17,6 +17,8 @@ from jax import lax
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
+from cavs._function.custom_rules import reverse_differentiable
+from cavs._function.ruled import replaceable
 from cavs.kernels import of_tf32_bits
 
 BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa
@@ -59,23 +61,25 @@ def weight_gradient(
     return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> jax.Array:
-    return _product(x, w, (1, axis), precision)
+    """Returns `_product(x, w)`, whose transposes are such products, too."""
 
+    def primal(x: jax.Array, w: jax.Array) -> jax.Array:
+        return _product(x, w, (1, axis), precision)
 
-def _forward(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(x, w, (1, axis), precision), (x, w)
+    def plain(x: jax.Array, w: jax.Array) -> jax.Array:  # tangents have ranges of their own
+        return _plain(x, w, (1, axis), precision, jnp.float32)
 
+    def forward(varied: tuple[bool, bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        del varied
+        return product(x, w), (x, w)
 
-def _backward(
-    axis: int, precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], ct: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, w = saved  # XLA converts each operand once, although it is converted here for each product
-    return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
+    def backward(saved: tuple[jax.Array, jax.Array], ct: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, w = saved  # XLA converts each operand once, although it is converted here for each product
+        return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
 
-
-_large_product.defvjp(_forward, _backward)
+    product = replaceable(primal, plain, batched=True)
+    return reverse_differentiable(product, forward, backward, "run")(x, w)
 
 
 def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:

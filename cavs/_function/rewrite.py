@@ -1,7 +1,8 @@
 """Rewriting of a traced vertex function: zeros of leaves are folded away, and changes of domain become explicit."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +14,24 @@ from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domain
 from cavs._function.equations import Program, bind, is_float, shape_of, trace
 from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var
 
-# f(0) = 0, whatever the parameters of the equation.
+# f(+0) = +0, whatever the parameters of the equation.
 _ZERO_UNARY = {
-    "neg", "reshape", "broadcast_in_dim", "transpose", "reduce_sum", "slice", "squeeze", "convert_element_type", "copy",
+    "reshape", "broadcast_in_dim", "transpose", "reduce_sum", "slice", "squeeze", "convert_element_type", "copy",
     "tanh", "sin", "abs", "sign", "rev", "stop_gradient", "cumsum", "real", "reduce_precision", "split",
     spread_p.name, reduce_sum_p.name, enter_p.name,
 }  # fmt: skip
 
 
+# The elements of the result are some of those of the operands.
+_MOVES = frozenset(
+    "broadcast_in_dim reshape squeeze expand_dims slice transpose rev split concatenate copy stop_gradient".split()
+)
+
+Range: TypeAlias = tuple[float, float]  # of a value that is finite, and neither below zero nor -0
+
+
 class _Zero:
-    """A value known to be zero: what a leaf gathers. A sum over no children is a constant."""
+    """A value known to be +0: what a leaf gathers. A sum over no children is a constant."""
 
     def __init__(self, aval: ShapedArray, constant: bool = False):
         self.aval, self.constant = aval, constant
@@ -46,7 +55,11 @@ def retrace(program: Program, body: Callable[[Env], Sequence[jax.Array]]) -> Pro
 
 
 def fold_zeros(program: Program, zeros: set[Var]) -> Program:
-    """Returns the program with the inputs `zeros` taken as zero, without their products and sums (leaves, Cavs 3.2)."""
+    """Returns the program with the inputs `zeros` taken as +0, without their products and sums (leaves, Cavs 3.2).
+
+    Values stay as they are, but for one case: 0 times a gate is zero, and the gate is not computed, where it may be NaN.
+    """
+    ranges: dict[Var, Range] = {}
 
     def body(env: Env) -> list[jax.Array]:
         values: dict[Var, Any] = env | {v: _Zero(v.aval) for v in zeros}
@@ -55,8 +68,10 @@ def fold_zeros(program: Program, zeros: set[Var]) -> Program:
             return values[x] if is_var(x) else x.val
 
         for eqn in program.eqns:
-            args = [read(x) for x in eqn.invars]
-            outs = _folded(eqn, args)
+            args, of = [read(x) for x in eqn.invars], [_range(x, ranges) for x in eqn.invars]
+            outs = _folded(eqn, args, of)
+            if (found := _range_of_results(eqn, of)) is not None:
+                ranges.update(dict.fromkeys(eqn.outvars, found))
             if outs is None and _is_constant_zero(eqn):
                 outs = [_Zero(eqn.outvars[0].aval, constant=True)]
             if outs is None:
@@ -69,30 +84,65 @@ def fold_zeros(program: Program, zeros: set[Var]) -> Program:
 
 def _is_constant_zero(eqn: Eqn) -> bool:
     x = eqn.invars[0] if eqn.primitive.name == "broadcast_in_dim" else None
-    return x is not None and not is_var(x) and is_float(x) and not np.any(x.val)
+    return x is not None and not is_var(x) and is_float(x) and not np.any(np.asarray(x.val)) and not np.any(np.signbit(x.val))
 
 
 def _solid(x: Any) -> jax.Array:
     return x.array() if isinstance(x, _Zero) else x
 
 
-def _folded(eqn: Eqn, args: Sequence[Any]) -> list[Any] | None:
+def _folded(eqn: Eqn, args: Sequence[Any], ranges: Sequence[Range | None]) -> list[Any] | None:
     """The results of an equation that zeros among its operands make trivial; else `None`."""
     zero, name, out = [isinstance(a, _Zero) for a in args], eqn.primitive.name, eqn.outvars[0] if eqn.outvars else None
     if not any(zero) or out is None:
         return None
-    # The product with a constant of the user's is not folded: it may be infinity times 0. XLA folds matrix products, too.
+    # The product with a constant of the user's is not folded: it may be infinity or NaN times 0. XLA folds matrix products.
     constant = all(a.constant for a in args if isinstance(a, _Zero))
-    if name == "dot_general" or (name == "mul" and not constant) or (name in _ZERO_UNARY and zero[0]):
+    others = [of for of, is_zero in zip(ranges, zero, strict=True) if not is_zero]
+    product = name == "mul" and not constant and (not is_float(out) or None not in others)
+    if name == "dot_general" or product or (name in _ZERO_UNARY and zero[0]):
         return [_Zero(v.aval, constant) for v in eqn.outvars]
     if name in ("add", "add_any", "sub", "concatenate") and all(zero):
         return [_Zero(out.aval, constant)]
     if name == "select_n" and all(zero[1:]):
         return [_Zero(out.aval, constant)]
-    if name in ("add", "add_any", "sub") and (name != "sub" or zero[1]):
+    if name in ("add", "add_any", "sub") and (name != "sub" or zero[1]):  # XLA folds x + 0, too, although -0 + 0 is +0
         other = args[0] if zero[1] else args[1]
         if jnp.shape(other) == out.aval.shape:
             return [other]
+    return None
+
+
+def _range(x: Atom, ranges: dict[Var, Range]) -> Range | None:
+    if is_var(x):
+        return ranges.get(x)
+    value = np.asarray(x.val)
+    if (
+        not np.issubdtype(value.dtype, np.number)
+        or not np.all(np.isfinite(value))
+        or np.any(np.signbit(value))
+        or not value.size
+    ):
+        return None
+    return float(value.min()), float(value.max())
+
+
+def _range_of_results(eqn: Eqn, of: Sequence[Range | None]) -> Range | None:
+    """The range of gates and the like: sigmoids, masks, and sums and products of these."""
+    name, x = eqn.primitive.name, eqn.invars[0] if eqn.invars else None
+    if name == "logistic" or (name == "convert_element_type" and x is not None and x.aval.dtype == bool):
+        return 0.0, 1.0
+    known = [r for r in (of[1:] if name == "select_n" else of) if r is not None]
+    if not known or len(known) < len(of) - (name == "select_n"):
+        return None
+    if name in _MOVES or name in ("select_n", "max", "min") or (name == "convert_element_type" and is_float(eqn.outvars[0])):
+        return min(low for low, _ in known), max(high for _, high in known)
+    if name in ("add", "add_any"):
+        return sum(low for low, _ in known), sum(high for _, high in known)
+    if name == "mul":
+        return math.prod(low for low, _ in known), math.prod(high for _, high in known)
+    if name == "sub" and known[0][0] >= known[1][1]:
+        return known[0][0] - known[1][1], known[0][1] - known[1][0]
     return None
 
 
@@ -100,7 +150,7 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
     """Returns the program with an equation of its own for each change of domain.
 
     Every ROW value that an EDGE equation reads is spread to the edges. A parameter that F scatters, or reduces over the
-    children, becomes a ROW value by an addition of zero, so that its gradient is summed over the vertices like any other.
+    children, becomes a ROW value by a subtraction of zero, so that its gradient is summed over the vertices like any other.
 
     Args:
         program: F at vertices with children.
@@ -120,7 +170,7 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
         def row(x: Atom) -> jax.Array:
             """A STATIC value as a ROW value."""
             zero = env[some_row] * 0
-            return read(x) | (zero != 0) if x.aval.dtype == bool else read(x) + zero.astype(x.aval.dtype)
+            return read(x) | (zero != 0) if x.aval.dtype == bool else read(x) - zero.astype(x.aval.dtype)  # -0 - 0 is -0
 
         def on_edges(x: Atom, reduced: bool) -> jax.Array:
             here = domain_of(x, domain)

@@ -11,7 +11,7 @@ from cavs._function.jaxprs import Jaxpr, bodies_in
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, dealt, scheduled, stacked
-from cavs._memory.search import FASTEST
+from cavs._memory.search import Choice
 
 _FEW, _SMALL = 16, 4096  # graphs that are compared even if a part has fewer, and vertices that take little memory
 _LEAST, _ROUNDINGS = 1e-4, 4  # a larger difference is none of rounding: relative, and in steps of the coarsest dtype
@@ -31,11 +31,10 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
         ValueError: the numbers are not equal up to rounding.
     """
     halves = _halves(batch, parts)
-    two_parts = FASTEST._replace(parts=2)
     one, two = (stacked(scheduled(batch.graphs, of), batch.collate) for of in ([np.concatenate(halves)], halves))
 
     def both(params: PyTree, one: PyTree, two: PyTree) -> tuple[jax.Array, jax.Array]:
-        return batch.loss_of(FASTEST)(params, one), batch.loss_of(two_parts)(params, two)
+        return batch.loss_of(Choice())(params, one), batch.loss_of(Choice(2))(params, two)
 
     with jax.default_matmul_precision("highest"):
         traced = jax.jit(both, compiler_options=_FAST_COMPILATION).trace(batch.params, one, two)

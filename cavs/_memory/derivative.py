@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
 from cavs._function.custom_rules import in_forward_mode, reverse_differentiable
-from cavs._function.jaxprs import Atom
+from cavs._function.mesh_types import zeros
 from cavs._memory.graph import Kept
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
@@ -26,11 +25,6 @@ def with_derivative(closed: Any, keep: Keep) -> Flat:
         return kept.pull_back(values, filled, late=True)
 
     return planned(jex.jaxpr_as_fun(closed), keep, lambda kept, args: kept.forward(args, late=True), backward)
-
-
-def zeros(x: Atom) -> jax.Array:
-    """Zeros of the type of a variable or literal."""
-    return jnp.zeros(x.aval.shape, x.aval.dtype)
 
 
 def planned(

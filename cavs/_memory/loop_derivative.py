@@ -10,7 +10,8 @@ from jax.extend import core as jex
 
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import Eqn, Var, is_var, opened, scan_parts
-from cavs._memory.derivative import Flat, Keep, planned, zeros
+from cavs._function.mesh_types import zeros
+from cavs._memory.derivative import Flat, Keep, planned
 from cavs._memory.graph import Kept, shape
 
 

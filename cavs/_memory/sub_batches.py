@@ -2,21 +2,23 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import core as jex
 
+from cavs._feed.parted_loss import PartedLoss, parted
 from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import PyTreeDef
+from cavs._function.jaxprs import ClosedJaxpr, PyTreeDef, without_constants
+from cavs._function.mesh_types import vary, varying, zeros
+from cavs._function.running_sums import run_and_add
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.parted_loss import PartedLoss, parted
-from cavs._memory.running_sums import run_and_add
 from cavs._stages.cotangents import instantiated
 
 Arrays: TypeAlias = list[jax.Array]
@@ -116,6 +118,39 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
             )
         return value, aux
 
+    def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
+        if not isinstance(stacks, list | tuple) or not stacks:
+            raise TypeError(
+                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
+                "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
+            )
+        # Inside a `jax.shard_map` that checks types, what the result depends on differs between devices before it is read.
+        axes = tuple(sorted(frozenset().union(*map(varying, jax.tree.leaves((params, stacks))))))
+        params, found = jax.tree.map(lambda x: vary(jnp.asarray(x), axes), (params, list(stacks)))
+        # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
+        closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(found))
+        without, consts = without_constants(cast(ClosedJaxpr, closed))
+        run, tree = jex.jaxpr_as_fun(without), jax.tree.structure(shapes)
+
+        def of_all(all_params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
+            return tree.unflatten(run(*jax.tree.leaves((all_params, batch))))
+
+        out, aux = _differentiable(function, of_all)((consts, params), found)
+        return (out, aux) if has_aux else out
+
+    return checked
+
+
+def _differentiable(
+    function: str, one: Callable[[PyTree, PyTree], tuple[jax.Array, PyTree]]
+) -> Callable[..., tuple[jax.Array, PyTree]]:
+    """Returns the loss over all batches, as a function of parameters and stacks, with its derivative.
+
+    Args:
+        function: the name in errors.
+        one: `one(params, batch)`, the loss and other results of one batch; closes over no arrays.
+    """
+
     def traced(params: PyTree, stacks: list[PyTree]) -> PartedLoss:
         parts = sum(len(jax.tree.leaves(stack)[0]) for stack in stacks)
         return parted(function, one, params, _first(stacks), parts)
@@ -128,6 +163,7 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
         vary_params, vary_stacks = varied
         in_params = jax.tree.leaves(vary_params)
         in_batch = [any(of) for of in zip(*map(jax.tree.leaves, vary_stacks), strict=True)]
+        _check_closed_over(function, params, in_params, stacks)
         of_part = traced(params, stacks)
         weights = of_part.weights(params, lambda which: _summed(lambda x: of_part.before(params, x, which)[1], stacks))
 
@@ -151,29 +187,28 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
         return scaled(*instantiated([ct[0]]))
 
     # Nothing computes cotangents of inputs that nobody asks for.
-    total = reverse_differentiable(plain, forward, backward, "sub_batched")
-
-    def checked(params: PyTree, stacks: Sequence[PyTree]) -> Any:
-        if not isinstance(stacks, list | tuple) or not stacks:
-            raise TypeError(
-                f"sub_batched: stacks: got a {type(stacks).__name__}; expected a list of stacked batches. Write "
-                "[batches.tree for batches in cavs.data.Loader(graphs, parts, steps=len(parts), shapes=1)]."
-            )
-        out, aux = total(jax.tree.map(jnp.asarray, params), list(stacks))
-        return (out, aux) if has_aux else out
-
-    return checked
+    return reverse_differentiable(plain, forward, backward, "sub_batched")
 
 
 def _first(stacks: list[PyTree]) -> PyTree:
-    """The shapes and dtypes of one sub-batch."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), stacks[0])
+    """The types of the arrays of one sub-batch."""
+    return jax.tree.map(lambda x: jex.mapped_aval(x.shape[0], 0, jax.typeof(x)), stacks[0])
+
+
+def _check_closed_over(function: str, params: PyTree, varied: list[bool], stacks: list[PyTree]) -> None:
+    """Raises a `ValueError` for arrays that a loss closes over, if their gradient is a sum over devices."""
+    axes = varying(jax.tree.leaves(stacks)[0])
+    if any(varying(x) != axes for x in _chosen(params, varied)):
+        raise ValueError(
+            f"{function}: loss: closes over an array that is differentiated and the same on all devices of a jax.shard_map "
+            "with check_vma=True; expected it among the parameters. Write loss(params, batch) with params | {'name': array}."
+        )
 
 
 def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = False) -> Any:
     """The sum of `fn(batch)` over all batches; with `each`, `fn` also returns values that are stacked instead."""
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(_first(stacks))  # traced once, for its shapes and for all stacks
-    total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[0] if each else shapes)
+    total = jax.tree.map(zeros, shapes[0] if each else shapes)
     stacked = []
 
     def step(total: PyTree, batch: PyTree) -> tuple[PyTree, Any]:

@@ -4,17 +4,12 @@ The folder also holds the sample files that `cavs train` reads by default.
 """
 
 from cavs._feed.batches import Batches as Batches
-from cavs._feed.compiled import cache_compiled as cache_compiled, compile_quickly as compile_quickly
-from cavs._feed.host_memory import keep_host_memory as keep_host_memory
 from cavs._feed.loader import Loader as Loader
-from cavs._feed.log import Log as Log, json_lines as json_lines, tensorboard as tensorboard
-from cavs._feed.rows import rows as rows
 from cavs._feed.settings import Sample as Sample
-from cavs._feed.step import Step as Step, step as step
-from cavs._feed.total import mean as mean, total as total
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
 from cavs._fit.folder import KeeperError as KeeperError, new_folder as new_folder
-from cavs._fit.keeper import Evaluated as Evaluated, Keeper as Keeper, read_run as read_run, restore_best as restore_best
+from cavs._fit.keeper import Keeper as Keeper
+from cavs._fit.kept import Evaluated as Evaluated, read_run as read_run, restore_best as restore_best
 from cavs._fit.labels import (
     ConfusionMatrix as ConfusionMatrix,
     Found as Found,
@@ -37,6 +32,13 @@ from cavs._fit.texts import (
     named as named,
     phrases_of as phrases_of,
     sentences_of as sentences_of,
+    vocabulary as vocabulary,
     with_labels as with_labels,
     words_of as words_of,
 )
+from cavs._step.compile_cache import cache_compiled as cache_compiled, compile_quickly as compile_quickly
+from cavs._step.host_memory import keep_host_memory as keep_host_memory
+from cavs._step.log import Log as Log, json_lines as json_lines, tensorboard as tensorboard
+from cavs._step.rows import rows as rows
+from cavs._step.step import Step as Step, step as step
+from cavs._step.total import mean as mean, total as total

@@ -20,7 +20,7 @@ from cavs.recipes._data import (
 )
 from cavs.recipes._options import (
     Mistake as Mistake,
-    Options as Options,
+    RunOptions as RunOptions,
     check_file as check_file,
     flag as flag,
     option as option,

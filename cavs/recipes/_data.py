@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import cavs
-from cavs.recipes._options import Mistake, Options, check_file, flag
+from cavs.recipes._options import Mistake, RunOptions, check_file, flag
 
 UNKNOWN = "<unk>"
 HELD_OUT = 0.1
@@ -35,7 +35,7 @@ class Data:
     notes: tuple[str, ...] = ()
 
 
-def read_parts(kind: Any, options: Options, read: Callable[[str, str], Any]) -> dict[str, Any]:
+def read_parts(kind: Any, options: RunOptions, read: Callable[[str, str], Any]) -> dict[str, Any]:
     """Reads the files of a run: "train", "dev" and "test". Without `--dev`, a tenth of "train" is held out.
 
     Args:
@@ -101,20 +101,13 @@ def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple
 
 
 def vocabulary(
-    options: Options, parts: dict[str, cavs.Graphs], special: tuple[str, ...] = (UNKNOWN,)
+    options: RunOptions, parts: dict[str, cavs.Graphs], special: tuple[str, ...] = (UNKNOWN,)
 ) -> tuple[list[str], cavs.io.Vectors | None]:
     """The words: `special`, then the frequent words of "train" by first appearance; and the vectors of `--embeddings`.
 
     Words of the other parts are added only if they have a vector.
     """
-    train = parts["train"]
-    assert train.vocab is not None and train.input_id is not None
-    counts = np.bincount(train.input_id[train.input_id >= 0], minlength=len(train.vocab))
-    frequent = counts >= options.min_count
-    if options.vocab_size:
-        most = np.argsort(-counts, kind="stable")[: max(0, options.vocab_size - len(special))]
-        frequent &= np.isin(np.arange(len(counts)), most)
-    words = [*dict.fromkeys((*special, *(w for w, keep in zip(train.vocab, frequent.tolist(), strict=True) if keep)))]
+    words = cavs.data.vocabulary(parts["train"], special, options.min_count, options.vocab_size)
     path = getattr(options, "embeddings", None)
     if path is None:
         return words, None
@@ -131,7 +124,7 @@ def vocabulary(
     return [w for w, k in zip(asked, keep.tolist(), strict=True) if k], cavs.io.Vectors(vectors.found[keep], vectors.rows[keep])
 
 
-def embedding_size(options: Options, vectors: cavs.io.Vectors | None) -> int:
+def embedding_size(options: RunOptions, vectors: cavs.io.Vectors | None) -> int:
     """The size of a word's vector: that of the given vectors, or `--embedding-size`, or the number of hidden units."""
     return options.embedding_size or options.hidden if vectors is None else vectors.rows.shape[1]
 

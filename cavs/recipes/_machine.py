@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 from jax.sharding import Mesh
 
-from cavs.recipes._options import Mistake, Options
+from cavs.recipes._options import Mistake, RunOptions
 
 HEARTBEAT = 20  # seconds without an answer after which a process counts as dead
 MSG_DISTRIBUTED = (
@@ -17,7 +17,7 @@ MSG_DISTRIBUTED = (
 )
 
 
-def mesh_of(options: Options) -> Mesh | None:
+def mesh_of(options: RunOptions) -> Mesh | None:
     """The devices of a run as a mesh of one axis; `None` for one device.
 
     Raises:

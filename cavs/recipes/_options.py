@@ -18,7 +18,7 @@ RESUMABLE = (
     *("epochs", "max_steps", "patience", "save_every", "memory", "devices", "log"),
     *("lr", "embedding_lr", "schedule", "warmup", "weight_decay", "clip", "dropout"),
 )
-T = TypeVar("T", bound="Options")
+T = TypeVar("T", bound="RunOptions")
 
 
 class Mistake(ValueError):
@@ -37,7 +37,7 @@ def option(
     most: float = LARGEST,
     choices: tuple[str | None, ...] = (),
 ) -> Any:
-    """A field of `Options`.
+    """A field of `RunOptions`.
 
     Args:
         default: the default.
@@ -51,7 +51,7 @@ def option(
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class RunOptions:
     """The options that all recipes have. A recipe adds its own, and changes defaults, in a subclass."""
 
     train: tuple[str, ...] = option((), "the training data")
@@ -83,11 +83,7 @@ class Options:
         "in parts, with the same results up to rounding",
     )
     devices: int = option(1, "devices that share each batch, with the same results up to rounding; 0: all", least=0)
-    log: str = option(
-        "none",
-        "write loss, speed and where the time goes to log.jsonl in the run's folder; tensorboard: also event files",
-        choices=("none", "json", "tensorboard"),
-    )
+    log: str = option("none", "write loss and speed to log.jsonl, or also event files", choices=("none", "json", "tensorboard"))
 
     def checked(self: T) -> T:
         """Returns the options. Raises a `Mistake` that names the flag if a value is out of range."""
@@ -115,7 +111,7 @@ class Options:
         return cls(**{name: converted(kinds[name], value, f"{where}: {name}") for name, value in values.items()}).checked()
 
 
-def kinds_of(options: type[Options]) -> dict[str, type]:
+def kinds_of(options: type[RunOptions]) -> dict[str, type]:
     """The type of each option: `str`, `int`, `float`, or `tuple` of paths; without `None`."""
     found = {}
     for name, kind in typing.get_type_hints(options).items():
@@ -169,7 +165,7 @@ class Parser(argparse.ArgumentParser):
         super().error(" ".join([f"{message}.", *filter(None, hints)]))
 
 
-def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+def add_options(parser: argparse.ArgumentParser, options: type[RunOptions]) -> None:
     """Adds the options of a recipe. Those that are not given are absent from the result."""
     kinds = kinds_of(options)
     for field in dataclasses.fields(options):
@@ -187,7 +183,7 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
         parser.add_argument(flag(field.name), dest=field.name, type=kind, help=text, default=argparse.SUPPRESS, **more)
 
 
-def read_toml(path: str, options: type[Options] | None) -> dict[str, Any]:
+def read_toml(path: str, options: type[RunOptions] | None) -> dict[str, Any]:
     """The options in a TOML file: `name = value`, with `-` or `_` between words. Paths are relative to the working directory.
 
     Without `options`, nothing is checked but the format.

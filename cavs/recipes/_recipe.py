@@ -9,7 +9,7 @@ import optax
 
 import cavs
 from cavs.recipes._data import Data
-from cavs.recipes._options import Mistake, Options
+from cavs.recipes._options import Mistake, RunOptions
 
 
 class Recipe(abc.ABC):
@@ -31,7 +31,7 @@ class Recipe(abc.ABC):
     """
 
     name: ClassVar[str]
-    Options: ClassVar[type[Options]]
+    Options: ClassVar[type[RunOptions]]
     noun: ClassVar[str] = "graph"
     needs: ClassVar[str] = "a file of graphs with labels"
     shows: ClassVar[str] = "label your own graphs"
@@ -123,7 +123,7 @@ class Recipe(abc.ABC):
         return self.loss(params, batch)[1]
 
 
-def learning_rate(options: Options, steps: int) -> optax.Schedule:
+def learning_rate(options: RunOptions, steps: int) -> optax.Schedule:
     """The learning rate of each step: a linear warm-up, then the schedule, which ends with 0 after `steps` steps."""
     lr, rise, left = options.lr, options.warmup, max(steps - options.warmup, 1)
     falls = {"constant": optax.constant_schedule(lr), "linear": optax.linear_schedule(lr, 0.0, left)}
@@ -131,7 +131,7 @@ def learning_rate(options: Options, steps: int) -> optax.Schedule:
     return optax.join_schedules([optax.linear_schedule(lr / rise, lr + lr / rise, rise), fall], [rise]) if rise else fall
 
 
-def optimizer(options: Options, steps: int) -> optax.GradientTransformation:
+def optimizer(options: RunOptions, steps: int) -> optax.GradientTransformation:
     """The optimiser of the options. Its state has the same structure for all values that `--resume` may change.
 
     Args:

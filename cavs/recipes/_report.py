@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import cavs
-from cavs.recipes._options import Mistake, Options
+from cavs.recipes._options import Mistake, RunOptions
 
 SAY_EVERY = 30.0  # seconds after which a log without a progress bar gets a line within an epoch
 PARTS = {"train": "train", "dev": "held-out", "test": "test"}
@@ -95,7 +95,7 @@ class Messages:
         self.print(f"stopped {place}. Everything is saved. To resume, with the same result as without the stop:")
         self.print(f"  {self.command} train --resume {shlex.quote(str(keeper.folder))}")
 
-    def failure(self, error: BaseException, options: Options, folder: Path) -> BaseException:
+    def failure(self, error: BaseException, options: RunOptions, folder: Path) -> BaseException:
         """The error to raise for one of the system: what failed, and how to continue. Others are returned as they are."""
         if isinstance(error, OSError):
             text = f"{error.filename or 'a file'} cannot be written or read ({error.strerror or error})."

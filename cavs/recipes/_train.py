@@ -18,7 +18,7 @@ import cavs
 from cavs.recipes import _report as report
 from cavs.recipes._data import Data
 from cavs.recipes._machine import mesh_of
-from cavs.recipes._options import RESUMABLE, Mistake, Options, flag
+from cavs.recipes._options import RESUMABLE, Mistake, RunOptions, flag
 from cavs.recipes._recipe import Recipe, optimizer
 
 EVALUATION_BATCHES = 4  # an evaluation batch has the size of this many training batches
@@ -114,7 +114,7 @@ class Run:
         return self.recipe.held_out(params, self.data.parts[part], self._evaluated[part])
 
 
-def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | None, command: str) -> int:
+def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path | None, command: str) -> int:
     """Trains a recipe, or resumes the run in the folder `resume`. Returns the exit code.
 
     Args:
@@ -125,54 +125,41 @@ def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | 
         command: how the user starts a command, for messages.
     """
     started, messages = time.monotonic(), report.Messages(command)
+    taken = f"--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
     if resume is None and out is not None and (Path(out) / "model.json").exists():
-        raise Mistake(
-            f"--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
-        )
+        raise Mistake(taken)
     data = kind.read(options)
     recipe = kind(options, data.facts)
     run = Run(recipe, data)
-    facts = {
-        "task": kind.name,
-        "cavs": cavs.__version__,
-        "options": options.as_json(),
-        "facts": json.loads(json.dumps(data.facts)),
-    }
+    facts = {"task": kind.name, "cavs": cavs.__version__, "options": options.as_json()}
+    facts |= {"facts": json.loads(json.dumps(data.facts))}
     if resume is not None and (before := cavs.data.read_run(resume))["facts"] != facts["facts"]:
         versions = f"{resume} was trained by cavs {before.get('cavs')}, this is cavs {facts['cavs']}"
         raise Mistake(f"--resume: {versions}; expected the same version and files.")
     stem = Path(options.train[0]).name.split(".")[0] if options.train else "reviews"
     shared = out or (f"runs/{stem}" if jax.process_count() > 1 else None)  # by all processes
     folder = resume or (Path(shared) if shared else cavs.data.new_folder(f"runs/{stem}"))
-    paths = [*options.train, options.dev, options.test, getattr(options, "embeddings", None)]
-    keeper = cavs.data.Keeper(
-        folder,
-        run.loader,
-        recipe.score,
-        epochs=options.epochs,
-        steps=options.max_steps,
-        patience=options.patience,
-        every=options.save_every,
-        facts=facts,
-        files=[path for path in paths if path],
-    )
+    limits = {"epochs": options.epochs, "steps": options.max_steps, "patience": options.patience, "every": options.save_every}
+    files = [*filter(None, (*options.train, options.dev, options.test, getattr(options, "embeddings", None)))]
+    keeper = cavs.data.Keeper(folder, run.loader, recipe.score, facts=facts, files=files, **limits)
     try:
         with keeper, _log(options, folder, run.loader) as (log, write):
             if resume is None and (folder / "model.json").exists():
-                raise Mistake(f"--out: got {folder}, which already contains a run; expected another folder.")
+                raise Mistake(taken)  # another run has started meanwhile
             state = keeper.restore(jax.jit(run.initial)())
             messages.introduce(recipe, run, keeper)
             with report.bar(keeper, run) as advance:
                 for batches in keeper:
                     state, sums = run.step(state, batches)
                     log(sums)
-                    if keeper.add(state, sums):
+                    due = keeper.add(state, sums)
+                    advance()
+                    if due:
                         held_out = run.evaluate(state[0], "dev")
                         best = keeper.score(state, held_out, best=state[0])
                         messages.evaluated(recipe, keeper.history[-1], best)
                         scores = {"held_out_loss": held_out["loss"] / held_out["count"], "score": recipe.score(held_out)}
                         write({"step": run.loader.seen, "epoch": keeper.history[-1]["epoch"], **scores})
-                    advance()
             if keeper.stopped:
                 messages.stopped(keeper, run)
                 return 128 + keeper.stopped
@@ -184,7 +171,7 @@ def train(kind: type[Recipe], options: Options, out: str | None, resume: Path | 
         raise messages.failure(error, options, folder) from error
 
 
-def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> Options:
+def saved(folder: Path, kind: type[Recipe], given: dict[str, Any]) -> RunOptions:
     """The options of the run in a folder, with those that `given` changes.
 
     Raises:
@@ -211,7 +198,7 @@ def absolute(given: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _log(
-    options: Options, folder: Path, loader: cavs.data.Loader
+    options: RunOptions, folder: Path, loader: cavs.data.Loader
 ) -> Iterator[tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
     """A function of the metrics of each dispatch, and one of each evaluation."""
     if options.log == "none":

@@ -25,7 +25,7 @@ BEGIN, END = "<s>", "</s>"
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageOptions(recipes.Options):
+class LanguageOptions(recipes.RunOptions):
     """Options of the recipe."""
 
     program: str = option("lstm", PROGRAM)

@@ -22,7 +22,7 @@ from cavs.recipes import PROGRAM, UNKNOWN, Data, Mistake, option
 
 
 @dataclasses.dataclass(frozen=True)
-class RegressionOptions(recipes.Options):
+class RegressionOptions(recipes.RunOptions):
     """Options of the recipe."""
 
     program: str | None = option(None, PROGRAM)

@@ -25,7 +25,7 @@ PROGRAMS = ("char-bilstm", "bilstm")
 
 
 @dataclasses.dataclass(frozen=True)
-class TaggingOptions(recipes.Options):
+class TaggingOptions(recipes.RunOptions):
     """Options of the recipe."""
 
     program: str = option("char-bilstm", f"one of {', '.join(PROGRAMS)}")
@@ -124,9 +124,7 @@ class Tagging(recipes.Recipe):
         """(Vp,) the most likely tag of every word."""
         return self.logits(params, batch).argmax(-1)
 
-    def entities(
-        self, graphs: cavs.Graphs, true: np.ndarray, best: np.ndarray, labels: Any = None
-    ) -> dict[str, cavs.data.Found]:
+    def entities(self, graphs: cavs.Graphs, true: Any, best: Any, labels: Any = None) -> dict[str, cavs.data.Found]:
         """Counts the entities of tagged sentences. A word without a label is outside of all of them."""
         names = (*(labels or self.facts["labels"]), "O")
         sides = [[names[i] for i in np.where(true < 0, -1, x).tolist()] for x in (true, best)]
@@ -135,7 +133,7 @@ class Tagging(recipes.Recipe):
 
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
         count = max(sums["count"], 1)
-        found = cavs.data.Found(*(int(sums.get(name, 0)) for name in cavs.data.Found._fields))
+        found = cavs.data.Found(*(int(sums.get(name, 0)) for name in ("true", "predicted", "both")))
         of_entities = {"F1": found.f1} if found.true + found.predicted else {}
         return {"loss": sums["loss"] / count, "accuracy": sums["right"] / count, **of_entities}
 

@@ -24,7 +24,7 @@ END = "</s>"
 
 
 @dataclasses.dataclass(frozen=True)
-class TranslationOptions(recipes.Options):
+class TranslationOptions(recipes.RunOptions):
     """Options of the recipe."""
 
     hidden: int = option(256, "hidden units", least=1)

@@ -27,7 +27,7 @@ WHERE = (None, "root", "all")
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeOptions(recipes.Options):
+class TreeOptions(recipes.RunOptions):
     """Options of the recipe."""
 
     program: str | None = option(None, PROGRAM)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from cavs._feed.host_memory import starts_on_cpu
+from cavs._step.host_memory import starts_on_cpu
 
 # On a CPU, XLA's newer code generator runs an MLIR pipeline for each of the 100 to 200 fused loops of a step. The older one
 # compiles a step in half of the time, and the step is not slower: in tagging, translation and language models an epoch takes

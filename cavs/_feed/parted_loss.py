@@ -15,6 +15,7 @@ from cavs._function.equations import is_float, needed, reads, run_equations, val
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import Atom, Env, Eqn, Jaxpr, PyTreeDef, Var, bodies_in, is_var, opened
 from cavs._function.lines import line_of
+from cavs._function.mesh_types import zeros
 from cavs._function.names import WHOLE_BATCH
 from cavs._graphs.pytree import PyTree
 
@@ -107,7 +108,7 @@ class PartedLoss:
 
             return jax.grad(loss)([totals[i] for i in floats])
 
-        shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in self.totals]
+        shapes = [v.aval for v in self.totals]
         traced: Any = jax.make_jaxpr(derivatives)(shapes)
         jaxpr, _ = opened(traced)
         eqns: list[Eqn] = []
@@ -115,7 +116,7 @@ class PartedLoss:
         read = reads(needed(eqns, outs, set())[0], outs)
         which = [i for i, v in enumerate(jaxpr.invars) if v in read]
         known = dict(zip(which, sums_of(which) if which else [], strict=True))
-        found = derivatives([known.get(i, jnp.zeros(x.shape, x.dtype)) for i, x in enumerate(shapes)])
+        found = derivatives([known.get(i, zeros(x)) for i, x in enumerate(shapes)])
         return dict(zip(floats, found, strict=True))
 
     def weighed(self, sums: Arrays, terms: Arrays, weights: dict[int, jax.Array]) -> jax.Array:

@@ -10,16 +10,16 @@ from jax import lax
 from jax.extend import core as jex
 from jax.sharding import Mesh, PartitionSpec
 
-from cavs._feed.background import Background
 from cavs._feed.batches import Batches
-from cavs._feed.collectives import options_of
-from cavs._feed.host_memory import keeps_much, return_unused
-from cavs._feed.one_step import keeping, of_two
-from cavs._feed.owned import Owned
+from cavs._function.mesh_types import varying
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._run.concurrent_jit import Concurrent, in_turn
-from cavs._run.manual_axes import varying
+from cavs._step.background import Background
+from cavs._step.collectives import options_of
+from cavs._step.host_memory import keeps_much, return_unused
+from cavs._step.one_step import keeping, of_two
+from cavs._step.owned import Owned
 
 UNROLL = 4  # training steps in one CUDA graph
 OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]

@@ -1,0 +1,98 @@
+"""The recipes: public names only, a copy in an empty folder is a program of its own, and its model is changed in one place."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cavs
+from cavs.recipes._command import ALIASES, TASKS, find_recipe
+from tests.test_fit import sentences, trees
+from tests.test_tagger_training import corpus
+from tests.test_train_memory import numbers, pairs
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "cavs" / "recipes"
+DATA = {
+    "trees": (trees, "t.txt", []),
+    "tagging": (corpus, "t.txt", ["--embedding-size", "4"]),
+    "language_model": (sentences, "t.txt", []),
+    "translation": (pairs, "t.tsv", []),
+    "regression": (numbers, "t.jsonl", []),
+}
+
+
+def names_of(path: Path) -> list[str]:
+    """The full names that a file imports, and the names of cavs that it reads."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level and node.module, path
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and re.fullmatch(r"(?:cavs|vp|recipes)(?:\.\w+)+", name := ast.unparse(node)):
+            found.append(re.sub("^(vp|recipes)", lambda m: {"vp": "cavs.vertex_programs"}.get(m[0], "cavs.recipes"), name))
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+def test_recipes_need_public_names_alone(path):
+    """A recipe needs public names; the files of the command also need one another."""
+    private = [name for name in names_of(path) if re.search(r"\._(?!_)", name)]
+    if path.name.startswith("_"):
+        private = [name for name in private if not name.startswith("cavs.recipes._")]
+    assert not private
+    for name in names_of(path):
+        if name.startswith("cavs.") and "._" not in name:
+            found: object = cavs
+            for part in name.split(".")[1:]:
+                found = getattr(found, part)
+
+
+def test_every_task_has_a_file():
+    assert {path.stem for path in FOLDER.glob("*.py") if path.name[0] != "_"} == {*TASKS}
+    assert all(find_recipe(name).name in TASKS for name in (*TASKS, *ALIASES))
+    assert all(find_recipe(name).name == name for name in TASKS)
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_copy_in_an_empty_folder_trains_evaluates_and_predicts(name, tmp_path):
+    write, file, more = DATA[name]
+    write(tmp_path / file, 14)
+    (tmp_path / "copy").mkdir()
+    shutil.copy(FOLDER / f"{name}.py", tmp_path / "copy" / "mine.py")
+    options = ["--hidden", "4", "--batch", "4", "--epochs", "1", "--min-count", "1", *more]
+    done = python(tmp_path / "copy", "mine.py", "--data", f"../{file}", *options, "--out", "run")
+    assert done.returncode == 0 and "python mine.py train --resume run" in done.stdout, done.stderr
+    done = python(tmp_path / "copy", "mine.py", "predict", "run", f"../{file}")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 14, done.stderr
+    done = python(tmp_path / "copy", "mine.py", "--resume", "run", "--hidden", "5")
+    assert done.returncode == 2 and "--resume: got --hidden, which cannot change" in done.stderr
+
+
+def test_a_model_is_changed_in_one_place(tmp_path):
+    """A layer that is added to `hidden` is trained, saved, and used by all commands."""
+    trees(tmp_path / "t.txt", 14)
+    text = (FOLDER / "trees.py").read_text()
+    text = text.replace('"b": jnp.zeros(', '"more": jnp.eye(self.options.hidden, dtype=jnp.float32), "b": jnp.zeros(', 1)
+    old = 'return drop(vp.run_program(self.program, params["program"], sched, x), key=keys[1])'
+    assert old in text
+    (tmp_path / "mine.py").write_text(text.replace(old, old.replace("sched, x)", 'sched, x) @ params["more"]')))
+    done = python(tmp_path, "mine.py", "--data", "t.txt", "--dev", "t.txt", "--hidden", "4", "--epochs", "2", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    with np.load(tmp_path / "run" / "best.npz") as arrays:
+        assert arrays["[0]['more']"].shape == (4, 4) and abs(arrays["[0]['more']"][0, 1]) > 0
+    done = python(tmp_path, "mine.py", "evaluate", "run", "t.txt", "--json")
+    assert done.returncode == 0 and '"accuracy"' in done.stdout
