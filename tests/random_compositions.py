@@ -177,7 +177,9 @@ def floats(found: Any) -> list[Any]:
 
 def scalar(found: Any) -> Any:
     """A number about 1 that depends on all floats."""
-    each = [jnp.sin(a + i) * (1 + jnp.arange(a.size, dtype=a.dtype).reshape(a.shape) / a.size) for i, a in enumerate(floats(found))]
+    each = [
+        jnp.sin(a + i) * (1 + jnp.arange(a.size, dtype=a.dtype).reshape(a.shape) / a.size) for i, a in enumerate(floats(found))
+    ]
     return sum(map(jnp.mean, each))
 
 
@@ -305,7 +307,9 @@ def shard_map(check: bool) -> Callable[[Function], Function]:
         def local(p: Any, x: Any) -> Any:
             return jax.tree.map(lambda a: lax.psum(a, "devices"), f(p, x))
 
-        return jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("devices")), out_specs=PartitionSpec(), check_vma=check)
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("devices")), out_specs=PartitionSpec(), check_vma=check
+        )
 
     return transform
 
