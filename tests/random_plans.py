@@ -65,7 +65,7 @@ def in_parts(case: Case, fns: dict[Any, Any], used: list[str]) -> Any:
         out = {}
         for name, y in (x | {"some": _some(case), "real": np.ones(count_of(case, "some"), bool)}).items():
             edge = name in case.program.edges
-            at = [np.arange(starts[edge][g], starts[edge][g + 1]) for g in sample.numbers]
+            at = [np.arange(int(starts[edge][g]), int(starts[edge][g + 1])) for g in sample.numbers]
             pad = sample.sched.pad_edges if edge else sample.sched.pad
             out[name] = pad(y[np.concatenate(at)])
         return sample.sched, out

@@ -58,7 +58,7 @@ def inputs(case: Case) -> dict[str, Any]:
         elif kind == "b":
             out[name] = rng.random((count, *shape)) < 0.5
         elif cast_from(kind)[1] == "i":
-            out[name] = rng.integers(lo, hi + 1, (count, *shape)).astype("int32" if kind == "i" else kind)
+            out[name] = rng.integers(int(lo), int(hi) + 1, (count, *shape)).astype("int32" if kind == "i" else kind)
         else:
             out[name] = rng.uniform(lo, hi, (count, *shape)).astype(jnp.dtype("float64" if kind == "f" else kind))
     return out

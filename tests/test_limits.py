@@ -209,8 +209,10 @@ CASES = {
     "the gradient of a loop inside `F` whose number of iterations depends on values": case(
         "test_limits.py, line", lambda _: gradient(of(looped))
     ),
-    "reverse over reverse of `cavs.run`, as `jax.grad` of `jax.grad`": case(
-        "run: got a second derivative in reverse mode", lambda _: jax.grad(lambda p: jax.grad(loss)(p)["u"].sum())(PARAMS)
+    "reverse over reverse of `cavs.run`, as `jax.grad` of `jax.grad`, and reverse over forward": case(
+        "run: got a second derivative in reverse mode",
+        lambda _: jax.grad(lambda p: jax.grad(loss)(p)["u"].sum())(PARAMS),
+        lambda _: jax.grad(lambda p: jax.jvp(loss, (p,), (p,))[1])(PARAMS),
     ),
     "`cavs.concurrent_jit` under another `jax.jit` or `jax.grad`": case(
         "top-level `jax.jit`",
