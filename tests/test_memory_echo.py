@@ -330,7 +330,7 @@ def test_wrong_arguments():
         recompute(lambda x, name: x)(1.0, "name")
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="on a CPU, XLA of JAX 0.10 needs the same memory for all plans of it")
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="JAX 0.10 needs the same memory for all of its plans on a CPU")
 def test_blocks_without_loops_run_again_one_at_a_time():
     keys = jax.random.split(jax.random.key(0), 16)
     params = [jax.random.normal(key, (2, 32, 32)) / 6 for key in keys]
