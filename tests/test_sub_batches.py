@@ -269,3 +269,18 @@ def test_a_loader_in_parts_gives_the_mean_of_its_batches():
     got = jax.value_and_grad(cavs.memory.sub_batched(loss))(w, [parts])
     want = jax.value_and_grad(lambda w: jnp.mean((w[labels + 1] - labels)[labels >= 0] ** 2))(w)
     assert_close(got, want, 1e-12)
+
+
+def test_constants_of_numpy_are_inputs_inside_of_a_loss() -> None:
+    graphs, inputs = joined([random_binary_tree(5, seed=n) for n in range(4)]), np.random.default_rng(0)
+    F, params = PROGRAM.vertex_function(), PROGRAM.init(jax.random.key(0))
+    rows = inputs.standard_normal((256, H)).astype(np.float32)
+
+    def loss(params: dict, sched: cavs.Schedule) -> jax.Array:
+        return jnp.sum(jax.tree.leaves(cavs.run(F, params, sched, rows[: sched.shape.vertices]))[0] ** 2)
+
+    stacks = [b.tree for b in cavs.data.Loader(graphs, sub_batches.deal(graphs, 2), steps=2, shapes=1)]
+    of_stacks = jax.grad(sub_batches.sub_batched(loss))(params, stacks)
+    parts = [jax.tree.map(lambda x, i=i: x[i], stack) for stack in stacks for i in range(len(jax.tree.leaves(stack)[0]))]
+    each = [jax.grad(loss)(params, part) for part in parts]
+    assert_close(of_stacks, jax.tree.map(lambda *grads: sum(grads), *each), 1e-5)

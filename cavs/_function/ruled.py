@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import jax
+import jax.numpy as jnp
 
 # Private: JAX stages other primitives with all their parameters in a cache, which would keep what the rules refer to alive, and
 # has no public name for the rule by which references to memory become values before a program is lowered.
@@ -176,7 +177,7 @@ def _types(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray], 
 
 def _push(primals: Sequence[jax.Array], tangents: Sequence[Any], *, call: Any, rules: Rules) -> tuple[Arrays, list[Any]]:
     del call
-    outs, found = rules.push(list(primals), [None if type(t) is ad.Zero else t for t in tangents])
+    outs, found = rules.push([jnp.asarray(x) for x in primals], [None if type(t) is ad.Zero else t for t in tangents])
     types = [jax.typeof(x).to_tangent_aval() for x in outs]
     return outs, [ad.Zero(of) if t is None else t for of, t in zip(types, found, strict=True)]
 

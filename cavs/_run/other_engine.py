@@ -96,7 +96,7 @@ class _Bits:
 
 
 def _as_bits(x: jax.Array) -> jax.Array | _Bits:
-    if not is_float(x):
+    if not is_float(x) or not x.size:
         return x
     return _Bits(lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}"), x.dtype)
 
