@@ -1,4 +1,7 @@
-"""Builds the library of engine `native` when cavs is installed, if there is a C++ compiler. Without it, engine `scan` runs."""
+"""Builds the libraries in C++ when cavs is installed, if there is a compiler: the scheduler and engine `native`.
+
+Without them, the scheduler in NumPy and engine `scan` run.
+"""
 
 import importlib.util
 import sysconfig

@@ -1,6 +1,5 @@
-"""Training steps under memory budgets (`cavs.memory.plan`): bytes as planned and as compiled, and times. For `bench.memory`."""
+"""Training steps within memory budgets (`cavs.memory.plan`): bytes as compiled, and times. For `bench.memory`."""
 
-import contextlib
 import math
 import statistics
 import time
@@ -54,7 +53,7 @@ PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
     "attention": (lambda h: Attention(h), "trees"),
 }
 Measured: TypeAlias = Generator[None, None, dict[str, Any]]
-Choice: TypeAlias = tuple[int, str, int]  # the parts, the keeping and the segments of a plan
+Choice: TypeAlias = tuple[int, int]  # the parts and the segments of a plan
 Compiled: TypeAlias = tuple[Any, Any, int]  # a step, its batch on the device, and the bytes of its temporary memory
 SECONDS = 1.0  # after which the step of a plan is not timed again
 QUARTER = 0.255  # of the memory, rounded to hundredths: a part also needs the sums of gradients
@@ -132,31 +131,19 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
     Yields once when all plans are compiled, and nothing has run.
 
     Returns:
-        A record. "points" has for each budget its bytes, the plan ("parts", "keep"), "predicted" and compiled ("temp")
-        temporary bytes, CPU seconds to plan ("plan_s"), "ms" of a step, and the largest difference of a gradient to that of the
-        first budget, relative to its largest element ("difference"). "at_once" says whether the first plan kept the budget;
-        if not, it is the one that `fitted` found.
+        A record. "points" has for each budget its bytes, the plan ("parts", "segments"), how many steps were compiled to find
+        it ("compilations") in how many CPU seconds ("plan_s"), its temporary bytes as compiled here ("temp"), "ms" of a step,
+        and the largest difference of a gradient to that of the first budget, relative to its largest element ("difference").
     """
     step = Step(program, engine, graphs, hidden)
     (whole, _), (smallest, _) = step.plan(), step.plan("min")
     wanted = [max(smallest.peak, math.ceil(b)) for b in np.geomspace(whole.peak, smallest.peak, points)]
-    asked = [step.plan(budget) if i else step.plan() for i, budget in enumerate(wanted)]
     ready: dict[Choice, Compiled] = {}
-
-    def fitted(i: int) -> tuple[Any, float, bool]:
-        (plan, seconds), at_once = asked[i], not i or step.compiled(asked[i][0], ready) <= wanted[i]
-        if not at_once:
-            with contextlib.suppress(cavs.memory.BudgetError):
-                plan = plan.fitted()
-                step.compiled(plan, ready)
-        return plan, seconds, at_once
-
-    # XLA uses one core for much of the time, so several programs are compiled at once; first each plan that was asked for.
+    # XLA uses one core for much of the time, so several programs are compiled at once.
     with ThreadPoolExecutor(AT_ONCE_COMPILED["cpu" if jax.default_backend() == "cpu" else "gpu"]) as pool:
+        asked = list(pool.map(step.plan, wanted))
         each = {choice_of(plan): plan for plan, _ in asked}
         list(pool.map(lambda plan: step.compiled(plan, ready), each.values()))
-        plans = list(pool.map(fitted, range(points)))
-    ready = {choice_of(whole): ready[choice_of(whole)]} | ready
     yield
     measured, first = {}, None
     for choice, (compiled, batch, temp) in ready.items():
@@ -168,17 +155,10 @@ def budgets(program: str, engine: str, graphs: int, hidden: int, points: int, st
             "difference": difference_of(grads, first),
         }
     found = [
-        {
-            "budget": budget,
-            "parts": plan.parts,
-            "keep": plan.keep,
-            "segments": plan.segments,
-            "predicted": plan.peak,
-            "plan_s": round(seconds, 2),
-        }
-        | {"at_once": at_once}
+        {"budget": budget, "parts": plan.parts, "segments": plan.segments, "compilations": len(plan._batch.sizes)}
+        | {"plan_s": round(seconds, 2)}
         | measured[choice_of(plan)]
-        for budget, (plan, seconds, at_once) in zip(wanted, plans, strict=True)
+        for budget, (plan, seconds) in zip(wanted, asked, strict=True)
     ]
     return _named(program, engine, step, hidden) | {"points": found}
 
@@ -192,8 +172,8 @@ def quarter(program: str, engine: str, graphs: int, hidden: int, steps: int) -> 
         A record: "parts", "temp" and "ms" of both, whole first, and the median of the quotients of their times ("time").
     """
     step = Step(program, engine, graphs, hidden)
-    whole, _ = step.plan(keep="fast")
-    small = step.plan(int(QUARTER * whole.peak), keep="fast")[0].fitted()
+    whole, _ = step.plan()
+    small, _ = step.plan(int(QUARTER * whole.peak))
     ready: dict[Choice, Compiled] = {}
     for plan in (whole, small):
         step.compiled(plan, ready)
@@ -205,7 +185,6 @@ def quarter(program: str, engine: str, graphs: int, hidden: int, steps: int) -> 
     pairs = [(step.seconds(one, batch), step.seconds(other, parts)) for _ in range(steps)]
     return _named(program, engine, step, hidden) | {
         "parts": [whole.parts, small.parts],
-        "predicted": [whole.peak, small.peak],
         "temp": [temp, temp_of_parts],
         "ms": [_ms(times) for times in zip(*pairs, strict=True)],
         "time": round(statistics.median(b / a for a, b in pairs), 4),
@@ -213,7 +192,7 @@ def quarter(program: str, engine: str, graphs: int, hidden: int, steps: int) -> 
 
 
 def choice_of(plan: Any) -> Choice:
-    return plan.parts, plan.keep, plan.segments
+    return plan.parts, plan.segments
 
 
 def _named(program: str, engine: str, step: Step, hidden: int) -> dict[str, Any]:

@@ -15,26 +15,19 @@ from jax import lax
 
 from bench.budgets import Measured, Step, difference_of
 
-PLANS = {
-    "whole": {"parts": 1, "keep": "fast"},
-    "whole, keeps the least": {"parts": 1, "keep": "least"},
-    "two parts": {"parts": 2, "keep": "fast"},
-    "four parts": {"parts": 4, "keep": "fast"},
-    "sixteen parts": {"parts": 16, "keep": "fast"},
-    "whole, products again": {"parts": 1, "keep": "window"},
-}
+PLANS = {"whole": 1, "two parts": 2, "four parts": 4, "sixteen parts": 16}
 
 TASK = 128  # rows of a task: a level is one or several, so little is padding
 
 
 def against_scan(program: str, engine: str, graphs: int, hidden: int, steps: int) -> Measured:
-    """Measures a program in the level scan, and with plans that run no product twice, and with one that does.
+    """Measures a program in the level scan, and with plans of several numbers of parts.
 
     Yields once when all is compiled, and nothing has run.
 
     Returns:
-        A record. "plans" has for the scan and for each plan its "name", temporary bytes ("temp"), those that it "predicted",
-        "ms" of a step, and the largest difference of a gradient to that of the scan, relative to its largest element.
+        A record. "plans" has for the scan and for each plan its "name", temporary bytes ("temp"), "ms" of a step, and the
+        largest difference of a gradient to that of the scan, relative to its largest element.
     """
     step = Step(program, engine, graphs, hidden)
     vertices = step.graphs.num_vertices
@@ -50,10 +43,9 @@ def against_scan(program: str, engine: str, graphs: int, hidden: int, steps: int
 
     batch = jax.device_put((some, x))
     scan = jax.jit(jax.value_and_grad(loss)).lower(step.params, batch).compile()
-    ready, predicted = {"jax.grad of a level scan": (scan, batch)}, {}
-    for name, how in PLANS.items():
-        plan, _ = step.plan(**how)
-        predicted[name] = plan.peak
+    ready = {"jax.grad of a level scan": (scan, batch)}
+    for name, parts in PLANS.items():
+        plan, _ = step.plan(parts=parts)
         batch = jax.device_put(plan.batch(step.graphs))
         lowered = jax.jit(jax.value_and_grad(plan.loss)).lower(step.params, batch)
         ready[name] = lowered.compile(plan.compiler_options), batch
@@ -63,7 +55,7 @@ def against_scan(program: str, engine: str, graphs: int, hidden: int, steps: int
         difference = difference_of(step.grads(compiled, batch), want)
         ms = round(statistics.median(step.times(compiled, batch, steps)) * 1e3, 3)
         temp = compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore[reportOptionalMemberAccess]
-        found.append({"name": name, "temp": temp, "predicted": predicted.get(name), "ms": ms, "difference": difference})
+        found.append({"name": name, "temp": temp, "ms": ms, "difference": difference})
     return {"program": program, "engine": engine, "graphs": graphs, "vertices": vertices, "hidden": hidden, "plans": found}
 
 

@@ -48,28 +48,28 @@ def _budgets(records: list[Record]) -> str:
     rows = []
     for r in good:
         points = r["points"]
-        ratios = [p["predicted"] / p["temp"] for p in points if p["predicted"] >= 0.05 * points[0]["predicted"]]
+        counts = [p["compilations"] for p in points if "compilations" in p]
         rows.append(
             (
                 r["program"], r["engine"], f"{r['graphs']} x h{r['hidden']}", text_of(points[0]["temp"]),
                 text_of(points[-1]["temp"]), f"1/{points[0]['temp'] / points[-1]['temp']:.0f}",
                 f"{sum(p['temp'] <= p['budget'] for p in points)} of {len(points)}",
                 "yes" if falls(points) else "no",
-                f"{min(ratios):.2f} to {max(ratios):.2f}",
+                f"{max(counts)}" if counts else "–",
                 f"{points[0]['ms']:.4g} to {points[-1]['ms']:.4g}",
                 f"{max(p['plan_s'] for p in points):.2f}",
                 f"{max(p['difference'] for p in points):.0e}",
             )
         )  # fmt: skip
     head = (
-        "program", "engine", "graphs", "no budget", "floor", "share", "fit", "falls", "predicted / measured", "ms",
+        "program", "engine", "graphs", "no budget", "floor", "share", "fit", "falls", "compilations", "ms",
         "plan, CPU s", "gradients differ",
     )  # fmt: skip
     text = "\n### Budgets in geometric steps, from no budget to the floor\n\n" + _table(head, rows)
     return text + (
-        '\n"Fit" counts the budgets that the compiled step keeps. "Falls": no smaller budget needs more memory. Predictions '
-        "are compared down to 5 % of the fastest plan. Gradients: the largest difference to those without a budget, relative "
-        "to the largest element.\n" + _failed(records)
+        '\n"Fit" counts the budgets that the compiled step keeps. "Falls": no smaller budget needs more memory. '
+        '"Compilations": the most that one plan took. Gradients: the largest difference to those without a budget, relative to '
+        "the largest element.\n" + _failed(records)
     )
 
 
@@ -102,8 +102,7 @@ def _scans(records: list[Record]) -> str:
             rows.append((r["program"], r["engine"], *sizes, less, f"{p['ms']:.4g}", time, f"{p['difference']:.0e}"))
     head = ("program", "engine", "graphs", "plan", "temporary", "smaller", "ms", "time", "gradients differ")
     title = "\n### The same function in a plain `lax.scan` over levels, under `jax.grad`\n\n"
-    note = "\nOnly the last plan of each program runs products twice.\n"
-    return title + _table(head, rows) + note + _failed(records)
+    return title + _table(head, rows) + _failed(records)
 
 
 def _echo(records: list[Record]) -> str:
@@ -119,11 +118,11 @@ def _echo(records: list[Record]) -> str:
             guess = f"{r['predicted'] / r.get('compiled', r['temp']):.2f}" if r.get("predicted") else "–"
             sizes = text_of(r["temp"]), text_of(r["total"]), peak
             rows.append((case, r["variant"], *sizes, smaller, f"{r['ms']:.4g}", time, guess))
-    head = ("model", "variant", "temporary", "whole step", "allocator's peak", "smaller", "ms", "time", "predicted / measured")
+    head = ("model", "variant", "temporary", "whole step", "allocator's peak", "smaller", "ms", "time", "estimated / compiled")
     text = "\n### Echo's models, a whole training step\n\n" + _table(head, rows)
     note = (
-        '\n"Smaller" and "time" compare whole steps with `jax.grad`. Predictions are of the loss and its gradients, compared '
-        "with these compiled alone.\n"
+        '\n"Smaller" and "time" compare whole steps with `jax.grad`. Estimates, which order the plans that are compiled, are '
+        "of the loss and its gradients, compared with these compiled alone.\n"
     )
     return text + note + _failed(records)
 
@@ -165,12 +164,11 @@ def _figures(records: list[Record], stem: Path) -> list[Path]:
 
 
 def _curves(axes: Any, program: str, records: list[Record]) -> None:
-    """Above measured and predicted bytes against the budget, below the time."""
+    """Above measured bytes against the budget, below the time."""
     for n, r in enumerate(records):
         points, colour = r["points"], f"C{n}"
         budget = [p["budget"] / 2**20 for p in points]
-        axes[0].plot(budget, [p["temp"] / 2**20 for p in points], "o-", color=colour, ms=3, label=f"{r['engine']}, measured")
-        axes[0].plot(budget, [p["predicted"] / 2**20 for p in points], "x:", color=colour, ms=4, label="predicted")
+        axes[0].plot(budget, [p["temp"] / 2**20 for p in points], "o-", color=colour, ms=3, label=r["engine"])
         axes[1].plot(budget, [p["ms"] / points[0]["ms"] for p in points], "o-", color=colour, ms=3, label=r["engine"])
     low, high = axes[0].get_xlim()
     axes[0].plot([max(low, 1e-3), high], [max(low, 1e-3), high], color="grey", lw=0.8)  # below it, a budget is kept

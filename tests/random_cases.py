@@ -159,6 +159,7 @@ def random_case(seed: int, engine: str | None = None, float32: bool = False, pre
     while level == PERSISTENT and rng.random() < 0.9 and not any(children for graph in forest for children in graph):
         forest = random_forest(rng, most_children, 24)
     kinds = random_kinds(rng, list(program.bodies), forest)
+    forest = _with_few_children(program, forest, kinds)
     options = Options(float32=float32, engine=engine, precision=precision)
 
     def chance(p: float) -> bool:
@@ -212,6 +213,13 @@ def random_kinds(rng: np.random.Generator, names: list[str | None], forest: list
         case "any":
             of_leaves = of_inner = names
     return [of[int(rng.integers(len(of)))] for of in (of_inner if has else of_leaves for has in inner)]
+
+
+def _with_few_children(program: Program, forest: list[Graph], kinds: list[str | None]) -> list[Graph]:
+    """Returns graphs in which no vertex has more children than `cavs.run` allows to a kind that does not call `gather_all`."""
+    all_of = {kind for kind in program.bodies if "v.gather_all(" in source(program, kind)}
+    most = iter([None if kind in all_of or not program.arity else program.arity for kind in kinds])
+    return [[children[: next(most)] for children in graph] for graph in forest]
 
 
 def _named(rng: np.random.Generator, program: Program) -> dict[str, str]:

@@ -27,6 +27,7 @@ from tests.random_values import (
     moved_by,
     parameters,
     per_vertex,
+    precision_of,
     rounded,
     rows_wanted,
     vertex_function,
@@ -185,7 +186,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     if how.traced:
         x = {name: _padded(y, sched.shape.all_edges if name in spec.edges else sched.shape.vertices) for name, y in x.items()}
 
-    def net(p: Any, y: Any, sched: Any) -> Any:
+    def net(p: Any, y: Any, sched: Any = sched) -> Any:
         def layer(number: int, p: Any, y: Any, at: Any) -> Any:
             if number:
                 return cavs.run(top, p, sched, y, select=at, engine="scan" if how.engine == INTERPRET else engine)
@@ -197,17 +198,10 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
 
         return (jax.checkpoint(whole) if how.checkpoint else whole)(p, y)
 
-    if not how.traced:
-
-        def closed(p: Any, y: Any) -> Any:
-            return net(p, y, sched)
-
-        data: tuple[Any, ...] = ()
-    else:
-        closed, data = net, (sched,)
+    data = (sched,) if how.traced else ()
     names = tuple(sorted(how.names.items()))
-    with jax.default_matmul_precision(None if how.precision == "tf32" else how.precision), keep(least=False, names=names):
-        (gp, gx), pushes = gradient(closed, case, params, x, rows, how.vmap, how.way, *data)
+    with jax.default_matmul_precision(precision_of(case)), keep(least=False, names=names):
+        (gp, gx), pushes = gradient(net, case, params, x, rows, how.vmap, how.way, *data)
     if used is not None:
         used += ["scan"] if how.vmap else engines_of(F, engine, sched)
     axis = int(how.vmap)

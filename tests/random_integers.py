@@ -112,9 +112,9 @@ def arithmetic(g: Maker) -> Var:
 
 REDUCED = {
     "i": [
-        "jnp.bitwise_or.reduce({0})",
-        "jnp.bitwise_and.reduce({0} | 1)",
-        "jnp.bitwise_and.reduce({0})",
+        "jnp.bitwise_or.reduce({0}, axis=None)",
+        "jnp.bitwise_and.reduce({0} | 1, axis=None)",
+        "jnp.bitwise_and.reduce({0}, axis=None)",
         "{0}.max()",
         "{0}.min()",
         "{0}.sum(dtype='int32')",
@@ -122,8 +122,13 @@ REDUCED = {
     "b": ["{0}.any()", "{0}.all()", "{0}.sum(dtype='int32') > 1", "~{0}.any()"],
 }
 MORE_REDUCED = {
-    "i": ["jnp.bitwise_xor.reduce({0})", "jnp.prod({0}, dtype='int32')", "jnp.argmax({0})", "jnp.argmin({0} * 3 & 5)"],
-    "b": ["jnp.argmax({0}) == 0", "jnp.bitwise_xor.reduce({0})", "jnp.logical_and.reduce({0})"],
+    "i": [
+        "jnp.bitwise_xor.reduce({0}, axis=None)",
+        "jnp.prod({0}, dtype='int32')",
+        "jnp.argmax({0})",
+        "jnp.argmin({0} * 3 & 5)",
+    ],
+    "b": ["jnp.argmax({0}) == 0", "jnp.bitwise_xor.reduce({0}, axis=None)", "jnp.logical_and.reduce({0}, axis=None)"],
 }
 
 

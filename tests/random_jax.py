@@ -81,7 +81,7 @@ class Maker:
     def step(self, depth: int) -> Step:
         makers = [self.map, self.product, self.mask, self.rows]
         if depth:
-            makers += [self.scan, self.twins, self.cond, self.while_loop, self.checkpoint, self.stacked]
+            makers += [self.scan, self.cond, self.while_loop, self.checkpoint, self.stacked]
         return makers[self.rng.integers(len(makers))](depth)
 
     def map(self, _: int) -> Step:
@@ -183,10 +183,12 @@ def function(seed: int) -> Callable[..., Any]:
     """A random function with an auxiliary result."""
     maker = Maker(seed)
     body = maker.steps(2, int(maker.rng.integers(2, 6)))
+    last = maker.twins(1) if maker.rng.random() < 0.4 else None
 
     def loss(*args: Any) -> tuple[Array, Any]:
         given = Inputs(*args)
         x = body(given, given.x)
+        x = last(given, x) if last else x
         return (jnp.sin(x) ** 2).mean() + 0.1 * (x * given.x).sum(), {"x": x, "n": given.indices.sum()}
 
     return loss

@@ -65,7 +65,7 @@ NOT_FINITE = [
     "jnp.full_like({0}, -jnp.inf) + {0}",
     "jnp.full_like({0}, jnp.nan) + {0}",
     "jnp.where({0} > 0.1, {0}, jnp.nan)",
-    "jnp.where({0} > 0.1, jnp.inf, -jnp.inf)",
+    "jnp.where({0} > 0.1, jnp.full_like({0}, jnp.inf), -jnp.inf)",
     "jnp.log(jax.lax.stop_gradient({0}) * 0.0)",
     "jnp.sqrt(jnp.minimum(jax.lax.stop_gradient({0}), -0.5))",
     "{0} + 0.0 * (jax.lax.stop_gradient({0} + 0.25) / 0.0)",

@@ -20,6 +20,7 @@ from tests.random_values import (
     moved_by,
     parameters,
     per_vertex,
+    precision_of,
     rounded,
     vertex_function,
 )
@@ -64,7 +65,7 @@ def in_parts(case: Case, fns: dict[Any, Any], used: list[str]) -> Any:
         out = {}
         for name, y in (x | {"some": _some(case), "real": np.ones(count_of(case, "some"), bool)}).items():
             edge = name in case.program.edges
-            at = [np.arange(starts[edge][g], starts[edge][g + 1]) for g in sample.numbers]
+            at = [np.arange(int(starts[edge][g]), int(starts[edge][g + 1])) for g in sample.numbers]
             pad = sample.sched.pad_edges if edge else sample.sched.pad
             out[name] = pad(y[np.concatenate(at)])
         return sample.sched, out
@@ -87,12 +88,13 @@ def in_parts(case: Case, fns: dict[Any, Any], used: list[str]) -> Any:
             case _:
                 return cavs.data.total(jnp.where(x["some"], values, 0)) / jnp.maximum(cavs.data.total(x["some"]), 1)
 
-    plan = cavs.memory.plan(loss, params, graphs, collate=collate, parts=how.parts)
-    batch = plan.batch(graphs)
-    if how.sub_batched:
-        value, grads = WAYS[how.way](jax.value_and_grad(cavs.memory.sub_batched(loss)))(params, [batch])
-    else:
-        value, grads = WAYS[how.way](jax.value_and_grad(plan.loss))(params, batch)
+    with jax.default_matmul_precision(precision_of(case)):
+        plan = cavs.memory.plan(loss, params, graphs, collate=collate, parts=how.parts)
+        batch = plan.batch(graphs)
+        if how.sub_batched:
+            value, grads = WAYS[how.way](jax.value_and_grad(cavs.memory.sub_batched(loss)))(params, [batch])
+        else:
+            value, grads = WAYS[how.way](jax.value_and_grad(plan.loss))(params, batch)
     used += engines_of(F, how.engine, seen[-1])
     return (grads, {}), {"loss": value}
 
@@ -103,7 +105,8 @@ def _rows(pushes: Any, rows: int) -> Any:
     for i, x in enumerate(jax.tree.leaves(pushes)):
         if is_float(x):
             weights = np.random.default_rng(i).standard_normal(x.shape[1:])
-            total = total + jnp.sin(x * weights.astype(x.dtype)).reshape(rows, -1).sum(1)
+            finite = jnp.where(jnp.isfinite(x), x, 0) * weights.astype(x.dtype)
+            total = total + jnp.sin(finite).reshape(rows, -1).sum(1)
     return total if jnp.ndim(total) else jnp.zeros(rows)
 
 

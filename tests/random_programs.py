@@ -126,9 +126,9 @@ def without_unread(program: Program) -> Program:
     return program
 
 
-def source(program: Program) -> str:
-    """The source of F; with kinds of one function each, F_kind."""
-    return "\n\n\n".join(_function(program, kind, body) for kind, body in program.bodies.items())
+def source(program: Program, *kinds: str | None) -> str:
+    """Returns the source of F; with kinds that of one function each, F_kind. `kinds`: those to print, if not all."""
+    return "\n\n\n".join(_function(program, kind, program.bodies[kind]) for kind in kinds or program.bodies)
 
 
 def function_name(kind: str | None) -> str:

@@ -58,7 +58,7 @@ def inputs(case: Case) -> dict[str, Any]:
         elif kind == "b":
             out[name] = rng.random((count, *shape)) < 0.5
         elif cast_from(kind)[1] == "i":
-            out[name] = rng.integers(lo, hi + 1, (count, *shape)).astype("int32" if kind == "i" else kind)
+            out[name] = rng.integers(int(lo), int(hi) + 1, (count, *shape)).astype("int32" if kind == "i" else kind)
         else:
             out[name] = rng.uniform(lo, hi, (count, *shape)).astype(jnp.dtype("float64" if kind == "f" else kind))
     return out
@@ -123,6 +123,11 @@ def vertex_function(case: Case, fns: dict[Any, Any]) -> cavs.VertexFunction:
     state = next(iter(leaves.values())) if spec.bare_state else leaves
     fn = fns[None] if None in fns else fns
     return cavs.VertexFunction(fn, state=state, arity=spec.arity, optimizations=cavs.Optimizations(**how.optimizations))
+
+
+def precision_of(case: Case) -> str | None:
+    """Returns the precision of products as JAX names it; None for TF32, its default on a GPU."""
+    return None if case.options.precision == "tf32" else case.options.precision
 
 
 def engines_of(F: cavs.VertexFunction, engine: Any, sched: cavs.Schedule) -> list[str]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import pytest
 
 from bench import echo, echo_cases, memory, memory_report, store
@@ -33,16 +32,14 @@ def test_budgets_are_kept_and_change_no_gradient(measured):
     _, (curve, _, _) = measured
     points = curve["points"]
     assert len(points) == 3 and points[0]["parts"] == 1 and points[-1]["parts"] > 1
-    # No plan is smaller than the last. JAX 0.10 stores the integers of a part and one more tensor, which count in 10 KiB.
-    more = 1024 if jax.__version_info__ >= (0, 11) else 4608
-    assert all(p["temp"] <= p["budget"] for p in points[1:-1]) and points[-1]["temp"] <= points[-1]["budget"] + more
+    assert all(p["temp"] <= p["budget"] and 1 <= p["compilations"] <= 5 for p in points)
     assert memory_report.falls(points)
     assert all(p["difference"] < 1e-5 and p["ms"] > 0 for p in points)
 
 
 def test_a_quarter_of_the_memory_in_parts(measured):
     _, (_, quarter, _) = measured
-    assert quarter["parts"][0] == 1 < quarter["parts"][1] and quarter["predicted"][1] <= 0.255 * quarter["predicted"][0]
+    assert quarter["parts"][0] == 1 < quarter["parts"][1] and quarter["temp"][1] <= 0.255 * quarter["temp"][0]
     assert quarter["time"] > 0 and len(quarter["ms"]) == 2
 
 

@@ -21,7 +21,16 @@ PROGRAMS = [
     if (code := "\n".join(blocks("(?:python|pycon)", TEXT[name])))
     and all(importlib.util.find_spec(module) for module in re.findall(r"^(?:import|from) (\w+)", code, re.M))
 ]
-NAMESPACES = ["cavs", "cavs.io", "cavs.data", "cavs.debug", "cavs.interop", "cavs.memory", "cavs.vertex_programs"]
+NAMESPACES = [
+    "cavs",
+    "cavs.io",
+    "cavs.data",
+    "cavs.debug",
+    "cavs.interop",
+    "cavs.memory",
+    "cavs.recipes",
+    "cavs.vertex_programs",
+]
 
 
 def public_names(namespace: str) -> list[str]:

@@ -190,7 +190,7 @@ def test_a_changed_file_of_the_data_and_other_versions_are_reported(tmp_path: Pa
     (tmp_path / "data").write_text("1")
     run(keep(tmp_path / "run", files=[str(tmp_path / "data")]))
     with monkeypatch.context() as patch:
-        patch.setattr(keepers, "_versions", lambda: {"jax": "0.1"})
+        patch.setattr(keepers.kept, "versions", lambda: {"jax": "0.1"})
         keeper = keep(tmp_path / "run", files=[str(tmp_path / "data")])
         run(keeper)
     assert "resumed with jax 0.1: results may not be bitwise equal" in keeper.notes[0]

@@ -311,3 +311,11 @@ def test_batches_are_dealt_to_parts_of_one_shape():
 def test_batches_that_cannot_be_dealt_are_refused(batches, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         cavs.data.Loader(cavs.from_lengths([3, 5, 2, 7, 4, 6, 1, 8]), batches, **options)
+
+
+@pytest.mark.parametrize("last", ["short", "drop", "pad"])
+def test_without_a_seed_batches_are_in_the_order_of_the_data(last):
+    graphs = cavs.from_lengths([5, 1, 9, 2, 7, 3, 4], label=np.arange(31))
+    loader = cavs.data.Loader(graphs, 3, seed=None, last=last, steps=1, collate=lambda s: s.numbers[s.present])
+    for _ in range(2):
+        assert np.concatenate([*loader]).tolist() == list(range(6 if last == "drop" else 7))

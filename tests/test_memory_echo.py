@@ -14,11 +14,11 @@ import cavs
 from cavs._function.equal_jaxprs import equal_jaxprs
 from cavs._function.jaxprs import is_var
 from cavs._function.minimum_cut import minimum_cut
+from cavs._memory.bytes import text_of
 from cavs._memory.derivative import with_derivative
-from cavs._memory.echo import Recomputed
-from cavs._memory.fit import Verified
 from cavs._memory.loops import Planner
 from cavs._memory.pareto import ParetoSearch
+from cavs._memory.search import MOST_COMPILED
 from cavs.memory import BudgetError, bytes_of, recompute
 from tests import random_jax
 from tests.truth import assert_close
@@ -71,22 +71,23 @@ def test_the_attention_of_a_decoder_is_computed_again():
     assert all("40,4,32" not in row.shape for row in plan.rows() if row.times == 40)
 
 
-def test_budgets_down_to_the_floor_fit():
+def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch):
     found = echo_cases.CASES["nmt"]
     sizes = SMALL["nmt"] | {"hidden": 64, "length": 24}
     params, batch = jax.eval_shape(partial(found.init, **sizes), jax.random.key(0))
-    plan = recompute(found.loss).plan(params, batch)
-    measured = []
-    for budget in np.geomspace(plan.plain_peak, plan.floor, 3)[1:]:
-        budget = max(int(np.ceil(budget)), plan.floor)
-        planned = recompute(found.loss, budget)
-        predicted = planned.plan(params, batch).peak
-        assert predicted <= budget
-        measured.append(temp(jax.grad(planned), params, batch))
-        assert measured[-1] <= 1.25 * predicted + 64 * 2**10  # XLA's scratch
-    assert all(b <= 1.1 * a for a, b in zip(measured, measured[1:], strict=False))
-    with pytest.raises(BudgetError, match=rf"budget: got .*; expected at least .*Write budget={plan.floor}"):
-        recompute(found.loss, plan.floor // 2).plan(params, batch)
+    whole, floor = recompute(found.loss).verify(params, batch).compiled, recompute(found.loss, "min").plan(params, batch).peak
+    measure, compiled = ParetoSearch.measure, set()
+    monkeypatch.setattr(ParetoSearch, "measure", lambda self, point: compiled.add(point.key) or measure(self, point))
+    for budget in np.geomspace(whole, floor, 3)[1:]:
+        compiled.clear()
+        small = recompute(found.loss, budget := int(np.ceil(budget)))
+        plan = small.plan(params, batch)
+        assert len(compiled) <= MOST_COMPILED and plan.peak <= budget and f"compiled peak {text_of(plan.peak)}" in str(plan)
+        assert temp(jax.value_and_grad(small), params, batch) <= budget
+        assert small.plan(params, batch).peak == plan.peak and small.fitted(params, batch) is small
+    with pytest.raises(BudgetError, match=r"budget: got .*; expected at least .*Write budget=\d+, or 'min'") as error:
+        recompute(found.loss, floor // 2).plan(params, batch)
+    assert f"budget={floor}" in str(error.value)
 
 
 def test_a_plan_says_what_is_kept_and_what_is_run_again():
@@ -164,7 +165,7 @@ def test_plans_that_share_a_trace_are_those_of_traces_of_their_own(name, monkeyp
     shared = recompute(loss, "min").plan(params, batch)
     monkeypatch.setattr(Planner, "_known", lambda planner, key: None)
     alone = recompute(loss, "min").plan(params, batch)
-    assert shared.frontier() == alone.frontier() and str(shared) == str(alone)
+    assert shared.frontier() == alone.frontier()  # which of these is taken follows from compiled sizes
 
 
 @pytest.mark.parametrize("length", [60, 61])  # 61 steps are chunks and a rest
@@ -187,24 +188,12 @@ def test_long_loops_run_in_chunks(length, reverse):
     assert point.bytes < 0.6 * x.nbytes  # less than the states of all steps
 
 
-def test_the_budget_is_kept_when_it_is_compiled():
+def test_what_is_compiled_is_the_derivative():
     loss, params, batch = case("nmt")
-    plain = recompute(loss).verify(params, batch)
-    assert plain.compiled == temp(jax.value_and_grad(recompute(loss)), params, batch)
-    budget = int(0.9 * plain.compiled)
-    small = recompute(loss, budget).fitted(params, batch)
-    assert temp(jax.value_and_grad(small), params, batch) <= budget
-
-
-def test_a_smaller_plan_is_taken_if_xla_needs_more_than_predicted(monkeypatch):
-    loss, params, batch = case("nmt")
-    whole, least = recompute(loss).plan(params, batch).peak, recompute(loss, "min").plan(params, batch).peak
-    needed = lambda share: lambda self, *args, **how: Verified(n := self.plan(*args, **how).peak, int(n * share), None)  # noqa: E731
-    monkeypatch.setattr(Recomputed, "verify", needed(1.2))
-    assert least <= recompute(loss, whole).fitted(params, batch).plan(params, batch).peak <= whole / 1.2
-    monkeypatch.setattr(Recomputed, "verify", needed(3))
-    with pytest.raises(BudgetError, match=r"fitted: budget: got .*; for the smallest plan, XLA needs .* were predicted"):
-        recompute(loss, whole).fitted(params, batch)
+    for budget in (None, "min"):
+        found = recompute(loss, budget).verify(params, batch)
+        assert found.compiled == temp(jax.value_and_grad(recompute(loss, budget)), params, batch)
+        assert 0.4 < found.predicted / found.compiled < 2.5
 
 
 def test_constants_are_not_kept():
@@ -258,7 +247,7 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
     plan = recompute(f).plan(ws, x, argnums=(0, 1))
     assert plan.bytes <= plan.plain_bytes and plan.peak <= plan.plain_peak
     want = jax.grad(f, (0, 1))(ws, x)
-    for budget in (None, "min", (plan.peak + plan.floor) // 2):
+    for budget in (None, "min", plan.floor):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)
 
 
@@ -341,6 +330,7 @@ def test_wrong_arguments():
         recompute(lambda x, name: x)(1.0, "name")
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="JAX 0.10 needs the same memory for all of its plans on a CPU")
 def test_blocks_without_loops_run_again_one_at_a_time():
     keys = jax.random.split(jax.random.key(0), 16)
     params = [jax.random.normal(key, (2, 32, 32)) / 6 for key in keys]
@@ -353,12 +343,12 @@ def test_blocks_without_loops_run_again_one_at_a_time():
             y = y + jnp.sin(jnp.exp(z) @ down)
         return (y**2).sum()
 
-    plan, least = recompute(loss).plan(params), recompute(loss, "min").plan(params)
+    whole, least = recompute(loss).verify(params).compiled, recompute(loss, "min").plan(params)
     # Between two blocks one value is kept, inside of one there are several products: less than half remains.
-    assert least.peak < plan.peak / 2 and least.flops > 0
+    assert least.peak < whole / 2 and least.flops > 0
     assert_close(jax.jit(jax.grad(recompute(loss, "min")))(params), jax.jit(jax.grad(loss))(params), 1e-12)
-    middle = recompute(loss, (plan.peak + least.peak) // 2)
-    assert 0 < middle.plan(params).flops < least.flops
+    middle = recompute(loss, (whole + least.peak) // 2)
+    assert 0 < middle.plan(params).flops < least.flops and middle.plan(params).peak <= (whole + least.peak) // 2
     assert_close(jax.jit(jax.grad(middle))(params), jax.jit(jax.grad(loss))(params), 1e-12)
 
 

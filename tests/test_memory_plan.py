@@ -1,6 +1,5 @@
 """`cavs.memory.plan`: a batch within a memory budget, in as few parts as possible."""
 
-import functools
 import re
 
 import jax
@@ -13,8 +12,7 @@ from cavs import vertex_programs as vp
 from cavs._engines.choose import EngineError
 from cavs._memory.batch_search import BatchGradient
 from cavs._memory.fit import compiler_options
-from cavs._memory.search import MOST_COMPILED, Choice, Search
-from cavs.kernels import native_unavailable
+from cavs._memory.search import MOST_COMPILED, fewest
 from cavs.memory import BudgetError
 from tests.odd_graphs import joined, random_binary_tree
 from tests.truth import assert_close
@@ -52,8 +50,8 @@ def whole():
 @pytest.fixture
 def compiled(monkeypatch):
     """The choices that are compiled."""
-    found, measure = [], BatchGradient.measure
-    monkeypatch.setattr(BatchGradient, "measure", lambda self, choice: found.append(choice) or measure(self, choice))
+    found, compiled = [], BatchGradient.compiled
+    monkeypatch.setattr(BatchGradient, "compiled", lambda self, choice: found.append(choice) or compiled(self, choice))
     return found
 
 
@@ -104,41 +102,22 @@ def test_less_memory_takes_more_time(whole):
     assert sizes[-1] < whole.peak / 12 and points[0][2] == (1, 1)
 
 
-class Predicted:
-    """512 trees of 50 vertices, whose memory is known: 1 MB, and 100 MB over the parts."""
-
-    def __init__(self, overhead: float, noise: float, engine_runs: int = 512):
-        self.overhead, self.noise, self.engine_runs, self.compiled = overhead, noise, engine_runs, 0
-
-    def size(self, choice: Choice) -> tuple[int, int]:
-        return 25_600, 20 * choice.parts
-
-    def bytes(self, parts: int) -> int:
-        return int(1e6 + 1e8 / parts**self.overhead * (1 + self.noise * np.sin(parts)))
-
-    def measure(self, choice: Choice) -> int:
-        if choice.parts > self.engine_runs:
-            raise EngineError("parts are too small")
-        self.compiled += 1
-        return self.bytes(choice.parts)
-
-
 @pytest.mark.parametrize("overhead", [0.8, 0.95, 1.1])
 @pytest.mark.parametrize("noise", [0, 0.1])
-@pytest.mark.parametrize("most", [512, 100])
-def test_few_choices_are_compiled_and_the_one_of_fewest_parts_is_found(overhead, noise, most):
+@pytest.mark.parametrize("most", [512, 128])
+def test_few_numbers_of_parts_are_compiled_and_the_fewest_are_found(overhead, noise, most):
+    """1 MB, and 100 MB over the parts; an engine may refuse more than `most` parts."""
     counts = [2**i for i in range(10)]
+    size = {n: int(1e6 + 1e8 / n**overhead * (1 + noise * np.sin(n))) for n in counts}
     found = []
     for share in np.linspace(0, 1, 21):
-        work = Predicted(overhead, noise, most)
-        runs = [n for n in counts if n <= most]
-        budget = work.bytes(1) ** (1 - share) * work.bytes(runs[-1]) ** share
-        chosen = Search(work, [Choice(n) for n in counts]).fastest(budget + 1)
-        assert work.compiled <= MOST_COMPILED and work.bytes(chosen.parts) <= budget + 1
-        found.append(chosen.parts == min(n for n in runs if work.bytes(n) <= budget + 1))
+        budget = int(size[1] ** (1 - share) * size[most] ** share) + 1
+        parts, known = fewest(lambda n: size[n] if n <= most else None, counts, budget)
+        assert len(known) <= MOST_COMPILED and parts is not None and size[parts] <= budget
+        found.append(parts == min(n for n in counts if n <= most and size[n] <= budget))
     assert np.mean(found) > 0.9
-    work = Predicted(overhead, noise, most)
-    assert Search(work, [Choice(n) for n in counts]).fastest(work.bytes(512) / 2) is None and work.compiled <= MOST_COMPILED
+    parts, known = fewest(lambda n: size[n] if n <= most else None, counts, size[most] // 2)
+    assert parts is None and len(known) <= MOST_COMPILED and min(known.values()) == size[most]
 
 
 def test_batches_of_about_the_same_size_have_one_shape():
@@ -170,33 +149,27 @@ def test_a_plan_prints_what_was_compiled(whole):
 
 
 def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path):
-    """Engine `native` runs levels: not one small tree after another."""
-    graphs = joined([random_binary_tree(5 + i % 7, seed=i) for i in range(64)])
-    program = vp.BinaryTreeLSTM(H, H)
-    F, params = program.vertex_function(), program.init(jax.random.key(0))
+    """Here one that refuses parts of one graph."""
 
-    def loss(params, sched, engine):
-        x = jnp.ones((sched.shape.vertices, H), jnp.float32)
-        return jnp.sum(cavs.run(F, params, sched, x, select=sched.roots, engine=engine) ** 2)
+    def few(params, batch):
+        if batch[0].shape.graphs < 2:
+            raise EngineError("run: engine: parts are too small")
+        return loss(params, batch)
 
-    def planned(engine, **how):
-        return cavs.memory.plan(functools.partial(loss, engine=engine), params, graphs, **how)
+    def planned(**how):
+        return cavs.memory.plan(few, PARAMS, GRAPHS, collate=collate, **how)
 
-    if reason := native_unavailable():
-        pytest.skip(reason)
-    plan = planned("native", budget="min")
-    assert plan.engines == ["native"] and 1 < plan.parts < 64 and "engine native: " in str(plan)
-    assert planned(None, budget="min").peak <= plan.peak
-    assert planned("native", budget=plan.peak).parts == plan.parts
-    with pytest.raises(BudgetError, match=f"expected at least .*, for {plan.parts} parts"):
-        planned("native", budget=plan.peak - 1)
-    with pytest.raises(ValueError, match="engine: got 'native', but the schedule runs vertex by vertex"):
-        planned("native", parts=64)
+    plan = planned(budget="min")
+    assert plan.parts == 32 and planned(budget=plan.peak).parts == 32
+    with pytest.raises(BudgetError, match="expected at least .*, for 32 parts"):
+        planned(budget=plan.peak - 1)
+    with pytest.raises(EngineError, match="parts are too small"):
+        planned(parts=64)
     plan.save(tmp_path / "plan.json")
-    loaded = cavs.memory.load(tmp_path / "plan.json", functools.partial(loss, engine="native"), params, graphs)
-    assert loaded.parts == plan.parts and loaded.verify().compiled == plan.verify().compiled
-    whole = jax.grad(functools.partial(loss, engine="scan"))(params, cavs.schedule(graphs))
-    assert_close(jax.jit(jax.grad(plan.loss))(params, plan.batch(graphs)), whole, 1e-5)
+    loaded = cavs.memory.load(tmp_path / "plan.json", few, PARAMS, GRAPHS, collate=collate)
+    assert (loaded.parts, loaded.segments, loaded.engines) == (32, 1, ["scan"]) and loaded.peak == plan.peak
+    whole = jax.grad(loss)(PARAMS, (sched := cavs.schedule(GRAPHS), sched.pad(ROWS)))
+    assert_close(jax.jit(jax.grad(loaded.loss))(PARAMS, loaded.batch(GRAPHS)), whole, 1e-12)
 
 
 def test_misuse_says_what_to_write():

@@ -1,4 +1,4 @@
-"""Each operation of engine `native`'s library returns what JAX does, for every dtype and all values, on every instruction set."""
+"""Each operation of engine `native` returns what JAX does, for every dtype and all values, with every instruction set."""
 
 import ctypes
 import functools
@@ -21,13 +21,13 @@ from cavs.kernels._cpu import build, library
 
 pytestmark = pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
 
-_ONE_MINUS_SQUARE = jax.make_jaxpr(jax.grad(jnp.tanh))(1.0).eqns[1].primitive
+_OF_TANH = {e.primitive.name: e.primitive for e in jax.make_jaxpr(jax.grad(jnp.tanh))(1.0).eqns}
 ULPS = 6  # from the result in float64; XLA's own functions are no better
 WIDTH = 37  # two vectors of 16 floats, or four of 8, and a rest
 
 # How JAX writes the operations. The second of a pair is for integers and booleans.
 WRITTEN: dict[str, Callable[..., Any]] = {
-    "one_minus_square": _ONE_MINUS_SQUARE.bind,
+    "one_minus_square": lambda x: _OF_TANH["one_minus_square"].bind(x),
     "integer_pow": lambda x: lax.integer_pow(x, 5),
     "copy": jnp.copy,
     "not": lax.bitwise_not,
@@ -44,6 +44,7 @@ OTHERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "select by integers": ("select_n", lambda a, b, c: lax.select_n((a < b).astype(jnp.int32), b, c)),
 }
 CASES = [(name, kind) for name, operation in NATIVE_OPERATIONS.items() for kind in sorted(operation.types)]
+CASES = [case for case in CASES if case[0] != "one_minus_square" or case[0] in _OF_TANH]  # JAX 0.10 has no such primitive
 CASES += [(name, "f") for name in OTHERS]
 
 FLOATS = [
@@ -91,7 +92,7 @@ def operands(name: str, kind: str, count: int) -> list[np.ndarray]:
         values = FLOATS if kind == "f" else INTS
     of = [np.array(x, DTYPES[kind]) for x in zip(*itertools.product(values, repeat=count), strict=True)]
     rng = np.random.default_rng(0)
-    more = 40 * WIDTH - len(of[0]) % WIDTH
+    more = (400 if count == 1 else 40) * WIDTH - len(of[0]) % WIDTH
     bits = rng.integers(-(2**31), 2**31, (count, more)).astype(np.int32)
     usual = rng.standard_normal((count, more)).astype(np.float32) * 4
     random = {"f": np.where(bits % 2, bits.view(np.float32), usual), "i": bits, "b": bits > 0}[kind]
@@ -126,7 +127,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     yield found
 
 
-def in_levels(op: Callable[..., Any], of: list[np.ndarray], engine: str) -> np.ndarray:
+def in_levels(op: Callable[..., Any], of: list[np.ndarray], engine: str | None) -> np.ndarray:
     """Applies `op` in F, once for each row of the operands, to what a vertex gathers."""
     out = jax.eval_shape(op, *(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in of))
 
@@ -181,10 +182,13 @@ def test_an_operation_is_that_of_jax(name: str, kind: str, instructions: str, co
     of = operands(name, kind, NATIVE_OPERATIONS[operation].operands)
     got = in_levels(op, of, "native")
     assert operation in computed
-    assert_as_jax(op, of, got, terms=np.clip(of[0], -1e19, 1e19) ** 2 if name == "one_minus_square" else 0)
+    terms = np.nan_to_num(np.clip(of[0], -1e19, 1e19)) ** 2 if name == "one_minus_square" else 0
+    assert_as_jax(op, of, got, terms=terms)
 
 
-@pytest.mark.parametrize(("name", "kind"), [case for case in CASES if NATIVE_OPERATIONS[written(case[0])[0]].operands > 1])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("sub", "f"), ("lt", "f"), ("clamp", "f"), ("select_n", "i"), ("sub_i", "i"), ("or", "b")]
+)
 def test_an_operand_of_one_element_is_repeated(name: str, kind: str, instructions: str) -> None:
     operation, op = written(name)
     of = operands(name, kind, NATIVE_OPERATIONS[operation].operands)
@@ -258,3 +262,19 @@ def test_saturated_units_have_no_gradient(instructions: str) -> None:
     for sign in (1, -1):
         gradient = jax.grad(lambda p, sign=sign: cavs.run(F, p, sched, sign * x, engine="native")[-1].sum())
         assert gradient({"b": np.float32(sign * 9.02)})["b"] == 0
+
+
+LACKED = ["div", "rem", "shift_left", "shift_right_logical", "shift_right_arithmetic", "population_count", "clz"]
+
+
+@pytest.mark.parametrize(("name", "kind"), [*((name, "i") for name in LACKED), ("rem", "f"), ("atan2", "f"), ("round", "f")])
+def test_an_operation_that_the_library_lacks_runs_on_engine_scan(name: str, kind: str) -> None:
+    of = operands("add", kind, 1 if name in ("population_count", "clz", "round") else 2)
+
+    def op(x: Any, *y: Any) -> Any:  # XLA of JAX 0.10 ends the process if it divides the integers of a constant by 0
+        return getattr(lax, name)(x, *(y[0] | 1 if kind == "i" else y[0] for _ in y))
+
+    with pytest.raises(ValueError, match="engine: got 'native', but the recurrent part of F does not fit it"):
+        in_levels(op, of, "native")
+    got, want = in_levels(op, of, None), np.asarray(jax.jit(op)(*of))
+    np.testing.assert_array_equal(got, want)

@@ -47,8 +47,10 @@ def test_a_killed_process_ends_the_others_and_the_run_resumes_on_one_device(tmp_
         assert cli.main(["train", *options, "--out", str(tmp_path / "whole")]) == 0
         said, error = started[0].communicate(timeout=300)
         quiet = started[1].communicate(timeout=300)[0]
-        assert (started[0].returncode, started[1].returncode) == (1, -signal.SIGKILL), error
-        assert "another process of this run ended" in error and "train --resume" in error and "Traceback" not in error
+        # Process 0 learns it from a failed sum, or JAX ends it when the heartbeats of process 1 stop.
+        assert started[0].returncode in (1, -signal.SIGABRT) and started[1].returncode == -signal.SIGKILL, error
+        told = "another process of this run ended" if started[0].returncode == 1 else "another task died"
+        assert told in error and "Traceback" not in error
         assert "epoch   1" in said and "epoch   2" not in said and "epoch" not in quiet  # the first process writes and prints
         assert cli.main(["train", "--resume", str(tmp_path / "killed"), "--devices", "1"]) == 0
     finally:

@@ -139,6 +139,35 @@ def in_loop_over_child(p: Any, v: Any) -> None:
     done(v, jnp.tanh(x + v.gather_all(lambda s: loop(s)[0] + loop(s)[1].sum(0))))
 
 
+@jax.custom_vjp
+def root(x: Any) -> Any:
+    """The root of y = cos(y) / 2 + x, by iterations until it does not change."""
+    step = lambda y: (jnp.cos(y[0]) / 2 + x, y[0])  # noqa: E731
+    return jax.lax.while_loop(lambda y: jnp.abs(y[0] - y[1]).max() > 9 * jnp.finfo(x.dtype).eps, step, (x, x + 1))[0]
+
+
+root.defvjp(lambda x: (y := root(x), y), lambda y, ct: (jnp.clip(ct / (1 + jnp.sin(y) / 2), -LIMIT, LIMIT),))
+
+
+def of_root(p: Any, v: Any) -> None:
+    done(v, jnp.tanh(root(p["b"]) * v.pull() + v.gather_all(lambda s: root(p["b"]) * s) + root(v.gather(0))))
+
+
+INNER = cavs.VertexFunction(
+    lambda p, v: done(v, jnp.tanh(v.pull() @ p["w"] + clipped(v.gather(0)) + clipped(p["b"]))), state=(H,), arity=1
+)
+
+CHAIN = cavs.schedule(cavs.from_lengths([3]))
+CHAIN = cavs.Schedule(jnp.asarray(CHAIN.data), CHAIN.shape)
+
+
+def of_inner_net(p: Any, v: Any) -> None:
+    """Calls `cavs.run`, of values that are the same for all vertices and of others."""
+    same = cavs.run(INNER, p, CHAIN, jnp.stack([p["b"], p["w"][0], p["b"]]), engine="scan")
+    mine = cavs.run(INNER, p, CHAIN, jnp.stack([v.pull()] * 3), engine="scan")
+    done(v, jnp.tanh(v.pull() * same.sum(0) + mine.sum(0) + v.gather(0)))
+
+
 def in_condition(p: Any, v: Any) -> None:
     x = v.pull()
     a = jax.lax.cond(x[0] > 0, lambda: clipped(p["b"]) * x, lambda: product(p["b"], p["w"]))
@@ -172,6 +201,7 @@ FUNCTIONS: dict[str, Any] = {
     for fn in (
         *(of_constant, of_zeros, of_parameters, of_two_results, written_twice, of_vertex_for_each_child),
         *(of_parameters_for_each_child, of_child, of_pairs, in_loop, in_loop_over_child, in_condition),
+        *(of_root, of_inner_net),
         *(in_checkpoint, in_derivative, pushed, of_edges),
     )
 }

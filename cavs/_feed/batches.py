@@ -19,7 +19,7 @@ class Examples(Protocol):
     """The part of a loader that a step of its batches calls."""
 
     def examples(self) -> list[PyTree]:
-        """The batches of this epoch as `jax.ShapeDtypeStruct`s, one of each shape."""
+        """Returns the batches of this epoch as `jax.ShapeDtypeStruct`s, one of each shape."""
         ...
 
 
@@ -47,7 +47,7 @@ class Batches:
         return None if self._loader is None else self._loader()
 
     def __len__(self) -> int:
-        """The number of training steps."""
+        """Returns the number of training steps."""
         if self.count is None:
             return 1
         return self.count if self.filled is None else int(self.filled)
@@ -110,7 +110,7 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
 
 
 def stack_of(batch: PyTree, count: int, partial: bool) -> Batches:
-    """A stack of `count` batches like this one, as `jax.ShapeDtypeStruct`s; `partial` if it may have fewer."""
+    """Returns a stack of `count` batches like this one, as `jax.ShapeDtypeStruct`s; `partial` if it may have fewer."""
     tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), batch)
     return Batches(tree, count, filled=jax.ShapeDtypeStruct((), np.int32) if partial else None)
 
@@ -139,7 +139,7 @@ def _refuse_large(leaves: list[Any]) -> None:
 
 
 def sharding_of(batches: Batches, axis: str) -> NamedSharding:
-    """The sharding of the arrays of batches with a mesh."""
+    """Returns the sharding of the arrays of batches with a mesh."""
     assert batches.mesh is not None
     return NamedSharding(batches.mesh, PartitionSpec(*(() if batches.count is None else (None,)), axis))
 

@@ -64,7 +64,7 @@ class Delivery:
             yield self._dispatch(epoch, some.tolist())
 
     def _dispatch(self, epoch: Epoch, some: list[int]) -> Batches:
-        """The batches `some` of an epoch, which have one shape, in host memory."""
+        """Schedules the batches `some` of an epoch, which have one shape, and collates them, in host memory."""
         planned, count = epoch.planned, epoch.length or (None if len(some) == 1 else len(some))
         axes = tuple(n for n in (count, self._axis) if n is not None)
         parts = [batch * self.units + unit for batch in some for unit in self._here]
@@ -90,7 +90,7 @@ class Delivery:
     def _collated(
         self, numbers: np.ndarray, present: np.ndarray | None, picked: Sequence[np.ndarray], scheds: Sequence[Schedule]
     ) -> PyTree:
-        """What `collate` returns for one batch or one of its parts; `picked` are its graphs in each data set."""
+        """Calls `collate` for one batch, or one of its parts; `picked` are its graphs in each data set."""
         assert self._settings.collate is not None
         present = np.ones(len(numbers), bool) if present is None else present
         graphs = [DeferredGraphs.of(m.graphs, some) for m, some in zip(self._members, picked, strict=True)]
@@ -108,18 +108,18 @@ class Delivery:
                 sched.label[: sizes.sum()][~present.repeat(sizes)] = -1
 
     def yielded(self, batches: Batches) -> PyTree:
-        """What a loop over the loader gets."""
+        """Returns what a loop over the loader gets."""
         return batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
 
     def examples(self, epoch: Epoch) -> list[PyTree]:
-        """What a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+        """Returns what a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order of the epoch."""
         kinds = [(int(epoch.planned.shape[some[0]]), epoch.length or len(some)) for some in epoch.order]
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
         found = self.of(epoch._replace(order=firsts))
         return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]
 
     def largest(self, epoch: Epoch) -> Batches:
-        """The first batch of an epoch, padded to the largest shape, in host memory.
+        """Returns the first batch of an epoch, padded to the largest shape, in host memory.
 
         Raises:
             ValueError: the epoch has no batches.
@@ -131,7 +131,7 @@ class Delivery:
         return self._dispatch(Epoch(epoch.number, planned, [], None), [0])
 
     def describe_shapes(self, epoch: Epoch | None) -> list[str]:
-        """A line for each shape: its size, and if there is an epoch, its batches and their padding."""
+        """Returns a line for each shape: its size, and if there is an epoch, its batches and their padding."""
         lines = []
         for number, shape in enumerate(self._shapes.all):
             rows, times = sum(one.vertices for one in shape), 0 if epoch is None else int((epoch.planned.shape == number).sum())
@@ -141,7 +141,7 @@ class Delivery:
         return lines
 
     def _padding(self, epoch: Epoch, number: int) -> float:
-        """The fraction of padding of an epoch's batches of one shape."""
+        """Returns the fraction of padding of an epoch's batches of one shape."""
         mine = np.flatnonzero((epoch.planned.shape == number).repeat(self.units))
         used = sum(
             int(np.diff(m.graphs.vertex_offsets)[np.concatenate([graphs[i] for i in mine])].sum())
@@ -151,7 +151,7 @@ class Delivery:
 
 
 def _struct(x: Any) -> Any:
-    """The shape and dtype of an array; a Python number as it is."""
+    """Returns the shape and dtype of an array; a Python number as it is."""
     if not isinstance(x, np.ndarray | np.generic | jax.Array):
         return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None))

@@ -8,7 +8,7 @@ GROUPS = ("balanced", "similar", "random")
 
 
 def epoch_batches(sizes: np.ndarray, batch: int, group: str, seed: int | None, epoch: int) -> np.ndarray:
-    """The batches of one epoch. They depend only on the arguments, so a resumed run gets the same ones.
+    """Returns the batches of one epoch. They depend only on the arguments, so a resumed run gets the same ones.
 
     Args:
         sizes: (G,) the number of vertices of each graph.
@@ -74,7 +74,7 @@ def strata_of_batches(sizes: np.ndarray, batch: int) -> tuple[np.ndarray, np.nda
 
 
 def dealt_strata(sizes: np.ndarray, edges: np.ndarray, parts: int) -> np.ndarray:
-    """The strata of the places of a part if batches that have one graph of each stratum are dealt by size to `parts` parts.
+    """Returns the strata of a part's places if batches with one graph of each stratum are dealt by size to `parts` parts.
 
     Args:
         sizes: (G,) the sizes of the graphs, ascending.
@@ -127,7 +127,7 @@ def strata(sizes: np.ndarray, batch: int, rng: np.random.Generator | None) -> np
 
 
 def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = False) -> list[np.ndarray]:
-    """The order in which batches run: consecutive batches of one shape together, `steps` at a time, and then the rest.
+    """Returns the order in which batches run: consecutive batches of one shape together, `steps` at a time, and then the rest.
 
     Args:
         shape: the number of the shape of each batch.

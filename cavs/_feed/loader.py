@@ -57,12 +57,13 @@ class Loader:
             `(graphs, pick)` in it, `pick(samples)` returns the graphs of a batch, the same number for each batch.
         batches: the number of graphs of a batch; or an iterable of integer arrays, the graphs of each batch. An iterator may
             be infinite: each loop continues it where the loop before was left.
-        seed: shuffles every epoch. `None`: all epochs are alike.
+        seed: shuffles every epoch. `None`: all epochs are alike, in the order of the data unless `group` says otherwise.
         fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such.
         collate: `collate(sample)` returns the pytree of NumPy arrays of a batch, from a `Sample` with the attributes `numbers`,
             `present`, `graphs` and `sched`. By default `sample.sched`.
         group: "balanced" draws batches of nearly equal numbers of vertices, which need the fewest shapes and the least
             padding; "similar" puts graphs of similar sizes into a batch; "random" draws them independently of their sizes.
+            `None`: "balanced", or without a seed the order of the data.
         last: what to do if the graphs do not fill the last batch: "short" yields a smaller one, "drop" leaves them out, and
             "pad" fills up with copies of the smallest graph. Their labels are -1 and must not count in the loss; `collate`
             sees them in `sample.present`.
@@ -98,7 +99,7 @@ class Loader:
         seed: int | None = 0,
         fields: Sequence[str] | None = None,
         collate: Callable[[Sample], PyTree] | None = None,
-        group: str = "balanced",
+        group: str | None = None,
         last: str = "short",
         shapes: "int | Loader" = 3,
         steps: int | None = None,
@@ -116,6 +117,7 @@ class Loader:
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
+        group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
         given = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts)
         self._settings = checked(given, self._members, len(sizes))
         self._sampler = Sampler(self._settings, sizes)
@@ -136,7 +138,7 @@ class Loader:
         self._plans = EpochPlans()
 
     def __len__(self) -> int:
-        """The number of batches of an epoch.
+        """Returns the number of batches of an epoch.
 
         Raises:
             TypeError: the batches come from an iterator.
@@ -147,7 +149,7 @@ class Loader:
         return closed_at_exit(self._loop())
 
     def state(self) -> dict[str, int]:
-        """The position: how many batches loops have received so far, as a dict of ints that JSON can store."""
+        """Returns the position: how many batches loops have received so far, as a dict of ints that JSON can store."""
         order = self._planned(self.epoch).checksum if self._sampler.known else 0
         return {"epoch": self.epoch, "batch": self.batch, "seen": self.seen, "steps": self._steps, "order": order}
 
@@ -174,7 +176,7 @@ class Loader:
         self._restored, self._running = True, None
 
     def examples(self) -> list[PyTree]:
-        """The batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
+        """Returns the batches of this epoch as `jax.ShapeDtypeStruct`s: one of each shape, in the order in which they occur."""
         plan = self._plans.latest(self.epoch)
         if plan is None and self._sampler.known:
             plan = self._planned(self.epoch)
@@ -191,7 +193,7 @@ class Loader:
         return self._steps * (1 + self._ahead)
 
     def largest(self) -> PyTree:
-        """A batch padded to the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
+        """Returns a batch in the largest shape, as NumPy arrays. Raises a `TypeError` if the batches come from an iterator."""
         len(self)
         return self._delivery.largest(self._planned(self.epoch)).tree
 
@@ -203,7 +205,7 @@ class Loader:
         return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings.mesh))
 
     def _epochs(self) -> Iterator[Epoch]:
-        """The rest of this epoch, in parts that are planned together."""
+        """Yields the rest of this epoch, in parts that are planned together."""
         if self._sampler.known:
             yield self._planned(self.epoch).after(self.batch)
             return
@@ -212,7 +214,7 @@ class Loader:
                 yield planned
 
     def _batches_of_epoch(self) -> Generator[Batches, None, None]:
-        """The rest of this epoch. Closing the iterator ends a thread that prepares it."""
+        """Yields the rest of this epoch. Closing the iterator ends a thread that prepares it."""
         if not self._ahead:
             for epoch in self._epochs():
                 yield from self._delivery.of(epoch)
@@ -224,7 +226,7 @@ class Loader:
                     yield from until_end(found)
 
     def _from_stream(self) -> Generator[Batches, None, None]:
-        """The rest of this epoch, from a thread that then prepares the next one."""
+        """Yields the rest of this epoch, from a thread that then prepares the next one."""
         stream, self._stream = self._stream, None
         if stream is None or (stream.epoch, 0, stream.process) != (self.epoch, self.batch, os.getpid()):
             epochs = itertools.chain(
@@ -274,7 +276,7 @@ class Loader:
 
 
 def _planned_after(number: int, loader: "weakref.ref[Loader]") -> Iterator[Epoch]:
-    """The epochs after the one with this number, while the loader exists: the thread that runs this must not keep it."""
+    """Yields the epochs after the one with this number, while the loader exists: the thread that runs this must not keep it."""
     for later in itertools.count(number + 1):
         this = loader()
         if this is None:

@@ -31,7 +31,7 @@ class Member(NamedTuple):
     options: Options
 
     def picked(self, samples: np.ndarray) -> np.ndarray:
-        """The graphs of a batch."""
+        """Returns the graphs of a batch."""
         return samples if self.pick is None else self.pick(samples)
 
 

@@ -16,7 +16,7 @@ MSG_TWO_LOOPS = (
 
 
 def position_of(state: Any) -> dict[str, int]:
-    """A saved position as a dict of ints.
+    """Returns a saved position as a dict of ints.
 
     Raises:
         ValueError: `state` is not a position.

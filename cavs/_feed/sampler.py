@@ -43,7 +43,7 @@ class Sampler:
         self.known = self.size is not None or self._list is not None
 
     def __len__(self) -> int:
-        """The number of batches of an epoch.
+        """Returns the number of batches of an epoch.
 
         Raises:
             TypeError: the batches come from an iterator.
@@ -56,7 +56,7 @@ class Sampler:
         return whole + (left > 0 and self._settings.last != "drop")
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """The samples of each batch of an epoch; -1 for stand-ins. The batches must be `known`."""
+        """Returns the samples of each batch of an epoch; -1 for stand-ins. The batches must be `known`."""
         if self.size is None:
             assert self._list is not None
             return self._list
@@ -100,7 +100,7 @@ class Sampler:
 
 
 def samples_of(index: Index, count: int) -> np.ndarray:
-    """The numbers of the graphs that an index into `count` graphs selects for a batch.
+    """Returns the numbers of the graphs that an index into `count` graphs selects for a batch.
 
     Raises:
         IndexError: a number is out of range, or the index is of another type or shape.

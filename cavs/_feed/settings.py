@@ -62,7 +62,7 @@ class Settings(NamedTuple):
 def members_of(
     graphs: Source | Sequence[Source], fields: Sequence[str] | None, policy: str, kinds: bool, window: int
 ) -> tuple[list[Member], bool]:
-    """The data sets of a loader, and whether they were given as a sequence.
+    """Returns the data sets of a loader, and whether they were given as a sequence.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -133,7 +133,7 @@ def checked(settings: Settings, members: Sequence[Member], samples: int) -> Sett
 
 
 def _of_samples(settings: Settings, batches: int, samples: int) -> int:
-    """The number of graphs of a batch of so few samples. If they are padded, all devices or parts get the same number."""
+    """Returns the number of graphs of a batch of so few samples. If padded, all devices or parts get the same number."""
     units = settings.parts or (1 if settings.mesh is None else settings.mesh.size)
     few = -(-samples // units) * units if settings.last == "pad" else samples
     return min(batches, few)
@@ -187,7 +187,7 @@ def partial_stacks(mesh: Mesh | None) -> bool:
 
 
 def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> int:
-    """The training steps of one dispatch on this device.
+    """Returns the training steps of one dispatch on this device.
 
     On one CPU several if the batches are small, because a dispatch takes a few tenths of a millisecond. On a GPU about `STEPS`,
     in multiples of four (the steps of one CUDA graph), such that few batches of the epoch are left over.
@@ -208,7 +208,7 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
 
 
 def ahead_of(settings: Settings) -> int:
-    """The dispatches that a thread prepares and sends ahead of the loop. On a CPU the training step needs the cores."""
+    """Returns the dispatches that a thread prepares and sends ahead of the loop. On a CPU the training step needs the cores."""
     if settings.ahead is not None:
         return settings.ahead
     return AHEAD if jax.default_backend() == "gpu" else 0

@@ -34,7 +34,7 @@ class Shapes:
         self.all: list[tuple[Shape, ...]] = []
 
     def shared(self, members: Sequence[Member]) -> "Shapes":
-        """A copy, for another loader.
+        """Returns a copy, for another loader.
 
         Raises:
             ValueError: it has other data sets, or schedules them in another way.
@@ -94,7 +94,7 @@ class Shapes:
         return Planned(samples, present, graphs, self._chosen(graphs, devices) if samples else np.zeros(0, int))
 
     def _chosen(self, graphs: list[list[np.ndarray]], devices: int) -> np.ndarray:
-        """The shape of each batch: the smallest one into which the batch fits on all devices. New shapes are added if needed.
+        """Chooses the smallest shape into which each batch fits on all devices. Adds shapes if needed.
 
         Args:
             graphs: for each member, the graphs of each batch and device.
@@ -118,7 +118,7 @@ class Shapes:
         return number
 
     def _inside(self, sizes: tuple[int, ...], found: list[np.ndarray], devices: int) -> np.ndarray:
-        """(batches, shapes) bool: whether each batch fits into each shape for its number of graphs, on every device."""
+        """Returns (batches, shapes) bool: whether each batch fits into each shape for its number of graphs, on every device."""
         known = [self.all[i] for i in self._of.get(sizes, [])]
         inside = np.ones((len(found[0]), len(known)), bool)
         for m, of in enumerate(found if known else []):
@@ -167,6 +167,6 @@ def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, 
 
 
 def worth_a_shape(sizes: np.ndarray) -> float:
-    """The fraction of the rows that one more shape must save, for graphs of these sizes."""
+    """Returns the fraction of the rows that one more shape must save, for graphs of these sizes."""
     native = jax.default_backend() == "cpu" and native_unavailable() is None
     return WORTH_IN_SHORT_EPOCHS if native and sizes.sum() < SHORT_EPOCH else WORTH_A_SHAPE

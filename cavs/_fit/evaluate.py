@@ -140,7 +140,9 @@ def _samples(loader: Loader, batches: PyTree) -> tuple[list[np.ndarray], list[np
     epoch = loader._planned(loader.epoch)
     count = len(batches) if isinstance(batches, Batches) else 1
     numbers = np.concatenate(epoch.order)[loader.batch - count : loader.batch].tolist()
-    return [epoch.planned.samples[n] for n in numbers], [epoch.planned.present[n] for n in numbers]
+    samples = [epoch.planned.samples[n] for n in numbers]
+    # Only batches with stand-ins say which samples are none.
+    return samples, [epoch.planned.present.get(n, np.ones(len(of), bool)) for n, of in zip(numbers, samples, strict=True)]
 
 
 def _places(data: Graphs, samples: np.ndarray, present: np.ndarray, rows: str) -> tuple[np.ndarray, np.ndarray]:

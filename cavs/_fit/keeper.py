@@ -1,54 +1,28 @@
 """`Keeper`: the best and the last checkpoint of a training loop, early stopping, interrupts, and exact resuming."""
 
 import contextlib
-import importlib.metadata
 import json
 import math
 import os
-import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypedDict
+from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from cavs._feed.loader import Loader
+from cavs._fit import kept
 from cavs._fit.evaluate import IN_FLIGHT, PendingSums, Sums
 from cavs._fit.folder import DamagedError, KeeperError, fingerprint, locked, read_facts, write_facts
+from cavs._fit.kept import BEFORE, BEST, FACTS, HISTORY, LAST, Evaluated, NextEpoch
 from cavs._graphs.pytree import PyTree
-from cavs._interop.checkpoint import restore_checkpoint, save_checkpoint
-from cavs._readers.files import open_regular, write_whole
-from cavs._readers.npz import stored_arrays
+from cavs._interop.checkpoint import save_checkpoint
+from cavs._readers.files import write_whole
 
 SAVE_EVERY = 300.0  # seconds between saves within an epoch
-FACTS, HISTORY, LAST, BEFORE, BEST = "model.json", "history.json", "last.npz", "last-before.npz", "best.npz"
-ABOUT = "[1]"  # the array of a checkpoint with its JSON
-
-
-class Evaluated(TypedDict):
-    """One evaluation of a run: an entry of `Keeper.history`.
-
-    Attributes:
-        epoch: the epochs done, a fraction within an epoch.
-        step: the training steps done.
-        seconds: the time spent in this epoch.
-        train: the summed metrics of the training steps of this epoch.
-        held_out: those of the held-out data.
-        score: the score of the latter.
-    """
-
-    epoch: float
-    step: int
-    seconds: float
-    train: Sums
-    held_out: Sums
-    score: float
 
 
 class Keeper:
@@ -132,10 +106,10 @@ class Keeper:
 
     def __enter__(self) -> "Keeper":
         with contextlib.ExitStack() as stack:
-            if _writes():
+            if kept.writes():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(self.folder))
-            stack.enter_context(_signals(self._stop))
+            stack.enter_context(kept.signals_to(self._stop))
             self._context = stack.pop_all()
         return self
 
@@ -152,13 +126,13 @@ class Keeper:
             KeeperError: the files are damaged, of another run, or of another state or other batches.
         """
         known = (self.folder / FACTS).exists()
-        before: dict[str, Any] = read_facts(self.folder / FACTS) if known else {"run": _told(uuid.uuid4().hex)}
+        before: dict[str, Any] = read_facts(self.folder / FACTS) if known else {"run": kept.told(uuid.uuid4().hex)}
         self._run, prints = before["run"], {path: fingerprint(path) for path in self._files}
         changed = [path for path, x in prints.items() if before.get("files", {}).get(path, x) != x]
         if changed:
             raise KeeperError(f"{changed[0]} has changed since {self.folder} was trained on it; expected the same file.")
-        _in_step("facts")
-        if _writes():
+        kept.in_step("facts")
+        if kept.writes():
             write_facts(self.folder / FACTS, {"run": self._run, **self._facts, "files": prints})
         problem = None
         for name in (LAST, BEFORE):
@@ -166,7 +140,7 @@ class Keeper:
             if not path.exists():
                 continue
             try:
-                (state, _), about = _read(path, state, self._run, self._loader)
+                (state, _), about = kept.read_checkpoint(path, state, self._run, self._loader)
             except DamagedError as error:
                 problem = problem or error
                 continue
@@ -174,7 +148,7 @@ class Keeper:
             if problem is not None:
                 self.notes.append(f"{problem} Resuming from the save before it, {name}.")
             self._damaged = name == BEFORE
-            if about["versions"] != (here := _versions()):
+            if about["versions"] != (here := kept.versions()):
                 told = [", ".join(f"{k} {v}" for k, v in of.items()) for of in (about["versions"], here)]
                 self.notes.append(f"saved with {told[0]}, resumed with {told[1]}: results may not be bitwise equal.")
             return state
@@ -266,7 +240,7 @@ class Keeper:
         if is_best := self.best is record:
             self._write(BEST, state if best is None else best)
         self.save(state)
-        if _writes():
+        if kept.writes():
             write_whole(self.folder / HISTORY, json.dumps(self.history, indent=1).encode())
         self._begun = time.monotonic()
         return is_best
@@ -275,7 +249,7 @@ class Keeper:
         """Saves the state and all that `restore` needs."""
         self._collect()
         path, before = self.folder / LAST, self.folder / BEFORE
-        if _writes() and path.exists() and not self._damaged:
+        if kept.writes() and path.exists() and not self._damaged:
             before.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # a file system without links keeps one save
                 os.link(path, before)
@@ -288,20 +262,20 @@ class Keeper:
         Args:
             like: a pytree of arrays, or of their shapes, with the structure of what `score` got as `best`.
         """
-        _in_step("best")
-        return restore_best(self.folder, like)
+        kept.in_step("best")
+        return kept.restore_best(self.folder, like)
 
     def _write(self, name: str, tree: PyTree, *loaders: Loader) -> None:
         about = {
             "run": self._run,
-            "versions": _versions(),
+            "versions": kept.versions(),
             "seconds": self.seconds,
             "sums": self._sums,
             "history": self.history,
         }
         text = np.frombuffer(json.dumps(about).encode(), np.uint8)
         # At the end of an epoch a run may go on with other batches, such as on more devices.
-        positions: Any = [_NextEpoch(x) if self._place()[1] else x for x in loaders]
+        positions: Any = [NextEpoch(x) if self._place()[1] else x for x in loaders]
         save_checkpoint(self.folder / name, (tree, text), *positions)
 
     def _collect(self, left: int = 0) -> None:
@@ -324,96 +298,3 @@ class Keeper:
         self.stopped = signum
         # Not `print`: a handler may run in the middle of a `print`.
         os.write(2, b"\nStopping after this step. Press Ctrl-C again to stop at once, without saving.\n")
-
-
-class _NextEpoch:
-    """The position of a loader at the end of an epoch, as that of the next one."""
-
-    def __init__(self, loader: Loader):
-        self._loader = loader
-
-    def state(self) -> dict[str, int]:
-        return self._loader.state() | {"epoch": self._loader.epoch + 1, "batch": 0, "order": 0}
-
-
-def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the `facts` that a [`cavs.data.Keeper`][] was given, and its identifier of the run, `run`.
-
-    Raises:
-        KeeperError: the folder does not contain them, or they are damaged.
-        OSError: the file cannot be read.
-    """
-    return read_facts(Path(folder) / FACTS)
-
-
-def restore_best(folder: str | os.PathLike[str], like: PyTree) -> PyTree:
-    """Reads what had the best score in the run of a [`cavs.data.Keeper`][].
-
-    Args:
-        folder: the folder of the run.
-        like: a pytree of arrays, or of their shapes, with the structure of what [`cavs.data.Keeper.score`][] got as `best`.
-
-    Raises:
-        KeeperError: there is no such file; it is damaged, of another run, of another structure, or contains NaN or infinity.
-        OSError: the file cannot be read.
-    """
-    folder = Path(folder)
-    path, run = folder / BEST, read_facts(folder / FACTS)["run"]
-    if not path.exists():
-        raise KeeperError(f"{folder}: there is no {BEST} in it; expected a run that has finished an epoch.")
-    (found, _), _ = _read(path, like, run)
-    for place, x in jax.tree_util.tree_leaves_with_path(found):
-        if not np.isfinite(np.asarray(x, np.float64) if x.dtype.kind in "fV" else 0).all():
-            raise KeeperError(f"{path}: got NaN or infinity at {jax.tree_util.keystr(place)}; expected finite numbers.")
-    return found
-
-
-def _read(path: Path, like: PyTree, run: str, *loaders: Loader) -> tuple[tuple[PyTree, Any], dict[str, Any]]:
-    """A checkpoint, and the JSON in it. Errors of the file are `KeeperError`s."""
-    try:
-        with open_regular(path) as file:
-            text = stored_arrays(file)[ABOUT]
-        about = json.loads(text.tobytes())
-    except OSError as error:
-        raise DamagedError(f"{path} cannot be read ({error.strerror or error}).") from error
-    except Exception as error:  # see stored_arrays
-        raise DamagedError(f"{path} is damaged ({error!r:.200}).") from error
-    if about.get("run") != run:
-        raise KeeperError(f"{path} belongs to another run than {path.parent / FACTS}; expected files of one run.")
-    try:
-        return restore_checkpoint(path, (like, text), *loaders), about
-    except ValueError as error:
-        raise KeeperError(str(error)) from error
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-
-
-def _writes() -> bool:
-    return jax.process_index() == 0
-
-
-def _in_step(what: str) -> None:
-    """Waits for all processes."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
-
-
-def _told(text: str) -> str:
-    """The text of the first process."""
-    if jax.process_count() == 1:
-        return text
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(np.frombuffer(text.encode(), np.uint8)), np.uint8)).decode()
-
-
-@contextlib.contextmanager
-def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """A context in which Ctrl-C and SIGTERM call `handler`. Python allows handlers only in the main thread."""
-    ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {s: signal.signal(s, handler) for s in ours}
-    try:
-        yield
-    finally:
-        for s, old in before.items():
-            signal.signal(s, old)

@@ -44,6 +44,23 @@ def with_labels(graphs: Graphs, labels: Sequence[str]) -> Graphs:
     return dataclasses.replace(graphs, label=table[graphs.label], label_names=tuple(labels))
 
 
+def vocabulary(graphs: Graphs, special: Sequence[str] = (), min_count: int = 1, size: int = 0) -> list[str]:
+    """Lists the words of graphs: `special`, then by first appearance those that occur `min_count` times.
+
+    Args:
+        graphs: the graphs to train on, with `input_id` and `vocab`.
+        special: words that come first, such as `<unk>`.
+        min_count: how often a word must occur.
+        size: the most words, with `special`: the most frequent ones; 0 for all.
+    """
+    assert graphs.vocab is not None and graphs.input_id is not None
+    counts = np.bincount(graphs.input_id[graphs.input_id >= 0], minlength=len(graphs.vocab))
+    kept = counts >= min_count
+    if size:
+        kept &= np.isin(np.arange(len(counts)), np.argsort(-counts, kind="stable")[: max(0, size - len(special))])
+    return [*dict.fromkeys((*special, *(word for word, keep in zip(graphs.vocab, kept.tolist(), strict=True) if keep)))]
+
+
 def is_root(graphs: Graphs) -> np.ndarray:
     """(V,) bool, which vertices have no parent."""
     base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))

@@ -85,7 +85,7 @@ def _batch(axis: Any, operands: Sequence[jax.Array], dims: Sequence[int | None],
         return over(of.push, (at_args, 0))(args, tangents)
 
     def pull(saved: Arrays, cts: Cotangents) -> Cotangents:
-        return over(of.pull, (at_saved, 0))(saved, cts)
+        return list(over(of.pull, (at_saved, 0))(saved, cts))
 
     # The transpose of the broadcast of a common argument sums over the batch.
     own = [batching.bdim_at_front(x, d, axis.size) for x, d in zip(own, at_own, strict=True)]

@@ -84,7 +84,7 @@ def fold_zeros(program: Program, zeros: set[Var]) -> Program:
 
 def _is_constant_zero(eqn: Eqn) -> bool:
     x = eqn.invars[0] if eqn.primitive.name == "broadcast_in_dim" else None
-    return x is not None and not is_var(x) and is_float(x) and not np.any(np.asarray(x.val)) and not np.any(np.signbit(x.val))
+    return x is not None and not is_var(x) and is_float(x) and not any(np.asarray(x.val).tobytes())  # -0 is another constant
 
 
 def _solid(x: Any) -> jax.Array:
@@ -118,7 +118,8 @@ def _range(x: Atom, ranges: dict[Var, Range]) -> Range | None:
         return ranges.get(x)
     value = np.asarray(x.val)
     if (
-        not np.issubdtype(value.dtype, np.number)
+        np.iscomplexobj(value)
+        or not np.issubdtype(value.dtype, np.number)
         or not np.all(np.isfinite(value))
         or np.any(np.signbit(value))
         or not value.size

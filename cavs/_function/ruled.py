@@ -8,7 +8,7 @@ effects, which `jax.custom_jvp` refuses. A primitive keeps its rules until it is
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 
@@ -16,12 +16,12 @@ import jax
 # has no public name for the rule by which references to memory become values before a program is lowered.
 from jax._src.interpreters import partial_eval
 from jax._src.state import discharge
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cavs._function.jaxprs import opened
+from cavs._function.jaxprs import ClosedJaxpr, opened
 from cavs._function.mesh_types import unchecked, untyped
 from cavs._graphs.pytree import PyTree
 
@@ -156,8 +156,8 @@ def _traced(rules: Rules, operands: Sequence[Any]) -> Any:
     if rules.sealed:
         operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in operands]
     with unchecked() if rules.sealed else contextlib.nullcontext():
-        jaxpr, consts = opened(jax.make_jaxpr(rules.run)(*operands))
-    assert not any(isinstance(x, jax.core.Tracer) for x in consts), "a function with rules closes over tracers"
+        jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(rules.run)(*operands)))
+    assert not any(isinstance(x, Tracer) for x in consts), "a function with rules closes over tracers"
     jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return jex.ClosedJaxpr(jaxpr, consts)
 
@@ -205,4 +205,4 @@ ad.primitive_jvps[ruled_p] = _push
 batching.fancy_primitive_batchers[ruled_p] = _batch
 mlir.register_lowering(ruled_p, mlir.lower_fun(_run), cacheable=False)
 if jax.__version_info__ >= (0, 11):  # which kernels need
-    discharge.register_discharge_rule(ruled_p)(_without_references)
+    discharge.register_discharge_rule(ruled_p)(cast(Any, _without_references))

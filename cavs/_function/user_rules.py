@@ -17,7 +17,6 @@ from cavs._function.inline import inlined
 from cavs._function.jaxprs import Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._function.linear import CALLED, is_linear
 from cavs._function.rewrite import retrace
-from cavs._function.transpose import has_loop
 
 _WITH_RULE = ("custom_vjp_call", "custom_jvp_call")
 
@@ -29,7 +28,7 @@ def has_rule(eqn: Eqn) -> bool:
 
 def may_sum_first(eqn: Eqn) -> bool:
     """Returns whether an equation may get the sum of several cotangents at once: its derivative is linear, for certain."""
-    if not has_rule(eqn) or has_loop(eqn):  # a loop of a dynamic length has no derivative
+    if not has_rule(eqn):
         return True
     floats = [i for i, x in enumerate(eqn.invars) if is_float(x)]
 
@@ -45,7 +44,7 @@ def may_sum_first(eqn: Eqn) -> bool:
     shapes = [shape_of(x) for x in eqn.invars], [shape_of(v) for v in eqn.outvars if is_float(v)]
     try:
         program, _, _ = trace(transposed, *shapes)
-    except Exception:  # whatever a rule raises to say that there is no derivative
+    except Exception:  # there is no derivative: of a loop of a dynamic length, or whatever a rule raises to say so
         return True
     return is_linear(program.eqns, program.invars[len(eqn.invars) :], program.outs)
 
@@ -60,7 +59,7 @@ def to_vary(eqn: Eqn, own: Sequence[bool]) -> list[int]:
     Returns:
         The places of the operands: one, the smallest, if that is enough.
     """
-    if not has_rule(eqn) or has_loop(eqn) or not _acts_on_sums(eqn, own):
+    if not has_rule(eqn) or not _acts_on_sums(eqn, own):
         return []
     others = [i for i, x in enumerate(eqn.invars) if is_var(x) and is_float(x) and not own[i]]
     for place in sorted(others, key=lambda i: bytes_of_var(eqn.invars[i])):
@@ -149,7 +148,11 @@ def _followed(eqn: Eqn, own: Sequence[bool]) -> tuple[list[bool], bool]:
         apart = all(x for x, v in zip(outs, eqn.outvars, strict=True) if is_float(v))
         return outs, not (apart and (name == "custom_vjp_call" or not inside)) and not may_sum_first(eqn)
     if name == "scan":
-        return _through_scan(eqn, own)
+        consts, carry, xs = scan_parts(eqn.params, own)
+        return _through_loop(opened(eqn.params["jaxpr"])[0], consts, carry, xs)
+    if name == "while":  # it has a derivative inside of a call with rules, such as `cavs.run`
+        first, last = eqn.params["cond_nconsts"], eqn.params["cond_nconsts"] + eqn.params["body_nconsts"]
+        return _through_loop(opened(eqn.params["body_jaxpr"])[0], list(own[first:last]), list(own[last:]), [])
     if name == "cond" and not own[0]:  # if the predicate differs, JAX batches everything
         found = [_through(opened(branch)[0], own[1:]) for branch in eqn.params["branches"]]
         return [any(of) for of in zip(*(outs for outs, _ in found), strict=True)], any(inside for _, inside in found)
@@ -167,9 +170,7 @@ def _through(body: Jaxpr, own: Sequence[bool]) -> tuple[list[bool], bool]:
     return [is_var(x) and x in differ for x in body.outvars], found
 
 
-def _through_scan(eqn: Eqn, own: Sequence[bool]) -> tuple[list[bool], bool]:
-    body, _ = opened(eqn.params["jaxpr"])
-    consts, carry, xs = scan_parts(eqn.params, own)
+def _through_loop(body: Jaxpr, consts: list[bool], carry: list[bool], xs: list[bool]) -> tuple[list[bool], bool]:
     while True:
         outs, inside = _through(body, [*consts, *carry, *xs])
         after = [x or y for x, y in zip(carry, outs, strict=False)]

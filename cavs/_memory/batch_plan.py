@@ -12,7 +12,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, schedule_parts, stacked
 from cavs._memory.bytes import text_of
 from cavs._memory.fit import Verified
-from cavs._memory.search import Choice, Search
+from cavs._memory.search import Choice
 from cavs._memory.table import columns
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ class BatchPlan:
         segments: the number of segments of levels in which a part runs.
         time: the time relative to the fastest plan: a rough estimate.
         engines: the names of the engines that run.
-        compiler_options: options for `jax.jit` with which the step was compiled. On a GPU, products within a budget of less than
-            512 MiB do not use cuBLAS, whose workspace takes 32 MiB. Steps take up to 9 % more time.
+        compiler_options: options for `jax.jit` with which the step was compiled. On a GPU, products within a budget of less
+            than 512 MiB do not use cuBLAS, whose workspace takes 32 MiB. Steps take up to 9 % more time.
     """
 
-    def __init__(self, batch: BatchGradient, search: Search, choice: Choice, budget: int | str | None):
-        self._batch, self._search, self._choice, self._budget = batch, search, choice, budget
+    def __init__(self, batch: BatchGradient, choice: Choice, budget: int | str | None):
+        self._batch, self._choice, self._budget = batch, choice, budget
         self.parts, self.segments = choice
-        self.time = search.slowdown(choice)
+        self.time = self._slowdown(choice)
         self.loss = batch.loss_of(choice)
         """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
         self.compiler_options, self.engines = batch.options, batch.engines(choice)
@@ -43,8 +43,8 @@ class BatchPlan:
     @property
     def peak(self) -> int:
         """The bytes of temporary memory that XLA allocates for the step. Compiles it, if there was no budget."""
-        found = self._search.measure(self._choice)
-        assert found is not None, "a choice that no engine runs is not planned"
+        found = self._batch.measure(self._choice)
+        assert found is not None, "its engines run it"
         return found
 
     def batch(self, graphs: Graphs) -> PyTree:
@@ -75,20 +75,24 @@ class BatchPlan:
             compiled, _ = self._batch.compiled(self._choice)
             jax.block_until_ready(compiled(self._batch.params, self.batch(self._batch.graphs)))
             most = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-        return Verified(round(self._search.estimates.get(self._choice, self.peak)), self.peak, most)
+        compiled = self.peak
+        return Verified(self._batch.estimate(self._choice), compiled, most)
 
     def fitted(self) -> "BatchPlan":
         """Returns this plan. It fits its budget as it is, because `cavs.memory.plan` compiles what it chooses."""
         return self
 
     def frontier(self) -> list[tuple[int, float, Choice]]:
-        """Returns (bytes, relative time, choice) of the best plans, the fastest first.
+        """Returns (bytes, relative time, choice) of the plans down to the smallest, the fastest first. Compiles some of them.
 
-        The bytes of those that were not compiled are on a line over 1 / parts through those that were. Compiles the smallest.
+        The bytes of the others are on a line over 1 / parts through those that were compiled. Times are estimated.
         """
-        self._search.measure(self._choice)
-        self._search.smallest()
-        return self._search.frontier()
+        batch, last = self._batch, self._batch.smallest()
+        each = [choice for choice in batch.choices if choice.divisor <= last.divisor]
+        return [(batch.sizes.get(choice) or batch.estimate(choice), self._slowdown(choice), choice) for choice in each]
+
+    def _slowdown(self, choice: Choice) -> float:
+        return self._batch.time(choice) / self._batch.time(self._batch.choices[0])
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the frontier: estimated time against the budget, with this plan.
@@ -112,15 +116,15 @@ class BatchPlan:
             json.dump(found, file, indent=1)
 
     def __str__(self) -> str:
-        graphs, budget, search = self._batch.graphs, self._budget, self._search
+        graphs, budget = self._batch.graphs, self._budget
         asked = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
-        known = ((str(c), text_of(search.known[c]), f"{search.slowdown(c):.2f}") for c in search.choices if c in search.known)
-        lines = [
+        head = (
             f"{counted(len(graphs), 'graph')}, {counted(graphs.num_vertices, 'vertex')}, {self._choice}, engine "
-            f"{' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary memory ({asked}), about {self.time:.2f} "
-            "times the time of the fastest plan",
-            "compiled:",
-        ]
-        return "\n".join([*lines, *columns([("plan", "bytes", "time, estimated"), *known])])
+            f"{' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary memory ({asked}), about "
+            f"{self.time:.2f} times the time of the fastest plan"
+        )
+        known = sorted(self._batch.sizes, key=self._batch.time)
+        rows = [(str(choice), text_of(self._batch.sizes[choice]), f"{self._slowdown(choice):.2f}") for choice in known]
+        return "\n".join([head, "compiled:", *columns([("plan", "bytes", "time, estimated"), *rows])])
 
     __repr__ = __str__

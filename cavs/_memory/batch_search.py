@@ -1,20 +1,22 @@
 """A batch in parts: its schedules, its loss, and the memory of its gradient."""
 
+import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
+from cavs._engines.choose import EngineError
 from cavs._feed.settings import Sample
 from cavs._function.asked import keep
 from cavs._function.names import Names, check_known
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.fit import compiled_step
-from cavs._memory.no_collections import no_collections
-from cavs._memory.search import Choice
+from cavs._memory.search import Choice, estimate, fewest
 from cavs._memory.sub_batches import deal, summed_over_parts
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.few import few_shapes
@@ -30,41 +32,76 @@ Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its grap
 
 @dataclasses.dataclass(eq=False)
 class BatchGradient:
-    """The gradient of a loss over one batch: what `Search` looks for a way to compute."""
+    """The gradient of a loss over one batch, and the choices of how to compute it.
+
+    Attributes:
+        loss, params, graphs, collate, names: as in `cavs.memory.plan`.
+        choices: from the fastest on; each divides the batch more than the one before.
+        options: of the compiler.
+        sizes: the bytes of temporary memory of the choices that were compiled.
+        traced: the engines that run, of the choices that were traced.
+        firsts: the first part of the batch, for each choice that was scheduled.
+    """
 
     loss: Callable[..., Any]
     params: PyTree
     graphs: Graphs
     collate: Collate
-    names: Names = ()
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the compiler
+    names: Names
+    choices: list[Choice]
+    options: dict[str, Any]
+    sizes: dict[Choice, int] = dataclasses.field(default_factory=dict)
+    traced: dict[Choice, set[str]] = dataclasses.field(default_factory=dict)
     firsts: dict[Choice, Part] = dataclasses.field(default_factory=dict)
-    traced: dict[Choice, set[str]] = dataclasses.field(default_factory=dict)  # the engines that run
 
-    def size(self, choice: Choice) -> tuple[int, int]:
-        """Returns the rows and the tasks of all parts."""
-        graphs, starts = self.graphs, self.graphs.vertex_offsets[:-1]
-        levels = np.maximum.reduceat(graphs.height, starts) + 1
-        depth = int(levels[dealt(graphs, choice.parts)].max(1).sum())
-        return graphs.num_vertices, depth + choice.parts * choice.segments
+    def __post_init__(self) -> None:
+        by_time, self.choices = sorted(self.choices, key=self.time), []
+        for choice in by_time:
+            if not self.choices or choice.divisor > self.choices[-1].divisor:
+                self.choices.append(choice)
 
-    def first(self, choice: Choice) -> Part:
-        """Returns the first part of the batch."""
-        if choice not in self.firsts:
-            self.firsts[choice] = next(schedule_parts(self.graphs, choice))
-        return self.firsts[choice]
+    def time(self, choice: Choice) -> float:
+        """Returns the estimated time, in rows."""
+        levels = np.maximum.reduceat(self.graphs.height, self.graphs.vertex_offsets[:-1]) + 1
+        return choice.time(self.graphs.num_vertices, int(levels[dealt(self.graphs, choice.parts)].max(1).sum()))
+
+    def fastest(self, budget: int) -> Choice | None:
+        """Returns the fastest choice that fits a budget, as far as it is compiled; `None` if nothing fits."""
+        by = {choice.divisor: choice for choice in self.choices}
+        found, _ = fewest(lambda n: self.measure(by[n]), by, budget)
+        return by.get(found or 0)
+
+    def smallest(self) -> Choice:
+        """Returns the smallest of three choices: the one that divides the batch the most, the one before, and the fastest."""
+        runs = (choice for choice in reversed(self.choices) if self.measure(choice) is not None)
+        return min([*itertools.islice(runs, 2), self.choices[0]], key=lambda choice: self.measure(choice) or np.inf)
+
+    def estimate(self, choice: Choice) -> int:
+        """Returns the bytes of a choice that other choices suggest."""
+        known = {other.divisor: size for other, size in self.sizes.items() if other != choice}
+        return round(estimate(known, choice.divisor)) or self.sizes[choice]
+
+    def measure(self, choice: Choice) -> int | None:
+        """Returns the bytes of temporary memory as compiled; `None` if the engine that the loss asks for cannot run it."""
+        if choice not in self.sizes:
+            try:
+                self.sizes[choice] = self.compiled(choice)[1]
+            except EngineError:
+                return None
+        return self.sizes[choice]
 
     def compiled(self, choice: Choice) -> tuple[Any, int]:
         """Compiles the loss and its gradient. Returns them, and the bytes of their temporary memory."""
-        with no_collections():
-            return compiled_step(jax.value_and_grad(self.loss_of(choice)), (self.params, self.structs(choice)), self.options)
+        return compiled_step(jax.value_and_grad(self.loss_of(choice)), (self.params, self.structs(choice)), self.options)
 
-    def measure(self, choice: Choice) -> int:
-        """Returns the bytes of temporary memory as compiled."""
-        return self.compiled(choice)[1]
+    def runs(self, choice: Choice) -> bool:
+        """Returns whether the engine that the loss asks for can run a choice."""
+        with contextlib.suppress(EngineError):
+            return self.engines(choice) is not None
+        return False
 
     def engines(self, choice: Choice) -> list[str]:
-        """Returns the names of the engines that run."""
+        """Returns the names of the engines that run. Raises an `EngineError` if the one that the loss asks for cannot."""
         if choice not in self.traced:
             jax.eval_shape(self.loss_of(choice), self.params, self.structs(choice))
         return sorted(self.traced[choice])
@@ -89,6 +126,12 @@ class BatchGradient:
         """Returns the shapes and dtypes of the batch that the loss gets."""
         one = stacked([self.first(choice)], self.collate)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((choice.parts, *x.shape[1:]), x.dtype), one)
+
+    def first(self, choice: Choice) -> Part:
+        """Returns the first part of the batch."""
+        if choice not in self.firsts:
+            self.firsts[choice] = next(schedule_parts(self.graphs, choice))
+        return self.firsts[choice]
 
 
 def dealt(graphs: Graphs, parts: int) -> np.ndarray:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cavs._function.asked import keep
+from cavs._function.costs import bytes_of_var
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import opened, without_constants
+from cavs._function.jaxprs import without_constants
 from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.derivative import with_derivative
-from cavs._memory.fit import Verified, smaller_plan
-from cavs._memory.no_collections import no_collections
+from cavs._memory.fit import Verified, compiler_options, no_collections
 from cavs._memory.pareto import ParetoSearch, Point
+from cavs._memory.saved_plan import mark
 from cavs._memory.table import Plan
 
 R = TypeVar("R")
@@ -78,15 +78,15 @@ class Recomputed(Generic[R]):
     ) -> None:
         functools.update_wrapper(self, fn)
         self._fn, self._budget, self._static, self._names, self._saved = fn, budget, static, names, saved
+        self._known: dict[Any, Any] = {}  # the plans that were compiled, as JSON, with their bytes
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        closed, flat, tree = self._trace(args, kwargs)
-        closed, consts = without_constants(closed)  # arrays that `fn` closes over may be differentiated, too
-        planned = with_derivative(closed, lambda diff: self._choose(ParetoSearch(closed, diff, None, names=self._names)).kept)
+        closed, consts, flat, tree = self._trace(args, kwargs)
+        planned = with_derivative(closed, lambda diff: self._choose(self._search(closed, diff)).kept)
         return jax.tree.unflatten(tree, planned(*consts, *flat))
 
     def plan(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Plan:
-        """Returns what the derivative keeps, without compiling anything.
+        """Returns what the derivative keeps. With a budget, this compiles up to five plans.
 
         Args:
             *args: arguments of `fn`, or their `jax.ShapeDtypeStruct`.
@@ -99,75 +99,38 @@ class Recomputed(Generic[R]):
         Raises:
             BudgetError: if no plan fits the budget.
         """
-        closed, _, _ = self._trace(args, kwargs)
+        closed, consts, _, _ = self._trace(args, kwargs)
         wanted = {argnums % len(args)} if isinstance(argnums, int) else {i % len(args) for i in argnums}
         marks = [i in wanted for i, arg in enumerate(args) if i not in self._static for _ in jax.tree.leaves(arg)]
-        invars = opened(closed)[0].invars
-        search = ParetoSearch(closed, [i for i, mark in enumerate(marks) if mark and is_float(invars[i])], names=self._names)
-        return Plan(self._name(), search, self._choose(search), self._budget)
+        places = enumerate(closed.jaxpr.invars[len(consts) :])
+        diff = [len(consts) + i for i, v in places if i < len(marks) and marks[i] and is_float(v)]
+        search = self._search(closed, diff)
+        return Plan(self._name(), search, self._choose(search))
 
     def verify(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> Verified:
-        """Compiles the function with its derivative and `compiler_options` of the plan, and compares the temporary memory.
-
-        Args:
-            *args: as in `plan`, and so are the other arguments.
-            argnums: the positional arguments with respect to which you differentiate.
-            **kwargs: keyword arguments of `fn`.
+        """Compiles the function with its derivative and `compiler_options` of the plan. The arguments are those of `plan`.
 
         Returns:
-            The bytes as predicted, and as XLA allocates them. The gradients are results here. In a step of training they may be
-            temporary until the optimiser has read them: compile that to know what it needs.
+            The temporary memory as estimated, and as XLA allocates it. The gradients are results here. In a step of training
+            they may be temporary until the optimiser has read them: compile that to know what it needs.
 
         Raises:
             RuntimeError: the backend does not report the memory of a program.
         """
-        wanted = [argnums % len(args)] if isinstance(argnums, int) else [i % len(args) for i in argnums]
-        dynamic = {i: x for i, x in enumerate(args) if i not in self._static}
-
-        def both(given: dict[int, Any], named: dict[str, Any]) -> Any:
-            def of(*some: Any) -> R:
-                changed = given | dict(zip(wanted, some, strict=True))
-                return self(*(x if i in self._static else changed[i] for i, x in enumerate(args)), **named)
-
-            out, transpose = jax.vjp(of, *(given[i] for i in wanted))
-            return out, transpose(jax.tree.map(_one, out))
-
         plan = self.plan(*args, argnums=argnums, **kwargs)
-        analysis = jax.jit(both).lower(dynamic, kwargs).compile(plan.compiler_options).memory_analysis()
-        if analysis is None:
-            raise RuntimeError("verify: this backend does not report how much memory a program needs.")
-        return Verified(plan.peak, analysis.temp_size_in_bytes, None)
+        search, point = plan._search, plan._point
+        return Verified(search.peaks[point.key], search.measure(point), None)
 
     def fitted(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> "Recomputed[R]":
-        """Returns a function whose derivative fits the budget when it is compiled: this one, or one that keeps less.
-
-        A prediction cannot know the order in which XLA runs a program, nor the workspaces of its libraries. Each attempt
-        compiles the function with its derivative, see `verify`, and takes the same arguments.
-
-        Raises:
-            BudgetError: the smallest plan does not fit; the message has the bytes that it needs.
-        """
-        if not isinstance(self._budget, int):
-            return self
-
-        def verify(tried: Recomputed[R]) -> Verified:
-            return tried.verify(*args, argnums=argnums, **kwargs)
-
-        def plan(most: int | None) -> tuple[Recomputed[R], int] | None:
-            tried = Recomputed(self._fn, "min" if most is None else most, self._static, self._names, None)
-            try:
-                return tried, tried.plan(*args, argnums=argnums, **kwargs).peak
-            except BudgetError:
-                return None
-
-        found = verify(self)
-        return self if found.compiled <= self._budget else smaller_plan(self, found, self._budget, verify, plan)
+        """Returns this function, after its plan is made. It fits its budget as it is, because plans are compiled."""
+        self.plan(*args, argnums=argnums, **kwargs)
+        return self
 
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 
     @no_collections()
-    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], Any]:
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], list[Any], Any]:
         dynamic = [x for i, x in enumerate(args) if i not in self._static]
         flat, tree = jax.tree.flatten((dynamic, kwargs))
 
@@ -182,10 +145,16 @@ class Recomputed(Generic[R]):
                     f"{self._name()} (recompute): got an argument {x!r}; expected arrays. Write recompute(fn, "
                     "static_argnums=...) with the positions of such arguments."
                 )
+        closed: Any
         with keep(least=self._budget == "min", names=self._names) as inside:  # for the calls of `cavs.run` inside
             closed, shapes = jax.make_jaxpr(function, return_shape=True)(*flat)
         self._inside = inside.seen
-        return closed, flat, jax.tree.structure(shapes)
+        closed, consts = without_constants(closed)  # arrays that `fn` closes over may be differentiated, too
+        return closed, list(consts), flat, jax.tree.structure(shapes)
+
+    def _search(self, closed: Any, diff: Sequence[int]) -> ParetoSearch:
+        inputs = sum(map(bytes_of_var, closed.jaxpr.invars))
+        return ParetoSearch(closed, diff, self._names, compiler_options(self._budget, inputs))
 
     @no_collections()
     def _choose(self, search: ParetoSearch) -> Point:
@@ -196,22 +165,18 @@ class Recomputed(Generic[R]):
         if self._budget is None and self._names:
             return search.cheap()
         if self._budget is None:
-            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p], p.bytes))
-        if self._budget != "min":
-            cheap = search.cheap()
-            if search.peaks[cheap] <= int(self._budget):
-                return cheap
-        points = search.points()
-        if self._budget == "min":
-            return points[-1]
-        chosen = search.within(points, int(self._budget))
-        if chosen is None:
-            raise BudgetError(_too_small(self._name(), int(self._budget), search, points[-1]))
-        return chosen
-
-
-def _one(x: jax.Array) -> Any:
-    return jnp.ones_like(x) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
+            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p.key], p.bytes))
+        key = mark(search.closed.jaxpr.eqns), tuple(search.diff)
+        if key in self._known:  # compiled before, for the same shapes
+            saved, size = self._known[key]
+            point = search.saved(saved)
+            search.compiled[point.key] = size
+            return point
+        point = search.smallest() if self._budget == "min" else search.fastest(int(self._budget))
+        if point is None:
+            raise BudgetError(_too_small(self._name(), int(self._budget), search))
+        self._known[key] = point.as_json(), search.measure(point)
+        return point
 
 
 def _read(path: str | os.PathLike[str] | None) -> Any:
@@ -230,12 +195,13 @@ def _read(path: str | os.PathLike[str] | None) -> Any:
     return found
 
 
-def _too_small(name: str, budget: int, search: ParetoSearch, least: Point) -> str:
-    floor = search.peaks[least]
-    largest = Plan(name, search, least, budget).rows()[:3]
+def _too_small(name: str, budget: int, search: ParetoSearch) -> str:
+    least = min((search.plans[key] for key in search.compiled), key=search.measure)
+    largest = Plan(name, search, least).rows()[:3]
     terms = (
         "; ".join(f"{row.what} {row.shape}: {text_of(row.bytes)}" for row in largest) or "values of one stretch of the backward"
     )
+    floor = search.measure(least)
     return (
         f"recompute of {name}: budget: got {text_of(budget)}; expected at least {text_of(floor)}, with everything run again "
         f"that can be. Largest of what remains: {terms}. Write budget={floor}, or 'min', or make the batch smaller."

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import lax
@@ -12,12 +12,11 @@ from jax.core import ShapedArray
 from cavs._function.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._function.equations import is_float, needed, run_equations
 from cavs._function.inline import inlined
-from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
+from cavs._function.jaxprs import Atom, ClosedJaxpr, Env, Eqn, Var, is_var, opened
+from cavs._function.late_zeros import run_late
 from cavs._function.minimum_cut import compared, minimum_cut
 from cavs._function.names import Names, behind, chosen, without_names
 from cavs._function.reverse_only import refusal_in
-from cavs._memory.late import run_late
-from cavs._memory.operations import Operation
 
 _SMALL = 16
 _NEVER = 1 << 20  # times the size of a value that is not to be kept
@@ -64,16 +63,11 @@ class Graph:
         self.costly = [i for i, e in enumerate(self.eqns) if is_costly(e)]
 
     @cached_property
-    def operations(self) -> list[Operation]:
-        """The operations of the forward."""
-        return list(map(Operation, self.eqns))
-
-    @cached_property
-    def stretches(self) -> list[list[Operation]]:
-        """The operations of the backward, which read values of the forward, cut after each product."""
-        found: list[list[Operation]] = [[]]
+    def stretches(self) -> list[list[Eqn]]:
+        """The backward, cut after each product."""
+        found: list[list[Eqn]] = [[]]
         for eqn in self.backward:
-            found[-1].append(Operation(eqn).renamed(self.reads))
+            found[-1].append(eqn)
             if is_heavy(eqn):
                 found.append([])
         return [stretch for stretch in found if stretch]
@@ -195,15 +189,14 @@ class Kept:
         env: Env = dict(zip(values, kept, strict=True)) | graph.consts
         behind: Env = dict(zip(graph.cotangents, cotangents, strict=True)) | graph.backward_consts
         tie = [v for v, x in zip(graph.cotangents, cotangents, strict=True) if isinstance(x, jax.Array)]
-        stretches = [[o.eqn for o in stretch] for stretch in graph.stretches]
-        for i, stretch in enumerate(stretches):
+        for i, stretch in enumerate(graph.stretches):
             reads = dict.fromkeys(x for e in stretch for x in e.invars if is_var(x) and x in graph.reads)
             self._recompute([graph.reads[v] for v in reads], env, behind, tie if late else [])
             behind |= {v: value(graph.reads[v], env) for v in reads}
             (run_late if late else run_equations)(stretch, behind)
             tie = [v for v in stretch[-1].outvars if is_float(v)] or tie
             if late:
-                self._finish(stretch, stretches[i + 1 :], behind)
+                self._finish(stretch, graph.stretches[i + 1 :], behind)
         rest = [x for x in graph.grads if is_var(x) and x in graph.reads and x not in behind]
         self._recompute([graph.reads[v] for v in rest], env, behind, [])
         behind |= {v: value(graph.reads[v], env) for v in rest}
@@ -281,7 +274,7 @@ def differentiated(
     return Graph(
         invars, eqns, results[:n], consts, list(diff), list(floats), dict(zip(back_in[:m], results[n:], strict=True)),
         back_eqns, back_consts, back_in[m:], grads, [invars[i] for i in stored], names, named,
-        refusal_in(opened(closed)[0]) or refusal_in(opened(behind)[0]),
+        refusal_in(opened(cast(ClosedJaxpr, closed))[0]) or refusal_in(opened(cast(ClosedJaxpr, behind))[0]),
     )  # fmt: skip
 
 

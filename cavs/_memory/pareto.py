@@ -1,22 +1,36 @@
-"""Plans between the fastest and the smallest: which products run again in the backward, under a budget."""
+"""Plans between the fastest and the smallest: which products run again in the backward, within a budget.
+
+Plans are ordered by an estimate of their memory; those that may be the answer are compiled.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from cavs._function.costs import bytes_of_var
+from cavs._function.equations import is_float
 from cavs._function.jaxprs import Var
 from cavs._function.names import Names
 from cavs._memory.blocks import fixed_values
-from cavs._memory.footprint import peak
-from cavs._memory.graph import Kept
+from cavs._memory.derivative import with_derivative
+from cavs._memory.fit import compiled_step
+from cavs._memory.graph import Graph, Kept, shape
+from cavs._memory.liveness import estimated_peak
 from cavs._memory.loops import Planner, Price, Region, chunk_of
+from cavs._memory.saved_plan import as_json
+from cavs._memory.search import MOST_COMPILED
+from cavs._run.manual_axes import devices
 
 Product = tuple[str, int]  # name of a graph, place among its costly equations
 _FREE = 1e-9  # bytes for each FLOP: negligible, but among equal cuts the one that recomputes less wins
 _LONG = 8  # steps of a loop that may run in chunks
-_POINTS = 12  # plans that `frontier` tries
+_POINTS = 12  # plans that are traced
+_SMALLEST = 2  # plans of which the smallest is found by compiling
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +50,14 @@ class Point:
     fixed: frozenset[Var] = frozenset()
 
     @property
+    def key(self) -> tuple[Graph, tuple[Var, ...]]:
+        """What the memory depends on: the loops of a graph keep what they keep."""
+        return self.kept.graph, tuple(self.kept.keep)
+
+    @property
     def bytes(self) -> int:
         """Bytes that live from the forward to the backward."""
         return self.kept.bytes()
-
-    def peak(self) -> int:
-        """Predicted bytes of temporary memory."""
-        return peak(self.kept)
 
     @property
     def flops(self) -> float:
@@ -53,41 +68,71 @@ class Point:
         """The names of values that can be kept."""
         return {name for region in self.regions.values() for name in region.kept.graph.named}
 
+    def as_json(self) -> dict[str, Any]:
+        """Returns the plan as JSON can hold it."""
+        return as_json({name: region.kept for name, region in self.regions.items()}, self.chunks)
+
     def again(self) -> list[Product]:
         return [(name, k) for name, region in self.regions.items() for k in region.kept.repeated]
 
 
 @dataclass(eq=False)
 class ParetoSearch:
-    """The plans of one function (a closed jaxpr), differentiated with respect to the inputs `diff`."""
+    """The plans of one function (a closed jaxpr), differentiated with respect to the inputs `diff`.
+
+    Attributes:
+        names: what the user asks for by name.
+        options: of the compiler.
+        plans: all that were traced, by their `key`.
+        peaks: their estimated peaks.
+        compiled: the bytes of temporary memory of those that were compiled.
+        traced, bodies: see `Planner`.
+    """
 
     closed: Any
     diff: Sequence[int]
-    line: str | None = None
+    names: Names = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    plans: dict[Any, Point] = field(default_factory=dict)
+    peaks: dict[Any, int] = field(default_factory=dict)
+    compiled: dict[Any, int] = field(default_factory=dict)
     traced: dict[Any, Any] = field(default_factory=dict)
     bodies: list[Any] = field(default_factory=list)
-    peaks: dict[Point, int] = field(default_factory=dict)
-    known_peaks: dict[Any, int] = field(default_factory=dict)  # by the graph and what it keeps
-    names: Names = ()
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
-        planner = Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed)
-        kept = planner.keep(self.closed, self.diff, "", self.line)
-        point = Point(kept, planner.regions, planner.chunks, fixed)
-        same = kept.graph, tuple(kept.keep)
-        if same not in self.known_peaks:
-            self.known_peaks[same] = point.peak()
-        self.peaks[point] = self.known_peaks[same]
-        return point
+        """Returns the plan at a price for running products again."""
+        return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed), fixed)
 
     def saved(self, saved: dict[str, Any]) -> Point:
-        """The values that a saved plan keeps. The plan `plain` has one graph."""
+        """Returns a saved plan. The plan `plain` has one graph."""
         price = None if len(saved["regions"]) == 1 else lambda *_: None
-        planner = Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved)
-        kept = planner.keep(self.closed, self.diff, "", self.line)
-        point = Point(kept, planner.regions, planner.chunks)
-        self.peaks[point] = point.peak()
-        return point
+        return self._planned(Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved))
+
+    def _planned(self, planner: Planner, fixed: frozenset[Var] = frozenset()) -> Point:
+        point = Point(planner.keep(self.closed, self.diff, ""), planner.regions, planner.chunks, fixed)
+        if point.key not in self.plans:
+            self.peaks[point.key] = estimated_peak(point.kept)
+        return self.plans.setdefault(point.key, point)
+
+    def measure(self, point: Point) -> int:
+        """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
+
+        Inside a `shard_map`, where a part of a program cannot be compiled alone, they are estimated.
+        """
+        if point.key not in self.compiled:
+            planned, shapes = with_derivative(self.closed, lambda _: point.kept), list(map(shape, self.closed.jaxpr.invars))
+
+            def both(*args: Any) -> Any:
+                def of(*some: Any) -> list[Any]:
+                    varied = dict(zip(self.diff, some, strict=True))
+                    return planned(*(varied.get(i, x) for i, x in enumerate(args)))
+
+                outs, pull_back = jax.vjp(of, *(args[i] for i in self.diff))
+                return outs, pull_back(list(map(_one, outs)))
+
+            size = self.peaks[point.key] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
+            self.compiled[point.key] = size
+        return self.compiled[point.key]
 
     def plain(self) -> Point:
         """The plan of `jax.grad`."""
@@ -114,7 +159,7 @@ class ParetoSearch:
             if c.bytes + slope * c.flops < (a.bytes + slope * a.flops) * (1 - 1e-9):
                 found.append(c)
                 # If less is kept and more memory needed, what runs again fills it: blocks are better then, see below.
-                todo += [(a, c), (c, b)] if self.peaks[c] <= self.peaks[found[1]] else []
+                todo += [(a, c), (c, b)] if self.peaks[c.key] <= self.peaks[found[1].key] else []
         chunks = _chunks(found[1])
         if chunks:
             inside = {chunk_of(name) for name in chunks}
@@ -126,20 +171,46 @@ class ParetoSearch:
 
     def _undominated(self, found: list[Point]) -> list[Point]:
         best: list[Point] = []
-        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p])):
-            if not best or self.peaks[point] < self.peaks[best[-1]]:
+        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p.key])):
+            if not best or self.peaks[point.key] < self.peaks[best[-1].key]:
                 if best and point.flops == best[-1].flops:
                     best.pop()
                 best.append(point)
         return best
 
-    def within(self, points: Sequence[Point], budget: int) -> Point | None:
-        """Returns the plan with the fewest FLOPs whose predicted peak is at most `budget`, or `None`.
+    def fastest(self, budget: int) -> Point | None:
+        """Returns the plan of the fewest FLOPs that was compiled and fits, or `None`. Compiles at most `MOST_COMPILED`.
+
+        The estimates are corrected by the plan that was compiled last.
+        """
+        best, point = None, self.cheap()
+        if self.measure(point) <= budget:
+            return point
+        points = self.points()
+        for _ in range(MOST_COMPILED - 1 - _SMALLEST):
+            ratio = self.measure(point) / max(self.peaks[point.key], 1)
+            point = self._within(points, budget / ratio)
+            if point is None or point.key in self.compiled:
+                break
+            if self.measure(point) <= budget and (best is None or point.flops < best.flops):
+                best = point
+        if best is None and self.measure(least := self.smallest()) <= budget:
+            best = least
+        return best
+
+    def smallest(self) -> Point:
+        """Returns the smallest of the plans that are estimated to be the smallest. Compiles at most `_SMALLEST`."""
+        self.points()
+        likely = sorted(self.plans.values(), key=lambda p: (self.peaks[p.key], p.flops))
+        return min(likely[:_SMALLEST], key=lambda p: (self.measure(p), p.flops))
+
+    def _within(self, points: Sequence[Point], budget: float) -> Point | None:
+        """The plan with the fewest FLOPs that is estimated to need at most `budget`, or `None`.
 
         Between two neighbours of `points`, the products that only the smaller one runs again are added one by one, those of
         the first layers first: equal layers are then split into some that run again and others that do not.
         """
-        first = next((i for i, p in enumerate(points) if self.peaks[p] <= budget), None)
+        first = next((i for i, p in enumerate(points) if self.peaks[p.key] <= budget), None)
         if not first:
             return None if first is None else points[0]
         before, fits, chunks = points[first - 1].again(), points[first], points[first].chunks
@@ -150,7 +221,7 @@ class ParetoSearch:
         while high - low > 1:
             middle = (low + high) // 2
             point = self.point(_allowing({*before, *more[:middle]}), chunks, fits.fixed)
-            if self.peaks[point] <= budget:
+            if self.peaks[point.key] <= budget:
                 high, fits = middle, min(point, fits, key=lambda p: p.flops)
             else:
                 low = middle
@@ -175,3 +246,7 @@ def _allowing(products: set[Product]) -> Price:
 
 def _allowing_in(names: set[str]) -> Price:
     return lambda name, k, flops: flops * _FREE if name in names else None
+
+
+def _one(x: jax.Array) -> Any:
+    return jnp.ones_like(x) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from cavs._engines.choose import EngineError
 from cavs._function.names import names_of
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
@@ -20,7 +19,7 @@ from cavs._memory.batch_search import BatchGradient, Collate
 from cavs._memory.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
 from cavs._memory.compare_parts import check_parts
 from cavs._memory.fit import compiler_options
-from cavs._memory.search import Choice, Search, numbers_of_parts, with_segments
+from cavs._memory.search import Choice, choices_for, numbers_of_parts
 
 
 def plan(
@@ -83,16 +82,15 @@ def plan(
         raise ValueError(f"plan: parts: got {parts!r} for {counted(len(graphs), 'graph')}; expected one of {counts}.")
     if segments is not None and (not isinstance(segments, int) or segments < 1):
         raise ValueError(f"plan: segments: got {segments!r}; expected an int >= 1. Write segments=16.")
-    choices = [Choice(n, segments or 1) for n in counts if parts in (None, n)]
-    batch = BatchGradient(loss, params, graphs, collate, names_of(names, "plan", ("keep", "recompute")))
-    batch.options = compiler_options(wanted, _bytes(params))
-    search = Search(batch, choices if segments else with_segments(choices, graphs))
-    found = BatchPlan(batch, search, _chosen(batch, search, wanted), wanted)
+    ways = names_of(names, "plan", ("keep", "recompute"))
+    options = compiler_options(wanted, _bytes(params))
+    batch = BatchGradient(loss, params, graphs, collate, ways, choices_for(graphs, parts, segments), options)
+    found = BatchPlan(batch, _chosen(batch, wanted), wanted)
     if found.parts > 1:
         check_parts(batch, found.parts)
     if wanted is None and (limit := memory_of_gpu()) is not None and found.peak > limit:
-        smaller = search.fastest(limit)
-        what = f"this plan does:\n{BatchPlan(batch, search, smaller, limit)}" if smaller else "and no plan does."
+        smaller = batch.fastest(limit)
+        what = f"this plan does:\n{BatchPlan(batch, smaller, limit)}" if smaller else "and no plan does."
         warnings.warn(
             f"plan: the batch needs {text_of(found.peak)}, which does not fit the GPU ({text_of(limit)}); {what}\n"
             f"Write budget={limit}.",
@@ -139,36 +137,25 @@ def load(
         raise ValueError(
             f"load: graphs: got {counted(len(graphs), 'graph')}; expected {count}, as in the plan. Write graphs[:{count}]."
         )
-    batch = BatchGradient(loss, params, graphs, collate, names_of(names, "load", ("keep", "recompute")))
-    batch.options = compiler_options(budget, _bytes(params))
-    choices = {choice, *with_segments([Choice(n) for n in numbers_of_parts(len(graphs))], graphs)}
-    return BatchPlan(batch, Search(batch, [*choices]), choice, budget)
+    ways, known = names_of(names, "load", ("keep", "recompute")), choices_for(graphs)
+    batch = BatchGradient(loss, params, graphs, collate, ways, [choice, *known], compiler_options(budget, _bytes(params)))
+    return BatchPlan(batch, choice, budget)
 
 
-def _chosen(batch: BatchGradient, search: Search, budget: int | str | None) -> Choice:
+def _chosen(batch: BatchGradient, budget: int | str | None) -> Choice:
     """The fastest choice within a budget, or the smallest."""
     if budget is None:
-        return next((choice for choice in search.choices if _runs(batch, choice)), search.choices[0])
-    if budget == "min":
-        return search.smallest()
-    if (found := search.fastest(int(budget))) is not None:
-        return found
-    least = min(search.known, key=lambda choice: search.known[choice])
-    needed, largest = search.known[least], int(np.diff(batch.graphs.vertex_offsets).max())
+        return next(filter(batch.runs, batch.choices), batch.choices[0])
+    found = batch.smallest() if isinstance(budget, str) else batch.fastest(budget)
+    if found is not None or not batch.sizes:
+        return found or batch.choices[0]
+    least = min(batch.sizes, key=batch.sizes.__getitem__)
+    needed, largest = batch.sizes[least], int(np.diff(batch.graphs.vertex_offsets).max())
     raise BudgetError(
         f"plan: budget: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters take "
-        f"{text_of(_bytes(batch.params))}, and so do their gradients; the largest graph has {counted(largest, 'vertex')}. Write "
-        f"budget={needed}, or a smaller width of the model."
+        f"{text_of(_bytes(batch.params))}, and so do their gradients; the largest graph has {counted(largest, 'vertex')}. "
+        f"Write budget={needed}, or a smaller width of the model."
     )
-
-
-def _runs(batch: BatchGradient, choice: Choice) -> bool:
-    """Whether the engine that the loss asks for can run a choice."""
-    try:
-        batch.engines(choice)
-        return True
-    except EngineError:
-        return False
 
 
 def _bytes(params: PyTree) -> int:

@@ -1,16 +1,16 @@
 """A plan of a function as JSON: for each graph, the results of equations that it keeps."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cavs._function.jaxprs import Var
+from cavs._function.jaxprs import Eqn, Var, bodies_in
 from cavs._memory.graph import Graph, Kept
 
 
 def as_json(kept: Mapping[str, Kept], chunks: Mapping[str, int]) -> dict[str, Any]:
     """Returns what each graph keeps, and the chunks of loops, as JSON can hold it."""
-    regions = {name: {"graph": _mark(some.graph), "keep": _places(some)} for name, some in kept.items()}
+    regions = {name: {"graph": mark(some.graph.eqns), "keep": _places(some)} for name, some in kept.items()}
     return {"regions": regions, "chunks": dict(chunks)}
 
 
@@ -21,7 +21,7 @@ def kept_as_saved(graph: Graph, name: str, saved: dict[str, Any]) -> Kept:
         ValueError: the plan is that of another function, or of other shapes.
     """
     found = saved["regions"].get(name)
-    if found is None or found["graph"] != _mark(graph):
+    if found is None or found["graph"] != mark(graph.eqns):
         raise ValueError(
             "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
             "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
@@ -37,7 +37,10 @@ def _places(kept: Kept) -> list[tuple[int, int]]:
     return [places[v] for v in kept.keep]
 
 
-def _mark(graph: Graph) -> str:
-    """A hash of the equations and their types."""
-    text = ";".join(f"{e.primitive.name}:{','.join(v.aval.str_short() for v in e.outvars)}" for e in graph.eqns)
+def mark(eqns: Sequence[Eqn]) -> str:
+    """Returns a hash of equations and their types, also of those in loops and calls."""
+    text = ";".join(
+        f"{e.primitive.name}:{','.join(v.aval.str_short() for v in e.outvars)}:{','.join(mark(b.eqns) for b in bodies_in(e))}"
+        for e in eqns
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -5,17 +5,14 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.jaxprs import Var
 from cavs._function.lines import source_line
 from cavs._memory.bytes import text_of
-from cavs._memory.fit import compiler_options
 from cavs._memory.loops import Region
 from cavs._memory.pareto import ParetoSearch, Point
-from cavs._memory.saved_plan import as_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,31 +36,29 @@ class Plan:
     Attributes:
         bytes: bytes that live from the forward to the backward.
         plain_bytes: the same for `jax.grad`.
-        peak: predicted bytes of temporary memory of the forward and the backward, arguments and results aside.
-        plain_peak: the same for `jax.grad`.
+        peak: bytes of temporary memory of the forward and the backward, arguments and results aside: as XLA allocates them if
+            there is a budget, estimated if not.
+        plain_peak: the same for `jax.grad`, estimated.
         flops: of the products that run twice.
         compiler_options: options for `jax.jit` with which a small step fits its budget, as of [`cavs.memory.BatchPlan`][].
     """
 
-    def __init__(self, name: str, search: ParetoSearch, point: Point, budget: int | str | None) -> None:
-        self._name, self._search, self._point, self._budget = name, search, point, budget
-        self.bytes, self.flops, self.peak = point.bytes, point.flops, search.peaks[point]
-        self.compiler_options = compiler_options(budget, self.bytes)
-        plain = next((p for p in search.peaks if not p.flops and len(p.regions) == 1), None) or search.plain()
-        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain]
-
-    @cached_property
-    def _points(self) -> list[Point]:
-        return self._search.points()
+    def __init__(self, name: str, search: ParetoSearch, point: Point) -> None:
+        self._name, self._search, self._point = name, search, point
+        self.bytes, self.flops, self.compiler_options = point.bytes, point.flops, search.options
+        self._is_compiled = point.key in search.compiled
+        self.peak = (search.compiled if self._is_compiled else search.peaks)[point.key]
+        plain = search.plain()
+        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain.key]
 
     @property
     def floor(self) -> int:
-        """The smallest budget that a plan fits, in bytes."""
-        return self._search.peaks[self._points[-1]]
+        """The smallest budget that a plan fits, in bytes. Compiles the smallest plans."""
+        return self._search.measure(self._search.smallest())
 
     def frontier(self) -> list[tuple[int, float]]:
-        """Returns (predicted peak in bytes, FLOPs run twice) of plans, the fastest first."""
-        return [(self._search.peaks[p], p.flops) for p in self._points]
+        """Returns (estimated peak in bytes, FLOPs run twice) of plans, the fastest first."""
+        return [(self._search.peaks[p.key], p.flops) for p in self._search.points()]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the frontier: FLOPs that run twice against the budget, with this plan.
@@ -81,7 +76,7 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
         with open(path, "w") as file:
-            json.dump(as_json({name: r.kept for name, r in self._point.regions.items()}, self._point.chunks), file)
+            json.dump(self._point.as_json(), file)
 
     def rows(self) -> list[Row]:
         """Returns the kept values, the largest first."""
@@ -128,7 +123,8 @@ class Plan:
     def __str__(self) -> str:
         lines = [
             f"The derivative of {self._name}: kept for the backward {text_of(self.bytes)} "
-            f"(jax.grad {text_of(self.plain_bytes)}), predicted peak {text_of(self.peak)} (jax.grad {text_of(self.plain_peak)})"
+            f"(jax.grad {text_of(self.plain_bytes)}), {'compiled' if self._is_compiled else 'estimated'} peak "
+            f"{text_of(self.peak)} (jax.grad, estimated: {text_of(self.plain_peak)})"
         ]
         rows = [(text_of(r.bytes), r.what, r.shape, f"{r.count} x {r.times}", _short(r.line)) for r in self.rows()]
         lines += ["kept:", *columns([("bytes", "result of", "type", "times", "line"), *rows])]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -60,7 +61,7 @@ def across_axes(call: Call) -> Call:
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
         every = dict(enumerate(instantiated(cts)))
-        floats = {i: vary(ct, axes) for i, ct in every.items() if ct.dtype != jax.dtypes.float0}
+        floats = {i: vary(jnp.asarray(ct), axes) for i, ct in every.items() if ct.dtype != jax.dtypes.float0}
         others = {i: ct for i, ct in every.items() if i not in floats}
 
         def pulled(pull: Callable[[PyTree], PyTree], floats: dict[int, jax.Array]) -> PyTree:

@@ -9,7 +9,7 @@ from cavs._schedule.compiled import CompiledBatch, Source, schedule_stack
 from cavs._schedule.reference import ReferenceBatch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape, aligned, length_of
-from cavs._schedule.shapes import Options, SortedBatch, cut_for, kind_names, shape_of
+from cavs._schedule.shapes import NoRoom, Options, SortedBatch, cut_for, kind_names, no_room, shape_of
 from cavs.kernels import schedule_library
 
 
@@ -72,6 +72,9 @@ class StackScheduler:
             return out
         for row, index in zip(out, batches, strict=False):
             batch = ReferenceBatch(self._graphs[index], self._num_kinds, self._options.kinds)
-            batch.cut(cut)
-            row[:] = batch.write(shape)
+            try:
+                batch.cut(cut)
+                row[:] = batch.write(shape)
+            except NoRoom:
+                raise no_room(index, shape) from None
         return out

@@ -8,7 +8,7 @@ import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
-from cavs._schedule.shapes import BatchSizes, NoRoom
+from cavs._schedule.shapes import BatchSizes, NoRoom, no_room
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
 from cavs.kernels import BAD_GRAPHS, BAD_INDEX, LAYOUT, NO_ROOM, TOO_LARGE, CutTables, GraphArrays, schedule_library
 
@@ -30,6 +30,7 @@ class Source:
 
 
 def _checked(x: np.ndarray | None, dtype: type, count: int) -> np.ndarray | None:
+    """Returns an array as the library reads it, a copy if necessary."""
     if x is None:
         return None
     x = np.ascontiguousarray(x, dtype)
@@ -66,8 +67,8 @@ class CompiledBatch:
         Raises:
             NoRoom: a vertex has more children than a task has room for.
         """
-        counts = np.empty(2, np.int64)
-        status = self._library.cavs_cut(self._batch, _tables(cut).of, _address(counts))
+        counts, tables = np.empty(2, np.int64), _tables(cut)
+        status = self._library.cavs_cut(self._batch, tables.of, _address(counts))
         _check(status, f"a batch has {self.sizes}; tasks have room for {cut.classes}.")
         tasks, windows = counts.tolist()
         return tasks, windows
@@ -78,8 +79,8 @@ class CompiledBatch:
         Raises:
             NoRoom: the batch does not fit `shape`.
         """
-        out = aligned(length_of(shape))
-        status = self._library.cavs_write(self._batch, _address(_layout(shape)), _address(out))
+        out, layout = aligned(length_of(shape)), _layout(shape)
+        status = self._library.cavs_write(self._batch, _address(layout), _address(out))
         _check(status, f"a batch has {self.sizes}; its shape is {shape}.")
         return out
 
@@ -99,10 +100,12 @@ def schedule_stack(source: Source, batches: Sequence[np.ndarray], cut: Cut, shap
     """
     index = np.concatenate(batches, dtype=np.int64) if batches else np.zeros(0, np.int64)
     counts, failed = np.array([len(some) for some in batches], np.int64), np.zeros(1, np.int64)
-    at = (_address(x) for x in (_layout(shape), out, failed))
-    status = _library().cavs_schedule(source.arrays, _address(index), _address(counts), len(counts), _tables(cut).of, *at)
-    if status:
-        _check(status, f"the graphs {batches[int(failed[0])].tolist()} do not fit the shape {shape}.")
+    tables, layout = _tables(cut), _layout(shape)  # held here: a cache may drop them
+    given = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
+    status = _library().cavs_schedule(*given, _address(out), _address(failed))
+    if status == NO_ROOM:
+        raise no_room(batches[int(failed[0])], shape)
+    _check(status)
 
 
 def _library() -> ctypes.CDLL:
@@ -151,6 +154,8 @@ def _layout(shape: Shape) -> np.ndarray:
     numbers |= {
         "length": length_of(shape),
         "pad": shape.pad,
+        "kinds": len(shape.kinds),
+        "classes": len(shape.classes),
         "vertices": shape.vertices,
         "graphs": shape.graphs,
         "tasks": shape.tasks,

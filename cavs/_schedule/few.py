@@ -33,7 +33,7 @@ class Counts(NamedTuple):
 
 
 def counts_of(graphs: Graphs, kinds: bool) -> tuple[tuple[str, ...], Counts]:
-    """The names of the kinds, and the counts of each graph. Without `kinds` all vertices have one kind."""
+    """Returns the names of the kinds, and the counts of each graph. Without `kinds` all vertices have one kind."""
     facts, names = graphs._facts, kind_names(graphs, kinds)
     kind = graphs.kind if kinds else None
     key = np.arange(len(graphs)).repeat(facts.sizes) * len(names) + (0 if kind is None else kind)
@@ -48,14 +48,14 @@ def counts_of(graphs: Graphs, kinds: bool) -> tuple[tuple[str, ...], Counts]:
 
 
 def sums(counts: Counts, batches: Sequence[np.ndarray]) -> np.ndarray:
-    """(batches, 3, kinds) int64: the sums of `counts` over the graphs of each batch; none may be empty."""
+    """Returns (batches, 3, kinds) int64: the sums of `counts` over the graphs of each batch; none may be empty."""
     index = np.concatenate(batches)
     begin = np.cumsum([0, *(len(some) for some in batches[:-1])])
     return np.stack([np.add.reduceat(of[index], begin, axis=0) for of in counts], 1)
 
 
 def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.ndarray:
-    """(3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
+    """Returns (3, kinds): an upper bound of the counts of any batch of `batch` different graphs.
 
     Args:
         counts: the counts of each graph.
@@ -69,7 +69,7 @@ def bound(counts: Counts, batch: int, strata: np.ndarray | None = None) -> np.nd
 
 
 def thresholds(totals: np.ndarray, most: int, highest: int, worth: float = WORTH_A_SHAPE) -> list[int]:
-    """At most `most` ascending sizes up to which batches are padded, the last one `highest`, with little padding.
+    """Returns at most `most` ascending sizes up to which batches are padded, the last one `highest`, with little padding.
 
     Args:
         totals: (N,) the sizes of a sample of batches.
@@ -114,7 +114,7 @@ def few_shapes(
     bounds: Sequence[np.ndarray] | None = None,
     worth: float = WORTH_A_SHAPE,
 ) -> list[tuple[Shape, ...]]:
-    """At most `most` shapes, ascending, for batches of one number of graphs each.
+    """Returns at most `most` shapes, ascending, for batches of one number of graphs each.
 
     Args:
         members: data sets, and the options of their schedules; a batch has a part of each.
@@ -148,7 +148,7 @@ def few_shapes(
 
 
 def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: int, options: Options) -> Shape:
-    """The shape of batches of `batch` graphs that have at most these `sizes` (3, kinds): leaves, inner vertices, edges.
+    """Returns the shape of batches of `batch` graphs that have at most these `sizes` (3, kinds): leaves, inner vertices, edges.
 
     All else is as in the whole data set: whether it is rooted, whether it is a forest, its fan-in and height.
     """
@@ -190,6 +190,6 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
 
 
 def fits(shapes: Sequence[Shape], sizes: np.ndarray) -> np.ndarray:
-    """(batches, shapes) bool: whether batches of `sizes` (batches, 3, kinds), see `sums`, fit shapes."""
+    """Returns (batches, shapes) bool: whether batches of `sizes` (batches, 3, kinds), see `sums`, fit shapes."""
     room = np.array([[s.leaves, s.inner, s.edges] for s in shapes])
     return np.all(sizes[:, None] <= room, (2, 3))

@@ -23,7 +23,7 @@ SAMPLES = 256  # batches of each number of graphs that are sampled
 
 
 def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tuple[Shape, ...]:
-    """At most `count` shapes, ascending, whose sizes grow by a constant factor.
+    """Returns at most `count` shapes, ascending, whose sizes grow by a constant factor.
 
     Any batch of at most `most_graphs` graphs fits the last one if none of them is larger than the largest graph of the data
     set in any respect: leaves, inner vertices and edges of each kind, children of a vertex, levels.
@@ -54,7 +54,7 @@ def ladder(graphs: Graphs, most_graphs: int, count: int, options: Options) -> tu
 
 
 def _with_more_leaves(shape: Shape) -> Shape:
-    """The same shape with more vertices than graphs, so that arrays of the two lengths differ."""
+    """Returns the same shape with more vertices than graphs, so that arrays of the two lengths differ."""
     more = shape.graphs
     leaves = (shape.leaves[0] + more, *shape.leaves[1:])
     return shape._replace(leaves=leaves, vertices=shape.vertices + more)
@@ -79,7 +79,7 @@ def schedule_into(graphs: Graphs, shapes: Sequence[Shape]) -> Schedule | None:
 
 
 def _as_in(graphs: Graphs, shape: Shape) -> Graphs | None:
-    """The graphs with the arity and the kinds of a ladder's shapes; `None` if theirs differ."""
+    """Returns the graphs with the arity and the kinds of a ladder's shapes; `None` if theirs differ."""
     if _differences(graphs, shape):
         return None
     kind = graphs.kind if shape.kinds != ("",) else None
@@ -121,7 +121,7 @@ def _differences(graphs: Graphs, shape: Shape) -> list[str]:
 
 
 def why_not(graphs: Graphs, shapes: Sequence[Shape]) -> str:
-    """Which numbers of a batch are too large for all shapes of a ladder, as a part of an error message."""
+    """Returns which numbers of a batch are too large for all shapes of a ladder, as a part of an error message."""
     found = _differences(graphs, shapes[0])
     if found:
         return " and ".join(found)

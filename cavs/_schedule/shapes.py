@@ -102,6 +102,11 @@ class NoRoom(ValueError):
     """A batch does not fit a shape."""
 
 
+def no_room(graphs: np.ndarray, shape: Shape) -> NoRoom:
+    """Returns the error to raise if a batch of these graphs does not fit a shape that was chosen for it."""
+    return NoRoom(f"the graphs {graphs.tolist()} do not fit the shape {shape}.")
+
+
 def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], arity: int) -> Shape:
     """Cuts a batch into tasks, and chooses its shape.
 

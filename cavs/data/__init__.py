@@ -8,7 +8,8 @@ from cavs._feed.loader import Loader as Loader
 from cavs._feed.settings import Sample as Sample
 from cavs._fit.evaluate import evaluate as evaluate, predict as predict
 from cavs._fit.folder import KeeperError as KeeperError, new_folder as new_folder
-from cavs._fit.keeper import Evaluated as Evaluated, Keeper as Keeper, read_run as read_run, restore_best as restore_best
+from cavs._fit.keeper import Keeper as Keeper
+from cavs._fit.kept import Evaluated as Evaluated, read_run as read_run, restore_best as restore_best
 from cavs._fit.labels import (
     ConfusionMatrix as ConfusionMatrix,
     Found as Found,
@@ -31,6 +32,7 @@ from cavs._fit.texts import (
     named as named,
     phrases_of as phrases_of,
     sentences_of as sentences_of,
+    vocabulary as vocabulary,
     with_labels as with_labels,
     words_of as words_of,
 )

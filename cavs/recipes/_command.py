@@ -3,20 +3,18 @@
 import argparse
 import contextlib
 import importlib
-import io
 import json
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import jax
 
 import cavs
 from cavs.recipes import _report as report
+from cavs.recipes._files import check_picture, draw, given_file, guess_task, opened
 from cavs.recipes._machine import connected
 from cavs.recipes._options import Mistake, Parser, add_options, check_file, read_toml, suggestion
 from cavs.recipes._recipe import Recipe
@@ -36,7 +34,6 @@ ALIASES = {
     **dict.fromkeys(("tag", "pos", "ner"), "tagging"),
     **{"lm": "language_model", "nmt": "translation", "regress": "regression"},
 }
-PICTURES = (".png", ".pdf", ".svg")
 # Errors of the user, whose message is enough.
 ERRORS = (Mistake, cavs.io.FormatError, cavs.data.KeeperError, cavs.memory.BudgetError, cavs.vertex_programs.ProgramError)
 COMMANDS = ("train", "predict", "evaluate", "inspect")
@@ -220,10 +217,10 @@ def _predict(words: list[str], kind: type[Recipe] | None, program: str) -> int:
         parser.add_argument(f"--{name}", action="store_true", default=False, help=told)
     given = parser.parse_args(words)
     recipe, params = load(given.checkpoint, kind)
-    with _given_file(given.file) as path:
+    with given_file(given.file) as path:
         lines = recipe.predict(params, path, given.vertices, given.probabilities)
         first = next(lines, {})
-        with _open(given.out) as file:
+        with opened(given.out) as file:
             if not (given.json or given.no_header):
                 print(*map(cavs.io.printable, _columns(first)), sep="\t", file=file)
             for line in (first, *lines) if first else ():
@@ -247,37 +244,18 @@ def _evaluate(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     parser = _read_parser("evaluate", program)
     parser.add_argument("--out", metavar="FILE", default=None, help="write a picture of the scores (.png, .pdf, .svg)")
     given = parser.parse_args(words)
-    _check_picture(given.out)
+    check_picture(given.out)
     recipe, params = load(given.checkpoint, kind)
-    with _given_file(given.file) as path:
+    with given_file(given.file) as path:
         found = recipe.evaluate(params, path)
         if given.out is not None:
-            _draw(Path(given.out), recipe, params, path, found)
+            draw(Path(given.out), recipe, params, path, found)
     if given.json:
         values = {"task": recipe.name, "checkpoint": given.checkpoint, "file": given.file, **found}
         print(json.dumps(cavs.data.json_of(values), ensure_ascii=True, indent=1, allow_nan=False))
     else:
         cavs.data.print_scores(found, given.file)
     return 0
-
-
-def _check_picture(out: str | None) -> None:
-    if out is not None and (Path(out).suffix.lower() not in PICTURES or Path(out).is_dir()):
-        raise Mistake(f"--out: got {out}; expected a name that ends in {', '.join(PICTURES)}.")
-
-
-def _draw(out: Path, recipe: Recipe, params: Any, path: str, found: dict[str, Any]) -> None:
-    from matplotlib.figure import Figure  # needs no display
-
-    draws: list[Callable[[Any], None]] = [x.draw for x in found.values() if isinstance(x, cavs.data.ConfusionMatrix)]
-    draws = draws or [lambda ax: recipe.draw(ax, params, path)]
-    figure = Figure(figsize=(6 * len(draws), 5.4), layout="constrained")
-    for i, draw in enumerate(draws):
-        draw(figure.add_subplot(1, len(draws), i + 1))
-    try:
-        cavs.data.write_figure(out, figure)
-    except OSError as error:
-        raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error
 
 
 def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
@@ -294,57 +272,3 @@ def _inspect(words: list[str], kind: type[Recipe] | None, program: str) -> int:
     except ValueError as error:
         raise Mistake(str(error)) from error
     return 0
-
-
-def guess_task(path: str) -> str:
-    """The task whose files look like this one, by its name or content."""
-    name = os.path.basename(path).lower().removesuffix(".gz")
-    if name.endswith((".bench", ".blif")):
-        return "netlists"
-    if name.endswith((".ptb", ".trees", ".mrg", ".conllu", ".jsonl", ".npz")):
-        return "trees"
-    text = "\n".join(cavs.io.read_lines(path)).lstrip()
-    if text.startswith("("):
-        return "trees"
-    for task, read in (("translation", cavs.io.read_pairs), ("tagging", cavs.io.read_tagged)):
-        with contextlib.suppress(ValueError):
-            found = read(path)
-            if task == "tagging" or found[0].num_vertices > len(found[0]):  # a word and its tag is no pair of sentences
-                return task
-    return "language_model"
-
-
-@contextlib.contextmanager
-def _given_file(path: str) -> Iterator[str]:
-    """A context with the path of a file. Standard input (`-`) is copied to a file whose suffix fits its content."""
-    if path != "-":
-        check_file("file", path)
-        yield path
-        return
-    data = sys.stdin.buffer.read()
-    first = data[:4096].decode("utf-8", "replace").lstrip().split("\n")[0]
-    bench = first.startswith(("#", "INPUT(", "OUTPUT(")) and "|" not in first
-    suffix = ".jsonl" if first[:1] == "{" else ".bench" if bench else ".conllu" if first.count("\t") == 9 else ".txt"
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / f"input{suffix}"
-        copy.write_bytes(data)
-        try:
-            yield str(copy)
-        except (Mistake, cavs.io.FormatError) as error:
-            raise Mistake(str(error).replace(str(copy), "standard input")) from error
-
-
-@contextlib.contextmanager
-def _open(out: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that is written when it is complete."""
-    if out is None:
-        yield sys.stdout
-        return
-    text = io.StringIO()
-    yield text
-    try:
-        with open(out, "w", encoding="utf-8") as file:
-            text.seek(0)
-            shutil.copyfileobj(text, file)
-    except OSError as error:
-        raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error

@@ -107,14 +107,7 @@ def vocabulary(
 
     Words of the other parts are added only if they have a vector.
     """
-    train = parts["train"]
-    assert train.vocab is not None and train.input_id is not None
-    counts = np.bincount(train.input_id[train.input_id >= 0], minlength=len(train.vocab))
-    frequent = counts >= options.min_count
-    if options.vocab_size:
-        most = np.argsort(-counts, kind="stable")[: max(0, options.vocab_size - len(special))]
-        frequent &= np.isin(np.arange(len(counts)), most)
-    words = [*dict.fromkeys((*special, *(w for w, keep in zip(train.vocab, frequent.tolist(), strict=True) if keep)))]
+    words = cavs.data.vocabulary(parts["train"], special, options.min_count, options.vocab_size)
     path = getattr(options, "embeddings", None)
     if path is None:
         return words, None

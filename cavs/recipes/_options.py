@@ -83,11 +83,7 @@ class RunOptions:
         "in parts, with the same results up to rounding",
     )
     devices: int = option(1, "devices that share each batch, with the same results up to rounding; 0: all", least=0)
-    log: str = option(
-        "none",
-        "write loss, speed and where the time goes to log.jsonl in the run's folder; tensorboard: also event files",
-        choices=("none", "json", "tensorboard"),
-    )
+    log: str = option("none", "write loss and speed to log.jsonl, or also event files", choices=("none", "json", "tensorboard"))
 
     def checked(self: T) -> T:
         """Returns the options. Raises a `Mistake` that names the flag if a value is out of range."""

@@ -125,41 +125,27 @@ def train(kind: type[Recipe], options: RunOptions, out: str | None, resume: Path
         command: how the user starts a command, for messages.
     """
     started, messages = time.monotonic(), report.Messages(command)
+    taken = f"--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
     if resume is None and out is not None and (Path(out) / "model.json").exists():
-        raise Mistake(
-            f"--out: got {out}, which already contains a run; expected another folder. To continue, write --resume {out}."
-        )
+        raise Mistake(taken)
     data = kind.read(options)
     recipe = kind(options, data.facts)
     run = Run(recipe, data)
-    facts = {
-        "task": kind.name,
-        "cavs": cavs.__version__,
-        "options": options.as_json(),
-        "facts": json.loads(json.dumps(data.facts)),
-    }
+    facts = {"task": kind.name, "cavs": cavs.__version__, "options": options.as_json()}
+    facts |= {"facts": json.loads(json.dumps(data.facts))}
     if resume is not None and (before := cavs.data.read_run(resume))["facts"] != facts["facts"]:
         versions = f"{resume} was trained by cavs {before.get('cavs')}, this is cavs {facts['cavs']}"
         raise Mistake(f"--resume: {versions}; expected the same version and files.")
     stem = Path(options.train[0]).name.split(".")[0] if options.train else "reviews"
     shared = out or (f"runs/{stem}" if jax.process_count() > 1 else None)  # by all processes
     folder = resume or (Path(shared) if shared else cavs.data.new_folder(f"runs/{stem}"))
-    paths = [*options.train, options.dev, options.test, getattr(options, "embeddings", None)]
-    keeper = cavs.data.Keeper(
-        folder,
-        run.loader,
-        recipe.score,
-        epochs=options.epochs,
-        steps=options.max_steps,
-        patience=options.patience,
-        every=options.save_every,
-        facts=facts,
-        files=[path for path in paths if path],
-    )
+    limits = {"epochs": options.epochs, "steps": options.max_steps, "patience": options.patience, "every": options.save_every}
+    files = [*filter(None, (*options.train, options.dev, options.test, getattr(options, "embeddings", None)))]
+    keeper = cavs.data.Keeper(folder, run.loader, recipe.score, facts=facts, files=files, **limits)
     try:
         with keeper, _log(options, folder, run.loader) as (log, write):
             if resume is None and (folder / "model.json").exists():
-                raise Mistake(f"--out: got {folder}, which already contains a run; expected another folder.")
+                raise Mistake(taken)  # another run has started meanwhile
             state = keeper.restore(jax.jit(run.initial)())
             messages.introduce(recipe, run, keeper)
             with report.bar(keeper, run) as advance:

@@ -124,9 +124,7 @@ class Tagging(recipes.Recipe):
         """(Vp,) the most likely tag of every word."""
         return self.logits(params, batch).argmax(-1)
 
-    def entities(
-        self, graphs: cavs.Graphs, true: np.ndarray, best: np.ndarray, labels: Any = None
-    ) -> dict[str, cavs.data.Found]:
+    def entities(self, graphs: cavs.Graphs, true: Any, best: Any, labels: Any = None) -> dict[str, cavs.data.Found]:
         """Counts the entities of tagged sentences. A word without a label is outside of all of them."""
         names = (*(labels or self.facts["labels"]), "O")
         sides = [[names[i] for i in np.where(true < 0, -1, x).tolist()] for x in (true, best)]

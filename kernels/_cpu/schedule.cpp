@@ -37,7 +37,7 @@ struct Cut {
 // Where the arrays of a schedule begin in its vector, -1 if it has no such array, and its sizes; `LAYOUT` in
 // schedule.py. After `SIZES` follow leaves, inner rows and edges, padded, of each kind.
 enum Layout {
-  LENGTH, PAD, VERTICES, GRAPHS, TASKS, WINDOWS, LEVELS, PARTS, ROWS, ROOTED, FOREST, ARITY, MOST_CHILDREN,
+  LENGTH, PAD, KINDS, CLASSES, VERTICES, GRAPHS, TASKS, WINDOWS, LEVELS, PARTS, ROWS, ROOTED, FOREST, ARITY, MOST_CHILDREN,
   NUM_VERTICES, NUM_TASKS, NUM_ROUNDS, NUM_WINDOWS, LEAF_COUNT, INNER_COUNT, LEAF_ROW, LEAF_VERTEX, INNER_VERTEX, ROW, GRAPH_END,
   EDGE_CHILD, FIRST_EDGE, NUM_CHILDREN, EDGE_OWNER, TASK_ROW, TASK_START, TASK_SIZE, TASK_EDGE, TASK_EDGES, TASK_LEVEL, ROUND_END,
   WINDOW_ROUND, WINDOW_START, WINDOW_EDGE, ROOTS, FIELD, NUM_LEVELS = FIELD + FIELDS, PART_START, PARENT_EDGE, PARENT_FIRST,
@@ -266,6 +266,10 @@ void Batch::add_task(const Cut& cut, int64_t cls, int64_t level, int64_t kind, i
 
 // Whether the batch and its tasks fit a layout.
 bool Batch::fits(const int64_t* layout) const {
+  if (layout[KINDS] != num_kinds_ || layout[CLASSES] != classes_) return false;
+  for (int64_t f = 0; f < FIELDS; f++) {
+    if ((g_.fields[f] != nullptr) != (layout[FIELD + f] >= 0)) return false;
+  }
   const int64_t* sizes = layout + SIZES;
   int64_t inner_kinds = 0;
   for (int64_t k = 0; k < num_kinds_; k++) {

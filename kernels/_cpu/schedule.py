@@ -11,7 +11,8 @@ _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 NO_ROOM, BAD_INDEX, BAD_GRAPHS, TOO_LARGE = -1, -2, -3, -4
 # The numbers of `Layout` in schedule.cpp: sizes, then where each array of a schedule begins. The sizes of each kind follow.
 LAYOUT = (
-    *("length", "pad", "vertices", "graphs", "tasks", "windows", "levels", "parts", "rows", "rooted", "forest", "arity"),
+    *("length", "pad", "kinds", "classes", "vertices", "graphs", "tasks", "windows", "levels", "parts", "rows"),
+    *("rooted", "forest", "arity"),
     *("most_children", "num_vertices", "num_tasks", "num_rounds", "num_windows", "leaf_count", "inner_count", "leaf_row"),
     *("leaf_vertex", "inner_vertex", "row", "graph_end", "edge_child", "first_edge", "num_children", "edge_owner", "task_row"),
     *("task_start", "task_size", "task_edge", "task_edges", "task_level", "round_end", "window_round", "window_start"),

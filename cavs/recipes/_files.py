@@ -1,0 +1,90 @@
+"""The files that commands read and write: standard input, outputs, pictures, and which task a file is for."""
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import cavs
+from cavs.recipes._options import Mistake, check_file
+from cavs.recipes._recipe import Recipe
+
+PICTURES = (".png", ".pdf", ".svg")
+
+
+def check_picture(out: str | None) -> None:
+    if out is not None and (Path(out).suffix.lower() not in PICTURES or Path(out).is_dir()):
+        raise Mistake(f"--out: got {out}; expected a name that ends in {', '.join(PICTURES)}.")
+
+
+def draw(out: Path, recipe: Recipe, params: Any, path: str, found: dict[str, Any]) -> None:
+    from matplotlib.figure import Figure  # needs no display
+
+    draws: list[Callable[[Any], None]] = [x.draw for x in found.values() if isinstance(x, cavs.data.ConfusionMatrix)]
+    draws = draws or [lambda ax: recipe.draw(ax, params, path)]
+    figure = Figure(figsize=(6 * len(draws), 5.4), layout="constrained")
+    for i, draw in enumerate(draws):
+        draw(figure.add_subplot(1, len(draws), i + 1))
+    try:
+        cavs.data.write_figure(out, figure)
+    except OSError as error:
+        raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error
+
+
+def guess_task(path: str) -> str:
+    """The task whose files look like this one, by its name or content."""
+    name = os.path.basename(path).lower().removesuffix(".gz")
+    if name.endswith((".bench", ".blif")):
+        return "netlists"
+    if name.endswith((".ptb", ".trees", ".mrg", ".conllu", ".jsonl", ".npz")):
+        return "trees"
+    text = "\n".join(cavs.io.read_lines(path)).lstrip()
+    if text.startswith("("):
+        return "trees"
+    for task, read in (("translation", cavs.io.read_pairs), ("tagging", cavs.io.read_tagged)):
+        with contextlib.suppress(ValueError):
+            found = read(path)
+            if task == "tagging" or found[0].num_vertices > len(found[0]):  # a word and its tag is no pair of sentences
+                return task
+    return "language_model"
+
+
+@contextlib.contextmanager
+def given_file(path: str) -> Iterator[str]:
+    """A context with the path of a file. Standard input (`-`) is copied to a file whose suffix fits its content."""
+    if path != "-":
+        check_file("file", path)
+        yield path
+        return
+    data = sys.stdin.buffer.read()
+    first = data[:4096].decode("utf-8", "replace").lstrip().split("\n")[0]
+    bench = first.startswith(("#", "INPUT(", "OUTPUT(")) and "|" not in first
+    suffix = ".jsonl" if first[:1] == "{" else ".bench" if bench else ".conllu" if first.count("\t") == 9 else ".txt"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / f"input{suffix}"
+        copy.write_bytes(data)
+        try:
+            yield str(copy)
+        except (Mistake, cavs.io.FormatError) as error:
+            raise Mistake(str(error).replace(str(copy), "standard input")) from error
+
+
+@contextlib.contextmanager
+def opened(out: str | None) -> Iterator[TextIO]:
+    """Standard output, or a file that is written when it is complete."""
+    if out is None:
+        yield sys.stdout
+        return
+    text = io.StringIO()
+    yield text
+    try:
+        with open(out, "w", encoding="utf-8") as file:
+            text.seek(0)
+            shutil.copyfileobj(text, file)
+    except OSError as error:
+        raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error
