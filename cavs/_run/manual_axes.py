@@ -60,10 +60,12 @@ def across_axes(call: Call) -> Call:
         return sealed(saving)(*values)
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
-        floats = {i: vary(jnp.asarray(ct), axes) for i, ct in enumerate(instantiated(cts)) if ct.dtype != jax.dtypes.float0}
+        every = dict(enumerate(instantiated(cts)))
+        floats = {i: vary(jnp.asarray(ct), axes) for i, ct in every.items() if ct.dtype != jax.dtypes.float0}
+        others = {i: ct for i, ct in every.items() if i not in floats}
 
         def pulled(pull: Callable[[PyTree], PyTree], floats: dict[int, jax.Array]) -> PyTree:
-            return pull([floats.get(i, ct) for i, ct in enumerate(instantiated(cts))])
+            return pull([ct for _, ct in sorted((floats | others).items())])
 
         by_params, by_inputs = sealed(pulled)(pull, floats)
         return by_params, None, by_inputs, None
