@@ -84,6 +84,7 @@ def gather_all(g: Maker) -> Var:
         if x.kind == "f":
             out = g.emit(x.shape, read, args, lo, hi, blocks=blocks, gathered=True)
         elif how == "mean":
+            g.coarse = max(g.coarse, 1e-7)  # it is in float32
             out = g.emit(x.shape, f"{read}.astype(D)", args, min(x.lo, 0), x.hi, blocks=blocks, gathered=True)
         else:
             limit = " & 7" if how == "sum" else ""
