@@ -66,6 +66,7 @@ def spelled_in(back: cavs.Graphs) -> tuple[np.ndarray, np.ndarray]:
     Args:
         back: The reversed chains of words of the batch.
     """
+    assert back.input_id is not None
     found, index = np.unique(back.input_id, return_inverse=True)
     skip = int(len(found) > 0 and found[0] < 0)
     return found[skip:], index.astype(np.int32) - skip

@@ -141,9 +141,10 @@ class LanguageModel(recipes.Recipe):
 
 def to_predict(graphs: cavs.Graphs, words: list[str]) -> cavs.Graphs:
     """Chains of words as chains that read `<s>` and the words, and whose labels are the words and `</s>`."""
-    known = graphs.with_vocab(words, UNKNOWN)
-    inputs = np.insert(known.input_id, graphs.vertex_offsets[:-1], words.index(BEGIN))
-    labels = np.insert(known.input_id, graphs.vertex_offsets[1:], words.index(END))
+    known = graphs.with_vocab(words, UNKNOWN).input_id
+    assert known is not None
+    inputs = np.insert(known, graphs.vertex_offsets[:-1], words.index(BEGIN))
+    labels = np.insert(known, graphs.vertex_offsets[1:], words.index(END))
     return cavs.from_lengths(np.diff(graphs.vertex_offsets) + 1, input_id=inputs, label=labels, vocab=words)
 
 

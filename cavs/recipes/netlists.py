@@ -70,6 +70,7 @@ def _read(path: str, name: str) -> cavs.Graphs:
 
 def labelled(netlists: cavs.Graphs) -> cavs.Graphs:
     """The netlists with a word for each gate, and the share of random inputs for which it is 1 as its label."""
+    assert netlists.kind is not None
     fan_in = np.diff(netlists.child_offsets)
     pairs, ids = np.unique(np.stack([netlists.kind, fan_in], 1), axis=0, return_inverse=True)
     kinds = [(netlists.kind_names[kind], count) for kind, count in pairs.tolist()]

@@ -170,6 +170,7 @@ class Tagging(recipes.Recipe):
         graphs, labels = _read(path, self.options.column, "FILE"), self.facts["labels"]
         labels = (*labels, *(name for name in graphs.label_names if name not in labels))
         true, best = cavs.data.with_labels(graphs, labels).label, self.probabilities(params, graphs).argmax(1)
+        assert true is not None
         found = {"sentences": len(graphs), "words": cavs.data.ConfusionMatrix.of(labels, true, best)}
         if cavs.data.is_tagging(labels):
             found["entities"] = self.entities(graphs, true, best, labels)

@@ -160,6 +160,7 @@ def to_translate(source: cavs.Graphs, target: cavs.Graphs, facts: Mapping[str, A
     """The graphs of the encoder and of the decoder for chains of words. Source vertices have the label -1."""
     words, labels, ends = facts["words"], facts["labels"], target.vertex_offsets
     row, label = (target.with_vocab(names, UNKNOWN).input_id for names in (words, labels))
+    assert row is not None and label is not None
     row, label = np.insert(row, ends[:-1], words.index(END)), np.insert(label, ends[1:], labels.index(END))
     return _graphs(source.with_vocab(words, UNKNOWN), np.diff(ends) + 1, row, label)
 

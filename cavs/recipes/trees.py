@@ -151,6 +151,7 @@ class Trees(recipes.Recipe):
             expected = ", ".join(self.facts["labels"])
             raise Mistake(f"FILE: got {path} with the labels {', '.join(used[:5])}; expected some of {expected}.")
         true = cavs.data.with_labels(dataclasses.replace(graphs, label_names=names), labels).label
+        assert true is not None
         best, root = self.probabilities(params, graphs, path).argmax(1), cavs.data.is_root(graphs)
         of = cavs.data.ConfusionMatrix.of
         found = {"roots": of(labels, np.where(root, true, -1), best)}
