@@ -3,16 +3,13 @@
 Longer: `python -m tests.random_functions --seconds 3600`.
 """
 
-import dataclasses
-
 import jax
 import pytest
 
 from cavs.kernels import native_unavailable, persistent
 from tests.lower_for_hopper import lowered
-from tests.random_cases import Case, functions, random_case, script
-from tests.random_check import INTERPRET, batched, check
-from tests.random_compare import differences
+from tests.random_cases import Case, random_case, script
+from tests.random_check import INTERPRET, check
 from tests.random_poison import check_poison
 
 INTERPRETER = pytest.mark.skipif(
@@ -46,29 +43,6 @@ def test_engine_native_with_a_kind_without_children() -> None:
     case = random_case(41, "native", float32=True)
     case.options.schedule.clear()
     assert check(case).status == "ok"
-
-
-@pytest.mark.parametrize(
-    ("engine", "seed", "more"),
-    [
-        *(("scan", seed, {}) for seed in (18, 24, 32, 36)),
-        *(("native", seed, {}) for seed in (38, 41)),
-        ("scan", 101, {"segments": 3}),  # two of them have no levels
-    ],
-)
-def test_several_windows_are_one(engine: str, seed: int, more: dict[str, int]) -> None:
-    """In batches of several hundred inner vertices, for which the loop over vertices would take minutes."""
-    if engine == "native" and (reason := native_unavailable()):
-        pytest.skip(reason)
-    case = random_case(seed, engine, float32=engine == "native")
-    copies = -(-600 // sum(bool(children) for graph in case.graphs for children in graph))
-    case = dataclasses.replace(case, graphs=case.graphs * copies, kinds=case.kinds * copies)
-    fns = functions(case.program, "float32" if engine == "native" else "float64")
-    found = []
-    for schedule in ({"window": 256} | more, {"window": 1 << 15}):
-        case.options.schedule = schedule
-        found.append(batched(case, fns))
-    assert not differences(case, *found)
 
 
 @INTERPRETER
