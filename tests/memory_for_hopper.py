@@ -1,8 +1,8 @@
 """Compiles programs for an H200, on a machine without one; run by `test_memory_late`.
 
 Prints one line of JSON: the bytes of temporary memory of the gradient of a stack of loops (DeepSpeech 2) with `recompute`, and
-of the same if all results of loops begin to exist at once; of an LSTM on engine `scan`, one chain at a time, with the bytes of a
-weight; of attention inside of F, with the bytes of the matrices that one part attends to; and of a Tree-LSTM on engine
+of the same if all results of loops begin to exist at once; of an LSTM on engine `scan`, one chain at a time, with the bytes of
+a weight; of attention inside of F, with the bytes of the matrices that one part attends to; and of a Tree-LSTM on engine
 `persistent`, in rows of the hidden size for each vertex.
 """
 

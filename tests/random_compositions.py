@@ -177,7 +177,9 @@ def floats(found: Any) -> list[Any]:
 
 def scalar(found: Any) -> Any:
     """A number about 1 that depends on all floats."""
-    each = [jnp.sin(a + i) * (1 + jnp.arange(a.size, dtype=a.dtype).reshape(a.shape) / a.size) for i, a in enumerate(floats(found))]
+    each = [
+        jnp.sin(a + i) * (1 + jnp.arange(a.size, dtype=a.dtype).reshape(a.shape) / a.size) for i, a in enumerate(floats(found))
+    ]
     return sum(map(jnp.mean, each))
 
 
@@ -194,7 +196,7 @@ def like(tree: Any, start: int = 0) -> Any:
 def direction(a: Any, i: int) -> Any:
     if not jnp.issubdtype(a.dtype, jnp.inexact):
         return np.zeros(a.shape, jax.dtypes.float0)
-    return jnp.cos(jnp.arange(a.size, dtype=a.dtype).reshape(a.shape) * 0.7 + i)
+    return a - a + jnp.cos(jnp.arange(a.size, dtype=a.dtype).reshape(a.shape) * 0.7 + i)  # of the type of `a` in a shard_map
 
 
 def scaled(tree: Any, by: Any) -> Any:
@@ -295,7 +297,7 @@ def cond(f: Function) -> Function:
 
 
 def fori(f: Function) -> Function:
-    return lambda p, x: lax.fori_loop(0, 2, lambda i, s: s + jnp.tanh(scalar(f(p, x + 0.1 * s))), jnp.zeros((), x.dtype))
+    return lambda p, x: lax.fori_loop(0, 2, lambda i, s: s + jnp.tanh(scalar(f(p, x + 0.1 * s))), jnp.sum(x - x))
 
 
 def shard_map(check: bool) -> Callable[[Function], Function]:
@@ -305,7 +307,9 @@ def shard_map(check: bool) -> Callable[[Function], Function]:
         def local(p: Any, x: Any) -> Any:
             return jax.tree.map(lambda a: lax.psum(a, "devices"), f(p, x))
 
-        return jax.shard_map(local, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("devices")), out_specs=PartitionSpec(), check_vma=check)
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("devices")), out_specs=PartitionSpec(), check_vma=check
+        )
 
     return transform
 

@@ -132,6 +132,12 @@ def childs_state(p: Any, v: cavs.Vertex) -> None:
     done(v, jnp.tanh(v.pull() @ p["w"]), v.gather(0) * 2)
 
 
+def unread_reduction(p: Any, v: cavs.Vertex) -> None:
+    """Any number of children is allowed, although nothing reads what `gather_all` returns."""
+    v.gather_all(lambda s: s @ p["w"])
+    done(v, jnp.tanh(v.gather(0) + v.pull()))
+
+
 def weights_crossed(p: Any, v: cavs.Vertex) -> None:
     """Two weights, applied in different orders, with biases."""
     a, b = v.gather(0), v.gather(1)
@@ -146,6 +152,7 @@ FUNCTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
         *((f, {}) for f in (maximum, normed_maximum, infinite_children, softmax_by_hand, reciprocals, fourier)),
         *((f, {}) for f in (self_attention, pairs, triples, heads, inside_scan, inside_cond, inside_checkpoint)),
         *((f, {}) for f in (inside_grad, counted, childs_state, weights_crossed)),
+        (unread_reduction, {"arity": 1}),
         (keys_as_state, {"state": KEYED}),
         (no_width, {"state": {"h": (H,), "z": (0,)}}),
     ]

@@ -19,7 +19,7 @@ from tests.truth import assert_close, batch_inputs, divided, jitted, padded, tru
 
 H = 8
 CHAIN = chain(2000)
-NATIVE = (0, 1, 4, 5)  # seeds of random functions that fit engine `native`, two of them with two kinds
+NATIVE = (0, 3, 4, 16)  # seeds of random functions that fit engine `native`, two of them with two kinds
 LSTM = vp.LSTM(H, H)
 HERE = "scan" if native_unavailable() else "native"  # the engine of an LSTM
 # Trees, several parents across a cut, kinds, float32 beside float64, edges, pushes that are no states, no inputs.

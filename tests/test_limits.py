@@ -168,9 +168,7 @@ CASES = {
     "`sched.roots` if a graph has several roots": case(
         "several roots", lambda _: cavs.schedule(cavs.from_edges([2], [[]])).roots
     ),
-    "an engine that cannot run this `F` here": case(
-        "engine: got 'persistent', but", lambda _: run(rnn, engine="persistent")
-    ),
+    "an engine that cannot run this `F` here": case("engine: got 'persistent', but", lambda _: run(rnn, engine="persistent")),
     "a Python `if` on a traced value inside `F`": case(
         "test_limits.py, line", lambda _: run(of(lambda p, v: v.gather(0) if v.pull()[0] > 0 else v.gather(0) + 1))
     ),

@@ -122,3 +122,51 @@ def test_misuse_says_what_to_write():
         cavs.memory.plan(loss, PARAMS, GRAPHS, names={"gate": "offload"})
     with pytest.raises(ValueError, match=r"plan: names: got 'gates'; expected one of \['gate', 'out'\]"):
         cavs.memory.plan(loss, PARAMS, GRAPHS, names={"gates": "keep"})
+
+
+def named_everywhere(params, x):
+    """Parts that depend on one parameter each, with a name inside: in plain equations, a call, and loops and conditions."""
+
+    def named(name, x):
+        return checkpoint_name(jnp.tanh(x @ params[name]), name)
+
+    @jax.jit
+    def call(x):
+        return named("call", x)
+
+    rows = x[:, None]
+    scanned = jax.lax.scan(lambda h, row: (named("scan", h + row), None), jnp.zeros((1, 8)), rows)[0]
+    nested = jax.lax.scan(
+        lambda h, row: (jax.lax.scan(lambda c, _: (named("nested", c), None), h + row, None, length=2)[0], None),
+        jnp.zeros((1, 8)), rows,
+    )[0]  # fmt: skip
+    branch = jax.lax.cond(x[0, 0] > 2, lambda: x, lambda: named("cond", x))
+    dynamic = jax.lax.stop_gradient(
+        jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, named("while", c[1])), (0, x))[1]
+    )
+    parts = named("plain", x), call(x), scanned, nested, branch, dynamic
+    return sum(jnp.sum(jnp.sin(part)) for part in parts)
+
+
+NAMES = ("plain", "call", "scan", "nested", "cond", "while")
+
+
+@pytest.mark.parametrize("which", [("plain",), ("scan",), ("cond",), ("plain", "nested", "call")])
+@pytest.mark.parametrize("way", ["keep", "recompute"])
+def test_names_of_what_is_not_differentiated(which, way):
+    """They exist, wherever they are, so they are no errors; the backward reads none of their values."""
+    params = {name: W * (1 + i) for i, name in enumerate(NAMES)}
+    names = {name: way for name in NAMES if name not in which}
+    small = cavs.memory.recompute(named_everywhere, names=names)
+
+    some = {name: params[name] for name in which}
+    got, want = (jax.jit(jax.grad(lambda some, fn=fn: fn(params | some, X)))(some) for fn in (small, named_everywhere))
+    assert_close(got, want, 1e-10)
+
+
+def test_names_that_no_value_has_or_that_cannot_be_kept():
+    params = {name: W for name in NAMES}
+    for name, wanted in (("cell", ("plain",)), ("cond", ("cond",))):
+        small = cavs.memory.recompute(named_everywhere, names={name: "keep"})
+        with pytest.raises(ValueError, match=f"names: got '{name}'; expected one of .*'call', .*'scan'"):
+            jax.grad(lambda some, fn=small: fn(params | some, X))({name: params[name] for name in wanted})

@@ -116,4 +116,4 @@ def test_padding_adds_nothing_in_a_batch_without_vertices_with_children(chains: 
     assert wide == (chains == 64)
     got, want = gradient(PARAMS, "native"), gradient(PARAMS, "scan")
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(want))
-    assert_same(got, want)
+    assert_same(got, want, 4e-4)  # where z is near 0, the logarithm's derivative is large: either engine is 1e-4 from float64

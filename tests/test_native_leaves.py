@@ -74,9 +74,9 @@ def loss(params: Any, x: Any, word: Any, sched: cavs.Schedule, F: cavs.VertexFun
     return jnp.stack([jnp.sum(jnp.sin(y + jnp.arange(y.shape[-1]))) for y in jax.tree.leaves(pushes)]).sum()
 
 
-def assert_same(got: Any, want: Any) -> None:
+def assert_same(got: Any, want: Any, tolerance: float = 2e-5) -> None:
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1, np.abs(b).max()))
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1, np.abs(b).max()))
 
 
 def assert_engines_agree(F: cavs.VertexFunction, sched: cavs.Schedule, derivatives: bool = False) -> None:

@@ -206,39 +206,6 @@ def test_the_pool_after_errors_and_in_forked_children(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-FORKED = """
-import os, signal
-import jax, jax.numpy as jnp, numpy as np, cavs
-
-def f(p, v):
-    h = jnp.tanh(v.pull() + v.gather(0) @ p["u"])
-    v.scatter(h)
-    v.push(h)
-
-F = cavs.VertexFunction(f, state=(256,), arity=1)
-sched = cavs.schedule(cavs.from_lengths([5] * 64))
-p, x = {"u": np.eye(256, dtype=np.float32) / 2}, np.ones((320, 256), np.float32)
-step = jax.jit(lambda p: cavs.run(F, p, sched, x, engine="native"))
-want = np.asarray(step(p))
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    got = np.asarray(step(p))
-    os._exit(0 if np.array_equal(got, want) else 1)
-status = os.waitpid(child, 0)[1]
-assert status == 0, status
-"""
-
-
-@needs_library
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_runs_the_library(tmp_path: Path) -> None:
-    """The program is one that XLA runs on the calling thread: XLA does not have its own threads in a forked child."""
-    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run([sys.executable, "-c", FORKED], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-
-
 CORES = [
     ({}, None),
     ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),

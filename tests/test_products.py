@@ -135,3 +135,18 @@ def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(products, "_hopper", lambda on_hopper=on_hopper: on_hopper)
         assert ("f16" in text(20000)) == (on_hopper and jax.default_backend() == "gpu")
         assert "f16" not in text(20)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_derivatives_in_forward_mode(size: float, hopper: None) -> None:
+    """Tangents may be far larger than values, and are computed as elsewhere."""
+    rng = np.random.default_rng(0)
+    x, w, dx, dw = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 9), (9, 7)) * 2)
+    product = lambda x, w: products.large_product(x, w, 0, None, jnp.float32)  # noqa: E731
+    push = lambda x, w: jax.jvp(product, (x, w), (size * dx, size * dw))  # noqa: E731
+    got, tangent = jax.jit(push)(x, w)
+    assert_near([got, tangent], [x @ w, size * (dx @ w + x @ dw)], 2e-3)
+    of_batch = jax.vmap(push, (0, None))(jnp.stack([x, -x]), w)
+    assert_near([y[0] for y in of_batch], [x @ w, size * (dx @ w + x @ dw)], 2e-3)
+    second = jax.jvp(jax.grad(lambda x: jnp.sum(jnp.sin(product(x, w)))), (x,), (dx,))[1]
+    assert_near([second], [-(np.sin(x @ w) * (dx @ w)) @ w.T], 5e-3)

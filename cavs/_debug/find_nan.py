@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of, pla
 from cavs._debug.nan_report import NanReport
 from cavs._function.arrays import as_arrays
 from cavs._function.equations import bind
-from cavs._function.jaxprs import CALLS, Eqn, Jaxpr, Literal, Var, body_of
+from cavs._function.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
 from cavs._function.lines import source_line
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.expected import check_graphs
@@ -206,8 +206,8 @@ class _Search:
 
     def culprit(self, fn: AtVertex, args: tuple[PyTree, ...], number: int) -> tuple[str, str | None]:
         """The equation of `fn` that produced the NaN in its output `number`, and the line of the program."""
-        closed = jax.make_jaxpr(fn)(*args)
-        found = self._trace_back(closed.jaxpr, closed.consts, jax.tree.leaves(args), number)
+        jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(fn)(*args)))
+        found = self._trace_back(jaxpr, consts, jax.tree.leaves(args), number)
         if found is None:
             return "(the per-vertex interpreter does not produce it; see cavs.debug.compare)", None
         outer, eqn, operands = found

@@ -102,7 +102,11 @@ class Recurrence:
         self.kept: list[Var] = part.forward.keep if keep else []
         self.operands: list[Var] = [] if forward else _summed_operands(part)
         self.written: dict[Tensor, LaunchOutput] = {}
-        eqns, domains = rewritten(self._needed(), part.joint.domain)
+        needed = self._needed()
+        values = [*part.role.states, *part.recurrent.extra, *part.recurrent.cross]
+        if any(0 in x.aval.shape for x in (*values, *(x for e in needed for x in (*e.invars, *e.outvars)))):
+            raise Unfit("it computes with values of width 0")
+        eqns, domains = rewritten(needed, part.joint.domain)
         places = self._places(eqns, domains)
         gathered = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
         gathered |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}

@@ -15,9 +15,9 @@ from cavs._function.equations import is_float, needed, reads, run_equations, val
 from cavs._function.inline import inlined
 from cavs._function.jaxprs import Atom, Env, Eqn, Jaxpr, PyTreeDef, Var, bodies_in, is_var, opened
 from cavs._function.lines import line_of
+from cavs._function.mesh_types import zeros
 from cavs._function.names import WHOLE_BATCH
 from cavs._graphs.pytree import PyTree
-from cavs._run.manual_axes import zeros
 
 Arrays = list[jax.Array]
 

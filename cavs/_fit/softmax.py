@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from cavs._run.manual_axes import checked_axes, vary
+from cavs._function.mesh_types import vary
+from cavs._run.manual_axes import checked_axes
 
 # Bytes of the logits that exist at one time. On a CPU a chunk should be about as large as the last-level cache.
 CHUNK_BYTES = 16 << 20

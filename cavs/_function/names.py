@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from cavs._function.jaxprs import Atom, Eqn, Var, is_var
+from cavs._function.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
 
 WAYS = ("keep", "recompute", "offload")
 Names = tuple[tuple[str, str], ...]  # (name, one of `WAYS`)
@@ -51,6 +51,12 @@ def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn],
         kept.append(e.replace(invars=[get(x) for x in e.invars]))
         made.update(e.outvars)
     return kept, [get(x) for x in outs], found
+
+
+def names_in(jaxpr: Jaxpr) -> set[str]:
+    """Returns the names of values in a jaxpr, and in those inside it."""
+    own = {e.params["name"] for e in jaxpr.eqns if e.primitive.name == "name"} - {WHOLE_BATCH}
+    return own.union(*(names_in(body) for e in jaxpr.eqns for body in bodies_in(e)))
 
 
 def chosen(named: Mapping[str, Collection[Var]], names: Names, way: str) -> set[Var]:

@@ -17,6 +17,8 @@ from jax import lax
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
+from cavs._function.custom_rules import reverse_differentiable
+from cavs._function.ruled import replaceable
 from cavs.kernels import of_tf32_bits
 
 BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa
@@ -59,23 +61,21 @@ def weight_gradient(
     return _plain(*_in_order(x, ct, axis), (0, 0), precision, w.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _large_product(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> jax.Array:
-    return _product(x, w, (1, axis), precision)
+    """Returns `_product(x, w)`, whose transposes are such products, too."""
 
+    def primal(x: jax.Array, w: jax.Array) -> jax.Array:
+        return _product(x, w, (1, axis), precision)
 
-def _forward(x: jax.Array, w: jax.Array, axis: int, precision: PrecisionLike) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(x, w, (1, axis), precision), (x, w)
+    def forward(varied: tuple[bool, bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        del varied
+        return primal(x, w), (x, w)
 
+    def backward(saved: tuple[jax.Array, jax.Array], ct: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x, w = saved  # XLA converts each operand once, although it is converted here for each product
+        return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
 
-def _backward(
-    axis: int, precision: PrecisionLike, saved: tuple[jax.Array, jax.Array], ct: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    x, w = saved  # XLA converts each operand once, although it is converted here for each product
-    return _product(ct, w, (1, 1 - axis), precision), _product(*_in_order(x, ct, axis), (0, 0), precision)
-
-
-_large_product.defvjp(_forward, _backward)
+    return reverse_differentiable(primal, forward, backward, "run")(x, w)
 
 
 def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
@@ -85,9 +85,16 @@ def _in_order(x: jax.Array, ct: jax.Array, axis: int) -> tuple[jax.Array, jax.Ar
 def _product(
     a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, powers: Powers = (None, None)
 ) -> jax.Array:
-    """Returns the product of two float32 matrices over one axis of each. On a GPU it is computed in float16."""
+    """Returns the product of two float32 matrices over one axis of each. On a GPU it is computed in float16.
+
+    Its derivatives are those of a plain product: the range of tangents is not that of the values.
+    """
     plain = functools.partial(_plain, axes=axes, precision=precision, dtype=jnp.float32)
-    return lax.platform_dependent(a, b, cuda=functools.partial(in_float16, axes=axes, powers=powers), default=plain)
+
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return lax.platform_dependent(a, b, cuda=functools.partial(in_float16, axes=axes, powers=powers), default=plain)
+
+    return replaceable(product, plain, batched=True)(a, b)
 
 
 def _plain(a: jax.Array, b: jax.Array, axes: tuple[int, int], precision: PrecisionLike, dtype: DTypeLike | None) -> jax.Array:

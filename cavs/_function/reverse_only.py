@@ -18,9 +18,7 @@ from cavs._function.ruled import Arrays, Tangents, mapping, pushed
 
 Cotangents: TypeAlias = list[jax.Array | None]  # `None` is zero
 
-# JAX remembers the types of equations by their parameters, for as long as its caches live, except for primitives of this name.
-# It would keep what `Linear` refers to alive.
-linear_p = jex.Primitive("custom_lin")
+linear_p = jex.Primitive("linear")
 linear_p.multiple_results = True
 
 
@@ -87,7 +85,7 @@ def _batch(axis: Any, operands: Sequence[jax.Array], dims: Sequence[int | None],
         return over(of.push, (at_args, 0))(args, tangents)
 
     def pull(saved: Arrays, cts: Cotangents) -> Cotangents:
-        return over(of.pull, (at_saved, 0))(saved, cts)
+        return list(over(of.pull, (at_saved, 0))(saved, cts))
 
     # The transpose of the broadcast of a common argument sums over the batch.
     own = [batching.bdim_at_front(x, d, axis.size) for x, d in zip(own, at_own, strict=True)]

@@ -96,7 +96,7 @@ def _folded(eqn: Eqn, args: Sequence[Any], ranges: Sequence[Range | None]) -> li
     zero, name, out = [isinstance(a, _Zero) for a in args], eqn.primitive.name, eqn.outvars[0] if eqn.outvars else None
     if not any(zero) or out is None:
         return None
-    # The product with a constant of the user's is not folded: it may be infinity or NaN times 0. XLA folds matrix products, too.
+    # The product with a constant of the user's is not folded: it may be infinity or NaN times 0.
     constant = all(a.constant for a in args if isinstance(a, _Zero))
     others = [of for of, is_zero in zip(ranges, zero, strict=True) if not is_zero]
     product = name == "mul" and not constant and (not is_float(out) or None not in others)

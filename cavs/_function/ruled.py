@@ -5,9 +5,10 @@ and what is not, it drops them (0.10, 0.11), and a second derivative then meets 
 effects, which `jax.custom_jvp` refuses. A primitive keeps its rules until it is lowered.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 
@@ -15,11 +16,13 @@ import jax
 # has no public name for the rule by which references to memory become values before a program is lowered.
 from jax._src.interpreters import partial_eval
 from jax._src.state import discharge
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.extend import core as jex
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
-from cavs._function.jaxprs import opened
+from cavs._function.jaxprs import ClosedJaxpr, opened
+from cavs._function.mesh_types import unchecked, untyped
 from cavs._graphs.pytree import PyTree
 
 Arrays: TypeAlias = list[jax.Array]
@@ -38,11 +41,13 @@ class Rules:
         run: the function.
         push: `push(primals, tangents) -> (results, their tangents)`.
         batch: `batch(map, dims, operands) -> results` with the batch in front, where `map(fn, in_axes)` is `jax.vmap`.
+        sealed: whether JAX is not to check the types of values inside of a `shard_map`. Results then vary as the operands do.
     """
 
     run: Flat
     push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]
     batch: Callable[[Callable[..., Flat], list[int | None], Arrays], Arrays]
+    sealed: bool = False
 
 
 def call(rules: Rules, *operands: jax.Array) -> Arrays:
@@ -50,24 +55,61 @@ def call(rules: Rules, *operands: jax.Array) -> Arrays:
     return ruled_p.bind(*operands, call=None, rules=rules)
 
 
-def replaceable(fn: Callable[..., PyTree], other: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns `fn`, for which `other`, the same function, runs under `jax.vmap` and where it is differentiated.
+def replaceable(fn: Callable[..., PyTree], other: Callable[..., PyTree], batched: bool = False) -> Callable[..., PyTree]:
+    """Returns `fn`, for which `other`, the same function, runs where it is differentiated and under `jax.vmap`.
 
-    Both take pytrees of arrays by position, and close over no tracers.
+    Both take pytrees of arrays by position, and close over no tracers. If `fn` can be `batched`, it runs under `jax.vmap`.
     """
 
     def replaced(*args: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten(args)
         shapes: list[Any] = []
-        run, instead = flat(fn, tree, shapes), flat(other, tree, shapes)
-
-        def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
-            return pushed(instead, primals, tangents)
-
-        outs = call(Rules(run, push, lambda over, dims, operands: over(instead, tuple(dims))(*operands)), *leaves)
+        outs = call(_replaceable(flat(fn, tree, shapes), flat(other, tree, shapes), batched), *leaves)
         return shapes[0].unflatten(outs)
 
     return replaced
+
+
+def _replaceable(run: Flat, other: Flat, batched: bool) -> Rules:
+    def batch(over: Callable[..., Flat], dims: list[int | None], operands: Arrays) -> Arrays:
+        instead = over(other, tuple(dims))
+        return call(_replaceable(over(run, tuple(dims)), instead, True), *operands) if batched else instead(*operands)
+
+    return Rules(run, lambda primals, tangents: pushed(other, primals, tangents), batch)
+
+
+def sealed(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fn` for use inside a `jax.shard_map` that checks types. Inside of `fn`, JAX does not check them.
+
+    Its arguments are pytrees of arrays that vary along the same mesh axes. So do all results.
+    """
+
+    def of_varying(*args: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten(args)
+        shapes: list[Any] = []
+        outs = call(_sealed(flat(fn, tree, shapes)), *leaves)
+        return shapes[0].unflatten(outs)
+
+    return of_varying
+
+
+def _sealed(run: Flat) -> Rules:
+    def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
+        which = [i for i, t in enumerate(tangents) if t is not None]
+        places: list[int] = []
+
+        def both(*operands: jax.Array) -> Arrays:
+            given = dict(zip(which, operands[len(primals) :], strict=True))
+            outs, found = pushed(run, list(operands[: len(primals)]), [given.get(i) for i in range(len(primals))])
+            places[:] = [i for i, t in enumerate(found) if t is not None]
+            return [*outs, *(t for t in found if t is not None)]
+
+        results = call(_sealed(both), *primals, *(t for t in tangents if t is not None))
+        outs = results[: len(results) - len(places)]
+        found = dict(zip(places, results[len(outs) :], strict=True))
+        return outs, [found.get(i) for i in range(len(outs))]
+
+    return Rules(run, push, lambda over, dims, operands: call(_sealed(over(run, tuple(dims))), *operands), sealed=True)
 
 
 def flat(fn: Callable[..., PyTree], tree: Any, shapes: list[Any]) -> Flat:
@@ -97,7 +139,11 @@ def mapping(axis: Any) -> Callable[..., Flat]:
 
 
 def _run(*operands: jax.Array, call: Any, rules: Rules) -> Arrays:
-    return rules.run(*operands) if call is None else jex.jaxpr_as_fun(call)(*operands)
+    run = rules.run if call is None else jex.jaxpr_as_fun(call)
+    if not rules.sealed:
+        return run(*operands)
+    with unchecked():
+        return run(*untyped(operands))
 
 
 def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> Any:
@@ -107,17 +153,25 @@ def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> A
 
 def _traced(rules: Rules, operands: Sequence[Any]) -> Any:
     """The function as a jaxpr, without what nobody reads, which lowering would not remove inside."""
-    jaxpr, consts = opened(jax.make_jaxpr(rules.run)(*operands))
-    assert not any(isinstance(x, jax.core.Tracer) for x in consts), "a function with rules closes over tracers"
+    if rules.sealed:
+        operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in operands]
+    with unchecked() if rules.sealed else contextlib.nullcontext():
+        jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(rules.run)(*operands)))
+    assert not any(isinstance(x, Tracer) for x in consts), "a function with rules closes over tracers"
     jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return jex.ClosedJaxpr(jaxpr, consts)
 
 
 def _types(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray], Any]:
     jaxpr, _ = opened(_traced(rules, operands) if call is None else call)
+    types: Any = [x.aval for x in jaxpr.outvars]
+    if rules.sealed:
+        mesh, manual = operands[0].sharding.mesh, operands[0].manual_axis_type
+        whole = [NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)) for x in types]
+        types = [x.update(sharding=of, manual_axis_type=manual) for x, of in zip(types, whole, strict=True)]
     # References that begin and end inside are no effect: `lower_fun` turns them into arrays.
     effects = {effect for effect in jaxpr.effects if type(effect).__name__ != "InternalMutableArrayEffect"}
-    return [x.aval for x in jaxpr.outvars], effects  # type: ignore[misc]
+    return types, effects
 
 
 def _push(primals: Sequence[jax.Array], tangents: Sequence[Any], *, call: Any, rules: Rules) -> tuple[Arrays, list[Any]]:
@@ -151,4 +205,4 @@ ad.primitive_jvps[ruled_p] = _push
 batching.fancy_primitive_batchers[ruled_p] = _batch
 mlir.register_lowering(ruled_p, mlir.lower_fun(_run), cacheable=False)
 if jax.__version_info__ >= (0, 11):  # which kernels need
-    discharge.register_discharge_rule(ruled_p)(_without_references)
+    discharge.register_discharge_rule(ruled_p)(cast(Any, _without_references))

@@ -9,16 +9,11 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
 from cavs._function.custom_rules import in_forward_mode, reverse_differentiable
+from cavs._function.mesh_types import zeros
 from cavs._memory.graph import Kept
-from cavs._run.manual_axes import checked_axes, zeros
 
 Flat = Callable[..., list[Any]]  # a function of flat arrays
 Keep = Callable[[list[int]], Kept]  # from the inputs that are differentiated to what is kept
-
-MSG_CHECKED = (
-    "recompute: got a function that calls cavs.run, inside of jax.shard_map with check_vma=True; expected one outside of it, or "
-    "check_vma=False. Write jax.shard_map(..., check_vma=False), with the sum of gradients over devices that this needs."
-)
 
 
 def with_derivative(closed: Any, keep: Keep) -> Flat:
@@ -50,8 +45,6 @@ def planned(
 
     def keeping(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], _Saved]:
         kept = keep([i for i, is_varied in enumerate(varied) if is_varied])
-        if kept.graph.refusal and checked_axes():
-            raise ValueError(MSG_CHECKED)
         outs, values = forward(kept, primals)
         outs = in_forward_mode(outs, kept.graph.refusal) if kept.graph.refusal else outs
         return outs, _Saved(values, kept, len(primals))

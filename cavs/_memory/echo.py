@@ -58,8 +58,8 @@ def recompute(
         plan: a file that `Plan.save` wrote: its values are kept, and nothing is planned.
 
     Returns:
-        A callable with the signature of `fn` and a method `plan`. Use it under `jax.jit`: each call plans anew. Like any
-        `jax.custom_vjp` it has no forward-mode derivative (`jax.jvp`).
+        A callable with the signature of `fn` and a method `plan`. Use it under `jax.jit`: each call plans anew. In
+        forward mode (`jax.jvp`), it computes what `fn` does.
 
     Raises:
         BudgetError: when it is differentiated, if no plan fits the budget.

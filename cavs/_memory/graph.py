@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax import lax
@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 from cavs._function.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._function.equations import is_float, needed, run_equations
 from cavs._function.inline import inlined
-from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var, opened
+from cavs._function.jaxprs import Atom, ClosedJaxpr, Env, Eqn, Var, is_var, opened
 from cavs._function.late_zeros import run_late
 from cavs._function.minimum_cut import compared, minimum_cut
 from cavs._function.names import Names, behind, chosen, without_names
@@ -274,7 +274,7 @@ def differentiated(
     return Graph(
         invars, eqns, results[:n], consts, list(diff), list(floats), dict(zip(back_in[:m], results[n:], strict=True)),
         back_eqns, back_consts, back_in[m:], grads, [invars[i] for i in stored], names, named,
-        refusal_in(opened(closed)[0]) or refusal_in(opened(behind)[0]),
+        refusal_in(opened(cast(ClosedJaxpr, closed))[0]) or refusal_in(opened(cast(ClosedJaxpr, behind))[0]),
     )  # fmt: skip
 
 

@@ -10,9 +10,9 @@ from jax.extend import core as jex
 
 from cavs._function.equations import is_float
 from cavs._function.jaxprs import Eqn, Var, is_var, opened, scan_parts
+from cavs._function.mesh_types import zeros
 from cavs._memory.derivative import Flat, Keep, planned
 from cavs._memory.graph import Kept, shape
-from cavs._run.manual_axes import zeros
 
 
 class TracedLoop(NamedTuple):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from cavs._function.equal_jaxprs import equal_jaxprs
 from cavs._function.equations import bind, lines_of
-from cavs._function.jaxprs import Env, Eqn, Jaxpr, Var, body_of, is_var, opened, scan_parts
+from cavs._function.jaxprs import Env, Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._function.lines import source_line
-from cavs._function.names import Names
+from cavs._function.names import Names, names_in
 from cavs._memory.graph import Graph, Kept, differentiated, shape, value
 from cavs._memory.loop_derivative import TracedLoop, add_dependent, loop_with_derivative
 from cavs._memory.saved_plan import kept_as_saved
@@ -124,19 +124,25 @@ class Planner:
     def _trace(self, closed: Any, diff: Sequence[int], name: str, times: int, stored: Sequence[int]) -> Graph:
         jaxpr, consts = opened(closed)
         inner: list[str] = []
+        idle: set[str] = set()
 
         def function(*args: Any) -> list[Any]:
             inner.clear()
             env: Env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-            self._evaluate(jaxpr, env, {jaxpr.invars[i] for i in diff}, name, times, inner)
+            self._evaluate(jaxpr, env, {jaxpr.invars[i] for i in diff}, name, times, inner, idle)
             return [value(x, env) for x in jaxpr.outvars]
 
-        return differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored, self._names(graph_name=name))
+        graph = differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored, self._names(graph_name=name))
+        graph.named |= {name: set() for name in idle - graph.named.keys()}
+        return graph
 
-    def _evaluate(self, jaxpr: Jaxpr, env: Env, dependent: set[Var], name: str, times: int, inner: list[str]) -> None:
+    def _evaluate(
+        self, jaxpr: Jaxpr, env: Env, dependent: set[Var], name: str, times: int, inner: list[str], idle: set[str]
+    ) -> None:
         """Runs the equations of a jaxpr, and loops with planned derivatives if they depend on what is differentiated.
 
-        `env` and `dependent`, the variables that depend on it, gain the variables of the equations.
+        `env` and `dependent`, the variables that depend on it, gain the variables of the equations. `idle` gains the names of
+        values in loops and the like that do not depend on it: the backward needs none of them.
         """
         for e in jaxpr.eqns:
             values = [value(x, env) for x in e.invars]
@@ -146,7 +152,7 @@ class Planner:
                     inside: Env = dict(zip([*body.constvars, *body.invars], [*consts, *values], strict=True))
                     inputs = zip(body.invars, e.invars, strict=True)
                     depend = {v for v, x in inputs if is_var(x) and x in dependent}
-                    self._evaluate(body, inside, depend, name, times, inner)
+                    self._evaluate(body, inside, depend, name, times, inner, idle)
                     results = [value(x, inside) for x in body.outvars]
                     outputs = zip(e.outvars, body.outvars, strict=True)
                     dependent |= {v for v, x in outputs if is_var(x) and x in depend}
@@ -154,6 +160,8 @@ class Planner:
                     add_dependent([e], dependent)
                     loop = self.price is not None and e.primitive.name == "scan" and not dependent.isdisjoint(e.outvars)
                     results = self._loop(e, values, f"{name}/{len(inner)}", times, inner) if loop else bind(e, values)
+                    if dependent.isdisjoint(e.outvars):
+                        idle.update(name for body in bodies_in(e) for name in names_in(body))
             env.update(zip(e.outvars, results, strict=True))
 
     def _names(self, graph_name: str) -> Names:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from jax.extend import core as jex
 from cavs._feed.parted_loss import PartedLoss, parted
 from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.equations import is_float
-from cavs._function.jaxprs import PyTreeDef, without_constants
+from cavs._function.jaxprs import ClosedJaxpr, PyTreeDef, without_constants
+from cavs._function.mesh_types import vary, varying, zeros
 from cavs._function.running_sums import run_and_add
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._run.manual_axes import vary, varying, zeros
 from cavs._stages.cotangents import instantiated
 
 Arrays: TypeAlias = list[jax.Array]
@@ -126,16 +126,16 @@ def summed_over_parts(function: str, loss: Callable[..., Any], has_aux: bool = F
             )
         # Inside a `jax.shard_map` that checks types, what the result depends on differs between devices before it is read.
         axes = tuple(sorted(frozenset().union(*map(varying, jax.tree.leaves((params, stacks))))))
-        params, stacks = jax.tree.map(lambda x: vary(jnp.asarray(x), axes), (params, list(stacks)))
+        params, found = jax.tree.map(lambda x: vary(jnp.asarray(x), axes), (params, list(stacks)))
         # Arrays that `loss` closes over may be differentiated and batched, too, so they become parameters.
-        closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(stacks))
-        without, consts = without_constants(closed)
+        closed, shapes = jax.make_jaxpr(one, return_shape=True)(params, _first(found))
+        without, consts = without_constants(cast(ClosedJaxpr, closed))
         run, tree = jex.jaxpr_as_fun(without), jax.tree.structure(shapes)
 
         def of_all(all_params: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
             return tree.unflatten(run(*jax.tree.leaves((all_params, batch))))
 
-        out, aux = _differentiable(function, of_all)((consts, params), stacks)
+        out, aux = _differentiable(function, of_all)((consts, params), found)
         return (out, aux) if has_aux else out
 
     return checked
@@ -200,8 +200,8 @@ def _check_closed_over(function: str, params: PyTree, varied: list[bool], stacks
     axes = varying(jax.tree.leaves(stacks)[0])
     if any(varying(x) != axes for x in _chosen(params, varied)):
         raise ValueError(
-            f"{function}: loss: closes over an array that is differentiated and the same on all devices of a jax.shard_map with "
-            "check_vma=True; expected it among the parameters. Write loss(params, batch) with params | {'name': array}."
+            f"{function}: loss: closes over an array that is differentiated, and the same on all devices of a jax.shard_map "
+            "with check_vma=True; expected it among the parameters. Write loss(params, batch) with params | {'name': array}."
         )
 
 

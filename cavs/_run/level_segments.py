@@ -23,7 +23,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.stored import from_stored, to_stored
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
-from cavs._run.manual_axes import checked_axes
+from cavs._run.manual_axes import across_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, Floats, instantiated
@@ -94,7 +94,6 @@ def run_in_segments(
 
     Raises:
         EngineError: the engine that was asked for cannot run segments.
-        ValueError: it is traced inside a `shard_map` that checks types.
     """
     if isinstance(asked, Persistent):
         raise EngineError(
@@ -102,16 +101,17 @@ def run_in_segments(
             "Write engine='scan', or engine=None to choose."
         )
     engine = Scan() if asked is None and jax.default_backend() != "cpu" else asked
-    if checked_axes():
-        raise ValueError(
-            "run: sched: got a schedule in segments inside of jax.shard_map with check_vma=True; expected one without them. "
-            "Write cavs.schedule(graphs), or check_vma=False."
-        )
     function = _with_given(F, plan, kinds, sched.segment_shape.shape.kinds, params, inputs)
     flat, trees = zip(*map(jax.tree.flatten, (params, inputs, edges)), strict=True)
     loop = _Loop(function, functools.partial(run, engine=engine), trees, sched.segment_shape, plan.state_avals, plan.push_avals)
     few = select if select is None or select.shape[0] < sched.segment_shape.shape.vertices else None
-    outs = _differentiable(loop, sched.shape.vertices)(*flat, jax.tree.map(jnp.asarray, sched.segments), few)
+    params, inputs, edges = flat
+    differentiable, count = _differentiable(loop, sched.shape.vertices), len(inputs)
+
+    def whole(params: Arrays, segments: SegmentArrays, rows: Arrays, select: jax.Array | None) -> Arrays:
+        return differentiable(params, rows[:count], rows[count:], segments, select)
+
+    outs = across_axes(whole)(params, jax.tree.map(jnp.asarray, sched.segments), [*inputs, *edges], few)
     return outs if few is select else [x.at[select].get(mode="clip") for x in outs]
 
 

@@ -4,51 +4,27 @@ With the check, the type of every value says along which mesh axes it may differ
 operands that differ in this. The sweeps bind equations of F that were traced before, and create constants, which are the same
 on all devices. Inside a sweep nothing communicates, so the types are no help there. They matter at the border: all arguments
 are made to vary first, and so are all results. The transpose of that is the sum over devices that the gradients of common
-parameters need.
+parameters need. A sweep stays one equation (`_function.ruled.sealed`), because JAX checks again what it traces again.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-
-# Private: JAX switches the check only for a whole `shard_map`.
-from jax._src import config as _config
-from jax.core import ShapedArray
 from jax.sharding import PartitionSpec
 
 from cavs._function.custom_rules import reverse_differentiable
 from cavs._function.jaxprs import Eqn, Jaxpr
+from cavs._function.mesh_types import is_checked, vary
+from cavs._function.ruled import sealed
 from cavs._graphs.pytree import PyTree
 from cavs._stages.cotangents import instantiated
 
-Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, data, inputs, select) -> pushes
-
-
-def varying(x: Any) -> frozenset[str]:
-    """The mesh axes along which an array, or a value of a type, may differ between devices, inside `jax.shard_map`."""
-    of = x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
-    manual = getattr(of, "mat", None) or getattr(of, "manual_axis_type", None)
-    return frozenset(getattr(of, "vma", None) or () if manual is None else manual.varying)
-
-
-def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """`x`, typed as one that may differ along `axes`."""
-    if x.dtype == jax.dtypes.float0:
-        return x
-    more = tuple(axis for axis in axes if axis not in varying(x))
-    return lax.pcast(x, more, to="varying") if more else x
-
-
-def zeros(of: Any) -> jax.Array:
-    """Zeros of the type of a variable, a literal or an abstract value."""
-    of = getattr(of, "aval", of)
-    return vary(jnp.zeros(of.shape, of.dtype), tuple(varying(of)))
+Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, integers of the schedule, inputs, select) -> pushes
 
 
 def devices() -> tuple[tuple[str, ...], int]:
@@ -60,7 +36,7 @@ def devices() -> tuple[tuple[str, ...], int]:
 
 def checked_axes() -> tuple[str, ...]:
     """The mesh axes of the `shard_map` that is being traced, if it checks types; else none."""
-    return devices()[0] if _config._check_vma.value else ()
+    return devices()[0] if is_checked() else ()
 
 
 def across_axes(call: Call) -> Call:
@@ -69,45 +45,36 @@ def across_axes(call: Call) -> Call:
     if not axes:
         return call
 
-    def common(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: vary(x, axes), tree)
-
-    def sealed(params: PyTree, data: jax.Array, inputs: PyTree, select: PyTree) -> PyTree:
-        with unchecked():
-            outs = call(*map(untyped, (params, data, inputs, select)))
-        return common(outs)
-
     def forward(which: PyTree, *values: PyTree) -> PyTree:
-
-        def of(varied: list[dict[int, jax.Array]]) -> list[jax.Array]:
-            params, inputs = ([own.get(i, x) for i, x in enumerate(xs)] for own, xs in zip(varied, given, strict=True))
-            return call(params, data, inputs, select)
-
-        with unchecked():
-            params, data, inputs, select = map(untyped, values)
+        def saving(params: PyTree, data: PyTree, inputs: PyTree, select: PyTree) -> PyTree:
             given = params, inputs
+
+            def of(varied: list[dict[int, jax.Array]]) -> list[jax.Array]:
+                params, inputs = ([own.get(i, x) for i, x in enumerate(xs)] for own, xs in zip(varied, given, strict=True))
+                return call(params, data, inputs, select)
+
             flags = zip(given, which[::2], strict=True)
             outs, pull = jax.vjp(of, [{i: xs[i] for i, is_varied in enumerate(own) if is_varied} for xs, own in flags])
-        listed = functools.partial(_listed, tuple(map(len, given)))
-        return common(outs), common(jax.tree_util.Partial(listed, pull))
+            return outs, jax.tree_util.Partial(functools.partial(_listed, tuple(map(len, given))), pull)
+
+        return sealed(saving)(*values)
 
     def backward(pull: Callable[[PyTree], PyTree], cts: PyTree) -> PyTree:
-        with unchecked():
-            by_params, by_inputs = untyped(pull)(untyped(instantiated(cts)))
-        return common(by_params), None, common(by_inputs), None
+        floats = {i: vary(jnp.asarray(ct), axes) for i, ct in enumerate(instantiated(cts)) if ct.dtype != jax.dtypes.float0}
 
-    function = reverse_differentiable(sealed, forward, backward, "run", once=True)
-    return lambda *args: function(*common(args))
+        def pulled(pull: Callable[[PyTree], PyTree], floats: dict[int, jax.Array]) -> PyTree:
+            return pull([floats.get(i, ct) for i, ct in enumerate(instantiated(cts))])
+
+        by_params, by_inputs = sealed(pulled)(pull, floats)
+        return by_params, None, by_inputs, None
+
+    function = reverse_differentiable(sealed(call), forward, backward, "run", once=True)
+    return lambda *args: function(*jax.tree.map(lambda x: vary(x, axes), args))
 
 
 def _listed(lengths: tuple[int, ...], pull: Callable[[PyTree], PyTree], cts: PyTree) -> list[list[jax.Array | None]]:
     """The cotangents that `pull` returns by number, as lists with `None` for the others."""
     return [[own.get(i) for i in range(n)] for n, own in zip(lengths, pull(cts)[0], strict=True)]
-
-
-def unchecked() -> contextlib.AbstractContextManager[object]:
-    """A context in which JAX does not check types inside a `shard_map`. Values that enter it must be `untyped`."""
-    return _config._check_vma(False)
 
 
 Body: TypeAlias = Callable[[Jaxpr, list[jax.Array], jax.Array | None], tuple[list[jax.Array], jax.Array | None]]
@@ -161,12 +128,3 @@ def bind_unchecked(eqn: Eqn, operands: list[jax.Array]) -> list[jax.Array]:
         return [lax.psum(x, eqn.params["axes"]) for x in operands]
     axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
     return [lax.all_gather(x, eqn.params["axis_name"], axis=axis, tiled=tiled) for x in operands]
-
-
-def untyped(tree: PyTree) -> PyTree:
-    """The same values, whose types say nothing about devices. Only in `_unchecked`; XLA removes the reshapes."""
-
-    def without(x: jax.Array) -> jax.Array:
-        return lax.squeeze(lax.expand_dims(x, (0,)), (0,)) if x.dtype != jax.dtypes.float0 and varying(x) else x
-
-    return jax.tree.map(without, tree)

@@ -11,10 +11,10 @@ from jax.extend import core as jex
 from jax.sharding import Mesh, PartitionSpec
 
 from cavs._feed.batches import Batches
+from cavs._function.mesh_types import varying
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._run.concurrent_jit import Concurrent, in_turn
-from cavs._run.manual_axes import varying
 from cavs._step.background import Background
 from cavs._step.collectives import options_of
 from cavs._step.host_memory import keeps_much, return_unused

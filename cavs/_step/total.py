@@ -6,8 +6,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike
 
+from cavs._function.mesh_types import vary
 from cavs._function.names import WHOLE_BATCH
-from cavs._run.manual_axes import checked_axes, devices, vary
+from cavs._run.manual_axes import checked_axes, devices
 
 
 def _across(x: jax.Array) -> jax.Array:

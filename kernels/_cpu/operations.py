@@ -8,7 +8,7 @@ TABLE = Path(__file__).with_name("operations.def")
 _LINE = re.compile(r"OPERATION\((?P<name>\w+), (?P<operands>\d), (?P<types>[FIB]+), .+\)")
 
 
-class Operation(NamedTuple):
+class NativeOperation(NamedTuple):
     """An operation.
 
     Attributes:
@@ -22,13 +22,13 @@ class Operation(NamedTuple):
     types: frozenset[str]
 
 
-def _read(text: str) -> dict[str, Operation]:
+def _read(text: str) -> dict[str, NativeOperation]:
     lines = [line for line in text.splitlines() if line and line[:2] != "//"]
-    found: dict[str, Operation] = {}
+    found: dict[str, NativeOperation] = {}
     for code, line in enumerate(lines):
         match = _LINE.fullmatch(line)
         assert match, f"{TABLE.name}: expected OPERATION(NAME, operands, types, value), got {line!r}"
-        found[match["name"].lower()] = Operation(code, int(match["operands"]), frozenset(match["types"].lower()))
+        found[match["name"].lower()] = NativeOperation(code, int(match["operands"]), frozenset(match["types"].lower()))
     assert len(found) == len(lines), f"{TABLE.name}: an operation has two lines"
     return found
 

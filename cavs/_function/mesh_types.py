@@ -1,0 +1,54 @@
+"""Types of values inside `jax.shard_map` with `check_vma=True`: along which mesh axes they may differ between devices."""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# Private: JAX switches the check only for a whole `shard_map`.
+from jax._src import config as _config
+from jax.core import ShapedArray
+
+from cavs._graphs.pytree import PyTree
+
+
+def varying(x: Any) -> frozenset[str]:
+    """The mesh axes along which an array, or a value of a type, may differ between devices, inside `jax.shard_map`."""
+    of = x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
+    manual = getattr(of, "mat", None) or getattr(of, "manual_axis_type", None)
+    return frozenset(getattr(of, "vma", None) or () if manual is None else manual.varying)
+
+
+def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """`x`, typed as one that may differ along `axes`."""
+    if x.dtype == jax.dtypes.float0:
+        return x
+    more = tuple(axis for axis in axes if axis not in varying(x))
+    return lax.pcast(x, more, to="varying") if more else x
+
+
+def zeros(of: Any) -> jax.Array:
+    """Zeros of the type of a variable, a literal or an abstract value."""
+    of = getattr(of, "aval", of)
+    return vary(jnp.zeros(of.shape, of.dtype), tuple(varying(of)))
+
+
+def is_checked() -> bool:
+    """Whether JAX checks types where this is called, if that is inside a `shard_map`."""
+    return bool(_config._check_vma.value)
+
+
+def unchecked() -> contextlib.AbstractContextManager[object]:
+    """A context in which JAX does not check types inside a `shard_map`. Values that enter it must be `untyped`."""
+    return _config._check_vma(False)
+
+
+def untyped(tree: PyTree) -> PyTree:
+    """The same values, whose types say nothing about devices. Only where it is `unchecked`; XLA removes the reshapes."""
+
+    def without(x: jax.Array) -> jax.Array:
+        return lax.squeeze(lax.expand_dims(x, (0,)), (0,)) if x.dtype != jax.dtypes.float0 and varying(x) else x
+
+    return jax.tree.map(without, tree)

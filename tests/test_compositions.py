@@ -1,0 +1,160 @@
+"""Transformations of JAX in any order: some compositions by hand, some at random (`tests/random_compositions.py`)."""
+
+import gc
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import cavs
+from cavs._function.custom_rules import reverse_differentiable
+from cavs._function.ruled import replaceable
+from cavs.kernels import native_unavailable
+from tests.random_compositions import ALL, TARGETS, Case, arguments, case_of, check, compared, plain_layers
+from tests.truth import assert_close
+
+OUTSIDE = [
+    ("vmap inputs", "grad params"),
+    ("vmap params", "grad inputs"),
+    ("vmap one weight", "value_and_grad"),
+    ("checkpoint", "vmap inputs", "grad params"),
+    ("map batch_size", "vjp"),
+    ("vmap both", "jacrev"),
+    ("vmap both", "vmap inputs", "linearize"),
+    ("vmap params", "hvp"),
+    ("vmap named", "value_and_grad"),
+]
+SECOND = [("scan carry", "hvp"), ("map", "hvp"), ("cond", "checkpoint", "hvp"), ("grad params", "jacfwd"), ("jvp", "jvp")]
+CHECKED = [
+    ("cond", "shard_map checked", "grad params"),
+    ("shard_map checked", "checkpoint", "vjp"),
+    ("checkpoint", "value_and_grad", "shard_map checked"),
+]
+INTERPRETED = [("vmap inputs", "grad params"), ("scan carry", "hvp")]
+BY_HAND = [
+    *(("scan", names) for names in (*OUTSIDE, *SECOND, *CHECKED)),
+    *((name, names) for name in ("native", "recompute", "parts") for names in OUTSIDE[:6:2]),
+    *((name, names) for name in ("segments", "native segments", "recompute run") for names in OUTSIDE[3::5]),
+    *((name, names) for name in ("native", "native segments", "recompute min") for names in SECOND[:2]),
+    *((name, names) for name in ("native segments", "recompute run") for names in CHECKED[:1]),
+    *(("persistent", names) for names in INTERPRETED),
+]
+
+
+def run_case(case: Case, name: str) -> str:
+    if "native" in name and (reason := native_unavailable()):
+        pytest.skip(reason)
+    if name == "persistent" and jax.__version_info__ < (0, 11):
+        pytest.skip("Pallas' interpreter")
+    with jax.default_matmul_precision("highest"):
+        return check(case, name)
+
+
+@pytest.mark.parametrize(("name", "names"), BY_HAND, ids=lambda x: x if isinstance(x, str) else "-".join(x).replace(" ", "_"))
+def test_by_hand(name: str, names: tuple[str, ...]) -> None:
+    cell = "tree" if len(names) % 2 else "attention"
+    assert run_case(Case(cell, names, True), name) == "ok"
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if name != "persistent"])
+def test_at_random(name: str) -> None:
+    case = case_of(list(TARGETS).index(name))
+    found = run_case(case, name)
+    assert found in ("ok", "refused") or found.startswith("ill"), f"{case}: {found}"
+
+
+@pytest.mark.parametrize("names", [("grad params", "grad inputs"), ("jvp", "vjp"), ("vmap params", "hvp", "grad one weight")])
+@pytest.mark.parametrize("name", ["scan", "native segments", "recompute run", "recompute", "parts"])
+def test_in_reverse_over_a_derivative(name: str, names: tuple[str, ...]) -> None:
+    """`run` refuses it, and says what to write. Of what JAX can differentiate twice, it is right."""
+    assert run_case(Case("tree", names, True), name) == ("refused" if TARGETS[name].once else "ok")
+
+
+def test_what_is_drawn() -> None:
+    cases = [case_of(seed) for seed in range(400)]
+    assert {name for case in cases for name in case.names} == ALL.keys()
+    assert {len(case.names) for case in cases} == {1, 2, 3}
+    assert {case.compiled for case in cases} == {True, False} and cases == [case_of(seed) for seed in range(400)]
+    twice = sum(case.again_in_reverse() for case in cases)
+    assert 0 < twice < 100
+
+
+def test_a_wrong_result_is_seen() -> None:
+    args = arguments("tree", jnp.float64)
+    want = plain_layers("tree")(*args)
+    assert compared(want, want, 1e-9) == "ok"
+    assert compared(want | {"h": want["h"] + 1e-6}, want, 1e-9).startswith("['h']: off by 1.00e-06")
+    assert compared({"h": want["h"]}, want, 1e-9).startswith("structure")
+
+
+class Held:
+    """Something that a derivative refers to."""
+
+
+def differentiated(held: Held, how: str) -> None:
+    def backward(x: jax.Array, ct: jax.Array, held: Held = held) -> tuple[jax.Array]:
+        return (jnp.cos(x) * ct,)
+
+    fn = reverse_differentiable(jnp.sin, lambda varied, x, held=held: (jnp.sin(x), x), backward, "sine")
+    of = {
+        "grad": jax.grad(fn),
+        "loop": jax.grad(lambda x: lax.scan(lambda c, _: (fn(c), None), x, None, length=2)[0]),
+        "vmap": jax.grad(lambda x: jax.vmap(fn)(jnp.stack([x, x])).sum()),
+        "jvp": lambda x: jax.jvp(fn, (x,), (x,))[1],
+    }
+    assert jnp.isfinite(jax.jit(of[how])(0.5))
+
+
+@pytest.mark.parametrize("how", ["grad", "loop", "vmap", "jvp"])
+def test_caches_of_jax_keep_nothing_alive(how: str) -> None:
+    held = Held()
+    alive = weakref.ref(held)
+    differentiated(held, how)
+    del held
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_replaces_a_function() -> None:
+    """Under `jax.vmap` and where it is differentiated, also inside loops whose rules JAX drops."""
+    seen: list[str] = []
+
+    def noted(name: str) -> Any:
+        def fn(x: jax.Array, n: jax.Array) -> dict[str, jax.Array]:
+            seen.append(name)
+            return {"y": jnp.sin(x) * n, "n": n + 1}
+
+        return fn
+
+    fn, x, n = replaceable(noted("one"), noted("other")), jnp.float64(0.3), jnp.int32(2)
+    assert_close(fn(x, n), {"y": jnp.sin(x) * 2, "n": jnp.int32(3)}, 1e-12)
+    assert seen == ["one"]
+    for transformed in (
+        lambda x: jax.vmap(fn, (0, None))(jnp.stack([x, x]), n)["y"].sum() / 2,
+        lambda x: jax.jvp(lambda x: fn(x, n)["y"], (x,), (jnp.ones_like(x),))[0],
+    ):
+        seen.clear()
+        assert_close(jax.jit(transformed)(x), jnp.sin(x) * 2, 1e-12)
+        assert set(seen) == {"other"}
+    loop = lambda x: lax.scan(lambda c, _: (c * fn(x, n)["y"], None), x, None, length=2)[0]  # noqa: E731
+    plain = lambda x: x * (jnp.sin(x) * 2) ** 2  # noqa: E731
+    twice = lambda f: jax.jit(lambda x: jax.jvp(jax.grad(f), (x,), (jnp.ones_like(x),)))(x)  # noqa: E731
+    assert_close(twice(loop), twice(plain), 1e-12)
+
+
+def test_closed_over_by_parts() -> None:
+    """What a loss closes over is differentiated and batched, too."""
+    stacks, w = [jnp.arange(16.0).reshape(4, 2, 2) / 8], jnp.eye(2)
+
+    def total(c: jax.Array, w: jax.Array = w) -> jax.Array:
+        return cavs.memory.sub_batched(lambda w, rows: jnp.sum(jnp.tanh(rows @ w)) * c)(w, stacks)
+
+    want = jnp.sum(jnp.tanh(stacks[0] @ w))
+    for grad in (jax.grad(total), jax.jit(jax.grad(total)), jax.grad(jax.jit(total))):
+        assert_close(grad(3.0), want, 1e-12)
+    assert_close(jax.vmap(total)(jnp.arange(3.0)), want * jnp.arange(3.0), 1e-12)
+    summed = lambda w: lax.scan(lambda t, c: (t + total(c, w), None), 0.0, jnp.arange(3.0))[0]  # noqa: E731
+    assert_close(jax.grad(summed)(w), 3 * jax.grad(lambda w: total(1.0, w))(w), 1e-12)

@@ -1,0 +1,137 @@
+"""Values of width 0 and 1, and kinds of which a batch has no leaf, no other vertex, or no vertex: as vertex by vertex."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cavs
+from cavs._engines.lower import recurrence_of
+from cavs._readers.targets import as_values
+from cavs._run.plans import plan_of
+from cavs.kernels import Unfit
+from tests.odd_graphs import GRAPHS, children_of
+from tests.per_vertex import PerVertex, with_edges
+from tests.truth import assert_close
+
+
+def products(p: Any, v: cavs.Vertex) -> None:
+    """Two rows, and the rows of a matrix, times one weight."""
+    x = v.pull()
+    h = jnp.sin(x["x"]) @ p["w"] + jnp.cos(x["y"]) @ p["w"] + v.gather_all(lambda s: s["h"] @ p["u"])
+    h = jnp.tanh(h + (jnp.stack([h, 2 * h, v.gather(0)["h"]]) @ p["u"]).sum(0) + p["w"].T @ v.gather(1)["z"])
+    v.scatter({"h": h, "z": x["x"]})
+    v.push(h)
+
+
+def attention(p: Any, v: cavs.Vertex) -> None:
+    x = v.pull()
+    q = x["x"] @ p["w"]
+    a = v.gather_all(lambda s: (q @ s["h"], s["h"] * p["b"]), reduce="softmax")
+    m = v.gather_all(lambda s: s["z"] * 2, reduce="max")
+    h = jnp.tanh(jnp.concatenate([a, v.gather(0)["z"]]) @ p["c"] + jnp.outer(q, x["x"]) @ m)
+    v.scatter({"h": h, "z": jnp.tanh(m) + x["y"]})
+    v.push({"a": a, "z": m, "lazy": jnp.stack([h, a]) @ p["u"].T})
+
+
+def edges(p: Any, v: cavs.Vertex) -> None:
+    s = v.gather_all(lambda s, e: jnp.tanh(s["h"] @ p["u"] + e @ p["w"]), edges=True)
+    h = jnp.tanh(s + v.pull()["x"] @ p["w"])
+    v.scatter({"h": h, "z": v.pull()["y"]})
+    v.push(h)
+
+
+FUNCTIONS: dict[str, Callable[..., None]] = {"products": products, "attention": attention, "edges": edges}
+TREE = [[(2, 0), (2, 1), (4, 2), (4, 3)], []]  # and a vertex alone
+BATCHES: dict[str, cavs.Graphs] = {
+    "words and operators": cavs.from_edges([5, 1], TREE, kind=np.array([1, 1, 0, 1, 0, 1]), kind_names=("op", "word")),
+    "a kind of leaves alone": cavs.from_edges([5, 1], TREE, kind=np.array([1, 0, 0, 0, 0, 1]), kind_names=("a", "b")),
+    "a kind without vertices": cavs.from_edges([5, 1], TREE, kind=np.array([2, 0, 0, 2, 2, 0]), kind_names=("a", "b", "c")),
+    "leaves alone": cavs.from_edges([1, 1], [[], []]),
+}
+WIDTHS = [(0, 3), (3, 0), (1, 1)]  # of what vertices pull, and of their state
+
+
+def random(n: int, h: int, graphs: cavs.Graphs) -> tuple[Any, Any, Any]:
+    """Returns parameters, rows of vertices, and rows of edges."""
+    rng, count = np.random.default_rng(0), graphs.num_vertices
+    shapes = {"w": (n, h), "u": (h, h), "b": (h,), "c": (h + n, h)}
+    params = {name: rng.standard_normal(shape) / 2 for name, shape in shapes.items()}
+    return params, {name: rng.standard_normal((count, n)) for name in "xy"}, rng.standard_normal((graphs.num_edges, n))
+
+
+def loss(pushes: Any) -> tuple[Any, Any]:
+    weighted = [(jnp.sin(x) * (1 + jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)).sum() for x in jax.tree.leaves(pushes)]
+    return sum(weighted), pushes
+
+
+@functools.cache
+def truth(name: str, batch: str, n: int, h: int) -> Any:
+    """Returns the pushes and gradients of the loss, vertex by vertex in float64."""
+    graphs = BATCHES[batch]
+    lists = [children_of(graphs, g) for g in range(len(graphs))]
+    kinds: list[Any] = [None] * graphs.num_vertices
+    if graphs.kind is not None and graphs.kind_names:
+        kinds = [graphs.kind_names[k] for k in graphs.kind]
+    net = PerVertex(dict.fromkeys(kinds, FUNCTIONS[name]), lists, kinds, {"h": jnp.zeros(h), "z": jnp.zeros(n)})
+
+    def of(params: Any, x: Any, e: Any) -> Any:
+        return loss(net(params, with_edges(x, e, lists) if name == "edges" else x))
+
+    return jax.value_and_grad(of, (0, 1, 2) if name == "edges" else (0, 1), has_aux=True)(*random(n, h, graphs))
+
+
+@pytest.mark.parametrize("engine", ["scan", None])
+@pytest.mark.parametrize(("n", "h"), WIDTHS)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_gradients_are_those_vertex_by_vertex(name: str, batch: str, n: int, h: int, engine: str | None) -> None:
+    """Engine scan in float64; in float32 the engine that `cavs` chooses."""
+    if name == "edges" and batch == "leaves alone":
+        pytest.skip("without edges")
+    graphs, dtype = BATCHES[batch], np.float64 if engine == "scan" else np.float32
+    state = {"h": jax.ShapeDtypeStruct((h,), dtype), "z": jax.ShapeDtypeStruct((n,), dtype)}
+    fns = dict.fromkeys(graphs.kind_names, FUNCTIONS[name]) if graphs.kind_names else FUNCTIONS[name]
+    F, sched = cavs.VertexFunction(fns, state=state, arity=2), cavs.schedule(graphs)
+
+    def of(params: Any, x: Any, e: Any) -> Any:
+        return loss(cavs.run(F, params, sched, x, edges=e if name == "edges" else None, engine=engine))
+
+    given = jax.tree.map(lambda x: jnp.asarray(x, dtype), random(n, h, graphs))
+    got = jax.value_and_grad(of, (0, 1, 2) if name == "edges" else (0, 1), has_aux=True)(*given)
+    want = jax.tree.map(lambda x: jnp.asarray(x, dtype), truth(name, batch, n, h))
+    assert_close(got, want, 1e-11 if engine == "scan" else 2e-4)
+
+
+@pytest.mark.parametrize(("n", "h"), [(0, 64), (64, 0)])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_engine_persistent_refuses_values_of_width_0(name: str, n: int, h: int) -> None:
+    """On a GPU engine scan then runs."""
+    params, x, e = random(n, h, BATCHES["leaves alone"])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.float32), (params, x | {"edges": e}))
+    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), like[1])
+    e = x.pop("edges") if name == "edges" else None
+    state = {"h": jax.ShapeDtypeStruct((h,), np.float32), "z": jax.ShapeDtypeStruct((n,), np.float32)}
+    F = cavs.VertexFunction(FUNCTIONS[name], state=state, arity=2)
+    plan = plan_of(F, like[0], x, edges=e)
+    for forward in (True, False):
+        with pytest.raises(Unfit, match="it computes with values of width 0"):
+            recurrence_of(plan, None, forward)
+
+
+def test_stacked_batches_have_arrays_of_width_0() -> None:
+    def collate(sample: Any) -> Any:
+        return sample.sched, np.zeros((3, 0), np.float32), np.zeros(0, np.int32)
+
+    loader = cavs.data.Loader(GRAPHS["trees"], [[0, 1], [2, 3], [1, 4], [2, 0]], collate=collate, steps=2, shapes=1)
+    found = [[x.shape for x in jax.tree.leaves(batch.tree[1:])] for batch in loader]
+    assert found == [[(2, 3, 0), (2, 0)]] * 2
+
+
+def test_no_rows_have_no_values() -> None:
+    assert as_values(np.zeros((0, 3))) == [] and as_values(np.zeros((2, 0))) == [[], []]
+    assert as_values(np.array([[1.0, np.nan], [1.0, 2.0]])) == [None, [1.0, 2.0]]
