@@ -3,13 +3,16 @@
 Longer: `python -m tests.random_functions --seconds 3600`.
 """
 
+import dataclasses
+
 import jax
 import pytest
 
 from cavs.kernels import native_unavailable, persistent
 from tests.lower_for_hopper import lowered
-from tests.random_cases import Case, random_case, script
-from tests.random_check import INTERPRET, check
+from tests.random_cases import Case, functions, random_case, script
+from tests.random_check import INTERPRET, batched, check
+from tests.random_compare import differences
 from tests.random_poison import check_poison
 
 INTERPRETER = pytest.mark.skipif(

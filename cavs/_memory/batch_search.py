@@ -16,7 +16,6 @@ from cavs._function.names import Names, check_known
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.fit import compiled_step
-from cavs._memory.no_collections import no_collections
 from cavs._memory.search import Choice, estimate, fewest
 from cavs._memory.sub_batches import deal, summed_over_parts
 from cavs._schedule.batches import StackScheduler
@@ -92,8 +91,7 @@ class BatchGradient:
 
     def compiled(self, choice: Choice) -> tuple[Any, int]:
         """Compiles the loss and its gradient. Returns them, and the bytes of their temporary memory."""
-        with no_collections():
-            return compiled_step(jax.value_and_grad(self.loss_of(choice)), (self.params, self.structs(choice)), self.options)
+        return compiled_step(jax.value_and_grad(self.loss_of(choice)), (self.params, self.structs(choice)), self.options)
 
     def runs(self, choice: Choice) -> bool:
         """Returns whether the engine that the loss asks for can run a choice."""

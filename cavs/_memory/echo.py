@@ -16,8 +16,7 @@ from cavs._function.jaxprs import without_constants
 from cavs._function.names import Names, check_known, names_of
 from cavs._memory.bytes import BudgetError, bytes_of, text_of
 from cavs._memory.derivative import with_derivative
-from cavs._memory.fit import Verified, compiler_options
-from cavs._memory.no_collections import no_collections
+from cavs._memory.fit import Verified, compiler_options, no_collections
 from cavs._memory.pareto import ParetoSearch, Point
 from cavs._memory.saved_plan import mark
 from cavs._memory.table import Plan
@@ -119,7 +118,8 @@ class Recomputed(Generic[R]):
             RuntimeError: the backend does not report the memory of a program.
         """
         plan = self.plan(*args, argnums=argnums, **kwargs)
-        return Verified(plan._search.peaks[plan._point], plan._search.measure(plan._point), None)
+        search, point = plan._search, plan._point
+        return Verified(search.peaks[point.key], search.measure(point), None)
 
     def fitted(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> "Recomputed[R]":
         """Returns this function, after its plan is made. It fits its budget as it is, because plans are compiled."""
@@ -165,7 +165,7 @@ class Recomputed(Generic[R]):
         if self._budget is None and self._names:
             return search.cheap()
         if self._budget is None:
-            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p], p.bytes))
+            return min(search.plain(), search.cheap(), key=lambda p: (search.peaks[p.key], p.bytes))
         key = mark(search.closed.jaxpr.eqns), tuple(search.diff)
         if key in self._known:  # compiled before, for the same shapes
             saved, size = self._known[key]
@@ -196,7 +196,7 @@ def _read(path: str | os.PathLike[str] | None) -> Any:
 
 
 def _too_small(name: str, budget: int, search: ParetoSearch) -> str:
-    least = min((p for p in search.peaks if p.key in search.compiled), key=search.measure)
+    least = min((search.plans[key] for key in search.compiled), key=search.measure)
     largest = Plan(name, search, least).rows()[:3]
     terms = (
         "; ".join(f"{row.what} {row.shape}: {text_of(row.bytes)}" for row in largest) or "values of one stretch of the backward"

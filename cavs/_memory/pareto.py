@@ -83,8 +83,9 @@ class ParetoSearch:
     Attributes:
         names: what the user asks for by name.
         options: of the compiler.
-        peaks: the estimated peak of each plan.
-        compiled: the bytes of temporary memory of those that were compiled, by their `key`.
+        plans: all that were traced, by their `key`.
+        peaks: their estimated peaks.
+        compiled: the bytes of temporary memory of those that were compiled.
         traced, bodies: see `Planner`.
     """
 
@@ -92,11 +93,11 @@ class ParetoSearch:
     diff: Sequence[int]
     names: Names = ()
     options: dict[str, Any] = field(default_factory=dict)
-    peaks: dict[Point, int] = field(default_factory=dict)
+    plans: dict[Any, Point] = field(default_factory=dict)
+    peaks: dict[Any, int] = field(default_factory=dict)
     compiled: dict[Any, int] = field(default_factory=dict)
     traced: dict[Any, Any] = field(default_factory=dict)
     bodies: list[Any] = field(default_factory=list)
-    known_peaks: dict[Any, int] = field(default_factory=dict)
 
     def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
         """Returns the plan at a price for running products again."""
@@ -109,10 +110,9 @@ class ParetoSearch:
 
     def _planned(self, planner: Planner, fixed: frozenset[Var] = frozenset()) -> Point:
         point = Point(planner.keep(self.closed, self.diff, ""), planner.regions, planner.chunks, fixed)
-        if point.key not in self.known_peaks:
-            self.known_peaks[point.key] = estimated_peak(point.kept)
-        self.peaks[point] = self.known_peaks[point.key]
-        return point
+        if point.key not in self.plans:
+            self.peaks[point.key] = estimated_peak(point.kept)
+        return self.plans.setdefault(point.key, point)
 
     def measure(self, point: Point) -> int:
         """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
@@ -130,7 +130,7 @@ class ParetoSearch:
                 outs, pull_back = jax.vjp(of, *(args[i] for i in self.diff))
                 return outs, pull_back(list(map(_one, outs)))
 
-            size = self.peaks[point] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
+            size = self.peaks[point.key] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
             self.compiled[point.key] = size
         return self.compiled[point.key]
 
@@ -159,7 +159,7 @@ class ParetoSearch:
             if c.bytes + slope * c.flops < (a.bytes + slope * a.flops) * (1 - 1e-9):
                 found.append(c)
                 # If less is kept and more memory needed, what runs again fills it: blocks are better then, see below.
-                todo += [(a, c), (c, b)] if self.peaks[c] <= self.peaks[found[1]] else []
+                todo += [(a, c), (c, b)] if self.peaks[c.key] <= self.peaks[found[1].key] else []
         chunks = _chunks(found[1])
         if chunks:
             inside = {chunk_of(name) for name in chunks}
@@ -171,8 +171,8 @@ class ParetoSearch:
 
     def _undominated(self, found: list[Point]) -> list[Point]:
         best: list[Point] = []
-        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p])):
-            if not best or self.peaks[point] < self.peaks[best[-1]]:
+        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p.key])):
+            if not best or self.peaks[point.key] < self.peaks[best[-1].key]:
                 if best and point.flops == best[-1].flops:
                     best.pop()
                 best.append(point)
@@ -188,7 +188,7 @@ class ParetoSearch:
             return point
         points = self.points()
         for _ in range(MOST_COMPILED - 1 - _SMALLEST):
-            ratio = self.measure(point) / max(self.peaks[point], 1)
+            ratio = self.measure(point) / max(self.peaks[point.key], 1)
             point = self._within(points, budget / ratio)
             if point is None or point.key in self.compiled:
                 break
@@ -201,8 +201,8 @@ class ParetoSearch:
     def smallest(self) -> Point:
         """Returns the smallest of the plans that are estimated to be the smallest. Compiles at most `_SMALLEST`."""
         self.points()
-        likely = {point.key: point for point in sorted(self.peaks, key=lambda p: (self.peaks[p], p.flops), reverse=True)}
-        return min(list(likely.values())[-_SMALLEST:], key=lambda p: (self.measure(p), p.flops))
+        likely = sorted(self.plans.values(), key=lambda p: (self.peaks[p.key], p.flops))
+        return min(likely[:_SMALLEST], key=lambda p: (self.measure(p), p.flops))
 
     def _within(self, points: Sequence[Point], budget: float) -> Point | None:
         """The plan with the fewest FLOPs that is estimated to need at most `budget`, or `None`.
@@ -210,7 +210,7 @@ class ParetoSearch:
         Between two neighbours of `points`, the products that only the smaller one runs again are added one by one, those of
         the first layers first: equal layers are then split into some that run again and others that do not.
         """
-        first = next((i for i, p in enumerate(points) if self.peaks[p] <= budget), None)
+        first = next((i for i, p in enumerate(points) if self.peaks[p.key] <= budget), None)
         if not first:
             return None if first is None else points[0]
         before, fits, chunks = points[first - 1].again(), points[first], points[first].chunks
@@ -221,7 +221,7 @@ class ParetoSearch:
         while high - low > 1:
             middle = (low + high) // 2
             point = self.point(_allowing({*before, *more[:middle]}), chunks, fits.fixed)
-            if self.peaks[point] <= budget:
+            if self.peaks[point.key] <= budget:
                 high, fits = middle, min(point, fits, key=lambda p: p.flops)
             else:
                 low = middle

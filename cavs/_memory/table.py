@@ -47,9 +47,9 @@ class Plan:
         self._name, self._search, self._point = name, search, point
         self.bytes, self.flops, self.compiler_options = point.bytes, point.flops, search.options
         self._is_compiled = point.key in search.compiled
-        self.peak = search.measure(point) if self._is_compiled else search.peaks[point]
-        plain = next((p for p in search.peaks if not p.flops and len(p.regions) == 1), None) or search.plain()
-        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain]
+        self.peak = (search.compiled if self._is_compiled else search.peaks)[point.key]
+        plain = search.plain()
+        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain.key]
 
     @property
     def floor(self) -> int:
@@ -58,7 +58,7 @@ class Plan:
 
     def frontier(self) -> list[tuple[int, float]]:
         """Returns (estimated peak in bytes, FLOPs run twice) of plans, the fastest first."""
-        return [(self._search.peaks[p], p.flops) for p in self._search.points()]
+        return [(self._search.peaks[p.key], p.flops) for p in self._search.points()]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the frontier: FLOPs that run twice against the budget, with this plan.
