@@ -272,17 +272,15 @@ def test_as_many_children_as_arity_run_under_jit() -> None:
     assert_close(got[: graphs.num_vertices], cavs.interpret(F, params, graphs, x), 1e-12)
 
 
-def test_windows_and_tasks_add_only_their_own_rows() -> None:
-    """A window reaches over rows of others, where F is evaluated without all of their children."""
+def test_tasks_add_only_their_own_rows() -> None:
+    """A task reaches over rows of others, where F is evaluated without all of their children."""
     graphs = cavs.Graphs.build([300], [0, *(1 + (i % 4 == 0) for i in range(299))], [
         c for i in range(299) for c in ((i, max(0, i - 3)) if i % 4 == 0 else (i,))
     ])  # fmt: skip
     params, x = params_and_inputs(graphs)
-    for how, optimizations in (({"window": 256}, None), ({}, cavs.Optimizations(lazy=False))):
-        F = cavs.VertexFunction(reciprocals, state=(H,), optimizations=optimizations)
-        sched = cavs.schedule(graphs, **how)
-        assert how == {} or sched.shape.windows[0] > 1
-        got = gradients(jax.jit(lambda p, x, F=F, s=sched: cavs.run(F, p, s, x)), params, x, 300)
-        want = gradients(lambda p, x, F=F: cavs.run(F, p, cavs.schedule(graphs, exact=True), x), params, x, 300)
-        assert all(np.isfinite(g).all() for g in jax.tree.leaves(got))
-        assert_close(got, want, 1e-8)
+    F = cavs.VertexFunction(reciprocals, state=(H,), optimizations=cavs.Optimizations(lazy=False))
+    sched = cavs.schedule(graphs)
+    got = gradients(jax.jit(lambda p, x: cavs.run(F, p, sched, x)), params, x, 300)
+    want = gradients(lambda p, x: cavs.run(F, p, cavs.schedule(graphs, exact=True), x), params, x, 300)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(got))
+    assert_close(got, want, 1e-8)

@@ -19,7 +19,7 @@ from cavs._schedule.batches import StackScheduler
 from cavs._schedule.compiled import CompiledBatch, Source
 from cavs._schedule.few import bound, counts_of, few_shapes
 from cavs._schedule.shape import Shape
-from cavs._schedule.shapes import NoRoom, Options, cut_for
+from cavs._schedule.shapes import NoRoom, Options
 from cavs._schedule.tasks import Cut
 from cavs.kernels import schedule_library
 from cavs.kernels._cpu.build import compiler
@@ -33,9 +33,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"exact": True},
     {"policy": "serial"},
     {"kinds": False},
-    {"window": 256},
-    {"window": 256, "exact": True},
-    {"window": 300, "policy": "serial"},
+    {"exact": True, "policy": "serial"},
     {"shapes": ()},
 ]
 
@@ -120,7 +118,7 @@ def test_random_graphs(graphs: cavs.Graphs, seed: int, options: dict[str, Any], 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_large_random_forests(seed: int) -> None:
-    """Levels of hundreds of vertices, fan-in of up to a hundred, and several windows."""
+    """Levels of hundreds of vertices, and fan-in of up to a hundred."""
     rng = np.random.default_rng(seed)
     forest = random_forest(rng, int(rng.choice([1, 3, 9, 100])), 900) or [[[]]]
     graphs = joined([*map(from_children, forest), *([chain(300), star(200)] if seed % 3 == 0 else [])])
@@ -152,7 +150,7 @@ def test_known_shapes_are_taken_again() -> None:
     [
         {},
         {"policy": "serial", "steps": 1},
-        {"steps": 2, "window": 256},
+        {"steps": 2},
         {"kinds": False, "group": "random", "last": "pad"},
         {"parts": 2, "last": "pad"},
         {"collate": lambda sample: (sample.sched, sample.sched.pad(sample.graphs.input_id, -1)), "steps": 3},
@@ -187,7 +185,6 @@ NO_ROOM: dict[str, Callable[[Any], Any]] = {
     "children": lambda s: s._replace(classes=((16, 16),)),
     "arity": lambda s: s._replace(arity=2),
     "levels": lambda s: s._replace(levels=2),
-    "windows": lambda s: s._replace(windows=(2, 20, 40), classes=((4, 16),)),
 }
 
 
@@ -240,12 +237,12 @@ def corrupted(graphs: cavs.Graphs, rng: np.random.Generator) -> cavs.Graphs:
 def test_wrong_arrays_are_refused_or_harmless(seed: int) -> None:
     rng = np.random.default_rng(seed)
     whole, fields = with_fields(ODD[str(rng.choice(["three kinds", "forest of three kinds", "leaf and inner"]))], seed)
-    options = options_for(whole, fields=fields, scripts=bool(seed % 2), window=256)
+    options = options_for(whole, fields=fields, scripts=bool(seed % 2))
     everything = [np.arange(len(whole))]
     ((shape,),) = few_shapes([(whole, options)], [everything], 1)
     graphs = corrupted(whole, rng)
     for function in (
-        functools.partial(cavs.schedule, graphs, fields=fields, scripts=options.scripts, window=256),
+        functools.partial(cavs.schedule, graphs, fields=fields, scripts=options.scripts),
         functools.partial(stack, graphs, options, everything, shape),
     ):
         with contextlib.suppress(ValueError, IndexError):  # any other error, and a crash, fails
@@ -280,5 +277,3 @@ def test_arrays_that_are_not_contiguous_are_copied() -> None:
 def test_a_cut_knows_whether_tasks_have_room_for_their_edges() -> None:
     assert not Cut(((8, 16), (2, 4))).limited and not Cut(((2, 600),), serial=True).limited
     assert [of.cls for of in Cut(((16, 64), (2, 64), (2, 600))).limited] == [0, 1]
-    assert cut_for(((8, 16),), "batching", (1, 99, 99)) == Cut(((8, 16),))
-    assert cut_for(((8, 16),), "serial", (4, 99, 98)) == Cut(((8, 16),), True, 91, 82)

@@ -27,21 +27,6 @@ def small(graphs: cavs.Graphs = GRAPH) -> WithEdges:
     return WithEdges(PROGRAM.inputs(graphs.num_vertices), PROGRAM.edges_of(graphs.num_edges))
 
 
-def test_windows_of_lazy_batching_change_no_gradient() -> None:
-    graphs = joined([random_dag(90, (0, 1, 2, 4), seed) for seed in range(7)])
-    x = small(graphs)
-
-    def gradients(schedule: cavs.Schedule) -> Any:
-        def f(params: Any, x: Any) -> Any:
-            return loss(call(cavs.run, PROGRAM.function, params, schedule, x), graphs.num_vertices)
-
-        return jax.jit(jax.value_and_grad(f, (0, 1), allow_int=True))(PROGRAM.params, x)
-
-    windowed = cavs.schedule(graphs, window=256)
-    assert windowed.shape.windows[0] > 1 and windowed.num_windows > 1
-    assert_close(gradients(windowed), gradients(cavs.schedule(graphs)), 1e-10)
-
-
 def message(p: Any, v: cavs.Vertex) -> None:
     """A product of the child and an eager one of the edge, scaled by a row of the edge."""
     x = v.pull() @ p["w"]

@@ -46,12 +46,6 @@ def test_gradients_if_cotangents_overwrite_what_was_kept(name: str, batch: str) 
     assert_close(grads, want, 1e-10)
 
 
-@pytest.mark.parametrize("name", ["ElmanRNN", "LSTM"])
-def test_gradients_if_products_run_again_in_windows(name: str) -> None:
-    grads, _ = least(name, "very long chain", window=256)
-    assert_close(grads, truth(name, "very long chain")[1], 1e-10)
-
-
 def test_programs_that_overwrite_states_are_tested_in_forests() -> None:
     forests = {name for name, batch in BATCHES.items() if (shape := cavs.schedule(batch).shape).forest and shape.rooted}
     tested = {name for name, batch in CASES if batch in forests}
@@ -87,26 +81,6 @@ def test_a_state_of_two_parents_is_not_overwritten() -> None:
     diamond = cavs.from_edges(4, np.array([[1, 0], [2, 0], [3, 1], [3, 2]]))
     assert not cavs.schedule(diamond).shape.forest
     assert cavs.schedule(cavs.from_lengths([3, 2])).shape.forest
-
-
-def test_memory_falls_if_products_run_again_in_windows() -> None:
-    level = [64 >> k for k in range(7)]  # complete trees of 64 leaves
-    above = [sum(level[: k + 1]) + np.arange(n) // 2 for k, n in enumerate(level[:-1])]
-    graphs = cavs.from_parents([np.concatenate([*above, [-1]])] * 32)
-    schedule = cavs.schedule(graphs, window=256)
-    program = vp.BinaryTreeLSTM(16, 16)
-    params = program.init(jax.random.key(0))
-    F, x = program.vertex_function(), jnp.ones((schedule.shape.vertices, 16), jnp.float32)
-
-    def loss(params: Any) -> Any:
-        return jnp.sum(cavs.run(F, params, schedule, x, select=schedule.roots))
-
-    def temporary(fn: Any) -> int:
-        analysis = jax.jit(jax.grad(fn)).lower(params).compile().memory_analysis()
-        assert analysis is not None
-        return analysis.temp_size_in_bytes
-
-    assert temporary(cavs.memory.recompute(loss, "min")) < 0.9 * temporary(loss)
 
 
 def test_explain_says_what_it_could_keep() -> None:

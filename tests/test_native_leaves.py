@@ -105,12 +105,6 @@ def test_leaves_in_the_library_are_those_of_engine_scan(name: str, pushes_state:
     assert_engines_agree(F, sched, derivatives=True)
 
 
-def test_leaves_run_after_several_windows() -> None:
-    F, sched = function("product", pushes_state=False), cavs.schedule(BATCHES["wide"] + BATCHES["very long chain"], window=256)
-    assert int(sched.num_windows) > 1
-    assert_engines_agree(F, sched)
-
-
 def test_xla_computes_nothing_for_the_leaves() -> None:
     """So no padding of leaves is computed: the library runs the rows of vertices."""
     sched = cavs.schedule(BATCHES["wide"])

@@ -3,6 +3,8 @@
 `test_run` fills padding with NaN.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,44 +40,28 @@ def test_a_graph_alone_and_in_a_batch(name: str) -> None:
 
 @pytest.mark.parametrize("engine", ["scan", "native"])
 @pytest.mark.parametrize("last", [40, 250, 400])
-def test_windows_without_tasks_of_a_kind(last: int, engine: str) -> None:
-    """A kind whose last vertices come several windows before the end, a kind of one vertex, and one without children."""
+def test_kinds_that_end_early(last: int, engine: str) -> None:
+    """A kind whose last vertices come long before the end, a kind of one vertex, and one without children."""
     if engine == "native" and (reason := native_unavailable()):
         pytest.skip(reason)
     kind = np.array([0] + [1] * last + [2] + [3] * (1000 - last))
     names = ("leaf", "low", "once", "high")
     graphs = cavs.Graphs.build([1002], [0] + [1] * 1001, np.arange(1001), kind=kind, kind_names=names)
-    F = cavs.VertexFunction(dict.fromkeys(names, windowed), state=(4,))
+    F, alone = cavs.VertexFunction(dict.fromkeys(names, cell), state=(4,)), cavs.VertexFunction(cell, state=(4,))
     dtype = np.float32 if engine == "native" else np.float64
     weights = {"w": np.eye(4, dtype=dtype), "u": 0.3 * np.eye(4, dtype=dtype)}
 
-    def gradient(window: int) -> tuple[jax.Array, jax.Array]:
-        sched = cavs.schedule(graphs, window=window)
+    def gradient(F: cavs.VertexFunction, kinds: bool) -> tuple[Any, jax.Array]:
+        sched = cavs.schedule(graphs, kinds=kinds)
         x = sched.pad(np.sin(np.arange(4008.0)).reshape(-1, 4).astype(dtype))
         loss = jax.jit(jax.grad(lambda p, x: (cavs.run(F, p, sched, x, engine=engine) ** 2).sum(), (0, 1)))
-        assert (window == 256) == (sched.shape.windows[0] > 1)
-        return loss(weights, x)
+        by_params, by_x = loss(weights, x)
+        return by_params, by_x[:1002]
 
-    assert_close(gradient(256), gradient(1 << 15), 1e-4 if engine == "native" else 1e-12)
-
-
-@pytest.mark.skipif(bool(native_unavailable()), reason=str(native_unavailable()))
-def test_several_windows_under_vmap() -> None:
-    """Engine native then runs engine scan, window after window: each begins where the one after it ended."""
-    graphs = cavs.from_lengths([1000, 40])
-    F = cavs.VertexFunction(windowed, state=(4,))
-    weights = {"w": np.eye(4, dtype=np.float32), "u": 0.3 * np.eye(4, dtype=np.float32)}
-    both = jax.tree.map(lambda x: np.stack([x, 0.9 * x]), weights)
-
-    def gradient(window: int, engine: str) -> dict[str, jax.Array]:
-        sched = cavs.schedule(graphs, window=window)
-        x = np.sin(np.arange(4160.0)).reshape(-1, 4).astype(np.float32)
-        return jax.jit(jax.vmap(jax.grad(lambda p: (cavs.run(F, p, sched, x, engine=engine) ** 2).sum())))(both)
-
-    assert_close(gradient(256, "native"), gradient(1 << 15, "scan"), 1e-4)
+    assert_close(gradient(F, True), gradient(alone, False), 1e-4 if engine == "native" else 1e-12)
 
 
-def windowed(params: dict[str, jax.Array], v: cavs.Vertex) -> None:
+def cell(params: dict[str, jax.Array], v: cavs.Vertex) -> None:
     s = v.gather_all(lambda h: jnp.tanh(h @ params["u"]))
     z, c = jax.nn.sigmoid(s @ params["u"]), jnp.tanh(s @ params["w"] + v.pull() @ params["w"])
     h = z * s + (1 - z) * c

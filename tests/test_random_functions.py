@@ -49,24 +49,13 @@ def test_engine_native_with_a_kind_without_children() -> None:
     assert check(case).status == "ok"
 
 
-@pytest.mark.parametrize(
-    ("engine", "seed", "more"),
-    [
-        *(("scan", seed, {}) for seed in (3, 5, 11, 13)),
-        *(("native", seed, {}) for seed in (3, 16)),
-        ("scan", 101, {"segments": 3}),  # one of them has no levels
-    ],
-)
-def test_several_windows_are_one(engine: str, seed: int, more: dict[str, int]) -> None:
-    """In batches of several hundred inner vertices, for which the loop over vertices would take minutes."""
-    if engine == "native" and (reason := native_unavailable()):
-        pytest.skip(reason)
-    case = random_case(seed, engine, float32=engine == "native")
+def test_segments_of_levels_are_the_whole() -> None:
+    """In a batch of several hundred inner vertices, for which the loop over vertices would take minutes."""
+    case = random_case(101, "scan")
     copies = -(-600 // sum(bool(children) for graph in case.graphs for children in graph))
     case = dataclasses.replace(case, graphs=case.graphs * copies, kinds=case.kinds * copies)
-    fns = functions(case.program, "float32" if engine == "native" else "float64")
-    found = []
-    for schedule in ({"window": 256} | more, {"window": 1 << 15}):
+    fns, found = functions(case.program, "float64"), []
+    for schedule in ({"segments": 3}, {}):
         case.options.schedule = schedule
         found.append(batched(case, fns))
     assert not differences(case, *found)

@@ -3,7 +3,7 @@
 XLA on a CPU runs a task as some dozen kernels, each with a pass over its operands and a microsecond of overhead. The library
 runs F's equations for a few rows at a time, which stay in the L1 cache, and its products read gathered rows where they are,
 from weights that are packed once a call. Leaves are one more level, before all others, and the eager part is a level in a
-call of its own. The lazy part, and the loop over windows, are those of engine `scan`.
+call of its own. The lazy part is that of engine `scan`.
 
 The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run on engine `scan`.
 """
@@ -41,7 +41,7 @@ from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import after
-from cavs._stages.tensors import Index, Rows
+from cavs._stages.tensors import Rows
 from cavs.kernels import Unfit, native_unavailable
 
 Arrays = list[jax.Array]
@@ -94,7 +94,7 @@ class Native:
         return ForwardLevels(states, kept, extras, None)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
-        """Runs the backward's levels of each window in one call; with one window, that of the leaves, too."""
+        """Runs the backward's levels, and that of the leaves, in one call."""
         rounds = functools.partial(_rounds_back, batch, saved)
         alone = batch.plan.push_states is not None  # the eager part gets no other cotangents than those of the levels
         return scan_reverse.backward_levels(batch, saved, cotangents, rounds, gradients, in_library(batch) if alone else [])
@@ -103,7 +103,7 @@ class Native:
 def unfit(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
     """Returns why engine `native` cannot run a plan on schedules of a shape, or `None` if it can."""
     if len(shape.classes) == 1 and shape.classes[0][0] == SMALLEST_TASK:
-        return "the schedule runs vertex by vertex (policy='serial', or a window of few vertices), and it runs levels"
+        return "the schedule runs vertex by vertex (policy='serial'), and it runs levels"
     return unfit_function(plan, {name: k for k, name in enumerate(kinds) if shape.inner[k]})
 
 
@@ -172,7 +172,7 @@ def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: li
             call.created("kept", k, n, _shape(rows, v.aval, part.joint.domain.get(v) == EDGE, slack=True))
         for n, (x, domain) in enumerate(zip(part.recurrent.extra, part.extra_domain, strict=True)):
             call.created("extra", k, n, _shape(rows, x.aval, domain == EDGE, slack=False))
-    out = call.run(jnp.array([0, -1] + [0, 0] * len(batch.kinds), jnp.int32))
+    out = call.run()
     kept = [[out["kept", k, n] for n in range(len(p.forward.keep) if save else 0)] for k, p in enumerate(batch.parts)]
     extras = [[out["extra", k, n] for n in range(len(p.recurrent.extra))] for k, p in enumerate(batch.parts)]
     return [out["state", NO_KIND, i] for i in range(len(avals))], kept, extras
@@ -184,22 +184,11 @@ def _shape(rows: Rows, aval: Any, edge: bool, slack: bool) -> jax.ShapeDtypeStru
 
 
 def _rounds_back(
-    batch: Batch,
-    saved: Saved,
-    loop: scan_rounds.Loop,
-    last: Index,
-    count: Index,
-    bases: scan_rounds.Bases,
-    tasks: jax.Array,
-    g: StateCotangents,
-    totals: Totals,
+    batch: Batch, saved: Saved, loop: scan_rounds.Loop, tasks: jax.Array, g: StateCotangents, totals: Totals
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
-    """As `scan_rounds.rounds_back`."""
+    """As `scan_rounds.rounds_back`, with the leaves that are kinds."""
     levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
     numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
-    own_bases = {kind.number: base for kind, base in zip(loop.kinds, bases, strict=True)}
-    flat = [jnp.asarray(x, jnp.int32) for k in range(len(batch.kinds)) for x in own_bases.get(k, (0, 0))]
-    bounds = jnp.stack([jnp.asarray(last, jnp.int32) - count, jnp.asarray(last, jnp.int32), *flat])
     reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]
 
     def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_rounds.Loop:
@@ -212,27 +201,20 @@ def _rounds_back(
             kinds.append((with_reuse(kind, reuses[1]) if reuses[0] else kind)._replace(extra_cts=own_cts))
         return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_rounds.begins_of(here.sched))
 
-    def on_scan(
-        data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, tasks: jax.Array
-    ) -> PyTree:
+    def on_scan(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
         here = loop_of(data, levels, cts)
         inner = here._replace(kinds=[kind for kind in here.kinds if not is_leaf(kind, here.sched)])
-        at: scan_rounds.Bases = [(bounds[2 + 2 * k], bounds[3 + 2 * k]) for k in range(len(inner.kinds))]
-        found: list[Arrays] = []
-        if inner.kinds:
-            none: Totals = [{} for _ in inner.kinds]
-            _, g, cuts, _ = scan_rounds.rounds_back(inner, bounds[1], bounds[1] - bounds[0], at, tasks, g, none)
-            found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
+        _, g, cuts, _ = scan_rounds.rounds_back(inner, tasks, g, [{} for _ in inner.kinds])
+        found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
         for kind in here.kinds[len(inner.kinds) :]:
             found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - len(batch.kinds)], g, here.options.fusion))
         return g, found
 
-    def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, bounds: jax.Array, _: jax.Array) -> PyTree:
-        return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g, bounds)
+    def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
+        return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g)
 
-    g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, bounds, tasks)
-    classes = len(loop.sched.shape.classes)
-    left = jnp.where(jnp.asarray(count) > 0, loop.begins[(last - count) * (len(batch.kinds) * classes)], tasks)
+    g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
+    left = jnp.zeros((), jnp.int32)
     left = after([x for own in cuts for x in own], [left[None]])[0][0]  # not known before the levels have run
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
@@ -240,9 +222,7 @@ def _rounds_back(
 _LEVELS = ("states", "statics", "eager_rows", "kept", "extras")
 
 
-def _backward_call(
-    batch: Batch, loop: scan_rounds.Loop, levels: tuple[PyTree, ...], g: StateCotangents, bounds: jax.Array
-) -> PyTree:
+def _backward_call(batch: Batch, loop: scan_rounds.Loop, levels: tuple[PyTree, ...], g: StateCotangents) -> PyTree:
     states, statics, eager, kept, extras = levels
     call = NativeCall(batch, backward=True)
     for i, x in enumerate(states):
@@ -261,13 +241,13 @@ def _backward_call(
             v = part.recurrent.extra[i]
             zero = functools.partial(_zeros, _shape(rows, v.aval, domain == EDGE, slack=True))
             call.given[("extra_cotangent", k, i)] = kind.extra_cts[i] if i in kind.extra_cts else zero
-        shapes = jax.eval_shape(lambda kind=kind: empty_cuts(kind, batch.sched, batch.zeros))
+        shapes = jax.eval_shape(lambda kind=kind: empty_cuts(kind, batch.zeros))
         for v, x in zip(kind.stored, shapes, strict=True):
             if v in kind.reused:
                 call.overwritten(("kept", k, kind.reused[v]))
             else:
                 call.created("cut", k, kind.cuts.values.index(v), x)
-    out = call.run(bounds)
+    out = call.run()
 
     def name(kind: Kind, v: Var) -> Name:
         reused = v in kind.reused

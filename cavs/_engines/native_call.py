@@ -9,6 +9,7 @@ import numpy as np
 from cavs._engines.engine import Batch
 from cavs._engines.native_kinds import NO_KIND, Lowered, Name, static_arrays
 from cavs._engines.native_program import encoded
+from cavs._engines.native_values import Shift
 from cavs._function.split import Split
 from cavs._schedule.shape import slots_of
 from cavs.kernels import NATIVE_LEVELS, native_call
@@ -68,8 +69,8 @@ class NativeCall:
         if own is not None:
             self.given |= static_arrays(own, part, k, statics)
 
-    def run(self, bounds: jax.Array) -> dict[Name, jax.Array]:
-        """Runs the rounds that `bounds` says. Returns the results by name."""
+    def run(self) -> dict[Name, jax.Array]:
+        """Runs all levels. Returns the results by name."""
         if not self._results:
             return {}
         used: dict[Name, None] = {}
@@ -79,9 +80,9 @@ class NativeCall:
         place = {name: i for i, name in enumerate(names)} | {name: len(names) + i for i, name in enumerate(results)}
         words = np.array(self._words(lambda name: place[name]), np.int32)
         arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
-        aliases = {2 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
+        aliases = {1 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
         shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
-        out = native_call(NATIVE_LEVELS, shapes, [jnp.asarray(self.batch.sched.data), bounds, *arrays], words, aliases)
+        out = native_call(NATIVE_LEVELS, shapes, [jnp.asarray(self.batch.sched.data), *arrays], words, aliases)
         return {name: x.astype(like.dtype) for (name, like), x in zip(self._results.items(), out, strict=True)}
 
     def _words(self, number: Callable[[Name], int]) -> list[int]:
@@ -102,7 +103,7 @@ class NativeCall:
             if own is None:
                 created = [name for name in self._results if name[1] == k and name[0] != "state"]
                 words += [*sizes, 0, 0, 0, len(created)]
-                words += [w for name in created for w in (number(name), 0, 3, 0)]
+                words += [w for name in created for w in (number(name), 0, Shift.NONE, 0)]
                 words.append(0)
             else:
                 words += encoded(own.program, sizes, number)

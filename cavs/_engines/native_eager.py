@@ -123,7 +123,7 @@ def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
         for what, values in (("kept", kept), ("extra", own.recurrent.extra)):
             for n, v in enumerate(values):
                 call.created(what, number, n, jax.ShapeDtypeStruct((call.rows[number].size, *v.aval.shape), v.aval.dtype))
-        out = call.run(jnp.zeros(2, jnp.int32))
+        out = call.run()
         return [out["kept", number, n] for n in range(len(kept))], [
             out["extra", number, n] for n in range(len(own.recurrent.extra))
         ]
@@ -202,7 +202,7 @@ def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
                 call.overwritten(name)
             else:
                 call.created(*name, jax.ShapeDtypeStruct((kind.rows.size, *v.aval.shape), v.aval.dtype))
-        out = call.run(jnp.zeros(2, jnp.int32))
+        out = call.run()
         return tuple(out[name] for name in names)
 
     return list(replaceable(on_library, on_scan)(data, kind.memory, kind.extra_cts))

@@ -210,7 +210,7 @@ class _Backward(_Direction):
             elif v in self.own:
                 low.stored(v, ("cotangent", NO_KIND, self.own[v]), Shift.STATE, domain, last=True)
             else:
-                self.store(low, v, "cut", n, Shift.WINDOW, domain)
+                self.store(low, v, "cut", n, Shift.PADDED, domain)
         for slots, numbers in ((r.ct_slots, part.recurrent.slots), (r.ct_child, [(-1, i) for i in part.recurrent.child])):
             for j, x in slots.items():
                 child, i = numbers[j]

@@ -22,9 +22,8 @@ class Shift(enum.IntEnum):
     """Which row of a tensor is that of row 0; `Shift` in kernels/_cpu/program.h."""
 
     STATE = 0
-    WINDOW = 1
-    PADDED = 2
-    NONE = 3
+    PADDED = 1
+    NONE = 2
 
 
 class Opcode(enum.IntEnum):

@@ -1,4 +1,4 @@
-"""Engine `scan`, backward: the rounds of a window, in reverse. A round has a loop over tasks for each kind and each size."""
+"""Engine `scan`, backward: the rounds in reverse. A round has a loop over tasks for each kind and each size."""
 
 from collections.abc import Callable, Collection
 from typing import NamedTuple, TypeAlias
@@ -12,11 +12,10 @@ from cavs._function.jaxprs import Env
 from cavs._function.vertex import Optimizations
 from cavs._schedule.schedule import Schedule
 from cavs._stages.operands import Products
-from cavs._stages.tensors import Index, Zeros
+from cavs._stages.tensors import Zeros
 
 # The tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of static values.
 Rounds: TypeAlias = tuple[jax.Array, StateCotangents, list[Env], Totals]
-Bases: TypeAlias = list[tuple[Index, Index]]  # for each kind the row and the edge at which a window's tensors begin
 
 _RoundCarry: TypeAlias = tuple[jax.Array, tuple[StateCotangents, Cuts, Totals]]  # begins with the number of tasks that are left
 
@@ -39,22 +38,20 @@ def begins_of(sched: Schedule) -> jax.Array:
     return jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.asarray(sched.round_end).reshape(-1)])
 
 
-def rounds_back(
-    loop: Loop, last: Index, count: Index, bases: Bases, tasks: jax.Array, g: StateCotangents, totals: Totals
-) -> Rounds:
-    """Runs the `count` rounds before round `last`, which are one window.
+def rounds_back(loop: Loop, tasks: jax.Array, g: StateCotangents, totals: Totals) -> Rounds:
+    """Runs all rounds.
 
     Returns:
-        The number of tasks that are left, the cotangents of states, for each kind the cut cotangents of the window, and the
-        cotangents of static values.
+        The number of tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of
+        static values.
     """
-    cuts = [empty_cuts(kind, loop.sched, loop.zeros) for kind in loop.kinds]
-    carry = tasks, (g, cuts, totals)
-    tasks, (g, cuts, totals) = lax.fori_loop(0, count, lambda r, c: _round_back(loop, last - 1 - r, bases, c), carry)
+    last = jnp.asarray(loop.sched.num_rounds, jnp.int32)
+    carry = tasks, (g, [empty_cuts(kind, loop.zeros) for kind in loop.kinds], totals)
+    tasks, (g, cuts, totals) = lax.fori_loop(0, last, lambda r, c: _round_back(loop, last - 1 - r, c), carry)
     return tasks, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 
-def _round_back(loop: Loop, r: jax.Array, bases: Bases, carry: _RoundCarry) -> _RoundCarry:
+def _round_back(loop: Loop, r: jax.Array, carry: _RoundCarry) -> _RoundCarry:
     """Runs round r: for each kind and each class of task sizes, a loop over its tasks."""
     classes = loop.sched.shape.classes
     for kind in reversed(loop.kinds):
@@ -63,7 +60,7 @@ def _round_back(loop: Loop, r: jax.Array, bases: Bases, carry: _RoundCarry) -> _
 
             def step(state: _RoundCarry, kind: Kind = kind, c: int = c) -> _RoundCarry:
                 t = state[0] - 1
-                return t, run_task(kind, loop.sched, *classes[c], bases[kind.number], t, state[1], loop.options)
+                return t, run_task(kind, loop.sched, *classes[c], t, state[1], loop.options)
 
             carry = lax.while_loop(lambda state, begin=begin: state[0] > begin, step, carry)
     return carry

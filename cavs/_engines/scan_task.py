@@ -24,7 +24,7 @@ from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, window, write
 T = TypeVar("T")
 StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
 Totals: TypeAlias = list[dict[int, jax.Array]]  # for each kind the cotangents of the static values so far, by their index
-Cuts: TypeAlias = list[list[jax.Array]]  # for each kind the cut cotangents of a window, as in `Kind.stored`
+Cuts: TypeAlias = list[list[jax.Array]]  # for each kind the cut cotangents, as in `Kind.stored`
 
 
 class Kind(NamedTuple):
@@ -41,8 +41,8 @@ class Kind(NamedTuple):
     cuts: StoredCuts
     stored: list[Var]  # what is stored of `cuts`: without lazy batching only that for which the eager part waits
     level: Domains  # of cut cotangents, and of what is stored
-    reused: dict[Var, int]  # what overwrites kept values, if there is one window: index into `memory.kept`
-    own: dict[Var, int]  # what overwrites the cotangents of a vertex's own state, if there is one window: the state leaf
+    reused: dict[Var, int]  # what overwrites kept values: index into `memory.kept`
+    own: dict[Var, int]  # what overwrites the cotangents of a vertex's own state: the state leaf
 
 
 def with_whole(kind: Kind, stored: Env) -> Env:
@@ -110,13 +110,10 @@ def with_reuse(kind: Kind, own: bool) -> Kind:
     return kind._replace(reused=found, own=of, stored=[v for v in kind.stored if v not in of])
 
 
-def empty_cuts(kind: Kind, sched: Schedule, zeros: Zeros) -> list[jax.Array]:
-    """Returns dynamic tensors for a window's cut cotangents: zeros, unless they overwrite kept values."""
-    shape, rows = sched.shape, kind.rows
-    if not is_leaf(kind, sched):
-        rows = rows._replace(size=shape.window_rows[kind.number], edges=shape.window_edges[kind.number])
+def empty_cuts(kind: Kind, zeros: Zeros) -> list[jax.Array]:
+    """Returns dynamic tensors for cut cotangents: zeros, unless they overwrite kept values."""
     return [
-        kind.memory.kept[kind.reused[v]] if v in kind.reused else rows.tensor(zeros, v.aval, kind.level[v] == EDGE)
+        kind.memory.kept[kind.reused[v]] if v in kind.reused else kind.rows.tensor(zeros, v.aval, kind.level[v] == EDGE)
         for v in kind.stored
     ]
 
@@ -126,15 +123,14 @@ def run_task(
     sched: Schedule,
     width: int,
     edges: int,
-    base: tuple[Index, Index],
     t: jax.Array,
     carry: tuple[StateCotangents, Cuts, Totals],
     options: Optimizations,
 ) -> tuple[StateCotangents, Cuts, Totals]:
     """Runs task t: the VJP of the recurrent part at `width` vertices with `edges` child edges.
 
-    It adds to the cotangents of the children's states and writes cut cotangents, in tensors that begin at `base`. Without lazy
-    batching it also adds to the cotangents of static values.
+    It adds to the cotangents of the children's states and writes cut cotangents. Without lazy batching it also adds to the
+    cotangents of static values.
     """
     g, cuts, totals = carry
     part, rows, memory, level = kind.part, kind.rows, _now(kind, g, cuts[kind.number]), kind.part.joint.domain
@@ -159,7 +155,7 @@ def run_task(
         if v in kind.reused:  # rows of the span that are not the task's still hold what the forward kept
             value = _only(mine_edges if edge else mine, value, before[v])
         value = together([value], b.shape[1:])  # it may lie where several kept values were
-        new.append(write(b, value, edge_start - base[1] if edge else start - base[0]))
+        new.append(write(b, value, edge_start if edge else start))
     cuts, totals = list(cuts), list(totals)
     cuts[kind.number] = new
     if not options.lazy:

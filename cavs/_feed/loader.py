@@ -23,7 +23,6 @@ from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.batches import compiled
-from cavs._schedule.tasks import LAZY_WINDOW
 
 MSG_WORKERS = (
     "Loader: workers: got {!r}; expected no such argument, as a thread schedules in place of processes. Omit it, or write "
@@ -78,7 +77,6 @@ class Loader:
             for [`cavs.memory.sub_batched`][], and `collate` gets one part at a time. `None`: no such axis.
         policy: as in [`cavs.schedule`][].
         kinds: as in [`cavs.schedule`][].
-        window: as in [`cavs.schedule`][].
         workers: no longer an argument: it was the number of processes that schedule.
 
     Raises:
@@ -108,12 +106,11 @@ class Loader:
         parts: int | None = None,
         policy: str = "batching",
         kinds: bool = True,
-        window: int = LAZY_WINDOW,
         workers: None = None,
     ):
         if workers is not None:
             raise TypeError(MSG_WORKERS.format(workers))
-        self._members, several = members_of(graphs, fields, policy, kinds, window)
+        self._members, several = members_of(graphs, fields, policy, kinds)
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)

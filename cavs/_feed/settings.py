@@ -60,7 +60,7 @@ class Settings(NamedTuple):
 
 
 def members_of(
-    graphs: Source | Sequence[Source], fields: Sequence[str] | None, policy: str, kinds: bool, window: int
+    graphs: Source | Sequence[Source], fields: Sequence[str] | None, policy: str, kinds: bool
 ) -> tuple[list[Member], bool]:
     """Returns the data sets of a loader, and whether they were given as a sequence.
 
@@ -77,7 +77,7 @@ def members_of(
         carried = fields
         if fields is None and isinstance(data, Graphs):
             carried = [name for name in CARRIED if _is_ids(getattr(data, name))]
-        options = options_of("Loader", data, policy, kinds, False, window, None, carried or (), None)
+        options = options_of("Loader", data, policy, kinds, False, None, carried or (), None)
         members.append(Member(data, pick, options))
     if not members:
         raise ValueError("Loader: graphs: got no data set; expected cavs.Graphs or several of them.")

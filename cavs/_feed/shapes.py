@@ -43,7 +43,7 @@ class Shapes:
             a.graphs is not b.graphs or a.options != b.options for a, b in zip(members, self._members, strict=False)
         ):
             raise ValueError(
-                "Loader: shapes: got a loader of other graphs, or with other fields, policy, kinds or window; expected one of "
+                "Loader: shapes: got a loader of other graphs, or with other fields, policy or kinds; expected one of "
                 "the same. Write an int, the most shapes."
             )
         copy = Shapes.__new__(Shapes)

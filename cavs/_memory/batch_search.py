@@ -24,7 +24,6 @@ from cavs._schedule.level_segments import SegmentedSchedule, in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shapes import covers
-from cavs._schedule.tasks import LAZY_WINDOW
 
 Collate: TypeAlias = Callable[[Sample], PyTree]
 Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its graphs, the graphs, and the schedule
@@ -147,7 +146,7 @@ def schedule_parts(graphs: Graphs, choice: Choice, like: Schedule | None = None)
 def scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like: Schedule | None = None) -> Iterator[Part]:
     """Schedules parts of a batch, whose graphs are given, in one shape: that of `like` if they fit into it."""
     fields = tuple(name for name in ("input_id", "label") if getattr(graphs, name) is not None)
-    options = options_of("plan", graphs, "batching", True, False, LAZY_WINDOW, None, fields, None)
+    options = options_of("plan", graphs, "batching", True, False, None, fields, None)
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
     shape = like.shape if like is not None and covers(like.shape, needed) else needed
     each = [graphs[part] for part in parts]

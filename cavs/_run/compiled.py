@@ -68,12 +68,11 @@ def compiled(
 
             sweep = transformed_by(_sweep(of, shape, kinds, engine), _sweep(of, shape, kinds, Scan()))
         else:
-            # With one window, cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
-            share = least and shape.windows[0] == 1
-            again, on_scan = least and not share, isinstance(engine, Scan)
+            # Cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
+            on_scan = isinstance(engine, Scan)
             together = on_scan and jax.__version_info__ >= (0, 11)  # XLA before that copies tensors that are cut in parts
 
-            wanted = ToKeep(shape.forest and shape.rooted, share, again, names, on_scan, together)
+            wanted = ToKeep(shape.forest and shape.rooted, least, False, names, on_scan, together)
 
             @functools.cache
             def kept(fixed: Fixed) -> FunctionPlan:

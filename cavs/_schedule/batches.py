@@ -9,7 +9,8 @@ from cavs._schedule.compiled import CompiledBatch, Source, schedule_stack
 from cavs._schedule.reference import ReferenceBatch
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape, aligned, length_of
-from cavs._schedule.shapes import NoRoom, Options, SortedBatch, cut_for, kind_names, no_room, shape_of
+from cavs._schedule.shapes import NoRoom, Options, SortedBatch, kind_names, no_room, shape_of
+from cavs._schedule.tasks import Cut
 from cavs.kernels import schedule_library
 
 
@@ -66,7 +67,7 @@ class StackScheduler:
         """
         out = aligned(room or len(batches), length_of(shape))
         out[len(batches) :] = 0
-        cut = cut_for(shape.classes, self._options.policy, shape.windows)
+        cut = Cut(shape.classes, self._options.policy == "serial")
         if self._source is not None:
             schedule_stack(self._source, batches, cut, shape, out)
             return out

@@ -61,17 +61,16 @@ class CompiledBatch:
     def __del__(self) -> None:
         self._library.cavs_close(self._batch)
 
-    def cut(self, cut: Cut) -> tuple[int, int]:
-        """Cuts the levels into tasks. Returns the numbers of tasks and of windows.
+    def cut(self, cut: Cut) -> int:
+        """Cuts the levels into tasks. Returns their number.
 
         Raises:
             NoRoom: a vertex has more children than a task has room for.
         """
-        counts, tables = np.empty(2, np.int64), _tables(cut)
-        status = self._library.cavs_cut(self._batch, tables.of, _address(counts))
+        count, tables = np.empty(1, np.int64), _tables(cut)
+        status = self._library.cavs_cut(self._batch, tables.of, _address(count))
         _check(status, f"a batch has {self.sizes}; tasks have room for {cut.classes}.")
-        tasks, windows = counts.tolist()
-        return tasks, windows
+        return int(count[0])
 
     def write(self, shape: Shape) -> np.ndarray:
         """Returns the integers of the schedule, after `cut`.
@@ -91,7 +90,7 @@ def schedule_stack(source: Source, batches: Sequence[np.ndarray], cut: Cut, shap
     Args:
         source: the graphs.
         batches: of each batch, the numbers of its graphs.
-        cut: how levels are cut into tasks, as `cut_for` says for `shape`.
+        cut: how levels are cut into tasks.
         shape: the shape.
         out: (batches, length) receives the integers of the schedules.
 
@@ -139,7 +138,7 @@ class _Tables:
         limits, cost = np.array([of[:3] for of in limited], np.int64), np.array([of.cost for of in limited], np.float64)
         self._kept = widths, pieces, limits, cost
         classes = len(cut.classes)
-        sizes = classes, len(limited), classes - 1, LARGE_FAN_IN, cut.window_rows, cut.window_edges
+        sizes = classes, len(limited), classes - 1, LARGE_FAN_IN
         self.of = CutTables(*sizes, *map(_address, self._kept))
 
 
@@ -159,7 +158,6 @@ def _layout(shape: Shape) -> np.ndarray:
         "vertices": shape.vertices,
         "graphs": shape.graphs,
         "tasks": shape.tasks,
-        "windows": shape.windows[0],
         "levels": shape.levels,
         "parts": PARTS,
         "rows": shape.rows,

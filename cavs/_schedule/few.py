@@ -12,7 +12,7 @@ import numpy as np
 
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.shape import Shape
-from cavs._schedule.shapes import FEWEST_LEVELS, Options, fan_in_of, kind_names, rounded_up, window_edges
+from cavs._schedule.shapes import FEWEST_LEVELS, Options, fan_in_of, kind_names, rounded_up
 from cavs._schedule.tasks import Cut, decomposition, power_of_two, task_classes
 
 # One more shape is one more compilation. It must save this fraction of the rows.
@@ -158,16 +158,11 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
     per_row = [power_of_two(int(n)) if n else 0 for n in -(-edges // np.maximum(inner, 1))]
     edges, total = inner * np.array(per_row), int(inner.sum())
     fan_in, height = int(facts.fan_in.max(initial=0)), int(graphs.height.max(initial=0))
-    classes = task_classes(total, fan_in, options.policy, max(per_row), options.window, options.scripts)
+    classes = task_classes(total, fan_in, options.policy, max(per_row), options.scripts)
     tasks, widths = total, tuple(w for w, _ in classes)
     if options.policy != "serial" and not Cut(classes).limited:
         # Levels are cut into tasks of the largest width, and a few smaller ones.
         tasks = min(total, total // widths[0] + height * len(names) * int(decomposition(widths)[:, -1].max()))
-    windows = (1, int(inner.max()), int(edges.max()))
-    if total > options.window:
-        rows, room = options.window, window_edges(inner.tolist(), edges.tolist(), classes, options.window)
-        most = total // (rows - widths[0]) + int(edges.sum()) // (room - max(e for _, e in classes)) + 1
-        windows = (power_of_two(most), rows, room)
     roots = int(facts.roots.sum())
     scripted = options.scripts and (np.asarray(sizes[1]) > 0).sum() == 1
     return Shape(
@@ -183,7 +178,6 @@ def shape_for(graphs: Graphs, names: tuple[str, ...], sizes: np.ndarray, batch: 
         forest=graphs.num_vertices - roots == graphs.num_edges,
         fan_in=fan_in_of(fan_in),
         arity=graphs._arity,
-        windows=windows,
         fields=options.fields,
         levels=max(FEWEST_LEVELS, power_of_two(height)) if scripted else 0,
     )

@@ -17,7 +17,8 @@ from cavs._schedule.batches import sort_batch
 from cavs._schedule.few import counts_of, shape_for, sums
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape
-from cavs._schedule.shapes import NoRoom, Options, cut_for
+from cavs._schedule.shapes import NoRoom, Options
+from cavs._schedule.tasks import Cut
 
 SAMPLES = 256  # batches of each number of graphs that are sampled
 
@@ -73,7 +74,7 @@ def schedule_into(graphs: Graphs, shapes: Sequence[Shape]) -> Schedule | None:
     batch = sort_batch(alike, len(one.kinds), one.kinds != ("",), one.fields)
     for shape in shapes:
         with contextlib.suppress(NoRoom):
-            batch.cut(cut_for(shape.classes, "batching", shape.windows))
+            batch.cut(Cut(shape.classes))
             return Schedule(batch.write(shape), shape)
     return None
 

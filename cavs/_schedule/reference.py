@@ -26,7 +26,6 @@ class Tasks(NamedTuple):
     edge: np.ndarray
     edges: np.ndarray
     level: np.ndarray
-    window: np.ndarray  # of lazy batching
 
 
 class ReferenceBatch:
@@ -80,8 +79,8 @@ class ReferenceBatch:
             edges=tuple(num_edges.tolist()),
         )
 
-    def cut(self, cut: Cut) -> tuple[int, int]:
-        """Cuts the levels into tasks. Returns the numbers of tasks and of windows.
+    def cut(self, cut: Cut) -> int:
+        """Cuts the levels into tasks. Returns their number.
 
         Raises:
             NoRoom: a vertex has more children than a task has room for.
@@ -96,13 +95,8 @@ class ReferenceBatch:
                     found.append((kind * len(cut.classes) + cls, row, start, size, edge, end - edge, level))
                     row, start = row + size, start + size
                 starts[kind] = start
-        columns = np.array(found, np.int64).reshape(-1, 7).T
-        change = np.zeros(len(found), bool)
-        for numbers, limit in ((columns[3], cut.window_rows), (columns[5], cut.window_edges)):
-            if limit:
-                change[1:] |= np.diff((numbers.cumsum() - numbers) // limit) > 0
-        self._tasks = Tasks(*columns, window=change.cumsum())
-        return len(found), int(change.sum()) + 1
+        self._tasks = Tasks(*np.array(found, np.int64).reshape(-1, 7).T)
+        return len(found)
 
     def _pieces(self, cut: Cut, at: int, count: int) -> Iterator[tuple[int, int]]:
         """Yields (class, number of vertices) of each task of a run: the `count` inner rows from `at` on are of one level."""
@@ -136,8 +130,7 @@ class ReferenceBatch:
         Raises:
             NoRoom: the batch does not fit `shape`.
         """
-        tasks = self._tasks
-        if not has_room(shape, self.sizes, len(tasks.row), int(tasks.window[-1]) + 1 if len(tasks.row) else 1):
+        if not has_room(shape, self.sizes, len(self._tasks.row)):
             raise NoRoom(f"a batch has {self.sizes}; its shape is {shape}.")
         data = aligned(length_of(shape))
         data[:] = 0
@@ -177,32 +170,17 @@ class ReferenceBatch:
             _by_kind(at["edge_owner"], owner, sizes.edges, shape.edges, shape.inner)
 
     def _write_tasks(self, at: dict[str, np.ndarray], shape: Shape) -> None:
-        """Writes tasks, and rounds: a round is one pass through all loops, in ascending order, within one window."""
+        """Writes tasks, and rounds: a round is one pass through all loops, in ascending order."""
         tasks, count, loops = self._tasks, len(self._tasks.row), len(shape.kinds) * len(shape.classes)
         at["task_row"][:count] = shape.pad + sum(self.sizes.leaves) + tasks.row
         for name in ("start", "size", "level") if shape.arity else ("start", "size", "level", "edge", "edges"):
             at[f"task_{name}"][:count] = getattr(tasks, name)
         new = np.ones(count, bool)
-        new[1:] = (np.diff(tasks.loop) < 0) | (np.diff(tasks.window) > 0)
+        new[1:] = np.diff(tasks.loop) < 0
         number, rounds = new.cumsum() - 1, int(new.sum())
         ends = np.bincount(number * loops + tasks.loop, minlength=rounds * loops).cumsum()
         at["round_end"][:rounds] = ends.reshape(rounds, loops)
-        at["num_tasks"][...], at["num_rounds"][...], at["num_windows"][...] = count, rounds, 1
-        at["window_round"][1] = rounds
-        if shape.windows[0] > 1 and count:
-            self._write_windows(at, shape, number, rounds)
-
-    def _write_windows(self, at: dict[str, np.ndarray], shape: Shape, number: np.ndarray, rounds: int) -> None:
-        """Writes windows. After the last task of a kind its rows begin where they end: all belong to the windows before."""
-        tasks, windows = self._tasks, np.arange(self._tasks.window[-1] + 1)
-        at["num_windows"][...] = len(windows)
-        at["window_round"][:] = rounds
-        at["window_round"][: len(windows)] = number[np.searchsorted(tasks.window, windows)]
-        for kind in range(len(shape.kinds)):
-            mine = np.flatnonzero(tasks.loop // len(shape.classes) == kind)
-            done = np.searchsorted(tasks.window[mine], windows)  # the tasks of the kind in the windows before
-            at["window_start"][: len(windows), kind] = np.append(0, tasks.size[mine].cumsum())[done]
-            at["window_edge"][: len(windows), kind] = np.append(0, tasks.edges[mine].cumsum())[done]
+        at["num_tasks"][...], at["num_rounds"][...] = count, rounds
 
     def _write_scripts(self, at: dict[str, np.ndarray], shape: Shape) -> None:
         """Writes scripts of engine `persistent` (VPPS, section III-B): the rows that each virtual processor runs at each level.

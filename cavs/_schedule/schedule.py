@@ -38,7 +38,6 @@ class Schedule:
         num_vertices: () number of vertices.
         num_tasks: () number of tasks.
         num_rounds: () number of rounds; see `round_end`.
-        num_windows: () number of windows of lazy batching.
         roots: (G,) row of each graph's root in `inputs` and in the pushes: `pushed[sched.roots]`. An error is raised if a
             graph of the batch has several roots.
         graph_end: (G,) number of vertices of each graph and all graphs before it.
@@ -63,9 +62,6 @@ class Schedule:
         task_level: (T,) level, which is the height of the task's vertices.
         round_end: (T, K * number of classes). Tasks run as loops over tasks of equal (kind, class); a round is one pass
             through all loops. The last task + 1 of each loop in each round.
-        window_round: first round of each window of lazy batching, and the end of the last window.
-        window_start: (windows, K) first inner row of each window, within its kind.
-        window_edge: (windows, K) first edge of each window, within its kind.
         num_levels: () number of levels of inner vertices. This and the following arrays are the scripts of engine
             `persistent`; see `scripts` of [`cavs.schedule`][].
         part_start: (levels * parts + 1,) first inner row of each part of the graphs at each level.

@@ -12,7 +12,6 @@ from cavs._schedule.level_segments import in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import FIELDS, Shape
 from cavs._schedule.shapes import Options
-from cavs._schedule.tasks import LAZY_WINDOW
 
 
 def schedule(
@@ -21,7 +20,6 @@ def schedule(
     policy: str = "batching",
     kinds: bool = True,
     exact: bool = False,
-    window: int = LAZY_WINDOW,
     shapes: list[Shape] | tuple[Shape, ...] | None = None,
     fields: Sequence[str] = (),
     scripts: bool | None = None,
@@ -40,8 +38,6 @@ def schedule(
             function that does not distinguish kinds.
         exact: if `False`, sizes are rounded up to shape buckets, by at most 19 % and 32, so that batches share compiled code.
             If `True`, there is no padding, and every new size compiles.
-        window: the backward pass computes the parameter gradients of up to this many inner vertices in one product per
-            weight. A larger window needs more memory for cotangents. At least 256.
         shapes: a list of the shapes used so far, which you create empty. A batch that fits into one of them, with at most a
             third more rows than it needs, takes that shape; otherwise its shape is added. This avoids compilation for rare
             combinations of sizes. The result depends on the batches before. A tuple is used in the same way, but not changed.
@@ -60,10 +56,10 @@ def schedule(
 
     Raises:
         TypeError: `graphs` is not [`cavs.Graphs`][].
-        ValueError: `policy` is unknown, `window` is below 256, `segments` is not an int >= 1 or used together with `shapes`, or
-            the graphs do not have one of the `fields`.
+        ValueError: `policy` is unknown, `segments` is not an int >= 1 or used together with `shapes`, or the graphs do not have
+            one of the `fields`.
     """
-    options = options_of("schedule", graphs, policy, kinds, exact, window, shapes, fields, scripts)
+    options = options_of("schedule", graphs, policy, kinds, exact, shapes, fields, scripts)
     if not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
         expected = "1 together with shapes=" if shapes is not None else "an int >= 1, the number of segments of levels"
         raise ValueError(f"schedule: segments: got {segments!r}; expected {expected}. Write segments=16.")
@@ -77,7 +73,6 @@ def options_of(
     policy: str,
     kinds: bool,
     exact: bool,
-    window: int,
     shapes: list[Shape] | tuple[Shape, ...] | None,
     fields: Sequence[str],
     scripts: bool | None,
@@ -86,8 +81,6 @@ def options_of(
     check_graphs(graphs, function)
     if policy not in ("batching", "serial"):
         raise ValueError(f"{function}: policy: got {policy!r}; expected 'batching' or 'serial'.")
-    if not isinstance(window, int) or window < 256:
-        raise ValueError(f"{function}: window: got {window!r}; expected an int >= 256, the number of inner vertices.")
     fields = tuple(fields)
     has = [name for name in FIELDS if getattr(graphs, name) is not None]
     for field in fields:
@@ -99,4 +92,4 @@ def options_of(
         if field not in has:
             raise ValueError(f"{function}: fields: got {field!r}; expected fields that these graphs have: {', '.join(has)}.")
     on_gpu = jax.default_backend() == "gpu" if scripts is None else scripts
-    return Options(policy, kinds, exact, window, shapes, fields, on_gpu)
+    return Options(policy, kinds, exact, shapes, fields, on_gpu)

@@ -33,8 +33,6 @@ class Shape(NamedTuple):
         rooted: whether every graph has exactly one root.
         fan_in: the largest number of children; 8 if it is more than 4.
         arity: number of children of every inner vertex of the data set, at most 4; 0 if it varies.
-        windows: number of windows of the backward pass's lazy batching, and the largest number of inner rows and of edges of
-            a window.
         fields: fields of the graphs that the schedule includes.
         levels: levels of inner vertices in the scripts of engine `persistent`, padded; 0 without scripts.
         forest: whether no vertex has two parents.
@@ -51,7 +49,6 @@ class Shape(NamedTuple):
     rooted: bool
     fan_in: int
     arity: int
-    windows: tuple[int, int, int]
     fields: tuple[str, ...] = ()
     levels: int = 0
     forest: bool = True
@@ -60,16 +57,6 @@ class Shape(NamedTuple):
     def pad(self) -> int:
         """Rows before the vertices of every dynamic tensor, which are zeros, and after them: the width of the widest task."""
         return max(w for w, _ in self.classes)
-
-    @property
-    def window_rows(self) -> tuple[int, ...]:
-        """The largest number of inner rows of each kind in a window of lazy batching."""
-        return tuple(min(n, self.windows[1]) for n in self.inner)
-
-    @property
-    def window_edges(self) -> tuple[int, ...]:
-        """The largest number of edges of each kind in a window of lazy batching."""
-        return tuple(min(n, self.windows[2]) for n in self.edges)
 
     @property
     def most_children(self) -> int:
@@ -96,7 +83,6 @@ def slots_of(shape: Shape) -> dict[str, Slot]:
         "num_vertices": (),
         "num_tasks": (),
         "num_rounds": (),
-        "num_windows": (),
         "leaf_count": (kinds,),
         "inner_count": (kinds,),
         "leaf_row": (kinds,),
@@ -115,9 +101,6 @@ def slots_of(shape: Shape) -> dict[str, Slot]:
         "task_edges": (shape.tasks,),
         "task_level": (shape.tasks,),
         "round_end": (shape.tasks, kinds * len(shape.classes)),
-        "window_round": (shape.windows[0] + 1,),
-        "window_start": (shape.windows[0], kinds),
-        "window_edge": (shape.windows[0], kinds),
         "roots": (shape.graphs,),
         **dict.fromkeys(shape.fields, (shape.vertices,)),
     }

@@ -4,7 +4,6 @@ import bisect
 import functools
 import math
 import operator
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.shape import Shape
-from cavs._schedule.tasks import Classes, Cut, power_of_two, task_classes
+from cavs._schedule.tasks import Cut, power_of_two, task_classes
 
 PerKind: TypeAlias = tuple[int, ...]
 
@@ -57,7 +56,6 @@ class Options(NamedTuple):
     policy: str
     kinds: bool
     exact: bool
-    window: int
     shapes: list[Shape] | tuple[Shape, ...] | None
     fields: tuple[str, ...] = ()
     scripts: bool = False
@@ -89,8 +87,8 @@ class SortedBatch(Protocol):
 
     sizes: BatchSizes
 
-    def cut(self, cut: Cut) -> tuple[int, int]:
-        """Cuts the levels into tasks. Returns the numbers of tasks and of windows."""
+    def cut(self, cut: Cut) -> int:
+        """Cuts the levels into tasks. Returns their number."""
         ...
 
     def write(self, shape: Shape) -> np.ndarray:
@@ -123,11 +121,8 @@ def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], arity
     per_row = [power_of_two(-(-n // max(rows, 1))) for n, rows in zip(sizes.edges, inner, strict=True)]
     edges = tuple(rows * n for rows, n in zip(inner, per_row, strict=True))
     total = sum(inner)
-    classes = task_classes(total, sizes.fan_in, options.policy, max(per_row), options.window, options.scripts)
-    windows = max(inner), max(edges)
-    if total > options.window:
-        windows = options.window, window_edges(inner, edges, classes, options.window)
-    tasks, count = batch.cut(cut_for(classes, options.policy, (1 + (total > options.window), *windows)))
+    classes = task_classes(total, sizes.fan_in, options.policy, max(per_row), options.scripts)
+    tasks = batch.cut(Cut(classes, options.policy == "serial"))
     if not options.exact:
         tasks = max(128, next(n for n in _POWERS_OF_4 if n >= tasks))
         tasks = min(tasks, max(8, total))  # a task has a vertex
@@ -144,7 +139,6 @@ def shape_of(batch: SortedBatch, options: Options, names: tuple[str, ...], arity
         forest=sizes.forest,
         fan_in=fan_in_of(sizes.fan_in),
         arity=arity,
-        windows=(power_of_two(count), *windows),
         fields=options.fields,
     )
     if options.shapes is not None:
@@ -163,20 +157,6 @@ def _padded(rows: PerKind) -> PerKind:
 def fan_in_of(most: int) -> int:
     """Returns the fan-in of a shape, given the largest number of children of a vertex."""
     return most if most <= SMALL_FAN_IN else 2 * SMALL_FAN_IN
-
-
-def window_edges(inner: Sequence[int], edges: Sequence[int], classes: Classes, window: int) -> int:
-    """Returns the most edges of a window of lazy batching that has `window` rows."""
-    widest = max(e for _, e in classes)
-    return max(window * max(-(-e // max(n, 1)) for e, n in zip(edges, inner, strict=True)), 2 * widest)
-
-
-def cut_for(classes: Classes, policy: str, windows: tuple[int, int, int]) -> Cut:
-    """Returns how levels are cut into tasks of a shape with these `classes` and `windows`."""
-    several, rows, edges = windows
-    if several == 1:
-        return Cut(classes, policy == "serial")
-    return Cut(classes, policy == "serial", rows - max(w for w, _ in classes), edges - max(e for _, e in classes))
 
 
 def _levels(sizes: BatchSizes) -> int:
@@ -203,12 +183,12 @@ def covers(shape: Shape, needed: Shape) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _compared(s: Shape) -> tuple[tuple[object, ...], tuple[int, ...]]:
     """Returns what must be equal in a shape that replaces another, and what may be larger."""
-    fixed = s.graphs, s.classes, s.kinds, s.rooted, s.forest, s.fan_in, s.arity, s.windows[0] == 1 or s.windows[1:], s.fields
-    return fixed, (*s.leaves, *s.inner, *s.edges, s.tasks, s.windows[0], s.levels)
+    fixed = s.graphs, s.classes, s.kinds, s.rooted, s.forest, s.fan_in, s.arity, s.fields
+    return fixed, (*s.leaves, *s.inner, *s.edges, s.tasks, s.levels)
 
 
-def has_room(shape: Shape, sizes: BatchSizes, tasks: int, windows: int) -> bool:
-    """Returns whether a batch of these sizes, cut into so many tasks and windows, fits `shape`."""
+def has_room(shape: Shape, sizes: BatchSizes, tasks: int) -> bool:
+    """Returns whether a batch of these sizes, cut into so many tasks, fits `shape`."""
     limits = zip((sizes.leaves, sizes.inner, sizes.edges), (shape.leaves, shape.inner, shape.edges), strict=True)
     return (
         all(all(map(operator.le, found, most)) for found, most in limits)
@@ -216,7 +196,6 @@ def has_room(shape: Shape, sizes: BatchSizes, tasks: int, windows: int) -> bool:
         and sizes.graphs <= shape.graphs
         and sizes.fan_in <= shape.most_children
         and tasks <= shape.tasks
-        and windows <= shape.windows[0]
         and (not shape.arity or sum(sizes.edges) == shape.arity * sum(sizes.inner))
         and (not shape.levels or sizes.height <= shape.levels and sum(n > 0 for n in sizes.inner) <= 1)
         and sizes.rooted >= shape.rooted

@@ -27,9 +27,6 @@ SMALLEST_TASK = 2
 NARROW_TASK = 4
 # On a GPU a task is some dozen small kernels one after another, whatever its width. Fewer widths compile faster.
 WIDTHS_GPU = ((64, (16,)), (512, (64, 16)), (2048, (128, 16)), (8192, (256, 64, 16)), (np.inf, (1024, 256, 64, 16)))
-# Number of inner vertices whose parameter gradients are one lazy product. 4 to 8 thousand saturate it, but each window costs
-# a pass over its tensors (Tree-FC, 16,320 vertices, hidden 256: 91 ms per step with four windows, 65 ms with one).
-LAZY_WINDOW = 32768
 # A vertex with more children is a task of its own.
 LARGE_FAN_IN = 64
 
@@ -59,9 +56,7 @@ def power_of_two(n: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def task_classes(
-    num_inner: int, fan_in: int, policy: str, edges_per_row: int = 0, window: int = LAZY_WINDOW, gpu: bool = False
-) -> Classes:
+def task_classes(num_inner: int, fan_in: int, policy: str, edges_per_row: int = 0, gpu: bool = False) -> Classes:
     """Returns the (vertices, edges) to which tasks are padded, widest first: a ladder of ratio 2 to 4.
 
     The classes are equal for all batches of a shape bucket, unless the largest fan-in crosses a power of two.
@@ -72,7 +67,6 @@ def task_classes(
         policy: "batching" or "serial".
         edges_per_row: the average number of children, as a power of two. If there are many, as in attention over a sentence,
             tasks have room for them.
-        window: rows of a window of lazy batching. The widest task has at most half as many, so that windows consist of tasks.
         gpu: whether tasks are as wide as suits a GPU.
     """
     fan = power_of_two(fan_in)
@@ -80,10 +74,9 @@ def task_classes(
     if policy == "serial":
         return ((SMALLEST_TASK, SMALLEST_TASK * fan),)
     widths = next(widths for most, widths in (WIDTHS_GPU if gpu else WIDTHS) if num_inner <= most)
-    ladder = [w for w in widths if w <= window // 2]
-    classes = [(w, w * room) for w in ladder]
+    classes = [(w, w * room) for w in widths]
     if fan > room:
-        classes = classes if ladder[0] > SMALLEST_TASK else [(NARROW_TASK, NARROW_TASK * room)]
+        classes = classes if widths[0] > SMALLEST_TASK else [(NARROW_TASK, NARROW_TASK * room)]
         # The narrowest tasks have room for a vertex of 16 children, or of 64. All fan-ins up to that have the same classes.
         few = [(SMALLEST_TASK, n) for n in sorted({4 * room, max(4 * room, LARGE_FAN_IN)})]
         classes = [c for c in classes if c[0] > SMALLEST_TASK] + few
@@ -122,19 +115,15 @@ class LimitedClass(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How the levels of a batch are cut into tasks, and tasks grouped into windows of lazy batching.
+    """How the levels of a batch are cut into tasks.
 
     Attributes:
         classes: the classes of tasks.
         serial: whether each task has one vertex.
-        window_rows: a window ends after the task in which the number of rows passes a multiple of this; 0 for one window.
-        window_edges: the same for the number of edges.
     """
 
     classes: Classes
     serial: bool = False
-    window_rows: int = 0
-    window_edges: int = 0
 
     @property
     def widths(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._function.domains import EDGE, ROW, STATIC, Domain, domain_of
+from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.equations import bind, is_float, needed, reads
 from cavs._function.evaluate import evaluate, matrix_product, value_at
 from cavs._function.jaxprs import Atom, Env, Var, is_var
@@ -153,7 +153,7 @@ def _sums(
         n = span.edges if use.domain == EDGE else span.size
         which = mine and (mine.edges if use.domain == EDGE else mine.rows)
         if direct and (product := _direct_product(part, use, place, env, where, direct.cuts, n)):
-            products.append(_counted(product, rows, use.domain, which))
+            products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
             continue
         for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, which, powers):
             totals[i] = totals[i] + ct if i in totals else ct
@@ -193,16 +193,6 @@ def _direct_product(
     if axis == 1:
         left, right = right, left
     return LazyProduct(place[static], left, right, n * each, each)
-
-
-def _counted(product: LazyProduct, rows: Rows, domain: Domain, mine: Some | None) -> LazyProduct:
-    """Returns a product, whose `rows` are those of a vertex or an edge, over all that count."""
-    each = product.rows
-    if mine is None:
-        return product._replace(rows=each * (rows.real_edges.sum() if domain == EDGE else rows.count))
-    left = product.left and product.left._replace(start=product.left.start + each * mine.one)
-    right = product.right._replace(start=product.right.start + each * mine.one)
-    return product._replace(left=left, right=right, rows=each * mine.which.sum())
 
 
 def _transpose(

@@ -22,7 +22,6 @@ struct Group {
 struct Call {
   Program program;
   const int32_t* schedule;
-  const int32_t* window;  // the first round and the last + 1 (negative: all), and for each kind the window's first row and edge
   std::vector<Tensor> tensors;
   std::vector<Group> groups;
   std::vector<std::vector<Weight>> weights;
@@ -38,8 +37,8 @@ struct Call {
 // Joins the tasks of each level and kind to groups. The leaves of a kind are one group, of a level before all others.
 void find_groups(Call& c) {
   int64_t kinds = c.header(KINDS), classes = c.header(CLASSES), arity = c.header(ARITY);
-  int64_t first = c.window[0], last = c.window[1] < 0 ? c.number(NUM_ROUNDS) : c.window[1];
-  require(0 <= first && first <= last && last <= c.header(TASKS), "rounds out of range");
+  int64_t rounds = c.number(NUM_ROUNDS);
+  require(0 <= rounds && rounds <= c.header(TASKS), "rounds out of range");
   for (int64_t k = 0; k < c.header(LEAF_KINDS); k++) {
     int64_t count = c.number(LEAF_COUNT, k), row = c.header(LEAF_ROW) < 0 ? 0 : c.number(LEAF_ROW, k);
     require(count >= 0 && count <= c.program.kinds[kinds + k].rows, "leaves out of range");
@@ -47,8 +46,8 @@ void find_groups(Call& c) {
     require(c.header(LEAF_ROW) < 0 || (row > 0 && row + count <= c.header(STATE_ROWS)), "rows of states out of range");
     c.groups.push_back({(int)(kinds + k), -1, 0, count, row, 0, 0});
   }
-  int64_t t = first ? c.number(ROUND_END, first * kinds * classes - 1) : 0;
-  for (int64_t r = first; r < last; r++)
+  int64_t t = 0;
+  for (int64_t r = 0; r < rounds; r++)
     for (int64_t k = 0; k < kinds; k++)
       for (int64_t end = c.number(ROUND_END, (r * kinds + k) * classes + classes - 1); t < end; t++) {
         require(t < c.header(TASKS), "tasks out of range");
@@ -78,11 +77,9 @@ void prepare_kinds(Call& c) {
       edges = any ? Span{std::min(edges.begin, g.edge), std::max(edges.end, g.edge_end)} : Span{g.edge, g.edge_end};
       any = true;
     }
-    Shared s{&c.program, &kind, c.tensors.data(), nullptr, c.schedule, {0, 0}, &c.lost};
-    s.window[ROW] = kind.slack[ROW] - (kind.leaf() ? 0 : c.window[2 + 2 * k]);
-    s.window[EDGE] = kind.slack[EDGE] - (kind.leaf() ? 0 : c.window[3 + 2 * k]);
+    Shared s{&c.program, &kind, c.tensors.data(), nullptr, c.schedule, &c.lost};
     auto shifted = [&](Domain domain, Shift shift) {
-      int64_t by = shift == WINDOW ? s.window[domain] : shift == PADDED ? kind.slack[domain] : 0;
+      int64_t by = shift == PADDED ? kind.slack[domain] : 0;
       Span span = domain == EDGE ? edges : rows;
       return Span{span.begin + by, span.end + by};
     };

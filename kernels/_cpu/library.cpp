@@ -35,22 +35,13 @@ Reader program_of(const xla_ffi::CallFrame& frame) {
   return {first, first + words.size};
 }
 
-constexpr int FIRST_TENSOR = 2;  // after the schedule and the window
-
 void levels(const xla_ffi::CallFrame& frame) {
-  require(frame.args.size >= FIRST_TENSOR, "few arguments");
-  Tensor of[FIRST_TENSOR];
+  require(frame.args.size >= 1, "few arguments");
   Call c;
-  for (int64_t i = 0; i < frame.args.size; i++) {
-    Tensor t = tensor_of(*frame.args.of[i]);
-    if (i < FIRST_TENSOR) of[i] = t;
-    else c.tensors.push_back(t);
-  }
+  for (int64_t i = 1; i < frame.args.size; i++) c.tensors.push_back(tensor_of(*frame.args.of[i]));
   for (int64_t i = 0; i < frame.rets.size; i++) c.tensors.push_back(tensor_of(*frame.rets.of[i]));
   c.program = read_program(program_of(frame));
   c.schedule = integers(*frame.args.of[0]);
-  c.window = integers(*frame.args.of[1]);
-  require(of[1].size == 2 + 2 * c.header(KINDS), "a window of another size");
   run_levels(c);
   require(!c.lost, "a child's row is out of range");
 }

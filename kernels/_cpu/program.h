@@ -12,7 +12,7 @@ struct Tensor {  // an argument or a result of the call
 };
 
 enum Domain { ROW, EDGE };
-enum Shift { STATE, WINDOW, PADDED, NONE };  // rows of states, of a window's tensors, of tensors with slack, and without
+enum Shift { STATE, PADDED, NONE };  // rows of states, of tensors with slack, and without
 enum Place { ARENA, ROWS, STATIC, LITERAL };  // where the values of a base lie
 
 // Values lie in bases: `n` elements for each row (or edge), one row after another.

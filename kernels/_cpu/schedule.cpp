@@ -27,7 +27,7 @@ struct Graphs {
 
 // How levels are cut into tasks; `Cut` in cavs/_schedule/tasks.py.
 struct Cut {
-  int64_t classes, limited, special, large, window_rows, window_edges;
+  int64_t classes, limited, special, large;
   const int64_t* widths;  // (classes,) vertices of a task, widest first
   const int64_t* pieces;  // (widths[0] + 1, classes + 1) tasks of each class for a rest of so many vertices; unless some are limited
   const int64_t* limits;  // (limited, 3) class, most vertices, most edges
@@ -37,10 +37,10 @@ struct Cut {
 // Where the arrays of a schedule begin in its vector, -1 if it has no such array, and its sizes; `LAYOUT` in
 // schedule.py. After `SIZES` follow leaves, inner rows and edges, padded, of each kind.
 enum Layout {
-  LENGTH, PAD, KINDS, CLASSES, VERTICES, GRAPHS, TASKS, WINDOWS, LEVELS, PARTS, ROWS, ROOTED, FOREST, ARITY, MOST_CHILDREN,
-  NUM_VERTICES, NUM_TASKS, NUM_ROUNDS, NUM_WINDOWS, LEAF_COUNT, INNER_COUNT, LEAF_ROW, LEAF_VERTEX, INNER_VERTEX, ROW, GRAPH_END,
+  LENGTH, PAD, KINDS, CLASSES, VERTICES, GRAPHS, TASKS, LEVELS, PARTS, ROWS, ROOTED, FOREST, ARITY, MOST_CHILDREN,
+  NUM_VERTICES, NUM_TASKS, NUM_ROUNDS, LEAF_COUNT, INNER_COUNT, LEAF_ROW, LEAF_VERTEX, INNER_VERTEX, ROW, GRAPH_END,
   EDGE_CHILD, FIRST_EDGE, NUM_CHILDREN, EDGE_OWNER, TASK_ROW, TASK_START, TASK_SIZE, TASK_EDGE, TASK_EDGES, TASK_LEVEL, ROUND_END,
-  WINDOW_ROUND, WINDOW_START, WINDOW_EDGE, ROOTS, FIELD, NUM_LEVELS = FIELD + FIELDS, PART_START, PARENT_EDGE, PARENT_FIRST,
+  ROOTS, FIELD, NUM_LEVELS = FIELD + FIELDS, PART_START, PARENT_EDGE, PARENT_FIRST,
   PARENT_COUNT, SIZES
 };
 
@@ -55,7 +55,7 @@ void require(bool holds, Status otherwise) {
 
 struct Task {
   int32_t loop;  // kind * number of classes + class
-  int32_t row, start, size, edge, edges, level, window;  // `row` counts from the first inner row, `start` and `edge` within the kind
+  int32_t row, start, size, edge, edges, level;  // `row` counts from the first inner row, `start` and `edge` within the kind
 };
 
 // One batch: its vertices sorted by (height, kind), then its tasks.
@@ -66,7 +66,6 @@ class Batch {
   void write(const int64_t* layout, int32_t* out) const;
   void measure(int64_t* facts) const;
   int64_t num_tasks() const { return (int64_t)tasks_.size(); }
-  int64_t num_windows() const { return tasks_.empty() ? 1 : tasks_.back().window + 1; }
 
  private:
   void read_graph(int64_t graph, int64_t first, int64_t size);
@@ -78,7 +77,6 @@ class Batch {
   void write_vertices(const int64_t* layout, int32_t* out) const;
   void write_edges(const int64_t* layout, int32_t* out) const;
   void write_tasks(const int64_t* layout, int32_t* out) const;
-  void write_windows(const int64_t* layout, int32_t* out, const std::vector<int32_t>& first_round) const;
   void write_scripts(const int64_t* layout, int32_t* out) const;
   void write_parts(const int64_t* layout, int32_t* starts) const;
 
@@ -213,15 +211,6 @@ void Batch::cut(const Cut& cut) {
     cut_run(cut, key / num_kinds_, kind, row, start[kind], count_[key]);
     row += count_[key], start[kind] += count_[key];
   }
-  if (!cut.window_rows) return;
-  int64_t rows = 0, edges = 0;
-  int32_t window = 0;
-  for (size_t t = 0; t < tasks_.size(); t++) {
-    int64_t more_rows = t ? rows + tasks_[t - 1].size : 0, more_edges = t ? edges + tasks_[t - 1].edges : 0;
-    window += more_rows / cut.window_rows > rows / cut.window_rows || more_edges / cut.window_edges > edges / cut.window_edges;
-    tasks_[t].window = window;
-    rows = more_rows, edges = more_edges;
-  }
 }
 
 // Cuts a run, the `count` vertices of one level and kind, into tasks.
@@ -261,7 +250,7 @@ void Batch::cut_run(const Cut& cut, int64_t level, int64_t kind, int64_t row, in
 void Batch::add_task(const Cut& cut, int64_t cls, int64_t level, int64_t kind, int64_t row, int64_t start, int64_t size) {
   int64_t first = inner_start_[kind], edge = before_[first + start], edges = before_[first + start + size] - edge;
   tasks_.push_back({(int32_t)(kind * cut.classes + cls), (int32_t)row, (int32_t)start, (int32_t)size,
-                    (int32_t)(edge - before_[first]), (int32_t)edges, (int32_t)level, 0});
+                    (int32_t)(edge - before_[first]), (int32_t)edges, (int32_t)level});
 }
 
 // Whether the batch and its tasks fit a layout.
@@ -277,7 +266,7 @@ bool Batch::fits(const int64_t* layout) const {
     inner_kinds += inner_count_[k] > 0;
   }
   if (num_vertices_ > layout[VERTICES] || num_graphs_ > layout[GRAPHS] || fan_in_ > layout[MOST_CHILDREN]) return false;
-  if (num_tasks() > layout[TASKS] || num_windows() > layout[WINDOWS]) return false;
+  if (num_tasks() > layout[TASKS]) return false;
   if (layout[ARITY] && num_edges_ != layout[ARITY] * (int64_t)inner_.size()) return false;
   if (layout[LEVELS] && (height_ > layout[LEVELS] || inner_kinds > 1)) return false;
   return (rooted_ || !layout[ROOTED]) && (forest_ || !layout[FOREST]);
@@ -354,42 +343,21 @@ void Batch::write_edges(const int64_t* layout, int32_t* out) const {
   }
 }
 
-// Tasks, and the rounds in which they run: a round is one pass through all loops, in ascending order, within one window.
+// Tasks, and the rounds in which they run: a round is one pass through all loops, in ascending order.
 void Batch::write_tasks(const int64_t* layout, int32_t* out) const {
   int64_t count = num_tasks(), loops = num_kinds_ * classes_, round = -1;
   int32_t first_row = (int32_t)(layout[PAD] + num_leaves_), *ends = out + layout[ROUND_END];
-  std::vector<int32_t> first_round;  // of each window
   for (int64_t t = 0; t < count; t++) {
     const Task& task = tasks_[t];
     out[layout[TASK_ROW] + t] = first_row + task.row, out[layout[TASK_START] + t] = task.start;
     out[layout[TASK_SIZE] + t] = task.size, out[layout[TASK_LEVEL] + t] = task.level;
     if (!layout[ARITY]) out[layout[TASK_EDGE] + t] = task.edge, out[layout[TASK_EDGES] + t] = task.edges;
-    if (!t || task.loop < tasks_[t - 1].loop || task.window > tasks_[t - 1].window) round++;
-    if (!t || task.window > tasks_[t - 1].window) first_round.push_back((int32_t)round);
+    if (!t || task.loop < tasks_[t - 1].loop) round++;
     ends[round * loops + task.loop]++;
   }
   int32_t end = 0;
   for (int64_t i = 0; i < (round + 1) * loops; i++) end = ends[i] += end;
   out[layout[NUM_TASKS]] = (int32_t)count, out[layout[NUM_ROUNDS]] = (int32_t)(round + 1);
-  out[layout[NUM_WINDOWS]] = 1, out[layout[WINDOW_ROUND] + 1] = (int32_t)(round + 1);
-  if (layout[WINDOWS] > 1 && count) write_windows(layout, out, first_round);
-}
-
-// Windows of lazy batching. After the last task of a kind, its rows begin where they end: all belong to the windows before.
-void Batch::write_windows(const int64_t* layout, int32_t* out, const std::vector<int32_t>& first_round) const {
-  int64_t windows = (int64_t)first_round.size();
-  int32_t *round = out + layout[WINDOW_ROUND], rounds = out[layout[NUM_ROUNDS]];
-  out[layout[NUM_WINDOWS]] = (int32_t)windows;
-  std::copy(first_round.begin(), first_round.end(), round);
-  std::fill(round + windows, round + layout[WINDOWS] + 1, rounds);
-  int32_t *start = out + layout[WINDOW_START], *edge = out + layout[WINDOW_EDGE];
-  for (const Task& task : tasks_) {
-    int64_t next = (task.window + 1) * num_kinds_ + task.loop / classes_;
-    if (task.window + 1 < windows) start[next] = task.start + task.size, edge[next] = task.edge + task.edges;
-  }
-  for (int64_t i = num_kinds_; i < windows * num_kinds_; i++) {  // windows without a task of a kind
-    start[i] = std::max(start[i], start[i - num_kinds_]), edge[i] = std::max(edge[i], edge[i - num_kinds_]);
-  }
 }
 
 // Scripts of engine `persistent`: the parts of each level, and the edges from children to parents.
@@ -460,11 +428,11 @@ EXPORTED int64_t cavs_open(const Graphs* graphs, const int64_t* index, int64_t c
   });
 }
 
-// Cuts a batch into tasks. Writes the numbers of tasks and of windows.
-EXPORTED int64_t cavs_cut(Batch* batch, const Cut* cut, int64_t* counts) {
+// Cuts a batch into tasks. Writes their number.
+EXPORTED int64_t cavs_cut(Batch* batch, const Cut* cut, int64_t* count) {
   return guarded([&] {
     batch->cut(*cut);
-    counts[0] = batch->num_tasks(), counts[1] = batch->num_windows();
+    *count = batch->num_tasks();
   });
 }
 

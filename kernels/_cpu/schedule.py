@@ -11,12 +11,12 @@ _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 NO_ROOM, BAD_INDEX, BAD_GRAPHS, TOO_LARGE = -1, -2, -3, -4
 # The numbers of `Layout` in schedule.cpp: sizes, then where each array of a schedule begins. The sizes of each kind follow.
 LAYOUT = (
-    *("length", "pad", "kinds", "classes", "vertices", "graphs", "tasks", "windows", "levels", "parts", "rows"),
+    *("length", "pad", "kinds", "classes", "vertices", "graphs", "tasks", "levels", "parts", "rows"),
     *("rooted", "forest", "arity"),
-    *("most_children", "num_vertices", "num_tasks", "num_rounds", "num_windows", "leaf_count", "inner_count", "leaf_row"),
+    *("most_children", "num_vertices", "num_tasks", "num_rounds", "leaf_count", "inner_count", "leaf_row"),
     *("leaf_vertex", "inner_vertex", "row", "graph_end", "edge_child", "first_edge", "num_children", "edge_owner", "task_row"),
-    *("task_start", "task_size", "task_edge", "task_edges", "task_level", "round_end", "window_round", "window_start"),
-    *("window_edge", "roots", "field 0", "field 1", "field 2", "num_levels", "part_start", "parent_edge", "parent_first"),
+    *("task_start", "task_size", "task_edge", "task_edges", "task_level", "round_end"),
+    *("roots", "field 0", "field 1", "field 2", "num_levels", "part_start", "parent_edge", "parent_first"),
     "parent_count",
 )
 
@@ -35,7 +35,7 @@ class CutTables(ctypes.Structure):
     """`Cut` in schedule.cpp."""
 
     _fields_ = [
-        *((name, _INT) for name in ("classes", "limited", "special", "large", "window_rows", "window_edges")),
+        *((name, _INT) for name in ("classes", "limited", "special", "large")),
         *((name, _POINTER) for name in ("widths", "pieces", "limits", "cost")),
     ]
 

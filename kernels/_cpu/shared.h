@@ -14,7 +14,6 @@ struct Shared {
   const Tensor* tensors;
   const Weight* weights;
   const int32_t* schedule;
-  int64_t window[2];  // what is added to a row, and to an edge, of a window's tensors
   std::atomic<bool>* lost;  // an index was out of range
 };
 

@@ -112,7 +112,6 @@ class Run1 {
   int64_t shift(const Base& b) const {
     switch (b.shift) {
       case STATE: return tile_.state;
-      case WINDOW: return s_.window[b.domain];
       case PADDED: return k_.slack[b.domain];
       case NONE: break;
     }
