@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cavs._memory.bytes import text_of
+from cavs._remat.bytes import text_of
 
 HEAD = """# Memory
 

@@ -3,7 +3,7 @@
 For each recurrent part and batch, it times the most promising layouts, forward and backward separately, on batches of the
 benchmarks. It stores the fastest in kernels/tuned/, by device, and `cavs.run` uses them from then on. Existing entries are not
 measured again: delete the file to repeat them. One launch runs all levels during tuning. The launch for wide levels has no
-entry; a cost model lays it out (`cavs._engines.widest`).
+entry; a cost model lays it out (`cavs._engines.persistent.widest`).
 """
 
 import concurrent.futures
@@ -21,8 +21,8 @@ import numpy as np
 import cavs
 from bench import device_time, graphs
 from bench.ours import graphs_of, program
-from cavs._engines import chip, lower
-from cavs._engines.persistent import Persistent
+from cavs._engines.persistent import chip, lower
+from cavs._engines.persistent.engine import Persistent
 from cavs._run.plans import plan_of
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned

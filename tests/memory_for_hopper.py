@@ -20,8 +20,9 @@ from bench import budgets, graphs
 from bench.echo_cases import speech_init, speech_loss
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
-from cavs._engines import chip
-from cavs._function import late_zeros, products
+from cavs._engines.persistent import chip
+from cavs._function import products
+from cavs._jaxpr import late_zeros
 from cavs._memory import plan_batch
 from cavs.kernels import persistent
 from cavs.memory import recompute

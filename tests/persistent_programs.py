@@ -9,9 +9,9 @@ import numpy as np
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._engines.chip import Layouts
 from cavs._engines.engine import Engine
-from cavs._engines.persistent import Persistent
+from cavs._engines.persistent.chip import Layouts
+from cavs._engines.persistent.engine import Persistent
 from cavs._run import plans
 from tests.odd_graphs import chain, from_children, joined, random_binary_tree, random_dag
 from tests.vertex_functions import COPYING, copying
@@ -21,7 +21,7 @@ INTERPRETED = Persistent(interpret=True)  # the engine's kernels in Pallas' inte
 
 
 def laid_out(narrow: Any = None, wide: Any = None, interpret: bool = False) -> Persistent:
-    """Engine `persistent` with these layouts on the chip; see `cavs._engines.chip.Layouts`."""
+    """Engine `persistent` with these layouts on the chip; see `cavs._engines.persistent.chip.Layouts`."""
     return Persistent(interpret, Layouts(narrow, wide))
 
 

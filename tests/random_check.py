@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs._engines.persistent import Persistent
+from cavs._engines.persistent.engine import Persistent
 from cavs._function.asked import keep
 from tests.per_vertex import PerVertex, with_edges
 from tests.random_cases import WAYS, Case, Options, functions

@@ -128,7 +128,7 @@ class Target(NamedTuple):
 
 
 def persistent(cell: str) -> Function:
-    from cavs._engines.persistent import Persistent
+    from cavs._engines.persistent.engine import Persistent
 
     return batched(cell, Persistent(interpret=True), scripts=True)
 

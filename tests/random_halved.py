@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import cavs
-from cavs._engines import persistent
+from cavs._engines.persistent import engine as persistent
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import INTERPRETED, E, assert_near, values
 

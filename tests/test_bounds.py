@@ -9,9 +9,9 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._engines import bounds, lower
-from cavs._function.equations import bind
-from cavs._function.jaxprs import is_var
+from cavs._engines.persistent import bounds, lower
+from cavs._jaxpr.equations import bind
+from cavs._jaxpr.jaxprs import is_var
 from cavs._run import plans
 from tests.persistent_programs import CASES, inputs_of, plan_of
 

@@ -14,9 +14,9 @@ import cavs
 from bench import tune
 from bench.ours import program
 from cavs import vertex_programs as vp
-from cavs._engines import chip, choose, lower
-from cavs._engines.persistent import Persistent
-from cavs._engines.scan import Scan
+from cavs._engines import choose
+from cavs._engines.persistent.engine import Persistent, chip, lower
+from cavs._engines.scan.engine import Scan
 from cavs._run import plans
 from cavs.kernels import persistent
 from cavs.kernels._layout import tuned

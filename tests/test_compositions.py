@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import cavs
-from cavs._function.custom_rules import reverse_differentiable
-from cavs._function.ruled import replaceable
+from cavs._jaxpr.custom_rules import reverse_differentiable
+from cavs._jaxpr.ruled import replaceable
 from cavs.kernels import native_unavailable
 from tests.random_compositions import ALL, TARGETS, Case, arguments, case_of, check, compared, plain_layers
 from tests.truth import assert_close

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cavs import vertex_programs as vp
-from cavs._engines import lower
+from cavs._engines.persistent import lower
 
 if jax.__version_info__ < (0, 11):
     pytest.skip("the kernels need jax 0.11", allow_module_level=True)

@@ -10,7 +10,7 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._function.custom_rules import reverse_differentiable
+from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs.kernels import native_unavailable
 from tests.truth import assert_close
 

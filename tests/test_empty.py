@@ -1,4 +1,4 @@
-"""Arrays of size 0: a launch of engine persistent is compiled in a program that has none (`cavs._function.empty`)."""
+"""Arrays of size 0: a launch of engine persistent is compiled in a program that has none (`cavs._jaxpr.empty`)."""
 
 from typing import Any, cast
 
@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
-from cavs._function.empty import without_empty
-from cavs._function.jaxprs import CALLS, ClosedJaxpr, Eqn, bodies_in, opened
+from cavs._jaxpr.empty import without_empty
+from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, bodies_in, opened
 from cavs._run.run import without_callbacks
 from cavs.kernels import persistent
 from tests.lower_for_hopper import DEVICE

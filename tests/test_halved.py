@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._engines import persistent
-from cavs._engines.halved import halved_states
-from cavs._engines.lower import recurrence_of
+from cavs._engines.persistent import engine as persistent
+from cavs._engines.persistent.halved import halved_states
+from cavs._engines.persistent.lower import recurrence_of
 from tests.odd_graphs import chain, joined, random_binary_tree
 from tests.persistent_programs import CASES, INTERPRETED, TREES, E, assert_near, inputs_of, plan_of, values
 from tests.random_halved import HIDDEN, Cell, check, spied_copies

@@ -10,7 +10,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import cavs
-from cavs._engines.lower import recurrence_of
+from cavs._engines.persistent.lower import recurrence_of
 from cavs._function.asked import ToKeep, keep
 from cavs.kernels import Equation, LevelProgram, is_var, native_unavailable
 from tests.odd_graphs import children_of

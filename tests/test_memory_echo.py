@@ -11,14 +11,14 @@ from jax import lax
 
 import bench.echo_cases as echo_cases
 import cavs
-from cavs._function.equal_jaxprs import equal_jaxprs
-from cavs._function.jaxprs import is_var
-from cavs._function.minimum_cut import minimum_cut
-from cavs._memory.bytes import text_of
-from cavs._memory.derivative import with_derivative
-from cavs._memory.loops import Planner
-from cavs._memory.pareto import ParetoSearch
-from cavs._memory.search import MOST_COMPILED
+from cavs._jaxpr.equal_jaxprs import equal_jaxprs
+from cavs._jaxpr.jaxprs import is_var
+from cavs._jaxpr.minimum_cut import minimum_cut
+from cavs._remat.bytes import text_of
+from cavs._remat.derivative import with_derivative
+from cavs._remat.loops import Planner
+from cavs._remat.pareto import ParetoSearch
+from cavs._remat.search import MOST_COMPILED
 from cavs.memory import BudgetError, bytes_of, recompute
 from tests import random_jax
 from tests.truth import assert_close

@@ -1,4 +1,4 @@
-"""`recompute` around loops: their stacked results begin to exist when they run (`cavs._function.late_zeros`)."""
+"""`recompute` around loops: their stacked results begin to exist when they run (`cavs._jaxpr.late_zeros`)."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cavs._function import late_zeros
-from cavs._function.late_zeros import run_late
+from cavs._jaxpr import late_zeros
+from cavs._jaxpr.late_zeros import run_late
 from cavs.memory import recompute
 from tests.lower_for_hopper import compile_for_hopper
 from tests.test_memory_echo import case

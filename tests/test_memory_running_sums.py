@@ -1,4 +1,4 @@
-"""Results of a jaxpr that are added to running sums, term by term: `cavs._function.running_sums`."""
+"""Results of a jaxpr that are added to running sums, term by term: `cavs._jaxpr.running_sums`."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from cavs._function.ruled import replaceable
-from cavs._function.running_sums import run_and_add
+from cavs._jaxpr.ruled import replaceable
+from cavs._jaxpr.running_sums import run_and_add
 from tests.truth import assert_close
 
 N = 130  # N x N float64 are above the bytes from which terms are added one by one

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cavs._engines import native_gradients
+from cavs._engines.native import gradients as native_gradients
 from cavs._stages.operands import LazyProduct, Operand, split_rows
 from cavs.kernels import native_unavailable
 from cavs.kernels._cpu import library

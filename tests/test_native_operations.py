@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 import cavs
-from cavs._engines import native_call, native_lower
+from cavs._engines.native import call as native_call, lower as native_lower
 from cavs.kernels import NATIVE_OPERATIONS, native_unavailable
 from cavs.kernels._cpu import build, library
 

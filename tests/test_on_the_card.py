@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._engines import widest
+from cavs._engines.persistent import widest
 from cavs._function import products
 from cavs.kernels._layout.config import SHARED_MEMORY
 from cavs.kernels._layout.layout import layout_of

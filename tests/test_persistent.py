@@ -11,8 +11,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._engines import chip, lower, widest
 from cavs._engines.engine import Engine
+from cavs._engines.persistent import chip, lower, widest
 from cavs._run import adjoint, plans
 from cavs.kernels import persistent
 from cavs.kernels._program.fit import Unfit

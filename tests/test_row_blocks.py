@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._engines import scan_reverse
+from cavs._engines.scan import reverse as scan_reverse
 from cavs._run import forward
 from cavs._stages import blocks
 from tests.odd_graphs import joined, random_binary_tree

@@ -11,7 +11,7 @@ CODE = """
 import faulthandler
 faulthandler.dump_traceback_later(190)  # where it hung
 import cavs
-from cavs._engines import widest as _widest
+from cavs._engines.persistent import widest as _widest
 from tests.odd_graphs import joined, random_binary_tree
 from tests.persistent_programs import CASES, inputs_of, laid_out, values
 

@@ -11,8 +11,8 @@ from jax import lax
 
 import cavs
 from cavs._function.common_subexpressions import merge_common_subexpressions
-from cavs._function.equal_jaxprs import equal_jaxprs, same_parameters
-from cavs._function.equations import trace
+from cavs._function.unroll import trace
+from cavs._jaxpr.equal_jaxprs import equal_jaxprs, same_parameters
 from cavs.kernels import native_unavailable
 from tests.programs import PROGRAMS
 

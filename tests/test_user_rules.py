@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._function.equations import trace
-from cavs._function.linear import is_linear
+from cavs._function.unroll import trace
 from cavs._function.user_rules import may_sum_first
+from cavs._jaxpr.linear import is_linear
 from cavs._run.plans import plan_of
 from cavs.kernels import native_unavailable
 from tests.odd_graphs import chain, children_of, from_children, joined, star

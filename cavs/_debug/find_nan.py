@@ -12,13 +12,13 @@ from cavs._debug.compare import padded_rows, probed
 from cavs._debug.interpret import at_vertex, children_of, edges_of, kind_of, place_of
 from cavs._debug.nan_report import NanReport
 from cavs._function.arrays import as_arrays
-from cavs._function.equations import bind
-from cavs._function.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
-from cavs._function.lines import source_line
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.equations import bind
+from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
+from cavs._jaxpr.lines import source_line
 from cavs._run.run import run
 from cavs._schedule.scheduler import schedule
 

@@ -5,15 +5,15 @@ import warnings
 
 import jax
 
-from cavs._engines import native
-from cavs._engines.chip import WIDE, Layouts, configure, too_wide
 from cavs._engines.engine import Engine
-from cavs._engines.lower import recurrence_of
-from cavs._engines.native import Native
-from cavs._engines.native_eager import eager_split
-from cavs._engines.persistent import Persistent
-from cavs._engines.scan import Scan
-from cavs._engines.widest import possible
+from cavs._engines.native import engine as native
+from cavs._engines.native.eager import eager_split
+from cavs._engines.native.engine import Native
+from cavs._engines.persistent.chip import WIDE, Layouts, configure, too_wide
+from cavs._engines.persistent.engine import Persistent
+from cavs._engines.persistent.lower import recurrence_of
+from cavs._engines.persistent.widest import possible
+from cavs._engines.scan.engine import Scan
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.counted import counted
 from cavs._graphs.suggest import suggestion

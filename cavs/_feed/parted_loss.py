@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._function.equations import is_float, needed, reads, run_equations, value_of
-from cavs._function.inline import inlined
-from cavs._function.jaxprs import Atom, Env, Eqn, Jaxpr, PyTreeDef, Var, bodies_in, is_var, opened
-from cavs._function.lines import line_of
-from cavs._function.mesh_types import zeros
-from cavs._function.names import WHOLE_BATCH
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.equations import is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Jaxpr, PyTreeDef, Var, bodies_in, is_var, opened
+from cavs._jaxpr.lines import line_of
+from cavs._jaxpr.mesh_types import zeros
+from cavs._jaxpr.names import WHOLE_BATCH
 
 Arrays = list[jax.Array]
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from cavs._function.mesh_types import vary
+from cavs._jaxpr.mesh_types import vary
 from cavs._run.manual_axes import checked_axes
 
 # Bytes of the logits that exist at one time. On a CPU a chunk should be about as large as the last-level cache.

@@ -5,7 +5,7 @@ import contextvars
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cavs._function.names import Names
+from cavs._jaxpr.names import Names
 
 
 class Keeping(NamedTuple):
@@ -13,7 +13,7 @@ class Keeping(NamedTuple):
 
     Attributes:
         least: whether they are to need the least memory rather than the least time.
-        names: see `_function.names`.
+        names: see `_jaxpr.names`.
         seen: gains the names of the values that calls of `run` could keep.
         engines: gains the engines that run.
         in_parts: whether a batch comes in parts, so that gradients of weights may need more memory than values of vertices.

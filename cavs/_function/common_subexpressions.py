@@ -6,10 +6,10 @@ everywhere. XLA merges such equations within one program, but the parts of F are
 
 from typing import Any
 
-from cavs._function.equal_jaxprs import literal_key, same_parameters
-from cavs._function.equations import Program
-from cavs._function.jaxprs import Atom, Eqn, Var, is_var
 from cavs._function.user_rules import may_sum_first
+from cavs._jaxpr.equal_jaxprs import literal_key, same_parameters
+from cavs._jaxpr.equations import Program
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 
 
 def merge_common_subexpressions(program: Program) -> Program:

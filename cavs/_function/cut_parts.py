@@ -8,12 +8,12 @@ of its own size. After the levels they are put together again.
 import dataclasses
 import math
 
-from cavs._function.costs import bytes_of_var
 from cavs._function.domains import Domains, domain_of
-from cavs._function.equations import needed
-from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Joint
 from cavs._function.keeping import reused, side_by_side
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.equations import needed
+from cavs._jaxpr.jaxprs import Eqn, Var, is_var
 
 _LAYOUT = {"broadcast_in_dim", "concatenate", "expand_dims", "reshape", "squeeze", "stack"}
 

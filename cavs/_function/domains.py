@@ -6,7 +6,7 @@ A vertex function is traced for a single vertex; its equations are then evaluate
 from collections.abc import Sequence
 
 from cavs._function.children import TO_EDGES, TO_ROWS
-from cavs._function.jaxprs import Eqn
+from cavs._jaxpr.jaxprs import Eqn
 from cavs.kernels import (
     EDGE as EDGE,
     ROW as ROW,

@@ -18,9 +18,9 @@ from cavs._function.children import (
     unstack_rows,
 )
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
-from cavs._function.equations import bind, value_of
-from cavs._function.jaxprs import Atom, Env, Eqn, is_var
 from cavs._function.products import rows_times_matrix
+from cavs._jaxpr.equations import bind, value_of
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, is_var
 from cavs.kernels import computed_once
 
 # Each element of the result depends on the same element of the operands: no `vmap` is needed, which takes longer to trace.

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._function.domains import STATIC, Domains, domain_of, domains
-from cavs._function.equations import Program, bind
-from cavs._function.jaxprs import Env, Eqn, Var, is_var
 from cavs._function.rewrite import retrace
+from cavs._jaxpr.equations import Program, bind
+from cavs._jaxpr.jaxprs import Env, Eqn, Var, is_var
 
 
 class _Shared(enum.Enum):

@@ -13,10 +13,10 @@ from jax.core import Tracer, eval_jaxpr
 from jax.typing import ArrayLike
 
 from cavs._function.children import enter_p, reduce_max, reduce_sum, spread, stack_p
-from cavs._function.equations import is_float
-from cavs._function.jaxprs import Jaxpr
 from cavs._function.user_rules import has_rule, varying, with_rules_per_child
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.jaxprs import Jaxpr
 
 REDUCERS = ("sum", "mean", "max", "softmax")
 OfChild: TypeAlias = Callable[[list[jax.Array]], PyTree]

@@ -3,8 +3,8 @@
 import dataclasses
 
 from cavs._function.domains import Domain, Domains
-from cavs._function.equations import Program
-from cavs._function.jaxprs import Atom, Eqn, Var, is_var
+from cavs._jaxpr.equations import Program
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

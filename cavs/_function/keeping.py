@@ -9,13 +9,13 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Sequence
 
-from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.domains import EDGE, STATIC, Domains, domain_of
-from cavs._function.equations import depends, needed, reads
-from cavs._function.jaxprs import Eqn, Var, is_var
 from cavs._function.joint import Joint
-from cavs._function.minimum_cut import compared, keep_products, runs_once
-from cavs._function.names import Names, behind, chosen
+from cavs._jaxpr.costs import bytes_of_var, flops_of
+from cavs._jaxpr.equations import depends, needed, reads
+from cavs._jaxpr.jaxprs import Eqn, Var, is_var
+from cavs._jaxpr.minimum_cut import compared, keep_products, runs_once
+from cavs._jaxpr.names import Names, behind, chosen
 
 _NEVER = 1e9  # bytes per vertex of a value that is not to be kept
 MOST_PRODUCTS = 6  # of which `front` tries all subsets; with more, the products that take the fewest FLOPs first

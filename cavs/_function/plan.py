@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 import jax
 
 from cavs._function.asked import ToKeep
-from cavs._function.equations import is_float
-from cavs._function.jaxprs import PyTreeDef, is_var
 from cavs._function.misuse import role_name, short
 from cavs._function.role import RoleProgram
 from cavs._function.split import Split, split, split_leaf
 from cavs._function.stored import key_impl, stored_aval
 from cavs._function.trace import ArgumentShapes, Pushed, trace_role
 from cavs._function.vertex import VertexFunction
+from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.jaxprs import PyTreeDef, is_var
 
 _T = TypeVar("_T")
 

@@ -17,8 +17,8 @@ from jax import lax
 from jax.lax import PrecisionLike
 from jax.typing import DTypeLike
 
-from cavs._function.custom_rules import reverse_differentiable
-from cavs._function.ruled import replaceable
+from cavs._jaxpr.custom_rules import reverse_differentiable
+from cavs._jaxpr.ruled import replaceable
 from cavs.kernels import of_tf32_bits
 
 BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa

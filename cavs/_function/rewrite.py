@@ -11,8 +11,9 @@ from jax.core import ShapedArray
 
 from cavs._function.children import TO_EDGES, TO_ROWS, enter_p, reduce_sum_p, spread, spread_p
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
-from cavs._function.equations import Program, bind, is_float, shape_of, trace
-from cavs._function.jaxprs import Atom, Env, Eqn, Var, is_var
+from cavs._function.unroll import trace
+from cavs._jaxpr.equations import Program, bind, is_float, shape_of
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 
 # f(+0) = +0, whatever the parameters of the equation.
 _ZERO_UNARY = {

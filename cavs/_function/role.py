@@ -3,8 +3,8 @@
 import dataclasses
 
 from cavs._function.domains import Domains
-from cavs._function.equations import Program
-from cavs._function.jaxprs import Atom, Var
+from cavs._jaxpr.equations import Program
+from cavs._jaxpr.jaxprs import Atom, Var
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

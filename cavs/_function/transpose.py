@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
-from cavs._function.equations import Program, bind, depends, is_float, needed, reads, shape_of, tap_p, trace, value_of
-from cavs._function.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse
 from cavs._function.keeping import with_keeping
-from cavs._function.names import without_names
 from cavs._function.role import RoleProgram
+from cavs._function.unroll import trace
+from cavs._jaxpr.equations import Program, bind, depends, is_float, needed, reads, shape_of, tap_p, value_of
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
+from cavs._jaxpr.names import without_names
 
 
 def joint_of(role: RoleProgram, part: Recurrent) -> Joint:

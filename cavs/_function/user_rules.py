@@ -10,13 +10,14 @@ from typing import Any
 
 import jax
 
-from cavs._function.costs import bytes_of_var
 from cavs._function.domains import ROW, STATIC, Domains, domain_of, domains
-from cavs._function.equations import Program, bind, depends, is_float, lines_of, shape_of, trace
-from cavs._function.inline import inlined
-from cavs._function.jaxprs import Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
-from cavs._function.linear import CALLED, is_linear
 from cavs._function.rewrite import retrace
+from cavs._function.unroll import trace
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.equations import Program, bind, depends, is_float, lines_of, shape_of
+from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.jaxprs import Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
+from cavs._jaxpr.linear import CALLED, is_linear
 
 _WITH_RULE = ("custom_vjp_call", "custom_jvp_call")
 

@@ -1,1 +1,1 @@
-"""Chooses which results of the forward pass a derivative keeps, under a budget of bytes."""
+"""Computes batches in parts, and plans their number for a memory budget (moDNN)."""

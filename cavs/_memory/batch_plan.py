@@ -10,10 +10,10 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, schedule_parts, stacked
-from cavs._memory.bytes import text_of
-from cavs._memory.fit import Verified
-from cavs._memory.search import Choice
-from cavs._memory.table import columns
+from cavs._remat.bytes import text_of
+from cavs._remat.fit import Verified
+from cavs._remat.search import Choice
+from cavs._remat.table import columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +103,7 @@ class BatchPlan:
         Returns:
             The figure, which a notebook shows.
         """
-        from cavs._memory.plot import plot_frontier
+        from cavs._remat.plot import plot_frontier
 
         points = [(size, time, str(choice)) for size, time, choice in self.frontier()]
         return plot_frontier(points, (self.peak, self.time), "time, relative to the fastest", path)

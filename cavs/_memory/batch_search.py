@@ -12,12 +12,12 @@ import numpy as np
 from cavs._engines.choose import EngineError
 from cavs._feed.settings import Sample
 from cavs._function.asked import keep
-from cavs._function.names import Names, check_known
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.fit import compiled_step
-from cavs._memory.search import Choice, estimate, fewest
+from cavs._jaxpr.names import Names, check_known
 from cavs._memory.sub_batches import deal, summed_over_parts
+from cavs._remat.fit import compiled_step
+from cavs._remat.search import Choice, estimate, fewest
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.few import few_shapes
 from cavs._schedule.level_segments import SegmentedSchedule, in_segments

@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from cavs._function.names import names_of
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.names import names_of
 from cavs._memory.batch_plan import BatchPlan
 from cavs._memory.batch_search import BatchGradient, Collate
-from cavs._memory.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
 from cavs._memory.compare_parts import check_parts
-from cavs._memory.fit import compiler_options
-from cavs._memory.search import Choice, choices_for, numbers_of_parts
+from cavs._remat.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
+from cavs._remat.fit import compiler_options
+from cavs._remat.search import Choice, choices_for, numbers_of_parts
 
 
 def plan(

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, batch_of
-from cavs._function.equations import is_float
 from cavs._function.plan import FunctionPlan
+from cavs._jaxpr.equations import is_float
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import (
     Cotangent,

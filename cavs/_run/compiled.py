@@ -10,11 +10,11 @@ import jax
 
 from cavs._engines.choose import choose_engine, name_of
 from cavs._engines.engine import Engine
-from cavs._engines.persistent import Persistent
-from cavs._engines.scan import Scan
+from cavs._engines.persistent.engine import Persistent
+from cavs._engines.scan.engine import Scan
 from cavs._function.asked import ToKeep, keeping_now
-from cavs._function.empty import without_empty
 from cavs._function.plan import FunctionPlan
+from cavs._jaxpr.empty import without_empty
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward
 from cavs._run.other_engine import Fixed, Sweep, differentiable, transformed_by

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.empty import evaluated_by
-from cavs._function.equations import bind
-from cavs._function.jaxprs import CALLS, Atom, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.empty import evaluated_by
+from cavs._jaxpr.equations import bind
+from cavs._jaxpr.jaxprs import CALLS, Atom, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._run.manual_axes import again_unchecked, bind_unchecked
 from cavs.kernels import begin_p, end_p
 

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 
 from cavs._engines.choose import explain_engines, explain_native_rows
-from cavs._function.costs import bytes_of_var, flops_of
 from cavs._function.domains import EDGE, STATIC
-from cavs._function.jaxprs import Atom, Eqn, is_var
 from cavs._function.keeping import front
 from cavs._function.split import Split
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.costs import bytes_of_var, flops_of
+from cavs._jaxpr.jaxprs import Atom, Eqn, is_var
 from cavs._run.plans import latest_plan, plan_of
 from cavs._schedule.schedule import Schedule
 

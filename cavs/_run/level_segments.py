@@ -15,14 +15,14 @@ from jax import lax
 
 from cavs._engines.choose import EngineError, name_of
 from cavs._engines.engine import Engine
-from cavs._engines.persistent import Persistent
-from cavs._engines.scan import Scan
-from cavs._function.custom_rules import reverse_differentiable
-from cavs._function.equations import is_float
+from cavs._engines.persistent.engine import Persistent
+from cavs._engines.scan.engine import Scan
 from cavs._function.plan import FunctionPlan
 from cavs._function.stored import from_stored, to_stored
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.custom_rules import reverse_differentiable
+from cavs._jaxpr.equations import is_float
 from cavs._run.manual_axes import across_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule

@@ -4,7 +4,7 @@ With the check, the type of every value says along which mesh axes it may differ
 operands that differ in this. The sweeps bind equations of F that were traced before, and create constants, which are the same
 on all devices. Inside a sweep nothing communicates, so the types are no help there. They matter at the border: all arguments
 are made to vary first, and so are all results. The transpose of that is the sum over devices that the gradients of common
-parameters need. A sweep stays one equation (`_function.ruled.sealed`), because JAX checks again what it traces again.
+parameters need. A sweep stays one equation (`_jaxpr.ruled.sealed`), because JAX checks again what it traces again.
 """
 
 import functools
@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from cavs._function.custom_rules import reverse_differentiable
-from cavs._function.jaxprs import Eqn, Jaxpr
-from cavs._function.mesh_types import is_checked, vary
-from cavs._function.ruled import sealed
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.custom_rules import reverse_differentiable
+from cavs._jaxpr.jaxprs import Eqn, Jaxpr
+from cavs._jaxpr.mesh_types import is_checked, vary
+from cavs._jaxpr.ruled import sealed
 from cavs._stages.cotangents import instantiated
 
 Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, integers of the schedule, inputs, select) -> pushes

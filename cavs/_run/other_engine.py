@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.custom_rules import reverse_differentiable
-from cavs._function.equations import is_float
-from cavs._function.ruled import replaceable
 from cavs._function.stored import from_stored, key_impl, stored_aval
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.custom_rules import reverse_differentiable
+from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.ruled import replaceable
 from cavs._stages.cotangents import Cotangent, instantiated
 
 Arrays: TypeAlias = list[jax.Array]

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from cavs._engines.choose import engine_of
 from cavs._engines.engine import Engine
-from cavs._engines.scan import Scan
+from cavs._engines.scan.engine import Scan
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
 from cavs._function.plan import FunctionPlan

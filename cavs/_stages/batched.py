@@ -6,14 +6,14 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from cavs._function.costs import bytes_of_var
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
-from cavs._function.equations import needed, reads
 from cavs._function.evaluate import evaluate, value_at
-from cavs._function.jaxprs import Var, is_var
 from cavs._function.products import large_product
 from cavs._function.role import RoleProgram
 from cavs._function.split import Split
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.equations import needed, reads
+from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._stages.blocks import block_of
 from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.tensors import Rows, repeated

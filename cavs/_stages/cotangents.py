@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from cavs._function.equations import is_float
 from cavs._function.stored import Shaped
+from cavs._jaxpr.equations import is_float
 from cavs._stages.pulled import get_rows
 from cavs._stages.tensors import Index
 

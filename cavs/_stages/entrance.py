@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 
 from cavs._function.domains import EDGE, Domain
-from cavs._function.jaxprs import Env, Var, is_var
 from cavs._function.split import Split
+from cavs._jaxpr.jaxprs import Env, Var, is_var
 from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, RowSpan

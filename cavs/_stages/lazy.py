@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
-from cavs._function.equations import bind, is_float, needed, reads
 from cavs._function.evaluate import evaluate, matrix_product, value_at
-from cavs._function.jaxprs import Atom, Env, Var, is_var
 from cavs._function.joint import ParamUse
 from cavs._function.products import weight_gradient
 from cavs._function.split import Split
+from cavs._jaxpr.equations import bind, is_float, needed, reads
+from cavs._jaxpr.jaxprs import Atom, Env, Var, is_var
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._function.costs import bytes_of_var
-from cavs._function.jaxprs import Env, is_var
 from cavs._function.split import Split
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.jaxprs import Env, is_var
 from cavs._stages.blocks import block_of
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Memory

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cavs._function.domains import EDGE
-from cavs._function.jaxprs import Var, is_var
 from cavs._function.split import Split
+from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._stages.cotangents import Floats
 from cavs._stages.entrance import Memory, slots_together_of
 from cavs._stages.tensors import Index, Rows, RowSpan

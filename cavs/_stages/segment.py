@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._function.equations import Program, depends, is_float, needed, reads, run_equations, trace, value_of
 from cavs._function.evaluate import pad_rows
-from cavs._function.jaxprs import Atom, Env, Eqn, PyTreeDef, Var
-from cavs._function.minimum_cut import keep_products
+from cavs._function.unroll import trace
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.equations import Program, depends, is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, PyTreeDef, Var
+from cavs._jaxpr.minimum_cut import keep_products
 from cavs._stages.blocks import MANY_BYTES, blocks_of, joined
 from cavs._stages.cotangents import zero_cotangent
 from cavs._stages.saved import Transpose

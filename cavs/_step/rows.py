@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from cavs._function.mesh_types import unchecked, untyped
+from cavs._jaxpr.mesh_types import unchecked, untyped
 from cavs._run.manual_axes import checked_axes, devices
 
 Axes = tuple[str, ...]

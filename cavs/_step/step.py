@@ -11,9 +11,9 @@ from jax.extend import core as jex
 from jax.sharding import Mesh, PartitionSpec
 
 from cavs._feed.batches import Batches
-from cavs._function.mesh_types import varying
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.mesh_types import varying
 from cavs._run.concurrent_jit import Concurrent, in_turn
 from cavs._step.background import Background
 from cavs._step.collectives import options_of

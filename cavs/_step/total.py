@@ -6,8 +6,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike
 
-from cavs._function.mesh_types import vary
-from cavs._function.names import WHOLE_BATCH
+from cavs._jaxpr.mesh_types import vary
+from cavs._jaxpr.names import WHOLE_BATCH
 from cavs._run.manual_axes import checked_axes, devices
 
 

@@ -1,4 +1,4 @@
-// Runs all levels of one direction. See cavs/_engines/native.py.
+// Runs all levels of one direction. See cavs/_engines/native/engine.py.
 #pragma once
 #include <algorithm>
 #include <atomic>

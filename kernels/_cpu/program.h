@@ -1,4 +1,4 @@
-// The program of one direction of F, as cavs/_engines/native_program.py writes it into a vector of integers, and the schedule.
+// The program of one direction of F, as cavs/_engines/native/program.py writes it into a vector of integers, and the schedule.
 #pragma once
 #include <cstdint>
 #include <stdexcept>

@@ -97,7 +97,7 @@ def _to_float32(registers: list[Register], precision: str) -> list[F32]:
     f32 = ir.F32Type.get()
     if registers[0].type == f32:
         return registers
-    assert PRECISIONS[precision].upper_half, "no sums of more than two rows in float16: `cavs._engines.lower._measured`"
+    assert PRECISIONS[precision].upper_half, "no sums of more than two rows in float16: `_engines.persistent.lower._measured`"
     both = ((arith.shli(x, int32(16)), arith.andi(x, int32(-0x10000))) for x in registers)
     return [arith.bitcast(f32, x) for two in both for x in two]
 

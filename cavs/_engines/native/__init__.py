@@ -1,0 +1,1 @@
+"""Engine `native`: runs levels in one call of compiled C++ on CPUs."""

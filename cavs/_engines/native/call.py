@@ -1,0 +1,111 @@
+"""Engine `native`: one call of the library that runs levels."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._engines.engine import Batch
+from cavs._engines.native.kinds import NO_KIND, Lowered, Name, static_arrays
+from cavs._engines.native.program import encoded
+from cavs._engines.native.values import Shift
+from cavs._function.split import Split
+from cavs._schedule.shape import slots_of
+from cavs.kernels import NATIVE_LEVELS, native_call
+
+Arrays = list[jax.Array]
+# Arrays of the schedule, in the order of `Header` in kernels/_cpu/program.h. Those that are missing follow from others.
+_FIELDS = (
+    "num_rounds round_end task_row task_start task_size task_edge task_edges task_level inner_count edge_child first_edge "
+    "num_children leaf_count leaf_row"
+).split()
+
+
+def _words32(x: jax.Array) -> jax.Array:
+    """Returns booleans as the library has them."""
+    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+
+
+class NativeCall:
+    """One call of the library: its tensors by name, and its program.
+
+    Args:
+        batch: The batch.
+        backward: The direction.
+        eager: The number of a kind whose eager part runs instead of levels: its vertices are rows as if they were leaves.
+    """
+
+    def __init__(self, batch: Batch, backward: bool, eager: int | None = None):
+        self.batch, self.backward, self.eager = batch, backward, eager
+        self.rows = dict(enumerate(batch.rows))
+        if eager is not None:
+            self.rows = {len(batch.kinds) + eager: batch.rows[eager].as_leaves}
+        self.given: dict[Name, jax.Array | Callable[[], jax.Array]] = {}
+        self._results: dict[Name, jax.ShapeDtypeStruct] = {}
+        self._kinds: dict[int, Lowered | None] = {}
+
+    def updated(self, what: str, number: int, x: jax.Array) -> None:
+        """A tensor of states or of their cotangents, which the call updates in place."""
+        self.given[(what, NO_KIND, number)] = x
+        self._results[(what, NO_KIND, number)] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def overwritten(self, name: Name) -> None:
+        """A given tensor that becomes a result."""
+        x = self.given[name]
+        assert not callable(x)
+        self._results[name] = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct) -> None:
+        """A result that the call fills."""
+        self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
+
+    def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, crossing: Arrays) -> None:
+        """The program of kind `k`, `None` without vertices, its part of F, and what it reads of the static and eager part."""
+        self._kinds[k] = own
+        rows = self.rows[k]
+        self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
+        self.given |= {("crossing", k, c): x for c, x in enumerate(crossing)}
+        if own is not None:
+            self.given |= static_arrays(own, part, k, statics)
+
+    def run(self) -> dict[Name, jax.Array]:
+        """Runs all levels. Returns the results by name."""
+        if not self._results:
+            return {}
+        used: dict[Name, None] = {}
+        self._words(lambda name: used.setdefault(name, None) or 0)
+        names = [name for name in self.given if name in self._results or name in used]
+        results = list(self._results)
+        place = {name: i for i, name in enumerate(names)} | {name: len(names) + i for i, name in enumerate(results)}
+        words = np.array(self._words(lambda name: place[name]), np.int32)
+        arrays = [_words32(x() if callable(x) else x) for x in (self.given[name] for name in names)]
+        aliases = {1 + i: results.index(name) for i, name in enumerate(names) if name in self._results}
+        shapes = [jax.ShapeDtypeStruct(x.shape, jnp.int32 if x.dtype == jnp.bool_ else x.dtype) for x in self._results.values()]
+        out = native_call(NATIVE_LEVELS, shapes, [jnp.asarray(self.batch.sched.data), *arrays], words, aliases)
+        return {name: x.astype(like.dtype) for (name, like), x in zip(self._results.items(), out, strict=True)}
+
+    def _words(self, number: Callable[[Name], int]) -> list[int]:
+        shape = self.batch.sched.shape
+        slots = slots_of(shape)
+        places = {name: slots[name][0] if name in slots else -1 for name in _FIELDS}
+        inner = len(shape.kinds) if self.eager is None else 0
+        leaves = [k for k in self._kinds if k >= len(shape.kinds)]
+        if self.eager is not None:
+            places |= {"leaf_count": slots["inner_count"][0] + self.eager, "leaf_row": -1}
+        states = [name for name in self._results if name[0] == "state" and name not in self.given]
+        words = [int(self.backward), inner, len(shape.classes), shape.arity, int(shape.forest), *places.values()]
+        words += [shape.tasks, shape.rows, len(leaves), len(states), *map(number, states)]
+        at = edge_at = 0
+        for k in [*range(inner), *leaves]:
+            own, rows, leaf = self._kinds.get(k), self.rows[k], k >= inner
+            sizes = [rows.size, rows.edges, -1 if leaf else at, 0 if leaf else edge_at, rows.pad, rows.edge_pad]
+            if own is None:
+                created = [name for name in self._results if name[1] == k and name[0] != "state"]
+                words += [*sizes, 0, 0, 0, len(created)]
+                words += [w for name in created for w in (number(name), 0, Shift.NONE, 0)]
+                words.append(0)
+            else:
+                words += encoded(own.program, sizes, number)
+            at, edge_at = at + rows.size, edge_at + rows.edges
+        return words

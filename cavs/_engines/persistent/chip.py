@@ -1,0 +1,180 @@
+"""The layout on the chip of a launch of engine `persistent` (VPPS, section III-A).
+
+It is a layout that was measured on this device, if there is one, and otherwise the choice of a cost model.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+
+from cavs._schedule.schedule import Shape
+from cavs.kernels import PARTS, PRECISIONS, SHARED_MEMORY, LaunchConfig, LevelProgram, Unfit, layout_of, tuned
+
+
+class Direction(Protocol):
+    """One direction of the recurrent part, for which a layout is chosen; see `_engines.persistent.lower.Recurrence`."""
+
+    @property
+    def program(self) -> LevelProgram: ...
+    @property
+    def forward(self) -> bool: ...
+
+
+H200_MULTIPROCESSORS = 132  # also of an H100 SXM; an H100 PCIe has 114
+
+
+def multiprocessors() -> int:
+    """Returns the number of multiprocessors of this GPU, or of an H200 if there is no GPU, for `explain`.
+
+    A launch has at most as many thread blocks, because all of them must be resident at once.
+    """
+    return getattr(jax.devices()[0], "core_count", H200_MULTIPROCESSORS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layouts:
+    """Overrides of the layouts that engine `persistent` chooses, for tests and `bench tune`; part of the engine's value.
+
+    Attributes:
+        narrow: `narrow(level, forward, config)` returns the layout to use instead of `config`.
+        wide: `wide(level, config)` returns the layout of a launch for wide levels, or `None`, and the least number of vertices
+            of a wide level. If only `narrow` is given, one launch runs all levels.
+    """
+
+    narrow: Callable[[LevelProgram, bool, LaunchConfig], LaunchConfig] | None = None
+    wide: Callable[[LevelProgram, LaunchConfig], tuple[LaunchConfig | None, int]] | None = None
+
+
+MEASURED = Layouts()  # no overrides
+
+
+# (tight, rows of a tile, warpgroups, reads in flight) of `LaunchConfig`. Each was among the fastest in a measurement on H200.
+_WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
+_WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
+_WAYS += [(True, 16, 2, 12), (True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 24), (True, 8, 3, 16)]
+_WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4, 8), (True, 8, 4, 8)]
+
+
+def candidates(program: LevelProgram, precision: str) -> list[LaunchConfig]:
+    """Returns every layout that fits the chip. If any of them keeps weights resident, it returns only those that do.
+
+    Args:
+        program: What a level computes.
+        precision: The precision of products; see `LaunchConfig`.
+    """
+    return _candidates(program, precision, multiprocessors())
+
+
+@functools.lru_cache(maxsize=256)
+def _candidates(program: LevelProgram, precision: str, available: int) -> list[LaunchConfig]:
+    unit, can_be_tight, found = program.unit, PRECISIONS[precision].tight, []
+    for hb in (64, 32, 16, 8):
+        ctas = unit // hb
+        if unit % hb or ctas > available:
+            continue
+        groups = min(PARTS, 1 << (available // ctas).bit_length() - 1)
+        for resident, clustered, (tight, rows, warpgroups, in_flight) in itertools.product((True, False), (True, False), _WAYS):
+            if rows * hb % 128 or (clustered and ctas != 16) or (tight and (not resident or not can_be_tight or hb % 16)):
+                continue
+            # Some parts of the chip have fewer than 16 multiprocessors, so two blocks of a cluster of 16 must fit on one.
+            room = SHARED_MEMORY // (2 if clustered else 1)
+            ways = [
+                LaunchConfig(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
+                for paired in (False, True)
+            ]
+            fitting = [c for c in ways if layout_of(program, c).shared_memory(c) <= room][:1]  # paired only if it must be
+            if resident and not clustered and ctas % 2 == 0:
+                with contextlib.suppress(Unfit):
+                    divided = [dataclasses.replace(c, split=2) for c in ways]
+                    fitting += [c for c in divided if layout_of(program, c).shared_memory(c) <= room]
+            found += fitting
+            if program.flows and resident and not clustered:
+                found += [dataclasses.replace(c, dataflow=True) for c in fitting]
+    found = [c for c in found if c.resident] or found
+    loose = {c.hb for c in found if not c.tight}
+    return [c for c in found if not c.tight or c.hb not in loose]  # tight only if it does not fit otherwise
+
+
+def narrow_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float:
+    """Estimates the microseconds that a level of `rows` vertices takes; fitted to measurements on an H200.
+
+    A level has a fixed cost: mostly the group's barrier or, in a dataflow launch, the latency of an element from one thread
+    block to another. A thread block reads rows from L2 at about 100 kB per microsecond, and about three times if it polls. Each
+    tile reads all weights from shared memory at 128 bytes per clock, and computes `rows * hb / 128` elements per thread. The
+    warpgroups of a thread block overlap. If thread blocks divide K, each reads only its part of a row, and each tile waits for
+    the sums of the others.
+    """
+    layout = layout_of(program, config)
+    mine = rows / config.groups
+    width = sum(spec.chunk * spec.chunks * len(spec.sources) // spec.joined for spec in layout.specs())
+    read = layout.words * 4 / 128 / 1755 * (1 if config.resident else 4)
+    tile = 0.35 + read + 0.24 * config.rows * config.hb / 128 + 1.6 * (config.split > 1)
+    fixed, again = (0.9, 3.0) if config.dataflow else (1.6, 1.0)
+    return fixed + again * mine * width * 4 / 1e5 + tile * max(1.0, mine / config.rows / config.warpgroups)
+
+
+def mean_cost(program: LevelProgram, config: LaunchConfig, shape: Shape | None) -> float:
+    """Estimates the mean cost of a level on schedules of a shape.
+
+    Most levels are narrow, with half the mean number of vertices; most vertices lie on a few wide levels.
+    """
+    mean = mean_rows(shape)
+    return (3 * narrow_cost(program, config, mean / 2) + narrow_cost(program, config, 4 * mean)) / 4
+
+
+# If weights stream from L2 for every tile, engine scan is faster from this many vertices per level on, as `mean_rows` counts
+# them. Measured on an H200 with hidden 2048 and 8 levels (padded to 32): 4.9 ms (scan) and 4.5 ms (persistent) with 290
+# vertices per level, 9.5 ms and 17.6 ms with 1,020. Resident weights were still faster with 2,040.
+WIDE = 500
+
+
+def too_wide(config: LaunchConfig, shape: Shape) -> bool:
+    """Returns whether engine scan should be faster than this layout on schedules of a shape."""
+    return not config.resident and mean_rows(shape) > WIDE
+
+
+def mean_rows(shape: Shape | None) -> float:
+    """Returns the mean number of vertices per (padded) level; without a shape, that of about a batch of 64 sentences."""
+    return sum(shape.inner) / max(shape.levels, 1) if shape else 32.0
+
+
+def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shape | None) -> str:
+    """Returns the key under which a layout is recorded in `kernels/tuned`."""
+    weights = {(p.weight, p.axis): p for p in program.products()}
+    sizes = [(program.size(p.size), p.blocks * program.unit) for p in weights.values()]
+    return tuned.key(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
+
+
+def configure(
+    recurrence: Direction, precision: str, interpret: bool, shape: Shape | None = None, layouts: Layouts = MEASURED
+) -> LaunchConfig:
+    """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
+
+    Args:
+        recurrence: The direction.
+        precision: The precision of products; see `LaunchConfig`.
+        interpret: Whether Pallas' interpreter runs the kernels.
+        shape: The shape of the schedule, if known.
+        layouts: Overrides.
+
+    Raises:
+        Unfit: If no layout fits the chip.
+    """
+    program = recurrence.program
+    if interpret:
+        config = LaunchConfig(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
+        return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
+    fitting = candidates(program, precision)
+    if not fitting:
+        raise Unfit("no layout of the recurrent part fits the chip")
+    best = min(fitting, key=lambda c: mean_cost(program, c, shape))
+    known = tuned.records(jax.devices()[0].device_kind).get(tuning_key(program, recurrence.forward, precision, shape))
+    if known:
+        measured = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"})
+        best = measured if measured in fitting else best  # the kernels may have changed since
+    return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best

@@ -1,0 +1,122 @@
+"""Rewrites of a vertex's equations into those that the persistent kernels compute."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+from cavs._function.children import spread, spread_p
+from cavs._function.domains import ROW, STATIC, Domain, Domains, domain_of, domains
+from cavs._function.products import power_of, two_to
+from cavs._function.unroll import open_custom_calls, trace
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
+from cavs.kernels import REDUCTIONS, is_product
+
+
+def rewritten(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
+    """Replaces the equations that the kernels cannot compute, or compute better in another way.
+
+    Functions with custom derivatives are inlined, so the result must not be differentiated. A product without a matrix becomes
+    elementwise: for example, a product of two vectors is a sum, which is exact in float32 and needs no tensor cores.
+
+    Args:
+        eqns: Equations, in order.
+        known: The domains of their variables.
+
+    Returns:
+        The new equations, and the domains of all variables.
+    """
+    eqns, domain = open_custom_calls(eqns, known)
+    out: list[Eqn] = []
+    for e in eqns:
+        fn = _replacement(e, domain)
+        mine = [e] if fn is None else _traced(fn, e.invars, e.outvars)
+        if fn is not None:
+            domain = domains(mine, domain) | {v: domain[v] for v in e.outvars}
+        out += mine
+    return out, domain
+
+
+def in_domain(x: Atom, want: Domain, domain: Domains, eqns: list[Eqn]) -> Var:
+    """Returns a variable of domain `want` with the value of `x`, whose domain is the same or a smaller one.
+
+    Unless that variable is `x` itself, appends the equations that compute it to `eqns`, and adds it to `domain`.
+    """
+    have = domain_of(x, domain)
+    if is_var(x) and have == want:
+        return x
+    assert have < want, "a value of a vertex's edges is not one value of the vertex"
+    made = Var(x.aval)
+    eqns += _traced(spread if have == ROW else jnp.copy, [x], [made])
+    domain[made] = want
+    return made
+
+
+def zeros_in_domain(aval: ShapedArray, want: Domain, domain: Domains, eqns: list[Eqn]) -> Var:
+    """Returns a variable of domain `want` that is zero, of the shape and dtype of `aval`; see `in_domain`."""
+    made = Var(aval)
+    eqns += _traced(lambda: jnp.copy(jnp.zeros(aval.shape, aval.dtype)), [], [made])
+    domain[made] = want
+    return made
+
+
+def with_scaled_weights(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn], Domains]:
+    """Scales the weights of products by powers of two, so that float16 can represent them, and the results by the inverse.
+
+    See `_function.products`. Takes and returns what `rewritten` does.
+    """
+    out: list[Eqn] = []
+    domain, scaled = dict(known), {}
+    for e in eqns:
+        if not is_product(e, {**domain}):
+            out.append(e)
+            continue
+        w, z = e.invars[1], e.outvars[0]
+        if w not in scaled:
+            scaled[w] = Var(w.aval), Var(w.aval.update(shape=()))
+            out += _traced(_times_power, [w], scaled[w])
+        product = Var(z.aval)
+        mine = [e.replace(invars=[e.invars[0], scaled[w][0]], outvars=[product])]
+        mine += _traced(lambda x, back: x * back, [product, scaled[w][1]], [z])
+        domain |= dict.fromkeys([v for new in mine for v in new.outvars], domain[z])
+        out += mine
+    return out, domain
+
+
+def _times_power(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A weight times a power of two, and the inverse of this power."""
+    power = power_of(w)
+    return w * two_to(power), two_to(-power)
+
+
+def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:
+    """A function that computes the equation in another way, or `None`."""
+    if not e.invars:
+        return None
+    name, x = e.primitive.name, e.invars[0].aval
+    if name == "dot_general":
+        (over, _), (batch, _) = e.params["dimension_numbers"]
+        ranks = x.ndim, e.invars[1].aval.ndim
+        if ranks == (1, 1) and over:
+            return lambda x, y: (x * y).sum() if x.size > 1 else (x * y).reshape(())
+        if 0 in ranks and not batch:
+            return lambda x, y: x * y
+    if name in REDUCTIONS and x.size == 1:
+        return lambda x: x.reshape(e.outvars[0].aval.shape)
+    if e.primitive is spread_p and domain_of(e.invars[0], domain) == STATIC:
+        return jnp.copy
+    return None
+
+
+def _traced(fn: Callable[..., object], invars: Sequence[Atom], outvars: Sequence[Var]) -> list[Eqn]:
+    """The equations of `outvars = fn(*invars)`."""
+    program, _, _ = trace(fn, *[jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in invars])
+    rename = dict(zip(program.invars, invars, strict=True)) | dict(zip(program.outs, outvars, strict=True))
+    return [
+        e.replace(
+            invars=[rename.get(x, x) if is_var(x) else x for x in e.invars],
+            outvars=[rename.get(v, v) for v in e.outvars],
+        )
+        for e in program.eqns
+    ]

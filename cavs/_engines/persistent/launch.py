@@ -1,0 +1,142 @@
+"""One direction of the recurrent part of a batch as a launch, or two if levels are very wide: its operands and results."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._engines.persistent.chip import Layouts
+from cavs._engines.persistent.indices import integers_of
+from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, PAD, Recurrence, is_sparse
+from cavs._engines.persistent.widest import launch_configs
+from cavs._function.domains import EDGE
+from cavs._function.evaluate import evaluate
+from cavs._jaxpr.jaxprs import Var
+from cavs._schedule.schedule import Schedule
+from cavs._stages.tensors import Rows as KindRows
+from cavs.kernels import (
+    PRECISIONS,
+    Output,
+    Tensor,
+    TensorRole,
+    constant_in_memory,
+    num_blocks,
+    persistent,
+    rows_from_memory,
+    rows_in_memory,
+    stored_dtype,
+    weight_in_memory,
+)
+
+
+def launch(
+    recurrence: Recurrence,
+    rows: KindRows,
+    sched: Schedule,
+    statics: list[jax.Array],
+    tensors: dict[Tensor, jax.Array],
+    states: list[jax.Array] | None,
+    g_row: jax.Array | None = None,
+    *,
+    interpret: bool,
+    layouts: Layouts,
+) -> tuple[dict[Tensor, jax.Array], jax.Array]:
+    """Runs all levels in one direction.
+
+    Args:
+        recurrence: What to run.
+        rows: The rows of the kind.
+        sched: The schedule.
+        statics: The static values of the kind.
+        tensors: What the program's sources name, by vertex or edge, (N, ...).
+        states: If given, the states, which the launch updates.
+        g_row: As `Cotangents.row`.
+        interpret: As in `Persistent`.
+        layouts: As in `Persistent`.
+
+    Returns:
+        The tensors written, (N, ...), by name, with the twins of states; and the flag of `kernels.persistent.launches`.
+    """
+    program = recurrence.program
+    configs, wide_rows = launch_configs(recurrence, recurrence.precision, interpret, sched.shape, layouts)
+    constants, weights = _constants(recurrence, statics)
+    state_row = sched.task_row[0]
+    integers = integers_of(recurrence, rows, sched, state_row, wide_rows if len(configs) > 1 else None, g_row)
+    tensors = tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
+    outputs = _outputs(recurrence, rows)
+    updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states or [])}
+    awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
+    updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
+    _add_twins(recurrence, updated, outputs, lambda twin, x: _begun(x, sched, state_row, twin in awaited))
+    used = {k: jnp.asarray(x, jnp.int32) for k, x in integers.items()}
+    read = program.tensors()
+    tensors = {name: rows_in_memory(x, program) for name, x in tensors.items() if name in read}
+    flows = awaited if not recurrence.forward else set()
+    # Products that poll for a cut cotangent would take what it replaces for it.
+    replaced = {kept: by for kept, by in recurrence.overwritten.items() if by not in flows}
+    updated |= {by: tensors.pop(kept) for kept, by in replaced.items()}
+    outputs = {name: output for name, output in outputs.items() if name not in updated}
+    arrays = persistent.Arrays(tensors, constants, used, updated, outputs, replaced)
+    out, lost = persistent.launches(program, configs, weights, arrays, not recurrence.forward)
+    for name, written in recurrence.written.items():
+        out[name] = rows_from_memory(out[name], program, written.value.aval)
+    for i, s in enumerate(states or []):
+        like = jax.ShapeDtypeStruct(s.shape[1:], s.dtype)
+        state, twin = Tensor(TensorRole.STATE, i), Tensor(TensorRole.STATE, i, half=True)
+        out[state] = rows_from_memory(out[state], program, like)
+        if twin in out:
+            out[twin] = rows_from_memory(out[twin], program, jax.ShapeDtypeStruct(like.shape, out[twin].dtype))
+    return out, lost
+
+
+def _constants(recurrence: Recurrence, statics: list[jax.Array]) -> tuple[dict[Tensor, jax.Array], dict[Var, jax.Array]]:
+    """The static values that the program reads, and the weights of its products."""
+    part, program = recurrence.part, recurrence.program
+    env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
+    evaluate(recurrence.static_eqns, env, {})
+    values = {Tensor(TensorRole.STATIC, n): env[v] for n, v in enumerate(recurrence.statics) if v not in recurrence.weights}
+    constants = {name: constant_in_memory(x, program) for name, x in values.items()}
+    return constants, {v: weight_in_memory(env[v], program) for v in recurrence.weights}
+
+
+def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
+    """The shapes of the tensors that a launch writes."""
+    program, found = recurrence.program, {}
+    for name, written in recurrence.written.items():
+        width = max(1, num_blocks(written.value.aval, program.valid)) * program.unit
+        if written.domain == EDGE:
+            n = rows.edges + (2 * rows.edge_pad if written.base == EDGE_PAD else 0)
+        else:
+            n = rows.size + 2 * rows.pad if written.base == PAD else written.copies * rows.size
+        sparse = is_sparse(name)
+        base = None if sparse else written.base
+        found[name] = Output(n, width, stored_dtype(written.value.aval), written.domain, base, sparse)
+    return found
+
+
+def _add_twins(
+    recurrence: Recurrence,
+    updated: dict[Tensor, jax.Array],
+    outputs: dict[Tensor, Output],
+    begun: Callable[[Tensor, jax.Array], jax.Array],
+) -> None:
+    """Adds the twins in half precision of what a launch updates or writes; `begun` is `_begun` of a twin."""
+    half = PRECISIONS[recurrence.precision]
+    for twin, name in recurrence.program.halves.items():
+        if name in outputs:
+            outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
+        elif name in updated:
+            # The barrier keeps XLA from computing the leaves' states again for their twin.
+            updated[name] = lax.optimization_barrier(updated[name])
+            updated[twin] = begun(twin, (updated[name] * half.factor).astype(half.dtype))
+
+
+def _begun(x: jax.Array, sched: Schedule, state_row: jax.Array, awaited: bool) -> jax.Array:
+    """States of which the leaves' rows are known; the launch writes the rows after them, and those of no vertex."""
+    if awaited:
+        launched = jnp.arange(x.shape[0])[:, None] >= state_row
+        return jnp.where(launched, persistent.unwritten(x.shape, x.dtype), x)
+    there = sched.shape.pad + sum(sched.shape.leaves)
+    return lax.dynamic_update_slice(lax.empty(x.shape, x.dtype), x[:there], (0, 0))

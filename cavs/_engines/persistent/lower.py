@@ -1,0 +1,309 @@
+"""One direction of F's recurrent part as a `LevelProgram`: what a launch of engine `persistent` computes, reads and writes.
+
+A level of the forward computes F's recurrent equations, a level of the backward the rest of the joint program
+(`_function.split`).
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jax.core import ShapedArray
+
+from cavs._engines.persistent.bounds import bound, bounds, state_bounds
+from cavs._engines.persistent.chip import candidates
+from cavs._engines.persistent.device_equations import in_domain, rewritten, with_scaled_weights, zeros_in_domain
+from cavs._engines.persistent.replaced import Replaced, reading_replaced, replaced_by_cuts
+from cavs._function.children import REDUCTIONS
+from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
+from cavs._function.plan import FunctionPlan
+from cavs._function.split import Split
+from cavs._jaxpr.equations import depends, needed
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
+from cavs.kernels import (
+    PRECISIONS,
+    ConstantRead,
+    Index,
+    IndexRole,
+    LevelProgram,
+    ParentSum,
+    RowAddress,
+    RowRead,
+    Source,
+    Tensor,
+    TensorRole,
+    Unfit,
+    asked_precision,
+    check_accesses,
+    contracted_axis,
+    cut,
+    is_product,
+    of_tf32_bits,
+    program_text,
+    replacement,
+    with_halves,
+)
+
+# Indices of a launch's scalars, after `kernels._program.arrays.NUM_LEVELS`, `NUM_ROWS` and `NUM_EDGES`: offsets of rows.
+STATE_ROW, PAD, EDGE_PAD, SLOTS = 3, 4, 5, 6
+EDGE_CHILD, EDGE_COUNT = Index(IndexRole.EDGE_CHILD), Index(IndexRole.EDGE_COUNT)
+PARENT, PARENT_SLOT = Index(IndexRole.PARENT), Index(IndexRole.PARENT_SLOT)
+PARENT_FIRST, PARENT_COUNT = Index(IndexRole.PARENT_FIRST), Index(IndexRole.PARENT_COUNT)
+PUSHED_ROW, NUM_CHILDREN = Index(IndexRole.PUSHED_ROW), Tensor(TensorRole.NUM_CHILDREN)
+_OF_PARENTS = (TensorRole.TO_SLOT, TensorRole.TO_EDGE)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchOutput:
+    """A tensor that a launch writes.
+
+    Attributes:
+        value: The variable whose values it holds.
+        domain: ROW or EDGE.
+        base: The scalar that is added to its rows, if any.
+        copies: How many rows it has for each row of the batch.
+    """
+
+    value: Var
+    domain: Domain
+    base: int | None
+    copies: int
+
+
+class Recurrence:
+    """One direction of the recurrent part of an inner role as a `LevelProgram`, with what its launch reads and writes.
+
+    Args:
+        part: The inner role.
+        forward: The direction.
+        forest: Whether no vertex has two parents.
+        keep: Whether the forward keeps values for a backward.
+        pushed: The states to whose cotangents pushes contribute; those of the others come only from parents.
+        largest: Bounds of the states; see `_engines.persistent.bounds.state_bounds`.
+        replaced: Which kept values the forward stores side by side, for the backward to replace.
+
+    Raises:
+        Unfit: If the kernels cannot compute it.
+    """
+
+    def __init__(
+        self,
+        part: Split,
+        forward: bool,
+        forest: bool,
+        keep: bool,
+        pushed: frozenset[int],
+        largest: list[float],
+        replaced: Replaced,
+    ):
+        self.replaced = replaced
+        self.part, self.forward, self.pushed = part, forward, pushed
+        self.kept: list[Var] = part.forward.keep if keep else []
+        self.operands: list[Var] = [] if forward else _summed_operands(part)
+        self.written: dict[Tensor, LaunchOutput] = {}
+        needed = self._needed()
+        values = [*part.role.states, *part.recurrent.extra, *part.recurrent.cross]
+        if any(0 in x.aval.shape for x in (*values, *(x for e in needed for x in (*e.invars, *e.outvars)))):
+            raise Unfit("it computes with values of width 0")
+        eqns, domains = rewritten(needed, part.joint.domain)
+        places = self._places(eqns, domains)
+        gathered = {v: largest[i] for v, (_, i) in zip(part.forward.slots, part.recurrent.slots, strict=True)}
+        gathered |= {v: largest[i] for v, i in zip(part.forward.child, part.recurrent.child, strict=True)}
+        self.precision = _precision(eqns, domains, bounds(eqns, gathered))
+        how = PRECISIONS[self.precision]
+        if how.instead_of:
+            eqns, domains = with_scaled_weights(eqns, domains)
+        moving = [e for e in eqns if domains.get(e.outvars[0], STATIC) != STATIC]
+        self.static_eqns = [e for e in eqns if domains.get(e.outvars[0], STATIC) == STATIC]
+        weights = {e.invars[1] for e in moving if e.primitive.name == "dot_general"}
+        read = dict.fromkeys(x for e in moving for x in e.invars if is_var(x))
+        self.statics = [x for x in read if domains.get(x, STATIC) == STATIC]
+        self.weights = [x for x in self.statics if x in weights]
+        program = cut(moving, domains, self._sources(forest), places, self._exchanged_states(), how.chunk)
+        if not forward:
+            self.replaced = replaced_by_cuts(part, program)
+            program = reading_replaced(program, self.replaced)
+        self.program: LevelProgram = with_halves(program, how.dtype) if how.dtype is not None else program
+        check_accesses(self.program, self.overwritten)
+
+    def __str__(self) -> str:
+        """The phases and operations of a level, as text."""
+        return f"{'forward' if self.forward else 'backward'}, products in {self.precision}\n{program_text(self.program)}"
+
+    @property
+    def overwritten(self) -> dict[Tensor, Tensor]:
+        """Maps tensors of kept values to the cut cotangents that the launch may store in their place."""
+        return {Tensor(TensorRole.REPLACED, m): Tensor(TensorRole.CUT, m) for m in ([] if self.forward else self.replaced)}
+
+    @property
+    def arity(self) -> int:
+        """The number of slots that children fill."""
+        return max((k for k, _ in self.part.recurrent.slots), default=-1) + 1
+
+    def _needed(self) -> list[Eqn]:
+        """The equations that this direction's outputs need."""
+        part = self.part
+        if self.forward:
+            return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept], set())[0]
+        outputs = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *part.reverse.cuts, *self.operands]
+        return needed(part.joint.program.eqns, outputs, part.joint.available)[0]
+
+    def _exchanged_states(self) -> frozenset[Tensor]:
+        """The tensors that a level reads and that an earlier level of the launch wrote."""
+        return frozenset(Tensor(TensorRole.STATE, i) for i in range(len(self.part.forward.states) if self.forward else 0))
+
+    def _sources(self, forest: bool) -> dict[Var, Source]:
+        """Where the launch reads each input."""
+        part = self.part
+        out: dict[Var, Source] = {v: ConstantRead(Tensor(TensorRole.STATIC, n)) for n, v in enumerate(self.statics)}
+        out |= {v: RowRead(Tensor(TensorRole.CROSSING, n)) for n, v in enumerate(part.forward.cross)}
+        for v, (slot, i) in zip(part.forward.slots, part.recurrent.slots, strict=True):
+            out[v] = RowRead(Tensor(TensorRole.STATE, i), Index(IndexRole.KID, slot))
+        for v, i in zip(part.forward.child, part.recurrent.child, strict=True):
+            out[v] = RowRead(Tensor(TensorRole.STATE, i), EDGE_CHILD)
+        out[part.forward.num_children] = RowRead(NUM_CHILDREN)
+        return out if self.forward else self._backward_sources(out, forest)
+
+    def _backward_sources(self, out: dict[Var, Source], forest: bool) -> dict[Var, Source]:
+        """Adds where the backward reads values of the forward, and cotangents."""
+        part = self.part
+        for n, v in enumerate(part.forward.extra):
+            if is_var(v):
+                out.setdefault(v, RowRead(Tensor(TensorRole.EXTRA, n)))
+        for i, v in enumerate(part.forward.states):
+            if is_var(v) and domain_of(v, part.joint.domain) != STATIC:
+                out.setdefault(v, RowRead(Tensor(TensorRole.STATE, i), base=STATE_ROW))
+        for n, v in enumerate(part.forward.keep):
+            out[v] = RowRead(Tensor(TensorRole.KEPT, n), base=EDGE_PAD if part.joint.domain.get(v) == EDGE else PAD)
+        for i, v in part.reverse.state_cts.items():
+            by_slot = any(part.recurrent.slots[j][1] == i for j in part.reverse.ct_slots)
+            by_edge = any(part.recurrent.child[j] == i for j in part.reverse.ct_child)
+            parts = [(Tensor(TensorRole.TO_SLOT, i), PARENT_SLOT)] * by_slot
+            parts += [(Tensor(TensorRole.TO_EDGE, i), PARENT)] * by_edge
+            ends = (None, None) if forest else (PARENT_FIRST, PARENT_COUNT)
+            direct = (Tensor(TensorRole.PUSHED, i), PUSHED_ROW) if i in self.pushed else None
+            out[v] = ParentSum(direct, tuple(parts), *ends)
+        for i, v in part.reverse.extra_cts.items():
+            out[v] = RowRead(Tensor(TensorRole.EXTRA_COTANGENT, i))
+        return out
+
+    def _places(self, eqns: list[Eqn], domains: Domains) -> dict[Var, list[RowAddress]]:
+        """Where outputs are stored. Adds equations to `eqns` that give each vertex its value of a constant, and `domains`."""
+        places: dict[Var, list[RowAddress]] = {}
+
+        def put(x: Atom, tensor: Tensor, base: int | None, copies: int = 1, domain: Domain = ROW, offset: int = 0) -> None:
+            v = in_domain(x, domain, domains, eqns)
+            places.setdefault(v, []).append(RowAddress(tensor, base, offset))
+            if tensor.role is not TensorRole.STATE:
+                self.written[tensor] = LaunchOutput(v, domain, base, copies)
+
+        part = self.part
+        if self.forward:
+            for i, v in enumerate(part.forward.states):
+                put(v, Tensor(TensorRole.STATE, i), STATE_ROW)
+            for n, v in enumerate(part.forward.extra):
+                edge = part.role.domain.get(part.recurrent.extra[n]) == EDGE
+                put(v, Tensor(TensorRole.EXTRA, n), None, domain=EDGE if edge else ROW)
+            together = {n: (m, column) for m, columns in self.replaced.items() for n, column in columns.items()}
+            for n, v in enumerate(self.kept):
+                base, domain = EDGE_PAD if domains.get(v) == EDGE else PAD, domains.get(v, STATIC)
+                if n in together:
+                    put(v, Tensor(TensorRole.REPLACED, together[n][0]), None, domain=domain, offset=together[n][1])
+                else:
+                    put(v, Tensor(TensorRole.KEPT, n), base, domain=domain)
+            for m in self.replaced:
+                tensor = Tensor(TensorRole.REPLACED, m)
+                self.written[tensor] = dataclasses.replace(self.written[tensor], value=part.reverse.cuts[m])
+            return places
+        for j, v in part.reverse.ct_slots.items():
+            slot, i = part.recurrent.slots[j]
+            put(v, Tensor(TensorRole.TO_SLOT, i), SLOTS + slot, self.arity)
+        for slot, i, like in self._unread_slots():
+            put(zeros_in_domain(like, ROW, domains, eqns), Tensor(TensorRole.TO_SLOT, i), SLOTS + slot, self.arity)
+        for j, v in part.reverse.ct_child.items():
+            put(v, Tensor(TensorRole.TO_EDGE, part.recurrent.child[j]), None, domain=EDGE)
+        for n, v in enumerate(part.reverse.cuts):
+            put(v, Tensor(TensorRole.CUT, n), None, domain=part.reverse.cut_domain[v])
+        for n, v in enumerate(self.operands):
+            put(v, Tensor(TensorRole.OPERAND, n), None, domain=domains.get(v, STATIC))
+        return places
+
+    def _unread_slots(self) -> list[tuple[int, int, ShapedArray]]:
+        """(slot, state, its type) for the slots in which a state is not read, if it is read in another one.
+
+        A child in such a slot reads the cotangent, which must therefore be zero.
+        """
+        part = self.part
+        read = {part.recurrent.slots[j]: v.aval for j, v in part.reverse.ct_slots.items()}
+        types = {i: shape for (_, i), shape in read.items()}
+        return [(slot, i, shape) for i, shape in types.items() for slot in range(self.arity) if (slot, i) not in read]
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether a tensor is read only by indices, so that its padding rows may hold anything."""
+    return tensor.role in _OF_PARENTS
+
+
+def _summed_operands(part: Split) -> list[Var]:
+    """Operands of parameter gradients that depend on sums over children. The kernel computes them again, in a fixed order."""
+    sums = [v for e in part.joint.program.eqns if e.primitive in REDUCTIONS for v in e.outvars]
+    wanted = [v for u in part.reverse.uses for v in u.operands.values() if is_var(v) and v not in part.joint.available]
+    return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.program.eqns, set(sums))]
+
+
+def recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Recurrence:
+    """Returns one direction of the inner role of a kind; it is cached on the role.
+
+    Args:
+        plan: The plan.
+        name: The kind.
+        forward: The direction.
+        forest: Whether no vertex has two parents.
+        keep: Whether a forward keeps values for a backward.
+
+    Raises:
+        Unfit: If the kernels cannot compute it.
+    """
+    part = plan.inner[name]
+    key = (forward, forest or (forward and not keep), keep or not forward)
+    if key not in part.launches:
+        pushes = plan.push_states
+        pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
+        try:
+            replaced: Replaced = {}
+            if forward and keep and part.forward.keep:
+                with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
+                    replaced = recurrence_of(plan, name, False, forest).replaced
+            made = Recurrence(part, *key, pushed, state_bounds(plan), replaced)
+            if PRECISIONS[made.precision].instead_of and not _measured(made):
+                made = Recurrence(part, *key, pushed, [math.inf] * len(plan.state_avals), replaced)
+            part.launches[key] = made
+        except Unfit as e:
+            part.launches[key] = e
+    found = part.launches[key]
+    if isinstance(found, Unfit):
+        raise found
+    return found
+
+
+def _measured(recurrence: Recurrence) -> bool:
+    """Whether float16 products like these have run on a GPU: operands sum at most two rows, and weights are resident."""
+    program = recurrence.program
+    sums = [operand for p in program.products() for operand in p.operands]
+    return all(len(rows) <= 2 for rows in sums) and any(c.resident for c in candidates(program, recurrence.precision))
+
+
+def _precision(eqns: Sequence[Eqn], domains: Domains, found: dict[Var, float]) -> str:
+    """The precision of products: that of JAX's float32 products on this GPU, for the precision that F asks for.
+
+    If all operands have bounds (`found`) within the range of a faster precision that is as exact, that one.
+    """
+    products = [e for e in eqns if is_product(e, domains)]
+    asked = asked_precision(e.params["precision"] for e in products)
+    better = replacement(asked)
+    if better is None or not products:
+        return asked.name
+    summed = [e.invars[1].aval.shape[contracted_axis(e)] for e in products]
+    small = all(bound(e.invars[0], found) <= better.largest and of_tf32_bits(e.params["precision"]) for e in products)
+    return better.name if small and all(k % better.chunk == 0 for k in summed) else asked.name

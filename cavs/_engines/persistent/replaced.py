@@ -1,0 +1,108 @@
+"""Which kept values a cut cotangent replaces: a backward launch stores it over the rows of what it has read for the last time.
+
+A thread block reads and writes its own columns of a row, so the values need not have the order or the shape of the cotangent,
+only its bytes: the forward stores them side by side in a tensor that is as wide.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+from cavs._function.domains import EDGE
+from cavs._function.keeping import lazy_reads
+from cavs._function.split import Split
+from cavs._jaxpr.jaxprs import Var
+from cavs.kernels import LevelProgram, Load, Phase, RowRead, Tensor, TensorRole, aval, stored_dtype
+
+Replaced = dict[int, dict[int, int]]  # cut cotangent -> kept value -> the column at which the value begins
+_MOST = 8  # values of which all subsets are tried
+
+
+def replaced_by_cuts(part: Split, program: LevelProgram) -> Replaced:
+    """Returns the kept values that fill the rows of a cut cotangent, and are not read once it is there.
+
+    Args:
+        part: F at vertices with children, of one kind.
+        program: its backward, which reads kept value n as `TensorRole.KEPT` n and stores cut cotangent m as `TensorRole.CUT` m.
+    """
+    reverse, domain, later = part.reverse, part.joint.domain, lazy_reads(part.joint)
+    last = _last_loads(program)
+    first = {store.place.tensor: i for i, phase in reversed([*enumerate(program.phases)]) for store in phase.stores}
+    spare = {
+        n: v
+        for n, v in enumerate(part.forward.keep)
+        if v not in later and Tensor(TensorRole.KEPT, n) in last and _fits(v, program)
+    }
+    found: Replaced = {}
+    for m, cut in enumerate(reverse.cuts):
+        stored = first.get(Tensor(TensorRole.CUT, m))
+        edge = reverse.cut_domain[cut] == EDGE
+        free = [
+            n
+            for n, v in spare.items()
+            if stored is not None and last[Tensor(TensorRole.KEPT, n)] <= stored and (domain.get(v) == EDGE) == edge
+        ]
+        chosen = _filling(free, {n: _size(spare[n]) for n in free}, _size(cut)) if _fits(cut, program) else None
+        if chosen:
+            starts = itertools.accumulate((_size(spare[n]) for n in chosen), initial=0)
+            found[m] = dict(zip(chosen, starts, strict=False))
+            spare = {n: v for n, v in spare.items() if n not in chosen}
+    return found
+
+
+def reading_replaced(program: LevelProgram, replaced: Replaced) -> LevelProgram:
+    """Returns the backward that reads these kept values side by side, from `TensorRole.REPLACED` m."""
+    place = {
+        Tensor(TensorRole.KEPT, n): (Tensor(TensorRole.REPLACED, m), column // program.valid)
+        for m, columns in replaced.items()
+        for n, column in columns.items()
+    }
+    return dataclasses.replace(program, phases=tuple(_moved(phase, place) for phase in program.phases))
+
+
+def _moved(phase: Phase, place: Mapping[Tensor, tuple[Tensor, int]]) -> Phase:
+    def moved(op: object) -> object:
+        if isinstance(op, Load) and isinstance(op.source, RowRead) and op.source.tensor in place:
+            tensor, part = place[op.source.tensor]
+            return dataclasses.replace(op, source=RowRead(tensor, part=part))
+        return op
+
+    return dataclasses.replace(phase, operations=tuple(map(moved, phase.operations)))
+
+
+def _last_loads(program: LevelProgram) -> dict[Tensor, int]:
+    """For each tensor that only early loads of own rows read, the last phase with one.
+
+    They come before all stores of a phase. `kernels._program.check` asserts this of each program.
+    """
+    found: dict[Tensor, int] = {}
+    others: set[Tensor] = set()
+    for i, phase in enumerate(program.phases):
+        others |= phase.operands()
+        for op in phase.operations:
+            source = getattr(op, "source", None)
+            if isinstance(op, Load) and op.early and isinstance(source, RowRead) and source.index is None:
+                found[source.tensor] = i
+            elif isinstance(source, RowRead):
+                others.add(source.tensor)
+    return {tensor: i for tensor, i in found.items() if tensor not in others}
+
+
+def _fits(v: Var, program: LevelProgram) -> bool:
+    """Whether a value is float32 in whole unit vectors. A scalar has no columns."""
+    return stored_dtype(aval(v)) == np.float32 and _size(v) > 1 and _size(v) % program.valid == 0
+
+
+def _size(v: Var) -> int:
+    return int(np.prod(aval(v).shape))
+
+
+def _filling(values: list[int], sizes: Mapping[int, int], total: int) -> tuple[int, ...] | None:
+    """The fewest values whose sizes add up to `total`."""
+    for count in range(1, min(len(values), _MOST) + 1):
+        for some in itertools.combinations(values[:_MOST], count):
+            if sum(sizes[n] for n in some) == total:
+                return some
+    return None

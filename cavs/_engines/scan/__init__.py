@@ -1,0 +1,1 @@
+"""Engine `scan`: runs levels as a `lax.scan` in XLA. Works on every device."""

@@ -1,0 +1,215 @@
+"""Engine `scan`, forward: the levels as loops over tasks, on any device; dynamic tensors are updated in place."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, StagesInXla
+from cavs._engines.scan.reverse import backward_levels
+from cavs._function.domains import EDGE, ROW, Domain
+from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.keeping import overwritten_rows
+from cavs._function.split import Split
+from cavs._jaxpr.equations import needed, reads
+from cavs._jaxpr.jaxprs import Env
+from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval, together
+from cavs._stages.pulled import Pulled, Values, get_rows
+from cavs._stages.saved import Saved
+from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
+
+
+class _ForwardKind(NamedTuple):
+    """What the tasks of a kind read, besides states."""
+
+    part: Split
+    rows: Rows
+    fixed: dict[Any, Any]
+    crossing: list[Values]
+    turned: dict[Any, Any]
+    eqns: list[Any]
+    wanted: set[Any]
+    stored: list[tuple[Any, ...]]  # joint variables of each tensor: what is kept, then what the lazy part reads
+    level: list[Domain]  # of each
+    over: dict[int, Any]  # of some of these, the eager rows that they overwrite
+    given: dict[Any, jax.Array]  # such rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan(StagesInXla):
+    """Engine `scan`: XLA loops over tasks, on any device. See [`Engine`][cavs._engines.engine.Engine]."""
+
+    launches = False
+    pulls_in_levels = True
+
+    def forward_levels(
+        self,
+        batch: Batch,
+        states: list[jax.Array],
+        statics: list[list[jax.Array]],
+        eager: list[list[Values]],
+        save: bool,
+    ) -> ForwardLevels:
+        """Runs the forward's levels task by task."""
+        return forward_levels(batch, states, statics, eager, save)
+
+    def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
+        """Runs the backward's levels task by task, in reverse."""
+        return backward_levels(batch, saved, cotangents)
+
+
+def forward_levels(
+    batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[Values]], save: bool
+) -> ForwardLevels:
+    """Runs the forward's loop over tasks."""
+    sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
+    of = zip(batch.parts, batch.rows, statics, eager, strict=True)
+    found = [_with_over(_kind(part, rows, own, eager_rows, save)) for part, rows, own, eager_rows in of]
+    # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know which
+    # row of the eager part's results is read here.
+    early = [x for kind in found for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
+    zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in early], start=500)
+    tensors = [
+        [
+            together([k.given[k.over[n]]], place_aval(place).shape)
+            if n in k.over
+            else k.rows.tensor(zeros, place_aval(place), lv == EDGE)
+            for n, (place, lv) in enumerate(zip(k.stored, k.level, strict=True))
+        ]
+        for k in found
+    ]
+
+    def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
+        states, tensors = carry
+        kind, first = found[k], sched.task_start[t]
+        rows = kind.rows
+        span = RowSpan(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
+        segments = span.of_edges(rows.edge_owner) - first if kind.part.gathers_all else None
+        before = _before(kind, span, tensors[k])
+        own, values = _computed(kind, span, states, segments, fusion, before)
+        states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
+        mine = []
+        for n, (b, x, lv) in enumerate(zip(tensors[k], values, kind.level, strict=True)):
+            if n in kind.over:  # rows after the task's are read by later tasks
+                count = sched.task_edges[t] if lv == EDGE else sched.task_size[t]
+                which = (jnp.arange(x.shape[0]) < count).reshape(-1, *(1,) * (x.ndim - 1))
+                x = jnp.where(which, x, together([before[kind.over[n]]], x.shape[1:]))
+            mine.append(write(b, x, span.edge_start if lv == EDGE else span.start))
+        return states, [mine if j == k else x for j, x in enumerate(tensors)]
+
+    ends, num_classes = sched.round_end, len(sched.shape.classes)
+
+    def one_round(r: Any, carry: Any) -> Any:
+        for k in range(len(found)):
+            for c, (width, edges) in enumerate(sched.shape.classes if sched.shape.inner[k] else ()):
+                end = ends[r, k * num_classes + c]
+                carry = lax.while_loop(
+                    lambda tc, end=end: tc[0] < end,
+                    lambda tc, k=k, w=width, e=edges: (tc[0] + 1, task(k, w, e, tc[0], tc[1])),
+                    carry,
+                )
+        return carry
+
+    _, (states, tensors) = lax.fori_loop(0, sched.num_rounds, one_round, (jnp.int32(0), (states, tensors)))
+    kept, extras = [], []
+    for k, x in zip(found, tensors, strict=True):
+        split = len(k.stored) - len(k.part.recurrent.extra)
+        kept.append(x[:split])
+        inner = zip(k.level[split:], x[split:], strict=True)
+        extras.append([k.rows.inner_edges(b) if lv == EDGE else k.rows.inner(b) for lv, b in inner])
+    return ForwardLevels(states, kept, extras, None)
+
+
+def forward_leaves(
+    batch: Batch, statics: list[list[jax.Array]], eager: list[list[Values]], save: bool
+) -> tuple[list[jax.Array], list[list[jax.Array]], list[list[jax.Array]]]:
+    """Runs the leaves of a batch that has them as kinds, whose `statics` and `eager` these are, each kind at once.
+
+    Returns:
+        The dynamic tensors with the states of leaves, what is kept, and what the lazy part reads.
+    """
+    sched, fusion, first = batch.sched, batch.plan.function.optimizations.fusion, len(batch.kinds)
+    states = [batch.zeros((sched.shape.rows, *a.shape), a.dtype) for a in batch.plan.state_avals]
+    kept, extras = [], []
+    for k, (part, rows) in enumerate(zip(batch.parts[first:], batch.rows[first:], strict=True)):
+        own, mine, extra = all_rows(part, rows, statics[k], eager[k], save, fusion)
+        states = [write(b, x, sched.leaf_row[k]) for b, x in zip(states, own, strict=True)]
+        kept.append(mine)
+        extras.append(extra)
+    return states, kept, extras
+
+
+def all_rows(
+    part: Split, rows: Rows, statics: list[jax.Array], eager: Sequence[Values], save: bool, fusion: bool
+) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+    """Runs rows without children at once. Returns their states, what is kept, and what the lazy part reads."""
+    own, values = _computed(_kind(part, rows, statics, eager, save), RowSpan(0, rows.size, 0, 0), [], None, fusion)
+    split = len(values) - len(part.recurrent.extra)
+    return own, values[:split], values[split:]
+
+
+def _computed(
+    kind: _ForwardKind,
+    span: RowSpan,
+    states: list[jax.Array],
+    segments: jax.Array | None,
+    fusion: bool,
+    before: Env | None = None,
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns the states of the vertices of a span, and the values that are stored; `before`: eager rows of the span."""
+    part, level = kind.part, kind.part.joint.domain
+    read = entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | (before or {})
+    env = kind.fixed | barred(read)
+    evaluate(kind.eqns, env, level, segments, span.size, kind.turned, fusion=fusion)
+    own = [value_at(x, ROW, span.size, env, level) for x in part.forward.states]
+    sizes = [span.edges if lv == EDGE else span.size for lv in kind.level]
+    stored = zip(kind.stored, kind.level, sizes, strict=True)
+    values = [(place, [value_at(v, lv, n, env, level) for v in place]) for place, lv, n in stored]
+    return own, [together(x, place_aval(place).shape) for place, x in values]
+
+
+def _kind(part: Split, rows: Rows, statics: list[Any], eager: Sequence[Values], save: bool) -> _ForwardKind:
+    env = fixed(part, statics)
+    keep = part.forward.places if save else []
+    targets = [*part.forward.states, *part.forward.extra, *(v for place in keep for v in place)]
+    eqns, _ = needed(part.joint.program.eqns, targets, set())
+    return _ForwardKind(
+        part=part,
+        rows=rows,
+        fixed=env,
+        crossing=crossing(part, rows, eager),
+        turned=turned_weights(part.joint.program.eqns, part.joint.domain, env),
+        eqns=eqns,
+        wanted=reads(eqns, targets),
+        stored=[*keep, *((v,) for v in part.forward.extra)],
+        level=[*(EDGE if part.joint.domain[v] == EDGE else ROW for v, *_ in keep), *part.extra_domain],
+        over={},
+        given={},
+    )
+
+
+def _with_over(kind: _ForwardKind) -> _ForwardKind:
+    """Returns `kind` with the kept values that overwrite eager rows: a task reads its rows before it writes them."""
+    part = kind.part
+    ours = {v: x for v, x in zip(part.forward.cross, kind.crossing, strict=True) if not isinstance(x, Pulled)}
+    over = overwritten_rows(part.joint, ours) if part.forward.together is not None else {}
+    over = {n: over[place] for n, place in enumerate(kind.stored) if place in over}
+    if not over:
+        return kind
+    env: Env = dict(ours)
+    evaluate(needed(part.joint.program.eqns, list(over.values()), set(env))[0], env, part.joint.domain)
+    targets = [*part.forward.states, *(v for place in kind.stored for v in place)]
+    eqns, _ = needed(part.joint.program.eqns, targets, set(over.values()))
+    given = {v: env[v] for v in over.values()}
+    wanted = reads(eqns, targets) - given.keys()
+    return kind._replace(eqns=eqns, wanted=wanted, over=over, given=given)
+
+
+def _before(kind: _ForwardKind, span: RowSpan, tensors: list[jax.Array]) -> Env:
+    """Returns the eager rows of a span that kept values overwrite, read by number: see `scan_task`."""
+    row, edge = span.start + jnp.arange(span.size), span.edge_start + jnp.arange(span.edges)
+    found = {v: get_rows(tensors[n], edge if kind.level[n] == EDGE else row) for n, v in kind.over.items()}
+    return {v: together([x], v.aval.shape) for v, x in found.items()}

@@ -1,0 +1,257 @@
+"""Engine `scan`, backward: one task, which is the VJP of the recurrent part at its vertices."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from cavs._function.cut_parts import StoredCuts, stored_cuts
+from cavs._function.domains import EDGE, ROW, Domains
+from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.keeping import reused
+from cavs._function.split import Split
+from cavs._function.vertex import Optimizations
+from cavs._jaxpr.equations import needed, reads
+from cavs._jaxpr.jaxprs import Env, Eqn, Var, is_var
+from cavs._schedule.schedule import Schedule
+from cavs._stages.cotangents import Cotangent, mask_rows, merged
+from cavs._stages.entrance import Memory, apart, barred, entrance, fixed, kept_values, together
+from cavs._stages.lazy import Mine, Some, lazy_gradients
+from cavs._stages.pulled import get_rows
+from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, window, write
+
+T = TypeVar("T")
+StateCotangents: TypeAlias = dict[int, jax.Array]  # by the index of the state leaf, in the rows of the dynamic tensors
+Totals: TypeAlias = list[dict[int, jax.Array]]  # for each kind the cotangents of the static values so far, by their index
+Cuts: TypeAlias = list[list[jax.Array]]  # for each kind the cut cotangents, as in `Kind.stored`
+
+
+class Kind(NamedTuple):
+    """What the tasks of a kind read, besides cotangents of states."""
+
+    number: int
+    part: Split
+    rows: Rows
+    memory: Memory
+    extra_cts: dict[int, jax.Array]  # of the values that the lazy part reads, with slack
+    turned: Env
+    eqns: list[Eqn]
+    wanted: set[Var]
+    cuts: StoredCuts
+    stored: list[Var]  # what is stored of `cuts`: without lazy batching only that for which the eager part waits
+    level: Domains  # of cut cotangents, and of what is stored
+    reused: dict[Var, int]  # what overwrites kept values: index into `memory.kept`
+    own: dict[Var, int]  # what overwrites the cotangents of a vertex's own state: the state leaf
+
+
+def with_whole(kind: Kind, stored: Env) -> Env:
+    """Returns what is stored of the cut cotangents, and the cut cotangents that are not stored themselves."""
+    env = dict(stored)
+    for v, parts in kind.cuts.within.items():
+        env |= dict(zip(parts, apart(together([stored[v]], (v.aval.size,)), parts), strict=True))
+    evaluate(kind.cuts.eqns, env, kind.part.joint.domain)
+    return env
+
+
+def crossing_cts(part: Split, cuts: Mapping[Var, T]) -> dict[Var, T]:
+    """Returns the cut cotangents, or where they lie, that belong to outputs of the eager part, by these outputs."""
+    return {part.recurrent.cross[c]: cuts[v] for c, v in part.reverse.ct_cross.items() if is_var(v) and v in cuts}
+
+
+def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list[Cotangent]:
+    """Returns the cotangents of the eager part's outputs: the sums of those of the pushes and those of the levels."""
+    cross = crossing_cts(part, cuts)
+    return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager.outs, eager_cts, strict=True)]
+
+
+def kind_of(
+    number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], memory: Memory, lazy: bool, parts: bool = True
+) -> Kind:
+    """Collects what the tasks of a kind read. `parts`: whether cut cotangents may be stored in parts."""
+    domains = part.extra_domain
+    cuts = stored_cuts(part.joint, parts=lazy and parts)
+    results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *cuts.values]
+    eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
+    return Kind(
+        number=number,
+        part=part,
+        rows=rows,
+        memory=memory,
+        extra_cts={
+            i: rows.padded_in(domains[i], jnp.asarray(extra_cts[i])) for i in (part.reverse.extra_cts if extra_cts else ())
+        },
+        turned=turned_weights(part.joint.program.eqns, part.joint.domain, fixed(part, memory.statics)),
+        eqns=eqns,
+        wanted=reads(eqns, available),
+        cuts=cuts,
+        stored=[v for v in cuts.values if lazy or v in part.reverse.ct_cross.values()],
+        level=part.reverse.cut_domain | cuts.domain,
+        reused={},
+        own={},
+    )
+
+
+def with_reuse(kind: Kind, own: bool) -> Kind:
+    """Returns `kind` with the cut cotangents that overwrite kept values, and with `own` cotangents of states.
+
+    A task reads its rows of these before it writes them, and nothing else reads them.
+    """
+    number = {place: n for n, place in enumerate(kind.part.forward.places)}
+    over = reused(kind.part.joint, kind.stored, kind.level)
+    found = {cut: number[place] for cut, place in over.items() if kind.wanted.issuperset(place)}
+    left = {i: (x.aval.shape, x.aval.dtype) for i, x in kind.part.reverse.state_cts.items() if own}
+    of: dict[Var, int] = {}
+    for v in kind.stored:
+        fits = [i for i, like in left.items() if like == (v.aval.shape, v.aval.dtype)]
+        if v not in found and kind.level[v] == ROW and fits:
+            of[v] = fits[0]
+            del left[fits[0]]
+    return kind._replace(reused=found, own=of, stored=[v for v in kind.stored if v not in of])
+
+
+def empty_cuts(kind: Kind, zeros: Zeros) -> list[jax.Array]:
+    """Returns dynamic tensors for cut cotangents: zeros, unless they overwrite kept values."""
+    return [
+        kind.memory.kept[kind.reused[v]] if v in kind.reused else kind.rows.tensor(zeros, v.aval, kind.level[v] == EDGE)
+        for v in kind.stored
+    ]
+
+
+def run_task(
+    kind: Kind,
+    sched: Schedule,
+    width: int,
+    edges: int,
+    t: jax.Array,
+    carry: tuple[StateCotangents, Cuts, Totals],
+    options: Optimizations,
+) -> tuple[StateCotangents, Cuts, Totals]:
+    """Runs task t: the VJP of the recurrent part at `width` vertices with `edges` child edges.
+
+    It adds to the cotangents of the children's states and writes cut cotangents. Without lazy batching it also adds to the
+    cotangents of static values.
+    """
+    g, cuts, totals = carry
+    part, rows, memory, level = kind.part, kind.rows, _now(kind, g, cuts[kind.number]), kind.part.joint.domain
+    shift = sched.task_size[t] - width  # backward windows END at the task's last row
+    row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift
+    edge_start = rows.edge_pad + sched.task_edge[t] + sched.task_edges[t] - edges
+    span = RowSpan(start, width, edge_start, edges)
+    env = _known(kind, memory, g, span, row)
+    places = part.forward.places
+    before = {cut: together([env[v] for v in places[n]], cut.aval.shape) for cut, n in kind.reused.items()}
+    segments = span.segments(rows) if part.gathers_all else None
+    evaluate(kind.eqns, env, level, segments, width, kind.turned, fusion=options.fusion)
+
+    mine, mine_edges = jnp.arange(width) >= -shift, jnp.arange(edges) >= edges - sched.task_edges[t]
+    values = {v: value_at(v, lv, edges if lv == EDGE else width, env, level) for v, lv in kind.cuts.domain.items()}
+    for v, i in kind.own.items():  # rows that are not the task's may be those of its children, and others
+        g = g | {i: write(g[i], _only(mine, values[v], env[part.reverse.state_cts[i]]), row)}
+    g = _with_children(kind, g, span, mine, mine_edges, env)
+    new = []
+    for v, b in zip(kind.stored, cuts[kind.number], strict=True):
+        edge, value = kind.level[v] == EDGE, values[v]
+        if v in kind.reused:  # rows of the span that are not the task's still hold what the forward kept
+            value = _only(mine_edges if edge else mine, value, before[v])
+        value = together([value], b.shape[1:])  # it may lie where several kept values were
+        new.append(write(b, value, edge_start if edge else start))
+    cuts, totals = list(cuts), list(totals)
+    cuts[kind.number] = new
+    if not options.lazy:
+        own_rows = Mine(Some(mine, width - 1), Some(mine_edges, edges - 1))  # the window's last row is the task's
+        now = lazy_gradients(part, rows, span, memory, values, own_rows)
+        totals[kind.number] = merged(totals[kind.number], now)
+    return g, cuts, totals
+
+
+def _only(mine: jax.Array, value: jax.Array, before: jax.Array) -> jax.Array:
+    """Returns the rows of `value` where `mine`, and of `before` elsewhere."""
+    return jnp.where(mine.reshape(-1, *(1,) * (value.ndim - 1)), value, before)
+
+
+def all_rows_back(kind: Kind, row: Index, g: StateCotangents, fusion: bool) -> list[jax.Array]:
+    """Runs the VJP of F at rows without children at once, of which the first has row `row` in the dynamic tensors.
+
+    Returns:
+        Their cut cotangents, in the order of `Kind.stored`.
+    """
+    span, level = RowSpan(0, kind.rows.size, 0, 0), kind.part.joint.domain
+    memory = kind.memory._replace(states=_states_now(kind, g))
+    env = _known(kind, memory, g, span, row)
+    evaluate(kind.eqns, env, level, None, span.size, kind.turned, fusion=fusion)
+    return [mask_rows(value_at(v, ROW, span.size, env, level), kind.rows.real) for v in kind.stored]
+
+
+def is_leaf(kind: Kind, sched: Schedule) -> bool:
+    """Whether the rows of a kind are leaves."""
+    return kind.number >= len(sched.shape.kinds)
+
+
+def _known(kind: Kind, memory: Memory, g: StateCotangents, span: RowSpan, row: Index) -> Env:
+    """Returns what the VJP reads at the vertices of a span, of which the first has this row in the dynamic tensors."""
+    part, env = kind.part, fixed(kind.part, memory.statics)
+    env |= barred(entrance(part, kind.rows, span, memory.states, memory.crossing, kind.wanted))
+    kept = kept_values(part, span, memory, kind.wanted, env)
+    for i, (v, x) in enumerate(zip(part.forward.states, memory.states, strict=True)):
+        # Two leaves of the state may be one variable, of which only one is overwritten.
+        if is_var(v) and v in kind.wanted and v not in env and v not in kept and i not in part.forward.overwritten:
+            kept[v] = window(x, row, span.size)
+    # What is overwritten later is read by number, not as a slice: XLA would fuse a slice past the write, and copy the tensor.
+    own = row + jnp.arange(span.size)
+    kept |= {v: get_rows(g[i], own) for i, v in part.reverse.state_cts.items()}
+    for cut, n in kind.reused.items():
+        edge = kind.level[cut] == EDGE
+        index = span.edge_start + jnp.arange(span.edges) if edge else span.start + jnp.arange(span.size)
+        place = part.forward.places[n]
+        kept |= dict(zip(place, apart(get_rows(memory.kept[n], index), place), strict=True))
+    for i, v in part.reverse.extra_cts.items():
+        edge = part.extra_domain[i] == EDGE
+        if i in kind.extra_cts:
+            kept[v] = (span.of_edges if edge else span.rows)(kind.extra_cts[i])
+        else:
+            kept[v] = jnp.zeros((span.edges if edge else span.size, *v.aval.shape), v.aval.dtype)
+    return env | barred(kept)
+
+
+def _now(kind: Kind, g: StateCotangents, cuts: list[jax.Array]) -> Memory:
+    """Returns the memory of a kind while tensors of cotangents overwrite some of it."""
+    memory, kept = kind.memory, list(kind.memory.kept)
+    for v, b in zip(kind.stored, cuts, strict=True):
+        if v in kind.reused:
+            kept[kind.reused[v]] = b
+    return memory._replace(states=_states_now(kind, g), kept=kept)
+
+
+def _states_now(kind: Kind, g: StateCotangents) -> list[jax.Array]:
+    return [g[i] if i in kind.part.forward.overwritten else x for i, x in enumerate(kind.memory.states)]
+
+
+def _with_children(
+    kind: Kind, g: StateCotangents, span: RowSpan, mine: jax.Array, mine_edges: jax.Array, env: Env
+) -> StateCotangents:
+    """Returns the cotangents of states with those of the children of a task's vertices.
+
+    They are added to what other parents contributed, or they overwrite the states of the children, which nobody reads again.
+    """
+    part, rows, level = kind.part, kind.rows, kind.part.joint.domain
+    kids, children = span.rows(rows.kids), span.of_edges(rows.edge_child)
+    to: dict[int, list[tuple[jax.Array, jax.Array]]] = {}
+    for j, v in part.reverse.ct_slots.items():
+        slot, i = part.recurrent.slots[j]
+        to.setdefault(i, []).append((jnp.where(mine, kids[:, slot], 0), value_at(v, ROW, span.size, env, level)))
+    for j, v in part.reverse.ct_child.items():
+        index = jnp.where(mine_edges, children, 0)
+        to.setdefault(part.recurrent.child[j], []).append((index, value_at(v, EDGE, span.edges, env, level)))
+    g = dict(g)
+    for i, pairs in to.items():
+        index, cts = (jnp.concatenate(x) for x in zip(*pairs, strict=True))
+        # Row 0 belongs to no vertex: rows of the span that are not the task's go there, and absent children are there. Nothing
+        # reads row 0 of the cotangents. But row 0 of the states is the state of absent children, which must stay zeros: there
+        # the last row is the one that belongs to no vertex.
+        if i in part.forward.overwritten:
+            index = jnp.where(index > 0, index, g[i].shape[0] - 1)
+            g[i] = g[i].at[index].set(cts, mode="promise_in_bounds")
+        else:
+            g[i] = g[i].at[index].add(cts, mode="promise_in_bounds")
+    return g

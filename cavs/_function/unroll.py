@@ -1,0 +1,145 @@
+"""Turns a traced vertex function into straight-line equations: inlines calls, and unrolls loops that call `gather_all`.
+
+Other loops and conditions of `jax.lax` stay single equations, which are batched over vertices as a whole. That is impossible
+if one calls `gather_all`: it then mixes values of vertices with values of their children.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+
+from cavs._function.children import has_children_in
+from cavs._function.domains import STATIC, Domains
+from cavs._jaxpr.equations import Program
+from cavs._jaxpr.inline import PLAIN, inlined
+from cavs._jaxpr.jaxprs import (
+    Atom,
+    ClosedJaxpr,
+    Eqn,
+    Jaxpr,
+    Literal,
+    PyTreeDef,
+    Var,
+    bodies_in,
+    body_of,
+    is_var,
+    opened,
+    scan_parts,
+)
+from cavs._jaxpr.lines import line_of
+
+MSG_CONTROL = (
+    "gather_all is called inside {name}{where}, which cannot be batched over vertices with different numbers of children. Call "
+    "gather_all before it and use the result inside. jax.vmap, jax.checkpoint, jax.grad, lax.scan and lax.cond may contain it."
+)
+
+
+def trace(fn: Callable[..., Any], *args: Any) -> tuple[Program, PyTreeDef, PyTreeDef]:
+    """Traces `fn` to a `Program` with inner calls inlined.
+
+    Returns:
+        The program, and the tree structures of the arguments and of the result.
+    """
+    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    jaxpr, values = opened(unrolled(cast(ClosedJaxpr, closed)))
+    eqns: list[Eqn] = []
+    outs = inlined(jaxpr, {}, eqns)
+    consts = dict(zip(jaxpr.constvars, values, strict=True))
+    return (
+        Program(tuple(jaxpr.invars), tuple(eqns), tuple(outs), consts),
+        jax.tree.structure(args),
+        jax.tree.structure(out_shape),
+    )
+
+
+def unrolled(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns a jaxpr in which every `scan` that calls `gather_all` is unrolled, and every such `cond` runs all branches.
+
+    Raises:
+        TypeError: `gather_all` is called inside a `while_loop` or a function with custom derivatives; the message names the
+            line of F.
+    """
+    if not any(_needs_unrolling(e) for e in closed.jaxpr.eqns):
+        return closed
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
+    return cast(ClosedJaxpr, jax.make_jaxpr(lambda *args: _run(closed.jaxpr, closed.consts, args))(*shapes))
+
+
+def _needs_unrolling(eqn: Eqn) -> bool:
+    """Returns whether an equation is a loop, a condition or the like that calls `gather_all`."""
+    inside = bodies_in(eqn)
+    if eqn.primitive.name in PLAIN:
+        return any(_needs_unrolling(e) for body in inside for e in body.eqns)
+    return any(map(has_children_in, inside))
+
+
+def _run(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array]) -> list[jax.Array]:
+    """Evaluates a jaxpr, and unrolls what needs it."""
+    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+    for e in jaxpr.eqns:
+        values = [env[x] if is_var(x) else x.val for x in e.invars]
+        if not _needs_unrolling(e):
+            params = e.primitive.get_bind_params(e.params)
+            subfuns, params = ((), params) if isinstance(params, dict) else params
+            outs = e.primitive.bind(*subfuns, *values, **params)
+            outs = list(outs) if e.primitive.multiple_results else [outs]
+        elif e.primitive.name in PLAIN:
+            outs = _run(*body_of(e), values)
+        elif e.primitive.name == "scan":
+            outs = _scan(e, values)
+        elif e.primitive.name == "cond":
+            cases = [_run(*opened(branch), values[1:]) for branch in e.params["branches"]]
+            outs = [_pick(values[0], parts) for parts in zip(*cases, strict=True)]
+        else:
+            raise TypeError(MSG_CONTROL.format(name=e.primitive.name, where=line_of(e)))
+        env.update(zip(e.outvars, outs, strict=True))
+    return [env[x] if is_var(x) else x.val for x in jaxpr.outvars]
+
+
+def _pick(which: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:
+    """Returns the case of number `which`."""
+    *others, out = cases  # `lax.switch` has already clamped `which`
+    for i, case in enumerate(others):
+        out = jnp.where(which == i, case, out)
+    return out
+
+
+def _scan(eqn: Eqn, values: list[jax.Array]) -> list[jax.Array]:
+    """Evaluates a scan step by step."""
+    params = eqn.params
+    (body, body_consts), length = opened(params["jaxpr"]), params["length"]
+    consts, carry, xs = scan_parts(params, values)
+    num_carry = len(carry)
+    rows: list[list[jax.Array]] = [[]] * length
+    for i in reversed(range(length)) if params["reverse"] else range(length):
+        outs = _run(body, body_consts, [*consts, *carry, *(x[i] for x in xs)])
+        carry, rows[i] = outs[:num_carry], outs[num_carry:]
+    if not length:
+        return [*carry, *(jnp.zeros((0, *v.aval.shape), v.aval.dtype) for v in body.outvars[num_carry:])]
+    return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
+
+
+def open_custom_calls(eqns: Sequence[Eqn], domain: Domains) -> tuple[list[Eqn], Domains]:
+    """Inlines functions with custom derivatives, such as `jax.nn.relu`, and returns the domains of all variables, too.
+
+    Only for equations that are not differentiated any more.
+    """
+    out: list[Eqn] = []
+    domain = dict(domain)
+    for eqn in eqns:
+        if eqn.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
+            out.append(eqn)
+            continue
+        jaxpr, consts = body_of(eqn)
+        local: dict[Var, Atom] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            local[var] = Literal(value, var.aval)
+        inside: list[Eqn] = []
+        results = dict(zip(inlined(jaxpr, local, inside), eqn.outvars, strict=True))
+        for e in open_custom_calls(inside, {})[0]:
+            invars = [results.get(x, x) if is_var(x) else x for x in e.invars]
+            out.append(e.replace(invars=invars, outvars=[results.get(v, v) for v in e.outvars]))
+            domain |= dict.fromkeys(out[-1].outvars, domain.get(eqn.outvars[0], STATIC))
+    return out, domain

@@ -1,0 +1,106 @@
+"""Functions with a derivative of their own in reverse mode, which depends on what is differentiated."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.reverse_only import Cotangents, Linear, forward_only, linear
+from cavs._jaxpr.ruled import Arrays, Flat, Rules, Tangents, call, flat, pushed
+
+MSG_LINEARIZED = (
+    "{name}: got tangents for a function that jax.linearize returned; expected none, as that function is only transposed. "
+    "Write jax.jvp for a derivative in forward mode, and jax.vjp for one in reverse mode."
+)
+MSG_TWICE = (
+    "{name}: got a second derivative in reverse mode, as of jax.grad of jax.grad or of jax.jvp; expected one in forward mode. "
+    "Write jax.jvp(jax.grad(loss), (params,), (direction,))[1] for a product with the Hessian, and jax.hessian(loss) for the "
+    "Hessian."
+)
+
+
+def reverse_differentiable(
+    primal: Callable[..., PyTree],
+    forward: Callable[..., tuple[PyTree, PyTree]],
+    backward: Callable[..., tuple[PyTree, ...]],
+    name: str,
+    once: bool = False,
+) -> Callable[..., PyTree]:
+    """Returns `primal` with a reverse derivative that depends on which arguments are differentiated.
+
+    Where it is differentiated, a rule finds out which they are, calls `forward`, and returns tangents whose transpose is
+    `backward` (`_jaxpr.reverse_only`). Tangents that are computed, in forward mode, are those of `primal`.
+
+    Args:
+        primal: the function of positional arguments, pytrees of arrays. Like the others, it closes over no tracers.
+        forward: `forward(varied, *args) -> (results, residuals)`; `varied` are the arguments with bools as leaves.
+        backward: `backward(residuals, cotangents) -> cotangents of args`, with `None` for what is not differentiated. The
+            cotangents of results are leaves of their structure, arrays or `SymbolicZero`.
+        name: of the function, for errors.
+        once: whether JAX cannot differentiate `primal`, `forward` and `backward` in reverse mode, as for loops of unknown
+            length. The error then says what to write.
+    """
+
+    def seal(tree: PyTree) -> PyTree:
+        return in_forward_mode(tree, MSG_TWICE.format(name=name)) if once else tree
+
+    def differentiable(*args: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten(args)
+        structures = [jax.tree.structure(x) for x in args]
+        shapes: list[Any] = []
+        run = flat(primal, tree, shapes)
+
+        def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
+            varied = [t is not None for t in tangents]
+            found, residuals = forward(tree.unflatten(varied), *tree.unflatten(primals))
+            outs, shapes[:] = (seen := jax.tree.flatten(seal(found)))[0], [seen[1]]
+            saved, of_saved = jax.tree.flatten(residuals)
+            types = [jax.typeof(x).strip_weak_type().to_tangent_aval() for x in outs]
+            floats = [i for i, x in enumerate(outs) if is_float(x)]
+            of_outs = shapes[0]
+
+            def compute(primals: Arrays, given: Arrays) -> Arrays:
+                left = iter(given)
+                _, found = pushed(run, primals, [next(left) if is_varied else None for is_varied in varied])
+                return seal([found[i] for i in floats])
+
+            def pull(saved: Arrays, some: Cotangents) -> Cotangents:
+                cts: list[Any] = list(map(SymbolicZero, types))
+                for i, ct in zip(floats, some, strict=True):
+                    cts[i] = cts[i] if ct is None else ct
+                found = seal(backward(of_saved.unflatten(saved), of_outs.unflatten(cts)))
+                each = zip(found, structures, strict=True)
+                grads = [g for ct, like in each for g in ([None] * like.num_leaves if ct is None else like.flatten_up_to(ct))]
+                return [g for g, is_varied in zip(grads, varied, strict=True) if is_varied]
+
+            of_floats = tuple(types[i] for i in floats)
+            refusal = MSG_LINEARIZED.format(name=name)
+            of = Linear(compute, pull, len(primals), len(saved), of_floats, refusal)
+            left = iter(linear(of, primals, saved, [t for t in tangents if t is not None]))
+            return outs, [next(left) if is_float(x) else None for x in outs]
+
+        outs = call(_rules(run, push), *leaves)
+        return shapes[0].unflatten(outs)
+
+    return differentiable
+
+
+def _rules(run: Flat, push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]) -> Rules:
+    """The rules of a function that is differentiated by `push`, batched or not."""
+
+    def batch(over: Callable[..., Flat], dims: list[int | None], operands: Arrays) -> Arrays:
+        def of_batch(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
+            at = [None if t is None else d for t, d in zip(tangents, dims, strict=True)]
+            return over(push, (dims, at))(primals, tangents)  # type: ignore[return-value]
+
+        return call(_rules(over(run, tuple(dims)), of_batch), *operands)
+
+    return Rules(run, push, batch)
+
+
+def in_forward_mode(tree: PyTree, refusal: str) -> PyTree:
+    """Returns the arrays of a tree. `refusal` is the text of the `TypeError` if they are differentiated in reverse mode."""
+    return jax.tree.map(lambda x: forward_only(x, refusal) if is_float(x) else x, tree)

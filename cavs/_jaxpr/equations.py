@@ -1,0 +1,100 @@
+"""Programs: straight-line equations, written for one vertex, and what can be asked about them."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex, source_info_util
+from jax.interpreters import ad
+
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
+
+tap_p = jex.Primitive("tap")
+tap_p.def_abstract_eval(lambda x, delta: x)
+
+
+def _tap_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    # tap(x, delta) returns x, and its derivative with respect to delta is the cotangent of x. It exposes the cotangent that
+    # a product's parameter gradient needs (the "cut cotangent"), and no zero is ever added to x.
+    return primals[0], ad.add_tangents(*tangents)
+
+
+ad.primitive_jvps[tap_p] = _tap_jvp
+
+
+class Program(NamedTuple):
+    """Straight-line equations over flat inputs. `outs` may be inputs or literals."""
+
+    invars: tuple[Var, ...]
+    eqns: tuple[Eqn, ...]
+    outs: tuple[Atom, ...]
+    consts: Env
+
+
+def is_float(x: Any) -> bool:
+    """Returns whether a variable, array or shape has a dtype that can be differentiated."""
+    dtype = x.aval.dtype if hasattr(x, "aval") else x.dtype
+    return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def shape_of(x: Atom) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of a variable or literal."""
+    return jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype)
+
+
+def value_of(x: Atom, env: Env) -> jax.Array:
+    """Returns the value of a variable or literal."""
+    return env[x] if is_var(x) else jnp.asarray(x.val, x.aval.dtype)
+
+
+def bind(eqn: Eqn, args: Sequence[Any]) -> list[jax.Array]:
+    """Runs one equation."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    subfuns, params = ((), params) if isinstance(params, dict) else params
+    out = eqn.primitive.bind(*subfuns, *args, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def run_equations(eqns: Sequence[Eqn], env: Env) -> None:
+    """Runs equations as they are and adds their results to `env`."""
+    for eqn in eqns:
+        with lines_of(eqn):
+            env.update(zip(eqn.outvars, bind(eqn, [env[x] if is_var(x) else x.val for x in eqn.invars]), strict=True))
+
+
+def lines_of(eqn: Eqn) -> AbstractContextManager[None]:
+    """Returns a context in which new equations get the source lines of `eqn`."""
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=names)
+
+
+def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: set[Var]) -> tuple[list[Eqn], list[Var]]:
+    """Returns the equations that compute `outs` from `available` values, in order, and the available values they read."""
+    want = {x for x in outs if is_var(x)}
+    used = [x for x in outs if is_var(x) and x in available]
+    keep = []
+    for eqn in reversed(eqns):
+        if any(v in want and v not in available for v in eqn.outvars):
+            keep.append(eqn)
+            for x in eqn.invars:
+                if is_var(x) and x not in want:
+                    want.add(x)
+                    if x in available:
+                        used.append(x)
+    return keep[::-1], used
+
+
+def reads(eqns: Sequence[Eqn], outs: Iterable[Atom] = ()) -> set[Var]:
+    """Returns all variables that `eqns` read, and those among `outs`."""
+    return {x for e in eqns for x in e.invars if is_var(x)} | {x for x in outs if is_var(x)}
+
+
+def depends(eqns: Sequence[Eqn], seeds: set[Var]) -> set[Var]:
+    """Returns all variables that depend on `seeds`, which are included."""
+    reached = set(seeds)
+    for eqn in eqns:
+        if any(is_var(x) and x in reached for x in eqn.invars):
+            reached.update(eqn.outvars)
+    return reached

@@ -1,0 +1,92 @@
+"""Values that a user has named with `jax.ad_checkpoint.checkpoint_name`, and what is to become of them under a memory plan."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
+
+WAYS = ("keep", "recompute", "offload")
+Names = tuple[tuple[str, str], ...]  # (name, one of `WAYS`)
+WHOLE_BATCH = "sum over the whole batch"  # `cavs.data.total` marks its results with this name: no user can ask for it
+
+
+def names_of(asked: Mapping[str, str] | None, function: str, ways: Sequence[str] = WAYS) -> Names:
+    """Returns what a user asks for, checked.
+
+    Raises:
+        ValueError: `asked` is no mapping from names to `ways`.
+    """
+    asked = {} if asked is None else asked
+    wrong = not isinstance(asked, Mapping) or [(n, way) for n, way in asked.items() if way not in ways]
+    if wrong:
+        got = repr(asked) if wrong is True else f"{wrong[0][1]!r} for {wrong[0][0]!r}"
+        raise ValueError(
+            f"{function}: names: got {got}; expected a dict from names to {', '.join(map(repr, ways))}. Name a value with "
+            "jax.ad_checkpoint.checkpoint_name(x, 'gates') and write names={'gates': 'recompute'}."
+        )
+    return tuple(sorted(asked.items()))
+
+
+def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[Atom], dict[str, set[Var]]]:
+    """Removes the equations that name values, so that a value is one variable.
+
+    Returns:
+        The other equations, the outputs, and the values by their names, those of inputs and literals excepted.
+    """
+    rename: dict[Var, Atom] = {}
+    found: dict[str, set[Var]] = {}
+    kept: list[Eqn] = []
+    made: set[Var] = set()
+
+    def get(x: Atom) -> Atom:
+        return rename.get(x, x) if is_var(x) else x
+
+    for e in eqns:
+        if e.primitive.name == "name":
+            x = rename[e.outvars[0]] = get(e.invars[0])
+            if e.params["name"] != WHOLE_BATCH:
+                values = found.setdefault(e.params["name"], set())
+                if is_var(x) and x in made:
+                    values.add(x)
+            continue
+        kept.append(e.replace(invars=[get(x) for x in e.invars]))
+        made.update(e.outvars)
+    return kept, [get(x) for x in outs], found
+
+
+def names_in(jaxpr: Jaxpr) -> set[str]:
+    """Returns the names of values in a jaxpr, and in those inside it."""
+    own = {e.params["name"] for e in jaxpr.eqns if e.primitive.name == "name"} - {WHOLE_BATCH}
+    return own.union(*(names_in(body) for e in jaxpr.eqns for body in bodies_in(e)))
+
+
+def chosen(named: Mapping[str, Collection[Var]], names: Names, way: str) -> set[Var]:
+    """The values that are to go a way."""
+    return {v for name, its in names if its == way for v in named.get(name, ())}
+
+
+def behind(eqns: Sequence[Eqn], values: Collection[Var], stops: Callable[[Eqn], bool]) -> set[Var]:
+    """The results of the last equations with `stops` from which the values follow: those that must run again with them."""
+    makers = {v: e for e in eqns for v in e.outvars}
+    found: set[Var] = set()
+    seen: set[Var] = set()
+    todo = list(values)
+    while todo:
+        v = todo.pop()
+        if v in seen or v not in makers:
+            continue
+        seen.add(v)
+        if stops(makers[v]):
+            found.update(makers[v].outvars)
+        else:
+            todo += [x for x in makers[v].invars if is_var(x)]
+    return found
+
+
+def check_known(names: Names, known: Collection[str], function: str) -> None:
+    """Raises a `ValueError` for a name that nothing has."""
+    for name, _ in names:
+        if name not in known:
+            raise ValueError(
+                f"{function}: names: got {name!r}; expected one of {sorted(known)}, the names that the backward could "
+                f"keep. Write jax.ad_checkpoint.checkpoint_name(x, {name!r}) where x is computed."
+            )

@@ -1,0 +1,209 @@
+"""Calls of functions with rules of their own under `jax.vmap` and under differentiation.
+
+`jax.custom_jvp` and `jax.custom_vmap` say such rules, too, but not for long: where JAX splits a `lax.scan` into what is known
+and what is not, it drops them (0.10, 0.11), and a second derivative then meets a kernel, which has none. And kernels have
+effects, which `jax.custom_jvp` refuses. A primitive keeps its rules until it is lowered.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import jax
+import jax.numpy as jnp
+
+# Private: JAX stages other primitives with all their parameters in a cache, which would keep what the rules refer to alive, and
+# has no public name for the rule by which references to memory become values before a program is lowered.
+from jax._src.interpreters import partial_eval
+from jax._src.state import discharge
+from jax.core import ShapedArray, Tracer
+from jax.extend import core as jex
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.jaxprs import ClosedJaxpr, opened
+from cavs._jaxpr.mesh_types import unchecked, untyped
+
+Arrays: TypeAlias = list[jax.Array]
+Tangents: TypeAlias = list[jax.Array | None]  # `None` is zero, and that of integers
+Flat: TypeAlias = Callable[..., Arrays]
+
+ruled_p = jex.Primitive("call_with_rules")
+ruled_p.multiple_results = True
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rules:
+    """A function of flat arrays, and its rules.
+
+    Attributes:
+        run: the function.
+        push: `push(primals, tangents) -> (results, their tangents)`.
+        batch: `batch(map, dims, operands) -> results` with the batch in front, where `map(fn, in_axes)` is `jax.vmap`.
+        sealed: whether JAX is not to check the types of values inside of a `shard_map`. Results then vary as the operands do.
+    """
+
+    run: Flat
+    push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]
+    batch: Callable[[Callable[..., Flat], list[int | None], Arrays], Arrays]
+    sealed: bool = False
+
+
+def call(rules: Rules, *operands: jax.Array) -> Arrays:
+    """Calls the function. It may not close over tracers."""
+    return ruled_p.bind(*operands, call=None, rules=rules)
+
+
+def replaceable(fn: Callable[..., PyTree], other: Callable[..., PyTree], batched: bool = False) -> Callable[..., PyTree]:
+    """Returns `fn`, for which `other`, the same function, runs where it is differentiated and under `jax.vmap`.
+
+    Both take pytrees of arrays by position, and close over no tracers. If `fn` can be `batched`, it runs under `jax.vmap`.
+    """
+
+    def replaced(*args: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten(args)
+        shapes: list[Any] = []
+        outs = call(_replaceable(flat(fn, tree, shapes), flat(other, tree, shapes), batched), *leaves)
+        return shapes[0].unflatten(outs)
+
+    return replaced
+
+
+def _replaceable(run: Flat, other: Flat, batched: bool) -> Rules:
+    def batch(over: Callable[..., Flat], dims: list[int | None], operands: Arrays) -> Arrays:
+        instead = over(other, tuple(dims))
+        return call(_replaceable(over(run, tuple(dims)), instead, True), *operands) if batched else instead(*operands)
+
+    return Rules(run, lambda primals, tangents: pushed(other, primals, tangents), batch)
+
+
+def sealed(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Returns `fn` for use inside a `jax.shard_map` that checks types. Inside of `fn`, JAX does not check them.
+
+    Its arguments are pytrees of arrays that vary along the same mesh axes. So do all results.
+    """
+
+    def of_varying(*args: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten(args)
+        shapes: list[Any] = []
+        outs = call(_sealed(flat(fn, tree, shapes)), *leaves)
+        return shapes[0].unflatten(outs)
+
+    return of_varying
+
+
+def _sealed(run: Flat) -> Rules:
+    def push(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
+        which = [i for i, t in enumerate(tangents) if t is not None]
+        places: list[int] = []
+
+        def both(*operands: jax.Array) -> Arrays:
+            given = dict(zip(which, operands[len(primals) :], strict=True))
+            outs, found = pushed(run, list(operands[: len(primals)]), [given.get(i) for i in range(len(primals))])
+            places[:] = [i for i, t in enumerate(found) if t is not None]
+            return [*outs, *(t for t in found if t is not None)]
+
+        results = call(_sealed(both), *primals, *(t for t in tangents if t is not None))
+        outs = results[: len(results) - len(places)]
+        found = dict(zip(places, results[len(outs) :], strict=True))
+        return outs, [found.get(i) for i in range(len(outs))]
+
+    return Rules(run, push, lambda over, dims, operands: call(_sealed(over(run, tuple(dims))), *operands), sealed=True)
+
+
+def flat(fn: Callable[..., PyTree], tree: Any, shapes: list[Any]) -> Flat:
+    """Returns `fn` as a function of the leaves of its arguments. `shapes` becomes the structure of its results."""
+
+    def of_leaves(*leaves: jax.Array) -> Arrays:
+        outs, shapes[:] = (found := jax.tree.flatten(fn(*tree.unflatten(leaves))))[0], [found[1]]
+        return outs
+
+    return of_leaves
+
+
+def pushed(fn: Flat, primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:
+    """Returns the results of `fn`, and their tangents."""
+    given = {i: t for i, t in enumerate(tangents) if t is not None}
+
+    def of(some: dict[int, jax.Array]) -> Arrays:
+        return fn(*(some.get(i, x) for i, x in enumerate(primals)))
+
+    outs, found = jax.jvp(of, [{i: primals[i] for i in given}], [given])
+    return outs, [None if t.dtype == jax.dtypes.float0 else t for t in found]
+
+
+def mapping(axis: Any) -> Callable[..., Flat]:
+    """Returns `jax.vmap` over the axis of a batch: a function of a function, and of the axes of its arguments."""
+    return lambda fn, in_axes: jax.vmap(fn, in_axes, 0, axis.name, axis.size, axis.spmd_name)
+
+
+def _run(*operands: jax.Array, call: Any, rules: Rules) -> Arrays:
+    run = rules.run if call is None else jex.jaxpr_as_fun(call)
+    if not rules.sealed:
+        return run(*operands)
+    with unchecked():
+        return run(*untyped(operands))
+
+
+def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> Any:
+    call = _traced(rules, tracers) if call is None else call
+    return trace.default_process_primitive(ruled_p, tracers, {"call": call, "rules": rules}, source)
+
+
+def _traced(rules: Rules, operands: Sequence[Any]) -> Any:
+    """The function as a jaxpr, without what nobody reads, which lowering would not remove inside."""
+    if rules.sealed:
+        operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in operands]
+    with unchecked() if rules.sealed else contextlib.nullcontext():
+        jaxpr, consts = opened(cast(ClosedJaxpr, jax.make_jaxpr(rules.run)(*operands)))
+    assert not any(isinstance(x, Tracer) for x in consts), "a function with rules closes over tracers"
+    jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return jex.ClosedJaxpr(jaxpr, consts)
+
+
+def _types(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray], Any]:
+    jaxpr, _ = opened(_traced(rules, operands) if call is None else call)
+    types: Any = [x.aval for x in jaxpr.outvars]
+    if rules.sealed:
+        mesh, manual = operands[0].sharding.mesh, operands[0].manual_axis_type
+        whole = [NamedSharding(mesh, PartitionSpec(*[None] * x.ndim)) for x in types]
+        types = [x.update(sharding=of, manual_axis_type=manual) for x, of in zip(types, whole, strict=True)]
+    # References that begin and end inside are no effect: `lower_fun` turns them into arrays.
+    effects = {effect for effect in jaxpr.effects if type(effect).__name__ != "InternalMutableArrayEffect"}
+    return types, effects
+
+
+def _push(primals: Sequence[jax.Array], tangents: Sequence[Any], *, call: Any, rules: Rules) -> tuple[Arrays, list[Any]]:
+    del call
+    outs, found = rules.push([jnp.asarray(x) for x in primals], [None if type(t) is ad.Zero else t for t in tangents])
+    types = [jax.typeof(x).to_tangent_aval() for x in outs]
+    return outs, [ad.Zero(of) if t is None else t for of, t in zip(types, found, strict=True)]
+
+
+def _batch(
+    axis: Any, operands: Sequence[jax.Array], dims: Sequence[int | None], *, call: Any, rules: Rules
+) -> tuple[Arrays, list[int | None]]:
+    if all(d is None for d in dims):
+        outs = ruled_p.bind(*operands, call=call, rules=rules)
+        return outs, [None] * len(outs)
+    outs = rules.batch(mapping(axis), list(dims), list(operands))
+    return outs, [0] * len(outs)
+
+
+def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -> tuple[list[None], Arrays]:
+    """The call inlined, after all transformations, with the references that kernels create and free inside as values."""
+    del rules
+    pure = cast(Any, discharge).discharge_state(call, strip_memory_space=context.strip_memory_space)
+    return [None] * len(operands), jex.jaxpr_as_fun(pure)(*operands)
+
+
+ruled_p.def_impl(_run)
+ruled_p.def_effectful_abstract_eval(_types)
+partial_eval.custom_staging_rules[ruled_p] = _stage
+ad.primitive_jvps[ruled_p] = _push
+batching.fancy_primitive_batchers[ruled_p] = _batch
+mlir.register_lowering(ruled_p, mlir.lower_fun(_run), cacheable=False)
+if jax.__version_info__ >= (0, 11):  # which kernels need
+    discharge.register_discharge_rule(ruled_p)(cast(Any, _without_references))

@@ -1,0 +1,74 @@
+"""Adds results of a jaxpr to running sums, term by term.
+
+The gradient of a weight is often a sum: of those at the leaves and above, for instance. XLA computes all terms and adds them in
+one kernel, so all of them are in memory. Here each term is added as soon as it is there.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.equations import needed, run_equations, value_of
+from cavs._jaxpr.inline import inlined
+from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var, opened
+from cavs._jaxpr.ruled import replaceable
+
+_LARGE = 1 << 16  # bytes of a result whose terms are added one by one
+
+
+def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Runs a closed jaxpr. Returns the sums of its first results and `totals`, and its other results.
+
+    It may be differentiated.
+    """
+    jaxpr, consts = opened(closed)
+    eqns: list[Eqn] = []
+    outs = inlined(jaxpr, {}, eqns, ("call_with_rules", "custom_vmap_call"))
+    own, others = outs[: len(totals)], outs[len(totals) :]
+    terms = _terms(eqns, outs)[: len(totals)]
+    order = _needed(eqns, [x for of in terms for x in of] + others)
+
+    def plain(consts: Sequence[Any], args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+        run_equations(jaxpr.eqns, env)
+        found = [value_of(x, env) for x in jaxpr.outvars]
+        return [x + y for x, y in zip(totals, found, strict=False)], found[len(totals) :]
+
+    def by_terms(consts: Sequence[Any], args: Sequence[Any], totals: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
+        sums = [x if of else x + value_of(y, env) for x, y, of in zip(totals, own, terms, strict=True)]
+        begun: set[int] = set()
+        for eqn in order:
+            run_equations([eqn], env)
+            for i, x in ((i, x) for i, of in enumerate(terms) for x in of if any(x is v for v in eqn.outvars)):
+                sums[i] = env[x] + (lax.optimization_barrier(sums[i]) if i in begun else sums[i])  # XLA would fuse two sums
+                begun.add(i)
+        return sums, [value_of(x, env) for x in others]
+
+    return replaceable(by_terms, plain)(consts, list(args), list(totals))
+
+
+def _terms(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[list[Var]]:
+    """For each of `outs`, the variables whose sum it is; none if no equation computes it."""
+    uses = Counter(x for eqn in eqns for x in eqn.invars if is_var(x)) + Counter(x for x in outs if is_var(x))
+    made = {v: eqn for eqn in eqns for v in eqn.outvars}
+
+    def terms(x: Atom) -> list[Var]:
+        if not is_var(x) or x not in made:
+            return []
+        eqn = made[x]
+        one = eqn.primitive.name not in ("add", "add_any") or uses[x] > 1 or bytes_of_var(x) < _LARGE
+        of = [] if one else [terms(y) for y in eqn.invars]
+        return [y for ys in of for y in ys] if of and all(of) else [x]
+
+    return [terms(x) for x in outs]
+
+
+def _needed(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[Eqn]:
+    """The equations that compute `outs`, and those with effects, in order."""
+    effects = [eqn for eqn in eqns if eqn.effects]
+    found = {id(e) for e in (*effects, *needed(eqns, [*outs, *(x for e in effects for x in e.invars)], set())[0])}
+    return [eqn for eqn in eqns if id(eqn) in found]

@@ -1,0 +1,252 @@
+"""Plans between the fastest and the smallest: which products run again in the backward, within a budget.
+
+Plans are ordered by an estimate of their memory; those that may be the answer are compiled.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.jaxprs import Var
+from cavs._jaxpr.names import Names
+from cavs._remat.blocks import fixed_values
+from cavs._remat.derivative import with_derivative
+from cavs._remat.fit import compiled_step
+from cavs._remat.graph import Graph, Kept, shape
+from cavs._remat.liveness import estimated_peak
+from cavs._remat.loops import Planner, Price, Region, chunk_of
+from cavs._remat.saved_plan import as_json
+from cavs._remat.search import MOST_COMPILED
+from cavs._run.manual_axes import devices
+
+Product = tuple[str, int]  # name of a graph, place among its costly equations
+_FREE = 1e-9  # bytes for each FLOP: negligible, but among equal cuts the one that recomputes less wins
+_LONG = 8  # steps of a loop that may run in chunks
+_POINTS = 12  # plans that are traced
+_SMALLEST = 2  # plans of which the smallest is found by compiling
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One plan.
+
+    Attributes:
+        kept: the values that the function itself keeps.
+        regions: also those that steps of its loops keep.
+        chunks: see `Planner`.
+        fixed: see `Planner`.
+    """
+
+    kept: Kept
+    regions: dict[str, Region]
+    chunks: dict[str, int]
+    fixed: frozenset[Var] = frozenset()
+
+    @property
+    def key(self) -> tuple[Graph, tuple[Var, ...]]:
+        """What the memory depends on: the loops of a graph keep what they keep."""
+        return self.kept.graph, tuple(self.kept.keep)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that live from the forward to the backward."""
+        return self.kept.bytes()
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of products that run again."""
+        return sum(region.times * region.kept.flops() for region in self.regions.values())
+
+    def names(self) -> set[str]:
+        """The names of values that can be kept."""
+        return {name for region in self.regions.values() for name in region.kept.graph.named}
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the plan as JSON can hold it."""
+        return as_json({name: region.kept for name, region in self.regions.items()}, self.chunks)
+
+    def again(self) -> list[Product]:
+        return [(name, k) for name, region in self.regions.items() for k in region.kept.repeated]
+
+
+@dataclass(eq=False)
+class ParetoSearch:
+    """The plans of one function (a closed jaxpr), differentiated with respect to the inputs `diff`.
+
+    Attributes:
+        names: what the user asks for by name.
+        options: of the compiler.
+        plans: all that were traced, by their `key`.
+        peaks: their estimated peaks.
+        compiled: the bytes of temporary memory of those that were compiled.
+        traced, bodies: see `Planner`.
+    """
+
+    closed: Any
+    diff: Sequence[int]
+    names: Names = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    plans: dict[Any, Point] = field(default_factory=dict)
+    peaks: dict[Any, int] = field(default_factory=dict)
+    compiled: dict[Any, int] = field(default_factory=dict)
+    traced: dict[Any, Any] = field(default_factory=dict)
+    bodies: list[Any] = field(default_factory=list)
+
+    def point(self, price: Price | None, chunks: dict[str, int] | None = None, fixed: frozenset[Var] = frozenset()) -> Point:
+        """Returns the plan at a price for running products again."""
+        return self._planned(Planner(price, self.traced, self.bodies, chunks or {}, names=self.names, fixed=fixed), fixed)
+
+    def saved(self, saved: dict[str, Any]) -> Point:
+        """Returns a saved plan. The plan `plain` has one graph."""
+        price = None if len(saved["regions"]) == 1 else lambda *_: None
+        return self._planned(Planner(price, chunks=dict(saved["chunks"]), names=self.names, saved=saved))
+
+    def _planned(self, planner: Planner, fixed: frozenset[Var] = frozenset()) -> Point:
+        point = Point(planner.keep(self.closed, self.diff, ""), planner.regions, planner.chunks, fixed)
+        if point.key not in self.plans:
+            self.peaks[point.key] = estimated_peak(point.kept)
+        return self.plans.setdefault(point.key, point)
+
+    def measure(self, point: Point) -> int:
+        """Returns the bytes of temporary memory of the function and its gradient, as XLA allocates them. Compiles a plan once.
+
+        Inside a `shard_map`, where a part of a program cannot be compiled alone, they are estimated.
+        """
+        if point.key not in self.compiled:
+            planned, shapes = with_derivative(self.closed, lambda _: point.kept), list(map(shape, self.closed.jaxpr.invars))
+
+            def both(*args: Any) -> Any:
+                def of(*some: Any) -> list[Any]:
+                    varied = dict(zip(self.diff, some, strict=True))
+                    return planned(*(varied.get(i, x) for i, x in enumerate(args)))
+
+                outs, pull_back = jax.vjp(of, *(args[i] for i in self.diff))
+                return outs, pull_back(list(map(_one, outs)))
+
+            size = self.peaks[point.key] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
+            self.compiled[point.key] = size
+        return self.compiled[point.key]
+
+    def plain(self) -> Point:
+        """The plan of `jax.grad`."""
+        return self.point(None)
+
+    def cheap(self) -> Point:
+        """No product runs again."""
+        return self.point(lambda *_: None)
+
+    def points(self) -> list[Point]:
+        """Returns plans, the fastest first, each with a smaller peak than the one before.
+
+        At a price per FLOP, a minimum cut gives the best plan exactly, and every corner of the lower hull of (FLOPs, bytes)
+        is the best plan at some price: the slope between two known corners finds the next one between them.
+        """
+        found = [self.plain(), self.cheap(), self.point(lambda name, k, flops: 0.0)]
+        todo = [(found[1], found[2])]
+        while todo and len(found) < _POINTS:
+            a, b = todo.pop(0)
+            if b.flops <= a.flops or b.bytes >= a.bytes:
+                continue
+            slope = (a.bytes - b.bytes) / (b.flops - a.flops)
+            c = self.point(lambda name, k, flops, slope=slope: flops * slope)
+            if c.bytes + slope * c.flops < (a.bytes + slope * a.flops) * (1 - 1e-9):
+                found.append(c)
+                # If less is kept and more memory needed, what runs again fills it: blocks are better then, see below.
+                todo += [(a, c), (c, b)] if self.peaks[c.key] <= self.peaks[found[1].key] else []
+        chunks = _chunks(found[1])
+        if chunks:
+            inside = {chunk_of(name) for name in chunks}
+            for again in (inside, inside | {""}):  # the steps of a chunk, and the function itself, too
+                found.append(self.point(_allowing_in(again), chunks))
+        if len(found[1].regions) == 1:  # a function without loops
+            found += [self.point(lambda name, k, flops: flops * _FREE, fixed=f) for f in fixed_values(found[1].kept.graph)]
+        return self._undominated(found)
+
+    def _undominated(self, found: list[Point]) -> list[Point]:
+        best: list[Point] = []
+        for point in sorted(found, key=lambda p: (p.flops, self.peaks[p.key])):
+            if not best or self.peaks[point.key] < self.peaks[best[-1].key]:
+                if best and point.flops == best[-1].flops:
+                    best.pop()
+                best.append(point)
+        return best
+
+    def fastest(self, budget: int) -> Point | None:
+        """Returns the plan of the fewest FLOPs that was compiled and fits, or `None`. Compiles at most `MOST_COMPILED`.
+
+        The estimates are corrected by the plan that was compiled last.
+        """
+        best, point = None, self.cheap()
+        if self.measure(point) <= budget:
+            return point
+        points = self.points()
+        for _ in range(MOST_COMPILED - 1 - _SMALLEST):
+            ratio = self.measure(point) / max(self.peaks[point.key], 1)
+            point = self._within(points, budget / ratio)
+            if point is None or point.key in self.compiled:
+                break
+            if self.measure(point) <= budget and (best is None or point.flops < best.flops):
+                best = point
+        if best is None and self.measure(least := self.smallest()) <= budget:
+            best = least
+        return best
+
+    def smallest(self) -> Point:
+        """Returns the smallest of the plans that are estimated to be the smallest. Compiles at most `_SMALLEST`."""
+        self.points()
+        likely = sorted(self.plans.values(), key=lambda p: (self.peaks[p.key], p.flops))
+        return min(likely[:_SMALLEST], key=lambda p: (self.measure(p), p.flops))
+
+    def _within(self, points: Sequence[Point], budget: float) -> Point | None:
+        """The plan with the fewest FLOPs that is estimated to need at most `budget`, or `None`.
+
+        Between two neighbours of `points`, the products that only the smaller one runs again are added one by one, those of
+        the first layers first: equal layers are then split into some that run again and others that do not.
+        """
+        first = next((i for i, p in enumerate(points) if self.peaks[p.key] <= budget), None)
+        if not first:
+            return None if first is None else points[0]
+        before, fits, chunks = points[first - 1].again(), points[first], points[first].chunks
+        if chunks != points[first - 1].chunks:
+            before = []  # loops have other names now
+        more = [x for x in fits.again() if x not in set(before)]
+        low, high = 0, len(more)
+        while high - low > 1:
+            middle = (low + high) // 2
+            point = self.point(_allowing({*before, *more[:middle]}), chunks, fits.fixed)
+            if self.peaks[point.key] <= budget:
+                high, fits = middle, min(point, fits, key=lambda p: p.flops)
+            else:
+                low = middle
+        return fits
+
+
+def _chunks(cheap: Point) -> dict[str, int]:
+    """Chooses chunks for the outermost loops: states before each chunk, and one chunk's values, are least together."""
+    found = {}
+    for name, region in cheap.regions.items():
+        state = sum(map(bytes_of_var, region.kept.graph.stored))
+        if name.count("/") == 1 and region.times >= _LONG and state:
+            best = math.sqrt(region.times * state / max(region.kept.bytes(), 1))
+            near = [n for n in range(2, region.times // 2 + 1) if best / 1.6 <= n <= best * 1.6 and not region.times % n]
+            found[name] = min(near, key=lambda n: abs(n - best)) if near else max(2, min(round(best), region.times // 2))
+    return found
+
+
+def _allowing(products: set[Product]) -> Price:
+    return lambda name, k, flops: flops * _FREE if (name, k) in products else None
+
+
+def _allowing_in(names: set[str]) -> Price:
+    return lambda name, k, flops: flops * _FREE if name in names else None
+
+
+def _one(x: jax.Array) -> Any:
+    return jnp.ones_like(x) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)

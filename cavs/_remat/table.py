@@ -1,0 +1,149 @@
+"""The plan of a derivative as a table, before anything is compiled."""
+
+import json
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cavs._jaxpr.costs import bytes_of_var, flops_of
+from cavs._jaxpr.jaxprs import Var
+from cavs._jaxpr.lines import source_line
+from cavs._remat.bytes import text_of
+from cavs._remat.loops import Region
+from cavs._remat.pareto import ParetoSearch, Point
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Row:
+    """Values that are kept: `count` of them, one for each of `times` steps, `bytes` altogether."""
+
+    what: str
+    shape: str
+    count: int
+    times: int
+    bytes: int
+    line: str
+
+
+class Plan:
+    """The values that a derivative keeps from the forward pass, and those that it recomputes. Prints as a table.
+
+    Attributes:
+        bytes: bytes that live from the forward to the backward.
+        plain_bytes: the same for `jax.grad`.
+        peak: bytes of temporary memory of the forward and the backward, arguments and results aside: as XLA allocates them if
+            there is a budget, estimated if not.
+        plain_peak: the same for `jax.grad`, estimated.
+        flops: of the products that run twice.
+        compiler_options: options for `jax.jit` with which a small step fits its budget, as of [`cavs.memory.BatchPlan`][].
+    """
+
+    def __init__(self, name: str, search: ParetoSearch, point: Point) -> None:
+        self._name, self._search, self._point = name, search, point
+        self.bytes, self.flops, self.compiler_options = point.bytes, point.flops, search.options
+        self._is_compiled = point.key in search.compiled
+        self.peak = (search.compiled if self._is_compiled else search.peaks)[point.key]
+        plain = search.plain()
+        self.plain_bytes, self.plain_peak = plain.bytes, search.peaks[plain.key]
+
+    @property
+    def floor(self) -> int:
+        """The smallest budget that a plan fits, in bytes. Compiles the smallest plans."""
+        return self._search.measure(self._search.smallest())
+
+    def frontier(self) -> list[tuple[int, float]]:
+        """Returns (estimated peak in bytes, FLOPs run twice) of plans, the fastest first."""
+        return [(self._search.peaks[p.key], p.flops) for p in self._search.points()]
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
+        """Draws the frontier: FLOPs that run twice against the budget, with this plan.
+
+        Args:
+            path: a file to write, such as "plan.svg"; its suffix selects the format.
+
+        Returns:
+            The figure, which a notebook shows.
+        """
+        from cavs._remat.plot import plot_frontier
+
+        return plot_frontier([(b, f, "") for b, f in self.frontier()], (self.peak, self.flops), "FLOPs that run twice", path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""
+        with open(path, "w") as file:
+            json.dump(self._point.as_json(), file)
+
+    def rows(self) -> list[Row]:
+        """Returns the kept values, the largest first."""
+        found: Counter[tuple[str, str, int, int, str]] = Counter()
+        kept = self._point.kept
+        made = {v: e for e in kept.graph.eqns for v in e.outvars}
+        inside = [(region, v) for region in self._point.regions.values() if region.name for v in region.kept.keep]
+        for v in kept.keep:
+            if made[v].primitive.name == "scan" and (step := self._in_a_step(v, inside)):
+                inside.remove(step)
+                found[self._key(*step)] += 1
+            else:
+                found[self._key(self._point.regions[""], v)] += 1
+        rows = [Row(what, shape, n, times, n * times * size, line) for (what, shape, times, size, line), n in found.items()]
+        return sorted(rows, key=lambda row: -row.bytes)
+
+    @staticmethod
+    def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
+        """The values that a step of a loop keeps, as rows of `stacked`."""
+        for region, v in inside:
+            n = len(stacked.aval.shape) - len(v.aval.shape)
+            if n > 0 and stacked.aval.shape[n:] == v.aval.shape and stacked.aval.dtype == v.aval.dtype:
+                if math.prod(stacked.aval.shape[:n]) == region.times:
+                    return region, v
+        return None
+
+    @staticmethod
+    def _key(region: Region, v: Var) -> tuple[str, str, int, int, str]:
+        eqn = next((e for e in region.kept.graph.eqns if v in e.outvars), None)
+        line = (source_line(eqn) if eqn is not None else region.line) or ""
+        what = eqn.primitive.name if eqn is not None else "state of the loop"
+        return what, v.aval.str_short(short_dtypes=True), region.times, bytes_of_var(v), line
+
+    def repeated(self) -> list[tuple[str, float, str]]:
+        """Returns the products that run twice: name, FLOPs, line."""
+        found = []
+        for region in self._point.regions.values():
+            graph = region.kept.graph
+            for k in region.kept.repeated:
+                eqn = graph.eqns[graph.costly[k]]
+                found.append((eqn.primitive.name, region.times * flops_of(eqn), source_line(eqn) or ""))
+        return sorted(found, key=lambda x: -x[1])
+
+    def __str__(self) -> str:
+        lines = [
+            f"The derivative of {self._name}: kept for the backward {text_of(self.bytes)} "
+            f"(jax.grad {text_of(self.plain_bytes)}), {'compiled' if self._is_compiled else 'estimated'} peak "
+            f"{text_of(self.peak)} (jax.grad, estimated: {text_of(self.plain_peak)})"
+        ]
+        rows = [(text_of(r.bytes), r.what, r.shape, f"{r.count} x {r.times}", _short(r.line)) for r in self.rows()]
+        lines += ["kept:", *columns([("bytes", "result of", "type", "times", "line"), *rows])]
+        cheap = Counter(e.primitive.name for r in self._point.regions.values() for e in r.kept.again)
+        lines += ["computed again: " + (", ".join(f"{n} {name}" for name, n in cheap.most_common()) or "nothing")]
+        if self.flops:
+            same = Counter((name, f"{flops:.3g}", _short(line)) for name, flops, line in self.repeated())
+            rows = [(str(n), flops, name, line) for (name, flops, line), n in same.items()]
+            head = ("", "FLOPs each", "product", "line")
+            lines += [f"products run twice, {self.flops:.3g} FLOPs:", *columns([head, *rows])]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 90 else "..." + line[-87:]
+
+
+def columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  " + "  ".join(x.ljust(n) for x, n in zip(row, widths, strict=True)).rstrip() for row in rows]
