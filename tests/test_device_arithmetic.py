@@ -24,7 +24,7 @@ from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._mosaic import operands, reads, weights as _mosaic_weights
 from cavs.kernels.precision import PRECISIONS
-from tests.device_numbers import ARITHMETIC, WORD, bits
+from tests.device_numbers import WORD, bits, compute_numbers
 
 
 def to_tf32(x: Any) -> int:
@@ -61,21 +61,9 @@ def emit_numbers(monkeypatch: pytest.MonkeyPatch) -> Memory:
         for u in range(total):
             write(u, read(u))
 
-    for module in (_mosaic_weights, operands, reads):
-        monkeypatch.setattr(module, "arith", ARITHMETIC)
-        monkeypatch.setattr(module, "int32", int)
-        monkeypatch.setattr(module, "ptx", memory.ptx)
-    monkeypatch.setattr(reads, "address", lambda ref, space: ref.begin)
-    monkeypatch.setattr(reads, "vector", SimpleNamespace(extract=lambda x, **_: x))
-    types = {"MemRefType": lambda kind: kind, "DenseI64ArrayAttr": SimpleNamespace(get=list)}
-    monkeypatch.setattr(reads, "ir", SimpleNamespace(**types))
-    monkeypatch.setattr(_mosaic_weights, "as_index", int)
-    monkeypatch.setattr(_mosaic_weights, "memref", SimpleNamespace(load=lambda ref, at: ref[tuple(at)]))
-    kinds = {"IntegerType": SimpleNamespace(get_signless=lambda n: f"i{n}"), "F32Type": SimpleNamespace(get=lambda: "f32")}
-    monkeypatch.setattr(_mosaic_weights, "ir", SimpleNamespace(**kinds))
-    monkeypatch.setattr(operands, "ir", SimpleNamespace(**kinds))
-    monkeypatch.setattr(operands, "to_tf32", lambda values, precision: values)
-    monkeypatch.setattr(_mosaic_weights, "_spread", spread)
+    arith = SimpleNamespace(cmpf=lambda predicate, a, b: np.isnan(a), CmpFPredicate=SimpleNamespace(UNO=None))
+    functions = {"arith": arith, "load_element": lambda ref, *at: ref[at], "to_tf32": lambda values, precision: values}
+    compute_numbers(monkeypatch, (_mosaic_weights, operands, reads), ptx=memory.ptx, _spread=spread, **functions)
     return memory
 
 
@@ -167,7 +155,7 @@ def test_products_read_the_rows_of_their_part_of_k(
         refs = [SimpleNamespace(type=kind, begin=1 << 20 + n) for n in range(len(spec.sources))]
         reader: Any = object.__new__(reads.Reader)
         reader.specs, reader.sources = [spec], [(refs, [row] * len(refs) * (spec.rows // 8))]
-        reader.warp, reader.quad, reader.peer, reader.f32, reader.i32, reader.i64 = warp, quad, peer, "f32", "i32", "i64"
+        reader.warp, reader.quad, reader.peer, reader.f32, reader.i32 = warp, quad, peer, "f32", "i32"
         whole = spec.chunk * spec.chunks * split // spec.joined  # of one of the rows that are side by side
         first = (peer * spec.splits + warp) * (spec.chunks // spec.splits) * spec.chunk
         for n, pointer in enumerate(reader.pointers(0, 1)):

@@ -20,7 +20,7 @@ from cavs.kernels._layout.config import STAGES, LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import pack_ring
 from cavs.kernels._mosaic import ring as _mosaic_ring, wide as _mosaic_wide
-from tests.device_numbers import ARITHMETIC
+from tests.device_numbers import compute_numbers
 
 REGION = 1 << 28  # bytes between the arrays of the memory below
 HB, CTA, GROUP, WARP, ROW, LAST, BASE, ROWS = 32, 5, 6, 1, 3, 40, 2, 64
@@ -58,24 +58,8 @@ class Memory:
 
 def emit_numbers(monkeypatch: pytest.MonkeyPatch, memory: Memory, thread: int) -> None:
     """Runs what `_mosaic.wide` emits for one thread."""
-    arith = SimpleNamespace(**vars(ARITHMETIC))
-    arith.minsi, arith.mulf, arith.addf, arith.bitcast = min, lambda a, b: a * b, lambda a, b: a + b, lambda kind, x: x
-    arith.CmpIPredicate = SimpleNamespace(sge="sge", eq="eq")
-    arith.cmpi = lambda kind, a, b: a >= b if kind == "sge" else a == b
-    kinds = {"F32Type": SimpleNamespace(get=lambda: "f32"), "MemRefType": lambda kind: kind}
-    integers = SimpleNamespace(get_signless=lambda n: f"i{n}")
-    for name, value in {
-        "arith": arith,
-        "int32": int,
-        "scalar": int,
-        "ptx": memory.ptx,
-        "address": lambda ref, space: ref.begin,
-        "ir": SimpleNamespace(**kinds, IntegerType=integers),
-        "mu": SimpleNamespace(thread_idx=lambda: thread),
-    }.items():
-        for module in (_mosaic_wide, _mosaic_ring):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, value)
+    functions = {"ptx": memory.ptx, "thread_index": lambda: thread, "bitcast": lambda kind, x: x}
+    compute_numbers(monkeypatch, (_mosaic_wide, _mosaic_ring), **functions)
 
 
 def ref(region: int, shape: tuple[int, ...]) -> Any:

@@ -2,11 +2,12 @@
 
 import jax
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, gpu, scf
+from jax._src.lib.mlir.dialects import gpu, scf
 from jax.experimental.mosaic.gpu import utils as mu
 
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, int32, keep_polling, ptx, scalar
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, keep_polling, ptx, thread_index
 from cavs.kernels._mosaic.types import Context, MemRef, Scalar
+from cavs.kernels._mosaic.value import Value, compare, int32, int64, scalar
 from cavs.kernels._program.arrays import Ref
 
 
@@ -50,25 +51,22 @@ def group_barrier(counters: Ref, slot: jax.Array, target: jax.Array, clustered: 
     @inline_mgpu(arg_types=(REF, SCALAR, SCALAR))
     def emit(ctx: Context, counters: MemRef, slot: Scalar, target: Scalar) -> None:
         i32 = ir.IntegerType.get_signless(32)
-        i64 = ir.IntegerType.get_signless(64)
         gpu.barrier()
         base = address(counters, 1)
-        counter = arith.addi(base, arith.extsi(i64, arith.muli(scalar(slot), int32(128))))
-        leader = arith.cmpi(arith.CmpIPredicate.eq, mu.thread_idx(), int32(0))
-        with mu.when(leader):
+        counter = base + int64(scalar(slot) * 128)
+        with mu.when(thread_index() == 0):
             ptx("red.release.gpu.global.add.u32 [$0], $1;", [], counter, int32(1))
             loop = scf.WhileOp([i32], [int32(0)])
             before = loop.before.blocks.append(i32)
             with ir.InsertionPoint.at_block_begin(before):
                 seen = ptx("ld.acquire.gpu.global.u32 $0, [$1];", i32, counter)
-                short = arith.cmpi(arith.CmpIPredicate.ult, seen, scalar(target))
-                turn = before.arguments[0]
-                scf.condition(arith.andi(short, keep_polling(base, turn, spins)), [arith.addi(turn, int32(1))])
+                short = compare("ult", seen, scalar(target))
+                turn = Value(before.arguments[0])
+                scf.condition(short & keep_polling(base, turn, spins), [turn + 1])
             after = loop.after.blocks.append(i32)
             with ir.InsertionPoint.at_block_begin(after):
                 scf.yield_(after.arguments)
-            failed = arith.cmpi(arith.CmpIPredicate.ugt, loop.results[0], int32(spins))
-            with mu.when(failed):
+            with mu.when(compare("ugt", Value(loop.results[0]), spins)):
                 ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], base, int32(1))
         gpu.barrier()
 

@@ -6,16 +6,18 @@ number run the same tiles, so each warpgroup has two mbarriers in shared memory:
 arrived, the other when the others have read what was sent to them for the previous tile.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, gpu
+from jax._src.lib.mlir.dialects import gpu
 from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._layout.config import EXCHANGE_WORDS, LaunchConfig
 from cavs.kernels._layout.specs import ProductSpec
 from cavs.kernels._mosaic.barriers import cluster_barrier
-from cavs.kernels._mosaic.mlir import REF, address, inline_mgpu, int32, ptx, wait_phase
+from cavs.kernels._mosaic.mlir import REF, address, inline_mgpu, ptx, thread_index, wait_phase
 from cavs.kernels._mosaic.types import I32, Context, MemRef, SharedAddress
 from cavs.kernels._program.arrays import Ref
 
@@ -36,7 +38,7 @@ def begin_exchange(ring: Sequence[Ref], config: LaunchConfig) -> None:
     @inline_mgpu(arg_types=(REF,))
     def emit(ctx: Context, ring: MemRef) -> None:
         base = address(ring, 3)
-        with mu.when(arith.cmpi(arith.CmpIPredicate.eq, mu.thread_idx(), int32(0))):
+        with mu.when(thread_index() == 0):
             for wg in range(config.warpgroups):
                 at, others = wg * EXCHANGE_WORDS * 4, config.split - 1
                 ptx(f"mbarrier.init.shared.b64 [$0+{at + _ARRIVED}], {4 * others};", [], base)  # each of their warps arrives
@@ -73,12 +75,11 @@ class Exchange:
 
     def __init__(self, ring: MemRef, part: MemRef, peer: I32, spec: ProductSpec):
         self.i32, self.f32, self.spec, self.part = ir.IntegerType.get_signless(32), ir.F32Type.get(), spec, part
-        self.thread = mu.thread_idx()
-        self.lane, self.mine = arith.andi(self.thread, int32(31)), arith.andi(self.thread, int32(127))
-        self.wg = arith.shrui(self.thread, int32(7))
-        self.ring = arith.addi(address(ring, 3), arith.muli(self.wg, int32(EXCHANGE_WORDS * 4)))
+        thread = thread_index()
+        self.lane, self.mine, self.wg = thread & 31, thread & 127, thread >> 7
+        self.ring = address(ring, 3) + self.wg * (EXCHANGE_WORDS * 4)
         # The other thread blocks of the cluster, by their distance from this one.
-        self.ranks = [arith.remui(arith.addi(peer, int32(n)), int32(spec.split)) for n in range(1, spec.split)]
+        self.ranks = [(peer + n) % spec.split for n in range(1, spec.split)]
         self.others = [self._mapped(self.ring, rank) for rank in self.ranks]
 
     def _mapped(self, place: SharedAddress, rank: I32) -> SharedAddress:
@@ -88,7 +89,7 @@ class Exchange:
     def release(self) -> None:
         """Tells the other thread blocks that this warpgroup has read their sums of the previous tile."""
         self.parity = ptx(f"ld.shared.b32 $0, [$1+{_PARITY}];", self.i32, self.ring)
-        with mu.when(arith.cmpi(arith.CmpIPredicate.eq, self.mine, int32(0))):
+        with mu.when(self.mine == 0):
             self._arrive(_FREE)
 
     def _arrive(self, barrier: int) -> None:
@@ -106,27 +107,24 @@ class Exchange:
         spec, (_, rows, width) = self.spec, ir.MemRefType(self.part.type).shape
         own = (width - 4) // spec.split
         base = address(self.part, 3)
-        first = arith.muli(self.wg, int32(spec.all_slots))
+        first = self.wg * spec.all_slots
         parts = [self._mapped(base, rank) for rank in self.ranks]
         for begin in range(0, rows * own, 128):
-            i = arith.addi(self.mine, int32(begin))
-            row, column = arith.divui(i, int32(own)), arith.remui(i, int32(own))
-            block, inside = arith.divui(column, int32(spec.hb)), arith.remui(column, int32(spec.hb))
+            i = self.mine + begin
+            row, column = i // own, i % own
+            block, inside = column // spec.hb, column % spec.hb
             for n, (rank, part) in enumerate(zip(self.ranks, parts, strict=True)):
-                column = arith.addi(arith.muli(block, int32(spec.hb * spec.split)), arith.muli(rank, int32(spec.hb)))
-                at = arith.addi(arith.muli(row, int32(width)), arith.addi(column, inside))
-                at = arith.muli(arith.addi(arith.muli(first, int32(rows * width)), at), int32(4))
-                mine, total = arith.addi(base, at), None
-                for slot in range(spec.slots):
-                    got = ptx(f"ld.shared.f32 $0, [$1+{slot * rows * width * 4}];", self.f32, mine)
-                    total = got if total is None else arith.addf(total, got)
-                assert total is not None, "a product has a slot"
-                to = arith.addi(part, arith.addi(at, int32((spec.slots + n) * rows * width * 4)))
+                column = block * (spec.hb * spec.split) + rank * spec.hb
+                at = row * width + (column + inside)
+                at = (first * (rows * width) + at) * 4
+                mine, texts = base + at, [f"ld.shared.f32 $0, [$1+{slot * rows * width * 4}];" for slot in range(spec.slots)]
+                total = functools.reduce(operator.add, (ptx(text, self.f32, mine) for text in texts))
+                to = part + (at + (spec.slots + n) * rows * width * 4)
                 text = "{.reg .pred p; setp.lt.s32 p, $2, $3; @p st.shared::cluster.f32 [$0], $1;}"
                 ptx(text, [], to, total, row, count)
         ptx("bar.warp.sync 0xffffffff;", [])
-        with mu.when(arith.cmpi(arith.CmpIPredicate.eq, self.lane, int32(0))):
+        with mu.when(self.lane == 0):
             self._arrive(_ARRIVED)
-        with mu.when(arith.cmpi(arith.CmpIPredicate.eq, self.mine, int32(0))):
-            ptx(f"st.shared.b32 [$0+{_PARITY}], $1;", [], self.ring, arith.xori(self.parity, int32(1)))
+        with mu.when(self.mine == 0):
+            ptx(f"st.shared.b32 [$0+{_PARITY}], $1;", [], self.ring, self.parity ^ 1)
         self._wait(_ARRIVED)

@@ -3,25 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, memref, vector
-from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._layout.specs import Tile
-from cavs.kernels._mosaic.mlir import (
-    REF,
-    SCALAR,
-    as_index,
-    element_address,
-    elements,
-    inline_mgpu,
-    int32,
-    ptx,
-    scalar,
-    tile_layout,
-    tile_type,
-)
+from cavs.kernels._mosaic.mlir import REF, SCALAR, element_address, elements, inline_mgpu, ptx, tile_layout, tile_type
 from cavs.kernels._mosaic.types import I32, Context, Element, Fragments, MemRef, Scalar
+from cavs.kernels._mosaic.value import element, int32, load_element, minimum, scalar
 from cavs.kernels._program.arrays import Ref
 
 
@@ -39,7 +26,7 @@ def number(tile: Tile, index: Ref) -> jax.Array:
     @inline_mgpu(arg_types=(REF, SCALAR, SCALAR), return_type=tile_type(tile, jnp.int32))
     def emit(ctx: Context, index: MemRef, row: Scalar, last: Scalar) -> Fragments:
         def value(i: I32, j: I32) -> Element:
-            return memref.load(index, [as_index(arith.minsi(arith.addi(scalar(row), i), scalar(last)))])
+            return load_element(index, minimum(scalar(row) + i, scalar(last)))
 
         return elements(tile, np.dtype(np.int32), value)
 
@@ -63,7 +50,7 @@ def load(
     Returns:
         An array of `dtype` and the tile's shape. Rows past the tile's last repeat the last row.
     """
-    width, kind = ref.shape[1], mgpu.utils.dtype_to_ir_type
+    width = ref.shape[1]
 
     @inline_mgpu(
         arg_types=(REF, [tile_layout(tile)] * (index is not None), SCALAR, SCALAR, SCALAR, SCALAR),
@@ -75,14 +62,13 @@ def load(
         numbers = iter(index[0].registers.flat if index else [])
 
         def value(i: I32, j: I32) -> Element:
-            c = arith.addi(scalar(column), j) if wide else scalar(column)
+            c = scalar(column) + j if wide else scalar(column)
             if not index:
-                r = arith.minsi(arith.addi(scalar(row), i), scalar(last))
-                return memref.load(ref, [as_index(arith.addi(r, scalar(base))), as_index(c)])
-            n = vector.extract(next(numbers), dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
+                return load_element(ref, minimum(scalar(row) + i, scalar(last)) + scalar(base), c)
+            n = element(next(numbers))
             # A predicated load, because a select between two values would wait for the load even if it is not needed.
             text = "{.reg .pred p; setp.ge.s32 p, $2, 0; mov.b32 $0, 0; @p ld.global.b32 $0, [$1];}"
-            return ptx(text, kind(dtype), element_address(ref, width, 4, arith.addi(n, scalar(base)), c), n)
+            return ptx(text, mu.dtype_to_ir_type(dtype), element_address(ref, width, 4, n + scalar(base), c), n)
 
         return elements(tile, dtype, value)
 
@@ -103,12 +89,12 @@ def prefetch(tile: Tile, ref: Ref, base: jax.Array, column: jax.Array) -> None:
     @inline_mgpu(arg_types=(REF, SCALAR, SCALAR, SCALAR, SCALAR))
     def emit(ctx: Context, ref: MemRef, base: Scalar, row: Scalar, last: Scalar, column: Scalar) -> None:
         def value(i: I32, j: I32) -> Element:
-            r = arith.addi(scalar(row), i)
-            c = arith.addi(scalar(column), j) if width > 1 else int32(0)
+            r = scalar(row) + i
+            c = scalar(column) + j if width > 1 else int32(0)
             # One thread prefetches 32 bytes, because a warp's addresses are processed one after another.
-            skipped = arith.andi(j, int32(7 if width > 1 else -1))
+            skipped = j & (7 if width > 1 else -1)
             text = "{.reg .pred p; setp.le.s32 p, $1, $2; setp.eq.and.s32 p, $3, 0, p; @p prefetch.global.L2 [$0];}"
-            ptx(text, [], element_address(ref, width, 4, arith.addi(r, scalar(base)), c), r, scalar(last), skipped)
+            ptx(text, [], element_address(ref, width, 4, r + scalar(base), c), r, scalar(last), skipped)
             return r
 
         elements(tile, np.dtype(np.int32), value)

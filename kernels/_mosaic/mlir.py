@@ -1,13 +1,13 @@
 """Helpers that emit MLIR and PTX, for the device operations."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast, overload
+from typing import Any, TypeAlias, cast, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, llvm, scf
+from jax._src.lib.mlir.dialects import llvm, scf
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -23,11 +23,12 @@ from cavs.kernels._mosaic.types import (
     Layout,
     MemRef,
     Predicate,
-    Scalar,
     SharedAddress,
     Subscript,
 )
+from cavs.kernels._mosaic.value import Value, compare, constant, int32, int64
 
+Values: TypeAlias = list[Value]
 REF, SCALAR = plgpu.RefType(), plgpu.Layout.WG_SPLAT(())  # argument types of `inline_mgpu`
 
 
@@ -54,49 +55,32 @@ def inline_mgpu(
     return plgpu.inline_mgpu(arg_types=arg_types, return_type=return_type)
 
 
-def int32(value: int) -> I32:
-    """An i32 constant."""
-    return arith.constant(ir.IntegerType.get_signless(32), value)
-
-
-def true() -> Predicate:
-    """The i1 constant 1."""
-    return arith.constant(ir.IntegerType.get_signless(1), 1)
+def thread_index() -> I32:
+    """The number of the thread in its thread block."""
+    return Value(mu.thread_idx())
 
 
 def false() -> Predicate:
     """The i1 constant 0."""
-    return arith.constant(ir.IntegerType.get_signless(1), 0)
+    return constant(ir.IntegerType.get_signless(1), 0)
 
 
-def as_index(value: I32) -> Subscript:
-    """Casts an i32 to MLIR's index type."""
-    return arith.index_cast(ir.IndexType.get(), value)
-
-
-def constant(dtype: np.dtype, value: float) -> Element:
-    """A constant of a NumPy dtype."""
-    kind = mgpu.utils.dtype_to_ir_type(dtype)
-    return arith.constant(kind, ir.FloatAttr.get(kind, value) if jnp.issubdtype(dtype, jnp.floating) else int(value))
-
-
-def scalar(array: Scalar) -> Element:
-    """The value of a scalar that Pallas passed as an array."""
-    return array.registers.flat[0]
-
-
-def else_block(branch: scf.IfOp) -> ir.InsertionPoint:
-    """The insertion point at the end of the second block of a branch that has one."""
-    block = branch.else_block
-    assert block is not None
-    return ir.InsertionPoint(block)
+def if_else(
+    condition: Predicate, kinds: Sequence[ir.Type], then: Callable[[], Values | None], other: Callable[[], Values | None]
+) -> Values:
+    """Emits a branch. `then` and `other` emit its two sides; they return values of these types, which become the results."""
+    branch = scf.IfOp(condition, kinds, has_else=True)
+    for region, side in zip(branch.regions, (then, other), strict=True):
+        with ir.InsertionPoint(region.blocks[0]):
+            scf.yield_(side() or [])
+    return [Value(x) for x in branch.results]
 
 
 @overload
-def ptx(text: str, results: ir.Type, *args: ir.Value) -> ir.Value: ...
+def ptx(text: str, results: ir.Type, *args: Value) -> Value: ...
 @overload
-def ptx(text: str, results: Sequence[ir.Type], *args: ir.Value) -> list[ir.Value]: ...
-def ptx(text: str, results: ir.Type | Sequence[ir.Type], *args: ir.Value) -> ir.Value | list[ir.Value]:
+def ptx(text: str, results: Sequence[ir.Type], *args: Value) -> Values: ...
+def ptx(text: str, results: ir.Type | Sequence[ir.Type], *args: Value) -> Value | Values:
     """Emits inline PTX. It is volatile: the compiler keeps such statements in order.
 
     Args:
@@ -113,10 +97,10 @@ def ptx(text: str, results: ir.Type | Sequence[ir.Type], *args: ir.Value) -> ir.
     kind = ir.Type.parse("!llvm.void") if not types else types[0]
     if len(types) > 1:
         kind = llvm.StructType.get_literal(types)
-    out = cast(ir.Value, llvm.inline_asm(kind, list(args), text, ",".join(codes), has_side_effects=True))
+    out = Value(llvm.inline_asm(kind, list(args), text, ",".join(codes), has_side_effects=True))
     if isinstance(results, ir.Type):
         return out
-    return [llvm.extractvalue(t, out, [i]) for i, t in enumerate(types)] if len(types) > 1 else [out] * len(types)
+    return [Value(llvm.extractvalue(t, out, [i])) for i, t in enumerate(types)] if len(types) > 1 else [out] * len(types)
 
 
 def address(ref: MemRef, space: int) -> Address:
@@ -124,14 +108,13 @@ def address(ref: MemRef, space: int) -> Address:
     pointer = mu.memref_ptr(ref)
     if space == 1:
         pointer = llvm.addrspacecast(llvm.PointerType.get(1), pointer)
-    return llvm.ptrtoint(ir.IntegerType.get_signless(64 if space == 1 else 32), pointer)
+    return Value(llvm.ptrtoint(ir.IntegerType.get_signless(64 if space == 1 else 32), pointer))
 
 
 def element_address(ref: MemRef, width: int, size: int, row: I32, column: I32) -> GlobalAddress:
     """The address of `ref[row, column]` in global memory, where each row has `width` elements of `size` bytes."""
-    i64 = ir.IntegerType.get_signless(64)
-    at = arith.addi(arith.muli(arith.extsi(i64, row), arith.constant(i64, width)), arith.extsi(i64, column))
-    return arith.addi(address(ref, 1), arith.muli(at, arith.constant(i64, size)))
+    at = int64(row) * width + int64(column)
+    return address(ref, 1) + at * size
 
 
 def wait_phase(barriers: SharedAddress, offset: int, parity: I32, acquire: str = "") -> None:
@@ -148,7 +131,7 @@ def wait_phase(barriers: SharedAddress, offset: int, parity: I32, acquire: str =
     with ir.InsertionPoint.at_block_begin(loop.before.blocks.append()):
         text = f"mbarrier.try_wait.parity{acquire}.shared::cta.b64 p, [$1+{offset}], $2; selp.b32 $0, 0, 1, p;"
         early = ptx(f"{{.reg .pred p; {text}}}", i32, barriers, parity)
-        scf.condition(arith.cmpi(arith.CmpIPredicate.ne, early, int32(0)), [])
+        scf.condition(early != 0, [])
     with ir.InsertionPoint.at_block_begin(loop.after.blocks.append()):
         scf.yield_([])
 
@@ -160,24 +143,19 @@ def keep_polling(failed: GlobalAddress, turn: I32, spins: int) -> Predicate:
     only in every 1024th turn.
     """
     i32 = ir.IntegerType.get_signless(32)
-    rare = arith.cmpi(arith.CmpIPredicate.eq, arith.andi(turn, int32(1023)), int32(1023))
-    asked = scf.IfOp(rare, [i32], has_else=True)
-    with ir.InsertionPoint(asked.then_block):
-        scf.yield_([ptx("ld.relaxed.gpu.global.u32 $0, [$1];", i32, failed)])
-    with else_block(asked):
-        scf.yield_([int32(0)])
-    hope = arith.cmpi(arith.CmpIPredicate.eq, asked.results[0], int32(0))
-    return arith.andi(arith.cmpi(arith.CmpIPredicate.ult, turn, int32(spins)), hope)
+    text = "ld.relaxed.gpu.global.u32 $0, [$1];"
+    (gave_up,) = if_else(turn & 1023 == 1023, [i32], lambda: [ptx(text, i32, failed)], lambda: [int32(0)])
+    hope = gave_up == 0
+    return compare("ult", turn, spins) & hope
 
 
 def elements(tile: Tile, dtype: np.dtype, value: Callable[[I32, I32], Element]) -> Fragments:
     """Returns an array of the tile's shape whose element (i, j) is `value(i, j)`, in the layout of `tile_layout`."""
-    i32 = ir.IntegerType.get_signless(32)
-    layout = mgpu.WGStridedFragLayout(tile.shape, 1)
+    layout, zero = mgpu.WGStridedFragLayout(tile.shape, 1), constant(mu.dtype_to_ir_type(dtype), 0)
     signed = jnp.issubdtype(dtype, jnp.signedinteger) or None
-    template = mgpu.FragmentedArray.splat(constant(dtype, 0), tile.shape, layout, is_signed=signed)
+    template = mgpu.FragmentedArray.splat(zero, tile.shape, layout, is_signed=signed)
 
-    def element(_: Element, at: tuple[Subscript, ...]) -> Element:
-        return value(arith.index_cast(i32, at[0]), arith.index_cast(i32, at[1]))
+    def element(_: ir.Value, at: tuple[Subscript, ...]) -> Element:
+        return value(int32(at[0]), int32(at[1]))
 
     return cast(Fragments, template.foreach(element, create_array=True, is_signed=signed))

@@ -8,11 +8,11 @@ import math
 from collections.abc import Sequence
 
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith
 
 from cavs.kernels._layout.specs import ProductSpec, WeightSpec
-from cavs.kernels._mosaic.mlir import int32, ptx
+from cavs.kernels._mosaic.mlir import ptx
 from cavs.kernels._mosaic.types import F32, I32, Address, Register
+from cavs.kernels._mosaic.value import bitcast, constant, int32, int64
 from cavs.kernels.precision import PRECISIONS
 
 
@@ -44,30 +44,27 @@ class WeightReader:
         steps, half = 2 * spec.chunks, weight.half and tile == weight.tiles - 1
         words = 64 if half else 128
         at = (weight.offset + tile * steps * 128 + (2 * chunk + step) * words) * 4
-        mine = arith.addi(arith.muli(self.warp, int32(2 * per_warp * words * 4)), arith.muli(self.lane, int32(words // 8)))
+        mine = self.warp * (2 * per_warp * words * 4) + self.lane * (words // 8)
         text = "ld.shared" if spec.resident else "ld.global.nc"
-        place = arith.addi(self.start, mine if spec.resident else arith.extsi(ir.IntegerType.get_signless(64), mine))
+        place = self.start + (mine if spec.resident else int64(mine))
         if half:
             two = ptx(f"{text}.v2.b32 {{$0, $1}}, [$2+{at}];", [i32] * 2, place)
             four = [two[0], int32(0), two[1], int32(0)]
         else:
             four = ptx(f"{text}.v4.b32 {{$0, $1, $2, $3}}, [$4+{at}];", [i32] * 4, place)
         if PRECISIONS[spec.precision].terms > 1:
-            return to_tf32([arith.bitcast(ir.F32Type.get(), x) for x in four], spec.precision)
+            return to_tf32([bitcast(ir.F32Type.get(), x) for x in four], spec.precision)
         return list(four)
 
     def _triple(self, weight: WeightSpec, triple: int, per_warp: int) -> list[list[Register]]:
         """Unpacks three fragments from the words of two; see `_layout.pack`."""
         i32 = ir.IntegerType.get_signless(32)
-        mine = arith.muli(self.warp, int32(-(-2 * per_warp * weight.tiles // 3) * 1024))
-        place = arith.addi(self.start, arith.addi(mine, arith.muli(self.lane, int32(16))))
+        place = self.start + (self.warp * (-(-2 * per_warp * weight.tiles // 3) * 1024) + self.lane * 16)
         one, two = (
             ptx(f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4+{weight.offset * 4 + triple * 1024 + n * 512}];", [i32] * 4, place)
             for n in range(2)
         )
-        both = zip(one, two, strict=True)
-        three: list[Register] = [arith.addi(arith.shli(a, int32(19)), arith.shli(b, int32(6))) for a, b in both]
-        return [one, two, three]
+        return [one, two, [(a << 19) + (b << 6) for a, b in zip(one, two, strict=True)]]
 
 
 def right_operand(sources: list[list[Register]], step: int, precision: str) -> list[Register]:
@@ -85,7 +82,7 @@ def right_operand(sources: list[list[Register]], step: int, precision: str) -> l
         return [two[0] if len(two) == 1 else ptx(add, i32, *two) for two in zip(*mine, strict=True)]
     values, *others = (_to_float32(x, precision) for x in mine)
     for more in others:
-        values = [arith.addf(a, b) for a, b in zip(values, more, strict=True)]
+        values = [a + b for a, b in zip(values, more, strict=True)]
     if how.dtype is not None:
         values = scaled(values, how.factor)
         return [ptx(f"cvt.rn.{how.kind}x2.f32 $0, $1, $2;", i32, values[q + 1], values[q]) for q in (0, 2)]
@@ -98,13 +95,12 @@ def _to_float32(registers: list[Register], precision: str) -> list[F32]:
     if registers[0].type == f32:
         return registers
     assert PRECISIONS[precision].upper_half, "no sums of more than two rows in float16: `_engines.persistent.lower._measured`"
-    both = ((arith.shli(x, int32(16)), arith.andi(x, int32(-0x10000))) for x in registers)
-    return [arith.bitcast(f32, x) for two in both for x in two]
+    return [bitcast(f32, half) for x in registers for half in (x << 16, x & -0x10000)]
 
 
 def scaled(values: Sequence[F32], factor: float) -> list[F32]:
     """Multiplies all values by a constant."""
-    return [arith.mulf(x, arith.constant(ir.F32Type.get(), factor)) for x in values] if factor != 1 else list(values)
+    return [x * factor for x in values] if factor != 1 else list(values)
 
 
 def to_tf32(values: Sequence[F32], precision: str) -> list[Register]:
@@ -114,16 +110,16 @@ def to_tf32(values: Sequence[F32], precision: str) -> list[Register]:
     take two instructions at half the rate, and would lose NaNs (`cvt.rna` carries their bits into the sign).
     """
     f32, i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
-    factor = arith.constant(f32, 1 + math.log(2) * 2**-11)  # mantissas are 1 / ln 2 on average
+    factor = constant(f32, 1 + math.log(2) * 2**-11)  # mantissas are 1 / ln 2 on average
 
     def near(x: F32) -> Register:
-        return arith.bitcast(i32, arith.mulf(x, factor))
+        return bitcast(i32, x * factor)
 
     found = [near(x) for x in values]
     if PRECISIONS[precision].terms == 1:
         return found
-    high = [arith.andi(x, int32(-0x2000)) for x in found]
-    return high + [near(arith.subf(x, arith.bitcast(f32, h))) for x, h in zip(values, high, strict=True)]
+    high = [x & -0x2000 for x in found]
+    return high + [near(x - bitcast(f32, h)) for x, h in zip(values, high, strict=True)]
 
 
 def multiply(total: list[F32], left: list[Register], right: list[Register], precision: str) -> list[F32]:

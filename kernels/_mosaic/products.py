@@ -2,21 +2,21 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, memref, scf
+from jax._src.lib.mlir.dialects import memref
 from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.specs import ProductSpec, Tile
 from cavs.kernels._mosaic.exchange import Exchange
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, else_block, false, inline_mgpu, int32, scalar
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, false, if_else, inline_mgpu
 from cavs.kernels._mosaic.operands import WeightReader, multiply, right_operand, scaled
 from cavs.kernels._mosaic.reads import POLLED, ChunkRead, Reader
 from cavs.kernels._mosaic.types import F32, I32, Context, Fragments, MemRef, Predicate, Register, Scalar
+from cavs.kernels._mosaic.value import as_index, compare, constant, int64, load_element, scalar
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import PRECISIONS
 
@@ -62,19 +62,8 @@ def product(
     layout = plgpu.Layout.WG_STRIDED(numbers.shape, vec_size=1)
 
     @inline_mgpu(arg_types=([REF] * len(refs), layout, REF, REF, SCALAR, SCALAR, SCALAR, REF, [REF] * (ring is not None)))
-    def emit(
-        ctx: Context,
-        refs: list[MemRef],
-        numbers: Fragments,
-        weights: MemRef,
-        part: MemRef,
-        row: Scalar,
-        last: Scalar,
-        cta: Scalar,
-        counters: MemRef,
-        ring: list[MemRef],
-    ) -> None:
-        _Product(specs, refs, numbers, weights, part, row, last, cta, counters, ring).emit()
+    def emit(ctx: Context, *arguments: Any) -> None:
+        _Product(specs, *arguments).emit()
 
     emit(list(refs), numbers, weights, part, tile.row, tile.last, cta, counters, [] if ring is None else [ring])
 
@@ -95,19 +84,19 @@ class _Product(Reader):
         counters: MemRef,
         ring: Sequence[MemRef],
     ):
-        peer = arith.remui(scalar(cta), int32(specs[0].split))
+        peer = scalar(cta) % specs[0].split
         self.exchange = Exchange(ring[0], part, peer, specs[0]) if ring else None
         super().__init__(specs, refs, numbers, row, last, peer, counters)
         self.spec, self.part = specs[0], part
         if self.spec.resident:
             self.weights = address(weights, 3)
         else:
-            own = arith.muli(arith.extsi(self.i64, scalar(cta)), arith.constant(self.i64, self.spec.words * 4))
-            self.weights = arith.addi(address(weights, 1), own)
+            own = int64(scalar(cta)) * (self.spec.words * 4)
+            self.weights = address(weights, 1) + own
 
     def emit(self) -> None:
         """Emits the products."""
-        count = arith.addi(arith.subi(self.last, self.row), int32(1))
+        count = self.last - self.row + 1
         groups = self.spec.rows // 8
         mu.warpgroup_barrier()  # until the partial sums of the previous tile have been read
         if self.exchange:
@@ -122,21 +111,14 @@ class _Product(Reader):
         if len(sizes) == 1:
             self._rows(sizes[0])
             return
-        few = arith.cmpi(arith.CmpIPredicate.sle, count, int32(8 * sizes[0]))
-        branch = scf.IfOp(few, has_else=True)
-        with ir.InsertionPoint(branch.then_block):
-            self._rows(sizes[0])
-            scf.yield_([])
-        with else_block(branch):
-            self._choose(sizes[1:], count)
-            scf.yield_([])
+        if_else(count <= 8 * sizes[0], [], lambda: self._rows(sizes[0]), lambda: self._choose(sizes[1:], count))
 
     def _rows(self, groups: int) -> None:
         """All products, of `groups` groups of 8 rows."""
         self.begin(groups)
         for splits in dict.fromkeys(spec.splits for spec in self.specs):
             together = [n for n, spec in enumerate(self.specs) if spec.splits == splits]
-            active = arith.cmpi(arith.CmpIPredicate.slt, self.warp, int32(splits))
+            active = self.warp < splits
             with contextlib.nullcontext() if splits == 4 else mu.when(active):
                 self._stream(together, groups)
 
@@ -161,7 +143,7 @@ class _Product(Reader):
         def attempt() -> tuple[list[F32], Predicate]:
             """The sums, and whether they read an element that was not written yet."""
             queue, sent = self.first(steps[:depth]), depth
-            totals: Sums = dict.fromkeys(keys, [arith.constant(self.f32, 0.0)] * 4)
+            totals: Sums = dict.fromkeys(keys, [constant(self.f32, 0)] * 4)
             late = false()
             for i, step in enumerate(steps):
                 done = ends[i] - step.reads
@@ -170,7 +152,7 @@ class _Product(Reader):
                     sent += 1
                 values = queue.pop(0)
                 if i >= depth:
-                    late = arith.ori(late, self.unwritten(step.pointers, values))
+                    late = late | self.unwritten(step.pointers, values)
                 self._multiply_chunk(step, weights, values, totals, groups)
             return [x for key in keys for x in totals[key]], late
 
@@ -182,11 +164,10 @@ class _Product(Reader):
         if spec.slots == spec.splits:
             self._store(totals, spec, False)
             return
-        second = arith.cmpi(arith.CmpIPredicate.uge, self.warp, int32(spec.slots))
-        with mu.when(second):
+        with mu.when(compare("uge", self.warp, spec.slots)):
             self._store(totals, spec, False)
         mu.warpgroup_barrier()
-        with mu.when(arith.cmpi(arith.CmpIPredicate.ult, self.warp, int32(spec.slots))):
+        with mu.when(compare("ult", self.warp, spec.slots)):
             self._store(totals, spec, True)
 
     def _multiply_chunk(
@@ -210,14 +191,13 @@ class _Product(Reader):
 
     def _store(self, totals: Sums, spec: ProductSpec, add: bool) -> None:
         """Writes the warp's sums to its slot of `part`, or adds them to it."""
-        slot = self.warp if spec.slots == spec.splits else arith.andi(self.warp, int32(spec.slots - 1))
-        place = arith.addi(arith.muli(arith.shrui(self.thread, int32(7)), int32(spec.all_slots)), slot)
+        slot = self.warp if spec.slots == spec.splits else self.warp & (spec.slots - 1)
+        place = (self.thread >> 7) * spec.all_slots + slot
         for (s, w, m, o, n), four in totals.items():
             weight = self.specs[s].weights[w]
             column = weight.columns[weight.operands.index(o)] + 16 * m
             mine = four[:2] if weight.half and m == weight.tiles - 1 else four
             for q, x in enumerate(scaled(mine, 1 / PRECISIONS[spec.precision].factor)):
-                r = arith.addi(arith.muli(self.quad, int32(2)), int32(8 * n + q % 2))
-                col = arith.addi(self.group, int32(column + 8 * (q // 2)))
+                r, col = self.quad * 2 + (8 * n + q % 2), self.group + (column + 8 * (q // 2))
                 at = [as_index(place), as_index(r), as_index(col)]
-                memref.store(arith.addf(memref.load(self.part, at), x) if add else x, self.part, at)
+                memref.store(load_element(self.part, *at) + x if add else x, self.part, at)

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, scf, vector
+from jax._src.lib.mlir.dialects import scf
 from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._layout.specs import ProductSpec
-from cavs.kernels._mosaic.mlir import address, else_block, false, int32, keep_polling, ptx, scalar, true
+from cavs.kernels._mosaic.mlir import address, false, if_else, keep_polling, ptx, thread_index
 from cavs.kernels._mosaic.types import I32, Fragments, GlobalAddress, MemRef, Predicate, Register, Scalar
+from cavs.kernels._mosaic.value import Value, bitcast, compare, constant, element, int32, int64, scalar, select, zero_extended
 from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
 
 # The most 16-byte reads that a thread repeats while it polls. With more, threads that poll slow down those that write.
@@ -88,11 +89,9 @@ class Reader:
         self.awaits = any(source.awaited for spec in specs for source in spec.sources)
         self.row, self.last = scalar(row), scalar(last)
         self.f32, self.i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
-        self.i64 = ir.IntegerType.get_signless(64)
-        self.thread = mu.thread_idx()
-        self.lane = arith.andi(self.thread, int32(31))
-        self.warp = arith.andi(arith.shrui(self.thread, int32(5)), int32(3))
-        self.group, self.quad = arith.shrui(self.lane, int32(2)), arith.andi(self.lane, int32(3))
+        self.thread = thread_index()
+        self.lane, self.warp = self.thread & 31, self.thread >> 5 & 3
+        self.group, self.quad = self.lane >> 2, self.lane & 3
         ends, count = np.cumsum([len(spec.sources) for spec in specs]).tolist(), specs[0].rows // 8
         # For each spec its tensors, and for each of its sources and each 8 rows of the tile the row that this thread reads.
         self.sources = [
@@ -102,32 +101,28 @@ class Reader:
 
     def begin(self, groups: int) -> None:
         """Prepares reads of the tile's first `groups` groups of 8 rows. The last group may extend past the tile's last row."""
-        last = arith.addi(arith.addi(self.row, self.group), int32(8 * (groups - 1)))
-        self.valid = arith.cmpi(arith.CmpIPredicate.sle, last, self.last)
+        self.valid = self.row + self.group + 8 * (groups - 1) <= self.last
 
     def pointers(self, which: int, groups: int) -> list[Pointer]:
         """This thread's pointers into the sources of a spec, for each 8 rows; of joined sources, a warp reads one."""
         spec, (refs, numbers) = self.specs[which], self.sources[which]
         warps, per_warp = spec.splits * spec.split // spec.joined, spec.chunks // spec.splits
-        rank = arith.addi(arith.muli(self.peer, int32(spec.splits)), self.warp)
-        part = arith.divui(rank, int32(warps))
-        warp = arith.subi(rank, arith.muli(part, int32(warps)))
+        rank = self.peer * spec.splits + self.warp
+        part = rank // warps
+        warp = rank - part * warps
         out = []
         for s, n in itertools.product(range(0, len(spec.sources), spec.joined), range(groups)):
             found = []
             size = 4 if ir.MemRefType(refs[s].type).element_type == self.f32 else 2  # bytes
             quarter = spec.chunk * size // 4
             for i, source in enumerate(spec.sources[s : s + spec.joined], s):
-                offset = arith.addi(arith.muli(warp, int32(4 * per_warp * quarter)), arith.muli(self.quad, int32(quarter)))
-                number = numbers[i * (spec.rows // 8) + n]
-                r = vector.extract(number, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
-                width = ir.MemRefType(refs[i].type).shape[1]
-                start = arith.muli(arith.extsi(self.i64, r), arith.constant(self.i64, width * size))
-                start = arith.addi(start, arith.extsi(self.i64, arith.addi(offset, int32(source.column * size))))
-                found.append(arith.addi(address(refs[i], 1), start))
+                offset = warp * (4 * per_warp * quarter) + self.quad * quarter
+                r = element(numbers[i * (spec.rows // 8) + n])
+                start = int64(r) * (ir.MemRefType(refs[i].type).shape[1] * size) + int64(offset + source.column * size)
+                found.append(address(refs[i], 1) + start)
             start = found[0]
             for i, other in enumerate(found[1:], 1):
-                start = arith.select(arith.cmpi(arith.CmpIPredicate.uge, part, int32(i)), other, start)
+                start = select(compare("uge", part, i), other, start)
             awaited = any(x.awaited for x in spec.sources[s : s + spec.joined])
             out.append(Pointer(start, quarter, self.i32 if size == 2 else self.f32, n == groups - 1, awaited))
         return out
@@ -141,7 +136,7 @@ class Reader:
             found = [self.read(step) for step in steps]
             late = false()
             for step, values in zip(steps, found, strict=True):
-                late = arith.ori(late, self.unwritten(step.pointers, values))
+                late = late | self.unwritten(step.pointers, values)
             return [x for values in found for numbers in values for x in numbers], late
 
         kinds = [p.kind for step in steps for p in step.pointers for _ in range(p.quarter // 4)]
@@ -152,12 +147,8 @@ class Reader:
         """Reads a step; returns the registers of each pointer. Rows past the tile's last are zeros: no row is read twice."""
         partial = [p for p in step.pointers if p.partial]
         kinds = [p.kind for p in partial for _ in range(p.quarter // 4)]
-        branch = scf.IfOp(self.valid, kinds, has_else=True)
-        with ir.InsertionPoint(branch.then_block):
-            scf.yield_([x for p in partial for x in p.read(step.chunk)])
-        with else_block(branch):
-            scf.yield_([arith.constant(kind, 0.0 if kind == self.f32 else 0) for kind in kinds])
-        left = iter(branch.results)
+        numbers = lambda: [x for p in partial for x in p.read(step.chunk)]  # noqa: E731
+        left = iter(if_else(self.valid, kinds, numbers, lambda: [constant(kind, 0) for kind in kinds]))
         return [[next(left) for _ in range(p.quarter // 4)] if p.partial else p.read(step.chunk) for p in step.pointers]
 
     def unwritten(self, pointers: list[Pointer], values: list[list[Register]]) -> Predicate:
@@ -165,13 +156,12 @@ class Reader:
         found, least = false(), None
         for x in (x for p, numbers in zip(pointers, values, strict=True) if p.awaited for x in numbers):
             if x.type == self.f32:
-                same = arith.cmpi(arith.CmpIPredicate.eq, arith.bitcast(self.i32, x), int32(int(UNWRITTEN)))
-                found = arith.ori(found, same)
+                found = found | (bitcast(self.i32, x) == int(UNWRITTEN))
                 continue
-            differ = arith.xori(x, int32((int(UNWRITTEN_HALF) * 0x10001) - (1 << 32)))  # two elements of 16 bits
+            differ = x ^ (int(UNWRITTEN_HALF) * 0x10001 - (1 << 32))  # two elements of 16 bits
             least = differ if least is None else ptx("min.u16x2 $0, $1, $2;", self.i32, least, differ)
-        for half in () if least is None else (arith.andi(least, int32(0xFFFF)), arith.shrui(least, int32(16))):
-            found = arith.ori(found, arith.cmpi(arith.CmpIPredicate.eq, half, int32(0)))
+        for half in () if least is None else (least & 0xFFFF, least >> 16):
+            found = found | (half == 0)
         return found
 
     def poll(self, kinds: Sequence[ir.Type], attempt: Callable[[], tuple[list[Register], Predicate]]) -> list[Register]:
@@ -189,16 +179,15 @@ class Reader:
         before = loop.before.blocks.append(self.i32)
         with ir.InsertionPoint.at_block_begin(before):
             values, late = attempt()
-            (turn,) = before.arguments
+            turn = Value(before.arguments[0])
             text = "{.reg .pred p; setp.ne.b32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.b32 $0, 1, 0, p;}"
-            late = arith.cmpi(arith.CmpIPredicate.ne, ptx(text, self.i32, arith.extui(self.i32, late)), int32(0))
+            late = ptx(text, self.i32, zero_extended(self.i32, late)) != 0
             again = keep_polling(failed, turn, self.specs[0].spins)
-            gave_up = arith.extui(self.i32, arith.andi(late, arith.xori(again, true())))
-            with mu.when(arith.cmpi(arith.CmpIPredicate.ne, gave_up, int32(0))):
+            gave_up = zero_extended(self.i32, late & (again ^ 1))
+            with mu.when(gave_up != 0):
                 ptx("st.relaxed.gpu.global.u32 [$0], $1;", [], failed, int32(1))
-            scf.condition(arith.andi(late, again), [arith.addi(turn, int32(1)), *values])
+            scf.condition(late & again, [turn + 1, *values])
         after = loop.after.blocks.append(self.i32, *kinds)
         with ir.InsertionPoint.at_block_begin(after):
             scf.yield_([after.arguments[0]])
-        results: list[Register] = list(loop.results)
-        return results[1:]
+        return [Value(x) for x in list(loop.results)[1:]]

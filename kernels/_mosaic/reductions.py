@@ -3,12 +3,13 @@
 import jax
 import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, memref, scf
-from jax.experimental.mosaic import gpu as mgpu
+from jax._src.lib.mlir.dialects import arith, scf
+from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._layout.specs import Tile
-from cavs.kernels._mosaic.mlir import REF, SCALAR, as_index, constant, elements, inline_mgpu, int32, scalar, tile_type
+from cavs.kernels._mosaic.mlir import REF, SCALAR, elements, inline_mgpu, tile_type
 from cavs.kernels._mosaic.types import I32, Context, Element, Fragments, MemRef, Scalar
+from cavs.kernels._mosaic.value import Value, as_index, constant, int32, load_element, maximum, minimum, scalar, select
 from cavs.kernels._program.arrays import Ref
 
 
@@ -64,24 +65,23 @@ def segments(
         offset: list[Scalar],
     ) -> Fragments:
         def value(i: I32, j: I32) -> Element:
-            r = arith.addi(arith.minsi(arith.addi(scalar(row), i), scalar(last)), scalar(base))
-            begin = memref.load(first, [as_index(r)])
-            end = arith.addi(begin, memref.load(count, [as_index(r)]))
-            c = as_index(arith.addi(scalar(column), j) if wide else scalar(column))
-            kind = mgpu.utils.dtype_to_ir_type(dtype)
-            start = arith.constant(kind, ir.FloatAttr.get(kind, -np.inf if largest else 0.0))
-            loop = scf.ForOp(as_index(begin), as_index(end), as_index(int32(1)), [start])
+            r = minimum(scalar(row) + i, scalar(last)) + scalar(base)
+            begin = load_element(first, r)
+            end = begin + load_element(count, r)
+            c = as_index(scalar(column) + j if wide else scalar(column))
+            start = constant(mu.dtype_to_ir_type(dtype), -np.inf if largest else 0)
+            loop = scf.ForOp(as_index(begin), as_index(end), as_index(1), [start])
             with ir.InsertionPoint(loop.body):
                 e = loop.induction_variable
-                n = memref.load(index[0], [e]) if index else arith.index_cast(ir.IntegerType.get_signless(32), e)
-                at = arith.maxsi(n, int32(0))
-                at = arith.addi(at, scalar(offset[0])) if offset else at
-                got = memref.load(ref, [as_index(at), c])
+                n = load_element(index[0], e) if index else int32(e)
+                at = maximum(n, 0)
+                at = at + scalar(offset[0]) if offset else at
+                got = load_element(ref, at, c)
                 if index:
-                    got = arith.select(arith.cmpi(arith.CmpIPredicate.slt, n, int32(0)), start, got)
-                total = loop.inner_iter_args[0]
-                scf.yield_([arith.maximumf(total, got) if largest else arith.addf(total, got)])
-            return loop.results[0]
+                    got = select(n < 0, start, got)
+                total = Value(loop.inner_iter_args[0])
+                scf.yield_([arith.maximumf(total, got) if largest else total + got])
+            return Value(loop.results[0])
 
         return elements(tile, dtype, value)
 
@@ -114,14 +114,13 @@ def whole_rows(tile: Tile, dtype: np.dtype, ref: Ref, base: jax.Array, unit: int
     )
     def emit(ctx: Context, ref: MemRef, base: Scalar, row: Scalar, last: Scalar) -> Fragments:
         def value(i: I32, j: I32) -> Element:
-            r = as_index(arith.addi(arith.minsi(arith.addi(scalar(row), i), scalar(last)), scalar(base)))
-            total = constant(dtype, neutral)
+            r = as_index(minimum(scalar(row) + i, scalar(last)) + scalar(base))
+            total = constant(mu.dtype_to_ir_type(dtype), neutral)
             for begin, end in blocks:
-                loop = scf.ForOp(as_index(int32(begin)), as_index(int32(end)), as_index(int32(1)), [total])
+                loop = scf.ForOp(as_index(begin), as_index(end), as_index(1), [total])
                 with ir.InsertionPoint(loop.body):
-                    got = memref.load(ref, [r, loop.induction_variable])
-                    scf.yield_([combine(loop.inner_iter_args[0], got)])
-                total = loop.results[0]
+                    scf.yield_([combine(loop.inner_iter_args[0], load_element(ref, r, loop.induction_variable))])
+                total = Value(loop.results[0])
             return total
 
         return elements(tile, dtype, value)

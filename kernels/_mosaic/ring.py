@@ -8,14 +8,14 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, gpu
+from jax._src.lib.mlir.dialects import gpu
 from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._layout.config import STAGES, LaunchConfig
 from cavs.kernels._layout.specs import ProductSpec
-from cavs.kernels._mosaic.mlir import REF, address, inline_mgpu, int32, ptx, wait_phase
+from cavs.kernels._mosaic.mlir import REF, address, inline_mgpu, ptx, thread_index, wait_phase
 from cavs.kernels._mosaic.types import I32, Context, GlobalAddress, MemRef, Predicate, SharedAddress
+from cavs.kernels._mosaic.value import int32, int64, select
 from cavs.kernels._program.arrays import Ref
 
 _FULL, _EMPTY = 0, 8  # the offsets of a stage's barriers among its 16 bytes
@@ -32,7 +32,7 @@ def begin_ring(ring: Ref, config: LaunchConfig) -> None:
     @inline_mgpu(arg_types=(REF,))
     def emit(ctx: Context, ring: MemRef) -> None:
         base = address(ring, 3)
-        with mu.when(arith.cmpi(arith.CmpIPredicate.eq, mu.thread_idx(), int32(0))):
+        with mu.when(thread_index() == 0):
             for stage in range(STAGES):
                 ptx(f"mbarrier.init.shared.b64 [$0+{16 * stage + _FULL}], 1;", [], base)
                 ptx(f"mbarrier.init.shared.b64 [$0+{16 * stage + _EMPTY}], {config.warpgroups};", [], base)
@@ -68,26 +68,25 @@ class Ring:
     def fill(self, q: I32, stage: int) -> None:
         """Issues the copy of chunk `q` to a stage."""
         sizes = [128 * columns for columns in self._columns]
-        size, begin = int32(sizes[0]), arith.muli(q, int32(sizes[0]))
-        begin = arith.addi(begin, int32(4 * self._specs[0].ring))
+        size, begin = int32(sizes[0]), q * sizes[0] + 4 * self._specs[0].ring
         for spec, start, bytes_ in list(zip(self._specs, self.starts, sizes, strict=True))[1:]:
-            later = arith.cmpi(arith.CmpIPredicate.sge, q, int32(start))
-            there = arith.addi(arith.muli(arith.subi(q, int32(start)), int32(bytes_)), int32(4 * spec.ring))
-            size, begin = arith.select(later, int32(bytes_), size), arith.select(later, there, begin)
+            later = q >= start
+            there = (q - start) * bytes_ + 4 * spec.ring
+            size, begin = select(later, bytes_, size), select(later, there, begin)
         ptx(f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0+{16 * stage + _FULL}], $1;", [], self._barriers, size)
         ptx(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
             f"[$0+{stage * self.size}], [$1], $2, [$3+{16 * stage + _FULL}];",
             [],
             self.stages,
-            arith.addi(self._weights, arith.extsi(ir.IntegerType.get_signless(64), begin)),
+            self._weights + int64(begin),
             size,
             self._barriers,
         )
 
     def _parity(self, q: I32) -> I32:
         """The parity of a stage's barriers while it holds chunk `q`; each phase fills a stage an even number of times."""
-        return arith.andi(arith.shrui(q, int32(int(math.log2(STAGES)))), int32(1))
+        return q >> int(math.log2(STAGES)) & 1
 
     def wait_full(self, q: I32, stage: int) -> None:
         """Waits until chunk `q` has arrived in a stage."""

@@ -1,19 +1,21 @@
 """What surrounds a product: the rows that each thread reads before it, and the sum of the warps' partial sums after it."""
 
+import functools
+import operator
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, memref, vector
+from jax._src.lib.mlir.dialects import vector
 from jax.experimental.mosaic import gpu as mgpu
-from jax.experimental.mosaic.gpu import utils as mu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.specs import Tile
-from cavs.kernels._mosaic.mlir import REF, SCALAR, as_index, elements, inline_mgpu, int32, scalar, tile_type
+from cavs.kernels._mosaic.mlir import REF, SCALAR, elements, inline_mgpu, thread_index, tile_type
 from cavs.kernels._mosaic.types import F32, I32, Context, Fragments, MemRef, Scalar
+from cavs.kernels._mosaic.value import as_index, load_element, minimum, scalar
 from cavs.kernels._program.arrays import Ref
 
 
@@ -32,14 +34,11 @@ def read_product(tile: Tile, part: Ref, slots: int, column: int | jax.Array) -> 
 
     @inline_mgpu(arg_types=(REF, SCALAR), return_type=tile_type(tile, jnp.float32))
     def emit(ctx: Context, part: MemRef, column: Scalar) -> Fragments:
-        first = arith.muli(arith.shrui(mu.thread_idx(), int32(7)), int32(slots))
+        first = (thread_index() >> 7) * slots
 
         def value(i: I32, j: I32) -> F32:
-            at = [as_index(i), as_index(arith.addi(j, scalar(column)))]
-            total = memref.load(part, [as_index(arith.addi(first, int32(0))), *at])
-            for w in range(1, slots):
-                total = arith.addf(total, memref.load(part, [as_index(arith.addi(first, int32(w))), *at]))
-            return total
+            at = as_index(i), as_index(j + scalar(column))
+            return functools.reduce(operator.add, (load_element(part, first + w, *at) for w in range(slots)))
 
         return elements(tile, np.dtype(np.float32), value)
 
@@ -70,15 +69,15 @@ def product_rows(tile: Tile, indices: Sequence[Ref | None], bases: Sequence[jax.
     )
     def emit(ctx: Context, found: list[MemRef], bases: list[Scalar], row: Scalar, last: Scalar) -> Fragments:
         index = dict(zip(present, found, strict=True))
-        group = arith.andi(arith.shrui(mu.thread_idx(), int32(2)), int32(7))
+        group = thread_index() >> 2 & 7
         kind = ir.VectorType.get((1,), ir.IntegerType.get_signless(32))
         out = np.empty(count, object)
         for s in range(len(indices)):
             for n in range(rows // 8):
-                r = arith.minsi(arith.addi(arith.addi(scalar(row), group), int32(8 * n)), scalar(last))
+                r = minimum(scalar(row) + group + 8 * n, scalar(last))
                 if s in index:
-                    r = memref.load(index[s], [as_index(r)])
-                out[s * (rows // 8) + n] = vector.broadcast(kind, arith.addi(r, scalar(bases[s])))
+                    r = load_element(index[s], r)
+                out[s * (rows // 8) + n] = vector.broadcast(kind, r + scalar(bases[s]))
         form = mgpu.WGStridedFragLayout((128 * count,), 1)
         return mgpu.FragmentedArray(_registers=out, _layout=form, _is_signed=True)
 

@@ -3,12 +3,12 @@
 import jax
 import numpy as np
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from cavs.kernels._layout.specs import Tile
-from cavs.kernels._mosaic.mlir import REF, SCALAR, element_address, inline_mgpu, int32, ptx, scalar, tile_layout
-from cavs.kernels._mosaic.types import Context, Element, Fragments, MemRef, Scalar, Subscript
+from cavs.kernels._mosaic.mlir import REF, SCALAR, element_address, inline_mgpu, ptx, tile_layout
+from cavs.kernels._mosaic.types import Context, Fragments, MemRef, Scalar, Subscript
+from cavs.kernels._mosaic.value import Value, constant, int32, scalar, select
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import stored_as
 
@@ -53,21 +53,20 @@ def store(
     ) -> None:
         i32 = ir.IntegerType.get_signless(32)
 
-        def put(x: Element, at: tuple[Subscript, ...]) -> None:
-            r, j = arith.addi(scalar(row), arith.index_cast(i32, at[0])), arith.index_cast(i32, at[1])
+        def put(element: ir.Value, at: tuple[Subscript, ...]) -> None:
+            x, r, j = Value(element), scalar(row) + int32(at[0]), int32(at[1])
             if valid:  # what equations compute in the padding is arbitrary
-                zero = arith.constant(x.type, 0.0 if x.type == ir.F32Type.get() else 0)
-                x = arith.select(arith.cmpi(arith.CmpIPredicate.slt, j, scalar(valid[0])), x, zero)
+                zero = constant(x.type, 0)
+                x = select(j < scalar(valid[0]), x, zero)
             end = scalar(last)
             if precision:  # even threads store their own element and the next thread's, odd threads nothing
-                x = arith.mulf(x, arith.constant(x.type, precision.factor)) if precision.factor != 1 else x
+                x = x * precision.factor if precision.factor != 1 else x
                 following = ptx("shfl.sync.bfly.b32 $0, $1, 1, 0x1f, 0xffffffff;", x.type, x)
                 x = ptx(f"cvt.rn.{precision.kind}x2.f32 $0, $1, $2;", i32, following, x)
-                odd = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(j, int32(1)), int32(0))
-                end = arith.select(odd, int32(-1), end)
+                end = select(j & 1 != 0, -1, end)
             # A predicated store, because the compiler would sink the computation of `x` into a branch, element by element.
             text = f"{{.reg .pred p; setp.le.s32 p, $2, $3; @p {instruction} [$0], $1;}}"
-            target = element_address(ref, width, dtype.itemsize, arith.addi(r, scalar(base)), arith.addi(scalar(column), j))
+            target = element_address(ref, width, dtype.itemsize, r + scalar(base), scalar(column) + j)
             ptx(text, [], target, x, r, end)
 
         value.foreach(put)

@@ -5,13 +5,13 @@ from typing import TypeAlias, TypeVar
 
 import jax
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, memref, scf
-from jax.experimental.mosaic.gpu import utils as mu
+from jax._src.lib.mlir.dialects import arith, scf
 
 from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import PackedWeight
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, inline_mgpu, int32, ptx, scalar
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, ptx, thread_index
 from cavs.kernels._mosaic.types import F32, I32, Context, MemRef, Register, Scalar, SharedAddress
+from cavs.kernels._mosaic.value import as_index, binary, bitcast, int32, load_element, scalar, select
 from cavs.kernels._program.arrays import Ref
 from cavs.kernels.precision import PRECISIONS
 
@@ -40,10 +40,10 @@ def copy_weights(
         place = address(target, 3)
         # If thread blocks divide K, each of them has a part of K for the columns of all of them.
         split = config.split
-        first = arith.muli(arith.divui(scalar(cta), int32(split)), int32(hb * split))
-        peer = arith.remui(scalar(cta), int32(split))
+        first = scalar(cta) // split * (hb * split)
+        peer = scalar(cta) % split
         for part, ref in zip(parts, refs, strict=True):
-            source = _Source(part, ref, first, arith.muli(peer, int32(part.k)), unit, hb * split, config.precision)
+            source = _Source(part, ref, first, peer * part.k, unit, hb * split, config.precision)
             if part.tight:
                 _copy_triples(source, place, threads)
                 continue
@@ -81,20 +81,18 @@ class _Source:
         Tiles are counted from `column` on.
         """
         chunk = self.chunk
-        group, quad = arith.shrui(lane, int32(2)), arith.andi(lane, int32(3))
-        k = arith.addi(self.first_k, arith.muli(arith.shrui(step, int32(1)), int32(chunk)))
-        k = arith.addi(k, arith.muli(quad, int32(chunk // 4)))
-        k = arith.addi(k, arith.muli(arith.andi(step, int32(1)), int32(chunk // 8)))
+        group, quad = lane >> 2, lane & 3
+        k = self.first_k + (step >> 1) * chunk + quad * (chunk // 4) + (step & 1) * (chunk // 8)
         out = []
         for pair in range(2):
             for half in range(halves):
-                c = arith.addi(arith.addi(arith.muli(tile, int32(8 * halves)), group), int32(column + 8 * half))
-                block, inside = arith.divui(c, int32(self.hb)), arith.remui(c, int32(self.hb))
-                c = as_index(arith.addi(arith.addi(arith.muli(block, int32(self.unit)), self.first), inside))
+                c = tile * (8 * halves) + group + (column + 8 * half)
+                block, inside = c // self.hb, c % self.hb
+                c = as_index(block * self.unit + self.first + inside)
                 got = []
                 for e in range(chunk // 16):
-                    at = as_index(arith.addi(k, int32(pair * (chunk // 16) + e)))
-                    got.append(memref.load(self.ref, [at, c] if self.part.axis == 0 else [c, at]))
+                    at = as_index(k + (pair * (chunk // 16) + e))
+                    got.append(load_element(self.ref, *((at, c) if self.part.axis == 0 else (c, at))))
                 out.append(got)
         return out
 
@@ -106,8 +104,8 @@ class _Source:
         if how.rounded:
             near = ptx("cvt.rna.tf32.f32 $0, $1;", i32, got[0])
             lost = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits may carry into the sign
-            return arith.select(lost, int32(0x7FC00000), near)
-        return arith.bitcast(i32, got[0])
+            return select(lost, 0x7FC00000, near)
+        return bitcast(i32, got[0])
 
 
 def _copy_tiles(source: _Source, place: SharedAddress, offset: int, column: int, tiles: int, halves: int, threads: int) -> None:
@@ -118,13 +116,12 @@ def _copy_tiles(source: _Source, place: SharedAddress, offset: int, column: int,
     steps = source.steps
 
     def read(u: I32) -> Fragment:
-        lane, step = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
-        m, s = arith.divui(step, int32(steps)), arith.remui(step, int32(steps))
-        return source.read(lane, m, s, column, halves)
+        lane, step = u & 31, u >> 5
+        return source.read(lane, step // steps, step % steps, column, halves)
 
     def write(u: I32, values: Fragment) -> None:
         size = 2 * halves
-        at = arith.addi(place, arith.muli(u, int32(4 * size)))
+        at = place + u * (4 * size)
         args = ", ".join(f"${i + 1}" for i in range(size))
         ptx(f"st.shared.v{size}.b32 [$0+{offset * 4}], {{{args}}};", [], at, *[source.rounded(v) for v in values])
 
@@ -141,24 +138,23 @@ def _copy_triples(source: _Source, place: SharedAddress, threads: int) -> None:
     triples = -(-count // 3)
 
     def read(u: I32) -> list[Fragment]:
-        lane, rest = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
-        warp, triple = arith.divui(rest, int32(triples)), arith.remui(rest, int32(triples))
+        lane, rest = u & 31, u >> 5
+        warp, triple = rest // triples, rest % triples
         out = []
         for n in range(3):
-            i = arith.minui(arith.addi(arith.muli(triple, int32(3)), int32(n)), int32(count - 1))
-            step, m = arith.divui(i, int32(tiles)), arith.remui(i, int32(tiles))
-            out.append(source.read(lane, m, arith.addi(arith.muli(warp, int32(steps)), step)))
+            i = binary("minui", triple * 3 + n, count - 1)
+            step, m = i // tiles, i % tiles
+            out.append(source.read(lane, m, warp * steps + step))
         return out
 
     def write(u: I32, values: list[Fragment]) -> None:
         one, two, three = ([source.rounded(v) for v in fragment] for fragment in values)
-        above = (arith.subi(arith.shrui(z, int32(19)), arith.shrui(y, int32(13))) for y, z in zip(two, three, strict=True))
-        below = (arith.shrui(z, int32(6)) for z in three)
-        low = [arith.andi(x, int32(0x1FFF)) for x in above], [arith.andi(x, int32(0x1F80)) for x in below]
-        lane, triple = arith.andi(u, int32(31)), arith.shrui(u, int32(5))
-        at = arith.addi(place, arith.addi(arith.muli(triple, int32(1024)), arith.muli(lane, int32(16))))
-        for n, (high, rest) in enumerate(zip((one, two), low, strict=True)):
-            words = [arith.ori(x, y) for x, y in zip(high, rest, strict=True)]
+        above = [((z >> 19) - (y >> 13)) & 0x1FFF for y, z in zip(two, three, strict=True)]
+        below = [z >> 6 & 0x1F80 for z in three]
+        lane, triple = u & 31, u >> 5
+        at = place + (triple * 1024 + lane * 16)
+        for n, (high, low) in enumerate(((one, above), (two, below))):
+            words = [x | y for x, y in zip(high, low, strict=True)]
             ptx(f"st.shared.v4.b32 [$0+{part.offset * 4 + n * 512}], {{$1, $2, $3, $4}};", [], at, *words)
 
     _spread(part.splits * triples * 32, threads, 2, read, write)
@@ -172,12 +168,11 @@ def _spread(total: int, threads: int, most: int, read: Callable[[I32], _Values],
     """
     if not total:
         return
-    i32 = ir.IntegerType.get_signless(32)
     unroll = next(n for n in (8, 4, 2, 1) if n <= most and (total % (threads * n) == 0 or n == 1))
-    loop = scf.ForOp(as_index(mu.thread_idx()), as_index(int32(total)), as_index(int32(threads * unroll)))
+    loop = scf.ForOp(as_index(thread_index()), as_index(total), as_index(threads * unroll))
     with ir.InsertionPoint(loop.body):
-        start = arith.index_cast(i32, loop.induction_variable)
-        units = [arith.addi(start, int32(threads * n)) for n in range(unroll)]
+        start = int32(loop.induction_variable)
+        units = [start + threads * n for n in range(unroll)]
         for u, values in zip(units, [read(u) for u in units], strict=True):
             write(u, values)
         scf.yield_([])

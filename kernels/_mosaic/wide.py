@@ -9,18 +9,19 @@ global memory into the registers of the operand, one or two chunks ahead.
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 import jax
 from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import arith, gpu, llvm, nvvm, scf
+from jax._src.lib.mlir.dialects import gpu, llvm, nvvm, scf
 from jax.experimental.mosaic.gpu import utils as mu
 
 from cavs.kernels._layout.config import STAGES
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
-from cavs.kernels._mosaic.mlir import REF, SCALAR, address, as_index, inline_mgpu, int32, ptx, scalar
+from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, ptx, thread_index
 from cavs.kernels._mosaic.ring import Ring
-from cavs.kernels._mosaic.types import F32, I32, I64, Context, GlobalAddress, MemRef, Predicate, Register, Scalar
+from cavs.kernels._mosaic.types import F32, I32, Context, GlobalAddress, MemRef, Register, Scalar
+from cavs.kernels._mosaic.value import Value, as_index, bitcast, constant, int32, int64, minimum, scalar, select, zero_extended
 from cavs.kernels._program.arrays import Ref
 
 _AHEAD = 32  # the words of rows that a thread has in flight; at least one chunk of all sources
@@ -60,21 +61,10 @@ def wide_product(
     which = [n for n, index in enumerate(indices) if index is not None]
 
     @inline_mgpu(arg_types=([REF] * len(refs), [REF] * len(present), [SCALAR] * len(bases), *[REF] * 3, *[SCALAR] * 3))
-    def emit(
-        ctx: Context,
-        refs: list[MemRef],
-        present: list[MemRef],
-        bases: list[Scalar],
-        weights: MemRef,
-        part: MemRef,
-        ring: MemRef,
-        row: Scalar,
-        last: Scalar,
-        cta: Scalar,
-    ) -> None:
+    def emit(ctx: Context, refs: list[MemRef], present: list[MemRef], bases: list[Scalar], *arguments: Any) -> None:
         found = dict(zip(which, present, strict=True))
         sources = [(ref, found.get(n), base) for n, (ref, base) in enumerate(zip(refs, bases, strict=True))]
-        _Wide(specs, sources, weights, part, ring, row, last, cta).emit()
+        _Wide(specs, sources, *arguments).emit()
 
     emit(list(refs), present, list(bases), weights, part, ring, tile.row, tile.last, cta)
 
@@ -95,37 +85,25 @@ class _Wide:
     ):
         self.specs, self.part, barriers = specs, part, address(ring, 3)
         self.f32, self.i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
-        self.i64 = ir.IntegerType.get_signless(64)
-        self.thread = mu.thread_idx()
-        lane = arith.andi(self.thread, int32(31))
-        self.group, self.quad = arith.shrui(lane, int32(2)), arith.andi(lane, int32(3))
-        warp = arith.andi(arith.shrui(self.thread, int32(5)), int32(3))
-        self.row = arith.addi(arith.muli(warp, int32(16)), self.group)  # of the tile; the thread's other row is 8 later
-        self.leader = self._is(self.thread, 0)
-        self.first = self._is(arith.andi(self.thread, int32(127)), 0)
+        self.thread = thread_index()
+        lane = self.thread & 31
+        self.group, self.quad = lane >> 2, lane & 3
+        self.row = (self.thread >> 5 & 3) * 16 + self.group  # of the tile; the thread's other row is 8 later
+        self.leader, self.first = self.thread == 0, self.thread & 127 == 0
         stages = address(part, 3)
-        own = arith.muli(arith.extsi(self.i64, scalar(cta)), self._long(4 * ir.MemRefType(weights.type).shape[1]))
-        self.ring = Ring(specs, barriers, stages, arith.addi(address(weights, 1), own))
+        own = int64(scalar(cta)) * (4 * ir.MemRefType(weights.type).shape[1])
+        self.ring = Ring(specs, barriers, stages, address(weights, 1) + own)
         self.pointers: list[RowPair] = []  # for each source
         columns = [source.column for spec in specs for source in spec.sources]
         for (ref, index, base), column in zip(sources, columns, strict=True):
             width, two = ir.MemRefType(ref.type).shape[1], []
             for below in (0, 8):
-                r = arith.minsi(arith.addi(arith.addi(scalar(row), self.row), int32(below)), scalar(last))
+                r = minimum(scalar(row) + self.row + below, scalar(last))
                 if index is not None:
-                    at = arith.addi(address(index, 1), arith.muli(arith.extsi(self.i64, r), self._long(4)))
-                    r = ptx("ld.global.b32 $0, [$1];", self.i32, at)
-                r = arith.extsi(self.i64, arith.addi(r, scalar(base)))
-                at = arith.addi(arith.muli(r, self._long(4 * width)), self._long(4 * column))
-                at = arith.addi(at, arith.extsi(self.i64, arith.muli(self.quad, int32(16))))
-                two.append(arith.addi(address(ref, 1), at))
+                    r = ptx("ld.global.b32 $0, [$1];", self.i32, address(index, 1) + int64(r) * 4)
+                at = int64(r + scalar(base)) * (4 * width) + 4 * column + int64(self.quad * 16)
+                two.append(address(ref, 1) + at)
             self.pointers.append(two)
-
-    def _is(self, x: I32, n: int) -> Predicate:
-        return arith.cmpi(arith.CmpIPredicate.eq, x, int32(n))
-
-    def _long(self, n: int) -> I64:
-        return arith.constant(self.i64, n)
 
     def emit(self) -> None:
         """Emits the products."""
@@ -149,12 +127,12 @@ class _Wide:
         for n in range(0, len(pointers), spec.joined):
             two, rest = pointers[n], chunk
             for m in range(1, spec.joined):
-                later = arith.cmpi(arith.CmpIPredicate.sge, chunk, int32(m * each))
-                two = [arith.select(later, b, a) for a, b in zip(two, pointers[n + m], strict=True)]
-                rest = arith.select(later, arith.subi(chunk, int32(m * each)), rest)
-            rest = arith.minsi(rest, int32(each - 1))  # chunks past the last are read but not used
+                later = chunk >= m * each
+                two = [select(later, b, a) for a, b in zip(two, pointers[n + m], strict=True)]
+                rest = select(later, chunk - m * each, rest)
+            rest = minimum(rest, each - 1)  # chunks past the last are read but not used
             for start in two:
-                at = arith.addi(start, arith.extsi(self.i64, arith.muli(rest, int32(128))))
+                at = start + int64(rest * 128)
                 for half in range(2):
                     text = f"ld.relaxed.gpu.global.v4.b32 {{$0, $1, $2, $3}}, [$4+{64 * half}];"
                     found += ptx(text, [self.f32] * 4, at)
@@ -164,20 +142,20 @@ class _Wide:
         """The sums of the n-th spec, chunk after chunk."""
         widths = [w.width for w in spec.weights]
         keys = [(w, o) for w, weight in enumerate(spec.weights) for o in weight.operands]
-        zeros = [arith.constant(self.f32, 0.0)] * sum(widths[w] // 2 for w, _ in keys)
+        zeros = [constant(self.f32, 0)] * sum(widths[w] // 2 for w, _ in keys)
         words = 16 * (len(pointers) // spec.joined)
         depth = max(1, _AHEAD // words)
         ahead = [x for c in range(depth) for x in self._read(spec, pointers, int32(c))]
-        loop = scf.ForOp(as_index(int32(0)), as_index(int32(spec.chunks)), as_index(int32(STAGES)), [*zeros, *ahead])
+        loop = scf.ForOp(as_index(0), as_index(spec.chunks), as_index(STAGES), [*zeros, *ahead])
         with ir.InsertionPoint(loop.body):
-            carried = list(loop.inner_iter_args)
+            carried = [Value(x) for x in loop.inner_iter_args]
             rest = iter(carried[: len(zeros)])
             sums: Sums = {(w, o): [next(rest) for _ in range(widths[w] // 2)] for w, o in keys}
             queue = [carried[len(zeros) + words * c :][:words] for c in range(depth)]
-            begin = arith.index_cast(self.i32, loop.induction_variable)
+            begin = int32(loop.induction_variable)
             for stage in range(STAGES):
-                chunk = arith.addi(begin, int32(stage))
-                q = arith.addi(chunk, int32(self.ring.starts[n]))
+                chunk = begin + stage
+                q = chunk + self.ring.starts[n]
                 rows = [self._operand(o, queue[0]) for o in spec.operands]
                 queue.pop(0)
                 self.ring.wait_full(q, stage)
@@ -187,34 +165,30 @@ class _Wide:
                         at = self._at(stage, spec.weights[w], step)
                         sums[w, o] = self._multiply(sums[w, o], rows[o][step], at, widths[w])
                 nvvm.wgmma_commit_group_sync_aligned()
-                queue.append(self._read(spec, pointers, arith.addi(chunk, int32(depth))))
+                queue.append(self._read(spec, pointers, chunk + depth))
                 nvvm.wgmma_wait_group_sync_aligned(1)
-                later = arith.cmpi(arith.CmpIPredicate.sgt, chunk, int32(0))
-                self.ring.release((stage - 1) % STAGES, arith.andi(self.first, later))
-                old = arith.subi(q, int32(_LATE))
-                again = arith.addi(old, int32(STAGES))
-                more = arith.andi(
-                    arith.cmpi(arith.CmpIPredicate.sge, old, int32(0)),
-                    arith.cmpi(arith.CmpIPredicate.slt, again, int32(self.ring.total)),
-                )
-                with mu.when(arith.andi(self.leader, more)):
+                self.ring.release((stage - 1) % STAGES, self.first & (chunk > 0))
+                old = q - _LATE
+                again = old + STAGES
+                more = (old >= 0) & (again < self.ring.total)
+                with mu.when(self.leader & more):
                     free = (stage - _LATE) % STAGES
                     self.ring.wait_empty(old, free)
                     self.ring.fill(again, free)
             scf.yield_([x for key in keys for x in sums[key]] + [x for words_ in queue for x in words_])
         nvvm.wgmma_wait_group_sync_aligned(0)
         self.ring.release(STAGES - 1, self.first)
-        rest = iter(list(loop.results))
+        rest = map(Value, loop.results)
         return {(w, o): [next(rest) for _ in range(widths[w] // 2)] for w, o in keys}
 
     def _operand(self, sources: Sequence[int], read: list[F32]) -> list[list[Register]]:
         """The four registers of an operand, a sum of sources, for each of a chunk's four steps; see `RING_ORDER`."""
         first, *others = (read[16 * s : 16 * s + 16] for s in sources)
         for more in others:
-            first = [arith.addf(a, b) for a, b in zip(first, more, strict=True)]
+            first = [a + b for a, b in zip(first, more, strict=True)]
         # `wgmma` truncates; this corrects the bias on average, as in `_mosaic.operands.to_tf32`.
-        factor = arith.constant(self.f32, 1 + math.log(2) * 2**-11)
-        near = [arith.bitcast(self.i32, arith.mulf(x, factor)) for x in first]
+        factor = constant(self.f32, 1 + math.log(2) * 2**-11)
+        near = [bitcast(self.i32, x * factor) for x in first]
         upper, lower = near[:8], near[8:]
         return [[upper[2 * s], lower[2 * s], upper[2 * s + 1], lower[2 * s + 1]] for s in range(4)]
 
@@ -225,8 +199,8 @@ class _Wide:
     def _multiply(self, total: list[F32], left: list[Register], at: int, width: int) -> list[F32]:
         """Adds the product of 64 rows and `width` columns for 8 elements of K; the columns are `at` bytes into the stages."""
         # The matrix descriptor: an address, 128 bytes per column with a 128-byte swizzle, and 1024 bytes per 8 columns.
-        place = arith.shrui(arith.andi(arith.addi(self.ring.stages, int32(at)), int32(0x3FFFF)), int32(4))
-        descriptor = arith.ori(arith.extui(self.i64, place), self._long((1 << 62) | (64 << 32) | (1 << 16)))
+        place = ((self.ring.stages + at) & 0x3FFFF) >> 4
+        descriptor = zero_extended(ir.IntegerType.get_signless(64), place) | (1 << 62 | 64 << 32 | 1 << 16)
         count = len(total)
         out = ",".join(f"${i}" for i in range(count))
         names = [f"${2 * count + i}" for i in range(5)]
@@ -236,15 +210,14 @@ class _Wide:
         )
         codes = ["=f"] * count + [str(i) for i in range(count)] + ["r"] * 4 + ["l"]
         kind = llvm.StructType.get_literal([self.f32] * count)
-        made = cast(ir.Value, llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True))
-        return [llvm.extractvalue(self.f32, made, [i]) for i in range(count)]
+        made = llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True)
+        return [Value(llvm.extractvalue(self.f32, made, [i])) for i in range(count)]
 
     def _store(self, spec: ProductSpec, sums: Sums) -> None:
         """Writes the warpgroup's sums to its rows of `part`."""
         _, rows, width = ir.MemRefType(self.part.type).shape
-        row = arith.addi(arith.muli(arith.shrui(self.thread, int32(7)), int32(rows)), self.row)
-        at = arith.addi(arith.muli(row, int32(4 * width)), arith.muli(self.quad, int32(8)))
-        place = arith.addi(self.ring.stages, at)
+        row = (self.thread >> 7) * rows + self.row
+        place = self.ring.stages + (row * (4 * width) + self.quad * 8)
         for (w, o), found in sums.items():
             weight = spec.weights[w]
             column = weight.columns[weight.operands.index(o)]
