@@ -15,7 +15,6 @@ from bench import (
     figures,
     lines,
     machine,
-    main_table,
     remote,
     report,
     runner,
@@ -27,20 +26,33 @@ from bench.runner import Bench
 from bench.systems import SYSTEMS
 from bench.worker import Worker
 
-TINY = cases.Case("tree_fc", "complete-4", 8, 3, 8)
+TINY, OTHER = (cases.Case(cell, "complete-4", 8, 3, 8) for cell in ("tree_fc", "tree_lstm"))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Results of a tiny run of two systems in workers of their own, and one absent system."""
-    folder = tmp_path_factory.mktemp("results")
-    bench = Bench(("cavs", "jax_scan"), 2, "cpu", {}, folder / "log")
+def ran(tmp_path_factory):
+    """The records of a tiny run of two systems in workers of their own, and one absent system: two cases, prepared together.
+
+    And the answer of a worker that fails, and the versions.
+    """
+    log = tmp_path_factory.mktemp("log") / "log"
+    bench = Bench(("cavs", "jax_scan"), 2, "cpu", {}, log)
     try:
         names, settings = ("cavs", "jax_scan", "torch_packed_lstm"), {"quick": True, "rounds": 2, "seconds": 0.01}
-        (record,) = bench.run_together([TINY], names, **settings)
+        skip = lambda case, name: "not here" if (case, name) == (OTHER, "cavs") else None  # noqa: E731
+        records = list(bench.run_together([TINY, OTHER], names, left_out=skip, **settings))
+        failed = bench.ask("jax_scan", "open", case="nonsense", steps=1)
     finally:
         bench.close()
-    environment = store.environment("cpu", 2, bench.versions)
+    return records, failed, bench.versions
+
+
+@pytest.fixture(scope="module")
+def results(ran, tmp_path_factory):
+    """The results of the first case, as those of two suites."""
+    folder = tmp_path_factory.mktemp("results")
+    (record, _), _, versions = ran
+    environment = store.environment("cpu", 2, versions)
     kept = store.Store(folder / "cpu-tiny" / "2020-01-01.json")
     for suite in ("cavs", "ablation"):
         kept.add({"suite": suite, "quick": True} | record, environment)
@@ -57,19 +69,12 @@ def test_workers_time_and_check_every_system(results):
     assert record["gemm"] > 0
 
 
-def test_cases_prepared_together_are_timed_in_workers_of_their_own(tmp_path):
-    wanted = [TINY, cases.Case("tree_lstm", "complete-4", 8, 3, 8)]
-    bench = Bench(("jax_scan",), 2, "cpu", {}, tmp_path / "log")
-    try:
-        skip = lambda case, name: "not here" if name == "cavs" else None  # noqa: E731
-        names, settings = ("jax_scan", "cavs"), {"quick": True, "rounds": 1, "seconds": 0.01}
-        records = list(bench.run_together(wanted, names, left_out=skip, **settings))
-    finally:
-        bench.close()
-    assert [r["case"] for r in records] == [c.name for c in wanted]
-    for record in records:
-        assert record["systems"]["cavs"] == {"absent": "not here"} and record["systems"]["jax_scan"]["agrees"]
+def test_cases_prepared_together_are_timed_in_workers_of_their_own(ran):
+    records, failed, _ = ran
+    assert [r["case"] for r in records] == [TINY.name, OTHER.name]
+    assert records[1]["systems"]["cavs"] == {"absent": "not here"} and records[1]["systems"]["jax_scan"]["agrees"]
     assert records[0]["systems"]["jax_scan"]["losses"] != records[1]["systems"]["jax_scan"]["losses"]
+    assert "expected cell/shape" in failed["error"]
 
 
 def test_a_sample_on_a_gpu_is_a_stream(monkeypatch):
@@ -111,7 +116,7 @@ def test_quick_runs_on_a_gpu_take_every_system_once():
     names = suites.systems_of("cavs", True, "gpu")
     first, *others = suites.cases_of("cavs", True, "gpu")
     here = [n for n in names if not suites.left_out("cavs", first, n, True, "gpu")]
-    assert set(names) - set(here) == {"torch_compiled", "cavs_scan", "cavs_persistent"}
+    assert set(names) - set(here) == {"cavs_scan", "cavs_persistent"}
     for case in others:
         assert tuple(n for n in names if not suites.left_out("cavs", case, n, True, "gpu")) == tuple(
             n for n in names if n in suites.CLOSEST[case.cell]
@@ -178,7 +183,7 @@ def test_suite_scheduling_holds_every_setting_and_shows_the_share_alone(results,
     mine = record | {"suite": "scheduling", "systems": {"cavs": record["systems"]["cavs"]}}
     text = report.tables({"cpu-tiny": [mine]})
     assert "every setting of the other suites" in text and "a training step\n" not in text.split("Suite scheduling")[1]
-    share = statistics.median(mine["systems"]["cavs"]["schedule"]) / report.median(mine["systems"]["cavs"])
+    share = statistics.median(mine["systems"]["cavs"]["schedule"]) / store.median(mine["systems"]["cavs"])
     assert f"({100 * share:.1f} %)" in text
 
 
@@ -218,23 +223,12 @@ def test_an_absent_interpreter_is_reported():
     assert "dynet" in bench.missing and not bench.remotes
 
 
-def test_a_failing_worker_answers_with_its_error():
-    remote = Remote("cavs", 2, "cpu")
-    try:
-        assert "expected cell/shape" in remote("open", case="nonsense", steps=1)["error"]
-    finally:
-        remote.close()
-
-
 def test_another_loss_is_marked(results):
     found = store.latest(results)
+    text = report.tables(found)
+    assert TINY.name in text and "(!)" not in text and text == report.tables(json.loads(json.dumps(found)))
     found["cpu-tiny"][0]["systems"]["jax_scan"] |= {"agrees": False, "deviation": 0.5}
     assert "(!)" in report.tables(found)
-
-
-def test_tables_follow_from_results_alone(results):
-    text = report.tables(store.latest(results))
-    assert TINY.name in text and text == report.tables(json.loads(json.dumps(store.latest(results))))
 
 
 def test_committed_tables_are_those_of_the_committed_results():
@@ -246,22 +240,22 @@ def test_committed_tables_are_those_of_the_committed_results():
 
 def test_the_readme_shows_the_committed_results():
     readme = (store.RESULTS.parent.parent / "README.md").read_text()
-    assert readme == main_table.with_main_table(readme, store.latest()), "run: python -m bench report"
+    assert readme == report.with_main_table(readme, store.latest()), "run: python -m bench report"
 
 
 def test_the_main_table_names_the_fastest_other_system():
     systems = {n: {"samples": [t]} for n, t in (("cavs", 2.0), ("cavs_persistent", 1.0), ("jax_scan", 5.0), ("dynet", 9.0))}
     systems |= {"torch_triton_graph": {"samples": [0.25]}, "dgl": {"absent": "needs dgl"}}
-    record = {"suite": "cavs", "case": main_table.MAIN["gpu"][0], "date": "2020-01-01", "systems": systems}
-    text = main_table.main_table({"gpu-x": [record]})
+    record = {"suite": "cavs", "case": report.MAIN["gpu"][0], "date": "2020-01-01", "systems": systems}
+    text = report.main_table({"gpu-x": [record]})
     step = "Tree-LSTM, hidden size 512, batch size 1"
     assert f"| {step} | GPU | 1000 (persistent) | Triton in a CUDA graph * | 250 | 0.25x |" in text
     assert "GPU: `gpu-x`, 2020-01-01." in text and "They are bounds" in text
-    assert main_table.main_table({"gpu-x": [record | {"suite": "vpps"}]}) == ""
+    assert report.main_table({"gpu-x": [record | {"suite": "vpps"}]}) == ""
     alone = record | {"systems": {"cavs": systems["cavs"]}}
-    assert main_table.main_table({"gpu-x": [alone]}) == ""
-    with_table = main_table.with_main_table("a\n" + "".join(main_table.MARKS) + "z\n", {"gpu-x": [record]})
-    assert text in with_table and main_table.with_main_table(with_table, {"gpu-x": [record]}) == with_table
+    assert report.main_table({"gpu-x": [alone]}) == ""
+    with_table = report.with_main_table("a\n" + "".join(report.MARKS) + "z\n", {"gpu-x": [record]})
+    assert text in with_table and report.with_main_table(with_table, {"gpu-x": [record]}) == with_table
 
 
 def test_rates_of_products_that_differ_are_told():
@@ -269,13 +263,13 @@ def test_rates_of_products_that_differ_are_told():
     assert machine.rates(systems) == {"JAX": 510.0, "PyTorch": 225.0}
     assert "2.3x (GFLOP/s: JAX 510, PyTorch 225)" in (machine.told_apart(machine.rates(systems)) or "")
     assert machine.told_apart({"JAX": 290.0, "PyTorch": 225.0}) is None and machine.told_apart({"JAX": 1.0}) is None
-    record = {"suite": "cavs", "case": main_table.MAIN["cpu"][0], "date": "2020-01-01", "systems": systems}
-    text = main_table.main_table({"cpu-x": [record]})
+    record = {"suite": "cavs", "case": report.MAIN["cpu"][0], "date": "2020-01-01", "systems": systems}
+    text = report.main_table({"cpu-x": [record]})
     assert "CPU: `cpu-x`, 2020-01-01; rate of large products in TFLOP/s: JAX 0.51, PyTorch 0.225, 2.3x apart." in text
 
 
 def test_the_main_table_has_no_empty_cells():
-    lines = [line for line in main_table.main_table(store.latest()).splitlines() if line.startswith("|")]
+    lines = [line for line in report.main_table(store.latest()).splitlines() if line.startswith("|")]
     assert 2 < len(lines) < 14
     assert all(cell.strip() not in ("", "-") for line in lines for cell in line.strip("|").split("|"))
 
