@@ -181,7 +181,8 @@ def story() -> None:
     box(axes, 3.0, 2.05, 1.3, 0.8, "schedule\n(levels)", size=10)
     arrow(axes, (2.5, 2.45), (3.0, 2.45))
     arrow(axes, (4.3, 2.45), (4.8, 2.45))
-    for y, names in ((2.05, ("eager,\none batch", "lazy,\none batch")), (0.45, ("gradients\nof inputs", "gradients\nof pushes"))):
+    forward, backward = ("eager,\none batch", "lazy,\none batch"), ("gradients\nof inputs", "gradients\nof pushes")
+    for y, names in ((2.05, forward), (0.45, backward)):
         forth = y > 1
         box(axes, 4.8, y, 1.2, 0.8, names[0], LEVELS[1] if forth else "white", 10)
         box(axes, 8.75, y, 0.95, 0.8, names[1], LEVELS[2] if forth else "white", 10)
