@@ -1,6 +1,7 @@
 """Hooks of mkdocs: pages that the site takes from elsewhere in the repository, and the tutorial, executed.
 
 - The navigation gets the tutorial.
+- The home page gets the table of results of the README.
 - A Markdown file outside docs/ becomes a page (`TAKEN`). Its links to files that the site does not have become plain text.
 - A tutorial is a Python file in jupytext's percent format, docs/tutorial/NAME.py. It is executed by a Jupyter kernel, and
   a cell that raises fails the build. The site gets the page NAME.md and the notebook NAME.ipynb.
@@ -16,6 +17,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 TAKEN = {
@@ -26,6 +28,7 @@ TAKEN = {
     "bench.md": "bench/README.md",
     "bench_notes.md": "bench/NOTES.md",
 }
+_TABLE = "<!-- docs/hooks.py puts the README's table here -->"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 log = get_plugin_logger("cavs")
 
@@ -39,6 +42,14 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         how = next(pages["How it works"] for pages in config.nav or [] if "How it works" in pages)
         how.append({"One level, followed through the kernels": "how/kernels.md"})
     return config
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Puts the README's table of results into the home page."""
+    if page.file.src_uri != "index.md":
+        return markdown
+    table = (ROOT / "README.md").read_text().split("<!-- bench:begin -->")[1].split("<!-- bench:end -->")[0]
+    return markdown.replace(_TABLE, table)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-# In an interpreter without the settings of the tests. Blocks of a page share a namespace, pages do not.
+# In an interpreter without the settings of the tests. Blocks of a page run in its order and share a namespace, pages do not.
 RUN = r"""
 import doctest, importlib.util, pathlib, re, sys, time, warnings
 warnings.simplefilter("error")
@@ -17,16 +17,20 @@ warnings.filterwarnings("ignore", "Error reading persistent compilation cache") 
 for path in sys.argv[1:]:
     text, begin = pathlib.Path(path).read_text(), time.monotonic()
     names = {"__name__": "__main__"}
-    for found in re.finditer(r"```python\n(.*?)```", text, re.DOTALL):
-        if "import equinox" in found[1] and importlib.util.find_spec("equinox") is None:  # of the extra [interop]
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    for found in re.finditer(r"```(python|pycon)\n(.*?)```", text, re.DOTALL):
+        language, code = found.groups()
+        line = text[: found.start(2)].count("\n")
+        if language == "pycon":
+            examples = doctest.DocTestParser().get_doctest(code, {}, path, path, line)
+            examples.globs = names
+            runner.run(examples, clear_globs=False)
+        elif "import equinox" in code and importlib.util.find_spec("equinox") is None:  # of the extra [interop]
             print("left out: equinox is not installed")
-            continue
-        line = text[: found.start(1)].count("\n")
-        exec(compile("\n" * line + found[1], path, "exec"), names)
-    examples = "\n\n".join(re.findall(r"```pycon\n(.*?)```", text, re.DOTALL))
-    tests = doctest.DocTestParser().get_doctest(examples, names, path, None, 0)
-    failed, tried = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(tests)
-    print("page:", path, "examples:", tried, "failed:", failed, "seconds:", round(time.monotonic() - begin, 1), flush=True)
+        else:
+            exec(compile("\n" * line + code, path, "exec"), names)
+    seconds = round(time.monotonic() - begin, 1)
+    print("page:", path, "examples:", runner.tries, "failed:", runner.failures, "seconds:", seconds, flush=True)
 """
 
 

@@ -1,5 +1,6 @@
 """The documentation: its programs run, its names, commands and links exist, and it tells every public name."""
 
+import fnmatch
 import importlib.util
 import inspect
 import re
@@ -122,6 +123,19 @@ def test_pictures_are_drawn_by_the_script() -> None:
 def test_documented_members_have_docstrings() -> None:
     """mkdocstrings leaves out what has no docstring, so nothing public may lack one."""
     assert not [name for space in NAMESPACES for name in public_names(space) if not inspect.getdoc(_find(name))]
+
+
+def test_the_site_has_the_notebooks_that_its_pages_offer() -> None:
+    """Each page of the tutorial links to its notebook, which docs/hooks.py makes."""
+    excluded = re.findall(r"exclude_docs: \|\n((?:  .*\n)+)", (ROOT / "mkdocs.yml").read_text())[0].split()
+    assert excluded and not [pattern for pattern in excluded if fnmatch.fnmatch("tutorial/01_sentiment_trees.ipynb", pattern)]
+
+
+def test_the_home_page_gets_the_table_of_the_readme() -> None:
+    """docs/hooks.py finds the mark in the home page, and the marks around the table in the README."""
+    mark = re.findall(r'^_TABLE = "(.*)"$', (DOCS / "hooks.py").read_text(), re.MULTILINE)
+    assert len(mark) == 1 and TEXT["index.md"].count(mark[0]) == 1
+    assert re.search(r"<!-- bench:begin -->\n.*<!-- bench:end -->", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
 def test_generated_pages_have_sources() -> None:

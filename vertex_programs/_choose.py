@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
         hidden: The size of the state.
         inputs: The size of the inputs.
         layers: The number of layers, for `lstm`.
-        arity: The most children of a vertex.
+        arity: The largest number of children of a vertex.
         inner_reads: Whether vertices with children read inputs.
     """
 
@@ -72,7 +72,7 @@ PROGRAMS = {
 
 
 def complete(name: str, names: Collection[str]) -> str:
-    """The one of `names` that `name` is or abbreviates (`child-sum`). Raises a `ProgramError` that lists them."""
+    """Completes an abbreviated name, such as `child-sum`. Raises a `ProgramError` unless it fits exactly one of `names`."""
     plain = name.lower().replace("_", "-")
     matches = [full for full in names if plain and full.startswith(plain)]
     if plain in names:
@@ -85,7 +85,7 @@ def complete(name: str, names: Collection[str]) -> str:
 
 
 def suggest(graphs: cavs.Graphs) -> str:
-    """The default program: an LSTM for chains, a Tree-LSTM for trees, DAGNN if vertices have several parents.
+    """Returns the default program: an LSTM for chains, a Tree-LSTM for trees, DAGNN if vertices have several parents.
 
     DAGNN takes a mean over the children. Sums would grow from level to level.
     """
@@ -97,7 +97,7 @@ def suggest(graphs: cavs.Graphs) -> str:
 
 
 def inner_reads(graphs: cavs.Graphs) -> bool:
-    """Whether any vertex with children reads an input."""
+    """Returns whether any vertex with children reads an input."""
     return graphs.input_id is not None and bool(((graphs.input_id >= 0) & (graphs.height > 0)).any())
 
 
@@ -126,10 +126,18 @@ def check_fit(name: str, graphs: cavs.Graphs, where: str, arity: int | None = No
 
 
 def choose_program(given: str | None, parts: dict[str, cavs.Graphs], layers: int = 1) -> tuple[str, int, bool]:
-    """The name of a program that fits all parts of the data, the most children of a vertex, and `inner_reads`.
+    """Chooses a program that fits all parts of the data.
+
+    Args:
+        given: The name of a program, possibly abbreviated; None chooses by the graphs.
+        parts: The parts of the data, such as "train" and "dev".
+        layers: The number of layers.
+
+    Returns:
+        The name of the program, the largest number of children of a vertex, and whether vertices with children read inputs.
 
     Raises:
-        ProgramError: The program that was given does not fit.
+        ProgramError: The given program does not fit.
     """
     name = suggest(parts["train"]) if given is None else complete(given, PROGRAMS)
     for part, graphs in parts.items():

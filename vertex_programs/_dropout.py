@@ -51,7 +51,7 @@ def dropout(x: Array, rate: float, key: Key | None) -> Array:
     Args:
         x: The values.
         rate: The probability with which an entry becomes zero. The other entries are scaled by 1 / (1 - rate).
-        key: A key of `jax.random`; or one for each row of `x`; or None for no dropout.
+        key: A key of `jax.random`, or a key for each row of `x`, or None for no dropout.
 
     Returns:
         An array of the shape of `x`, or `x` itself without dropout.
@@ -68,7 +68,7 @@ def dropout(x: Array, rate: float, key: Key | None) -> Array:
 
 
 def split_key(key: K | None, count: int) -> Sequence[K | None]:
-    """Returns `count` keys made from a key, or from the key of each row; `count` times None for None."""
+    """Splits a key, or the key of each row, into `count` keys. Returns `count` times None if `key` is None."""
     if key is None:
         return (None,) * count
     if isinstance(key, RowKeys):

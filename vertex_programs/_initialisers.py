@@ -1,4 +1,4 @@
-"""What the `init` of all programs shares."""
+"""Functions that the `init` methods of all programs share."""
 
 import dataclasses
 import functools

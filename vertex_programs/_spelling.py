@@ -39,11 +39,11 @@ def spelled_chains(graphs: cavs.Graphs, words: Sequence[str], letters: Sequence[
 
 
 def spelled_sources(chains: Sequence[cavs.Graphs], batch: int) -> list[Any]:
-    """Returns the data sets of a `cavs.data.Loader`, from what `spelled_chains` returned.
+    """Returns the data sets for a `cavs.data.Loader`, given the graphs that `spelled_chains` returned.
 
     Args:
         chains: The graphs.
-        batch: The sentences of a batch. Typical batches determine the room for spelled words.
+        batch: The number of sentences in a batch. Typical batches determine the room for spelled words.
     """
     if len(chains) == 2:
         return [*chains]

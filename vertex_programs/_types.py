@@ -1,4 +1,4 @@
-"""The types that the signatures of the vertex programs name."""
+"""Types in the signatures of the vertex programs."""
 
 from collections.abc import Sequence
 from typing import TypeAlias

@@ -176,7 +176,7 @@ def _place(source: cavs.Schedule, pairs: cavs.Schedule, rows: int) -> jax.Array:
 
 
 def greedy(best: Callable[..., Array], source: cavs.Graphs, rows: Array, end: int) -> list[list[int]]:
-    """Decodes greedily: the most likely next word, given those before it, until the word `end`.
+    """Decodes greedily: chooses the most likely next word, given the words before it, until the word `end`.
 
     One schedule serves all steps, because later words do not change earlier ones. A target has at most 2 n + 10 words for n
     source words.

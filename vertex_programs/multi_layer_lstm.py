@@ -43,7 +43,7 @@ class MultiLayerLSTM:
         return [self.layer(i).init(k) for i, k in enumerate(jax.random.split(key, self.layers))]
 
     def run(self, params: list[dict[str, jax.Array]], sched: cavs.Schedule, inputs: Any, *, select: Any = None) -> Any:
-        """Runs all layers. The arguments and the result are those of `cavs.run`; the result is h of the top layer."""
+        """Runs all layers. Takes the arguments of `cavs.run`, and returns h of the top layer."""
         for i, layer in enumerate(params):
             last = i == len(params) - 1
             inputs = cavs.run(self.layer(i).vertex_function(), layer, sched, inputs, select=select if last else None)

@@ -20,10 +20,10 @@ WORD_SCALE = 0.1  # the standard deviation of random word vectors
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What a recipe reads.
+    """The data that a recipe reads.
 
     Attributes:
-        facts: all that the model needs to know of the training data, as JSON: its words, its labels, ...
+        facts: the facts about the training data that the model needs, as JSON: its words, its labels, ...
         parts: "train", "dev", and "test" if given, as the recipe's `collate` expects them.
         vectors: the word vectors of `--embeddings`.
         notes: messages for the user.
@@ -89,7 +89,7 @@ def _joined(read: Sequence[Any]) -> Any:
 
 
 def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple[str, ...]:
-    """Notes about labels that occur in another part but not in "train"."""
+    """Returns notes about labels that occur in another part but not in "train"."""
     notes, seen = [], parts["train"].label
     for name, graphs in parts.items():
         found = np.setdiff1d(graphs.label[graphs.label >= 0], seen) if graphs.label is not None and seen is not None else []
@@ -103,7 +103,7 @@ def unseen_labels(parts: dict[str, cavs.Graphs], labels: Sequence[str]) -> tuple
 def vocabulary(
     options: RunOptions, parts: dict[str, cavs.Graphs], special: tuple[str, ...] = (UNKNOWN,)
 ) -> tuple[list[str], cavs.io.Vectors | None]:
-    """The words: `special`, then the frequent words of "train" by first appearance; and the vectors of `--embeddings`.
+    """Returns the words and the vectors of `--embeddings`: first `special`, then frequent words of "train" by first appearance.
 
     Words of the other parts are added only if they have a vector.
     """
@@ -125,18 +125,18 @@ def vocabulary(
 
 
 def embedding_size(options: RunOptions, vectors: cavs.io.Vectors | None) -> int:
-    """The size of a word's vector: that of the given vectors, or `--embedding-size`, or the number of hidden units."""
+    """Returns the size of word vectors: the size of `vectors`, or `--embedding-size`, or the number of hidden units."""
     return options.embedding_size or options.hidden if vectors is None else vectors.rows.shape[1]
 
 
 def init_table(key: jax.Array, count: int, size: int, vectors: cavs.io.Vectors | None) -> jax.Array:
-    """(count, size) the initial word vectors: as given, or normal with standard deviation 0.1."""
+    """Returns the initial word vectors, (count, size): given vectors where there are any, else normal with deviation 0.1."""
     table = WORD_SCALE * jax.random.normal(key, (count, size), "float32")
     return table if vectors is None else jax.numpy.where(vectors.found[:, None], vectors.rows, table)
 
 
 def read_graphs(path: str, name: str = "file") -> cavs.Graphs:
-    """Reads a file of graphs by its suffix, with named inputs and labels. Raises a `Mistake` if there are none."""
+    """Reads a file of graphs by its suffix, with named inputs and labels. Raises a `Mistake` if it has no graphs."""
     check_file(name, path)
     try:
         graphs = cavs.read(path)

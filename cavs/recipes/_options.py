@@ -37,7 +37,7 @@ def option(
     most: float = LARGEST,
     choices: tuple[str | None, ...] = (),
 ) -> Any:
-    """A field of `RunOptions`.
+    """Declares a field of `RunOptions`.
 
     Args:
         default: the default.
@@ -134,7 +134,7 @@ def converted(kind: type, value: Any, where: str) -> Any:
 
 
 def flag(name: str) -> str:
-    """An option as the user writes it: `FILE` or `--name`."""
+    """Returns an option as the user writes it: `FILE` or `--name`."""
     return "FILE" if name in ("train", "file") else "--" + name.replace("_", "-")
 
 

@@ -13,21 +13,21 @@ from cavs.recipes._options import Mistake, RunOptions
 
 
 class Recipe(abc.ABC):
-    """A task: how its files are read, the model, the loss, and what is printed.
+    """A task: reads its files, defines the model and the loss, and says which scores and predictions are printed.
 
     Parameters are a dict. `"words"`, if there is such a key, is the table of word vectors: weight decay leaves it out, and
     `--embedding-lr` is its learning rate.
 
     Args:
         options: the options of the run.
-        facts: those of `read`, or of the folder of a run.
+        facts: the `Data.facts` that `read` returned, or that the folder of a run contains.
 
     Attributes:
         name: the name of the task, for `--task` and `model.json`.
         Options: the options of the recipe.
-        noun: what a sample is called.
-        needs: what the file to train on is.
-        shows: what `cavs predict` does, for the last lines of a run.
+        noun: the word for a sample, in messages.
+        needs: a description of the training file, in messages.
+        shows: a description of `cavs predict`, for the last lines of a run.
     """
 
     name: ClassVar[str]
@@ -42,42 +42,44 @@ class Recipe(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def read(cls, options: Any) -> Data:
-        """Reads all files of a run. Raises a `Mistake`."""
+        """Reads all files of a run. Raises a `Mistake` if a file does not fit the task."""
 
     @abc.abstractmethod
     def init(self, key: jax.Array, vectors: cavs.io.Vectors | None = None) -> dict[str, Any]:
-        """The initial parameters."""
+        """Returns the initial parameters."""
 
     @abc.abstractmethod
     def collate(self, sample: Any) -> Any:
-        """The arrays of a batch for a [`cavs.data.Sample`][]. Those that are not `present` must not count."""
+        """Returns the arrays of a batch for a [`cavs.data.Sample`][]. Graphs that are not `present` must not count."""
 
     @abc.abstractmethod
     def loss(self, params: Any, batch: Any, key: jax.Array | None = None) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The loss of a batch, a sum over its labels, and metrics that add up: "loss", "count" (the labels), and others.
+        """Returns the loss of a batch and its metrics. Both are sums: the loss over the labels, the metrics over batches.
+
+        Metrics contain "loss" and "count" (the number of labels), and may contain others.
 
         Args:
             params: the parameters.
-            batch: what `collate` returned, on the device.
+            batch: the arrays that `collate` returned, on the device.
             key: PRNG key of the dropout; `None` disables it.
         """
 
     @abc.abstractmethod
     def scores(self, sums: Mapping[str, float]) -> Mapping[str, float | None]:
-        """What is reported of summed metrics, by name. `None`: there is no such score for these data."""
+        """Computes the printed scores from summed metrics, by name. A score is `None` if these data do not have it."""
 
     def score(self, sums: Mapping[str, float]) -> float:
-        """The score of held-out data: the best epoch has the highest. By default the negative mean loss."""
+        """Returns the score of held-out data, the highest for the best epoch. By default the negative mean loss."""
         return -sums["loss"] / max(sums["count"], 1)
 
     @abc.abstractmethod
     def predict(self, params: Any, path: str, vertices: bool, probabilities: bool) -> Iterator[dict[str, Any]]:
-        """Yields the lines of `cavs predict` for the samples of a file, in order: the cells by their columns.
+        """Yields a dict from columns to cells for each line of `cavs predict`, in the order of the samples of a file.
 
         Args:
             params: the parameters.
             path: the file.
-            vertices: whether a line is of a vertex.
+            vertices: whether to yield a line per vertex instead of a line per sample.
             probabilities: whether to add the cell "probabilities", a dict by label.
 
         Raises:
@@ -86,19 +88,19 @@ class Recipe(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, params: Any, path: str) -> dict[str, Any]:
-        """The scores on the labelled samples of a file: numbers, texts, `cavs.data.ConfusionMatrix`es, and dicts of these."""
+        """Scores the labelled samples of a file. Returns numbers, texts, `cavs.data.ConfusionMatrix`es, or dicts of these."""
 
     @classmethod
     @abc.abstractmethod
     def graphs(cls, path: str) -> cavs.Graphs:
-        """The graphs of a file, for `cavs inspect`."""
+        """Reads the graphs of a file, for `cavs inspect`."""
 
     def sources(self, part: Any) -> Any:
-        """The data sets of a loader, for a part of the data."""
+        """Returns the data sets for a loader of a part of the data."""
         return [*part] if isinstance(part, tuple) else part
 
     def baseline(self, train: Any, part: Any) -> dict[str, float]:
-        """Scores of a trivial model on a part of the data, for the table at the end."""
+        """Returns the scores of a trivial model on a part of the data, for the table at the end."""
         return {}
 
     def draw(self, ax: Any, params: Any, path: str) -> None:
@@ -106,25 +108,25 @@ class Recipe(abc.ABC):
         raise Mistake(f"--out: there is no picture of the scores of --task {self.name}. Omit --out.")
 
     def loader(self, part: Any, batch: int, **how: Any) -> cavs.data.Loader:
-        """The batches of a part of the data; `how` are further arguments of [`cavs.data.Loader`][]."""
+        """Returns a loader of a part of the data; `how` are further arguments of [`cavs.data.Loader`][]."""
         how = {"group": "balanced", "last": "pad", "kinds": False} | how
         return cavs.data.Loader(self.sources(part), batch, collate=self.collate, fields=("input_id",), **how)
 
     def in_order(self, part: Any, batch: int = 64) -> cavs.data.Loader:
-        """All samples once in batches of one shape, for `cavs.data.evaluate` and `cavs.data.predict`."""
+        """Returns a loader of all samples in order, in batches of one shape, for `cavs.data.evaluate` and `predict`."""
         return self.loader(part, batch, seed=None, shapes=1, steps=1)
 
     def held_out(self, params: Any, part: Any, loader: cavs.data.Loader) -> dict[str, float]:
-        """The summed metrics of a part of the data, whose batches are those of `loader`."""
+        """Returns the summed metrics of a part of the data, given its loader."""
         return cavs.data.evaluate(self.sums, params, loader)
 
     def sums(self, params: Any, batch: Any) -> dict[str, jax.Array]:
-        """The metrics of a batch, without dropout."""
+        """Returns the metrics of a batch, without dropout."""
         return self.loss(params, batch)[1]
 
 
 def learning_rate(options: RunOptions, steps: int) -> optax.Schedule:
-    """The learning rate of each step: a linear warm-up, then the schedule, which ends with 0 after `steps` steps."""
+    """Returns the learning rate of each step: a linear warm-up, then the schedule, which ends with 0 after `steps` steps."""
     lr, rise, left = options.lr, options.warmup, max(steps - options.warmup, 1)
     falls = {"constant": optax.constant_schedule(lr), "linear": optax.linear_schedule(lr, 0.0, left)}
     fall = falls.get(options.schedule) or optax.cosine_decay_schedule(lr, left)
@@ -132,7 +134,7 @@ def learning_rate(options: RunOptions, steps: int) -> optax.Schedule:
 
 
 def optimizer(options: RunOptions, steps: int) -> optax.GradientTransformation:
-    """The optimiser of the options. Its state has the same structure for all values that `--resume` may change.
+    """Creates the optimiser of a run. Its state has the same structure for all options that `--resume` may change.
 
     Args:
         options: the options.

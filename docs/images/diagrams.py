@@ -165,6 +165,47 @@ def persistent() -> None:
     save(axes, "persistent")
 
 
+def story() -> None:
+    """One batch on its way through the system: forward to the right, backward to the left."""
+    axes = picture(10.6, 4.7)
+    for y, text in ((4.05, "once"), (2.45, "forward"), (0.85, "backward")):
+        axes.text(0, y, text, va="center", style="italic")
+    box(axes, 1.2, 3.65, 1.6, 0.8, "F(params, v)\nfor one vertex", size=10)
+    box(axes, 3.4, 3.65, 1.6, 0.8, "equations\n(a jaxpr)", size=10)
+    box(axes, 6.1, 3.65, 1.2, 0.8, "eager", LEVELS[1], 10)
+    box(axes, 7.3, 3.65, 1.2, 0.8, "recurrent", LEVELS[0], 10)
+    box(axes, 8.5, 3.65, 1.2, 0.8, "lazy", LEVELS[2], 10)
+    arrow(axes, (2.8, 4.05), (3.4, 4.05), "trace", shift=(0, 0.17))
+    arrow(axes, (5.0, 4.05), (6.1, 4.05), "split", shift=(0, 0.17))
+    box(axes, 1.2, 2.05, 1.3, 0.8, "graphs\n(integers)", size=10)
+    box(axes, 3.0, 2.05, 1.3, 0.8, "schedule\n(levels)", size=10)
+    arrow(axes, (2.5, 2.45), (3.0, 2.45))
+    arrow(axes, (4.3, 2.45), (4.8, 2.45))
+    forward, backward = ("eager,\none batch", "lazy,\none batch"), ("gradients\nof inputs", "gradients\nof pushes")
+    for y, names in ((2.05, forward), (0.45, backward)):
+        forth = y > 1
+        box(axes, 4.8, y, 1.2, 0.8, names[0], LEVELS[1] if forth else "white", 10)
+        box(axes, 8.75, y, 0.95, 0.8, names[1], LEVELS[2] if forth else "white", 10)
+        for i, height in enumerate((0.95, 0.7, 0.5)):
+            x = 6.4 + 0.72 * i
+            box(axes, x, y + 0.4 - height / 2, 0.5, height, str(i + 1), LEVELS[0], 10)
+            if i:
+                ends = (x - 0.22, y + 0.4), (x, y + 0.4)
+                arrow(axes, *(ends if forth else ends[::-1]))
+        for begin, end in (((6.0, y + 0.4), (6.4, y + 0.4)), ((8.34, y + 0.4), (8.75, y + 0.4))):
+            arrow(axes, *((begin, end) if forth else (end, begin)))
+    arrow(axes, (9.7, 2.45), (10.15, 2.45))
+    axes.text(10.2, 2.45, "loss", va="center", fontsize=10)
+    arrow(axes, (10.35, 2.25), (9.7, 0.95), bend=-0.3)
+    axes.text(7.4, 3.2, "an engine runs the levels", ha="center", fontsize=10)
+    arrow(axes, (7.4, 1.9), (7.4, 1.4), "kept values", shift=(0.6, 0))
+    box(axes, 1.2, 0.45, 3.1, 0.8, "lazy gradients: one product\n$A^T dY$ for each weight", LEVELS[2], 10)
+    arrow(axes, (7.35, 0.38), (2.75, 0.38), bend=-0.13)
+    axes.text(5.4, -0.12, "cut cotangents of all levels", ha="center", fontsize=10)
+    axes.set_ylim(-0.3, 4.6)
+    save(axes, "story")
+
+
 if __name__ == "__main__":
-    for draw in (vertex, schedule, split, tensors, derivative, persistent):
+    for draw in (story, vertex, schedule, split, tensors, derivative, persistent):
         draw()

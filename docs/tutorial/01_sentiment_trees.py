@@ -4,8 +4,8 @@
 # **Goal.** Train a Tree-LSTM that reads the parse tree of a sentence and predicts its sentiment, from *very negative* to
 # *very positive*. At the end it colours every phrase of a sentence that it has not seen before.
 #
-# Each sentence has a tree of its own, so no two samples have the same computation. With cavs you write what **one vertex**
-# of the tree computes. The library runs that function over a batch of different trees, and JAX compiles it once.
+# Each sentence has a different tree, so no two samples have the same computation. With Cavs you write what **one vertex** of
+# the tree computes. Cavs runs this function over a batch of different trees, and JAX compiles it once.
 #
 # You need to know a little JAX (`jax.jit`, `jax.grad`). The notebook runs in less than a minute on a CPU.
 
@@ -49,8 +49,8 @@ for vertex in range(tree.num_vertices):
     print(f"vertex {vertex:2}  label {tree.label[vertex]}  {word or 'children ' + str(children.tolist())}")
 
 # %% [markdown]
-# The development set has a vocabulary of its own. `with_vocab` renumbers its words so that both sets share one. Words that
-# the training set lacks become -1.
+# The development set has a different vocabulary. `with_vocab` renumbers its words so that both sets share one vocabulary.
+# Words that the training set lacks become -1.
 
 # %%
 dev = cavs.read_trees(data / "reviews.dev.txt").with_vocab(train.vocab)
@@ -96,7 +96,8 @@ draw_tree(train[0], train[0].label, "A tree and its labels")
 # ## 2. A batch and its schedule
 #
 # Take 16 trees as a batch. A vertex is ready once its children are done, so all vertices of the same height can run
-# together, whichever tree they belong to. `cavs.schedule` sorts the vertices of a batch into such levels.
+# together, whichever tree they belong to. Such vertices form a *level*. `cavs.schedule` sorts the vertices of a batch into
+# levels; the result is the *schedule* of the batch.
 #
 # `sched.plot` draws them. On the left, each coloured bar counts the vertices of one level, over all 16 trees. Grey is
 # padding: the scheduler rounds sizes up, so that batches of similar size share compiled code. On the right are the
@@ -114,7 +115,7 @@ figure
 # ## 3. The vertex function
 #
 # Here is the Tree-LSTM of [Tai et al. (2015)](https://arxiv.org/abs/1503.00075) for two children. The function describes
-# one vertex, without a batch axis. It talks to the rest of the tree through four methods:
+# one vertex, without a batch axis. It communicates with other vertices through four methods:
 #
 # - `v.gather(k)` returns the state of child `k`, and zeros if there is no such child;
 # - `v.pull()` returns the input of this vertex, here the vector of its word;
@@ -189,8 +190,8 @@ assert abs(difference).max() < 1e-5
 # %% [markdown]
 # ## 5. A training step
 #
-# The treebank labels every phrase, so the loss is the mean cross-entropy over all vertices. Rows that are padding have
-# the label -1 and do not count. A schedule passes through `jax.jit` like an array, and `jax.grad` works on `cavs.run`.
+# The treebank labels every phrase, so the loss is the mean cross-entropy over all vertices. Padding rows have the label -1
+# and do not count. A schedule passes through `jax.jit` like an array, and `jax.grad` works on `cavs.run`.
 #
 # A jitted function prints only while JAX traces it. We use that to count how often this step is compiled.
 
@@ -224,8 +225,8 @@ def accuracy(params, sched):
 # %% [markdown]
 # ## 6. Train
 #
-# `cavs.data.Loader` draws the batches of an epoch, schedules them, and pads them to a few shapes, so after the first batches
-# nothing compiles any more. The words and labels travel with the schedule as `sched.input_id` and `sched.label`. Each epoch
+# `cavs.data.Loader` draws the batches of an epoch, schedules them, and pads them to a few shapes, so that JAX compiles only
+# for the first batches. The words and labels travel with the schedule as `sched.input_id` and `sched.label`. Each epoch
 # leaves out the few trees that do not fill a batch. With `steps=1` the loader yields single batches, for a function under
 # `jax.jit`. The third tutorial runs several steps in one call.
 
@@ -283,7 +284,8 @@ draw_tree(tree, predicted, f"Predicted: {SENTIMENTS[predicted[-1]]}. Label: {SEN
 # %% [markdown]
 # ## 8. The result
 #
-# Always answering with the most frequent class is the score to beat. The assertion fails if the model did not learn.
+# The score to beat is the accuracy of always answering with the most frequent class. The assertion fails if the model did
+# not learn.
 
 # %%
 assert accuracies[-1] > most_frequent + 0.15
@@ -294,7 +296,7 @@ print(
 # %% [markdown]
 # ## What to try next
 #
-# - Replace the cell: add a weight matrix for each child, a layer norm or dropout. Only `tree_lstm` changes.
+# - Replace the cell: add a weight matrix for each child, a layer norm or dropout. You only change `tree_lstm`.
 # - Take a ready cell: `cavs.vertex_programs.BinaryTreeLSTM(HIDDEN, WORD)` has `init(key)` and `vertex_function()`.
 # - Train on your own treebank: `cavs.read` also reads CoNLL-U and JSON lines, and `cavs train` trains without any code.
 # - Go on with [regression on DAGs](02_dag_regression.md), whose vertices have any number of children.

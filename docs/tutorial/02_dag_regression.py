@@ -4,8 +4,8 @@
 # **Goal.** Predict a number from a directed acyclic graph (DAG). The graphs are small circuits whose gates compute the
 # maximum, the minimum or the mean of other vertices. A network with attention over children learns to evaluate them.
 #
-# Trees have one parent per vertex and often a fixed number of children. Here a vertex has any number of parents and of
-# children. The order of the children means nothing, and the result must not depend on it. You will use
+# In a tree, each vertex has one parent and often a fixed number of children. Here a vertex has any number of parents and
+# children. The order of the children has no meaning, so the result must not depend on it. You will use
 #
 # - `v.gather_all` for attention over any number of children,
 # - `cavs.readout` to turn the vertices of a graph into one value,
@@ -54,9 +54,9 @@ targets = np.array(targets, np.float32)
 # %% [markdown]
 # `cavs.from_edges` makes graphs from pairs (parent, child). The children of a vertex are the vertices that it reads.
 #
-# What a vertex knows by itself is a row of `features`: its number, if it is an input, and its kind as a one-hot vector.
-# `input_id` says which row of a table a vertex reads. In the first tutorial the table held the words. Here each vertex has
-# a row of its own.
+# The input of a vertex is a row of `features`: its number, if it is an input of the circuit, and its kind as a one-hot
+# vector. `input_id` says which row of a table a vertex reads. In the first tutorial the rows of the table were words. Here
+# the table has one row per vertex.
 
 # %%
 kind, value = np.concatenate(kinds), np.concatenate(values)
@@ -68,8 +68,8 @@ print(graphs)
 print("a gate and its row:", KINDS[kind[10]], features[10])
 
 # %% [markdown]
-# On the left is the schedule of 8 circuits: all vertices of a level run together. On the right is the first circuit.
-# An edge leads up from a child to the gate that reads it, and the numbers are those of the vertices.
+# On the left is the schedule of 8 circuits: all vertices of a level run together. On the right are the circuits. An edge
+# leads up from a child to the gate that reads it.
 
 # %%
 figure = cavs.schedule(graphs[:8]).plot(graphs=graphs[:8])
@@ -79,7 +79,7 @@ figure
 # %% [markdown]
 # ## 2. A baseline without edges
 #
-# How far does one get without the graph? Fit a linear model to the mean of a circuit's inputs and the share of each kind
+# How good is a model without the graph? Fit a linear model to the mean of a circuit's inputs and the share of each kind
 # among its gates. The score is R²: 1 is perfect, and 0 is no better than the mean target.
 
 # %%
@@ -189,8 +189,8 @@ print("and in our function:", cavs.debug.find_nan(F, params["cell"], few, x_few)
 # %% [markdown]
 # ## 5. Train
 #
-# The loop is that of the first tutorial. The targets belong to graphs, not to vertices, so they are selected by the same
-# rows as the graphs.
+# This is the loop of the first tutorial. Each graph has one target, so `with_targets` selects the targets of a batch by the
+# numbers of its graphs.
 
 # %%
 BATCH, EPOCHS = 64, 15
@@ -245,8 +245,8 @@ for axes, y, name in ((middle, baseline, "baseline"), (right, predicted, "attent
 # %% [markdown]
 # ## 6. What did it learn?
 #
-# The readout should attend to the gates and leave out the inputs. The softmax of the score tells: this is the mean weight
-# of a vertex of each kind, relative to a uniform weight over its graph.
+# The readout should attend to the gates and leave out the inputs. The softmax of the score shows whether it does: the bars
+# are the mean weights of the vertices of each kind, relative to a uniform weight over the graph.
 
 # %%
 h = cavs.run(F, params["cell"], test_sched, features[test.input_id])
@@ -281,8 +281,8 @@ assert np.allclose(again, predicted, atol=1e-4)
 # %% [markdown]
 # ## 8. The result
 #
-# The graph is worth a lot: the network explains nearly all of the variance that the baseline leaves open. The assertions
-# fail if the model did not learn.
+# The edges matter: the network explains nearly all of the variance that the baseline does not explain. The assertions fail
+# if the model did not learn.
 
 # %%
 assert r2(predicted) > 0.95 > r2(baseline) + 0.2

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # A tagger that looks both ways
 #
-# **Goal.** Give each word of a sentence a tag. The tags depend on what stands before a word and on what comes after it, so
-# the model reads every sentence in both directions. At the end, the training loop runs several steps per call.
+# **Goal.** Give each word of a sentence a tag. A tag depends on the words before and after it, so the model reads every
+# sentence in both directions. At the end, the training loop runs several steps per call.
 #
-# The task is small but needs real memory: find the brackets that have no partner. In `a ( b ) ) (` the last two brackets
-# are unmatched. For a closing bracket the words before it decide, for an opening bracket the words after it.
+# The task is small, but the model must remember many words: find the brackets that have no partner. In `a ( b ) ) (` the
+# last two brackets are unmatched. Whether a closing bracket is matched depends on the words before it; for an opening
+# bracket it depends on the words after it.
 #
 # A sequence is a graph, too: a chain, in which each word has one child, the word before it. Sentences of different length
 # share a batch without being padded to the longest.
@@ -28,7 +29,7 @@ rng = np.random.default_rng(0)
 # %% [markdown]
 # ## 1. Sentences and tags
 #
-# A stack finds the partner of each bracket. Everything without a partner keeps the tag *unmatched*.
+# A stack finds the partner of each bracket. Brackets without a partner keep the tag *unmatched*.
 
 # %%
 TOKENS, TAGS = ["(", ")", "a"], ["matched", "unmatched", "letter"]
@@ -52,9 +53,9 @@ for i in range(3):
     print("".join(".^ "[t] for t in tags[i]), "  (^ marks an unmatched bracket)" if i == 0 else "")
 
 # %% [markdown]
-# `cavs.from_lengths` makes one chain per sentence. `input_id` holds the words and `label` the tags, flat over all sentences.
-# `reversed()` turns every edge round: in those chains the child of a word is the word *after* it. The vertices keep their
-# numbers, so row 7 is the same word in both.
+# `cavs.from_lengths` makes one chain per sentence. `input_id` contains the words and `label` the tags of all sentences, one
+# after another. `reversed()` reverses every edge: in the reversed chains the child of a word is the word *after* it. The
+# vertices keep their numbers, so row 7 is the same word in both data sets.
 
 # %%
 chains = cavs.from_lengths([len(t) for t in tokens], input_id=np.concatenate(tokens), label=np.concatenate(tags))
@@ -63,8 +64,8 @@ train_back, test_back = train.reversed(), test.reversed()
 chains
 
 # %% [markdown]
-# The schedule of 64 sentences. Level `t` runs word `t` of all sentences that have one, so the levels get narrower where the
-# shorter sentences have ended.
+# This is the schedule of 64 sentences. Level `t` runs word `t` of all sentences with more than `t` words, so levels become
+# narrower where shorter sentences have ended.
 
 # %%
 figure = cavs.schedule(train[:64]).plot()
@@ -180,10 +181,10 @@ for name, directions, epochs in (("one way", ["forward"], 6), ("both ways", ["fo
 # ## 5. Several steps per call
 #
 # A GPU may finish such a small step before Python has started the next one. `cavs.data.step` runs all batches that a loader
-# yields together in one call: a loop in XLA steps through batches of different sentences, because the structure of the graphs
-# is data. It also updates the parameters in place, and lets independent GPU kernels run at the same time. A loader yields about
-# 16 batches together on a GPU, and up to 8 small ones on a CPU. With `ahead=2` a thread prepares two dispatches ahead of the
-# loop. We go on with the model that reads both ways.
+# yields together in one call. A loop in XLA runs over the batches; their sentences may differ, because the structure of the
+# graphs is data. The step also updates the parameters in place, and lets independent GPU kernels run at the same time. A
+# loader yields about 16 batches together on a GPU, and up to 8 small batches on a CPU. With `ahead=2` a thread prepares two
+# dispatches ahead of the loop. We go on with the model that reads both ways.
 
 # %%
 fast_loader = cavs.data.Loader((train, train_back), BATCH, steps=8, ahead=2)
@@ -209,8 +210,8 @@ for epoch in range(3, 6):
 # %% [markdown]
 # ## 6. Why two directions?
 #
-# On the left is F1 after each epoch. On the right is the final accuracy per bracket. Left to right is enough for a closing
-# bracket. An opening bracket is matched by a word that the forward model has not read yet: it can only guess.
+# On the left is F1 after each epoch. On the right is the final accuracy for each kind of bracket. Reading from left to right
+# suffices for closing brackets. The partner of an opening bracket comes later, so the forward model can only guess.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained", width_ratios=[1, 1.2])
@@ -227,8 +228,8 @@ right.set(xticks=[0, 1], xticklabels=["opening (", "closing )"], ylabel="accurac
 plt.show()
 
 # %% [markdown]
-# This is the sentence of the test set in which the forward model makes most mistakes. Red brackets are unmatched, in truth
-# or by prediction.
+# This is the sentence of the test set in which the forward model makes most mistakes. Red brackets are unmatched: truly in
+# the first row, by prediction in the other rows.
 
 # %%
 rows = {"truth": test.label} | {name: scores[-1]["predicted"] for name, scores in history.items()}
@@ -249,7 +250,7 @@ plt.show()
 # %% [markdown]
 # ## 7. The result
 #
-# The assertions fail if the model did not learn, or if one direction were enough.
+# The assertions fail if the model did not learn, or if one direction is enough.
 
 # %%
 one_way, both_ways = history["one way"][-1], history["both ways"][-1]
