@@ -66,6 +66,26 @@ def test_bench_gates_keep_their_fan_in_order(tmp_path):
     assert graphs.label.tolist() == [0, 1, 0, 1, 0, 0] and graphs.label_names is None and graphs.input_id is None
 
 
+SAME_NETLISTS = {  # as ABC and Yosys write them, and in other words
+    "lut": ("a.bench", "y = LUT 0x2 ( a, b )", "n = NOT(b)\ny = AND(a, n)"),
+    "large lut": ("a.bench", "y = lut 0xe8 (a, b, c)", "p = AND(a, b)\nq = OR(a, b)\nr = AND(q, c)\ny = OR(p, r)"),
+    "never": ("a.bench", "y = LUT 0x0 (a)", "n = NOT(a)\ny = AND(a, n)"),
+    "constants": ("a.bench", "z = gnd\nt = VDD\nu = XOR(z, t)\ny = AND(a, u)", "y = BUF(a)"),
+    "attributes": ("a.blif", ".default_input_arrival 0 0\n.names a b y\n.attr src 1\n11 1\n.cname g", ".names a b y\n11 1"),
+}
+
+
+@pytest.mark.parametrize("case", SAME_NETLISTS)
+def test_netlists_as_other_tools_write_them(tmp_path, case):
+    name, *bodies = SAME_NETLISTS[case]
+    start = "INPUT(a)\nINPUT(b)\nINPUT(c)\n" if name == "a.bench" else ".model m\n.inputs a b c\n"
+    means = []
+    for body in bodies:
+        path = write(tmp_path, name, f"{start}{body}\n")
+        means.append(cavs.io.simulate_netlist(cavs.io.read_netlist(path))[cavs.io.read_signals(path).index("y")])
+    assert means[0] == means[1]
+
+
 def test_blif_kinds_are_covers(tmp_path):
     graphs = cavs.io.read_netlist(write(tmp_path, "c.blif", BLIF))
     assert children_of(graphs) == [[], [], [], [4, 2], [0, 1], [0, 2], [], [0], [1, 0]]

@@ -6,6 +6,7 @@ import tomllib
 import types
 from collections.abc import Iterator
 
+import jax
 import pytest
 
 import cavs
@@ -33,6 +34,16 @@ def test_all_programs_run_and_all_errors_are_as_shown(runs):
     losses = [float(x) for x in re.findall(r"epoch \d: loss ([\d.]+)", out)]
     assert len(losses) == 5 and losses[-1] < 0.8 * losses[0], out
     assert re.search(r"examples: [1-9]\d* failed: 0 seconds: [\d.]+$", out), out
+
+
+def test_graphs_without_a_label_have_no_loss_in_the_readme():
+    forward, training = blocks("python", TEXT["README"])
+    names: dict = {}
+    exec(forward.split("\n\n")[0] + "\n" + training.split("for epoch")[0], names)
+    bare = cavs.read_trees(["( (0 a) (1 b))", "(1 c)"])
+    loss = jax.jit(lambda params, sched: names["loss"](params, sched))
+    both, labelled = (float(loss(names["params"], cavs.schedule(g, fields=("input_id", "label")))) for g in (bare, bare[1:]))
+    assert both == pytest.approx(labelled, rel=1e-5)
 
 
 def test_the_gallery_runs_and_learns(runs):

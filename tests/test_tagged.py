@@ -1,5 +1,7 @@
 """Tagged sentences: readers of each format, and counts of entities equal to those of `conlleval`."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ FILES = {
         "".join(f"{i}\t{w}\t_\t{t}\tXP\t_\t{i - 1}\tdep\t_\t_\n" for i, (w, t) in enumerate(s, 1)) + "\n" for s in SENTENCES
     ),
 }
+FILES["tagged.conllu"] = re.sub(r"\t\d\tdep", r"\t_\t_", FILES["c.conllu"])  # tagged, not parsed: HEAD and DEPREL are unspecified
 
 
 @pytest.mark.parametrize("name", FILES)

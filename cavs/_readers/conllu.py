@@ -39,7 +39,7 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
     if label not in _LABEL_COLUMNS:
         raise ValueError(f"read_conllu: label: got {label!r}; expected one of {', '.join(map(repr, _LABEL_COLUMNS))}.")
     lines = read_lines(path)
-    words = _read_words(path, lines, _LABEL_COLUMNS[label])
+    words = read_words(path, lines, label)
     sizes = np.array(words.num_vertices, np.int64)
     starts = np.cumsum(sizes) - sizes
     local = np.array(words.heads, np.int64)
@@ -67,7 +67,7 @@ def read_conllu(path: Path, *, label: str = "upos") -> Graphs:
 
 
 @dataclasses.dataclass
-class _Words:
+class Words:
     """The words of all sentences."""
 
     forms: list[str] = dataclasses.field(default_factory=list)
@@ -77,8 +77,9 @@ class _Words:
     num_vertices: list[int] = dataclasses.field(default_factory=list)  # words of each sentence
 
 
-def _read_words(path: Path, lines: list[str], column: int) -> _Words:
-    words = _Words()
+def read_words(path: Path, lines: list[str], label: str, parsed: bool = True) -> Words:
+    """Reads the words, with the column `label`. Their heads are read and checked if the sentences are `parsed`, else 0."""
+    words, column = Words(), _LABEL_COLUMNS[label]
     n = 0  # words of the current sentence
     for i, line in enumerate([*lines, ""]):  # a blank line ends the last sentence
         if line.startswith("#"):
@@ -97,17 +98,18 @@ def _read_words(path: Path, lines: list[str], column: int) -> _Words:
             raise format_error(path, i + 1, line, f"the ID {n + 1} in the first column (or a range 3-4, or 3.1)")
         head = cells[6]
         # `isdigit` alone accepts "²". Nine digits are enough for any sentence.
-        if not (head.isascii() and head.isdigit() and len(head) < 10):
-            raise format_error(path, i + 1, line, f"0 or the ID of a word as HEAD in column 7, not {head[:20]!r}")
+        if parsed and not (head.isascii() and head.isdigit() and len(head) < 10):
+            hint = "; cavs.io.read_tagged (--task tag) needs no heads" if head == "_" else ""
+            raise format_error(path, i + 1, line, f"0 or the ID of a word as HEAD in column 7, not {head[:20]!r}{hint}")
         n += 1
         words.forms.append(cells[1])
         words.labels.append(cells[column])
-        words.heads.append(int(head))
+        words.heads.append(int(head) if parsed else 0)
         words.line.append(i)
     return words
 
 
-def _end_sentence(path: Path, lines: list[str], words: _Words, n: int) -> None:
+def _end_sentence(path: Path, lines: list[str], words: Words, n: int) -> None:
     """Checks the heads of the last `n` words, which form a sentence."""
     for head, i in zip(words.heads[-n:], words.line[-n:], strict=True):
         if head > n:

@@ -14,11 +14,20 @@ from cavs._readers.source import ASCII_SPACE, FormatError, Path, bare_suffix, bu
 _BENCH_KINDS = ("INPUT", "AND", "NAND", "OR", "NOR", "XOR", "XNOR", "NOT", "BUF")
 _BENCH_ALIASES = {"BUFF": "BUF", "INV": "NOT"}
 _BENCH_STATEFUL = ("DFF", "DFFSR", "DLATCH", "LATCH", "FF")
-_BENCH_LINE = re.compile(r"(?:([^\s(),=]+)\s*=\s*)?([A-Za-z][A-Za-z0-9_]*)\s*\(([^()=]*)\)", re.ASCII)
+_BENCH_CONSTANTS = {"VDD": "1", "GND": "0"}
+_BENCH_LINE = re.compile(
+    r"(?:([^\s(),=]+)\s*=\s*)?([A-Za-z][A-Za-z0-9_]*)(?:\s+(0x[0-9a-f]+))?\s*(?:\(([^()=]*)\))?", re.ASCII | re.IGNORECASE
+)
+_LARGEST_LUT = 16  # signals
 _BENCH_SIGNAL = re.compile(r"[^\s(),=]+", re.ASCII)
 
 _BLIF_KEYS = (".model", ".inputs", ".outputs", ".names", ".end")
 _BLIF_STATEFUL = (".latch", ".mlatch", ".subckt", ".gate", ".clock")
+# Names, attributes, areas and delays: they do not change the logic, and are skipped.
+_BLIF_SKIPPED = re.compile(
+    r"\.(attr|param|cname|area|delay|wire|wire_load_slope|and_gate_delay|cycle|clock_event"
+    r"|(default_)?(input_arrival|input_drive|max_input_load|output_required|output_load))"
+)
 
 _ONLY_COMBINATIONAL = "a gate: only flat, combinational netlists can be read (no latches, flip-flops or subcircuits)"
 
@@ -56,8 +65,10 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
     fan-in, in the order written, whether the file defines them before or after the gate. `label` is 1 at the outputs of
     the netlist and 0 elsewhere.
 
-    - `.bench`: lines `INPUT(a)`, `OUTPUT(y)`, `y = NAND(a, b)`, and comments after `#`. `kind_names` are always INPUT, AND,
-      NAND, OR, NOR, XOR, XNOR, NOT, BUF. The file may write them in upper or lower case, and BUFF for BUF or INV for NOT.
+    - `.bench`: lines `INPUT(a)`, `OUTPUT(y)`, `y = NAND(a, b)`, and comments after `#`. `kind_names` always begin with INPUT,
+      AND, NAND, OR, NOR, XOR, XNOR, NOT, BUF. The file may write them in upper or lower case, and BUFF for BUF or INV for NOT.
+      As ABC writes them, `y = vdd` and `y = gnd` are constants, and `y = LUT 0x8 (a, b)` is a gate whose truth table has bit
+      a + 2 b. Their kinds are covers, as in `.blif`.
     - `.blif`: one `.model` with `.inputs`, `.outputs` and gates `.names a b y`, each followed by the rows of its cover, such
       as `11 1`. A `\\` at the end of a line continues it, and `#` begins a comment. The kind of a gate is its cover,
       "names:" and the sorted rows joined by "|", such as "names:11 1"; "names:0" and "names:1" are the constants.
@@ -75,7 +86,7 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
             flip-flop, a subcircuit or a cycle. The message names the line.
         ValueError: a path has another suffix.
     """
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    paths = [path] if isinstance(path, str | os.PathLike) or hasattr(path, "read") else list(path)
     readers = {".bench": _read_bench, ".blif": _read_blif}
     for one in paths:
         if bare_suffix(one) not in readers:
@@ -135,12 +146,18 @@ def _read_bench(path: Path) -> _Netlist:
         if not text:
             continue
         match = _BENCH_LINE.fullmatch(text)
-        if match is None:
-            raise format_error(path, number, text, "INPUT(a), OUTPUT(y) or y = GATE(a, b)")
-        target, word, inner = match.groups()
+        if match is None or match[4] is None and (match[2].upper() not in _BENCH_CONSTANTS or not match[1] or match[3]):
+            raise format_error(path, number, text, "INPUT(a), OUTPUT(y), y = GATE(a, b), y = LUT 0x8 (a, b), y = vdd or y = gnd")
+        target, word, table, inner = match.groups()
+        if inner is None:
+            _define_gate(netlist, number, [target], [_BENCH_CONSTANTS[word.upper()]])
+            continue
         signals = [signal.strip(ASCII_SPACE) for signal in inner.split(",")]
         if not all(map(_BENCH_SIGNAL.fullmatch, signals)):
             raise format_error(path, number, text, "signal names in brackets, separated by commas")
+        if table is not None:
+            _define_gate(netlist, number, [*signals, target], _cover_of_table(path, number, match, len(signals)))
+            continue
         kind = _BENCH_ALIASES.get(word.upper(), word.upper())
         if kind in _BENCH_STATEFUL:
             raise format_error(path, number, text, _ONLY_COMBINATIONAL)
@@ -160,6 +177,15 @@ def _read_bench(path: Path) -> _Netlist:
     return _not_empty(netlist)
 
 
+def _cover_of_table(path: Path, number: int, line: re.Match[str], fan_in: int) -> list[str]:
+    """Returns the rows of the cover of a LUT, one for each bit of its truth table that is 1."""
+    bits = f"{int(line[3], 16):b}"[::-1]
+    if not line[1] or line[2].upper() != "LUT" or fan_in > _LARGEST_LUT or len(bits) > 1 << fan_in:
+        expected = f"y = LUT 0x8 (a, b), with at most {_LARGEST_LUT} signals and a truth table of 2**n bits for n signals"
+        raise format_error(path, number, line[0], expected)
+    return [f"{i:0{fan_in}b}"[::-1] + " 1" for i, bit in enumerate(bits) if bit == "1"]
+
+
 def _read_blif(path: Path) -> _Netlist:
     netlist = _Netlist(path)
     gate: tuple[int, list[str], list[str]] | None = None  # line, signals, rows of the cover
@@ -169,6 +195,8 @@ def _read_blif(path: Path) -> _Netlist:
         key = words[0]
         if ".end" in seen:
             raise format_error(path, number, text, "nothing after .end, as a file has one model")
+        if _BLIF_SKIPPED.fullmatch(key):
+            continue
         if not key.startswith("."):
             if gate is None:
                 raise format_error(path, number, text, ".names before the rows of its cover")

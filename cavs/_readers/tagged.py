@@ -8,7 +8,7 @@ import numpy as np
 from cavs._graphs.converters import from_lengths
 from cavs._graphs.flat import number_names
 from cavs._graphs.graphs import Graphs
-from cavs._readers.conllu import read_conllu
+from cavs._readers.conllu import read_words
 from cavs._readers.source import ASCII_SPACE, Path, bare_suffix, format_error, read_lines
 
 CONLLU_COLUMNS = ("upos", "xpos", "deprel")
@@ -20,7 +20,7 @@ _SPACE = re.compile(f"[{ASCII_SPACE}]+")
 def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True) -> Graphs:
     """Reads tagged sentences as chains. The file's name, or else its content, determines the format:
 
-    - `.conllu`: CoNLL-U. The label is UPOS, or the `column` "xpos" or "deprel".
+    - `.conllu`: CoNLL-U. The label is UPOS, or the `column` "xpos" or "deprel". Heads are not read, and may be `_`.
     - Columns (such as CoNLL-2003): one word per line, blank lines between sentences. Tabs separate the cells if every line has
       one, else white space. Lines `-DOCSTART-` and comments (`# ...`) are skipped. The word is the first cell. The label is the
       last cell, or cell number `column`, from 1.
@@ -43,9 +43,9 @@ def read_tagged(path: Path, column: str | None = None, *, labelled: bool = True)
     if suffix == ".conllu":
         if column not in (None, *CONLLU_COLUMNS):
             raise ValueError(f"column: got {column!r}; expected one of {', '.join(CONLLU_COLUMNS)} for {path}.")
-        trees = read_conllu(path, label=column or "upos")
-        tags = _names(trees.label_names, trees.label)
-        return _chains(path, np.diff(trees.vertex_offsets), _names(trees.vocab, trees.input_id), tags)
+        found = read_words(path, read_lines(path), column or "upos", parsed=False)
+        tags = [None if label == "_" else label for label in found.labels]
+        return _chains(path, np.array(found.num_vertices, int), found.forms, tags)
     lines = read_lines(path)
     rows = [_split(line) for line in lines]
     some = [cells for cells in rows if cells]
@@ -132,12 +132,7 @@ def _piped(path: Path, lines: list[str], rows: list[list[str]]) -> Graphs:
     return _chains(path, np.array([len(row) for row in rows if row]), words, [p[-1] for p in parts])
 
 
-def _names(names: tuple[str, ...] | None, ids: np.ndarray | None) -> list[str | None]:
-    assert names is not None and ids is not None
-    return [*map([*names, None].__getitem__, ids.tolist())]
-
-
-def _chains(path: Path, lengths: np.ndarray, words: Sequence[str | None], tags: Sequence[str | None] | None) -> Graphs:
+def _chains(path: Path, lengths: np.ndarray, words: Sequence[str], tags: Sequence[str | None] | None) -> Graphs:
     if not len(lengths):
         raise format_error(path, None, "", "at least one sentence")
     ids, vocab = number_names(words)

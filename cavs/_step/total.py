@@ -52,6 +52,8 @@ def mean(x: ArrayLike, where: ArrayLike | None = None) -> jax.Array:
     Take the gradient of this mean: `jax.grad` of it is the gradient over all devices. A mean over the graphs of one device, and
     an average of its gradients afterwards, would be wrong.
 
+    A graph or vertex without a label has the label -1, which loss functions take for the last class: write `where=labels >= 0`.
+
     Args:
         x: an array of floats.
         where: bools of the same shape, the elements that count. The mean of no elements is 0.

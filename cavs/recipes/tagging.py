@@ -193,7 +193,7 @@ def _read(path: str, column: str | None, where: str) -> cavs.Graphs:
 
 def _lines(path: str, graphs: cavs.Graphs) -> list[bool]:
     """Whether each line of the output has a sentence. Blank lines of plain text, one sentence per line, keep their place."""
-    lines = [bool(line.strip()) for line in cavs.io.read_lines(path)] if Path(path).suffix != ".conllu" else []
+    lines = [bool(line.strip()) for line in cavs.io.read_lines(path)] if ".conllu" not in Path(path).suffixes else []
     return lines if sum(lines) == len(graphs) else [True] * len(graphs)
 
 

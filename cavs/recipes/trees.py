@@ -21,7 +21,7 @@ import cavs
 from cavs import recipes, vertex_programs as vp
 from cavs.recipes import PROGRAM, UNKNOWN, Data, Mistake, option
 
-REVIEWS = tuple(str(Path(cavs.data.__path__[0]) / f"reviews.{part}.txt") for part in ("train", "dev"))
+REVIEWS = tuple(cavs.data.example(f"reviews.{part}") for part in ("train", "dev"))
 REVIEW_LABELS = ("very negative", "negative", "neutral", "positive", "very positive")
 WHERE = (None, "root", "all")
 

@@ -9,7 +9,7 @@ import cavs
 HERE = Path(__file__).parent
 SIZES = (15, 11, 7)  # vertices of the trees
 
-graphs = cavs.read_trees("cavs/data/reviews.train.txt")
+graphs = cavs.read_trees(cavs.data.example("reviews.train"))
 sizes = np.diff(graphs.vertex_offsets)
 batch = graphs[[int(np.flatnonzero(sizes == size)[0]) for size in SIZES]]
 cavs.schedule(batch).plot(HERE / "batch.png", batch)

@@ -31,10 +31,10 @@ rng = np.random.default_rng(0)
 # one tree a line, in brackets, with a label from 0 to 4 at every phrase.
 
 # %%
-data = pathlib.Path(cavs.__file__).parent / "data"
-print((data / "reviews.train.txt").read_text().splitlines()[0])
+path = cavs.data.example("reviews.train")
+print(pathlib.Path(path).read_text().splitlines()[0])
 
-train = cavs.read_trees(data / "reviews.train.txt")
+train = cavs.read_trees(path)
 train
 
 # %% [markdown]
@@ -53,7 +53,7 @@ for vertex in range(tree.num_vertices):
 # Words that the training set lacks become -1.
 
 # %%
-dev = cavs.read_trees(data / "reviews.dev.txt").with_vocab(train.vocab)
+dev = cavs.read_trees(cavs.data.example("reviews.dev")).with_vocab(train.vocab)
 leaves = dev.height == 0
 print(f"{len(dev)} trees, {leaves.sum()} words, {(dev.input_id[leaves] < 0).sum()} of them unknown")
 
@@ -203,7 +203,7 @@ def predict(params, sched):
 
 def loss_fn(params, sched):
     losses = optax.softmax_cross_entropy_with_integer_labels(predict(params, sched), sched.label)
-    return jnp.where(sched.label >= 0, losses, 0).sum() / sched.num_vertices
+    return cavs.data.mean(losses, where=sched.label >= 0)
 
 
 optimizer = optax.adam(5e-3)

@@ -111,7 +111,7 @@ def predict(params, sched, back):
 # %%
 def loss_fn(params, sched, back):
     losses = optax.softmax_cross_entropy_with_integer_labels(predict(params, sched, back), sched.label)
-    return jnp.where(sched.label >= 0, losses, 0).sum() / sched.num_vertices
+    return cavs.data.mean(losses, where=sched.label >= 0)
 
 
 optimizer = optax.adam(1e-2)
