@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from bench.peers.levels import time_major
 from bench.peers.torch_peer import to_torch
 from bench.peers.torch_tagger import ADAM, EPSILON, MAX_NORM, glorot, lstm_bias
-from cavs._feed.epochs import epoch_batches, strata
+from cavs._feed.sampler import epoch_batches, strata
 from cavs.recipes import language_model
 
 

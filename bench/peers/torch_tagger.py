@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import cross_entropy, dropout
 
 from bench.peers.torch_bilstm import BiLSTM
-from cavs._feed.epochs import epoch_batches, strata
+from cavs._feed.sampler import epoch_batches, strata
 from cavs.data import is_tagging, span_scores
 from cavs.io import read_tagged
 from cavs.recipes import tagging

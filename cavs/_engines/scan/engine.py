@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, StagesInXla
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
 from cavs._engines.scan.reverse import backward_levels
+from cavs._function.asked import ToKeep
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.keeping import overwritten_rows
+from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env
@@ -20,6 +22,7 @@ from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval,
 from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
+from cavs.kernels import Target
 
 
 class _ForwardKind(NamedTuple):
@@ -39,11 +42,33 @@ class _ForwardKind(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scan(StagesInXla):
-    """Engine `scan`: XLA loops over tasks, on any device. See [`Engine`][cavs._engines.engine.Engine]."""
+class Scan(Engine):
+    """Engine `scan`: XLA loops over tasks, on any device."""
 
-    launches = False
+    name = "scan"
     pulls_in_levels = True
+
+    def unfit(self, job: Job) -> str | None:
+        """Returns `None`: it runs every F on every schedule."""
+        return None
+
+    def is_best_for(self, job: Job) -> bool:
+        """Returns `True`: it runs what no other engine is better for."""
+        return True
+
+    def plan_for(self, job: Job) -> FunctionPlan:
+        """Returns the plan that overwrites what nobody reads again, and stores values together if XLA does not copy them."""
+        together = jax.__version_info__ >= (0, 11)  # XLA before that copies tensors that are cut in parts
+        overwrite = job.shape.forest and job.shape.rooted
+        return job.plan.keeping(ToKeep(overwrite, job.keep.least, False, job.keep.names, masks=True, together=together))
+
+    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+        """Returns `True`, and a line about this engine."""
+        return True, [
+            "Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere. On a GPU the loops "
+            "are part of CUDA graphs in cavs.data.step and cavs.concurrent_jit; under plain jax.jit the host starts each "
+            "iteration."
+        ]
 
     def forward_levels(
         self,
