@@ -109,12 +109,6 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
     return first[1].unflatten(stacks)
 
 
-def stack_of(batch: PyTree, count: int, partial: bool) -> Batches:
-    """Returns a stack of `count` batches like this one, as `jax.ShapeDtypeStruct`s; `partial` if it may have fewer."""
-    tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), batch)
-    return Batches(tree, count, filled=jax.ShapeDtypeStruct((), np.int32) if partial else None)
-
-
 def _refuse_different(first: tuple[list[np.ndarray], Any], this: tuple[list[np.ndarray], Any]) -> None:
     """Checks that two batches, as leaves and structures, fit one stack."""
     like = [[(x.shape, x.dtype) for x in leaves] for leaves, _ in (first, this)]

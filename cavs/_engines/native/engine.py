@@ -126,7 +126,7 @@ class Native(Engine):
             kept, extras = [], []
             if here.has_leaves:
                 states, kept, extras = scan.forward_leaves(here, statics[inner:], eager[inner:], save)
-            found = scan.forward_levels(here.without_leaves, states, statics[:inner], eager[:inner], save)
+            found = scan.Scan().forward_levels(here.without_leaves, states, statics[:inner], eager[:inner], save)
             return found.states, [*found.kept, *kept], [*found.extras, *extras]
 
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:

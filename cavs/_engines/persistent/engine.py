@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
+from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
 from cavs._engines.persistent.bounds import powers_of_operands, state_bounds
 from cavs._engines.persistent.chip import MEASURED, LaunchOptions, Layouts, configure, too_wide
 from cavs._engines.persistent.explain import explain_launches
@@ -82,15 +82,36 @@ class Persistent(Engine):
         return LaunchOptions(target, self.interpret, self.layouts)
 
     def forward_levels(
-        self,
-        batch: Batch,
-        states: list[jax.Array],
-        statics: list[list[jax.Array]],
-        eager: list[list[jax.Array]],
-        save: bool,
+        self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels of each kind in one launch, or in two."""
-        return forward_launches(self, batch, states, statics, eager, save)
+        plan, sched, zeros = batch.plan, batch.sched, batch.zeros
+        kept, extras, gave_up = [], [], jnp.zeros(1, jnp.int32)
+        for k, (name, part, rows) in enumerate(zip(batch.kinds, batch.parts, batch.rows, strict=True)):
+            if not sched.shape.inner[k]:
+                kept.append(
+                    [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
+                )
+                edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
+                tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
+                extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
+                continue
+            made = recurrence_of(plan, name, True, sched.shape.forest, save, batch.job.target)
+            crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
+            given = statics[k]
+            if batch.job.keep.in_parts:  # weights are scaled after the eager part, which needs memory of its own
+                given, crossing = lax.optimization_barrier((given, crossing))
+            tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
+            out, lost = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
+            states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
+            gave_up = gave_up + lost
+            # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
+            nothing = jnp.zeros((0,))
+            kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
+            kept[-1] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
+            kept[-1] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in made.halved]
+            extras.append([out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))])
+        return ForwardLevels(states, kept, extras, gave_up)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels of each kind in one launch, or in two, and after it one lazy batch of all rows."""
@@ -163,44 +184,6 @@ def _without_layout(job: Job, how: LaunchOptions | None) -> str | None:
     except Unfit as e:
         return f"the recurrent part of F does not fit it: {e}"
     return None
-
-
-def forward_launches(
-    engine: Persistent,
-    batch: Batch,
-    states: list[jax.Array],
-    statics: list[list[jax.Array]],
-    eager: list[list[jax.Array]],
-    save: bool,
-) -> ForwardLevels:
-    """Launches the forward's levels of each kind that has vertices with children."""
-    plan, sched, zeros = batch.plan, batch.sched, batch.zeros
-    kept, extras, gave_up = [], [], jnp.zeros(1, jnp.int32)
-    for k, (name, part, rows) in enumerate(zip(batch.kinds, batch.parts, batch.rows, strict=True)):
-        if not sched.shape.inner[k]:
-            kept.append(
-                [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
-            )
-            edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
-            tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
-            extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
-            continue
-        made = recurrence_of(plan, name, True, sched.shape.forest, save, batch.job.target)
-        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        given = statics[k]
-        if batch.job.keep.in_parts:  # weights are scaled after the eager part, which needs memory of its own
-            given, crossing = lax.optimization_barrier((given, crossing))
-        tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-        out, lost = launch(made, rows, sched, engine.options(batch.job.target), LaunchArrays(given, tensors, states))
-        states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
-        gave_up = gave_up + lost
-        # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
-        nothing = jnp.zeros((0,))
-        kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
-        kept[-1] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
-        kept[-1] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in made.halved]
-        extras.append([out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))])
-    return ForwardLevels(states, kept, extras, gave_up)
 
 
 def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cotangents: Cotangents) -> Launched:
