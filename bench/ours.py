@@ -20,8 +20,10 @@ import numpy as np
 
 import cavs
 from cavs._engines import choose
+from cavs._engines.engine import Job
 from cavs._run import run as _run
 from cavs._run.plans import plan_of
+from cavs.kernels import Target
 from cavs.vertex_programs import LSTM, BinaryTreeLSTM, ChildSumTreeLSTM, TreeFC
 
 STEPS, FEW = 16, 8  # training steps in one dispatch on a GPU; twice as many for batches of at most FEW graphs
@@ -144,8 +146,8 @@ class Cavs:
         avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dense)
         plan = plan_of(self._F, avals, jax.ShapeDtypeStruct(embed.shape[1:], embed.dtype))
         shapes = {sched.shape: _run.kind_names(self._F, sched) for sched in self.schedules(batches)}
-        found = {choose.choose_engine(self._engine, plan, shape, kinds) for shape, kinds in shapes.items()}
-        return sorted(map(choose.name_of, found))
+        jobs = [Job(plan, shape, kinds, Target.here()) for shape, kinds in shapes.items()]
+        return sorted({choose.choose_engine(self._engine, job).name for job in jobs})
 
     def run(self, batches: list[np.ndarray], lr: float = 0.05) -> list[float]:
         """Runs training steps and returns the losses before each update."""

@@ -3,7 +3,7 @@
 For each recurrent part and batch, it times the most promising layouts, forward and backward separately, on batches of the
 benchmarks. It stores the fastest in kernels/tuned/, by device, and `cavs.run` uses them from then on. Existing entries are not
 measured again: delete the file to repeat them. One launch runs all levels during tuning. The launch for wide levels has no
-entry; a cost model lays it out (`cavs._engines.persistent.widest`).
+entry; a cost model lays it out (`cavs._engines.persistent.wide_levels`).
 """
 
 import concurrent.futures
@@ -24,7 +24,7 @@ from bench.ours import graphs_of, program
 from cavs._engines.persistent import chip, lower
 from cavs._engines.persistent.engine import Persistent
 from cavs._run.plans import plan_of
-from cavs.kernels import persistent
+from cavs.kernels import Target, persistent
 from cavs.kernels._layout import tuned
 from cavs.kernels._layout.config import LaunchConfig
 
@@ -39,7 +39,7 @@ PROMISING = 16
 
 def tune(minutes: float, precision: str | None) -> Iterator[str]:
     """Measures until the time is over. Yields lines of text for each recurrent part, direction and size."""
-    why = persistent.supported()
+    why = persistent.unsupported(Target.here())
     if why:
         raise SystemExit(f"tune: the persistent kernels cannot run on this machine: {why}")
     device, end = jax.devices()[0].device_kind, time.monotonic() + 60 * minutes
@@ -64,12 +64,14 @@ def _tune_one(cell: str, hidden: int, batch: int, end: float) -> dict[str, list[
     found: dict[str, list[dict[str, Any]]] = {}
     for forward in (True, False):
         plan = plan_of(_fresh(ready), shapes, jax.ShapeDtypeStruct((hidden,), jnp.float32))
-        made = lower.recurrence_of(plan, None, forward, sched.shape.forest)
+        made = lower.recurrence_of(plan, None, forward, sched.shape.forest, target=Target.here())
         asked = made.precision
         key = chip.tuning_key(made.program, forward, asked, sched.shape)
         if key in tuned.records(jax.devices()[0].device_kind) or time.monotonic() > end:
             continue
-        layouts = sorted(chip.candidates(made.program, asked), key=lambda c: chip.mean_cost(made.program, c, sched.shape))
+        layouts = sorted(
+            chip.candidates(made.program, asked, Target.here()), key=lambda c: chip.mean_cost(made.program, c, sched.shape)
+        )
         layouts = layouts[:PROMISING]
         lowered = [_lowered(_fresh(ready), params, sched, x, config, forward) for config in layouts]
         with concurrent.futures.ThreadPoolExecutor(max(4, (os.cpu_count() or 1) - 4)) as pool:  # compile before the timed part

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cavs._graphs.converters import from_edges as from_edges, from_lengths as from_lengths, from_parents as from_parents
     from cavs._graphs.graphs import Graphs as Graphs
     from cavs._readers import read as read, read_trees as read_trees
-    from cavs._run.concurrent_jit import concurrent_jit as concurrent_jit
+    from cavs._step.concurrent_jit import concurrent_jit as concurrent_jit
     from cavs._run.explain import explain as explain
     from cavs._run.readout import readout as readout
     from cavs._run.run import run as run
@@ -44,7 +44,7 @@ _DEFINED_IN = {
     "Schedule": "_schedule.schedule",
     "Vertex": "_function.vertex",
     "VertexFunction": "_function.vertex",
-    "concurrent_jit": "_run.concurrent_jit",
+    "concurrent_jit": "_step.concurrent_jit",
     "explain": "_run.explain",
     "from_edges": "_graphs.converters",
     "from_lengths": "_graphs.converters",

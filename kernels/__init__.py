@@ -19,7 +19,7 @@ from cavs.kernels._cpu.schedule import (
     schedule_library as schedule_library,
 )
 from cavs.kernels._layout import tuned as tuned
-from cavs.kernels._layout.config import PARTS as PARTS, SHARED_MEMORY as SHARED_MEMORY, LaunchConfig as LaunchConfig
+from cavs.kernels._layout.config import PARTS as PARTS, LaunchConfig as LaunchConfig
 from cavs.kernels._layout.layout import layout_of as layout_of
 from cavs.kernels._layout.specs import ProductSpec as ProductSpec
 from cavs.kernels._program.arrays import Output as Output
@@ -79,4 +79,5 @@ from cavs.kernels.precision import (
     replacement as replacement,
 )
 from cavs.kernels.rows import COLUMNS as COLUMNS, segment_rows as segment_rows
+from cavs.kernels.target import H200 as H200, Target as Target
 from cavs.kernels.turns import begin_p as begin_p, end_p as end_p

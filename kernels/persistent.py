@@ -30,6 +30,7 @@ from cavs.kernels._program.jaxprs import ROW, Var
 from cavs.kernels._program.names import EDGE_OWNER, FIRST_EDGE, Index, Tensor
 from cavs.kernels._program.operations import LevelProgram
 from cavs.kernels._program.widths import UNWRITTEN, UNWRITTEN_HALF
+from cavs.kernels.target import HOPPER, Target
 from cavs.kernels.turns import begin_p, end_p
 
 Weights: TypeAlias = dict[Var, jax.Array]
@@ -229,25 +230,20 @@ def cure() -> str:
     return "Write: pip install --upgrade 'jax[cuda13]'"
 
 
-def held_back() -> bool:
+def held_back(target: Target) -> bool:
     """Returns whether only an old version of JAX prevents the kernels from running: the GPU is a Hopper."""
-    device = jax.devices()[0]
-    hopper = device.platform == "gpu" and str(getattr(device, "compute_capability", "")) == "9.0"
-    return hopper and _jax_is_old()
+    return target.is_hopper and _jax_is_old()
 
 
 def _jax_is_old() -> bool:
     return tuple(int(x) for x in jax.__version__.split(".")[:2]) < (0, 11)
 
 
-def supported() -> str | None:
-    """Returns why the kernels cannot run here, or `None` if they can."""
+def unsupported(target: Target) -> str | None:
+    """Returns why the kernels cannot run on a device, or `None` if they can."""
     if _jax_is_old():
         return f"its kernels need jax 0.11 or newer, and this is {jax.__version__}. {cure()}"
-    device = jax.devices()[0]
-    if device.platform != "gpu":
-        return f"its kernels need an NVIDIA GPU of compute capability 9.0 (Hopper), and JAX runs on {device.platform!r} here"
-    capability = str(getattr(device, "compute_capability", ""))
-    if capability != "9.0":
-        return f"its kernels need an NVIDIA GPU of compute capability 9.0 (Hopper), and this one has {capability}"
-    return None
+    if target.is_hopper:
+        return None
+    found = f"this one has {target.capability}" if target.is_gpu else f"JAX runs on {target.platform!r} here"
+    return f"its kernels need an NVIDIA GPU of compute capability {HOPPER} (Hopper), and {found}"

@@ -23,10 +23,10 @@ import jax.numpy as jnp  # noqa: E402
 
 import cavs  # noqa: E402
 from cavs import vertex_programs as vp  # noqa: E402
-from cavs._engines import widest  # noqa: E402
+from cavs._engines.persistent import wide_levels  # noqa: E402
 from cavs._engines.persistent.chip import Layouts  # noqa: E402
 from cavs._engines.persistent.engine import Persistent  # noqa: E402
-from cavs.kernels import persistent  # noqa: E402
+from cavs.kernels import H200, Target  # noqa: E402
 from tests.markdown import ROOT, blocks  # noqa: E402
 
 
@@ -41,7 +41,7 @@ def compile_gradient(
     F: cavs.VertexFunction, params: object, graphs: cavs.Graphs, width: int, engine: Persistent | None = None
 ) -> None:
     """Compiles a forward and a backward pass of F, for parameters of these shapes and inputs of a width."""
-    persistent.supported = lambda: None
+    Target.here = staticmethod(lambda: H200)
     sched = cavs.schedule(graphs, scripts=True)
 
     def gradient(params: object, data: object, x: jax.Array) -> object:
@@ -63,7 +63,7 @@ with jax.default_matmul_precision("BF16_BF16_F32"):
 fields = {"hb": 16, "groups": 4, "clustered": False, "rows": 8, "warpgroups": 2, "tight": False, "split": 2}
 divided = Persistent(layouts=Layouts(lambda level, forward, config: dataclasses.replace(config, **fields)))
 compile_step(vp.BinaryTreeLSTM(256, 64), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 64, divided)
-wide = Persistent(layouts=Layouts(wide=lambda level, narrow: (widest.fitting(level, 128)[0], 64)))
+wide = Persistent(layouts=Layouts(wide=lambda level, narrow: (wide_levels.fitting(level, 128, H200)[0], 64)))
 compile_step(vp.TreeFC(512), cavs.from_parents([[2, 2, 4, 4, -1]] * 64), 512, wide)
 # The level of kernels/README.md, in the layout that it shows.
 page: dict[str, Any] = {}

@@ -8,7 +8,7 @@ import numpy as np
 
 import cavs
 from cavs._schedule.scheduler import options_of
-from cavs._schedule.shapes import Options
+from cavs._schedule.shape_choice import Options
 from tests.odd_graphs import from_children, joined, with_kinds
 
 
@@ -37,8 +37,7 @@ def schedules(graphs: cavs.Graphs, batches: Iterable[Any], **options: Any) -> It
 
 def options_for(graphs: cavs.Graphs, **changed: Any) -> Options:
     """The options of schedules, with the arguments of `cavs.schedule`."""
-    given: dict[str, Any] = {"policy": "batching", "kinds": True, "exact": False, "shapes": None}
-    return options_of("schedule", graphs, **{**given, "fields": (), "scripts": False, **changed})
+    return options_of("schedule", graphs, Options(**{"scripts": False, **changed}))
 
 
 def check(graphs: cavs.Graphs, schedule: cavs.Schedule) -> None:

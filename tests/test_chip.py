@@ -15,12 +15,14 @@ from bench import tune
 from bench.ours import program
 from cavs import vertex_programs as vp
 from cavs._engines import choose
-from cavs._engines.persistent.engine import Persistent, chip, lower
+from cavs._engines.engine import Job
+from cavs._engines.persistent import chip, lower
+from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
 from cavs._run import plans
-from cavs.kernels import persistent
+from cavs.kernels import H200
 from cavs.kernels._layout import tuned
-from cavs.kernels._layout.config import SHARED_MEMORY, LaunchConfig
+from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.layout import layout_of
 from cavs.kernels._layout.pack import PackedWeight, pack_weights
 from cavs.kernels.precision import PRECISIONS
@@ -40,24 +42,23 @@ def plan_of(hidden: int) -> Any:
 def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
     for forward in (True, False):
         level = lower.recurrence_of(plan_of(hidden), None, forward).program
-        found = chip.candidates(level, precision)
+        found = chip.candidates(level, precision, H200)
         assert found
         for config in found:
             ctas = hidden // config.hb
-            assert config.groups * ctas <= chip.multiprocessors()  # all at once: they wait for each other
-            assert layout_of(level, config).shared_memory(config) <= SHARED_MEMORY
+            assert config.groups * ctas <= H200.multiprocessors  # all at once: they wait for each other
+            assert layout_of(level, config).shared_memory(config) <= H200.shared_memory
             assert not config.tight or (config.resident and precision == "tf32")
         assert found[0].resident == (hidden < 2048)
 
 
-def test_the_engine_is_chosen_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_chosen_by_what_was_measured() -> None:
     """Resident weights: one launch for everything. Weights that stream: only where levels are narrow."""
-    monkeypatch.setattr(persistent, "supported", lambda: None)
     wide, narrow = (cavs.schedule(joined([chain(2)] * n), scripts=True) for n in (20_000, 40))
     for hidden, sched, engine in ((2048, wide, Scan()), (2048, narrow, Persistent()), (512, wide, Persistent())):
-        plan = plan_of(hidden)
-        assert choose.choose_engine(None, plan, sched.shape, (None,)) == engine
-        assert choose.choose_engine("persistent", plan, sched.shape, (None,)) == Persistent()
+        job = Job(plan_of(hidden), sched.shape, (None,), H200)
+        assert choose.choose_engine(None, job) == engine
+        assert choose.choose_engine("persistent", job) == Persistent()
 
 
 def test_every_layout_on_record_is_taken() -> None:
@@ -74,7 +75,7 @@ def test_every_layout_on_record_is_taken() -> None:
                 made = lower.recurrence_of(plan, None, forward)
                 precision = made.precision
                 key = chip.tuning_key(made.program, forward, precision, None).rsplit(" ", 1)[0]
-                found = chip.candidates(made.program, precision)
+                found = chip.candidates(made.program, precision, H200)
                 mine = {name: record for name, record in records.items() if name.rsplit(" ", 1)[0] == key}
                 for name, record in mine.items():
                     fields = {field: value for field, value in record.items() if field != "us"}

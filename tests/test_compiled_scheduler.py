@@ -15,11 +15,9 @@ import pytest
 
 import cavs
 from cavs._schedule import batches
-from cavs._schedule.batches import StackScheduler
-from cavs._schedule.compiled import CompiledBatch, Source
-from cavs._schedule.few import bound, counts_of, few_shapes
+from cavs._schedule.batches import CompiledBatch, Source, StackScheduler
 from cavs._schedule.shape import Shape
-from cavs._schedule.shapes import NoRoom, Options
+from cavs._schedule.shape_choice import NoRoom, Options, bound, counts_of, few_shapes
 from cavs._schedule.tasks import Cut
 from cavs.kernels import schedule_library
 from cavs.kernels._cpu.build import compiler

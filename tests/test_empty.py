@@ -13,7 +13,7 @@ import cavs
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, bodies_in, opened
 from cavs._run.run import without_callbacks
-from cavs.kernels import persistent
+from cavs.kernels import H200, Target
 from tests.lower_for_hopper import DEVICE
 
 NEW_JAX = jax.__version_info__ >= (0, 11)
@@ -60,7 +60,7 @@ def test_kinds_without_vertices_leave_no_empty_arrays_in_a_program_with_launches
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """XLA would drop the configuration of the launch (seen on an H100 with jax 0.11.2)."""
-    monkeypatch.setattr(persistent, "supported", lambda: None)
+    monkeypatch.setattr(Target, "here", lambda: H200)
 
     def inner(p: Any, v: Any) -> None:
         h = jnp.tanh(v.pull() @ p["w"] + v.gather(0) @ p["u"])

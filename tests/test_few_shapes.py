@@ -8,8 +8,8 @@ from hypothesis import given, settings
 import cavs
 from cavs._feed import shapes as shapes_of_loaders
 from cavs._schedule.batches import StackScheduler
-from cavs._schedule.few import bound, counts_of, few_shapes, fits, sums, thresholds
 from cavs._schedule.shape import Shape
+from cavs._schedule.shape_choice import bound, counts_of, few_shapes, fits, sums, thresholds
 from tests.odd_graphs import BATCHES, joined, random_binary_tree
 from tests.schedule_checks import check, dags, options_for
 

@@ -12,7 +12,7 @@ import pytest
 
 import cavs
 from cavs import cli
-from cavs._feed.epochs import strata
+from cavs._feed.sampler import strata
 from cavs._fit import softmax
 from cavs.data import softmax_loss
 from cavs.io import read_vectors

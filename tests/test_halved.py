@@ -9,7 +9,6 @@ import pytest
 
 import cavs
 from cavs._engines.persistent import engine as persistent
-from cavs._engines.persistent.halved import halved_states
 from cavs._engines.persistent.lower import recurrence_of
 from tests.odd_graphs import chain, joined, random_binary_tree
 from tests.persistent_programs import CASES, INTERPRETED, TREES, E, assert_near, inputs_of, plan_of, values
@@ -23,7 +22,7 @@ HALVED = {"BinaryTreeLSTM": [1], "NaryTreeLSTM": [1], "LSTM": [1]}  # the leaf h
 
 def halved(F: Any, params: Any, x: Any) -> list[int]:
     plan = plan_of(F, params, x)
-    return halved_states(*(recurrence_of(plan, None, forward) for forward in (True, False)))
+    return recurrence_of(plan, None, True).halved
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "EncoderDecoder"])

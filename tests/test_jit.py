@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import cavs
-from cavs.kernels import persistent
+from cavs.kernels import H200, Target, persistent
 from cavs.kernels.turns import begin_p, end_p
 from tests.persistent_programs import CASES, CHAINS, INTERPRETED, inputs_of
 
@@ -87,7 +87,7 @@ def test_launches_are_in_turn(place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_loops_join_cuda_graphs_unless_launches_are_inside(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(Target, "here", lambda: H200)
     fun, traced = PLACES[place][0], []
     jitted = cavs.concurrent_jit(lambda x, y: (traced.append(x), fun(x) if y.shape else x)[1])
     for y in (np.ones(()), np.ones(1), np.zeros(1)):  # the first call has no launches

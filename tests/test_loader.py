@@ -14,7 +14,8 @@ import pytest
 
 import cavs
 from cavs._feed import thread
-from cavs._feed.epochs import dispatches, epoch_batches
+from cavs._feed.plan import dispatches
+from cavs._feed.sampler import epoch_batches
 from tests.odd_graphs import joined, random_binary_tree
 
 RNG = np.random.default_rng(0)

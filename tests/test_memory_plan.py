@@ -13,6 +13,7 @@ from cavs._engines.choose import EngineError
 from cavs._memory.batch_search import BatchGradient
 from cavs._remat.fit import compiler_options
 from cavs._remat.search import MOST_COMPILED, fewest
+from cavs.kernels import H200, Target
 from cavs.memory import BudgetError
 from tests.odd_graphs import joined, random_binary_tree
 from tests.truth import assert_close
@@ -87,7 +88,7 @@ def test_every_budget_is_kept_in_at_most_five_compilations(whole, compiled, shar
 
 
 def test_a_step_within_a_small_budget_uses_no_workspace_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(Target, "here", lambda: H200)
     small = {"xla_gpu_cublas_fallback": False}
     assert [compiler_options(budget) for budget in (None, 1 << 20, 512 << 20, "min")] == [{}, small, {}, small]
     assert compiler_options("min", least=1 << 30) == {}
@@ -191,7 +192,7 @@ def test_on_a_gpu_no_loop_reads_a_transposed_copy_of_a_weight(monkeypatch):
         return jax.grad(lambda p: cavs.run(F, p, sched, x, engine="scan").sum())(params)
 
     on_cpu = jax.make_jaxpr(gradient)(params)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(Target, "here", lambda: H200)
     jax.clear_caches()
     on_gpu = jax.make_jaxpr(gradient)(params)
     monkeypatch.undo()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._engines.persistent import widest
+from cavs._engines.persistent import wide_levels
 from cavs._function import products
-from cavs.kernels._layout.config import SHARED_MEMORY
+from cavs.kernels import H200
 from cavs.kernels._layout.layout import layout_of
 from tests.odd_graphs import chain, joined, random_binary_tree, random_dag
 from tests.persistent_programs import CASES, CHAINS, COPIES, assert_near, inputs_of, laid_out, values
@@ -224,7 +224,7 @@ def test_divided_products_of_tight_weights_on_the_card(name: str, layout: dict[s
         groups = 2 if hidden == 1024 else 8
         wanted = {"hb": 16, "groups": groups, "clustered": False, "tight": True, "split": 2, "paired": False, "dataflow": False}
         asked = dataclasses.replace(config, **wanted | layout)
-        fits = layout_of(level, asked).shared_memory(asked) <= SHARED_MEMORY
+        fits = layout_of(level, asked).shared_memory(asked) <= H200.shared_memory
         assert fits or forward, "backward they all fit"
         return asked if fits else config
 
@@ -261,7 +261,7 @@ def test_wide_levels_on_the_card(name: str, hidden: int, hb: int, dataflow: bool
     x, ran = inputs_of(name, graphs, hidden), []
 
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
-        found = next(c for units in (hb, hb // 2, hb // 4) for c in widest.fitting(level, units))
+        found = next(c for units in (hb, hb // 2, hb // 4) for c in wide_levels.fitting(level, units, H200))
         ran.append(found)
         return dataclasses.replace(found, groups=found.groups if hb in (64, 256) else 3), 40  # one tile each, or more
 
@@ -299,7 +299,7 @@ def test_a_wait_in_vain_of_a_wide_level_is_reported() -> None:
     sched = cavs.schedule(graphs, scripts=True)
 
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
-        return dataclasses.replace(widest.fitting(level, 64)[0], spins=0), 1
+        return dataclasses.replace(wide_levels.fitting(level, 64, H200)[0], spins=0), 1
 
     h = np.asarray(cavs.run(F, params, sched, inputs_of("TreeFC", graphs, 256), engine=laid_out(wide=wide)))
     assert np.isnan(h).all()

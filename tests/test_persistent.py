@@ -12,9 +12,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 import cavs
 from cavs import vertex_programs as vp
 from cavs._engines.engine import Engine
-from cavs._engines.persistent import chip, lower, widest
+from cavs._engines.persistent import chip, lower, wide_levels
 from cavs._run import adjoint, plans
-from cavs.kernels import persistent
+from cavs.kernels import H200, Target, persistent
 from cavs.kernels._program.fit import Unfit
 from cavs.kernels._program.names import TensorRole
 from cavs.kernels._program.operations import ReduceVector
@@ -109,9 +109,9 @@ def test_which_levels_are_wide() -> None:
     sched = cavs.schedule(graphs, scripts=True)
     assert sched.widths[1:].tolist() == [13, 8]
     for rows, want in ((14, 1), (9, 1), (8, 2), (1, 2)):
-        assert int(widest.wide_levels(sched.part_start, rows)) == want
+        assert int(wide_levels.count_wide_levels(sched.part_start, rows)) == want
     chains = cavs.schedule(cavs.from_lengths([3] * 8 + [9] * 2), scripts=True)
-    assert int(widest.wide_levels(chains.part_start, 5)) == 2
+    assert int(wide_levels.count_wide_levels(chains.part_start, 5)) == 2
 
 
 COMPLETE = cavs.from_parents([[-1, *(i // 2 for i in range(126))]] * 256)  # binary trees of 64 leaves
@@ -137,7 +137,7 @@ def test_wide_levels_are_worth_a_launch(program: Any, graphs: cavs.Graphs, wide:
         assert ("run as tiled products" in cavs.explain(plan.function, shapes, inputs)) == some
         for forward in (True, False):
             made = lower.recurrence_of(plan, None, forward)
-            found, rows = widest.launch_configs(made, "tf32", False, shape)
+            found, rows = wide_levels.launch_configs(made, chip.LaunchOptions(H200), shape)
             want = ([True, False] if forward else [False, True]) if wide else [False]
             assert [config.wide for config in found] == want
             assert shape.inner[0] / 64 < rows <= shape.inner[0] / 4 if wide else rows == 0
@@ -157,7 +157,7 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
                 for kind, part in plan.inner.items():
                     if part.recurrent.eqns:
                         made = lower.recurrence_of(plan, kind, forward)
-                        assert widest.launch_configs(made, made.precision, False, shape)[0]
+                        assert wide_levels.launch_configs(made, chip.LaunchOptions(H200), shape)[0]
 
 
 @INTERPRETER
@@ -286,7 +286,7 @@ def test_other_widths_are_padded() -> None:
                 program = lower.recurrence_of(plan, None, forward).program
                 assert program.valid == width
                 assert program.unit == unit or (program.unit == width and not forward)  # it sums over four gates
-                assert chip.candidates(program, "bf16" if precision else "tf32")
+                assert chip.candidates(program, "bf16" if precision else "tf32", H200)
             said = cavs.explain(plan.function)
         assert (f"vectors of {width} run as {unit}" in said) == (width != unit)
 
@@ -303,12 +303,12 @@ def test_where_products_may_wait_for_numbers() -> None:
             plan = plan_of(F, params, inputs_of(name, graphs, 128))
             made = lower.recurrence_of(plan, None, True)
             assert made.program.flows == flows, name
-            found = chip.candidates(made.program, made.precision)
+            found = chip.candidates(made.program, made.precision, H200)
         assert any(config.dataflow for config in found) == flows
 
 
 def test_engine_persistent_is_refused_where_it_cannot_run() -> None:
-    if persistent.supported() is None:
+    if persistent.unsupported(Target.here()) is None:
         pytest.skip("this machine has the GPU")
     make, graphs = CASES["LSTM"]
     F, params = make()
@@ -374,7 +374,7 @@ def test_second_derivatives_are_those_of_engine_scan() -> None:
 @INTERPRETER
 def test_checkpoint_runs_the_forward_launch_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX cuts what it runs again to what is read: the kernel must not be lost."""
-    monkeypatch.setattr(persistent, "supported", lambda: None)
+    monkeypatch.setattr(Target, "here", lambda: H200)
     F, sched = vp.LSTM(H, E).vertex_function(), cavs.schedule(CHAINS, scripts=True)
     shapes = jax.eval_shape(vp.LSTM(H, E).init, jax.random.key(0))
     run = jax.checkpoint(lambda p, x: cavs.run(F, p, sched, x, engine="persistent"))

@@ -162,14 +162,3 @@ def test_device_arrays_arrive_ready():
     for i, x in enumerate(prefetch(batches, jax.device_put)):
         assert isinstance(x, jax.Array)
         np.testing.assert_array_equal(x, batches[i])
-
-
-@pytest.mark.parametrize("depth", [0, -1, 1.5, None])
-def test_depth_is_checked_at_the_call(depth):
-    with pytest.raises(ValueError, match="depth: got .*expected an int >= 1"):
-        prefetch([1], lambda i: i, depth)
-
-
-def test_prepare_is_checked_at_the_call():
-    with pytest.raises(TypeError, match="prepare: got a int; expected a function"):
-        prefetch([1], 3)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from cavs._function import products
+from cavs.kernels import H200, Target
 from tests.persistent_programs import CASES, assert_near, inputs_of, values
 
 AXES = [(1, 0), (1, 1), (0, 0)]
@@ -63,7 +64,7 @@ def test_what_is_not_finite_stays_so_and_spoils_nothing_else() -> None:
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulates a Hopper GPU on which float16 is faster at any size; programs for other devices then use float16, too."""
-    monkeypatch.setattr(products, "_hopper", lambda: True)
+    monkeypatch.setattr(Target, "here", lambda: H200)
     monkeypatch.setattr(products, "_faster", lambda *_: True)
     monkeypatch.setattr(products, "_faster_gradient", lambda *_: True)
     monkeypatch.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
@@ -73,7 +74,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_of_weights_whose_operands_have_a_bound(axis: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The power of two of a bound is as good as that of the largest number, if the numbers are not tiny beside the bound."""
     monkeypatch.setattr(products, "_faster_gradient", lambda *_: True)
-    monkeypatch.setattr(products, "_hopper", lambda: True)
+    monkeypatch.setattr(Target, "here", lambda: H200)
     monkeypatch.setattr(products.lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
     rng = np.random.default_rng(0)
     x, ct = np.tanh(rng.standard_normal((40, 9))).astype(np.float32), rng.standard_normal((40, 7)).astype(np.float32)
@@ -131,9 +132,9 @@ def test_elsewhere_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
         product = jax.jit(lambda x: products.large_product(x, w, 0, None, None))
         return product.lower(x[:rows]).as_text()
 
-    for on_hopper in (False, True):
-        monkeypatch.setattr(products, "_hopper", lambda on_hopper=on_hopper: on_hopper)
-        assert ("f16" in text(20000)) == (on_hopper and jax.default_backend() == "gpu")
+    for target in (Target("cpu"), H200):
+        monkeypatch.setattr(Target, "here", lambda target=target: target)
+        assert ("f16" in text(20000)) == (target.is_hopper and jax.default_backend() == "gpu")
         assert "f16" not in text(20)
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import pytest
 
-from cavs.kernels import native_unavailable, persistent
+from cavs.kernels import H200, Target, native_unavailable
 from tests.lower_for_hopper import lowered
 from tests.random_cases import Case, functions, random_case, script
 from tests.random_check import INTERPRET, batched, check
@@ -70,7 +70,7 @@ def test_engine_persistent_is_the_loop_over_vertices(seed: int) -> None:
 @INTERPRETER
 @pytest.mark.parametrize("seed", range(4))
 def test_kernels_lower_for_hopper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persistent, "supported", lambda: None)
+    monkeypatch.setattr(Target, "here", lambda: H200)
     assert lowered(seed) in ("lowered", "refused", "no scripts")
 
 

@@ -28,7 +28,19 @@ ROOMS = (
 )
 NAMESPACES = ("data", "debug", "interop", "io", "memory")
 ORDER = ("kernels", *ROOMS, "public", "recipes", "cli", "__main__")
-KERNEL_ORDER = ("_cpu", "precision", "_program", "_layout", "_mosaic", "_body", "turns", "rows", "persistent", "__init__")
+KERNEL_ORDER = (
+    "_cpu",
+    "target",
+    "precision",
+    "_program",
+    "_layout",
+    "_mosaic",
+    "_body",
+    "turns",
+    "rows",
+    "persistent",
+    "__init__",
+)
 # The only imports that point to the right: (who, whom) -> why.
 TO_THE_RIGHT: dict[tuple[str, str], str] = {}
 # The only imports that close a circle of modules; all are inside functions.

@@ -11,7 +11,8 @@ CODE = """
 import faulthandler
 faulthandler.dump_traceback_later(190)  # where it hung
 import cavs
-from cavs._engines.persistent import widest as _widest
+from cavs._engines.persistent import wide_levels as _wide_levels
+from cavs.kernels import H200 as _H200
 from tests.odd_graphs import joined, random_binary_tree
 from tests.persistent_programs import CASES, inputs_of, laid_out, values
 
@@ -25,7 +26,7 @@ RUNS = {
     "BinaryTreeLSTM": "run('BinaryTreeLSTM', 64)",
     "ChildSumTreeLSTM": "run('ChildSumTreeLSTM', 64)",
     "wide levels": """
-wide = laid_out(wide=lambda level, config: (_widest.fitting(level, 64)[0], 16))
+wide = laid_out(wide=lambda level, config: (_wide_levels.fitting(level, 64, _H200)[0], 16))
 run("TreeFC", 256, joined([random_binary_tree(9, seed=n) for n in range(40)]), wide)
 """,
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cavs
-from cavs._schedule.shapes import bucket, rounded_up
+from cavs._schedule.shape_choice import bucket, rounded_up
 from tests.odd_graphs import BATCHES, GRAPHS, WIDE, chain, joined, random_binary_tree, with_kinds
 from tests.schedule_checks import check, dags
 

@@ -16,6 +16,7 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._schedule.ladder import ladder, schedule_into, why_not
 from cavs._schedule.scheduler import options_of
+from cavs._schedule.shape_choice import Options
 from tests.odd_graphs import BATCHES, joined, random_binary_tree, random_dag, star, with_kinds
 from tests.schedule_checks import check, dags
 
@@ -23,7 +24,7 @@ H = 4
 
 
 def ladder_of(graphs: cavs.Graphs, most: int, count: int, scripts: bool = False) -> tuple[Any, ...]:
-    options = options_of("test", graphs, "batching", True, False, None, (), scripts)
+    options = options_of("test", graphs, Options(scripts=scripts))
     return ladder(graphs, most, count, options)
 
 

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import cavs
-from cavs._step.collectives import _OPTIONS, options_of
+from cavs._step.xla_options import _OPTIONS, options_of
 from tests.odd_graphs import joined, random_binary_tree
 
 GRAPHS = joined([random_binary_tree(n, seed=n) for n in (5, 9, 3, 8, 4, 6, 7, 9, 3, 10, 11)])

@@ -1,36 +1,71 @@
-"""The interface of an engine: it runs the levels of a batch, forward and backward. The stages around them are the same."""
+"""The interface of an engine: it decides what the backward keeps, and runs the levels of a batch, forward and backward."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
+from cavs._function.asked import Keeping
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Rows, Zeros, rows_of_kinds, rows_of_leaves
+from cavs.kernels import Target
 
 Arrays = list[jax.Array]
+
+
+class Job(NamedTuple):
+    """F over all schedules of one shape, on one device: what an engine is chosen for.
+
+    Attributes:
+        plan: F, traced and split.
+        shape: The shape of the schedules.
+        kinds: For each kind of the schedules, the name of the function that evaluates it.
+        target: The device.
+        keep: What the caller of `run` asks the backward to keep.
+        exported: Whether the code is to run in other processes, which do not have the library of engine `native`.
+    """
+
+    plan: FunctionPlan
+    shape: Shape
+    kinds: tuple[str | None, ...]
+    target: Target
+    keep: Keeping = Keeping(False, (), set(), set())
+    exported: bool = False
+
+    @property
+    def inner_kinds(self) -> dict[str | None, int]:
+        """Maps the kinds that have vertices with children to their numbers."""
+        return {name: k for k, name in enumerate(self.kinds) if self.shape.inner[k]}
 
 
 class Batch(NamedTuple):
     """A batch of vertices, as an engine runs it.
 
     Attributes:
-        plan: F, traced and split.
+        job: What the engine was chosen for; its plan is the one that the engine runs.
         sched: The schedule.
-        kinds: The kinds of vertices, in the schedule's order.
         rows: For each kind, where its vertices with children are in the batch; then for each kind where its leaves are, if the
             engine runs leaves as a level. "For each kind" means these, too.
         zeros: Creates dynamic tensors.
     """
 
-    plan: FunctionPlan
+    job: Job
     sched: Schedule
-    kinds: tuple[str | None, ...]
     rows: list[Rows]
     zeros: Zeros
+
+    @property
+    def plan(self) -> FunctionPlan:
+        """F, traced and split."""
+        return self.job.plan
+
+    @property
+    def kinds(self) -> tuple[str | None, ...]:
+        """The kinds of vertices, in the schedule's order."""
+        return self.job.kinds
 
     @property
     def has_leaves(self) -> bool:
@@ -47,6 +82,13 @@ class Batch(NamedTuple):
     def without_leaves(self) -> "Batch":
         """The batch without the leaves that the engine runs."""
         return self._replace(rows=self.rows[: len(self.kinds)])
+
+
+def batch_of(job: Job, sched: Schedule, leaves: bool) -> Batch:
+    """Returns the batch of a schedule. `leaves`: whether the engine runs the leaves as a level."""
+    arity = job.plan.function.arity
+    rows = rows_of_kinds(sched, arity, job.plan.reads_edges)
+    return Batch(job, sched, rows + rows_of_leaves(sched, arity) if leaves else rows, Zeros(sched))
 
 
 class ForwardLevels(NamedTuple):
@@ -96,38 +138,43 @@ class BackwardLevels(NamedTuple):
     edges: list[Any]
 
 
-def batch_of(plan: FunctionPlan, sched: Schedule, kinds: tuple[str | None, ...], leaves: bool) -> Batch:
-    """Returns the batch of a schedule. `leaves`: whether the engine runs the leaves as a level."""
-    rows = rows_of_kinds(sched, plan.function.arity, plan.reads_edges)
-    if leaves:
-        rows += rows_of_leaves(sched, plan.function.arity)
-    return Batch(plan, sched, kinds, rows, Zeros(sched))
+class Engine:
+    """Runs the levels. An engine is a hashable value: it is part of the key under which compiled functions are cached.
 
+    Attributes:
+        name: What users write for it.
+        launches: Whether one kernel launch runs all levels of a kind. The stages around a launch may then build whole tensors
+            rather than write into them.
+        pulls_in_levels: Whether the levels read inputs that F pulls where they lie (`Pulled`). Otherwise they get copies, in
+            their order.
+        stand_in: The engine that replaces it where `jax.vmap` or a second derivative transforms a pass; `None` if it can be
+            transformed itself.
+    """
 
-class Engine(Protocol):
-    """Runs the levels. An engine is a hashable value: it is part of the key under which compiled functions are cached."""
+    name: ClassVar[str]
+    launches: ClassVar[bool] = False
+    pulls_in_levels: ClassVar[bool] = False
+    stand_in: "ClassVar[Engine | None]" = None
 
-    @property
-    def launches(self) -> bool:
-        """Whether one kernel launch runs all levels of a kind.
+    def unfit(self, job: Job) -> str | None:
+        """Returns why the engine cannot run a job, as words that follow "but"; `None` if it can."""
+        raise NotImplementedError
 
-        The stages around a launch may then build whole tensors rather than write into them. A launch cannot be batched by
-        `jax.vmap`.
-        """
-        ...
+    def is_best_for(self, job: Job) -> bool:
+        """Returns whether to run a job for which the user chose no engine, unless an engine before it is the best."""
+        raise NotImplementedError
 
-    @property
-    def pulls_in_levels(self) -> bool:
-        """Whether the levels read inputs that F pulls where they lie (`Pulled`). Otherwise they get copies, in their order."""
-        ...
+    def plan_for(self, job: Job) -> FunctionPlan:
+        """Returns the plan that the engine runs for a job: how F is split, and what the backward keeps."""
+        raise NotImplementedError
 
-    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
-        """Whether the engine runs the leaves of schedules of a shape as a level. Otherwise XLA runs them before the levels."""
-        ...
+    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+        """Returns whether the engine can run F at all, and lines that say how it would on a device, or why it cannot."""
+        raise NotImplementedError
 
-    def prefers(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> FunctionPlan:
-        """Returns the plan of the same F that the engine runs fastest on schedules of a shape."""
-        ...
+    def runs_leaves(self, job: Job) -> bool:
+        """Returns whether the engine runs the leaves as a level. Otherwise XLA runs them before the levels."""
+        return False
 
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
@@ -144,15 +191,10 @@ class Engine(Protocol):
         Returns:
             The rows of `part.eager.outs`, and with `save` the transpose, as in `Saved.eager`.
         """
-        ...
+        return None
 
     def forward_levels(
-        self,
-        batch: Batch,
-        states: Arrays,
-        statics: list[Arrays],
-        eager: list[list[Values]],
-        save: bool,
+        self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[list[Values]], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels.
 
@@ -163,31 +205,8 @@ class Engine(Protocol):
             eager: For each kind, the outputs of the eager part.
             save: Whether to keep what the backward reads.
         """
-        ...
+        raise NotImplementedError
 
-    def backward_levels(
-        self,
-        batch: Batch,
-        saved: Saved,
-        cotangents: Cotangents,
-    ) -> BackwardLevels:
+    def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels and the transpose of the eager part."""
-        ...
-
-
-class StagesInXla:
-    """The part of an engine for which XLA runs the leaves and the eager part."""
-
-    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
-        """False."""
-        return False
-
-    def prefers(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> FunctionPlan:
-        """This plan."""
-        return plan
-
-    def eager_part(
-        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
-    ) -> tuple[Arrays, list[Transpose]] | None:
-        """None."""
-        return None
+        raise NotImplementedError

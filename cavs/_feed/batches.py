@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cavs._feed.bits import beyond_32_bits
+from cavs._feed.int32_limits import beyond_32_bits
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 
@@ -107,12 +107,6 @@ def joined(trees: Iterable[PyTree], axes: tuple[int, ...]) -> PyTree:
             stack.reshape(math.prod(axes), *x.shape)[i] = x
     assert first is not None
     return first[1].unflatten(stacks)
-
-
-def stack_of(batch: PyTree, count: int, partial: bool) -> Batches:
-    """Returns a stack of `count` batches like this one, as `jax.ShapeDtypeStruct`s; `partial` if it may have fewer."""
-    tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype), batch)
-    return Batches(tree, count, filled=jax.ShapeDtypeStruct((), np.int32) if partial else None)
 
 
 def _refuse_different(first: tuple[list[np.ndarray], Any], this: tuple[list[np.ndarray], Any]) -> None:

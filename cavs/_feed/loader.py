@@ -13,8 +13,7 @@ from jax.sharding import Mesh
 
 from cavs._feed.batches import Batches
 from cavs._feed.delivery import Delivery
-from cavs._feed.plan import Epoch, EpochPlans
-from cavs._feed.position import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, position_of
+from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, position_of
 from cavs._feed.sampler import Sampler
 from cavs._feed.settings import Sample, Settings, Source, ahead_of, checked, members_of, partial_stacks, steps_for
 from cavs._feed.shapes import Shapes, choose_shapes
@@ -23,6 +22,7 @@ from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.batches import compiled
+from cavs.kernels import Target
 
 MSG_WORKERS = (
     "Loader: workers: got {!r}; expected no such argument, as a thread schedules in place of processes. Omit it, or write "
@@ -115,7 +115,7 @@ class Loader:
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
         group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
-        given = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts)
+        given = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts, Target.here())
         self._settings = checked(given, self._members, len(sizes))
         self._sampler = Sampler(self._settings, sizes)
         self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
@@ -199,7 +199,7 @@ class Loader:
 
     def _plan(self, epoch: int, batches: list[np.ndarray]) -> Epoch:
         planned = self._shapes.plan(batches, self._sampler.sizes, self._delivery.units)
-        return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings.mesh))
+        return Epoch.of(epoch, planned, self._steps, partial_stacks(self._settings))
 
     def _epochs(self) -> Iterator[Epoch]:
         """Yields the rest of this epoch, in parts that are planned together."""

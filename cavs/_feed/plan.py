@@ -1,17 +1,27 @@
-"""Plans the batches of a loader: which graphs each has on each device, its shape, and the order in which batches run."""
+"""Plans the batches of a loader: the graphs of each on each device, its shape, the order, and the position in it."""
 
+import operator
 import os
 import threading
 import zlib
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cavs._feed.epochs import dispatches
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
-from cavs._schedule.shapes import Options
+from cavs._schedule.shape_choice import Options
+
+POSITION = ("epoch", "batch", "seen", "steps", "order")  # the keys of a saved position
+MSG_OTHER_BATCHES = (
+    "Loader.restore: state: got the position of a loader with other batches; expected one of the same graphs, batch size, "
+    "seed, group, shapes and steps. At the end of an epoch (batch 0) these may change."
+)
+MSG_TWO_LOOPS = (
+    "Loader: got another loop over this loader before this one ended; expected one at a time, as they share its position. "
+    "Create a second loader; with shapes=loader it has the same shapes."
+)
 
 Pick: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
@@ -158,3 +168,45 @@ def plan_samples(
                 present[len(samples)] = there[part]
             samples.append(some[part])
     return samples, present
+
+
+def position_of(state: Any) -> dict[str, int]:
+    """Returns a saved position as a dict of ints.
+
+    Raises:
+        ValueError: `state` is not a position.
+    """
+    try:
+        position = {name: operator.index(state[name]) for name in POSITION} if isinstance(state, Mapping) else {}
+    except (KeyError, TypeError):
+        position = {}
+    if not position or min(position["epoch"], position["batch"], position["seen"]) < 0 or position["steps"] < 1:
+        raise ValueError(
+            f"Loader.restore: state: got {state!r:.200}; expected what Loader.state() returned, a dict of the integers "
+            f"{', '.join(POSITION)}."
+        )
+    return position
+
+
+def dispatches(shape: Sequence[int] | np.ndarray, steps: int, partial: bool = False) -> list[np.ndarray]:
+    """Returns the order in which batches run: consecutive batches of one shape together, `steps` at a time, and then the rest.
+
+    Args:
+        shape: the number of the shape of each batch.
+        steps: batches of a dispatch.
+        partial: whether the rest of a shape runs in one dispatch; otherwise one by one.
+
+    Returns:
+        The numbers of the batches of each dispatch. Batches of one shape keep their order. The order of all batches does not
+        depend on `partial`, so that a position saved on one device is valid on several.
+    """
+    shapes = np.asarray(shape)
+    whole: list[np.ndarray] = []
+    rest: list[np.ndarray] = []
+    for number in np.unique(shapes):
+        mine = np.flatnonzero(shapes == number)
+        end = len(mine) // steps * steps
+        whole += [*mine[:end].reshape(-1, steps)]
+        rest += [mine[end:]] if end < len(mine) else []
+    whole, rest = sorted(whole, key=lambda some: some[-1]), sorted(rest, key=lambda some: some[0])
+    return whole + (rest if partial else [some[i : i + 1] for some in rest for i in range(len(some))])

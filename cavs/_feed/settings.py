@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from cavs._feed.epochs import GROUPS
 from cavs._feed.plan import Member, Pick
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
@@ -15,7 +13,10 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
+from cavs._schedule.shape_choice import Options
+from cavs.kernels import Target
 
+GROUPS = ("balanced", "similar", "random")
 LAST = ("short", "drop", "pad")
 CARRIED = ("input_id", "label")  # the fields that schedules include by default
 # Training steps in one dispatch on a GPU. A dispatch costs Python about as long as a small step takes; steps of few graphs are
@@ -56,7 +57,8 @@ class Settings(NamedTuple):
     steps: int | None
     ahead: int | None
     mesh: Mesh | None
-    parts: int | None = None
+    parts: int | None
+    target: Target
 
 
 def members_of(
@@ -77,7 +79,7 @@ def members_of(
         carried = fields
         if fields is None and isinstance(data, Graphs):
             carried = [name for name in CARRIED if _is_ids(getattr(data, name))]
-        options = options_of("Loader", data, policy, kinds, False, None, carried or (), None)
+        options = options_of("Loader", data, Options(policy, kinds, fields=carried or ()))
         members.append(Member(data, pick, options))
     if not members:
         raise ValueError("Loader: graphs: got no data set; expected cavs.Graphs or several of them.")
@@ -177,13 +179,13 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
         )
 
 
-def partial_stacks(mesh: Mesh | None) -> bool:
+def partial_stacks(settings: Settings) -> bool:
     """Whether a stack may have fewer batches than its length, so that one program runs all numbers of batches.
 
     On one CPU the number of iterations of a loop may be a value. On a GPU the host would wait for that value, and several steps
     could not be one CUDA graph.
     """
-    return mesh is None and jax.default_backend() != "gpu"
+    return settings.mesh is None and not settings.target.is_gpu
 
 
 def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> int:
@@ -198,9 +200,9 @@ def steps_for(settings: Settings, vertices: float, batch: int, batches: int) -> 
         batch: the graphs of a batch.
         batches: the batches of an epoch.
     """
-    if partial_stacks(settings.mesh) and settings.parts is None:
+    if partial_stacks(settings) and settings.parts is None:
         return max(1, min(STEPS_ON_CPU, batches, int(VERTICES_ON_CPU / max(vertices, 1))))
-    if jax.default_backend() != "gpu":
+    if not settings.target.is_gpu:
         return 1
     steps = STEPS if batch > FEW else STEPS_OF_FEW
     choices = [n for n in range(steps - 4, steps + 9, 4) if n <= batches] or [max(1, batches)]
@@ -211,4 +213,4 @@ def ahead_of(settings: Settings) -> int:
     """Returns the dispatches that a thread prepares and sends ahead of the loop. On a CPU the training step needs the cores."""
     if settings.ahead is not None:
         return settings.ahead
-    return AHEAD if jax.default_backend() == "gpu" else 0
+    return AHEAD if settings.target.is_gpu else 0

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
-from cavs._feed.epochs import dealt_strata, strata_of_batches
 from cavs._feed.plan import Member, Planned, plan_samples
-from cavs._feed.sampler import Sampler
+from cavs._feed.sampler import Sampler, dealt_strata, strata_of_batches
 from cavs._feed.settings import Settings
-from cavs._schedule.few import WORTH_A_SHAPE, Counts, bound, counts_of, few_shapes, fits, sums
 from cavs._schedule.shape import Shape
-from cavs.kernels import native_unavailable
+from cavs._schedule.shape_choice import WORTH_A_SHAPE, Counts, bound, counts_of, few_shapes, fits, sums
+from cavs.kernels import Target, native_unavailable
 
 SAMPLE_BATCHES, SAMPLE_EPOCHS = 512, 8  # shapes are chosen from at least so many batches, or from so many epochs
 # On a CPU, a program that is compiled while the first one trains takes the cores from it. On EWT (184,000 vertices), the first
@@ -163,10 +161,10 @@ def _for_drawn(shapes: Shapes, sampler: Sampler, size: int, settings: Settings, 
             strata = None
             if settings.group == "balanced":
                 strata = by_size, dealt_strata(sampler.sizes[by_size], of, units)
-            shapes.add(mine, max(1, most), closed=all_alike, strata=strata, worth=worth_a_shape(sampler.sizes))
+            shapes.add(mine, max(1, most), closed=all_alike, strata=strata, worth=worth_a_shape(sampler.sizes, settings.target))
 
 
-def worth_a_shape(sizes: np.ndarray) -> float:
+def worth_a_shape(sizes: np.ndarray, target: Target) -> float:
     """Returns the fraction of the rows that one more shape must save, for graphs of these sizes."""
-    native = jax.default_backend() == "cpu" and native_unavailable() is None
+    native = target.is_cpu and native_unavailable() is None
     return WORTH_IN_SHORT_EPOCHS if native and sizes.sum() < SHORT_EPOCH else WORTH_A_SHAPE

@@ -18,44 +18,20 @@ Loop = TypeVar("Loop", bound=Generator[Any, None, None])
 def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], depth: int = 2) -> Generator[Prepared, None, None]:
     """Runs `prepare(item)` for each item on a background thread, and yields the results in order.
 
-    ```python
-    def prepare(rows):
-        batch = graphs[rows]
-        sched = cavs.schedule(batch)
-        return jax.device_put((sched, sched.pad(batch.input_id), sched.pad(batch.label, -1)))
-
-    for sched, words, labels in prefetch(batches, prepare):
-        params, opt_state, loss = step(params, opt_state, sched, words, labels)
-    ```
-
     The thread starts with the first `next`. It ends after the last item, after the first exception, or when the consumer
     stops: after `break`, if the loop has the only reference to the iterator; otherwise after `.close()`, or at the end of
     `with contextlib.closing(...)`. Closing waits for the item that is being prepared. Both `items` and `prepare` run on the
-    thread, so JAX settings made by a `with` around the loop (`jax.default_device`, ...) do not apply to them. Pass the device
-    to `device_put` instead.
+    thread, so JAX settings made by a `with` around the loop (`jax.default_device`, ...) do not apply to them.
 
     Args:
         items: an iterable, which may be infinite.
         prepare: a function of one item.
         depth: how many prepared items may wait, at least 1. Their memory stays allocated.
 
-    Returns:
-        A generator of the prepared items.
-
     Raises:
-        TypeError: at the call, if `prepare` is not callable.
-        ValueError: at the call, if `depth` is not an int >= 1.
         RuntimeError: in a process that was forked from the one that began to iterate.
         Exception: an exception of `items` or `prepare`, after all items before it.
     """
-    if not callable(prepare):
-        raise TypeError(f"prefetch: prepare: got a {type(prepare).__name__}; expected a function of one item.")
-    if not isinstance(depth, int) or depth < 1:
-        raise ValueError(f"prefetch: depth: got {depth!r}; expected an int >= 1, the number of prepared items that may wait.")
-    return _consume(iter(items), prepare, depth)
-
-
-def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) -> Generator[Any, None, None]:
     made_in = os.getpid()
     ready: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     # The thread takes an entry before it prepares an item, and the consumer returns it: at most `depth` items are prepared or
@@ -65,7 +41,9 @@ def _consume(items: Iterator[Any], prepare: Callable[[Any], Any], depth: int) ->
         room.put(None)
     stop: list[bool] = []  # not empty if the thread is to end
     # A daemon thread does not keep the interpreter alive if the consumer fails and keeps the iterator.
-    thread = threading.Thread(target=_produce, args=(items, prepare, ready, room, stop), name="cavs-prefetch", daemon=True)
+    thread = threading.Thread(
+        target=_produce, args=(iter(items), prepare, ready, room, stop), name="cavs-prefetch", daemon=True
+    )
     thread.start()
     # Bound here: at the end of the interpreter the iterator is closed after modules were cleared and daemon threads stopped.
     ending, this_thread = sys.is_finalizing, threading.get_ident

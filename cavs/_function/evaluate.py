@@ -21,7 +21,7 @@ from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.products import rows_times_matrix
 from cavs._jaxpr.equations import bind, value_of
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, is_var
-from cavs.kernels import computed_once
+from cavs.kernels import Target, computed_once
 
 # Each element of the result depends on the same element of the operands: no `vmap` is needed, which takes longer to trace.
 _BY_ELEMENT = {"add", "add_any", "sub", "mul", "div", "neg", "max", "min", "tanh", "logistic", "exp", "log"}
@@ -148,7 +148,7 @@ def turned_weights(eqns: Sequence[Eqn], domain: Domains, weights: Env) -> Env:
     takes two to four times as long as the product itself (2 x 256 x 768: 31 us, and 8 us if W^T is given). Elsewhere products
     read W either way, and W^T would only take memory.
     """
-    if jax.default_backend() != "cpu":
+    if not Target.here().is_cpu:
         return {}
     out = {}
     for eqn in eqns:

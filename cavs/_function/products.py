@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.ruled import replaceable
-from cavs.kernels import of_tf32_bits
+from cavs.kernels import Target, of_tf32_bits
 
 BIAS, BITS = 127, 23  # of float32: the bias of the exponent, and the bits of the mantissa
 Powers: TypeAlias = tuple[int | None, int | None]  # exponents of the two by which operands are multiplied, where known
@@ -127,13 +127,8 @@ def two_to(power: jax.Array) -> jax.Array:
 
 
 def _tf32(precision: PrecisionLike, *dtypes: DTypeLike | None) -> bool:
-    """Returns whether JAX would compute such a product in tf32 on this device, so float16 is as exact."""
-    return of_tf32_bits(precision) and all(d in (None, jnp.float32) for d in dtypes) and _hopper()
-
-
-def _hopper() -> bool:
-    """Returns whether the GPU is a Hopper. Others have not been measured."""
-    return str(getattr(jax.devices()[0], "compute_capability", "")) == "9.0"
+    """Returns whether JAX would compute such a product in tf32 on this device. Only Hopper GPUs have been measured."""
+    return of_tf32_bits(precision) and all(d in (None, jnp.float32) for d in dtypes) and Target.here().is_hopper
 
 
 # Models of seconds on one H200 (2026-11-22): the time that float16 saves, and the time to find the largest numbers and to

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cavs._feed.bits import beyond_32_bits
+from cavs._feed.int32_limits import beyond_32_bits
 from cavs._feed.loader import Loader
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array

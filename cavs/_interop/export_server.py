@@ -16,6 +16,7 @@ from cavs._schedule.ladder import ladder
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape import Shape, length_of
+from cavs._schedule.shape_choice import Options
 
 
 def export_server(
@@ -76,7 +77,7 @@ def export_server(
         ValueError: `graphs` is empty, `most_graphs` or `count` is not an int >= 1, or `forward` returns an array that has
             neither one row per vertex nor one row per graph. Errors of `forward` and of `jax.export` propagate.
     """
-    options = options_of("export_server", graphs, "batching", kinds, False, None, fields, scripts)
+    options = options_of("export_server", graphs, Options(kinds=kinds, fields=fields, scripts=scripts))
     for name, n in (("most_graphs", most_graphs), ("count", count)):
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise ValueError(f"export_server: {name}: got {n!r}; expected an int >= 1.")

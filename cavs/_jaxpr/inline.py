@@ -9,6 +9,7 @@ from jax import lax
 
 from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, is_var, opened
 from cavs._jaxpr.reverse_only import forward_only_p
+from cavs.kernels import Target
 
 # Calls that are inlined. `jax.checkpoint` has no effect of its own: `_jaxpr.minimum_cut` decides for F as a whole what is
 # stored.
@@ -27,7 +28,8 @@ def _branch_of_platform(eqn: Eqn) -> ClosedJaxpr | None:
     platforms = eqn.params.get("branches_platforms") if eqn.primitive.name == "cond" else None
     if platforms is None:
         return None
-    here = {"gpu": ("cuda", "rocm")}.get(jax.default_backend(), (jax.default_backend(),))
+    platform = Target.here().platform
+    here = {"gpu": ("cuda", "rocm")}.get(platform, (platform,))
     fits = (branch for branch, of in zip(eqn.params["branches"], platforms, strict=True) if of is None or {*of} & {*here})
     return next(fits, None)
 

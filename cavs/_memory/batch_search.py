@@ -19,11 +19,10 @@ from cavs._memory.sub_batches import deal, summed_over_parts
 from cavs._remat.fit import compiled_step
 from cavs._remat.search import Choice, estimate, fewest
 from cavs._schedule.batches import StackScheduler
-from cavs._schedule.few import few_shapes
 from cavs._schedule.level_segments import SegmentedSchedule, in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.scheduler import options_of
-from cavs._schedule.shapes import covers
+from cavs._schedule.shape_choice import Options, covers, few_shapes
 
 Collate: TypeAlias = Callable[[Sample], PyTree]
 Part: TypeAlias = tuple[np.ndarray, Graphs, Schedule]  # the numbers of its graphs, the graphs, and the schedule
@@ -146,7 +145,7 @@ def schedule_parts(graphs: Graphs, choice: Choice, like: Schedule | None = None)
 def scheduled(graphs: Graphs, parts: list[np.ndarray], segments: int = 1, like: Schedule | None = None) -> Iterator[Part]:
     """Schedules parts of a batch, whose graphs are given, in one shape: that of `like` if they fit into it."""
     fields = tuple(name for name in ("input_id", "label") if getattr(graphs, name) is not None)
-    options = options_of("plan", graphs, "batching", True, False, None, fields, None)
+    options = options_of("plan", graphs, Options(fields=fields))
     ((needed,),) = few_shapes([(graphs, options)], [parts], 1)
     shape = like.shape if like is not None and covers(like.shape, needed) else needed
     each = [graphs[part] for part in parts]

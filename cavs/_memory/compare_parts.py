@@ -13,6 +13,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
 from cavs._memory.batch_search import BatchGradient, dealt, scheduled, stacked
 from cavs._remat.search import Choice
+from cavs.kernels import Target
 
 _FEW, _SMALL = 16, 4096  # graphs that are compared even if a part has fewer, and vertices that take little memory
 # A larger relative difference is none of rounding, nor so many steps of the coarsest dtype.
@@ -43,7 +44,7 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
     except EngineError:  # its weights fit in less precision alone
         traced, least = jax.jit(both).trace(batch.params, one, two), _LEAST_ON_GPU
     # For what runs once, XLA for CPUs compiles in a third of the time.
-    compiled = traced.lower().compile({"xla_backend_optimization_level": "0"} if jax.default_backend() == "cpu" else {})
+    compiled = traced.lower().compile({"xla_backend_optimization_level": "0"} if Target.here().is_cpu else {})
     whole, in_parts = map(float, compiled(_values(batch.params), one, two))
     tolerance = max(least, _ROUNDINGS * max(map(_step, _dtypes(traced.jaxpr.jaxpr)), default=0.0))
     if np.isfinite([whole, in_parts]).any() and not abs(whole - in_parts) <= tolerance * (abs(whole) + abs(in_parts)):

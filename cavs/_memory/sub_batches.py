@@ -10,7 +10,6 @@ import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
-from cavs._feed.parted_loss import PartedLoss, parted
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
@@ -19,6 +18,7 @@ from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import ClosedJaxpr, PyTreeDef, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.running_sums import run_and_add
+from cavs._memory.parted_loss import PartedLoss, parted
 from cavs._stages.cotangents import instantiated
 
 Arrays: TypeAlias = list[jax.Array]

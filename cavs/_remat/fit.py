@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from cavs._remat.bytes import memory_of_gpu
+from cavs.kernels import Target
 
 SMALL = 512 << 20  # bytes of a budget of which cuBLAS's workspace of 32 MiB is more than 6 %
 
@@ -38,7 +39,7 @@ def compiler_options(budget: int | str | None, least: int = 0) -> dict[str, Any]
         least: bytes that the step needs in any case.
     """
     small = least < SMALL if budget == "min" else budget is not None and int(budget) < SMALL
-    return {"xla_gpu_cublas_fallback": False} if small and jax.default_backend() == "gpu" else {}
+    return {"xla_gpu_cublas_fallback": False} if small and Target.here().is_gpu else {}
 
 
 @contextlib.contextmanager

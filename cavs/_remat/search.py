@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._remat.bytes import BudgetError
+from cavs.kernels import Target
 
 MOST_COMPILED = 5
 _WORTH_TRYING = 1.1  # fewer parts than those that fit are compiled if they are estimated to need this share of the budget
@@ -120,7 +120,7 @@ class Choice(NamedTuple):
 
     def time(self, rows: int, levels: int) -> float:
         """Estimates the time of a batch, in rows. `levels`: of all parts."""
-        device = "cpu" if jax.default_backend() == "cpu" else "gpu"
+        device = "cpu" if Target.here().is_cpu else "gpu"
         return (_IN_SEGMENTS[device] if self.segments > 1 else 1) * (rows + (levels + self.divisor) * _ROWS_PER_TASK[device])
 
 

@@ -16,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, batch_of
-from cavs._function.plan import FunctionPlan
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Job, batch_of
 from cavs._jaxpr.equations import is_float
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import (
@@ -43,20 +42,13 @@ FEW_BYTES = 8 << 20
 
 
 def backward(
-    plan: FunctionPlan,
-    sched: Schedule,
-    kinds: tuple[str | None, ...],
-    engine: Engine,
-    saved: Saved,
-    select: jax.Array | None,
-    cts: list[Cotangent],
+    job: Job, sched: Schedule, engine: Engine, saved: Saved, select: jax.Array | None, cts: list[Cotangent]
 ) -> tuple[list[Cotangent], list[jax.Array | None]]:
     """Computes the cotangents of params and inputs.
 
     Args:
-        plan: F, traced and split.
+        job: What the engine was chosen for, with the plan that it runs.
         sched: The schedule of the batch.
-        kinds: For each kind of the schedule, the name of the function that evaluates it.
         engine: Runs the levels.
         saved: What `_run.forward.forward` saved.
         select: (M,) ints, the vertices whose pushes were returned; `None` for all.
@@ -67,12 +59,12 @@ def backward(
         for integers.
     """
     after_forward = Schedule(lax.optimization_barrier((sched.data, cts))[0], sched.shape)
-    after = [x for i, x in enumerate(saved.states) if i not in plan.overwritten]
-    batch = batch_of(plan, sched, kinds, leaves=len(saved.statics) > len(kinds))
+    after = [x for i, x in enumerate(saved.states) if i not in job.plan.overwritten]
+    batch = batch_of(job, sched, leaves=len(saved.statics) > len(job.kinds))
     batch = batch._replace(zeros=Zeros(after_forward, after, start=1000))  # other zeros than the forward's
     known = _no_cotangents(batch, saved)
-    if plan.push_states is not None:
-        known = _pushed_states_back(known, batch, plan.push_states, engine, select, cts)
+    if (push_states := job.plan.push_states) is not None:
+        known = _pushed_states_back(known, batch, push_states, engine, select, cts)
     else:
         if select is not None:
             cts = _of_all_vertices(batch, select, cts)

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.choose import explain_engines, explain_native_rows
+from cavs._engines.choose import explain_engines
+from cavs._engines.native.engine import Native
 from cavs._function.domains import EDGE, STATIC
 from cavs._function.keeping import front
 from cavs._function.split import Split
@@ -14,6 +15,7 @@ from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Atom, Eqn, is_var
 from cavs._run.plans import latest_plan, plan_of
 from cavs._schedule.schedule import Schedule
+from cavs.kernels import Target
 
 
 def explain(
@@ -74,12 +76,12 @@ def explain(
     o = F.optimizations
     off = [n for n in ("fusion", "eager", "lazy") if not getattr(o, n)]
     lines.append(f"Optimizations: {'all on' if not off else 'off: ' + ', '.join(off)}.")
-    lines += explain_engines(plan)
+    lines += explain_engines(plan, Target.here())
     if sched is not None:
         lines += [
             "Rows of this schedule on engine scan, computed for vertices:",
             *(f"  {line}" for line in sched.explain().splitlines()),
-            *explain_native_rows(plan, sched),
+            *Native().explain_rows(plan, sched),
         ]
     return "\n".join(lines)
 

@@ -7,8 +7,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import Batch, Engine, ForwardLevels, batch_of
-from cavs._function.plan import FunctionPlan
+from cavs._engines.engine import Batch, Engine, ForwardLevels, Job, batch_of
 from cavs._function.split import Split
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
@@ -32,6 +31,22 @@ from cavs.kernels import checked
 
 Arrays = list[jax.Array]
 T = TypeVar("T")
+
+
+class Given(NamedTuple):
+    """The arrays that `run` is given, flat.
+
+    Attributes:
+        params: The leaves of the parameters.
+        inputs: The leaves of the inputs, (Vp, ...).
+        edges: The leaves of the edges, (Ep, ...).
+        select: (M,) ints, the vertices whose pushes are returned; `None` for all.
+    """
+
+    params: Arrays
+    inputs: Arrays
+    edges: Arrays
+    select: jax.Array | None
 
 
 class _Leaves(NamedTuple):
@@ -59,38 +74,25 @@ class _Early(NamedTuple):
     eager: list[Transpose]
 
 
-def forward(
-    plan: FunctionPlan,
-    sched: Schedule,
-    kinds: tuple[str | None, ...],
-    engine: Engine,
-    params: list[jax.Array],
-    inputs: list[jax.Array],
-    edges: list[jax.Array],
-    select: jax.Array | None,
-    save: bool,
-) -> tuple[list[jax.Array], Saved | None]:
+def forward(job: Job, sched: Schedule, engine: Engine, given: Given, save: bool) -> tuple[Arrays, Saved | None]:
     """Evaluates F at every vertex of a batch.
 
     Args:
-        plan: F, traced and split.
+        job: What the engine was chosen for, with the plan that it runs.
         sched: The schedule of the batch.
-        kinds: For each kind of the schedule, the name of the function that evaluates it.
         engine: Runs the levels.
-        params: The leaves of the parameters.
-        inputs: The leaves of the inputs, (Vp, ...).
-        edges: The leaves of the edges, (Ep, ...).
-        select: (M,) ints, the vertices whose pushes are returned; `None` for all.
+        given: The arguments of `run`.
         save: Whether to save what `_run.adjoint.backward` reads.
 
     Returns:
         The leaves of the pushes, (Vp, ...), or (M, ...) with `select`; and with `save` the residuals, else `None`.
     """
-    batch = batch_of(plan, sched, kinds, engine.runs_leaves(plan, sched.shape, kinds))
+    plan, select = job.plan, given.select
+    batch = batch_of(job, sched, engine.runs_leaves(job))
     with jax.named_scope("leaves"):  # the names are those of profiles and memory plans
-        leaves = _Leaves([], [], [], []) if batch.has_leaves else _leaves(batch, engine, params, inputs, save)
+        leaves = _Leaves([], [], [], []) if batch.has_leaves else _leaves(batch, engine, given, save)
     with jax.named_scope("eager"):
-        early = _static_and_eager(batch, engine, params, inputs, edges, save)
+        early = _static_and_eager(batch, engine, given, save)
     with jax.named_scope("levels"):
         levels = engine.forward_levels(batch, leaves.states, early.statics, early.eager_rows, save)
     lazy: list[Transpose] = []
@@ -109,9 +111,9 @@ def forward(
     return outs, Saved(
         eager=early.eager,
         eager_rows=early.eager_rows,
-        edges=edges,
+        edges=given.edges,
         extras=levels.extras,
-        inputs=inputs,
+        inputs=given.inputs,
         kept=levels.kept,
         lazy=lazy,
         leaf=leaves.transposes,
@@ -121,16 +123,15 @@ def forward(
     )
 
 
-def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: bool) -> _Leaves:
+def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
     """Evaluates F at the leaves: they gather nothing, so all leaves of a kind are one batch."""
-    plan, sched, kinds, _, zeros = batch
-    shape = sched.shape
+    plan, sched, kinds, shape = batch.plan, batch.sched, batch.kinds, batch.sched.shape
     whole = engine.launches and len(kinds) == 1  # the dynamic tensors are the leaves' states, padded
-    states = [] if whole else [zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
+    states = [] if whole else [batch.zeros((shape.rows, *a.shape), a.dtype) for a in plan.state_avals]
     vertices = leaf_vertices(sched)
 
     def pulled(vertex: jax.Array) -> tuple[Arrays]:
-        return ([get_rows(x, vertex) for x in inputs],)
+        return ([get_rows(x, vertex) for x in given.inputs],)
 
     pushes: list[Arrays] = []
     transposes: list[Transpose] = []
@@ -140,9 +141,9 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
         fn = leaf_function(role, block or size, stored=engine.launches)
         fixed = {i for i, v in enumerate(role.arguments) if v in role.fixed}
         if block:
-            (s, y), vjp = _with_vjp_in_blocks(fn, save, (params,), pulled, vertex, block, fixed)
+            (s, y), vjp = _with_vjp_in_blocks(fn, save, (given.params,), pulled, vertex, block, fixed)
         else:
-            (s, y), vjp = _with_vjp(fn, save, (params,), functools.partial(pulled, vertex), fixed)
+            (s, y), vjp = _with_vjp(fn, save, (given.params,), functools.partial(pulled, vertex), fixed)
         transposes += vjp
         if whole:
             room = shape.pad, sum(shape.inner)  # a launch needs no slack after the rows
@@ -153,32 +154,33 @@ def _leaves(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, save: 
     return _Leaves(vertices, states, pushes, transposes)
 
 
-def _static_and_eager(batch: Batch, engine: Engine, params: Arrays, inputs: Arrays, edges: Arrays, save: bool) -> _Early:
+def _static_and_eager(batch: Batch, engine: Engine, given: Given, save: bool) -> _Early:
     """Evaluates the static and eager parts of F at the vertices of each kind, and at their edges."""
     early = _Early([], [], [], [])
     for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
-        statics, vjp = _with_vjp(functools.partial(static_values, part), save, (params,))
+        statics, vjp = _with_vjp(functools.partial(static_values, part), save, (given.params,))
         early.statics.append(statics)
         early.static.extend(vjp)
 
         def pulled(part: Split = part, rows: Rows = rows) -> tuple[Arrays, Arrays]:
-            return pull(part, inputs, rows.vertex), pull_edges(part, edges, rows.edge_row)
+            return pull(part, given.inputs, rows.vertex), pull_edges(part, given.edges, rows.edge_row)
 
         fn = eager_function(part, rows.inner(rows.num_children), rows)
-        found = engine.eager_part(batch, k, statics, inputs, save) if part.eager.eqns else None
+        found = engine.eager_part(batch, k, statics, given.inputs, save) if part.eager.eqns else None
         eager_rows, vjp = found or _with_vjp(fn, save, (statics,), pulled)
-        early.eager_rows.append(in_place(part, rows, inputs, edges, eager_rows) if engine.pulls_in_levels else eager_rows)
+        if engine.pulls_in_levels:
+            eager_rows = in_place(part, rows, given.inputs, given.edges, eager_rows)
+        early.eager_rows.append(eager_rows)
         early.eager.extend(vjp)
     return early
 
 
 def _pushes(batch: Batch, leaves: _Leaves, early: _Early, levels: ForwardLevels, save: bool) -> tuple[Arrays, list[Transpose]]:
     """Evaluates the lazy part. Returns the pushes of all vertices, (Vp, ...), and for each kind the transpose."""
-    plan, sched, _, all_rows, _ = batch
-    vertices = sched.shape.vertices
+    plan, sched, vertices = batch.plan, batch.sched, batch.sched.shape.vertices
     transposes: list[Transpose] = []
     outs = [jnp.zeros((vertices, *a.shape), a.dtype) for a in plan.push_avals]
-    for k, (part, rows) in enumerate(zip(batch.parts, all_rows, strict=True)):
+    for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
         if not batch.has_leaves:
             index = _only(leaves.vertices[k], sched.leaf_count[k], vertices)
             outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaves.pushes[k], strict=True)]

@@ -14,12 +14,9 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.sharding import PartitionSpec
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
-from cavs._jaxpr.jaxprs import Eqn, Jaxpr
 from cavs._jaxpr.mesh_types import is_checked, vary
 from cavs._jaxpr.ruled import sealed
 from cavs._stages.cotangents import instantiated
@@ -77,56 +74,3 @@ def across_axes(call: Call) -> Call:
 def _listed(lengths: tuple[int, ...], pull: Callable[[PyTree], PyTree], cts: PyTree) -> list[list[jax.Array | None]]:
     """The cotangents that `pull` returns by number, as lists with `None` for the others."""
     return [[own.get(i) for i in range(n)] for n, own in zip(lengths, pull(cts)[0], strict=True)]
-
-
-Body: TypeAlias = Callable[[Jaxpr, list[jax.Array], jax.Array | None], tuple[list[jax.Array], jax.Array | None]]
-
-
-def again_unchecked(eqn: Eqn, run: Body) -> Callable[..., tuple[list[jax.Array], jax.Array | None]]:
-    """Binds the equation of a `shard_map` again, whose body is evaluated by `run`, without checks.
-
-    JAX has checked the body when it was traced. It cannot check it again: equations do not say that a part was `unchecked`.
-
-    Args:
-        eqn: the equation.
-        run: `run(body, operands, flag)` returns the results of the body and a flag, an int32 scalar or `None`.
-
-    Returns:
-        A function of operands and a flag, which returns the results and a flag, in the same way.
-    """
-    params = eqn.params
-    specs, outs = tuple(params["in_specs"]), tuple(params["out_specs"])
-    manual = frozenset(params.get("newly_manual_axes", params["mesh"].axis_names))
-
-    def divided(operands: list[jax.Array], flag: jax.Array | None) -> tuple[list[jax.Array], jax.Array | None]:
-        flags = (None if flag is None else PartitionSpec(),)
-
-        def local(operands: tuple[jax.Array, ...], flag: jax.Array | None) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
-            found, after = run(params["jaxpr"], list(operands), flag)
-            return tuple(found), flag if after is None else after
-
-        divide = jax.shard_map(
-            local,
-            mesh=params["mesh"],
-            in_specs=(specs, *flags),
-            out_specs=(outs, *flags),
-            axis_names=manual,
-            check_vma=False,
-        )
-        found, after = divide(tuple(operands), flag)
-        return list(found), after
-
-    return divided
-
-
-def bind_unchecked(eqn: Eqn, operands: list[jax.Array]) -> list[jax.Array]:
-    """Binds an equation of a checked trace again where JAX does not check, if it is one that changes types; else []."""
-    name = eqn.primitive.name
-    if not devices()[0] or checked_axes() or name not in ("pvary", "psum_invariant", "all_gather_invariant"):
-        return []
-    if name == "pvary":
-        return operands
-    if name == "psum_invariant":
-        return [lax.psum(x, eqn.params["axes"]) for x in operands]
-    axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
-    return [lax.all_gather(x, eqn.params["axis_name"], axis=axis, tiled=tiled) for x in operands]

@@ -12,10 +12,10 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
-from cavs._engines.choose import engine_of
-from cavs._engines.engine import Engine
-from cavs._engines.scan.engine import Scan
+from cavs._engines.choose import ENGINES, engine_of
+from cavs._engines.engine import Engine, Job
 from cavs._function.arrays import as_arrays
+from cavs._function.asked import keeping_now
 from cavs._function.evaluate import pad_rows
 from cavs._function.plan import FunctionPlan
 from cavs._function.stored import from_stored
@@ -23,17 +23,20 @@ from cavs._function.vertex import VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
-from cavs._run.compiled import compiled
-from cavs._run.edges import check_read, padded_edges
-from cavs._run.level_segments import run_in_segments
+from cavs._run.compiled import Call, compiled
 from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of
+from cavs._run.segments import run_in_segments
 from cavs._schedule.level_segments import SegmentedSchedule
 from cavs._schedule.schedule import Schedule
-from cavs.kernels import checked
+from cavs.kernels import Target, checked
 
 Arrays: TypeAlias = list[jax.Array]
-MSG_PAD = "Under jax.jit, write sched.pad(rows) on the host before the call."
+MSG_PAD = "Under jax.jit, write sched.{}(rows) on the host before the call."
+ROWS_OF = {  # what each has one row for, and what to write if their number is wrong
+    "inputs": ("vertex", MSG_PAD.format("pad")),
+    "edges": ("edge", f"The rows have the order of Graphs.children. {MSG_PAD.format('pad_edges')}"),
+}
 
 
 def run(
@@ -86,24 +89,27 @@ def run(
         )
     if not isinstance(sched, Schedule):
         raise TypeError(f"run: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")
-    asked = engine_of(engine)
+    asked, target = engine_of(engine), Target.here()
     params, inputs, edges = (
         as_arrays(x, f"run: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
     )
     exact = int(sched.host().num_vertices) if sched.is_concrete else None
-    inputs, length = _padded(inputs, sched, exact)
+    inputs, length = _padded_inputs(inputs, sched, exact)
     kinds = kind_names(F, sched)
-    edges = padded_edges(edges, sched)
+    edges = _padded_edges(edges, sched)
     plan = plan_of(F, jax.tree.map(_aval, params), _row_avals(inputs), sched.shape.most_children, _row_avals(edges))
-    check_read(edges, plan)
+    if edges is not None and not plan.reads_edges:
+        raise ValueError(
+            "run: edges: got edges, which F does not read; expected None. Write v.gather_all(lambda state, edge: ..., "
+            "edges=True) in F, or omit edges."
+        )
     too_many = _check_arity(F, plan, sched, kinds)
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
-        asked = Scan()  # under jax.vmap: JAX exports no public type of its tracers
-    if isinstance(sched, SegmentedSchedule):
-        outs = run_in_segments(F, plan, kinds, sched, params, inputs, edges, select, asked, run)
-    else:
-        outs = _whole(plan, sched, kinds, asked, params, inputs, edges, select)
+        asked = ENGINES["scan"]  # under jax.vmap: JAX exports no public type of its tracers
+    job = Job(plan, sched.shape, kinds, target, keeping_now(), _WITHOUT_CALLBACKS.get())
+    call = Call(F, job, sched, asked, params, inputs, edges, select)
+    outs = run_in_segments(call, sched, run) if isinstance(sched, SegmentedSchedule) else _whole(call)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
     if select is None and length != sched.shape.vertices:
@@ -111,34 +117,41 @@ def run(
     return plan.push_tree.unflatten(map(from_stored, outs, plan.push_impls))
 
 
-def _whole(
-    plan: FunctionPlan,
-    sched: Schedule,
-    kinds: tuple[str | None, ...],
-    asked: Engine | None,
-    params: PyTree,
-    inputs: PyTree,
-    edges: PyTree,
-    select: jax.Array | None,
-) -> Arrays:
+def _whole(call: Call) -> Arrays:
     """Returns the leaves of the pushes of all levels, as stored."""
-    jitted = compiled(plan, sched.shape, kinds, asked, exported=_WITHOUT_CALLBACKS.get())
+    jitted = compiled(call.job, call.asked)
     # A traced schedule is inside a `jax.jit` already. JAX would trace another one without its derivative first, for nothing.
-    call = across_axes(jitted if sched.is_concrete else jitted.__wrapped__)
-    return call(jax.tree.leaves(params), sched.data, jax.tree.leaves((inputs, edges)), select)
+    function = across_axes(jitted if call.sched.is_concrete else jitted.__wrapped__)
+    return function(jax.tree.leaves(call.params), call.sched.data, jax.tree.leaves((call.inputs, call.edges)), call.select)
 
 
-def _padded(inputs: PyTree, sched: Schedule, exact: int | None) -> tuple[PyTree, int]:
+def _padded_inputs(inputs: PyTree, sched: Schedule, exact: int | None) -> tuple[PyTree, int]:
     """Returns `inputs` padded to Vp rows, and the number of rows they had; without inputs V if it is known, else Vp."""
-    padded = sched.shape.vertices
-    shapes = [x.shape for x in jax.tree.leaves(inputs)]
+    shapes, padded = [x.shape for x in jax.tree.leaves(inputs)], sched.shape.vertices
+    length = _length("inputs", shapes, padded, exact)
+    length = (padded if exact is None else exact) if length is None else length
+    return jax.tree.map(lambda x: pad_rows(x, padded), inputs) if length != padded else inputs, length
+
+
+def _padded_edges(edges: PyTree, sched: Schedule) -> PyTree:
+    """Returns the edges of `run` with their leaves padded to (Ep, ...)."""
+    if not (shapes := [x.shape for x in jax.tree.leaves(edges)]):
+        return edges
+    padded, exact = sched.shape.all_edges, sched.num_edges if sched.is_concrete else None
+    length = _length("edges", shapes, padded, exact)
+    return jax.tree.map(lambda x: pad_rows(x, padded), edges) if length != padded else edges
+
+
+def _length(name: str, shapes: list[tuple[int, ...]], padded: int, exact: int | None) -> int | None:
+    """Returns the number of rows of all leaves, `padded` or `exact`; `None` if there is no leaf."""
     lengths = {shape[0] if shape else None for shape in shapes}
     if not lengths <= {padded, exact} or len(lengths) > 1 or None in lengths:
-        expected = f"{padded} (padded)" if exact is None else f"{exact} (one row per vertex) or {padded} (padded)"
-        cure = "Write np.asarray(rows) for nested lists." if None in lengths else MSG_PAD
-        raise ValueError(f"run: inputs: got leaves of shapes {shapes[:8]}; expected a first axis of {expected}. {cure}")
-    length = shapes[0][0] if shapes else padded if exact is None else exact
-    return jax.tree.map(lambda x: pad_rows(x, padded), inputs) if length != padded else inputs, length
+        of, cure = ROWS_OF[name]
+        if None in lengths and name == "inputs":
+            cure = "Write np.asarray(rows) for nested lists."
+        expected = f"{padded} (padded)" if exact is None else f"{exact} (one row per {of}) or {padded} (padded)"
+        raise ValueError(f"run: {name}: got leaves of shapes {shapes[:8]}; expected a first axis of {expected}. {cure}")
+    return next(iter(lengths), None)
 
 
 def _checked_rows(select: ArrayLike | Sequence[int], exact: int | None) -> jax.Array:

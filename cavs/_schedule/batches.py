@@ -1,17 +1,21 @@
-"""Schedules batches in C++ if that was compiled, else in NumPy: one in a shape of its own, or several in a known shape."""
+"""Schedules batches in C++ (kernels/_cpu/schedule.cpp) if that was compiled, else in NumPy (`reference`).
 
+The library is called without the interpreter's lock.
+"""
+
+import ctypes
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from cavs._graphs.graphs import Graphs
-from cavs._schedule.compiled import CompiledBatch, Source, schedule_stack
 from cavs._schedule.reference import ReferenceBatch
 from cavs._schedule.schedule import Schedule
-from cavs._schedule.shape import Shape, aligned, length_of
-from cavs._schedule.shapes import NoRoom, Options, SortedBatch, kind_names, no_room, shape_of
-from cavs._schedule.tasks import Cut
-from cavs.kernels import schedule_library
+from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
+from cavs._schedule.shape_choice import BatchSizes, NoRoom, Options, SortedBatch, kind_names, no_room, shape_of
+from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
+from cavs.kernels import BAD_GRAPHS, BAD_INDEX, LAYOUT, NO_ROOM, TOO_LARGE, CutTables, GraphArrays, schedule_library
 
 
 def compiled() -> bool:
@@ -79,3 +83,159 @@ class StackScheduler:
             except NoRoom:
                 raise no_room(index, shape) from None
         return out
+
+
+class Source:
+    """Graphs as the library reads them: the addresses of their arrays."""
+
+    def __init__(self, graphs: Graphs, num_kinds: int, with_kinds: bool, fields: Sequence[str]):
+        vertices, edges = len(graphs.height), len(graphs.children)
+        kind = graphs.kind if with_kinds else None
+        offsets = [(graphs.vertex_offsets, len(graphs) + 1), (graphs.child_offsets, vertices + 1)]
+        arrays = [(graphs.children, edges), (graphs.height, vertices), (kind, vertices)]
+        arrays += [(getattr(graphs, name), vertices) for name in fields]
+        found = [_checked(x, np.int64, n) for x, n in offsets] + [_checked(x, np.int32, n) for x, n in arrays]
+        self._kept = found  # the library has their addresses
+        at = [None if x is None else _address(x) for x in found]
+        self.arrays = GraphArrays(len(graphs), vertices, edges, num_kinds, *at[:5], (ctypes.c_void_p * 3)(*at[5:]))
+        self.num_kinds, self.num_graphs = num_kinds, len(graphs)
+
+
+def _checked(x: np.ndarray | None, dtype: type, count: int) -> np.ndarray | None:
+    """Returns an array as the library reads it, a copy if necessary."""
+    if x is None:
+        return None
+    x = np.ascontiguousarray(x, dtype)
+    if x.shape != (count,):
+        raise ValueError(f"graphs: got an array of shape {x.shape} instead of ({count},). Write cavs.Graphs.build(...).")
+    return x
+
+
+def _address(x: np.ndarray) -> int:
+    return x.__array_interface__["data"][0]
+
+
+class CompiledBatch:
+    """A batch that the library has sorted. See `SortedBatch`.
+
+    Args:
+        source: the graphs of the batch.
+    """
+
+    def __init__(self, source: Source):
+        self._library, self._source, self._batch = _library(), source, ctypes.c_void_p()
+        facts = np.empty(5 + 3 * source.num_kinds, np.int64)
+        _check(self._library.cavs_open(source.arrays, None, source.num_graphs, _address(facts), self._batch))
+        vertices, height, fan_in, rooted, forest, *each = facts.tolist()
+        per_kind = [tuple(each[i : i + source.num_kinds]) for i in range(0, len(each), source.num_kinds)]
+        self.sizes = BatchSizes(source.num_graphs, vertices, height, fan_in, bool(rooted), bool(forest), *per_kind)
+
+    def __del__(self) -> None:
+        self._library.cavs_close(self._batch)
+
+    def cut(self, cut: Cut) -> int:
+        """Cuts the levels into tasks. Returns their number.
+
+        Raises:
+            NoRoom: a vertex has more children than a task has room for.
+        """
+        count, tables = np.empty(1, np.int64), _tables(cut)
+        status = self._library.cavs_cut(self._batch, tables.of, _address(count))
+        _check(status, f"a batch has {self.sizes}; tasks have room for {cut.classes}.")
+        return int(count[0])
+
+    def write(self, shape: Shape) -> np.ndarray:
+        """Returns the integers of the schedule, after `cut`.
+
+        Raises:
+            NoRoom: the batch does not fit `shape`.
+        """
+        out, layout = aligned(length_of(shape)), _layout(shape)
+        status = self._library.cavs_write(self._batch, _address(layout), _address(out))
+        _check(status, f"a batch has {self.sizes}; its shape is {shape}.")
+        return out
+
+
+def schedule_stack(source: Source, batches: Sequence[np.ndarray], cut: Cut, shape: Shape, out: np.ndarray) -> None:
+    """Schedules several batches of one shape in one call.
+
+    Args:
+        source: the graphs.
+        batches: of each batch, the numbers of its graphs.
+        cut: how levels are cut into tasks.
+        shape: the shape.
+        out: (batches, length) receives the integers of the schedules.
+
+    Raises:
+        NoRoom: a batch does not fit `shape`.
+    """
+    index = np.concatenate(batches, dtype=np.int64) if batches else np.zeros(0, np.int64)
+    counts, failed = np.array([len(some) for some in batches], np.int64), np.zeros(1, np.int64)
+    tables, layout = _tables(cut), _layout(shape)  # held here: a cache may drop them
+    given = source.arrays, _address(index), _address(counts), len(counts), tables.of, _address(layout)
+    status = _library().cavs_schedule(*given, _address(out), _address(failed))
+    if status == NO_ROOM:
+        raise no_room(batches[int(failed[0])], shape)
+    _check(status)
+
+
+def _library() -> ctypes.CDLL:
+    library = schedule_library()
+    assert library is not None, "the caller knows that it was compiled"
+    return library
+
+
+def _check(status: int, room: str = "") -> None:
+    """Raises the error that a function of the library returned; `room` is the message if there is not enough."""
+    if status == NO_ROOM:
+        raise NoRoom(room)
+    if status == BAD_INDEX:
+        raise IndexError("index: got a graph number out of range.")
+    if status == BAD_GRAPHS:
+        raise ValueError("graphs: got arrays that contradict each other. Create graphs with cavs.Graphs.build(...).")
+    if status == TOO_LARGE:
+        raise ValueError(
+            "graphs: got a batch of 2^31 vertices, edges or levels of kinds; expected fewer. Write a smaller batch."
+        )
+    if status:
+        raise MemoryError("schedule: not enough memory for the batch.")
+
+
+class _Tables:
+    """The tables by which levels are cut, as the library reads them."""
+
+    def __init__(self, cut: Cut):
+        limited, widths = cut.limited, np.array(cut.widths, np.int64)
+        pieces = np.zeros((0, 0), np.int64) if limited else np.ascontiguousarray(decomposition(cut.widths), np.int64)
+        limits, cost = np.array([of[:3] for of in limited], np.int64), np.array([of.cost for of in limited], np.float64)
+        self._kept = widths, pieces, limits, cost
+        classes = len(cut.classes)
+        sizes = classes, len(limited), classes - 1, LARGE_FAN_IN
+        self.of = CutTables(*sizes, *map(_address, self._kept))
+
+
+_tables = functools.lru_cache(maxsize=1024)(_Tables)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(shape: Shape) -> np.ndarray:
+    """Returns the numbers that `LAYOUT` names, and then the sizes of each kind."""
+    numbers: dict[str, int] = {name: begin for name, (begin, _, _) in slots_of(shape).items()}
+    numbers |= {f"field {i}": numbers[name] for i, name in enumerate(shape.fields)}
+    numbers |= {
+        "length": length_of(shape),
+        "pad": shape.pad,
+        "kinds": len(shape.kinds),
+        "classes": len(shape.classes),
+        "vertices": shape.vertices,
+        "graphs": shape.graphs,
+        "tasks": shape.tasks,
+        "levels": shape.levels,
+        "parts": PARTS,
+        "rows": shape.rows,
+        "rooted": shape.rooted,
+        "forest": shape.forest,
+        "arity": shape.arity,
+        "most_children": shape.most_children,
+    }
+    return np.array([*(numbers.get(name, -1) for name in LAYOUT), *shape.leaves, *shape.inner, *shape.edges], np.int64)

@@ -14,10 +14,9 @@ from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.graphs import Graphs
 from cavs._schedule.batches import sort_batch
-from cavs._schedule.few import counts_of, shape_for, sums
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import Shape
-from cavs._schedule.shapes import NoRoom, Options
+from cavs._schedule.shape_choice import NoRoom, Options, counts_of, shape_for, sums
 from cavs._schedule.tasks import Cut
 
 SAMPLES = 256  # batches of each number of graphs that are sampled

@@ -3,7 +3,7 @@
 The levels are cut into segments with about equal numbers of vertices. A vertex is in the frontier of a cut if it is below it
 and has a parent above it. Each segment is a batch of its own, in which the vertices of the frontier below it are leaves of a
 kind of their own, whose states are given. The segments of a batch have one shape, so that one compiled loop runs them all
-(`_run.level_segments`).
+(`_run.segments`).
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,9 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.segments import ranges
 from cavs._schedule.batches import StackScheduler
-from cavs._schedule.few import few_shapes
 from cavs._schedule.schedule import Integers, Schedule
 from cavs._schedule.shape import Shape
-from cavs._schedule.shapes import Options, bucket, covers
+from cavs._schedule.shape_choice import Options, bucket, covers, few_shapes
 
 GIVEN = "(given)"  # the kind of the frontier below a segment
 

@@ -12,7 +12,7 @@ import numpy as np
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.segments import ranges
 from cavs._schedule.shape import PARTS, Shape, aligned, length_of, slots_of
-from cavs._schedule.shapes import BatchSizes, NoRoom, has_room
+from cavs._schedule.shape_choice import BatchSizes, NoRoom, has_room
 from cavs._schedule.tasks import LARGE_FAN_IN, Cut, decomposition
 
 
@@ -29,7 +29,7 @@ class Tasks(NamedTuple):
 
 
 class ReferenceBatch:
-    """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.shapes.SortedBatch`.
+    """A batch whose vertices are sorted by (height, kind). See `cavs._schedule.shape_choice.SortedBatch`.
 
     Args:
         graphs: the batch.

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from cavs._graphs.expected import check_graphs
@@ -11,7 +10,8 @@ from cavs._schedule.batches import schedule_batch
 from cavs._schedule.level_segments import in_segments
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.shape import FIELDS, Shape
-from cavs._schedule.shapes import Options
+from cavs._schedule.shape_choice import Options
+from cavs.kernels import Target
 
 
 def schedule(
@@ -45,7 +45,7 @@ def schedule(
             `sched.pad(graphs.input_id, -1)`. A step that needs no other inputs has the schedule as its only argument:
             `step(params, cavs.schedule(batch, fields=("input_id", "label")))`, with `sched.label[sched.roots]` inside.
         scripts: whether the schedule is for a GPU: it includes the scripts that engine `persistent` needs, and its tasks have
-            widths that suit a GPU. `None` means `jax.default_backend() == "gpu"`. Set it if schedules are created in a process
+            widths that suit a GPU. `None` means whether JAX runs on a GPU here. Set it if schedules are created in a process
             that does not see the GPU.
         segments: the number of segments into which the levels are cut, with about equal numbers of vertices. The forward pass
             then keeps only what later segments read of earlier ones, and the backward pass runs each segment again: one deep
@@ -59,7 +59,7 @@ def schedule(
         ValueError: `policy` is unknown, `segments` is not an int >= 1 or used together with `shapes`, or the graphs do not have
             one of the `fields`.
     """
-    options = options_of("schedule", graphs, policy, kinds, exact, shapes, fields, scripts)
+    options = options_of("schedule", graphs, Options(policy, kinds, exact, shapes, fields, scripts))
     if not isinstance(segments, int) or segments < 1 or (segments > 1 and shapes is not None):
         expected = "1 together with shapes=" if shapes is not None else "an int >= 1, the number of segments of levels"
         raise ValueError(f"schedule: segments: got {segments!r}; expected {expected}. Write segments=16.")
@@ -67,21 +67,12 @@ def schedule(
     return sched if segments == 1 else in_segments([(graphs, sched)], options, segments)[0]
 
 
-def options_of(
-    function: str,
-    graphs: Graphs,
-    policy: str,
-    kinds: bool,
-    exact: bool,
-    shapes: list[Shape] | tuple[Shape, ...] | None,
-    fields: Sequence[str],
-    scripts: bool | None,
-) -> Options:
-    """Validates the arguments of `schedule`, for error messages of `function`."""
+def options_of(function: str, graphs: Graphs, asked: Options) -> Options:
+    """Validates the options of a schedule, for error messages of `function`, and fills in the default of this device."""
     check_graphs(graphs, function)
-    if policy not in ("batching", "serial"):
-        raise ValueError(f"{function}: policy: got {policy!r}; expected 'batching' or 'serial'.")
-    fields = tuple(fields)
+    if asked.policy not in ("batching", "serial"):
+        raise ValueError(f"{function}: policy: got {asked.policy!r}; expected 'batching' or 'serial'.")
+    fields = tuple(asked.fields)
     has = [name for name in FIELDS if getattr(graphs, name) is not None]
     for field in fields:
         if field == "label" and graphs.label is not None and (graphs.label.dtype != np.int32 or graphs.label.ndim > 1):
@@ -91,5 +82,4 @@ def options_of(
             )
         if field not in has:
             raise ValueError(f"{function}: fields: got {field!r}; expected fields that these graphs have: {', '.join(has)}.")
-    on_gpu = jax.default_backend() == "gpu" if scripts is None else scripts
-    return Options(policy, kinds, exact, shapes, fields, on_gpu)
+    return asked._replace(fields=fields, scripts=Target.here().is_gpu if asked.scripts is None else asked.scripts)

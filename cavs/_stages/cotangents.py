@@ -12,6 +12,7 @@ from cavs._function.stored import Shaped
 from cavs._jaxpr.equations import is_float
 from cavs._stages.pulled import get_rows
 from cavs._stages.tensors import Index
+from cavs.kernels import Target
 
 Cotangent: TypeAlias = jax.Array | np.ndarray  # of an integer a NumPy array of JAX's float0
 # Per leaf of the inputs: (Vp, ...); a shape as long as no vertex has added to it, and `None` for integers.
@@ -76,7 +77,7 @@ def add_rows(g: Floats, i: int, index: jax.Array, ct: Cotangent) -> None:
 
 def not_one(index: jax.Array) -> jax.Array:
     """Returns the rows of a scatter, a single one twice: XLA for CPUs would update a slice instead, and copy the tensor."""
-    return jnp.concatenate([index, index]) if index.shape[0] == 1 and jax.default_backend() == "cpu" else index
+    return jnp.concatenate([index, index]) if index.shape[0] == 1 and Target.here().is_cpu else index
 
 
 def by_number(

@@ -25,6 +25,7 @@ from cavs._stages.operands import LazyProduct, Operand, Products, operands, spli
 from cavs._stages.pulled import get_rows
 from cavs._stages.segment import not_before
 from cavs._stages.tensors import Index, Rows, RowSpan, repeated
+from cavs.kernels import Target
 
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
 
@@ -127,7 +128,7 @@ def apart(cts: Env, gradients: Floats) -> Env:
     the gradients of large weights, are all there at once.
     """
     small = sum(x.nbytes for x in cts.values()) < JOINED_BYTES
-    if jax.default_backend() != "gpu" or not gradients or not small:
+    if not Target.here().is_gpu or not gradients or not small:
         return cts
     _, tied = lax.optimization_barrier((list(gradients.values()), list(cts.values())))
     return dict(zip(cts, tied, strict=True))

@@ -22,6 +22,7 @@ from cavs._jaxpr.minimum_cut import keep_products
 from cavs._stages.blocks import MANY_BYTES, blocks_of, joined
 from cavs._stages.cotangents import zero_cotangent
 from cavs._stages.saved import Transpose
+from cavs.kernels import Target
 
 
 class _SegmentBackward(NamedTuple):
@@ -205,7 +206,7 @@ def after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
 def not_before(cts: list[jax.Array], cut: list[jax.Array]) -> list[jax.Array]:
     """Returns `cut`, multiplied by 1 on a CPU, which is only known after the cotangents: XLA removes barriers there."""
     first = next((x[(0,) * x.ndim] for x in cts if x.size), None)
-    if first is None or jax.default_backend() != "cpu":
+    if first is None or not Target.here().is_cpu:
         return cut
     one = jnp.maximum(jnp.isnan(first).astype(jnp.int32), 1)
     return [x * one.astype(x.dtype) if is_float(x) else x for x in cut]

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core as jex
 from jax.sharding import Mesh, PartitionSpec
@@ -14,12 +15,12 @@ from cavs._feed.batches import Batches
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.mesh_types import varying
-from cavs._run.concurrent_jit import Concurrent, in_turn
 from cavs._step.background import Background
-from cavs._step.collectives import options_of
+from cavs._step.concurrent_jit import Concurrent, in_turn
+from cavs._step.donated_state import DonatedState
 from cavs._step.host_memory import keeps_much, return_unused
-from cavs._step.one_step import keeping, of_two
-from cavs._step.owned import Owned
+from cavs._step.xla_options import options_of
+from cavs.kernels import Target
 
 UNROLL = 4  # training steps in one CUDA graph
 OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
@@ -43,7 +44,7 @@ class Step:
         self._fun, self._unroll, self._donate = of_two(fun), unroll, donate
         self._options = dict(compiler_options or {})
         self._jitted: dict[Mesh | None, Concurrent] = {}
-        self._owned = Owned(donate)
+        self._donated = DonatedState(donate)
         self._known: set[Hashable] = set()
         self.background = Background()
         self.compiling: tuple[int, int] | None = None
@@ -57,14 +58,14 @@ class Step:
         elif new:
             self.background.wait(key)
         try:
-            state, metrics = self._program(batches)(self._owned.of(state, _mesh(batches)), batches)
+            state, metrics = self._program(batches)(self._donated.of(state, _mesh(batches)), batches)
         finally:
             self.compiling = None if here else self.compiling
         if new:
             self._known.add(key)
             return_unused()
             self._compile_others(state, batches)
-        self._owned.returned(state, _mesh(batches))
+        self._donated.returned(state, _mesh(batches))
         if isinstance(batches, Batches) and batches.filled is not None and (n := len(batches)) != batches.count:
             metrics = jax.tree.map(lambda x: x[:n], metrics)
         return state, metrics
@@ -82,6 +83,10 @@ class Step:
             self._jitted.setdefault(mesh, new)  # another thread may have been faster
         return self._jitted[mesh]
 
+    @functools.cached_property
+    def _target(self) -> Target:  # known at the first call: a decorator must not start JAX
+        return Target.here()
+
     @property
     def compilations(self) -> int:
         """The number of programs that were compiled: one for each shape of batches and number of steps."""
@@ -93,13 +98,13 @@ class Step:
 
     def _run(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
         if not isinstance(batches, Batches):
-            return ordered(self._fun)(state, batches)
+            return self._ordered(self._fun)(state, batches)
         if batches.filled is not None:
             assert batches.count is not None
             return run_filled(keeping(self._fun), state, batches.tree, batches.filled, batches.count)
         many = functools.partial(self._many, stacked=batches.count is not None)
         if batches.mesh is None:
-            return ordered(many)(state, batches.tree)
+            return self._ordered(many)(state, batches.tree)
 
         def local(state: PyTree, tree: PyTree) -> tuple[PyTree, PyTree]:
             out = many(state, tree)
@@ -108,11 +113,15 @@ class Step:
                     raise ValueError(MSG_VARYING.format(what=what))
             return out
 
-        return ordered(divided(local, batches))(state, batches.tree)
+        return self._ordered(divided(local, batches))(state, batches.tree)
+
+    def _ordered(self, fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """Orders the launches of engine `persistent` on a GPU, where XLA would run independent kernels at the same time."""
+        return in_turn(fun) if self._target.is_gpu else fun
 
     def _many(self, state: PyTree, tree: PyTree, stacked: bool) -> tuple[PyTree, PyTree]:
         if stacked:
-            unroll = (UNROLL if jax.default_backend() == "gpu" else 1) if self._unroll is None else self._unroll
+            unroll = (UNROLL if self._target.is_gpu else 1) if self._unroll is None else self._unroll
             return lax.scan(keeping(self._fun), state, tree, unroll=unroll)
         state, metrics = self._fun(state, tree)
         return state, jax.tree.map(lambda x: jnp.asarray(x)[None], metrics)
@@ -153,10 +162,50 @@ class Step:
         """Compiles in the background what the loader will yield in this epoch, while training goes on."""
         loader = batches.loader if isinstance(batches, Batches) else None
         self.compile_ahead(state, [] if loader is None else loader.examples())
-        if jax.default_backend() == "cpu" and self.compiling:
+        if self._target.is_cpu and self.compiling:
             jax.block_until_ready(state)  # the step has allocated its temporaries
             if keeps_much():  # memory that a compilation allocates would move the arrays of each later step to new addresses
                 self.background.wait_for_all()
+
+
+def of_two(fun: Any) -> Any:
+    """Returns `fun`, with a check that it returns a state and metrics."""
+    name = getattr(fun, "__name__", "fun")
+
+    @functools.wraps(fun)
+    def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        out = fun(state, batch)
+        if not isinstance(out, tuple | list) or len(out) != 2:
+            got = counted(len(out), "result") if isinstance(out, tuple | list) else f"a {type(out).__name__}"
+            raise TypeError(f"step: {name}: returned {got}; expected the new state and the metrics. Write return state, loss.")
+        return out[0], out[1]
+
+    return one
+
+
+def keeping(fun: Any) -> Any:
+    """Returns `fun`, with a check that its new state has the structure, shapes and dtypes of the old one."""
+    name = getattr(fun, "__name__", "fun")
+
+    @functools.wraps(fun)
+    def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        new, metrics = fun(state, batch)
+        before, after = jax.tree.structure(state), jax.tree.structure(new)
+        if before != after:
+            raise TypeError(f"step: {name}: returned a state of structure {after}; expected that of the old state, {before}.")
+        for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(new), strict=True):
+            was, now = (f"{jnp.result_type(a)}{list(np.shape(a))}" for a in (x, y))
+            # An old state may be a Python number, whose dtype JAX converts.
+            weak = np.shape(x) == np.shape(y) and getattr(x, "weak_type", isinstance(x, int | float))
+            if was != now and not weak:
+                write = f" Write x.astype({jnp.result_type(x).name!r})." if np.shape(x) == np.shape(y) else ""
+                raise TypeError(
+                    f"step: {name}: returned a state whose {jax.tree_util.keystr(path) or 'array'} is {now}; expected {was}, "
+                    f"as in the old state.{write}"
+                )
+        return new, metrics
+
+    return one
 
 
 def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, length: int) -> tuple[PyTree, PyTree]:
@@ -180,11 +229,6 @@ def run_filled(fun: OneStep, state: PyTree, stack: PyTree, filled: jax.Array, le
         return state, jax.tree.map(lambda into, x: lax.dynamic_update_index_in_dim(into, x, i, 0), done[1], metrics)
 
     return lax.fori_loop(0, filled, one, (state, none))
-
-
-def ordered(fun: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Orders the launches of engine `persistent` on a GPU, where XLA would run independent kernels at the same time."""
-    return in_turn(fun) if jax.default_backend() == "gpu" else fun
 
 
 def divided(fun: Callable[..., PyTree], batches: Batches) -> Callable[..., PyTree]:

@@ -194,7 +194,7 @@ void Batch::count_edges() {
   }
 }
 
-// Writes what decides the shape of the schedule: `BatchSizes` in cavs/_schedule/shapes.py.
+// Writes what decides the shape of the schedule: `BatchSizes` in cavs/_schedule/shape_choice.py.
 void Batch::measure(int64_t* facts) const {
   int64_t of_all[] = {num_vertices_, height_, fan_in_, rooted_, forest_};
   facts = std::copy(std::begin(of_all), std::end(of_all), facts);

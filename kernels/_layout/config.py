@@ -5,7 +5,6 @@ import dataclasses
 from cavs.kernels.precision import PRECISIONS
 
 PARTS = 16  # the schedule assigns each graph to one of so many parts; a group takes PARTS / groups of them
-SHARED_MEMORY = 227 * 1024  # bytes that a thread block can have
 EXCHANGE_WORDS = 8  # of shared memory for each warpgroup if `LaunchConfig.split` > 1, for `_mosaic.exchange`
 STAGES = 4  # the chunks of weights that a wide product has in shared memory (`_mosaic.wide`)
 RING_WORDS = 4 * STAGES  # of shared memory, for their barriers

@@ -1,17 +1,22 @@
 """Engine `native`: one call of the library that runs levels."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cavs._engines.engine import Batch
-from cavs._engines.native.kinds import NO_KIND, Lowered, Name, static_arrays
+from cavs._engines.native.kinds import NO_KIND, Lowered, Name, lowered, static_arrays
 from cavs._engines.native.program import encoded
 from cavs._engines.native.values import Shift
+from cavs._engines.scan.task import Kind, empty_cuts
+from cavs._function.domains import EDGE
 from cavs._function.split import Split
 from cavs._schedule.shape import slots_of
+from cavs._stages.tensors import Rows
 from cavs.kernels import NATIVE_LEVELS, native_call
 
 Arrays = list[jax.Array]
@@ -69,6 +74,43 @@ class NativeCall:
         if own is not None:
             self.given |= static_arrays(own, part, k, statics)
 
+    def forward_of(self, k: int, part: Split, statics: Arrays, crossing: Arrays, save: bool) -> None:
+        """The forward of kind `k`, which creates what `saved_of` returns."""
+        rows = self.rows[k]
+        self.kind(lowered(part, k, True, save) if rows.size else None, k, part, statics, crossing)
+        for n, v in enumerate(part.forward.keep if save else ()):
+            self.created("kept", k, n, _shape(rows, v.aval, part.joint.domain.get(v) == EDGE, slack=True))
+        for n, (x, domain) in enumerate(zip(part.recurrent.extra, part.extra_domain, strict=True)):
+            self.created("extra", k, n, _shape(rows, x.aval, domain == EDGE, slack=False))
+
+    @staticmethod
+    def saved_of(out: dict[Name, jax.Array], k: int, part: Split, save: bool) -> tuple[Arrays, Arrays]:
+        """Returns what the forward of kind `k` keeps, and what the lazy part reads."""
+        kept = [out["kept", k, n] for n in range(len(part.forward.keep) if save else 0)]
+        return kept, [out["extra", k, n] for n in range(len(part.recurrent.extra))]
+
+    def backward_of(self, kind: Kind, statics: Arrays, crossing: Arrays, kept: Arrays, extras: Arrays) -> None:
+        """The backward of a kind, which creates what `cuts_of` returns, or writes it over what the forward kept."""
+        k, part, rows = kind.number, kind.part, kind.rows
+        program = lowered(part, k, False, True, kind.reused, kind.own) if rows.size else None
+        self.kind(program, k, part, statics, crossing)
+        self.given |= {("kept", k, n): x for n, x in enumerate(kept)} | {("extra", k, n): x for n, x in enumerate(extras)}
+        for i in part.reverse.extra_cts:
+            zero = functools.partial(_zeros, _shape(rows, part.recurrent.extra[i].aval, part.extra_domain[i] == EDGE, True))
+            self.given["extra_cotangent", k, i] = kind.extra_cts[i] if i in kind.extra_cts else zero
+        shapes = jax.eval_shape(lambda: empty_cuts(kind, self.batch.zeros))
+        for v, x in zip(kind.stored, shapes, strict=True):
+            if v in kind.reused:
+                self.overwritten(("kept", k, kind.reused[v]))
+            else:
+                self.created("cut", k, kind.cuts.values.index(v), x)
+
+    @staticmethod
+    def cuts_of(out: dict[Name, jax.Array], kind: Kind) -> Arrays:
+        """Returns the cut cotangents of a kind, in the order of `Kind.stored`."""
+        k, reused, place = kind.number, kind.reused, kind.cuts.values.index
+        return [out[("kept", k, reused[v]) if v in reused else ("cut", k, place(v))] for v in kind.stored]
+
     def run(self) -> dict[Name, jax.Array]:
         """Runs all levels. Returns the results by name."""
         if not self._results:
@@ -109,3 +151,12 @@ class NativeCall:
                 words += encoded(own.program, sizes, number)
             at, edge_at = at + rows.size, edge_at + rows.edges
         return words
+
+
+def _shape(rows: Rows, aval: Any, edge: bool, slack: bool) -> jax.ShapeDtypeStruct:
+    n, pad = (rows.edges, rows.edge_pad) if edge else (rows.size, rows.pad)
+    return jax.ShapeDtypeStruct((n + 2 * pad * slack, *aval.shape), aval.dtype)
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    return jnp.zeros(like.shape, like.dtype)

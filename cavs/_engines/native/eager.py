@@ -13,18 +13,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import Batch, batch_of
+from cavs._engines.engine import Batch, Job, batch_of
 from cavs._engines.native.call import NativeCall
 from cavs._engines.native.gradients import gradients
 from cavs._engines.native.kinds import lowered
 from cavs._engines.scan.engine import all_rows
 from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, with_reuse, with_whole
-from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split, split_leaf
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._jaxpr.ruled import replaceable
-from cavs._schedule.schedule import Schedule, Shape
+from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import pull, static_variables
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Cotangent, mask_rows, zero_cotangent
@@ -70,22 +69,24 @@ def _eager_split(part: Split, number: int) -> Split | None:
 class _Stage(NamedTuple):
     """The eager part of kind `k`, without arrays."""
 
-    plan: FunctionPlan
-    shape: Shape
-    kinds: tuple[str | None, ...]
+    job: Job
     k: int
     own: Split
 
     @property
     def part(self) -> Split:
-        return self.plan.inner[self.kinds[self.k]]
+        return self.job.plan.inner[self.job.kinds[self.k]]
 
     @property
     def number(self) -> int:
-        return len(self.kinds) + self.k
+        return len(self.job.kinds) + self.k
+
+    @property
+    def fusion(self) -> bool:
+        return self.job.plan.function.optimizations.fusion
 
     def batch(self, data: jax.Array) -> Batch:
-        return batch_of(self.plan, Schedule(data, self.shape), self.kinds, leaves=False)
+        return batch_of(self.job, Schedule(data, self.job.shape), leaves=False)
 
     def statics(self, values: Arrays) -> Arrays:
         """Of the values of `static_variables(part)` those that the eager part reads."""
@@ -110,23 +111,16 @@ def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
     own = _own_split(batch, k)
     if own is None:
         return None
-    stage, fusion = _Stage(batch.plan, batch.sched.shape, batch.kinds, k, own), batch.plan.function.optimizations.fusion
+    stage = _Stage(batch.job, k, own)
     pulled = stage.pulled(inputs, batch.rows[k].vertex)
 
     def on_scan(data: jax.Array, statics: Arrays, crossing: Arrays) -> PyTree:
-        return all_rows(own, stage.batch(data).rows[k].as_leaves, statics, crossing, save, fusion)[1:]
+        return all_rows(own, stage.batch(data).rows[k].as_leaves, statics, crossing, save, stage.fusion)[1:]
 
     def on_library(data: jax.Array, statics: Arrays, crossing: Arrays) -> PyTree:
-        call, number = NativeCall(stage.batch(data), backward=False, eager=k), stage.number
-        call.kind(lowered(own, number, True, save), number, own, statics, crossing)
-        kept = own.forward.keep if save else []
-        for what, values in (("kept", kept), ("extra", own.recurrent.extra)):
-            for n, v in enumerate(values):
-                call.created(what, number, n, jax.ShapeDtypeStruct((call.rows[number].size, *v.aval.shape), v.aval.dtype))
-        out = call.run()
-        return [out["kept", number, n] for n in range(len(kept))], [
-            out["extra", number, n] for n in range(len(own.recurrent.extra))
-        ]
+        call = NativeCall(stage.batch(data), backward=False, eager=k)
+        call.forward_of(stage.number, own, statics, crossing, save)
+        return call.saved_of(call.run(), stage.number, own, save)
 
     crossing = [pulled[v] for v in own.recurrent.cross]
     kept, extras = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), stage.statics(statics), crossing)
@@ -134,36 +128,39 @@ def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
     outs = [values[v] for v in batch.parts[k].eager.outs]
     if not save:
         return outs, []
-    back = functools.partial(_back, stage)
-    return outs, [jax.tree_util.Partial(back, jnp.asarray(batch.sched.data), statics, inputs, kept, extras)]
+    saved = _SavedStage(jnp.asarray(batch.sched.data), statics, inputs, kept, extras)
+    return outs, [jax.tree_util.Partial(functools.partial(_back, stage), saved)]
+
+
+class _SavedStage(NamedTuple):
+    """What the backward of an eager part reads: the schedule's integers, what the part read, and what its forward kept."""
+
+    data: jax.Array
+    statics: Arrays
+    inputs: Arrays
+    kept: Arrays
+    extras: Arrays
 
 
 def _back(
-    stage: _Stage,
-    data: jax.Array,
-    statics: Arrays,
-    inputs: Arrays,
-    kept: Arrays,
-    extras: Arrays,
-    cts: list[Cotangent],
-    where: Mapping[Var, Operand] | None = None,
+    stage: _Stage, saved: _SavedStage, cts: list[Cotangent], where: Mapping[Var, Operand] | None = None
 ) -> tuple[list[Cotangent], list[Cotangent], list[Cotangent]]:
     """The transpose: from the cotangents of `part.eager.outs` to those of statics, pulled rows and rows of edges.
 
     `where`: tensors with slack that have some of these cotangents as rows, so that the library needs no copy.
     """
-    part, own, rows = stage.part, stage.own, stage.batch(data).rows[stage.k].as_leaves
+    part, own, rows = stage.part, stage.own, stage.batch(saved.data).rows[stage.k].as_leaves
     vertex = jnp.asarray(rows.vertex)
     size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in own.recurrent.cross) * rows.size
     if size > MANY_BYTES:  # gathered again, rather than alive from the forward to the backward
         vertex = after([jnp.asarray(ct) for ct in cts if ct.dtype != jax.dtypes.float0], [vertex])[0]
-    pulled, of_out = stage.pulled(inputs, vertex), dict(zip(part.eager.outs, cts, strict=True))
+    pulled, of_out = stage.pulled(saved.inputs, vertex), dict(zip(part.eager.outs, cts, strict=True))
     crossing = [pulled[v] for v in own.recurrent.cross]
-    memory = Memory(states=[], statics=stage.statics(statics), crossing=crossing, kept=kept, extras=extras)
-    kind = kind_of(stage.number, own, rows, [of_out[v] for v in own.recurrent.extra], memory, True)
+    memory = Memory([], stage.statics(saved.statics), crossing=crossing, kept=saved.kept, extras=saved.extras)
+    kind = kind_of(stage.number, own, rows, [of_out[v] for v in own.recurrent.extra], memory)
     given = {v: kind.extra_cts[i] for i, v in own.reverse.extra_cts.items()}
     kind = with_reuse(kind._replace(stored=[v for v in kind.stored if v not in given]), own=False)
-    found = given | dict(zip(kind.stored, _cuts(stage, kind, data), strict=True))
+    found = given | dict(zip(kind.stored, _cuts(stage, kind, saved.data), strict=True))
     cuts = with_whole(kind, {v: mask_rows(x, rows.real) if v in kind.reused else x for v, x in found.items()})
     places = {v: Operand(x, None, 0) for v, x in found.items()}
     places |= in_parts(kind.cuts.parts, places)
@@ -171,7 +168,7 @@ def _back(
     direct = Direct(gradients, places)
     totals = lazy_gradients(own, rows, RowSpan(0, rows.size, 0, 0), memory, cuts, direct=direct)
     of_static = {v: totals[i] for i, v in enumerate(own.recurrent.statics) if i in totals}
-    of_static = [of_static.get(v, zero_cotangent(x)) for v, x in zip(static_variables(part), statics, strict=True)]
+    of_static = [of_static.get(v, zero_cotangent(x)) for v, x in zip(static_variables(part), saved.statics, strict=True)]
     crossed = crossing_cts(own, cuts)
     of_pulled = []
     for v, x in pulled.items():
@@ -183,26 +180,16 @@ def _back(
 
 def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
     """Returns the cut cotangents, in the order of `Kind.stored`."""
-    own, number, fusion = stage.own, stage.number, stage.plan.function.optimizations.fusion
+    own, number = stage.own, stage.number
 
     def on_scan(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
-        here = kind_of(number, own, stage.batch(data).rows[stage.k].as_leaves, [], memory, True)
-        return tuple(all_rows_back(here._replace(extra_cts=cts, reused=kind.reused, stored=kind.stored), 0, {}, fusion))
+        here = kind_of(number, own, stage.batch(data).rows[stage.k].as_leaves, [], memory)
+        return tuple(all_rows_back(here._replace(extra_cts=cts, reused=kind.reused, stored=kind.stored), 0, {}, stage.fusion))
 
     def on_library(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
+        here = kind._replace(rows=stage.batch(data).rows[stage.k].as_leaves, extra_cts=cts)
         call = NativeCall(stage.batch(data), backward=True, eager=stage.k)
-        call.kind(lowered(own, number, False, True, kind.reused), number, own, memory.statics, memory.crossing)
-        call.given |= {("kept", number, n): x for n, x in enumerate(memory.kept)}
-        call.given |= {("extra", number, n): x for n, x in enumerate(memory.extras)}
-        call.given |= {("extra_cotangent", number, i): ct for i, ct in cts.items()}
-        place = {v: n for n, v in enumerate(kind.cuts.values)}
-        names = [("kept", number, kind.reused[v]) if v in kind.reused else ("cut", number, place[v]) for v in kind.stored]
-        for name, v in zip(names, kind.stored, strict=True):
-            if v in kind.reused:
-                call.overwritten(name)
-            else:
-                call.created(*name, jax.ShapeDtypeStruct((kind.rows.size, *v.aval.shape), v.aval.dtype))
-        out = call.run()
-        return tuple(out[name] for name in names)
+        call.backward_of(here, memory.statics, memory.crossing, memory.kept, memory.extras)
+        return tuple(call.cuts_of(call.run(), here))
 
     return list(replaceable(on_library, on_scan)(data, kind.memory, kind.extra_cts))

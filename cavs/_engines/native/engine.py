@@ -15,34 +15,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, batch_of
+from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job, batch_of
 from cavs._engines.native.call import NativeCall
-from cavs._engines.native.eager import eager_part, in_library
+from cavs._engines.native.eager import eager_part, eager_split, in_library
 from cavs._engines.native.gradients import gradients
-from cavs._engines.native.kinds import NO_KIND, Name, lowered
-from cavs._engines.scan import engine as scan, reverse as scan_reverse, rounds as scan_rounds
+from cavs._engines.native.kinds import NO_KIND, lowered
+from cavs._engines.scan import engine as scan, reverse as scan_reverse
 from cavs._engines.scan.task import (
-    Kind,
     StateCotangents,
     Totals,
     all_rows_back,
-    empty_cuts,
     is_leaf,
     kind_of,
     with_reuse,
 )
-from cavs._function.domains import EDGE
+from cavs._function.asked import ToKeep
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.jaxprs import Var, is_var
+from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.ruled import replaceable
-from cavs._schedule.schedule import Schedule, Shape
+from cavs._schedule.padding import Filled, in_total, padding_of
+from cavs._schedule.schedule import Schedule
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
 from cavs._stages.saved import Saved, Transpose
 from cavs._stages.segment import after
-from cavs._stages.tensors import Rows
-from cavs.kernels import Unfit, native_unavailable
+from cavs.kernels import Target, Unfit, native_unavailable
 
 Arrays = list[jax.Array]
 # From this mean width of tasks on, the levels run what is eager: products are fast there, and results stay in the cache.
@@ -50,22 +48,67 @@ WIDE_TASKS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Native:
-    """Engine `native`: C++ runs the levels on a CPU. See [`Engine`][cavs._engines.engine.Engine]."""
+class Native(Engine):
+    """Engine `native`: C++ runs the levels on a CPU."""
 
-    launches = False
-    pulls_in_levels = False
+    name = "native"
 
-    def runs_leaves(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> bool:
-        """Whether the library can compute F at the leaves."""
-        return not leaves_unfit(plan, {name: k for k, name in enumerate(kinds) if shape.leaves[k]}, len(kinds))
+    def unfit(self, job: Job) -> str | None:
+        """Returns why the library cannot run a job, or `None` if it can."""
+        if len(job.shape.classes) == 1 and job.shape.classes[0][0] == SMALLEST_TASK:
+            return "the schedule runs vertex by vertex (policy='serial'), and it runs levels"
+        return unfit_function(job.plan, job.inner_kinds)
 
-    def prefers(self, plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> FunctionPlan:
-        """The plan without an eager part if tasks are wide, and if the library has all that the levels then need."""
+    def is_best_for(self, job: Job) -> bool:
+        """Returns whether the library fits, on a CPU, in a process that has it."""
+        return job.target.is_cpu and not job.exported and not self.unfit(job)
+
+    def plan_for(self, job: Job) -> FunctionPlan:
+        """Returns the plan that overwrites what nobody reads again; its levels run what is eager if tasks are wide."""
+        return self._split_for(job).keeping(ToKeep(job.shape.forest and job.shape.rooted, job.keep.least, names=job.keep.names))
+
+    def _split_for(self, job: Job) -> FunctionPlan:
+        """Returns the plan without an eager part if tasks are wide, and if the library has all that the levels then need."""
+        plan, shape = job.plan, job.shape
         if sum(shape.inner) < WIDE_TASKS * shape.tasks or any(part.eager.reads_edges for part in plan.inner.values()):
             return plan
         other = plan.without_eager_part()
-        return plan if unfit(other, shape, kinds) else other
+        return plan if self.unfit(job._replace(plan=other)) else other
+
+    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+        """Returns whether the library can run F, and a line that says so, and whether it runs the leaves."""
+        if reason := unfit_function(plan):
+            return False, [f"Engine native: no: {reason}."]
+        leaves = f"XLA runs the leaves: {reason}." if (reason := _leaves_outside(plan)) else "It runs the leaves, too."
+        return True, [
+            f"Engine native: fits. A library in C++ runs all levels of a pass in one call, on the cores of a CPU. {leaves}"
+        ]
+
+    def explain_rows(self, plan: FunctionPlan, sched: Schedule) -> list[str]:
+        """Returns lines that say how many rows of a schedule the library computes; none if F does not fit it."""
+        if unfit_function(plan):
+            return []
+        total = in_total(padding_of(sched.host()))
+        leaves = total.leaves if _leaves_outside(plan) else Filled(total.leaves.vertices, total.leaves.vertices)
+        levels = Filled(total.levels.vertices, total.levels.vertices)
+        kinds = (None,) * len(sched.shape.kinds) if None in plan.inner else sched.shape.kinds
+        chosen = self._split_for(Job(plan, sched.shape, kinds, Target.here()))
+        parts = chosen.inner.values()
+        eager = [part for part in parts if part.eager.eqns]
+        outside = [part for part in eager if eager_split(part, len(plan.inner)) is None]
+        lines = [f"leaves: {leaves}", f"vertices with children, in the levels and for the gradients of parameters: {levels}"]
+        if chosen is not plan:
+            lines.append("the levels run what is eager: they are wide, and its results stay in the cache")
+        if eager:
+            lines.append(f"vertices with children, in the eager part: {total.batches if outside else levels}")
+        if any(part.lazy_eqns for part in parts):
+            lines.append(f"vertices with children, in the lazy part: {total.batches}")
+        return ["Rows of this schedule on engine native, computed for vertices:", *(f"  {line}" for line in lines)]
+
+    def runs_leaves(self, job: Job) -> bool:
+        """Returns whether the library can compute F at the leaves."""
+        kinds = {name: k for k, name in enumerate(job.kinds) if job.shape.leaves[k]}
+        return not leaves_unfit(job.plan, kinds, len(job.kinds))
 
     def eager_part(
         self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
@@ -83,7 +126,7 @@ class Native:
             kept, extras = [], []
             if here.has_leaves:
                 states, kept, extras = scan.forward_leaves(here, statics[inner:], eager[inner:], save)
-            found = scan.forward_levels(here.without_leaves, states, statics[:inner], eager[:inner], save)
+            found = scan.Scan().forward_levels(here.without_leaves, states, statics[:inner], eager[:inner], save)
             return found.states, [*found.kept, *kept], [*found.extras, *extras]
 
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
@@ -98,13 +141,6 @@ class Native:
         rounds = functools.partial(_rounds_back, batch, saved)
         alone = batch.plan.push_states is not None  # the eager part gets no other cotangents than those of the levels
         return scan_reverse.backward_levels(batch, saved, cotangents, rounds, gradients, in_library(batch) if alone else [])
-
-
-def unfit(plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...]) -> str | None:
-    """Returns why engine `native` cannot run a plan on schedules of a shape, or `None` if it can."""
-    if len(shape.classes) == 1 and shape.classes[0][0] == SMALLEST_TASK:
-        return "the schedule runs vertex by vertex (policy='serial'), and it runs levels"
-    return unfit_function(plan, {name: k for k, name in enumerate(kinds) if shape.inner[k]})
 
 
 def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = None) -> str | None:
@@ -151,9 +187,14 @@ def leaves_unfit(plan: FunctionPlan, kinds: dict[str | None, int], count: int) -
     return None
 
 
+def _leaves_outside(plan: FunctionPlan) -> str | None:
+    """Returns why XLA runs the leaves; `None` if the library does."""
+    return leaves_unfit(plan, {name: k for k, name in enumerate(plan.leaf)}, len(plan.leaf))
+
+
 def _batch(batch: Batch, data: jax.Array) -> Batch:
     """Returns the batch as a function of its schedule's integers."""
-    return batch_of(batch.plan, Schedule(data, batch.sched.shape), batch.kinds, batch.has_leaves)
+    return batch_of(batch.job, Schedule(data, batch.sched.shape), batch.has_leaves)
 
 
 def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool) -> PyTree:
@@ -164,47 +205,37 @@ def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: li
             call.created("state", NO_KIND, i, jax.ShapeDtypeStruct((batch.sched.shape.rows, *a.shape), a.dtype))
         else:
             call.updated("state", i, states[i])
-    for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
-        own = lowered(part, k, True, save) if rows.size else None
+    for k, part in enumerate(batch.parts):
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        call.kind(own, k, part, statics[k], crossing)
-        for n, v in enumerate(part.forward.keep if save else ()):
-            call.created("kept", k, n, _shape(rows, v.aval, part.joint.domain.get(v) == EDGE, slack=True))
-        for n, (x, domain) in enumerate(zip(part.recurrent.extra, part.extra_domain, strict=True)):
-            call.created("extra", k, n, _shape(rows, x.aval, domain == EDGE, slack=False))
+        call.forward_of(k, part, statics[k], crossing, save)
     out = call.run()
-    kept = [[out["kept", k, n] for n in range(len(p.forward.keep) if save else 0)] for k, p in enumerate(batch.parts)]
-    extras = [[out["extra", k, n] for n in range(len(p.recurrent.extra))] for k, p in enumerate(batch.parts)]
-    return [out["state", NO_KIND, i] for i in range(len(avals))], kept, extras
-
-
-def _shape(rows: Rows, aval: Any, edge: bool, slack: bool) -> jax.ShapeDtypeStruct:
-    n, pad = (rows.edges, rows.edge_pad) if edge else (rows.size, rows.pad)
-    return jax.ShapeDtypeStruct((n + 2 * pad * slack, *aval.shape), aval.dtype)
+    saved = [call.saved_of(out, k, part, save) for k, part in enumerate(batch.parts)]
+    states = [out["state", NO_KIND, i] for i in range(len(avals))]
+    return states, [kept for kept, _ in saved], [extras for _, extras in saved]
 
 
 def _rounds_back(
-    batch: Batch, saved: Saved, loop: scan_rounds.Loop, tasks: jax.Array, g: StateCotangents, totals: Totals
+    batch: Batch, saved: Saved, loop: scan_reverse.Loop, tasks: jax.Array, g: StateCotangents, totals: Totals
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
-    """As `scan_rounds.rounds_back`, with the leaves that are kinds."""
+    """As `scan_reverse.rounds_back`, with the leaves that are kinds."""
     levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
     numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
     reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]
 
-    def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_rounds.Loop:
+    def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_reverse.Loop:
         here = _batch(batch, data)
         own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
         kinds = []
         for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
             part, rows = here.parts[k], here.rows[k]
-            kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k), True)
+            kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k))
             kinds.append((with_reuse(kind, reuses[1]) if reuses[0] else kind)._replace(extra_cts=own_cts))
-        return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_rounds.begins_of(here.sched))
+        return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds)
 
     def on_scan(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
         here = loop_of(data, levels, cts)
         inner = here._replace(kinds=[kind for kind in here.kinds if not is_leaf(kind, here.sched)])
-        _, g, cuts, _ = scan_rounds.rounds_back(inner, tasks, g, [{} for _ in inner.kinds])
+        _, g, cuts, _ = scan_reverse.rounds_back(inner, tasks, g, [{} for _ in inner.kinds])
         found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
         for kind in here.kinds[len(inner.kinds) :]:
             found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - len(batch.kinds)], g, here.options.fusion))
@@ -222,7 +253,7 @@ def _rounds_back(
 _LEVELS = ("states", "statics", "eager_rows", "kept", "extras")
 
 
-def _backward_call(batch: Batch, loop: scan_rounds.Loop, levels: tuple[PyTree, ...], g: StateCotangents) -> PyTree:
+def _backward_call(batch: Batch, loop: scan_reverse.Loop, levels: tuple[PyTree, ...], g: StateCotangents) -> PyTree:
     states, statics, eager, kept, extras = levels
     call = NativeCall(batch, backward=True)
     for i, x in enumerate(states):
@@ -230,32 +261,8 @@ def _backward_call(batch: Batch, loop: scan_rounds.Loop, levels: tuple[PyTree, .
     for i, x in g.items():
         call.updated("cotangent", i, x)
     for kind in loop.kinds:
-        k, part, rows = kind.number, kind.part, kind.rows
+        k, part = kind.number, kind.part
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        program = lowered(part, k, False, True, kind.reused, kind.own) if rows.size else None
-        call.kind(program, k, part, statics[k], crossing)
-        call.given |= {("kept", k, n): x for n, x in enumerate(kept[k])}
-        call.given |= {("extra", k, n): x for n, x in enumerate(extras[k])}
-        for i in part.reverse.extra_cts:
-            domain = part.extra_domain[i]
-            v = part.recurrent.extra[i]
-            zero = functools.partial(_zeros, _shape(rows, v.aval, domain == EDGE, slack=True))
-            call.given[("extra_cotangent", k, i)] = kind.extra_cts[i] if i in kind.extra_cts else zero
-        shapes = jax.eval_shape(lambda kind=kind: empty_cuts(kind, batch.zeros))
-        for v, x in zip(kind.stored, shapes, strict=True):
-            if v in kind.reused:
-                call.overwritten(("kept", k, kind.reused[v]))
-            else:
-                call.created("cut", k, kind.cuts.values.index(v), x)
+        call.backward_of(kind, statics[k], crossing, kept[k], extras[k])
     out = call.run()
-
-    def name(kind: Kind, v: Var) -> Name:
-        reused = v in kind.reused
-        return ("kept", kind.number, kind.reused[v]) if reused else ("cut", kind.number, kind.cuts.values.index(v))
-
-    cuts = [[out[name(kind, v)] for v in kind.stored] for kind in loop.kinds]
-    return {i: out["cotangent", NO_KIND, i] for i in g}, cuts
-
-
-def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-    return jnp.zeros(like.shape, like.dtype)
+    return {i: out["cotangent", NO_KIND, i] for i in g}, [call.cuts_of(out, kind) for kind in loop.kinds]

@@ -8,12 +8,10 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Protocol
-
-import jax
+from typing import NamedTuple, Protocol
 
 from cavs._schedule.schedule import Shape
-from cavs.kernels import PARTS, PRECISIONS, SHARED_MEMORY, LaunchConfig, LevelProgram, Unfit, layout_of, tuned
+from cavs.kernels import PARTS, PRECISIONS, LaunchConfig, LevelProgram, Target, Unfit, layout_of, tuned
 
 
 class Direction(Protocol):
@@ -23,17 +21,8 @@ class Direction(Protocol):
     def program(self) -> LevelProgram: ...
     @property
     def forward(self) -> bool: ...
-
-
-H200_MULTIPROCESSORS = 132  # also of an H100 SXM; an H100 PCIe has 114
-
-
-def multiprocessors() -> int:
-    """Returns the number of multiprocessors of this GPU, or of an H200 if there is no GPU, for `explain`.
-
-    A launch has at most as many thread blocks, because all of them must be resident at once.
-    """
-    return getattr(jax.devices()[0], "core_count", H200_MULTIPROCESSORS)
+    @property
+    def precision(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +42,20 @@ class Layouts:
 MEASURED = Layouts()  # no overrides
 
 
+class LaunchOptions(NamedTuple):
+    """How launches run.
+
+    Attributes:
+        target: The GPU.
+        interpret: Whether Pallas' interpreter runs the kernels.
+        layouts: Overrides of the layouts on the chip.
+    """
+
+    target: Target
+    interpret: bool = False
+    layouts: Layouts = MEASURED
+
+
 # (tight, rows of a tile, warpgroups, reads in flight) of `LaunchConfig`. Each was among the fastest in a measurement on H200.
 _WAYS = [(False, 32, 2, 12), (False, 16, 2, 12), (False, 16, 2, 24), (False, 16, 3, 12), (False, 8, 2, 24)]
 _WAYS += [(False, 32, 2, 24), (False, 32, 3, 16), (False, 32, 4, 12), (False, 16, 3, 24), (False, 16, 4, 12)]
@@ -60,19 +63,16 @@ _WAYS += [(True, 16, 2, 12), (True, 16, 2, 24), (True, 16, 3, 12), (True, 8, 2, 
 _WAYS += [(True, 32, 1, 24), (True, 32, 2, 12), (True, 32, 3, 12), (True, 16, 4, 8), (True, 8, 4, 8)]
 
 
-def candidates(program: LevelProgram, precision: str) -> list[LaunchConfig]:
+@functools.lru_cache(maxsize=256)
+def candidates(program: LevelProgram, precision: str, target: Target) -> list[LaunchConfig]:
     """Returns every layout that fits the chip. If any of them keeps weights resident, it returns only those that do.
 
     Args:
         program: What a level computes.
         precision: The precision of products; see `LaunchConfig`.
+        target: The GPU.
     """
-    return _candidates(program, precision, multiprocessors())
-
-
-@functools.lru_cache(maxsize=256)
-def _candidates(program: LevelProgram, precision: str, available: int) -> list[LaunchConfig]:
-    unit, can_be_tight, found = program.unit, PRECISIONS[precision].tight, []
+    unit, can_be_tight, available, found = program.unit, PRECISIONS[precision].tight, target.multiprocessors, []
     for hb in (64, 32, 16, 8):
         ctas = unit // hb
         if unit % hb or ctas > available:
@@ -82,7 +82,7 @@ def _candidates(program: LevelProgram, precision: str, available: int) -> list[L
             if rows * hb % 128 or (clustered and ctas != 16) or (tight and (not resident or not can_be_tight or hb % 16)):
                 continue
             # Some parts of the chip have fewer than 16 multiprocessors, so two blocks of a cluster of 16 must fit on one.
-            room = SHARED_MEMORY // (2 if clustered else 1)
+            room = target.shared_memory // (2 if clustered else 1)
             ways = [
                 LaunchConfig(hb, groups, clustered, rows, warpgroups, precision, resident, tight, in_flight, paired)
                 for paired in (False, True)
@@ -150,30 +150,26 @@ def tuning_key(program: LevelProgram, forward: bool, precision: str, shape: Shap
     return tuned.key(sizes, forward, PRECISIONS[precision].tuned_as or precision, mean_rows(shape))
 
 
-def configure(
-    recurrence: Direction, precision: str, interpret: bool, shape: Shape | None = None, layouts: Layouts = MEASURED
-) -> LaunchConfig:
+def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = None) -> LaunchConfig:
     """Returns the layout on the chip: one measured on this device, or the one that fits and has the lowest estimated cost.
 
     Args:
         recurrence: The direction.
-        precision: The precision of products; see `LaunchConfig`.
-        interpret: Whether Pallas' interpreter runs the kernels.
+        how: How the launch runs.
         shape: The shape of the schedule, if known.
-        layouts: Overrides.
 
     Raises:
         Unfit: If no layout fits the chip.
     """
-    program = recurrence.program
-    if interpret:
+    program, precision, layouts = recurrence.program, recurrence.precision, how.layouts
+    if how.interpret:
         config = LaunchConfig(program.unit, 1, False, 8, 1, "fp32", True, interpret=True, dataflow=program.flows)
         return layouts.narrow(program, recurrence.forward, config) if layouts.narrow else config
-    fitting = candidates(program, precision)
+    fitting = candidates(program, precision, how.target)
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
     best = min(fitting, key=lambda c: mean_cost(program, c, shape))
-    known = tuned.records(jax.devices()[0].device_kind).get(tuning_key(program, recurrence.forward, precision, shape))
+    known = tuned.records(how.target.device_kind).get(tuning_key(program, recurrence.forward, precision, shape))
     if known:
         measured = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"})
         best = measured if measured in fitting else best  # the kernels may have changed since

@@ -1,79 +1,130 @@
-"""Engine `persistent`: the recurrent part of F as one launch in each direction, or two if levels are very wide
-(`cavs.kernels.persistent`).
+"""Engine `persistent`: one launch runs all levels of a direction, or two if levels are very wide (`cavs.kernels.persistent`).
 
-The rest is the same as in engine `scan`: the leaves and the eager and lazy parts are large products in XLA.
+XLA runs the rest, as for engine `scan`: the leaves and the eager and lazy parts are large products.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, StagesInXla
+from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
 from cavs._engines.persistent.bounds import powers_of_operands, state_bounds
-from cavs._engines.persistent.chip import MEASURED, Layouts
-from cavs._engines.persistent.halved import halved_states
+from cavs._engines.persistent.chip import MEASURED, LaunchOptions, Layouts, configure, too_wide
+from cavs._engines.persistent.explain import explain_launches
 from cavs._engines.persistent.indices import gathered, parents, some_rows
-from cavs._engines.persistent.launch import launch
+from cavs._engines.persistent.launch import LaunchArrays, launch
 from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
+from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents
+from cavs._function.asked import ToKeep
 from cavs._function.domains import EDGE
 from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Env
-from cavs._schedule.schedule import Schedule
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
 from cavs._stages.entrance import Copied, memory_of
 from cavs._stages.lazy import apart, lazy_gradients
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows as KindRows, RowSpan
-from cavs.kernels import PRECISIONS, Tensor, TensorRole, persistent
+from cavs.kernels import PRECISIONS, Target, Tensor, TensorRole, Unfit, persistent
 
 # Bytes of copies of states from which lazy gradients read them: below, that takes a little longer than reading the states.
 COPY_BYTES = 8 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Persistent(StagesInXla):
+class Persistent(Engine):
     """Engine `persistent`: one kernel launch for all levels of a direction, or two if some levels are very wide.
+
+    A launch has no rule for `jax.vmap` and no derivative of its own: engine `scan` then replaces it.
 
     Attributes:
         interpret: Whether Pallas' interpreter runs the kernels: slow, on any machine; for tests.
         layouts: Overrides of the layouts on the chip, for tests and `bench tune`.
-        apart: Whether gradients of weights are computed one after the other, see `_stages.lazy.apart`. That takes more time.
     """
 
     interpret: bool = False
     layouts: Layouts = MEASURED
-    apart: bool = False
 
+    name = "persistent"
     launches = True
-    pulls_in_levels = False
+    stand_in = Scan()
+
+    def unfit(self, job: Job) -> str | None:
+        """Returns why the kernels cannot run a job, or `None` if they can."""
+        job = job._replace(plan=self.plan_for(job))
+        if self.interpret:
+            return _without_program(job)
+        return persistent.unsupported(job.target) or _without_program(job) or _without_layout(job, self.options(job.target))
+
+    def is_best_for(self, job: Job) -> bool:
+        """Returns whether a launch fits and should be faster than the loops of engine `scan`."""
+        if self.unfit(job):
+            return False
+        plan, how = self.plan_for(job), self.options(job.target)
+        programs = [recurrence_of(plan, name, True, job.shape.forest, target=job.target) for name in job.inner_kinds]
+        return not any(too_wide(configure(made, how, job.shape), job.shape) for made in programs)
+
+    def plan_for(self, job: Job) -> FunctionPlan:
+        """Returns the plan that keeps what products need, and comparisons that could be rounded differently later."""
+        return job.plan.keeping(ToKeep(again=job.keep.least, names=job.keep.names, masks=True))
+
+    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+        """Returns whether F fits, and for each kind a line that says how launches are laid out on the chip, or why not."""
+        return explain_launches(plan, target)
+
+    def options(self, target: Target) -> LaunchOptions:
+        """Returns how launches run on a GPU."""
+        return LaunchOptions(target, self.interpret, self.layouts)
 
     def forward_levels(
-        self,
-        batch: Batch,
-        states: list[jax.Array],
-        statics: list[list[jax.Array]],
-        eager: list[list[jax.Array]],
-        save: bool,
+        self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels of each kind in one launch, or in two."""
-        return forward_launches(self, batch, states, statics, eager, save)
+        plan, sched, zeros = batch.plan, batch.sched, batch.zeros
+        kept, extras, gave_up = [], [], jnp.zeros(1, jnp.int32)
+        for k, (name, part, rows) in enumerate(zip(batch.kinds, batch.parts, batch.rows, strict=True)):
+            if not sched.shape.inner[k]:
+                kept.append(
+                    [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
+                )
+                edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
+                tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
+                extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
+                continue
+            made = recurrence_of(plan, name, True, sched.shape.forest, save, batch.job.target)
+            crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
+            given = statics[k]
+            if batch.job.keep.in_parts:  # weights are scaled after the eager part, which needs memory of its own
+                given, crossing = lax.optimization_barrier((given, crossing))
+            tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
+            out, lost = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
+            states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
+            gave_up = gave_up + lost
+            # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
+            nothing = jnp.zeros((0,))
+            kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
+            kept[-1] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
+            kept[-1] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in made.halved]
+            extras.append([out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))])
+        return ForwardLevels(states, kept, extras, gave_up)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels of each kind in one launch, or in two, and after it one lazy batch of all rows."""
-        sched = batch.sched
+        sched, in_parts = batch.sched, batch.job.keep.in_parts
         g, static_cts = cotangents.states, list(cotangents.statics)
         ct_inputs, ct_edges = cotangents.inputs, cotangents.edges
         for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
             if not sched.shape.inner[k]:
                 continue
-            made, out, lost = backward_launch(self, batch, k, saved, cotangents)
+            launched = backward_launch(self, batch, k, saved, cotangents)
+            made, out = launched.made, launched.out
             cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
-            if cuts and self.apart:
+            if cuts and in_parts:
                 # XLA would gather the operands of the lazy gradients before the launch, and keep them while it runs.
                 where, cts = lax.optimization_barrier(((rows.kids, rows.edge_child), list(cuts.values())))
                 rows, cuts = rows._replace(kids=where[0], edge_child=where[1]), dict(zip(cuts, cts, strict=True))
@@ -85,7 +136,7 @@ class Persistent(StagesInXla):
                 powers = powers_of_operands(part, state_bounds(batch.plan))
                 now = lazy_gradients(part, rows, span, memory, cuts, given=given, powers=powers, copies=copies)
                 static_cts[k] = merged(static_cts[k], now)
-                if self.apart:
+                if in_parts:
                     cuts = apart(cuts, now)
             ct_static, ct_pulled, ct_edge = saved.eager[k](eager_cotangents(part, cotangents.eager[k], cuts))
             ct_edges = put_rows(ct_edges, ct_edge, rows.edge_row, rows.real_edges.sum())
@@ -93,63 +144,55 @@ class Persistent(StagesInXla):
             ct_inputs = take_rows(ct_inputs, ct_pulled, jnp.asarray(sched.row), sched.task_row[0], rows.count)
             static_cts[k] = merged(static_cts[k], floats(ct_static))
             out, static_cts[k] = _in_turn(out, static_cts[k], sum(sched.shape.leaves))
-            g = cotangents_at_leaves(self, batch, rows, made, saved, cotangents, out, lost)
+            g = cotangents_at_leaves(self, batch, rows, launched._replace(out=out), saved, cotangents)
         return BackwardLevels(g, static_cts, ct_inputs, ct_edges)
 
 
-def forward_launches(
-    engine: Persistent,
-    batch: Batch,
-    states: list[jax.Array],
-    statics: list[list[jax.Array]],
-    eager: list[list[jax.Array]],
-    save: bool,
-) -> ForwardLevels:
-    """Launches the forward's levels of each kind that has vertices with children."""
-    plan, sched, kinds, all_rows, zeros = batch
-    kept, extras, gave_up = [], [], jnp.zeros(1, jnp.int32)
-    for k, (name, rows) in enumerate(zip(kinds, all_rows, strict=True)):
-        part = plan.inner[name]
-        if not sched.shape.inner[k]:
-            kept.append(
-                [rows.tensor(zeros, v.aval, part.joint.domain.get(v) == EDGE) for v in (part.forward.keep if save else ())]
-            )
-            edge = [part.role.domain.get(v) == EDGE for v in part.recurrent.extra]
-            tensors = [rows.tensor(zeros, v.aval, e) for v, e in zip(part.recurrent.extra, edge, strict=True)]
-            extras.append([rows.inner_edges(x) if e else rows.inner(x) for x, e in zip(tensors, edge, strict=True)])
-            continue
-        made = recurrence_of(plan, name, True, sched.shape.forest, save)
-        crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
-        given = statics[k]
-        if engine.apart:  # weights are scaled after the eager part, which needs memory of its own
-            given, crossing = lax.optimization_barrier((given, crossing))
-        tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
-        out, lost = launch(made, rows, sched, given, tensors, states, interpret=engine.interpret, layouts=engine.layouts)
-        states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
-        gave_up = gave_up + lost
-        # First the kept values one by one, empty if they lie side by side in one of the tensors after them.
-        nothing = jnp.zeros((0,))
-        kept.append([out.get(Tensor(TensorRole.KEPT, n), nothing) for n in range(len(made.kept))])
-        kept[-1] += [out[Tensor(TensorRole.REPLACED, m)] for m in made.replaced]
-        if save:
-            kept[-1] += [out[Tensor(TensorRole.STATE, i, half=True)] for i in _halved(plan, name, sched)]
-        extras.append([out[Tensor(TensorRole.EXTRA, n)] for n in range(len(part.recurrent.extra))])
-    return ForwardLevels(states, kept, extras, gave_up)
+class Launched(NamedTuple):
+    """A launch that has run: what it computed, the tensors that it wrote, and the flag of `kernels.persistent.launches`."""
+
+    made: Recurrence
+    out: dict[Tensor, jax.Array]
+    lost: jax.Array
 
 
-def backward_launch(
-    engine: Persistent, batch: Batch, k: int, saved: Saved, cotangents: Cotangents
-) -> tuple[Recurrence, dict[Tensor, jax.Array], jax.Array]:
+def _without_program(job: Job) -> str | None:
+    """Returns why F has no program for the kernels on schedules of a shape, as words that follow "but"; `None` if it has."""
+    plan, deep = job.plan, [name for name, n in zip(job.kinds, job.shape.inner, strict=True) if n]
+    if not job.shape.levels and deep:
+        if len(deep) > 1:
+            return f"vertices of {len(deep)} kinds have children ({', '.join(map(repr, deep))}), and it runs one such kind"
+        return (
+            "no vertex of the batch has children, or its schedule has no scripts (cavs.schedule creates them if JAX runs on "
+            "a GPU, or with scripts=True)"
+        )
+    if not plan.function.optimizations.lazy:
+        return "F was created with Optimizations(lazy=False)"
+    if not all(plan.inner[name].joint.differentiable for name in deep):
+        return "F has a loop with a dynamic number of iterations"
+    return _without_layout(job, None)
+
+
+def _without_layout(job: Job, how: LaunchOptions | None) -> str | None:
+    """Returns why the kernels cannot compute F; with options, also if no layout of a launch fits the chip."""
+    try:
+        for name in job.inner_kinds:
+            for forward in (True, False):
+                made = recurrence_of(job.plan, name, forward, job.shape.forest, target=job.target)
+                if how is not None:
+                    configure(made, how, job.shape)
+    except Unfit as e:
+        return f"the recurrent part of F does not fit it: {e}"
+    return None
+
+
+def backward_launch(engine: Persistent, batch: Batch, k: int, saved: Saved, cotangents: Cotangents) -> Launched:
     """Launches the backward's levels of kind `k`, which has vertices with children.
 
     The pushes' cotangents of states lie in the states' rows, or if `cotangents.row` is given, in the rows that it names.
-
-    Returns:
-        What ran, and what `launch` returned.
     """
-    plan, sched, kinds, all_rows, _ = batch
-    part, rows, extra_cts = batch.parts[k], all_rows[k], cotangents.extras
-    made = recurrence_of(plan, kinds[k], False, sched.shape.forest)
+    sched, part, rows, extra_cts = batch.sched, batch.parts[k], batch.rows[k], cotangents.extras
+    made = recurrence_of(batch.plan, batch.kinds[k], False, sched.shape.forest, target=batch.job.target)
     tensors = {Tensor(TensorRole.PUSHED, i): x for i, x in cotangents.states.items() if i in made.pushed}
     tensors |= {Tensor(TensorRole.STATE, i): x for i, x in enumerate(saved.states)}
     crossing = [x for v, x in zip(part.eager.outs, saved.eager_rows[k], strict=True) if v in part.recurrent.cross]
@@ -162,28 +205,22 @@ def backward_launch(
         edge = part.role.domain.get(part.recurrent.extra[i]) == EDGE
         zero = jnp.zeros((rows.edges if edge else rows.size, *v.aval.shape), v.aval.dtype)
         tensors[Tensor(TensorRole.EXTRA_COTANGENT, i)] = extra_cts[k][i] if extra_cts[k] else zero
-    how = {"interpret": engine.interpret, "layouts": engine.layouts}
-    return made, *launch(made, rows, sched, saved.statics[k], tensors, None, cotangents.row, **how)
-
-
-def _halved(plan: FunctionPlan, name: str | None, sched: Schedule) -> list[int]:
-    """Returns the states whose copies of 16 bits are the last of the kept values."""
-    return halved_states(*(recurrence_of(plan, name, forward, sched.shape.forest) for forward in (True, False)))
+    given = LaunchArrays(saved.statics[k], tensors, [], cotangents.row)
+    return Launched(made, *launch(made, rows, sched, engine.options(batch.job.target), given))
 
 
 def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Copied], Env]:
     """Returns the copies of 16 bits of states that lazy gradients read, and `cuts`. XLA reads large ones after the launch."""
-    name, forest = batch.kinds[k], batch.sched.shape.forest
-    halved = _halved(batch.plan, name, batch.sched)
-    copies = saved.kept[k][len(saved.kept[k]) - len(halved) :]
+    made = recurrence_of(batch.plan, batch.kinds[k], True, batch.sched.shape.forest, target=batch.job.target)
+    copies = saved.kept[k][len(saved.kept[k]) - len(made.halved) :]
     size = sum(x.nbytes for x in copies)
     if size < COPY_BYTES:
         return {}, cuts
     if size >= MANY_BYTES:
         copies, cts = lax.optimization_barrier((copies, list(cuts.values())))
         cuts = dict(zip(cuts, cts, strict=True))
-    factor = PRECISIONS[recurrence_of(batch.plan, name, True, forest).precision].factor
-    return {i: Copied(x, factor) for i, x in zip(halved, copies, strict=True)}, cuts
+    factor = PRECISIONS[made.precision].factor
+    return {i: Copied(x, factor) for i, x in zip(made.halved, copies, strict=True)}, cuts
 
 
 def _in_turn(out: dict[Tensor, jax.Array], gradients: Floats, leaves: int) -> tuple[dict[Tensor, jax.Array], Floats]:
@@ -201,16 +238,14 @@ def cotangents_at_leaves(
     engine: Persistent,
     batch: Batch,
     rows: KindRows,
-    made: Recurrence,
+    launched: Launched,
     saved: Saved,
     cotangents: Cotangents,
-    out: dict[Tensor, jax.Array],
-    lost: jax.Array,
 ) -> dict[int, jax.Array]:
     """Returns the cotangents of the states at leaves: what pushes contribute, and what the launch wrote for them."""
     sched, above, g_row = batch.sched, cotangents.states, cotangents.row
-    leaves = sched.shape.pad + sum(sched.shape.leaves)
-    up = parents(sched, rows, made.arity, 0, leaves)
+    leaves, out = sched.shape.pad + sum(sched.shape.leaves), launched.out
+    up = parents(sched, rows, launched.made.arity, 0, leaves)
     g: dict[int, jax.Array] = {}
     for i, state in enumerate(saved.states):
         if not is_float(state):
@@ -224,5 +259,5 @@ def cotangents_at_leaves(
         for tensor, index in ((Tensor(TensorRole.TO_SLOT, i), PARENT_SLOT), (Tensor(TensorRole.TO_EDGE, i), PARENT)):
             if tensor in out:
                 total = total + gathered(out[tensor], up, index, leaves, engine.interpret)
-        g[i] = persistent.checked(total, lost)
+        g[i] = persistent.checked(total, launched.lost)
     return g

@@ -20,7 +20,7 @@ from cavs._engines.persistent.lower import (
     PUSHED_ROW,
     Recurrence,
 )
-from cavs._engines.persistent.widest import wide_levels
+from cavs._engines.persistent.wide_levels import count_wide_levels
 from cavs._schedule.schedule import Schedule
 from cavs._stages.pulled import get_rows
 from cavs._stages.tensors import Rows as KindRows
@@ -47,7 +47,7 @@ def integers_of(
     slots = [k * size for k in range(max(recurrence.arity, 1))]
     scalars = [sched.num_levels, rows.count, num_edges, state_row, rows.pad, rows.edge_pad, *slots]
     if wide_rows is not None:
-        scalars.append(wide_levels(sched.part_start, wide_rows))
+        scalars.append(count_wide_levels(sched.part_start, wide_rows))
     integers = {
         Index(IndexRole.SCALARS): jnp.stack([jnp.asarray(x, jnp.int32) for x in scalars]),
         Index(IndexRole.PART_STARTS): sched.part_start,

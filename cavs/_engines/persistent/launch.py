@@ -2,15 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.persistent.chip import Layouts
+from cavs._engines.persistent.chip import LaunchOptions
 from cavs._engines.persistent.indices import integers_of
 from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, PAD, Recurrence, is_sparse
-from cavs._engines.persistent.widest import launch_configs
+from cavs._engines.persistent.wide_levels import launch_configs
 from cavs._function.domains import EDGE
 from cavs._function.evaluate import evaluate
 from cavs._jaxpr.jaxprs import Var
@@ -31,17 +32,28 @@ from cavs.kernels import (
 )
 
 
+class LaunchArrays(NamedTuple):
+    """The arrays that a launch reads.
+
+    Attributes:
+        statics: The static values of the kind.
+        tensors: What the program's sources name, by vertex or edge, (N, ...).
+        states: The states, which a forward updates; none for a backward.
+        row: As `Cotangents.row`.
+    """
+
+    statics: list[jax.Array]
+    tensors: dict[Tensor, jax.Array]
+    states: list[jax.Array]
+    row: jax.Array | None = None
+
+
 def launch(
     recurrence: Recurrence,
     rows: KindRows,
     sched: Schedule,
-    statics: list[jax.Array],
-    tensors: dict[Tensor, jax.Array],
-    states: list[jax.Array] | None,
-    g_row: jax.Array | None = None,
-    *,
-    interpret: bool,
-    layouts: Layouts,
+    how: LaunchOptions,
+    given: LaunchArrays,
 ) -> tuple[dict[Tensor, jax.Array], jax.Array]:
     """Runs all levels in one direction.
 
@@ -49,24 +61,20 @@ def launch(
         recurrence: What to run.
         rows: The rows of the kind.
         sched: The schedule.
-        statics: The static values of the kind.
-        tensors: What the program's sources name, by vertex or edge, (N, ...).
-        states: If given, the states, which the launch updates.
-        g_row: As `Cotangents.row`.
-        interpret: As in `Persistent`.
-        layouts: As in `Persistent`.
+        how: How the launch runs.
+        given: The arrays that it reads.
 
     Returns:
         The tensors written, (N, ...), by name, with the twins of states; and the flag of `kernels.persistent.launches`.
     """
-    program = recurrence.program
-    configs, wide_rows = launch_configs(recurrence, recurrence.precision, interpret, sched.shape, layouts)
-    constants, weights = _constants(recurrence, statics)
+    program, states = recurrence.program, given.states
+    configs, wide_rows = launch_configs(recurrence, how, sched.shape)
+    constants, weights = _constants(recurrence, given.statics)
     state_row = sched.task_row[0]
-    integers = integers_of(recurrence, rows, sched, state_row, wide_rows if len(configs) > 1 else None, g_row)
-    tensors = tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
+    integers = integers_of(recurrence, rows, sched, state_row, wide_rows if len(configs) > 1 else None, given.row)
+    tensors = given.tensors | {NUM_CHILDREN: integers[EDGE_COUNT]}
     outputs = _outputs(recurrence, rows)
-    updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states or [])}
+    updated = {Tensor(TensorRole.STATE, i): rows_in_memory(s, program, written=True) for i, s in enumerate(states)}
     awaited = program.exchanged() if any(config.dataflow for config in configs) else set()
     updated = {name: _begun(x, sched, state_row, name in awaited) for name, x in updated.items()}
     _add_twins(recurrence, updated, outputs, lambda twin, x: _begun(x, sched, state_row, twin in awaited))
@@ -82,7 +90,7 @@ def launch(
     out, lost = persistent.launches(program, configs, weights, arrays, not recurrence.forward)
     for name, written in recurrence.written.items():
         out[name] = rows_from_memory(out[name], program, written.value.aval)
-    for i, s in enumerate(states or []):
+    for i, s in enumerate(states):
         like = jax.ShapeDtypeStruct(s.shape[1:], s.dtype)
         state, twin = Tensor(TensorRole.STATE, i), Tensor(TensorRole.STATE, i, half=True)
         out[state] = rows_from_memory(out[state], program, like)

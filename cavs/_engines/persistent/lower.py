@@ -8,13 +8,14 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jax.core import ShapedArray
 
 from cavs._engines.persistent.bounds import bound, bounds, state_bounds
 from cavs._engines.persistent.chip import candidates
 from cavs._engines.persistent.device_equations import in_domain, rewritten, with_scaled_weights, zeros_in_domain
-from cavs._engines.persistent.replaced import Replaced, reading_replaced, replaced_by_cuts
+from cavs._engines.persistent.replaced import Replaced, halved_states, reading_replaced, replaced_by_cuts
 from cavs._function.children import REDUCTIONS
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.plan import FunctionPlan
@@ -22,6 +23,7 @@ from cavs._function.split import Split
 from cavs._jaxpr.equations import depends, needed
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
 from cavs.kernels import (
+    H200,
     PRECISIONS,
     ConstantRead,
     Index,
@@ -31,6 +33,7 @@ from cavs.kernels import (
     RowAddress,
     RowRead,
     Source,
+    Target,
     Tensor,
     TensorRole,
     Unfit,
@@ -71,17 +74,32 @@ class LaunchOutput:
     copies: int
 
 
+class Way(NamedTuple):
+    """A direction of the recurrent part.
+
+    Attributes:
+        forward: Whether it is the forward.
+        forest: Whether no vertex has two parents.
+        keep: Whether a forward keeps values for a backward.
+    """
+
+    forward: bool
+    forest: bool
+    keep: bool
+
+
 class Recurrence:
     """One direction of the recurrent part of an inner role as a `LevelProgram`, with what its launch reads and writes.
 
     Args:
         part: The inner role.
-        forward: The direction.
-        forest: Whether no vertex has two parents.
-        keep: Whether the forward keeps values for a backward.
+        way: The direction, and what it must do.
         pushed: The states to whose cotangents pushes contribute; those of the others come only from parents.
         largest: Bounds of the states; see `_engines.persistent.bounds.state_bounds`.
         replaced: Which kept values the forward stores side by side, for the backward to replace.
+
+    Attributes:
+        halved: The states whose copies of 16 bits the forward keeps; empty for a backward.
 
     Raises:
         Unfit: If the kernels cannot compute it.
@@ -90,17 +108,15 @@ class Recurrence:
     def __init__(
         self,
         part: Split,
-        forward: bool,
-        forest: bool,
-        keep: bool,
+        way: Way,
         pushed: frozenset[int],
         largest: list[float],
         replaced: Replaced,
     ):
-        self.replaced = replaced
-        self.part, self.forward, self.pushed = part, forward, pushed
-        self.kept: list[Var] = part.forward.keep if keep else []
-        self.operands: list[Var] = [] if forward else _summed_operands(part)
+        self.replaced, self.halved = replaced, list[int]()
+        self.part, self.forward, self.pushed = part, way.forward, pushed
+        self.kept: list[Var] = part.forward.keep if way.keep else []
+        self.operands: list[Var] = [] if way.forward else _summed_operands(part)
         self.written: dict[Tensor, LaunchOutput] = {}
         needed = self._needed()
         values = [*part.role.states, *part.recurrent.extra, *part.recurrent.cross]
@@ -120,8 +136,8 @@ class Recurrence:
         read = dict.fromkeys(x for e in moving for x in e.invars if is_var(x))
         self.statics = [x for x in read if domains.get(x, STATIC) == STATIC]
         self.weights = [x for x in self.statics if x in weights]
-        program = cut(moving, domains, self._sources(forest), places, self._exchanged_states(), how.chunk)
-        if not forward:
+        program = cut(moving, domains, self._sources(way.forest), places, self._exchanged_states(), how.chunk)
+        if not way.forward:
             self.replaced = replaced_by_cuts(part, program)
             program = reading_replaced(program, self.replaced)
         self.program: LevelProgram = with_halves(program, how.dtype) if how.dtype is not None else program
@@ -252,7 +268,9 @@ def _summed_operands(part: Split) -> list[Var]:
     return [v for v in dict.fromkeys(wanted) if v in depends(part.joint.program.eqns, set(sums))]
 
 
-def recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Recurrence:
+def recurrence_of(
+    plan: FunctionPlan, name: str | None, forward: bool, forest: bool = True, keep: bool = True, target: Target = H200
+) -> Recurrence:
     """Returns one direction of the inner role of a kind; it is cached on the role.
 
     Args:
@@ -261,24 +279,16 @@ def recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: b
         forward: The direction.
         forest: Whether no vertex has two parents.
         keep: Whether a forward keeps values for a backward.
+        target: The GPU, whose layouts decide the precision of products.
 
     Raises:
         Unfit: If the kernels cannot compute it.
     """
     part = plan.inner[name]
-    key = (forward, forest or (forward and not keep), keep or not forward)
-    if key not in part.launches:
-        pushes = plan.push_states
-        pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
+    way = Way(forward, forest or (forward and not keep), keep or not forward)
+    if (key := (way, target)) not in part.launches:
         try:
-            replaced: Replaced = {}
-            if forward and keep and part.forward.keep:
-                with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
-                    replaced = recurrence_of(plan, name, False, forest).replaced
-            made = Recurrence(part, *key, pushed, state_bounds(plan), replaced)
-            if PRECISIONS[made.precision].instead_of and not _measured(made):
-                made = Recurrence(part, *key, pushed, [math.inf] * len(plan.state_avals), replaced)
-            part.launches[key] = made
+            part.launches[key] = _recurrence(plan, name, way, target)
         except Unfit as e:
             part.launches[key] = e
     found = part.launches[key]
@@ -287,11 +297,26 @@ def recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: b
     return found
 
 
-def _measured(recurrence: Recurrence) -> bool:
+def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:
+    part, pushes, back, replaced = plan.inner[name], plan.push_states, None, Replaced()
+    pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
+    if way.forward and way.keep:
+        with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
+            back = recurrence_of(plan, name, False, way.forest, target=target)
+            replaced = back.replaced if part.forward.keep else replaced
+    made = Recurrence(part, way, pushed, state_bounds(plan), replaced)
+    if PRECISIONS[made.precision].instead_of and not _measured(made, target):
+        made = Recurrence(part, way, pushed, [math.inf] * len(plan.state_avals), replaced)
+    if back is not None:
+        made.halved = halved_states(part, made.program, back.program)
+    return made
+
+
+def _measured(recurrence: Recurrence, target: Target) -> bool:
     """Whether float16 products like these have run on a GPU: operands sum at most two rows, and weights are resident."""
     program = recurrence.program
     sums = [operand for p in program.products() for operand in p.operands]
-    return all(len(rows) <= 2 for rows in sums) and any(c.resident for c in candidates(program, recurrence.precision))
+    return all(len(rows) <= 2 for rows in sums) and any(c.resident for c in candidates(program, recurrence.precision, target))
 
 
 def _precision(eqns: Sequence[Eqn], domains: Domains, found: dict[Var, float]) -> str:

@@ -1,7 +1,8 @@
-"""Which kept values a cut cotangent replaces: a backward launch stores it over the rows of what it has read for the last time.
+"""Chooses how kept values are stored: side by side where a cut cotangent replaces them, and states in 16 bits.
 
-A thread block reads and writes its own columns of a row, so the values need not have the order or the shape of the cotangent,
-only its bytes: the forward stores them side by side in a tensor that is as wide.
+A backward launch stores a cut cotangent over rows that it has read for the last time. A thread block reads and writes its own
+columns of a row, so the values need not have the order or the shape of the cotangent, only its bytes: the forward stores them
+side by side in a tensor that is as wide.
 """
 
 import dataclasses
@@ -10,14 +11,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cavs._function.domains import EDGE
+from cavs._function.domains import EDGE, STATIC, domain_of
+from cavs._function.evaluate import matrix_product
 from cavs._function.keeping import lazy_reads
 from cavs._function.split import Split
-from cavs._jaxpr.jaxprs import Var
+from cavs._jaxpr.jaxprs import Atom, Var, is_var
 from cavs.kernels import LevelProgram, Load, Phase, RowRead, Tensor, TensorRole, aval, stored_dtype
 
 Replaced = dict[int, dict[int, int]]  # cut cotangent -> kept value -> the column at which the value begins
 _MOST = 8  # values of which all subsets are tried
+_ROUNDED_TERM_BY_TERM = ("add", "add_any", "concatenate", "stack", "reshape")  # of a sum of rows, products round each term
 
 
 def replaced_by_cuts(part: Split, program: LevelProgram) -> Replaced:
@@ -106,3 +109,41 @@ def _filling(values: list[int], sizes: Mapping[int, int], total: int) -> tuple[i
             if sum(sizes[n] for n in some) == total:
                 return some
     return None
+
+
+def halved_states(part: Split, forward: LevelProgram, backward: LevelProgram) -> list[int]:
+    """Returns the states of which lazy gradients read the copy of 16 bits that the forward writes.
+
+    The launch of the forward keeps copies of 16 bits of what its products read (`kernels._program.halves`). If the backward
+    reads a state for nothing but products x^T dY, which round x to as many bits anyway, the copy is all that must stay.
+
+    Args:
+        part: F at vertices with children, of one kind.
+        forward: The program of its forward.
+        backward: The program of its backward.
+    """
+    of = dict(zip(part.forward.slots, (i for _, i in part.recurrent.slots), strict=True))
+    of |= dict(zip(part.forward.child, part.recurrent.child, strict=True))
+    copied = {i for i in of.values() if Tensor(TensorRole.STATE, i, half=True) in forward.halves}
+    later = lazy_reads(part.joint)
+    read = {i for i in copied if any(v in later for v, j in of.items() if i == j)}
+    exact = {i for i in read if Tensor(TensorRole.STATE, i) in backward.tensors()}
+    exact |= {i for i, v in enumerate(part.forward.states) if is_var(v) and v in later}
+    makers = {v: e for e in part.joint.program.eqns for v in e.outvars}
+
+    def states(x: Atom, product: bool) -> None:
+        """Adds to `exact` the states that `x` reads, except in sums that a product reads."""
+        if not is_var(x):
+            return
+        if x in of:
+            exact.update(() if product else {of[x]})
+        elif x in makers and x not in part.joint.available:
+            eqn = makers[x]
+            for y in eqn.invars:
+                states(y, product and eqn.primitive.name in _ROUNDED_TERM_BY_TERM)
+
+    for use in part.reverse.uses:
+        axes = [STATIC if domain_of(x, part.role.domain) == STATIC else use.domain for x in use.eqn.invars]
+        for x in use.operands.values():
+            states(x, matrix_product(use.eqn, axes) is not None)
+    return sorted(read - exact)

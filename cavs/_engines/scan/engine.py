@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, StagesInXla
+from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
 from cavs._engines.scan.reverse import backward_levels
+from cavs._function.asked import ToKeep
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.evaluate import evaluate, turned_weights, value_at
 from cavs._function.keeping import overwritten_rows
+from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env
@@ -20,6 +22,7 @@ from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval,
 from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved
 from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
+from cavs.kernels import Target
 
 
 class _ForwardKind(NamedTuple):
@@ -39,93 +42,103 @@ class _ForwardKind(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scan(StagesInXla):
-    """Engine `scan`: XLA loops over tasks, on any device. See [`Engine`][cavs._engines.engine.Engine]."""
+class Scan(Engine):
+    """Engine `scan`: XLA loops over tasks, on any device."""
 
-    launches = False
+    name = "scan"
     pulls_in_levels = True
 
+    def unfit(self, job: Job) -> str | None:
+        """Returns `None`: it runs every F on every schedule."""
+        return None
+
+    def is_best_for(self, job: Job) -> bool:
+        """Returns `True`: it runs what no other engine is better for."""
+        return True
+
+    def plan_for(self, job: Job) -> FunctionPlan:
+        """Returns the plan that overwrites what nobody reads again, and stores values together if XLA does not copy them."""
+        together = jax.__version_info__ >= (0, 11)  # XLA before that copies tensors that are cut in parts
+        overwrite = job.shape.forest and job.shape.rooted
+        return job.plan.keeping(ToKeep(overwrite, job.keep.least, False, job.keep.names, masks=True, together=together))
+
+    def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+        """Returns `True`, and a line about this engine."""
+        return True, [
+            "Engine scan: levels as loops over tasks, dynamic tensors updated in place; runs everywhere. On a GPU the loops "
+            "are part of CUDA graphs in cavs.data.step and cavs.concurrent_jit; under plain jax.jit the host starts each "
+            "iteration."
+        ]
+
     def forward_levels(
-        self,
-        batch: Batch,
-        states: list[jax.Array],
-        statics: list[list[jax.Array]],
-        eager: list[list[Values]],
-        save: bool,
+        self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[list[Values]], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels task by task."""
-        return forward_levels(batch, states, statics, eager, save)
+        sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
+        of = zip(batch.parts, batch.rows, statics, eager, strict=True)
+        found = [_with_over(_kind(part, rows, own, eager_rows, save)) for part, rows, own, eager_rows in of]
+        # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know
+        # which row of the eager part's results is read here.
+        early = [x for kind in found for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
+        zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in early], start=500)
+        tensors = [
+            [
+                together([k.given[k.over[n]]], place_aval(place).shape)
+                if n in k.over
+                else k.rows.tensor(zeros, place_aval(place), lv == EDGE)
+                for n, (place, lv) in enumerate(zip(k.stored, k.level, strict=True))
+            ]
+            for k in found
+        ]
+
+        def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
+            states, tensors = carry
+            kind, first = found[k], sched.task_start[t]
+            rows = kind.rows
+            span = RowSpan(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
+            segments = span.of_edges(rows.edge_owner) - first if kind.part.gathers_all else None
+            before = _before(kind, span, tensors[k])
+            own, values = _computed(kind, span, states, segments, fusion, before)
+            states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
+            mine = []
+            for n, (b, x, lv) in enumerate(zip(tensors[k], values, kind.level, strict=True)):
+                if n in kind.over:  # rows after the task's are read by later tasks
+                    count = sched.task_edges[t] if lv == EDGE else sched.task_size[t]
+                    which = (jnp.arange(x.shape[0]) < count).reshape(-1, *(1,) * (x.ndim - 1))
+                    x = jnp.where(which, x, together([before[kind.over[n]]], x.shape[1:]))
+                mine.append(write(b, x, span.edge_start if lv == EDGE else span.start))
+            return states, [mine if j == k else x for j, x in enumerate(tensors)]
+
+        ends, num_classes = sched.round_end, len(sched.shape.classes)
+
+        def one_round(r: Any, carry: Any) -> Any:
+            for k in range(len(found)):
+                for c, (width, edges) in enumerate(sched.shape.classes if sched.shape.inner[k] else ()):
+                    end = ends[r, k * num_classes + c]
+                    carry = lax.while_loop(
+                        lambda tc, end=end: tc[0] < end,
+                        lambda tc, k=k, w=width, e=edges: (tc[0] + 1, task(k, w, e, tc[0], tc[1])),
+                        carry,
+                    )
+            return carry
+
+        _, (states, tensors) = lax.fori_loop(0, sched.num_rounds, one_round, (jnp.int32(0), (states, tensors)))
+        kept, extras = [], []
+        for k, x in zip(found, tensors, strict=True):
+            split = len(k.stored) - len(k.part.recurrent.extra)
+            kept.append(x[:split])
+            inner = zip(k.level[split:], x[split:], strict=True)
+            extras.append([k.rows.inner_edges(b) if lv == EDGE else k.rows.inner(b) for lv, b in inner])
+        return ForwardLevels(states, kept, extras, None)
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels task by task, in reverse."""
         return backward_levels(batch, saved, cotangents)
 
 
-def forward_levels(
-    batch: Batch, states: list[jax.Array], statics: list[list[jax.Array]], eager: list[list[Values]], save: bool
-) -> ForwardLevels:
-    """Runs the forward's loop over tasks."""
-    sched, fusion = batch.sched, batch.plan.function.optimizations.fusion
-    of = zip(batch.parts, batch.rows, statics, eager, strict=True)
-    found = [_with_over(_kind(part, rows, own, eager_rows, save)) for part, rows, own, eager_rows in of]
-    # XLA would fill the tensors first, and they would take memory beside the products of the eager part. It does not know which
-    # row of the eager part's results is read here.
-    early = [x for kind in found for x in (*kind.crossing, *kind.given.values()) if not isinstance(x, Pulled)]
-    zeros = Zeros(sched, [window(x, sched.num_vertices, 1) for x in early], start=500)
-    tensors = [
-        [
-            together([k.given[k.over[n]]], place_aval(place).shape)
-            if n in k.over
-            else k.rows.tensor(zeros, place_aval(place), lv == EDGE)
-            for n, (place, lv) in enumerate(zip(k.stored, k.level, strict=True))
-        ]
-        for k in found
-    ]
-
-    def task(k: int, width: int, edges: int, t: Any, carry: Any) -> Any:
-        states, tensors = carry
-        kind, first = found[k], sched.task_start[t]
-        rows = kind.rows
-        span = RowSpan(rows.pad + first, width, rows.edge_pad + sched.task_edge[t], edges)
-        segments = span.of_edges(rows.edge_owner) - first if kind.part.gathers_all else None
-        before = _before(kind, span, tensors[k])
-        own, values = _computed(kind, span, states, segments, fusion, before)
-        states = [write(b, x, sched.task_row[t]) for b, x in zip(states, own, strict=True)]
-        mine = []
-        for n, (b, x, lv) in enumerate(zip(tensors[k], values, kind.level, strict=True)):
-            if n in kind.over:  # rows after the task's are read by later tasks
-                count = sched.task_edges[t] if lv == EDGE else sched.task_size[t]
-                which = (jnp.arange(x.shape[0]) < count).reshape(-1, *(1,) * (x.ndim - 1))
-                x = jnp.where(which, x, together([before[kind.over[n]]], x.shape[1:]))
-            mine.append(write(b, x, span.edge_start if lv == EDGE else span.start))
-        return states, [mine if j == k else x for j, x in enumerate(tensors)]
-
-    ends, num_classes = sched.round_end, len(sched.shape.classes)
-
-    def one_round(r: Any, carry: Any) -> Any:
-        for k in range(len(found)):
-            for c, (width, edges) in enumerate(sched.shape.classes if sched.shape.inner[k] else ()):
-                end = ends[r, k * num_classes + c]
-                carry = lax.while_loop(
-                    lambda tc, end=end: tc[0] < end,
-                    lambda tc, k=k, w=width, e=edges: (tc[0] + 1, task(k, w, e, tc[0], tc[1])),
-                    carry,
-                )
-        return carry
-
-    _, (states, tensors) = lax.fori_loop(0, sched.num_rounds, one_round, (jnp.int32(0), (states, tensors)))
-    kept, extras = [], []
-    for k, x in zip(found, tensors, strict=True):
-        split = len(k.stored) - len(k.part.recurrent.extra)
-        kept.append(x[:split])
-        inner = zip(k.level[split:], x[split:], strict=True)
-        extras.append([k.rows.inner_edges(b) if lv == EDGE else k.rows.inner(b) for lv, b in inner])
-    return ForwardLevels(states, kept, extras, None)
-
-
 def forward_leaves(
-    batch: Batch, statics: list[list[jax.Array]], eager: list[list[Values]], save: bool
-) -> tuple[list[jax.Array], list[list[jax.Array]], list[list[jax.Array]]]:
+    batch: Batch, statics: list[Arrays], eager: list[list[Values]], save: bool
+) -> tuple[Arrays, list[Arrays], list[Arrays]]:
     """Runs the leaves of a batch that has them as kinds, whose `statics` and `eager` these are, each kind at once.
 
     Returns:
@@ -143,8 +156,8 @@ def forward_leaves(
 
 
 def all_rows(
-    part: Split, rows: Rows, statics: list[jax.Array], eager: Sequence[Values], save: bool, fusion: bool
-) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+    part: Split, rows: Rows, statics: Arrays, eager: Sequence[Values], save: bool, fusion: bool
+) -> tuple[Arrays, Arrays, Arrays]:
     """Runs rows without children at once. Returns their states, what is kept, and what the lazy part reads."""
     own, values = _computed(_kind(part, rows, statics, eager, save), RowSpan(0, rows.size, 0, 0), [], None, fusion)
     split = len(values) - len(part.recurrent.extra)
@@ -154,11 +167,11 @@ def all_rows(
 def _computed(
     kind: _ForwardKind,
     span: RowSpan,
-    states: list[jax.Array],
+    states: Arrays,
     segments: jax.Array | None,
     fusion: bool,
     before: Env | None = None,
-) -> tuple[list[jax.Array], list[jax.Array]]:
+) -> tuple[Arrays, Arrays]:
     """Returns the states of the vertices of a span, and the values that are stored; `before`: eager rows of the span."""
     part, level = kind.part, kind.part.joint.domain
     read = entrance(part, kind.rows, span, states, kind.crossing, kind.wanted) | (before or {})
@@ -208,7 +221,7 @@ def _with_over(kind: _ForwardKind) -> _ForwardKind:
     return kind._replace(eqns=eqns, wanted=wanted, over=over, given=given)
 
 
-def _before(kind: _ForwardKind, span: RowSpan, tensors: list[jax.Array]) -> Env:
+def _before(kind: _ForwardKind, span: RowSpan, tensors: Arrays) -> Env:
     """Returns the eager rows of a span that kept values overwrite, read by number: see `scan_task`."""
     row, edge = span.start + jnp.arange(span.size), span.edge_start + jnp.arange(span.edges)
     found = {v: get_rows(tensors[n], edge if kind.level[n] == EDGE else row) for n, v in kind.over.items()}

@@ -1,31 +1,36 @@
-"""Engine `scan`, backward: tasks in reverse; then the parameter gradients of all of them are batched (Cavs 3.5)."""
+"""Engine `scan`, backward: tasks in reverse; then the parameter gradients of all of them are batched (Cavs 3.5).
+
+The rounds run in reverse. A round has a loop over tasks for each kind and each size of tasks.
+"""
 
 from collections.abc import Callable, Collection
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents
-from cavs._engines.scan.rounds import Loop, Rounds, begins_of, rounds_back
 from cavs._engines.scan.task import (
+    Cuts,
     Kind,
     StateCotangents,
     Totals,
     crossing_cts,
     eager_cotangents,
+    empty_cuts,
     is_leaf,
     kind_of,
+    run_task,
     with_reuse,
     with_whole,
 )
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
-from cavs._jaxpr.jaxprs import Env
+from cavs._function.vertex import Optimizations
+from cavs._jaxpr.jaxprs import Env, Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import (
-    InputCotangents,
     filled,
     floats,
     mask_rows,
@@ -39,9 +44,20 @@ from cavs._stages.lazy_blocks import lazy_block, lazy_gradients_in_blocks
 from cavs._stages.operands import Operand, Products, in_parts
 from cavs._stages.pulled import get_rows
 from cavs._stages.saved import Saved
-from cavs._stages.tensors import RowSpan, window
+from cavs._stages.tensors import RowSpan, Zeros, window
 
-_WindowCarry: TypeAlias = tuple[jax.Array, StateCotangents, Totals, InputCotangents, list[list[jax.Array]]]
+# The tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of static values.
+Rounds: TypeAlias = tuple[jax.Array, StateCotangents, list[Env], Totals]
+_RoundCarry: TypeAlias = tuple[jax.Array, tuple[StateCotangents, Cuts, Totals]]  # begins with the number of tasks that are left
+
+
+class Loop(NamedTuple):
+    """What every round of the backward reads."""
+
+    sched: Schedule
+    zeros: Zeros
+    kinds: list[Kind]
+    options: Optimizations
 
 
 def backward_levels(
@@ -68,25 +84,25 @@ def backward_levels(
     sched, options = batch.sched, batch.plan.function.optimizations
     of = zip(batch.parts, batch.rows, cotangents.extras, strict=True)
     kinds = [
-        kind_of(k, p, rows, cts, memory_of(p, rows, saved, k), options.lazy, parts=_in_less(p, products))
+        kind_of(k, p, rows, cts, memory_of(p, rows, saved, k), in_parts=options.lazy and _in_less(p, products))
         for k, (p, rows, cts) in enumerate(of)
     ]
     g, totals, ct_inputs, ct_edges = cotangents.states, list(cotangents.statics), cotangents.inputs, cotangents.edges
     if options.lazy:
         own = [k.rows.size > 0 and not is_leaf(k, sched) and _in_less(k.part, products) for k in kinds]
         kinds = [with_reuse(kind, own=of) for kind, of in zip(kinds, own, strict=True)]
-    else:  # the tasks add to them
+    else:  # the tasks add to gradients, and only that for which the eager part waits is stored
+        kinds = [k._replace(stored=[v for v in k.stored if v in k.part.reverse.ct_cross.values()]) for k in kinds]
         totals = [filled(total, statics) for total, statics in zip(totals, saved.statics, strict=True)]
-    run = rounds or rounds_back
-    loop = Loop(sched, batch.zeros, kinds, begins_of(sched), options, run, products, eager)
-    left, g, cuts, totals = run(loop, jnp.asarray(sched.num_tasks, jnp.int32), g, totals)
+    loop = Loop(sched, batch.zeros, kinds, options)
+    left, g, cuts, totals = (rounds or rounds_back)(loop, jnp.asarray(sched.num_tasks, jnp.int32), g, totals)
     totals = list(totals)
     inside = any(isinstance(x, jax.Array) for x in ct_inputs)  # then the rows of leaves, which may be few, are scattered
     for kind, own in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.
         where, tensors = (kind.rows.kids, kind.rows.edge_child), list(own.values())
         (kids, edge_child), tensors = lax.optimization_barrier((where, tensors))
-        if jax.default_backend() == "cpu":  # where XLA removes barriers; no task is left, but XLA does not know
+        if batch.job.target.is_cpu:  # where XLA removes barriers; no task is left, but XLA does not know
             kids, edge_child = (x + jnp.minimum(left, 0) for x in (kids, edge_child))
         k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))
         cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
@@ -96,14 +112,14 @@ def backward_levels(
             cts[v] = mask_rows(cts[v], rows.real_edges if kind.level[v] == EDGE else rows.real)
         cts = with_whole(kind, cts)
         span = RowSpan(rows.pad, rows.size, rows.edge_pad, rows.edges)
-        direct = _direct(loop, kind, own, g)
-        if not loop.options.lazy:
+        direct = None if products is None else Direct(products, _operands(kind, sched, own, g))
+        if not options.lazy:
             now = {}
         elif direct is None and (block := lazy_block(kind.part, rows.size)):
             now = lazy_gradients_in_blocks(kind.part, rows, kind.memory, cts, block)
         else:
             now = lazy_gradients(kind.part, rows, span, kind.memory, cts, direct=direct)
-        where = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in loop.eager else {}
+        where = {"where": crossing_cts(kind.part, direct.cuts)} if direct and k in eager else {}
         of_eager = eager_cotangents(kind.part, cotangents.eager[k], apart(cts, now))
         ct_static, ct_pulled, ct_edge = saved.eager[k](of_eager, **where)
         if inside or not is_leaf(kind, sched):
@@ -122,19 +138,47 @@ def _in_less(part: Split, products: Products | None) -> bool:
     return products is not None or part.forward.together is not None
 
 
-def _direct(loop: Loop, kind: Kind, cuts: Env, g: StateCotangents) -> Direct | None:
-    """Returns how the loop's engine computes lazy gradients from cut cotangents."""
-    if loop.products is None:
-        return None
+def _operands(kind: Kind, sched: Schedule, cuts: Env, g: StateCotangents) -> dict[Var, Operand]:
+    """Returns where the products of lazy gradients find the cut cotangents of a kind."""
     start = {EDGE: kind.rows.edge_pad, ROW: kind.rows.pad}
     found = {v: Operand(x, None, start[kind.level[v]]) for v, x in cuts.items()}
     for v, i in kind.own.items():
-        index, first = (None, kind.rows.row[0]) if len(loop.sched.shape.kinds) == 1 else (kind.rows.row[:, None], 0)
+        index, first = (None, kind.rows.row[0]) if len(sched.shape.kinds) == 1 else (kind.rows.row[:, None], 0)
         found[v] = Operand(g[i], index, first)
-    return Direct(loop.products, found | in_parts(kind.cuts.parts, found))
+    return found | in_parts(kind.cuts.parts, found)
 
 
 def _rows_of_states(kind: Kind, sched: Schedule, g: jax.Array) -> jax.Array:
     """Returns the rows of a kind's vertices in a tensor of states. If there is one kind, they are contiguous."""
     rows = kind.rows
     return window(g, rows.row[0], rows.size) if len(sched.shape.kinds) == 1 else get_rows(g, rows.row)
+
+
+def rounds_back(loop: Loop, tasks: jax.Array, g: StateCotangents, totals: Totals) -> Rounds:
+    """Runs all rounds.
+
+    Returns:
+        The number of tasks that are left, the cotangents of states, for each kind the cut cotangents, and the cotangents of
+        static values.
+    """
+    last = jnp.asarray(loop.sched.num_rounds, jnp.int32)
+    # (rounds * kinds * classes + 1,) the first task of each loop, and the end of the last
+    begins = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.asarray(loop.sched.round_end).reshape(-1)])
+    carry = tasks, (g, [empty_cuts(kind, loop.zeros) for kind in loop.kinds], totals)
+    tasks, (g, cuts, totals) = lax.fori_loop(0, last, lambda r, c: _round_back(loop, begins, last - 1 - r, c), carry)
+    return tasks, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
+
+
+def _round_back(loop: Loop, begins: jax.Array, r: jax.Array, carry: _RoundCarry) -> _RoundCarry:
+    """Runs round r: for each kind and each class of task sizes, a loop over its tasks."""
+    classes = loop.sched.shape.classes
+    for kind in reversed(loop.kinds):
+        for c in reversed(range(len(classes) if loop.sched.shape.inner[kind.number] else 0)):
+            begin = begins[r * (len(loop.kinds) * len(classes)) + kind.number * len(classes) + c]
+
+            def step(state: _RoundCarry, kind: Kind = kind, c: int = c) -> _RoundCarry:
+                t = state[0] - 1
+                return t, run_task(kind, loop.sched, classes[c], t, state[1], loop.options)
+
+            carry = lax.while_loop(lambda state, begin=begin: state[0] > begin, step, carry)
+    return carry

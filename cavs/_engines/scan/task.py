@@ -65,12 +65,10 @@ def eager_cotangents(part: Split, eager_cts: list[Cotangent], cuts: Env) -> list
     return [ct + cross[v] if v in cross else ct for v, ct in zip(part.eager.outs, eager_cts, strict=True)]
 
 
-def kind_of(
-    number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], memory: Memory, lazy: bool, parts: bool = True
-) -> Kind:
-    """Collects what the tasks of a kind read. `parts`: whether cut cotangents may be stored in parts."""
+def kind_of(number: int, part: Split, rows: Rows, extra_cts: list[Cotangent], memory: Memory, in_parts: bool = True) -> Kind:
+    """Collects what the tasks of a kind read. `in_parts`: whether cut cotangents may be stored in parts."""
     domains = part.extra_domain
-    cuts = stored_cuts(part.joint, parts=lazy and parts)
+    cuts = stored_cuts(part.joint, parts=in_parts)
     results = [*part.reverse.ct_slots.values(), *part.reverse.ct_child.values(), *cuts.values]
     eqns, available = needed(part.joint.program.eqns, results, part.joint.available)
     return Kind(
@@ -85,7 +83,7 @@ def kind_of(
         eqns=eqns,
         wanted=reads(eqns, available),
         cuts=cuts,
-        stored=[v for v in cuts.values if lazy or v in part.reverse.ct_cross.values()],
+        stored=list(cuts.values),
         level=part.reverse.cut_domain | cuts.domain,
         reused={},
         own={},
@@ -121,18 +119,17 @@ def empty_cuts(kind: Kind, zeros: Zeros) -> list[jax.Array]:
 def run_task(
     kind: Kind,
     sched: Schedule,
-    width: int,
-    edges: int,
+    size: tuple[int, int],
     t: jax.Array,
     carry: tuple[StateCotangents, Cuts, Totals],
     options: Optimizations,
 ) -> tuple[StateCotangents, Cuts, Totals]:
-    """Runs task t: the VJP of the recurrent part at `width` vertices with `edges` child edges.
+    """Runs task t: the VJP of the recurrent part at as many vertices, with as many edges to children, as `size` says.
 
     It adds to the cotangents of the children's states and writes cut cotangents. Without lazy batching it also adds to the
     cotangents of static values.
     """
-    g, cuts, totals = carry
+    (width, edges), (g, cuts, totals) = size, carry
     part, rows, memory, level = kind.part, kind.rows, _now(kind, g, cuts[kind.number]), kind.part.joint.domain
     shift = sched.task_size[t] - width  # backward windows END at the task's last row
     row, start = sched.task_row[t] + shift, rows.pad + sched.task_start[t] + shift

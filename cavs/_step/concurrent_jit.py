@@ -13,32 +13,22 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import evaluated_by
 from cavs._jaxpr.equations import bind
 from cavs._jaxpr.jaxprs import CALLS, Atom, Eqn, Jaxpr, bodies_in, body_of, is_var, opened, scan_parts
-from cavs._run.manual_axes import again_unchecked, bind_unchecked
-from cavs.kernels import begin_p, end_p
+from cavs._run.manual_axes import checked_axes, devices
+from cavs._step.xla_options import BESIDE, LOOPS_IN_GRAPHS, ON_CPU
+from cavs.kernels import Target, begin_p, end_p
 
-# Options of XLA for GPUs.
-_BESIDE = {"xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"}
-# Loops are part of the CUDA graph, too. Otherwise the host starts each iteration of engine `scan` and waits for its end: on one
-# H200 (2026-11-24), a Tree-LSTM step of engine `scan` at hidden 512 and batch 64 takes 1.26 ms, and 1.96 ms without this. With
-# launches of engine `persistent` it is slower: 0.42 instead of 0.30 ms (batch 1: 0.24 and 0.10). The list replaces that of XLA.
-_IN_GRAPHS = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION", "CONDITIONAL", "WHILE")
-_LOOPS = {"xla_gpu_enable_command_buffer": ",".join(_IN_GRAPHS)}
-# On a CPU, a quarter of the time that XLA takes to compile engine `scan` are the higher levels of LLVM's optimisation, from
-# which no program that was measured gains: a step of a Tree-LSTM, hidden 64, batch 64, compiles in 2.5 s instead of 3.4 and
-# takes 8.7 ms instead of 9.4; LSTM, GRU, Child-Sum Tree-LSTM and DAGNN take 0.93 to 1.003 times as long (2 cores, 2026-11-25).
-# A level in XLA_FLAGS is the user's choice.
-_ON_CPU = {"xla_backend_optimization_level": 1}
 _NEVER = np.iinfo(np.int32).min  # no launch leaves this in its flag; XLA does not know
 
 
@@ -91,12 +81,16 @@ class Concurrent:
     def __init__(self, fun: Callable[..., PyTree], **options: Any):
         functools.update_wrapper(self, fun)
         given = options.pop("compiler_options", None) or {}
-        self._launching: Any = jax.jit(fun, compiler_options=_BESIDE | given, **options)
-        self._looping: Any = jax.jit(fun, compiler_options=_BESIDE | _LOOPS | given, **options)
+        self._launching: Any = jax.jit(fun, compiler_options=BESIDE | given, **options)
+        self._looping: Any = jax.jit(fun, compiler_options=BESIDE | LOOPS_IN_GRAPHS | given, **options)
         self._on_cpu = self._launching
-        if not any(name in os.environ.get("XLA_FLAGS", "") for name in _ON_CPU):
-            self._on_cpu = jax.jit(fun, compiler_options=_ON_CPU | given, **options)
+        if not any(name in os.environ.get("XLA_FLAGS", "") for name in ON_CPU):
+            self._on_cpu = jax.jit(fun, compiler_options=ON_CPU | given, **options)
         self._chosen: dict[Hashable, Any] = {}
+
+    @functools.cached_property
+    def _target(self) -> Target:  # known at the first call: a decorator must not start JAX
+        return Target.here()
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self._jitted(args, kwargs)(*args, **kwargs)
@@ -113,9 +107,9 @@ class Concurrent:
         return sum(jitted._cache_size() for jitted in {self._on_cpu, self._launching, self._looping})
 
     def _jitted(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any:
-        if jax.default_backend() == "cpu":
+        if self._target.is_cpu:
             return self._on_cpu
-        if jax.default_backend() != "gpu":
+        if not self._target.is_gpu:
             return self._launching
         leaves, tree = jax.tree.flatten((args, kwargs))
         key = tree, *((x.shape, x.dtype) if hasattr(x, "shape") else type(x) for x in leaves)
@@ -218,3 +212,56 @@ def _scope(name: object) -> contextlib.AbstractContextManager[object]:
 def _has_launches(eqns: Sequence[Eqn]) -> bool:
     """Returns whether one of the equations is, or contains, a launch."""
     return any(e.primitive is begin_p or any(_has_launches(jaxpr.eqns) for jaxpr in bodies_in(e)) for e in eqns)
+
+
+Body: TypeAlias = Callable[[Jaxpr, list[jax.Array], jax.Array | None], tuple[list[jax.Array], jax.Array | None]]
+
+
+def again_unchecked(eqn: Eqn, run: Body) -> Callable[..., tuple[list[jax.Array], jax.Array | None]]:
+    """Binds the equation of a `shard_map` again, whose body is evaluated by `run`, without checks.
+
+    JAX has checked the body when it was traced. It cannot check it again: equations do not say that a part was `unchecked`.
+
+    Args:
+        eqn: the equation.
+        run: `run(body, operands, flag)` returns the results of the body and a flag, an int32 scalar or `None`.
+
+    Returns:
+        A function of operands and a flag, which returns the results and a flag, in the same way.
+    """
+    params = eqn.params
+    specs, outs = tuple(params["in_specs"]), tuple(params["out_specs"])
+    manual = frozenset(params.get("newly_manual_axes", params["mesh"].axis_names))
+
+    def divided(operands: list[jax.Array], flag: jax.Array | None) -> tuple[list[jax.Array], jax.Array | None]:
+        flags = (None if flag is None else PartitionSpec(),)
+
+        def local(operands: tuple[jax.Array, ...], flag: jax.Array | None) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+            found, after = run(params["jaxpr"], list(operands), flag)
+            return tuple(found), flag if after is None else after
+
+        divide = jax.shard_map(
+            local,
+            mesh=params["mesh"],
+            in_specs=(specs, *flags),
+            out_specs=(outs, *flags),
+            axis_names=manual,
+            check_vma=False,
+        )
+        found, after = divide(tuple(operands), flag)
+        return list(found), after
+
+    return divided
+
+
+def bind_unchecked(eqn: Eqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Binds an equation of a checked trace again where JAX does not check, if it is one that changes types; else []."""
+    name = eqn.primitive.name
+    if not devices()[0] or checked_axes() or name not in ("pvary", "psum_invariant", "all_gather_invariant"):
+        return []
+    if name == "pvary":
+        return operands
+    if name == "psum_invariant":
+        return [lax.psum(x, eqn.params["axes"]) for x in operands]
+    axis, tiled = eqn.params["all_gather_dimension"], eqn.params["tiled"]
+    return [lax.all_gather(x, eqn.params["axis_name"], axis=axis, tiled=tiled) for x in operands]

@@ -1,4 +1,4 @@
-"""`Owned`: the state of a step on the step's devices, in arrays that it may overwrite."""
+"""`DonatedState`: places the state of a step on its devices, in arrays that the step may overwrite."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cavs._feed.bits import beyond_32_bits
+from cavs._feed.int32_limits import beyond_32_bits
 from cavs._graphs.pytree import PyTree
 
 MSG_LEAF = (
@@ -16,7 +16,7 @@ MSG_LEAF = (
 )
 
 
-class Owned:
+class DonatedState:
     """The arrays that a step returned. Only these may be overwritten: others are copied first, so the caller's stay valid.
 
     Args:

@@ -13,16 +13,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cavs._engines.choose import EngineError, name_of
-from cavs._engines.engine import Engine
-from cavs._engines.persistent.engine import Persistent
-from cavs._engines.scan.engine import Scan
-from cavs._function.plan import FunctionPlan
+from cavs._engines.choose import ENGINES, EngineError
 from cavs._function.stored import from_stored, to_stored
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
+from cavs._run.compiled import Call
+from cavs._run.forward import Given
 from cavs._run.manual_axes import across_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule
@@ -63,30 +61,12 @@ class _Step(NamedTuple):
     frontier: jax.Array
 
 
-def run_in_segments(
-    F: VertexFunction,
-    plan: FunctionPlan,
-    kinds: tuple[str | None, ...],
-    sched: SegmentedSchedule,
-    params: PyTree,
-    inputs: PyTree,
-    edges: PyTree,
-    select: jax.Array | None,
-    asked: Engine | None,
-    run: Run,
-) -> Arrays:
+def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
     """Evaluates F at every vertex of a batch, segment after segment.
 
     Args:
-        F: the vertex function.
-        plan: F, traced and split.
-        kinds: for each kind of the schedule, the name of the function that evaluates it.
-        sched: the schedule.
-        params: the parameters.
-        inputs: the inputs, (Vp, ...).
-        edges: the edges, (Ep, ...).
-        select: (M,) ints, the vertices whose pushes are returned; `None` for all.
-        asked: the engine that was asked for.
+        call: the arguments of `run`.
+        sched: its schedule.
         run: evaluates one segment.
 
     Returns:
@@ -95,35 +75,29 @@ def run_in_segments(
     Raises:
         EngineError: the engine that was asked for cannot run segments.
     """
-    if isinstance(asked, Persistent):
+    asked, plan, shape = call.asked, call.job.plan, sched.segment_shape
+    if asked is not None and asked.launches:
         raise EngineError(
-            f"run: engine: got {name_of(asked)!r}, but a schedule in segments runs on engine 'scan', or 'native' on a CPU. "
+            f"run: engine: got {asked.name!r}, but a schedule in segments runs on engine 'scan', or 'native' on a CPU. "
             "Write engine='scan', or engine=None to choose."
         )
-    engine = Scan() if asked is None and jax.default_backend() != "cpu" else asked
-    function = _with_given(F, plan, kinds, sched.segment_shape.shape.kinds, params, inputs)
-    flat, trees = zip(*map(jax.tree.flatten, (params, inputs, edges)), strict=True)
-    loop = _Loop(function, functools.partial(run, engine=engine), trees, sched.segment_shape, plan.state_avals, plan.push_avals)
-    few = select if select is None or select.shape[0] < sched.segment_shape.shape.vertices else None
-    params, inputs, edges = flat
+    engine = ENGINES["scan"] if asked is None and not call.job.target.is_cpu else asked
+    (params, inputs, edges), trees = zip(*map(jax.tree.flatten, (call.params, call.inputs, call.edges)), strict=True)
+    function = _with_given(call, shape.shape.kinds)
+    loop = _Loop(function, functools.partial(run, engine=engine), trees, shape, plan.state_avals, plan.push_avals)
+    few = call.select if call.select is None or call.select.shape[0] < shape.shape.vertices else None
     differentiable, count = _differentiable(loop, sched.shape.vertices), len(inputs)
 
     def whole(params: Arrays, segments: SegmentArrays, rows: Arrays, select: jax.Array | None) -> Arrays:
         return differentiable(params, rows[:count], rows[count:], segments, select)
 
     outs = across_axes(whole)(params, jax.tree.map(jnp.asarray, sched.segments), [*inputs, *edges], few)
-    return outs if few is select else [x.at[select].get(mode="clip") for x in outs]
+    return outs if few is call.select else [x.at[call.select].get(mode="clip") for x in outs]
 
 
-def _with_given(
-    F: VertexFunction,
-    plan: FunctionPlan,
-    kinds: tuple[str | None, ...],
-    names: tuple[str, ...],
-    params: PyTree,
-    inputs: PyTree,
-) -> VertexFunction:
+def _with_given(call: Call, names: tuple[str, ...]) -> VertexFunction:
     """F for vertices of a segment. Its inputs are those of F and stored states; it pushes what F pushes, and its state."""
+    F, plan = call.function, call.job.plan
     if (key := ("segments", names)) in plan.sweeps:
         return plan.sweeps[key]
 
@@ -142,32 +116,26 @@ def _with_given(
         v.push((plan.push_tree.unflatten(pushed), stored))
 
     fns: dict[str, Callable[[Any, Vertex], None]] = {
-        name: functools.partial(computed, F.fns[kind]) for name, kind in zip(names, kinds, strict=False)
+        name: functools.partial(computed, F.fns[kind]) for name, kind in zip(names, call.job.kinds, strict=False)
     }
-    avals = F.state_avals(params, inputs)
-    made = VertexFunction(
-        fns | {GIVEN: given}, state=F.state_tree.unflatten(avals), arity=F.arity, optimizations=F.optimizations
-    )
+    state = F.state_tree.unflatten(F.state_avals(call.params, call.inputs))
+    made = VertexFunction(fns | {GIVEN: given}, state=state, arity=F.arity, optimizations=F.optimizations)
     plan.sweeps[key] = made
     return made
 
 
-def _segment(
-    loop: _Loop, step: _Step, index: jax.Array, params: Arrays, frontier: Arrays, inputs: Arrays, edges: Arrays
-) -> tuple[Arrays, Arrays]:
+def _segment(loop: _Loop, step: _Step, index: jax.Array, frontier: Arrays, rows: Given) -> tuple[Arrays, Arrays]:
     """Evaluates one segment. Returns the frontier above it, and the pushes of its vertices `index`.
 
     Args:
         loop: see `_Loop`.
         step: the segment.
         index: vertex numbers within the segment.
-        params: the leaves of the parameters.
         frontier: (given, ...) the leaves of the states below.
-        inputs: (Vs, ...) the rows of the segment's vertices, in each leaf of the inputs.
-        edges: (Es, ...) the rows of its edges.
+        rows: the parameters, and the rows of the segment's vertices, (Vs, ...), and of its edges, (Es, ...).
     """
     given, shape = loop.shape
-    params, inputs, edges = (tree.unflatten(x) for tree, x in zip(loop.trees, (params, inputs, edges), strict=True))
+    params, inputs, edges = (tree.unflatten(x) for tree, x in zip(loop.trees, rows[:3], strict=True))
     states = [jnp.pad(x, ((0, shape.vertices - given), *((0, 0),) * (x.ndim - 1))) for x in frontier]
     which = jnp.concatenate([step.frontier, index])
     pushed, found = loop.run(loop.function, params, Schedule(step.data, shape), (inputs, states), edges=edges, select=which)
@@ -180,9 +148,12 @@ def _steps(segments: SegmentArrays) -> _Step:
     return _Step(number, segments.data, segments.vertex, segments.edge, segments.frontier)
 
 
-def _rows(xs: Arrays, index: jax.Array) -> Arrays:
-    """The rows `index` of each array; any row for an index beyond the last one."""
-    return [x.at[index].get(mode="clip") for x in xs]
+def _rows(given: Given, of: _Step) -> Given:
+    """The rows of a segment's vertices and edges; any row in padding."""
+    inputs, edges = (
+        [x.at[index].get(mode="clip") for x in xs] for xs, index in ((given.inputs, of.vertex), (given.edges, of.edge))
+    )
+    return Given(given.params, inputs, edges, None)
 
 
 class _Chosen(NamedTuple):
@@ -217,16 +188,14 @@ def _chosen(loop: _Loop, step: _Step, segments: SegmentArrays, select: jax.Array
     return _Chosen(jnp.where(mine, segments.place.at[select].get(mode="clip"), 0), mine, step.vertex)
 
 
-def _forward(
-    loop: _Loop, vertices: int, params: Arrays, inputs: Arrays, edges: Arrays, segments: SegmentArrays, select: jax.Array | None
-) -> tuple[Arrays, Arrays]:
+def _forward(loop: _Loop, vertices: int, given: Given, segments: SegmentArrays) -> tuple[Arrays, Arrays]:
     """Returns the pushes, and the frontier below each segment."""
-    rows = vertices if select is None else select.shape[0]
+    rows = vertices if given.select is None else given.select.shape[0]
 
     def step(carry: tuple[Arrays, Arrays], of: _Step) -> tuple[tuple[Arrays, Arrays], Arrays]:
         frontier, outs = carry
-        chosen = _chosen(loop, of, segments, select)
-        above, pushed = _segment(loop, of, chosen.index, params, frontier, _rows(inputs, of.vertex), _rows(edges, of.edge))
+        chosen = _chosen(loop, of, segments, given.select)
+        above, pushed = _segment(loop, of, chosen.index, frontier, _rows(given, of))
         return (above, chosen.put(outs, pushed)), frontier
 
     first = [jnp.zeros((loop.shape.given, *a.shape), a.dtype) for a in loop.state_avals]
@@ -236,32 +205,24 @@ def _forward(
 
 
 def _backward(
-    loop: _Loop,
-    varied: _Varied,
-    params: Arrays,
-    inputs: Arrays,
-    edges: Arrays,
-    segments: SegmentArrays,
-    select: jax.Array | None,
-    frontiers: Arrays,
-    cts: list[Cotangent],
+    loop: _Loop, varied: _Varied, given: Given, segments: SegmentArrays, frontiers: Arrays, cts: list[Cotangent]
 ) -> tuple[Floats, Floats, Floats]:
     """Returns the cotangents of the params, inputs and edges in `varied`. Each segment runs again, the last one first."""
     pushed = [i for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0]
 
     def step(carry: tuple[Floats, ...], xs: tuple[_Step, Arrays]) -> tuple[tuple[Floats, ...], None]:
         (of, frontier), (above, by_params, by_inputs, by_edges) = xs, carry
-        chosen = _chosen(loop, of, segments, select)
-        args = params, frontier, _rows(inputs, of.vertex), _rows(edges, of.edge)
-        by_args = [{i: xs[i] for i in own} for own, xs in zip((varied[0], above, *varied[1:]), args, strict=True)]
+        chosen = _chosen(loop, of, segments, given.select)
+        args = frontier, *_rows(given, of)[:3]
+        by_args = [{i: xs[i] for i in own} for own, xs in zip((above, *varied), args, strict=True)]
 
         def floats(changed: tuple[Floats, ...]) -> tuple[Floats, Arrays]:
-            full = [[own.get(i, x) for i, x in enumerate(given)] for own, given in zip(changed, args, strict=True)]
-            found, outs = _segment(loop, of, chosen.index, *full)
+            full = [[own.get(i, x) for i, x in enumerate(xs)] for own, xs in zip(changed, args, strict=True)]
+            found, outs = _segment(loop, of, chosen.index, full[0], Given(full[1], full[2], full[3], None))
             return {i: found[i] for i in above}, [outs[i] for i in pushed]
 
         _, pull = jax.vjp(floats, tuple(by_args))
-        ((ct_params, below, ct_rows, ct_edges),) = pull((above, chosen.cotangents([jnp.asarray(cts[i]) for i in pushed])))
+        ((below, ct_params, ct_rows, ct_edges),) = pull((above, chosen.cotangents([jnp.asarray(cts[i]) for i in pushed])))
         by_params = {i: by_params[i] + ct for i, ct in ct_params.items()}
         # Every vertex and every edge belongs to one segment.
         by_inputs = {i: by_inputs[i].at[of.vertex].set(ct, mode="drop") for i, ct in ct_rows.items()}
@@ -272,7 +233,7 @@ def _backward(
     of_first = tuple(i for i, x in enumerate(first) if is_float(x))
     zeros = tuple(
         {i: jnp.zeros(xs[i].shape, xs[i].dtype) for i in own}
-        for own, xs in zip((of_first, *varied), (first, params, inputs, edges), strict=True)
+        for own, xs in zip((of_first, *varied), (first, *given[:3]), strict=True)
     )
     (_, *found), _ = lax.scan(step, zeros, (_steps(segments), frontiers), reverse=True)
     by_params, by_inputs, by_edges = found
@@ -283,15 +244,17 @@ def _differentiable(loop: _Loop, vertices: int) -> Callable[..., Arrays]:
     """Returns the pushes as a function of flat params, inputs, edges, segments and `select`, with its derivative."""
 
     def whole(params: Arrays, inputs: Arrays, edges: Arrays, segments: SegmentArrays, select: jax.Array | None) -> Arrays:
-        return _forward(loop, vertices, params, inputs, edges, segments, select)[0]
+        return _forward(loop, vertices, Given(params, inputs, edges, select), segments)[0]
 
     def forward(which: Any, *values: Any) -> tuple[Arrays, Callable[..., Any]]:
-        outs, frontiers = _forward(loop, vertices, *values)
+        params, inputs, edges, segments, select = values
+        given = Given(params, inputs, edges, select)
+        outs, frontiers = _forward(loop, vertices, given, segments)
         varied = tuple(tuple(i for i, is_varied in enumerate(own) if is_varied) for own in which[:3])
-        return outs, jax.tree_util.Partial(functools.partial(_backward, loop, varied), *values, frontiers)
+        return outs, jax.tree_util.Partial(functools.partial(_backward, loop, varied), given, segments, frontiers)
 
     def backward(pull: Callable[..., Any], cts: list[Cotangent]) -> tuple[Any, ...]:
-        of = zip(pull(instantiated(cts)), pull.args[:3], strict=True)
+        of = zip(pull(instantiated(cts)), pull.args[0][:3], strict=True)
         return *([own.get(i) for i in range(len(xs))] for own, xs in of), None, None
 
     return reverse_differentiable(whole, forward, backward, "run", once=True)

@@ -10,7 +10,6 @@ from cavs._schedule.schedule import Shape
 from cavs.kernels import (
     PARTS,
     PRECISIONS,
-    SHARED_MEMORY,
     Across,
     ConstantRead,
     Equation,
@@ -18,6 +17,7 @@ from cavs.kernels import (
     LevelProgram,
     Load,
     ProductSpec,
+    Target,
     Unfit,
     Var,
     aval,
@@ -33,17 +33,13 @@ _RESIDENT, _RATE, _FIXED, _BLOCK = 1e8, 27 * 1.755e3, 4.0, 1.0
 _GAIN = 0.8  # a wide launch must take at most this part of the time that the other launch would take
 
 
-def launch_configs(
-    recurrence: chip.Direction, precision: str, interpret: bool, shape: Shape, layouts: chip.Layouts = chip.MEASURED
-) -> tuple[list[LaunchConfig], int]:
+def launch_configs(recurrence: chip.Direction, how: chip.LaunchOptions, shape: Shape) -> tuple[list[LaunchConfig], int]:
     """Returns the layouts of the launches of one direction, and the least number of vertices of a level of the wide launch.
 
     Args:
         recurrence: The direction.
-        precision: The precision of products; see `LaunchConfig`.
-        interpret: Whether Pallas' interpreter runs the kernels.
+        how: How the launches run.
         shape: The shape of the schedule.
-        layouts: Overrides.
 
     Returns:
         One or two layouts, in the order in which the launches run; and the number of vertices, 0 without a wide launch.
@@ -51,23 +47,23 @@ def launch_configs(
     Raises:
         Unfit: If no layout fits the chip.
     """
-    narrow = chip.configure(recurrence, precision, interpret, shape, layouts)
-    if layouts.wide:
-        wide, rows = layouts.wide(recurrence.program, narrow)
+    narrow = chip.configure(recurrence, how, shape)
+    if how.layouts.wide:
+        wide, rows = how.layouts.wide(recurrence.program, narrow)
     else:
-        wide, rows = (None, 0) if layouts.narrow else widest(recurrence.program, narrow, shape)
+        wide, rows = (None, 0) if how.layouts.narrow else wide_launch(recurrence.program, narrow, how.target, shape)
     if wide is None:
         return [narrow], 0
     return ([wide, narrow] if recurrence.forward else [narrow, wide]), rows
 
 
-def widest(program: LevelProgram, narrow: LaunchConfig, shape: Shape) -> tuple[LaunchConfig | None, int]:
+def wide_launch(program: LevelProgram, narrow: LaunchConfig, target: Target, shape: Shape) -> tuple[LaunchConfig | None, int]:
     """Returns the layout of a launch for wide levels, and the least number of vertices of a level that it runs faster.
 
     Returns `None` and 0 if batches of this shape will hardly have such a level. The widest level has at most half of a complete
     binary tree's vertices with children, and mostly less than a quarter. All levels of chains are equally wide.
     """
-    found = possible(program, narrow.precision) if shape.fan_in > 1 and not narrow.interpret else []
+    found = possible(program, narrow.precision, target) if shape.fan_in > 1 and not narrow.interpret else []
     if not found:
         return None, 0
     total, flops = sum(shape.inner), _flops(program)
@@ -81,21 +77,21 @@ def widest(program: LevelProgram, narrow: LaunchConfig, shape: Shape) -> tuple[L
     return (wide, min(rows)) if rows else (None, 0)
 
 
-def possible(program: LevelProgram, precision: str) -> list[LaunchConfig]:
+def possible(program: LevelProgram, precision: str, target: Target) -> list[LaunchConfig]:
     """Returns every layout that a launch for wide levels can have. It needs products in tf32 that sum over enough elements."""
-    return [c for hb in (256, 128, 64, 32) for c in fitting(program, hb)] if PRECISIONS[precision].wide else []
+    return [c for hb in (256, 128, 64, 32) for c in fitting(program, hb, target)] if PRECISIONS[precision].wide else []
 
 
-def fitting(program: LevelProgram, hb: int) -> list[LaunchConfig]:
+def fitting(program: LevelProgram, hb: int, target: Target) -> list[LaunchConfig]:
     """Returns the layout with `hb` units per thread block, in a list that is empty if it does not fit the chip."""
-    groups = chip.multiprocessors() * hb // program.unit
+    groups = target.multiprocessors * hb // program.unit
     if program.unit % hb or not groups or not any(phase.products for phase in program.phases):
         return []
     config = LaunchConfig(hb, groups, False, 64, 2, "tf32", False, wide=True)
     with contextlib.suppress(Unfit):
         layout = layout_of(program, config)
         held = layout.columns // 2 + max(32, 16 * max(map(_sources, layout.specs())))  # registers: sums, and rows in flight
-        fits = layout.shared_memory(config) <= SHARED_MEMORY and max(part.width for part in layout.packed) <= 256
+        fits = layout.shared_memory(config) <= target.shared_memory and max(part.width for part in layout.packed) <= 256
         if fits and layout.columns <= 256 and held <= 170:
             return [config]
     return []
@@ -150,7 +146,7 @@ def wide_cost(program: LevelProgram, config: LaunchConfig, rows: float) -> float
     return _FIXED + turns * (read / (_RATE * (1.3 - 0.3 * busy)) + _BLOCK * _moved(program))
 
 
-def wide_levels(part_start: jax.Array, rows: int) -> jax.Array:
+def count_wide_levels(part_start: jax.Array, rows: int) -> jax.Array:
     """Returns the number of levels, from the leaves' parents on, that have at least `rows` vertices.
 
     It is at least one, because a launch must run a level.

@@ -1,0 +1,50 @@
+"""What `cavs.explain` says about engine `persistent`: how F is laid out on the chip, or why it cannot be."""
+
+from cavs._engines.persistent.chip import WIDE, LaunchOptions, configure
+from cavs._engines.persistent.lower import Recurrence, recurrence_of
+from cavs._engines.persistent.wide_levels import possible
+from cavs._function.plan import FunctionPlan
+from cavs._graphs.counted import counted
+from cavs.kernels import PRECISIONS, Target, Unfit, layout_of
+
+
+def explain_launches(plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
+    """Returns whether F fits, and for each kind a line that says how its launches are laid out, or why there are none."""
+    fits, lines = True, []
+    for name in plan.inner:
+        try:
+            text = f"fits. {_explain_kind(plan, name, target)}"
+        except Unfit as e:
+            fits, text = False, f"no: {e}."
+        lines.append(f"Engine persistent{'' if name is None else f', kind {name!r}'}: {text}")
+    return fits, lines
+
+
+def _explain_kind(plan: FunctionPlan, name: str | None, target: Target) -> str:
+    if not plan.function.optimizations.lazy:
+        raise Unfit("F was created with Optimizations(lazy=False)")
+    forward, backward = (recurrence_of(plan, name, way, target=target) for way in (True, False))
+    text = f"forward: {_explain_launch(forward, target)}; backward: {_explain_launch(backward, target)}."
+    if (backward.arity > 1 or backward.part.gathers_all) and possible(backward.program, backward.precision, target):
+        text += " Levels of thousands of vertices run as tiled products in a launch of their own, if that is faster."
+    return text
+
+
+def _explain_launch(made: Recurrence, target: Target) -> str:
+    program, config = made.program, configure(made, LaunchOptions(target))
+    layout = layout_of(program, config)
+    size = layout.words * 4 * (program.unit // config.hb)
+    where = f"stream from L2 for every tile, as they do not fit the chip (beyond {WIDE} vertices per level, scan runs)"
+    if config.resident:
+        where = "stay in shared memory" + ", three weights in two words" * config.tight
+    barriers = f"{counted(sum(p.barrier for p in program.phases), 'barrier')} per level"
+    if config.dataflow:
+        barriers = "no barriers, as products poll the rows that they read"
+    divided = f" ({config.split} of a cluster divide K of each product and send each other sums)" * (config.split > 1)
+    padded = "" if program.unit == program.valid else f"vectors of {program.valid} run as {program.unit}; "
+    products = PRECISIONS[made.precision].text or made.precision
+    return (
+        f"{padded}{counted(len(program.phases), 'phase')} and {barriers}; {counted(config.groups, 'group')} of "
+        f"{counted(program.unit // config.hb, 'thread block')} with {counted(config.hb, 'unit')} each{divided}; "
+        f"{size / 1e6:.1f} MB of weights per group, which {where}; products in {products}"
+    )
