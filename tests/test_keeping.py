@@ -92,7 +92,7 @@ def test_explain_says_what_it_could_keep() -> None:
 @pytest.mark.parametrize(("name", "batch"), [case for case in IN_FORESTS if case[0] in ("BinaryTreeLSTM", "three kinds")][:4])
 def test_gradients_if_large_inputs_are_gathered_again(name: str, batch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MANY_BYTES", -1)
-    monkeypatch.setattr(segment, "after", mock := Mock(side_effect=segment.after))
+    monkeypatch.setattr(segment, "hold_back", mock := Mock(side_effect=segment.hold_back))
     graphs, schedule = BATCHES[batch], cavs.schedule(BATCHES[batch])
 
     def run(params: Any, inputs: Any) -> Any:

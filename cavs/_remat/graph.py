@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import Any, cast
 
 import jax
-from jax import lax
 from jax.core import ShapedArray
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._jaxpr.equations import is_float, needed, run_equations
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Env, Eqn, Var, is_var, opened
 from cavs._jaxpr.late_zeros import run_late
@@ -214,7 +214,7 @@ class Kept:
         on = [v for v in behind if v in read and v in heavy and is_float(v)]
         if done and on:
             values = [*done, *(v for v in on if v not in done)]
-            behind.update(zip(values, lax.optimization_barrier([behind[v] for v in values]), strict=True))
+            behind.update(zip(values, barrier([behind[v] for v in values]), strict=True))
 
     def _recompute(self, atoms: Sequence[Atom], env: Env, behind: Env, tie: Sequence[Var]) -> None:
         missing = [x for x in atoms if is_var(x) and x not in env]
@@ -225,7 +225,7 @@ class Kept:
         local = dict(env)
         # XLA does not fuse across a barrier. Small values have none, because XLA may as well keep them.
         if tie and _SMALL * sum(map(bytes_of_var, missing)) >= sum(map(bytes_of_var, tie)):
-            tied, late = lax.optimization_barrier(([behind[v] for v in tie], [env[v] for v in used]))
+            tied, late = barrier(([behind[v] for v in tie], [env[v] for v in used]))
             behind.update(zip(tie, tied, strict=True))
             local.update(zip(used, late, strict=True))
         (run_late if tie else run_equations)(eqns, local)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cavs._function.domains import EDGE, ROW, STATIC, domain_of
 from cavs._function.evaluate import evaluate, matrix_product, value_at
@@ -18,12 +17,12 @@ from cavs._function.joint import ParamUse
 from cavs._function.products import weight_gradient
 from cavs._function.split import Split
 from cavs._jaxpr.equations import bind, is_float, needed, reads
+from cavs._jaxpr.hold_back import barrier, hold_back
 from cavs._jaxpr.jaxprs import Atom, Env, Var, is_var
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
 from cavs._stages.pulled import get_rows
-from cavs._stages.segment import not_before
 from cavs._stages.tensors import Index, Rows, RowSpan, repeated
 
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
@@ -112,7 +111,7 @@ def lazy_gradients(
     env |= given
     local = dict(env)
     if direct:  # XLA for CPUs would compute operands before the library's calls, and keep them during these
-        local = dict(zip(env, not_before(list(cuts.values()), list(env.values())), strict=True))
+        local = dict(zip(env, hold_back(list(env.values()), list(cuts.values()), jnp.inexact), strict=True))
     evaluate(eqns, local, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
     env |= {v: local[v] for e in eqns for v in e.outvars}
 
@@ -129,7 +128,7 @@ def apart(cts: Env, gradients: Floats) -> Env:
     small = sum(x.nbytes for x in cts.values()) < JOINED_BYTES
     if jax.default_backend() != "gpu" or not gradients or not small:
         return cts
-    _, tied = lax.optimization_barrier((list(gradients.values()), list(cts.values())))
+    _, tied = barrier((list(gradients.values()), list(cts.values())))
     return dict(zip(cts, tied, strict=True))
 
 

@@ -17,6 +17,7 @@ from cavs._function.evaluate import pad_rows
 from cavs._function.unroll import trace
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import Program, depends, is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.hold_back import barrier, hold_back
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, PyTreeDef, Var
 from cavs._jaxpr.minimum_cut import keep_products
 from cavs._stages.blocks import MANY_BYTES, blocks_of, joined
@@ -195,22 +196,6 @@ def _cut(
     return needed(first, [*outs, *cut], free)[0], backward, cut, alive
 
 
-def after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
-    """Returns `alive` with indices that are only known after the cotangents, so that XLA gathers again, and not before."""
-    firsts = [x[(0,) * x.ndim] for x in cts if x.size][:1]
-    late = [jnp.minimum(jnp.isnan(x).astype(jnp.int32), 0) for x in firsts]  # 0, whatever x is
-    return [x + late[0].astype(x.dtype) if late and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim else x for x in alive]
-
-
-def not_before(cts: list[jax.Array], cut: list[jax.Array]) -> list[jax.Array]:
-    """Returns `cut`, multiplied by 1 on a CPU, which is only known after the cotangents: XLA removes barriers there."""
-    first = next((x[(0,) * x.ndim] for x in cts if x.size), None)
-    if first is None or jax.default_backend() != "cpu":
-        return cut
-    one = jnp.maximum(jnp.isnan(first).astype(jnp.int32), 1)
-    return [x * one.astype(x.dtype) if is_float(x) else x for x in cut]
-
-
 def _pull_back(back: _SegmentBackward, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
     """Returns the cotangents of the arguments."""
     flat = jax.tree.leaves(cts)
@@ -249,13 +234,15 @@ def _cotangents(
     """Returns the cotangents of the arguments that are differentiated, by their place, from those of float results."""
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
-    cut = lax.optimization_barrier(cut)
-    if back.again:
-        alive = after(cts, alive)
+    cut = barrier(cut)
+    if back.again:  # gathers again, and not before the backward begins
+        alive = hold_back(alive, cts, jnp.integer)
     env = dict(zip(back.kept, [*cut, *alive], strict=True))
     behind = depends(back.eqns, set(back.seeds))
     again = [e for e in back.eqns if e.outvars[0] not in behind]
-    local = dict(zip(back.kept, [*not_before(cts, cut), *alive], strict=True))
+    local = dict(
+        zip(back.kept, [*(hold_back(cut, cts, jnp.inexact) if jax.default_backend() == "cpu" else cut), *alive], strict=True)
+    )
     run_equations(again, local)
     env |= {v: local[v] for e in again for v in e.outvars} | dict(zip(back.seeds, cts, strict=True))
     run_equations([e for e in back.eqns if e.outvars[0] in behind], env)

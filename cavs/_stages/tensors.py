@@ -19,7 +19,6 @@ slack at both ends.
 5. Row 0 of the states is zero: a vertex gathers it for a child that it does not have.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -30,6 +29,7 @@ from jax import lax
 
 from cavs._function.domains import EDGE, Domain
 from cavs._function.evaluate import pad_rows
+from cavs._jaxpr.hold_back import late_zero
 from cavs._schedule.schedule import Schedule
 from cavs._stages.edges import rows_of_edges
 
@@ -56,8 +56,7 @@ class Zeros:
     """Creates tensors of zeros that XLA does not share.
 
     Loops update their tensors in place. If all tensors of a shape began as the same constant, XLA would keep ONE and copy it
-    for each of them, which is a second pass over memory. So each is filled with a number of its own that is only known at run
-    time, and is 0 whatever the schedule contains: min(an integer without its sign bit, 0).
+    for each of them, which is a second pass over memory. So each is filled with a `late_zero` of its own.
 
     Args:
         sched: the schedule whose integers are used.
@@ -68,15 +67,12 @@ class Zeros:
 
     def __init__(self, sched: Schedule, after: Sequence[jax.Array] = (), start: int = 0):
         self._data, self._next = sched.data, start
-        # XLA removes optimization barriers before it orders operations. Whether an element is NaN it cannot know: 0 or 1.
-        elements = [x[(0,) * x.ndim] for x in after if x.size and jnp.issubdtype(x.dtype, jnp.floating)]
-        self._late = [jnp.isnan(x).astype(self._data.dtype) for x in elements]
+        self._late = [x[(0,) * x.ndim] for x in after if x.size and jnp.issubdtype(x.dtype, jnp.floating)]
 
     def __call__(self, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
         """Returns zeros of a shape and dtype."""
         self._next += 1
-        number = self._data[self._next % self._data.shape[0]] & np.int32(0x7FFFFFFF)
-        zero = functools.reduce(jnp.minimum, self._late, jnp.minimum(number, 0))
+        zero = late_zero([self._data[self._next % self._data.shape[0]], *self._late])
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             stored = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
             return jax.random.wrap_key_data(self(stored.shape, stored.dtype), impl=dtype._impl.name)  # type: ignore[attr-defined]

@@ -22,6 +22,7 @@ from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, 
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split, split_leaf
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._jaxpr.ruled import replaceable
 from cavs._schedule.schedule import Schedule, Shape
@@ -32,7 +33,6 @@ from cavs._stages.entrance import Memory
 from cavs._stages.lazy import Direct, lazy_gradients
 from cavs._stages.operands import Operand, in_parts
 from cavs._stages.saved import Transpose
-from cavs._stages.segment import after
 from cavs._stages.tensors import RowSpan
 from cavs.kernels import Unfit
 
@@ -156,7 +156,8 @@ def _back(
     vertex = jnp.asarray(rows.vertex)
     size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in own.recurrent.cross) * rows.size
     if size > MANY_BYTES:  # gathered again, rather than alive from the forward to the backward
-        vertex = after([jnp.asarray(ct) for ct in cts if ct.dtype != jax.dtypes.float0], [vertex])[0]
+        cotangents = [jnp.asarray(ct) for ct in cts if ct.dtype != jax.dtypes.float0]
+        vertex = hold_back([vertex], cotangents, jnp.integer)[0]
     pulled, of_out = stage.pulled(inputs, vertex), dict(zip(part.eager.outs, cts, strict=True))
     crossing = [pulled[v] for v in own.recurrent.cross]
     memory = Memory(states=[], statics=stage.statics(statics), crossing=crossing, kept=kept, extras=extras)

@@ -34,13 +34,13 @@ from cavs._engines.scan.task import (
 from cavs._function.domains import EDGE
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import Var, is_var
 from cavs._jaxpr.ruled import replaceable
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
 from cavs._stages.saved import Saved, Transpose
-from cavs._stages.segment import after
 from cavs._stages.tensors import Rows
 from cavs.kernels import Unfit, native_unavailable
 
@@ -215,7 +215,7 @@ def _rounds_back(
 
     g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
     left = jnp.zeros((), jnp.int32)
-    left = after([x for own in cuts for x in own], [left[None]])[0][0]  # not known before the levels have run
+    left = hold_back([left[None]], [x for own in cuts for x in own], jnp.integer)[0][0]  # not known before the levels have run
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 

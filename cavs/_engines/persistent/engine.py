@@ -8,7 +8,6 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, ForwardLevels, StagesInXla
 from cavs._engines.persistent.bounds import powers_of_operands, state_bounds
@@ -21,6 +20,7 @@ from cavs._engines.scan.task import eager_cotangents
 from cavs._function.domains import EDGE
 from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env
 from cavs._schedule.schedule import Schedule
 from cavs._stages.blocks import MANY_BYTES
@@ -75,7 +75,7 @@ class Persistent(StagesInXla):
             cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
             if cuts and self.apart:
                 # XLA would gather the operands of the lazy gradients before the launch, and keep them while it runs.
-                where, cts = lax.optimization_barrier(((rows.kids, rows.edge_child), list(cuts.values())))
+                where, cts = barrier(((rows.kids, rows.edge_child), list(cuts.values())))
                 rows, cuts = rows._replace(kids=where[0], edge_child=where[1]), dict(zip(cuts, cts, strict=True))
             if cuts:
                 given = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(made.operands)}
@@ -122,7 +122,7 @@ def forward_launches(
         crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
         given = statics[k]
         if engine.apart:  # weights are scaled after the eager part, which needs memory of its own
-            given, crossing = lax.optimization_barrier((given, crossing))
+            given, crossing = barrier((given, crossing))
         tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
         out, lost = launch(made, rows, sched, given, tensors, states, interpret=engine.interpret, layouts=engine.layouts)
         states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
@@ -180,7 +180,7 @@ def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Co
     if size < COPY_BYTES:
         return {}, cuts
     if size >= MANY_BYTES:
-        copies, cts = lax.optimization_barrier((copies, list(cuts.values())))
+        copies, cts = barrier((copies, list(cuts.values())))
         cuts = dict(zip(cuts, cts, strict=True))
     factor = PRECISIONS[recurrence_of(batch.plan, name, True, forest).precision].factor
     return {i: Copied(x, factor) for i, x in zip(halved, copies, strict=True)}, cuts
@@ -194,7 +194,7 @@ def _in_turn(out: dict[Tensor, jax.Array], gradients: Floats, leaves: int) -> tu
     up = {name: x for name, x in out.items() if name.role in (TensorRole.TO_SLOT, TensorRole.TO_EDGE)}
     if leaves * sum(x[0].nbytes for x in up.values()) < MANY_BYTES:
         return up, gradients
-    return lax.optimization_barrier((up, gradients))
+    return barrier((up, gradients))
 
 
 def cotangents_at_leaves(

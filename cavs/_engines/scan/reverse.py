@@ -5,7 +5,6 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents
 from cavs._engines.scan.rounds import Loop, Rounds, begins_of, rounds_back
@@ -22,6 +21,7 @@ from cavs._engines.scan.task import (
 )
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import (
@@ -85,7 +85,7 @@ def backward_levels(
     for kind, own in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.
         where, tensors = (kind.rows.kids, kind.rows.edge_child), list(own.values())
-        (kids, edge_child), tensors = lax.optimization_barrier((where, tensors))
+        (kids, edge_child), tensors = barrier((where, tensors))
         if jax.default_backend() == "cpu":  # where XLA removes barriers; no task is left, but XLA does not know
             kids, edge_child = (x + jnp.minimum(left, 0) for x in (kids, edge_child))
         k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))
