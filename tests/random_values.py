@@ -10,7 +10,7 @@ import numpy as np
 
 import cavs
 from cavs._engines.choose import choose_engine, name_of
-from cavs._function.plan import FunctionPlan
+from cavs._run.plans import plans_of
 from cavs._run.run import kind_names
 from tests.per_vertex import Graph, PerVertex
 from tests.random_cases import Case
@@ -132,8 +132,7 @@ def precision_of(case: Case) -> str | None:
 
 def engines_of(F: cavs.VertexFunction, engine: Any, sched: cavs.Schedule) -> list[str]:
     """Returns the name of the engine that has run F on a schedule, once for each plan of F."""
-    plans = [x for x in F.cache.values() if isinstance(x, FunctionPlan)]
-    return [name_of(choose_engine(engine, plan, sched.shape, kind_names(F, sched))) for plan in plans]
+    return [name_of(choose_engine(engine, plan, sched.shape, kind_names(F, sched))) for plan in plans_of(F)]
 
 
 def build(case: Case) -> cavs.Graphs:

@@ -1,4 +1,4 @@
-"""What the backward of the recurrent part keeps of the forward, runs again, and overwrites.
+"""Chooses what the backward of the recurrent part saves from the forward, runs again, and overwrites.
 
 The joint program (`_function.joint`) is the forward and its VJP. By default the levels store the cheapest values from which the
 backward follows without running a product again (Echo, section IV). `front` returns the alternatives: the Pareto front of bytes
@@ -88,7 +88,7 @@ def _read_by_backward(joint: Joint) -> tuple[list[Eqn], list[Var]]:
 
 
 def rows_read(joint: Joint) -> set[Var]:
-    """The eager rows that the backward reads, so that they are alive until it ends."""
+    """Returns the eager rows that the backward reads, so that they are alive until it ends."""
     r = joint.reverse
     results = [*r.ct_slots.values(), *r.ct_child.values(), *r.cuts]
     eqns, available = needed(joint.program.eqns, results, joint.available)
@@ -96,14 +96,14 @@ def rows_read(joint: Joint) -> set[Var]:
 
 
 def lazy_reads(joint: Joint) -> set[Var]:
-    """The values that the lazy parameter gradients read after the levels."""
+    """Returns the values that the lazy parameter gradients read after the levels."""
     operands = [v for use in joint.reverse.uses for v in use.operands.values() if is_var(v)]
     eqns, available = needed(joint.program.eqns, operands, joint.available)
     return reads(eqns, [*operands, *available]) & joint.available
 
 
 def reused(joint: Joint, stored: Sequence[Var], of: Domains) -> dict[Var, tuple[Var, ...]]:
-    """For each cut cotangent, or part of one, that can overwrite kept values in its rows, these. Each are used once.
+    """Maps cut cotangents, or parts of them, to the saved values whose buffer they may reuse, each buffer at most once.
 
     Args:
         joint: the joint program.
@@ -120,13 +120,13 @@ def reused(joint: Joint, stored: Sequence[Var], of: Domains) -> dict[Var, tuple[
 
 
 def _only_in_levels(joint: Joint) -> list[tuple[Var, ...]]:
-    """The kept values of each tensor that only the backward's levels read."""
+    """Returns the saved values of each tensor that only the backward's levels read."""
     later = lazy_reads(joint)
     return [place for place in joint.forward.places if later.isdisjoint(place)]
 
 
 def fit(place: Sequence[Var], v: Var, domain: Domains, edge: bool) -> bool:
-    """Whether the tensor of kept values has room for `v`, which has a row for each edge or for each vertex."""
+    """Returns whether a tensor of saved values has room for `v`, which has a row for each edge or for each vertex."""
     shape = place[0].aval.shape if len(place) == 1 else (sum(x.aval.size for x in place),)
     same = shape == (v.aval.shape if len(place) == 1 else (v.aval.size,))
     return same and all(x.aval.dtype == v.aval.dtype and (domain_of(x, domain) == EDGE) == edge for x in place)
@@ -156,9 +156,10 @@ def side_by_side(joint: Joint, cuts: Sequence[tuple[Var, Sequence[Var]]]) -> Joi
 
 
 def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...], Var]:
-    """For each tensor of kept values that can overwrite eager rows which nothing after the forward's levels reads, these rows.
+    """Maps tensors of saved values to the eager rows whose buffer they may reuse, each buffer at most once.
 
-    They are all of a `Forward.cross`, or a part if the recurrent part splits it. Each are used once.
+    Nothing reads these rows after the forward's levels. They are one of `Forward.cross`, or a part of it if the recurrent part
+    splits it.
 
     Args:
         joint: the joint program.
@@ -186,7 +187,7 @@ def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...
 
 
 def can_overwrite(joint: Joint, slots: Collection[tuple[int, int]], child: Collection[int]) -> set[int]:
-    """The state leaves that only the backward's levels read: their cotangents may overwrite them in a forest.
+    """Finds the state leaves that only the backward's levels read: in a forest, their cotangents may overwrite them.
 
     Args:
         joint: the joint program.
@@ -234,7 +235,7 @@ def front(joint: Joint, overwritten: Collection[int] = ()) -> list[Tradeoff]:
 
 
 def _bytes(v: Var, domain: Domains) -> float:
-    """The bytes of a value per vertex."""
+    """Returns the bytes of a value per vertex."""
     return bytes_of_var(v) * _times(v, domain)
 
 

@@ -34,7 +34,7 @@ class Derivative:
         seeds: the cotangents of the results that are floats.
         grads: the cotangents of the differentiated arguments.
         consts: the arrays over which the function closes.
-        forward: the equations that depend on no cotangent.
+        forward: the equations of the function, and of what its VJP reads.
         backward: the equations that lead from `seeds` to `grads`.
         needs: the values of the forward that the backward reads, arguments included.
         named: the values of the forward that the user has named.
@@ -94,16 +94,24 @@ def derivative(
     second = jax.make_jaxpr(lambda saved, cts: tree.unflatten(saved)(cts))(list(map(type_of, types)), cotangents)
 
     (jaxpr, values), (back, others) = opened(cast(ClosedJaxpr, first)), opened(cast(ClosedJaxpr, second))
-    eqns: list[Eqn] = []
-    results = inlined(jaxpr, {}, eqns)
-    saved, seeds = results[len(out_types) :], back.invars[len(types) :]
-    grads = inlined(back, dict(zip(back.invars, saved, strict=False)), eqns)
-    eqns, atoms, named = without_names(eqns, [*results[: len(out_types)], *grads])
-    outs, grads = atoms[: len(out_types)], atoms[len(out_types) :]
+    forward: list[Eqn] = []
+    atoms = inlined(jaxpr, {}, forward)
+    forward, atoms, named = without_names(forward, atoms)
+    outs, saved, seeds = atoms[: len(out_types)], atoms[len(out_types) :], back.invars[len(types) :]
+    backward: list[Eqn] = []
+    grads = inlined(back, dict(zip(back.invars, saved, strict=False)), backward)
+    backward, grads, _ = without_names(backward, grads)
+    backward, _ = needed(backward, grads, set())
     consts = dict(zip([*jaxpr.constvars, *back.constvars], [*values, *others], strict=True))
-    forward, backward, needs = split_at(eqns, seeds, grads)
+    needs = _read(backward, grads, {*seeds, *back.constvars, *(v for e in backward for v in e.outvars)})
     refusal = refusal_in(jaxpr) or refusal_in(back)
     return Derivative(jaxpr.invars, outs, seeds, grads, consts, forward, backward, needs, named, refusal)
+
+
+def _read(eqns: Sequence[Eqn], results: Sequence[Atom], without: set[Var]) -> list[Var]:
+    """Returns what equations and results read, in the order of the equations, except what is in `without`."""
+    read = dict.fromkeys([*(x for e in eqns for x in e.invars if is_var(x)), *filter(is_var, results)])
+    return [v for v in read if v not in without]
 
 
 def type_of(x: Any) -> Any:
@@ -115,7 +123,7 @@ def type_of(x: Any) -> Any:
 def split_at(
     eqns: Sequence[Eqn], seeds: Iterable[Var], results: Sequence[Atom], operands: Iterable[Var] = ()
 ) -> tuple[list[Eqn], list[Eqn], list[Var]]:
-    """Splits a program of a function and its VJP.
+    """Splits a program into a function and its VJP.
 
     Args:
         eqns: the program.
@@ -130,8 +138,7 @@ def split_at(
     later = depends(eqns, set(seeds))
     forward = [e for e in eqns if later.isdisjoint(e.outvars)]
     backward = [e for e in needed(eqns, results, set())[0] if not later.isdisjoint(e.outvars)]
-    read = dict.fromkeys(x for e in backward for x in e.invars if is_var(x)) | dict.fromkeys(filter(is_var, results))
-    return forward, backward, [v for v in (read | dict.fromkeys(operands)) if v not in later]
+    return forward, backward, _read(backward, [*results, *operands], later)
 
 
 def cheapest(
@@ -142,7 +149,7 @@ def cheapest(
     *,
     free: Collection[Var] = (),
     stored: Sequence[Var] = (),
-    asked: Collection[Var] = (),
+    preferred: Collection[Var] = (),
     names: Names = (),
     named: Mapping[str, Collection[Var]] | None = None,
     size: Callable[[Var], float] = bytes_of_var,
@@ -157,13 +164,13 @@ def cheapest(
         stops: whether an equation is one of those that a user's "recompute" runs again, whatever its price.
         free: values that the backward has in any case.
         stored: inputs that cost their size if they are kept.
-        asked: values that are kept if the backward needs them.
+        preferred: values that are kept if the backward needs them.
         names: what the user asks for by name.
         named: the values that the user has named.
         size: the bytes of a value if it is kept.
         comparisons: whether results of `compared` are kept.
     """
-    named, kept = named or {}, set(asked)
+    named, kept = named or {}, set(preferred)
     kept |= chosen(named, names, "keep") | chosen(named, names, "offload")
     never = chosen(named, names, "recompute")
     again, once = behind(forward, never, stops), set[Var]()

@@ -56,7 +56,7 @@ def _literal(fill: Eqn) -> jax.Array:
 def _scan(eqn: Eqn, args: Sequence[Any], fills: dict[int, Eqn]) -> list[Any]:
     """Runs a loop of `lax.scan`. `fills`: the operands that are constants in all elements, by their equations."""
     late = jax.custom_jvp(lambda *args: _late_scan(eqn, args, fills))
-    # A derivative of this derivative is that of the loop as it is.
+    # Second derivatives use the original loop.
     late.defjvp(lambda primals, tangents: jax.jvp(lambda *args: bind(eqn, args), primals, tangents))
     return late(*args)
 

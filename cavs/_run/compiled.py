@@ -12,9 +12,11 @@ from cavs._engines.choose import choose_engine, name_of
 from cavs._engines.engine import Engine
 from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
-from cavs._function.asked import ToKeep, keeping_now
+from cavs._function.keep_options import KeepOptions, MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.empty import without_empty
+from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.tunable import tunable
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward
 from cavs._run.other_engine import Fixed, Sweep, differentiable, transformed_by
@@ -42,47 +44,68 @@ def _loops_are_refused(plan: FunctionPlan) -> Iterator[None]:
         raise TypeError(MSG_LOOP.format(where=plan.loop)) from e
 
 
+@memoized
 def compiled(
-    plan: FunctionPlan, shape: Shape, kinds: tuple[str | None, ...], asked: Engine | None, exported: bool
+    plan: FunctionPlan,
+    shape: Shape,
+    kinds: tuple[str | None, ...],
+    engine: Engine | None,
+    exported: bool,
+    options: MemoryOptions,
+    precision: str | None,
 ) -> Callable[..., list[jax.Array]]:
-    """Returns the jitted function of a plan for schedules of one shape, with its VJP; cached on the plan.
+    """Returns the jitted function of a plan for schedules of one shape, with its VJP. A memory plan can change its options.
 
     Args:
         plan: F, traced and split.
         shape: of the schedules.
         kinds: for each kind of the schedules, the name of the function that evaluates it.
-        asked: the engine that was asked for.
+        engine: the engine that the user named.
         exported: whether the code is exported, so that it cannot use engine `native`.
+        options: what a memory plan asks for.
+        precision: JAX's default precision of products.
     """
-    least, names, seen, engines, in_parts = keeping_now()
-    seen.update(plan.names)
-    key = (shape, kinds, asked, exported, least, names, in_parts, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
-    if key not in plan.sweeps:
-        launched = ToKeep(again=least, names=names, masks=True)
-        engine = choose_engine(asked, plan.keeping(launched), shape, kinds, exported)
-        if isinstance(engine, Persistent):
-            engine = dataclasses.replace(engine, apart=in_parts)
 
-            def of(fixed: Fixed) -> FunctionPlan:
-                return plan.fixing(*fixed).keeping(launched)
+    def call_of(options: MemoryOptions) -> tuple[Callable[..., list[jax.Array]], str]:
+        return _call(plan, shape, kinds, engine, exported, options, precision)
 
-            sweep = transformed_by(_sweep(of, shape, kinds, engine), _sweep(of, shape, kinds, Scan()))
-        else:
-            # Cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
-            on_scan = isinstance(engine, Scan)
-            together = on_scan and jax.__version_info__ >= (0, 11)  # XLA before that copies tensors that are cut in parts
+    return jax.jit(tunable(call_of, options, plan.names))
 
-            wanted = ToKeep(shape.forest and shape.rooted, least, False, names, on_scan, together)
 
-            @functools.cache
-            def kept(fixed: Fixed) -> FunctionPlan:
-                return engine.prefers(plan.fixing(*fixed), shape, kinds).keeping(wanted)
+@memoized
+def _call(
+    plan: FunctionPlan,
+    shape: Shape,
+    kinds: tuple[str | None, ...],
+    asked: Engine | None,
+    exported: bool,
+    options: MemoryOptions,
+    precision: str | None,
+) -> tuple[Callable[..., list[jax.Array]], str]:
+    """Returns the function, and the name of the engine that runs it."""
+    del precision  # engines read it from JAX's configuration
+    launched = KeepOptions(again=options.least, names=options.names, masks=True)
+    engine = choose_engine(asked, plan.keeping(launched), shape, kinds, exported)
+    if isinstance(engine, Persistent):
+        engine = dataclasses.replace(engine, apart=options.in_parts)
 
-            sweep = _sweep(kept, shape, kinds, engine)
-        plan.sweeps[key] = jax.jit(differentiable(sweep)), name_of(engine)
-    found, name = plan.sweeps[key]
-    engines.add(name)
-    return found
+        def launching(fixed: Fixed) -> FunctionPlan:
+            return plan.fixing(*fixed).keeping(launched)
+
+        sweep = transformed_by(_sweep(launching, shape, kinds, engine), _sweep(launching, shape, kinds, Scan()))
+    else:
+        # Cut cotangents of all vertices are stored: where they overwrite kept values, these cost nothing.
+        on_scan = isinstance(engine, Scan)
+        together = on_scan and jax.__version_info__ >= (0, 11)  # XLA before that copies tensors that are cut in parts
+        overwrite = shape.forest and shape.rooted
+        keep = KeepOptions(overwrite, options.least, False, options.names, on_scan, together)
+
+        @functools.cache
+        def keeping(fixed: Fixed) -> FunctionPlan:
+            return engine.prefers(plan.fixing(*fixed), shape, kinds).keeping(keep)
+
+        sweep = _sweep(keeping, shape, kinds, engine)
+    return differentiable(sweep), name_of(engine)
 
 
 def _sweep(of: Callable[[Fixed], FunctionPlan], shape: Shape, kinds: tuple[str | None, ...], engine: Engine) -> Sweep:

@@ -17,12 +17,15 @@ from cavs._engines.choose import EngineError, name_of
 from cavs._engines.engine import Engine
 from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
+from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
-from cavs._function.stored import from_stored, to_stored
+from cavs._function.raw_keys import from_stored, to_stored
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.tunable import tunable
 from cavs._run.manual_axes import across_axes
 from cavs._schedule.level_segments import GIVEN, SegmentArrays, SegmentedSchedule, SegmentShape
 from cavs._schedule.schedule import Schedule
@@ -72,7 +75,8 @@ def run_in_segments(
     inputs: PyTree,
     edges: PyTree,
     select: jax.Array | None,
-    asked: Engine | None,
+    engine: Engine | None,
+    options: MemoryOptions,
     run: Run,
 ) -> Arrays:
     """Evaluates F at every vertex of a batch, segment after segment.
@@ -86,8 +90,9 @@ def run_in_segments(
         inputs: the inputs, (Vp, ...).
         edges: the edges, (Ep, ...).
         select: (M,) ints, the vertices whose pushes are returned; `None` for all.
-        asked: the engine that was asked for.
-        run: evaluates one segment.
+        engine: the engine that the user named.
+        options: what a memory plan asks for.
+        run: evaluates one segment, `_run.run.run_with_options`.
 
     Returns:
         The leaves of the pushes as stored, (Vp, ...), or (M, ...) with `select`.
@@ -95,37 +100,42 @@ def run_in_segments(
     Raises:
         EngineError: the engine that was asked for cannot run segments.
     """
-    if isinstance(asked, Persistent):
+    if isinstance(engine, Persistent):
         raise EngineError(
-            f"run: engine: got {name_of(asked)!r}, but a schedule in segments runs on engine 'scan', or 'native' on a CPU. "
+            f"run: engine: got {name_of(engine)!r}, but a schedule in segments runs on engine 'scan', or 'native' on a CPU. "
             "Write engine='scan', or engine=None to choose."
         )
-    engine = Scan() if asked is None and jax.default_backend() != "cpu" else asked
-    function = _with_given(F, plan, kinds, sched.segment_shape.shape.kinds, params, inputs)
+    engine = Scan() if engine is None and jax.default_backend() != "cpu" else engine
+    function = _with_given(plan, F, kinds, sched.segment_shape.shape.kinds, tuple(F.state_avals(params, inputs)))
     flat, trees = zip(*map(jax.tree.flatten, (params, inputs, edges)), strict=True)
-    loop = _Loop(function, functools.partial(run, engine=engine), trees, sched.segment_shape, plan.state_avals, plan.push_avals)
     few = select if select is None or select.shape[0] < sched.segment_shape.shape.vertices else None
     params, inputs, edges = flat
-    differentiable, count = _differentiable(loop, sched.shape.vertices), len(inputs)
+    count = len(inputs)
 
-    def whole(params: Arrays, segments: SegmentArrays, rows: Arrays, select: jax.Array | None) -> Arrays:
-        return differentiable(params, rows[:count], rows[count:], segments, select)
+    def call(options: MemoryOptions) -> tuple[Callable[..., Arrays], str]:
+        one = functools.partial(run, engine=engine, options=options)
+        loop = _Loop(function, one, trees, sched.segment_shape, plan.state_avals, plan.push_avals)
+        differentiable = _differentiable(loop, sched.shape.vertices)
 
-    outs = across_axes(whole)(params, jax.tree.map(jnp.asarray, sched.segments), [*inputs, *edges], few)
+        def whole(params: Arrays, segments: SegmentArrays, rows: Arrays, select: jax.Array | None) -> Arrays:
+            return differentiable(params, rows[:count], rows[count:], segments, select)
+
+        return whole, ""  # the calls inside name the engine
+
+    whole = across_axes(tunable(call, options, plan.names))
+    outs = whole(params, jax.tree.map(jnp.asarray, sched.segments), [*inputs, *edges], few)
     return outs if few is select else [x.at[select].get(mode="clip") for x in outs]
 
 
+@memoized
 def _with_given(
-    F: VertexFunction,
     plan: FunctionPlan,
+    F: VertexFunction,
     kinds: tuple[str | None, ...],
     names: tuple[str, ...],
-    params: PyTree,
-    inputs: PyTree,
+    avals: tuple[jax.ShapeDtypeStruct, ...],
 ) -> VertexFunction:
     """F for vertices of a segment. Its inputs are those of F and stored states; it pushes what F pushes, and its state."""
-    if (key := ("segments", names)) in plan.sweeps:
-        return plan.sweeps[key]
 
     def computed(fn: Callable[[Any, Vertex], None], params: PyTree, v: Vertex) -> None:
         v._inputs = v._inputs[0]
@@ -144,12 +154,8 @@ def _with_given(
     fns: dict[str, Callable[[Any, Vertex], None]] = {
         name: functools.partial(computed, F.fns[kind]) for name, kind in zip(names, kinds, strict=False)
     }
-    avals = F.state_avals(params, inputs)
-    made = VertexFunction(
-        fns | {GIVEN: given}, state=F.state_tree.unflatten(avals), arity=F.arity, optimizations=F.optimizations
-    )
-    plan.sweeps[key] = made
-    return made
+    state = F.state_tree.unflatten(avals)
+    return VertexFunction(fns | {GIVEN: given}, state=state, arity=F.arity, optimizations=F.optimizations)
 
 
 def _segment(

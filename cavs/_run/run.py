@@ -17,8 +17,9 @@ from cavs._engines.engine import Engine
 from cavs._engines.scan.engine import Scan
 from cavs._function.arrays import as_arrays
 from cavs._function.evaluate import pad_rows
+from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.plan import FunctionPlan
-from cavs._function.stored import from_stored
+from cavs._function.raw_keys import from_stored
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
@@ -79,6 +80,21 @@ def run(
         TypeError: `F` or `sched` has another type, or F is misused while it is traced.
         ValueError: the arguments do not fit each other, F is misused while it is traced, or the engine cannot run F.
     """
+    return run_with_options(F, params, sched, inputs, edges=edges, select=select, engine=engine)
+
+
+def run_with_options(
+    F: VertexFunction,
+    params: PyTree,
+    sched: Schedule,
+    inputs: PyTree = None,
+    *,
+    edges: PyTree = None,
+    select: ArrayLike | Sequence[int] | None = None,
+    engine: str | Engine | None = None,
+    options: MemoryOptions = NO_OPTIONS,
+) -> PyTree:
+    """Returns `run(...)`, whose backward pass saves what `options` say."""
     if not isinstance(F, VertexFunction):
         raise TypeError(
             f"run: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), or "
@@ -86,7 +102,7 @@ def run(
         )
     if not isinstance(sched, Schedule):
         raise TypeError(f"run: sched: got a {type(sched).__name__}; expected a cavs.Schedule. Write cavs.schedule(graphs).")
-    asked = engine_of(engine)
+    engine = engine_of(engine)
     params, inputs, edges = (
         as_arrays(x, f"run: {name}") for x, name in ((params, "params"), (inputs, "inputs"), (edges, "edges"))
     )
@@ -98,12 +114,12 @@ def run(
     check_read(edges, plan)
     too_many = _check_arity(F, plan, sched, kinds)
     select = None if select is None else _checked_rows(select, exact)
-    if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
-        asked = Scan()  # under jax.vmap: JAX exports no public type of its tracers
+    if engine is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
+        engine = Scan()  # under jax.vmap: JAX exports no public type of its tracers
     if isinstance(sched, SegmentedSchedule):
-        outs = run_in_segments(F, plan, kinds, sched, params, inputs, edges, select, asked, run)
+        outs = run_in_segments(F, plan, kinds, sched, params, inputs, edges, select, engine, options, run_with_options)
     else:
-        outs = _whole(plan, sched, kinds, asked, params, inputs, edges, select)
+        outs = _whole(plan, sched, kinds, engine, options, params, inputs, edges, select)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
     if select is None and length != sched.shape.vertices:
@@ -115,14 +131,16 @@ def _whole(
     plan: FunctionPlan,
     sched: Schedule,
     kinds: tuple[str | None, ...],
-    asked: Engine | None,
+    engine: Engine | None,
+    options: MemoryOptions,
     params: PyTree,
     inputs: PyTree,
     edges: PyTree,
     select: jax.Array | None,
 ) -> Arrays:
     """Returns the leaves of the pushes of all levels, as stored."""
-    jitted = compiled(plan, sched.shape, kinds, asked, exported=_WITHOUT_CALLBACKS.get())
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    jitted = compiled(plan, sched.shape, kinds, engine, _WITHOUT_CALLBACKS.get(), options, precision)
     # A traced schedule is inside a `jax.jit` already. JAX would trace another one without its derivative first, for nothing.
     call = across_axes(jitted if sched.is_concrete else jitted.__wrapped__)
     return call(jax.tree.leaves(params), sched.data, jax.tree.leaves((inputs, edges)), select)

@@ -13,7 +13,7 @@ from cavs._function.evaluate import pad_rows
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.costs import is_costly_in_f
 from cavs._jaxpr.derivative import Derivative, cheapest, derivative
-from cavs._jaxpr.equations import depends, is_float, needed, run_equations, value_of
+from cavs._jaxpr.equations import depends, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.hold_back import barrier, hold_back
 from cavs._jaxpr.jaxprs import PyTreeDef, Var
 from cavs._stages.blocks import MANY_BYTES, blocks_of, joined
@@ -146,7 +146,7 @@ def _traced(
         return None if is_costly_in_f(of.forward[i]) else 0.0
 
     cut = cheapest(of.forward, of.needs, price, is_costly_in_f, comparisons=False)
-    _, read = needed(of.forward, of.needs, {*of.consts, *of.invars, *cut})
+    read = {*needed(of.forward, of.needs, {*of.consts, *of.invars, *cut})[1], *reads(of.backward)}
     tree = jax.tree.structure((*in_tree.unflatten(flat), *taken_tree.unflatten(taken)))
     again = sum(math.prod(x.shape) * x.dtype.itemsize for x in taken) > MANY_BYTES
     alive = [v for v in (*of.consts, *of.invars) if v in read]

@@ -31,7 +31,6 @@ from cavs._function.domains import EDGE, Domain
 from cavs._function.evaluate import pad_rows
 from cavs._jaxpr.hold_back import late_zero
 from cavs._schedule.schedule import Schedule
-from cavs._stages.edges import rows_of_edges
 
 Index: TypeAlias = int | jax.Array  # of a row or an edge; a scalar
 
@@ -235,8 +234,40 @@ def rows_of_kinds(sched: Schedule, arity: int, reads_edges: bool) -> list[Rows]:
     return out
 
 
+def rows_of_edges(sched: Schedule) -> list[jax.Array]:
+    """Returns for each kind the row of each of its edges, (edges,), in the order of `Graphs.children`.
+
+    A schedule has the edges of its tasks side by side. The user's rows have the order of `Graphs.children`: the edges of the
+    first vertex, then those of the second, and so on. The edges of a vertex follow each other in both, so the place of an edge
+    follows from the numbers of children.
+
+    Padding repeats the first edge, as all padding of a schedule does ; it is row 0 if a kind has no edges.
+    """
+    shape, at = sched.shape, 0
+    count = jnp.zeros(shape.vertices, jnp.int32)
+    for size, number in zip(shape.inner, sched.inner_count, strict=True):
+        mine = slice(at, at + size)
+        vertex = jnp.where(jnp.arange(size) < number, sched.inner_vertex[mine], shape.vertices)
+        count = count.at[vertex].set(sched.num_children[mine], mode="drop")
+        at += size
+    begins = count.cumsum() - count
+    out, at, edge_at = [], 0, 0
+    for size, edges, number in zip(shape.inner, shape.edges, sched.inner_count, strict=True):
+        rows, owner = slice(at, at + size), jnp.asarray(sched.edge_owner[edge_at : edge_at + edges])
+        at, edge_at = at + size, edge_at + edges
+        if not edges or not size:
+            out.append(jnp.zeros(edges, jnp.int32))
+            continue
+        known = jnp.minimum(owner, size - 1)
+        vertex = jnp.asarray(sched.inner_vertex[rows])[known]
+        row = begins[vertex] + jnp.arange(edges, dtype=jnp.int32) - jnp.asarray(sched.first_edge[rows])[known]
+        real = owner < number
+        out.append(jnp.where(real, row, jnp.where(real[0], row[0], 0)).astype(jnp.int32))
+    return out
+
+
 def rows_of_leaves(sched: Schedule, arity: int) -> list[Rows]:
-    """Returns the index arrays of the leaves of every kind, as of a kind of its own whose vertices have no children."""
+    """Builds index arrays for leaves: the leaves of each kind are an additional kind without children."""
     kinds, none, out = len(sched.shape.kinds), jnp.zeros(0, jnp.int32), []
     for k, vertex in enumerate(leaf_vertices(sched)):
         size = vertex.shape[0]

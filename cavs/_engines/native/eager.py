@@ -24,6 +24,7 @@ from cavs._function.split import Split, split_leaf
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import Var, is_var
+from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.ruled import replaceable
 from cavs._schedule.schedule import Schedule, Shape
 from cavs._stages.batched import pull, static_variables
@@ -39,20 +40,14 @@ from cavs.kernels import Unfit
 Arrays = list[jax.Array]
 
 
+@memoized
 def eager_split(part: Split, number: int) -> Split | None:
-    """Returns the eager part of `part` as the recurrent part of a split; `None` if XLA computes it. Cached.
+    """Returns the eager part of `part` as the recurrent part of a split; `None` if XLA computes it.
 
     Args:
         part: F at vertices with children, of one kind.
         number: The number by which the library knows these vertices.
     """
-    key = ("eager", number)
-    if key not in part.launches:
-        part.launches[key] = _eager_split(part, number)
-    return part.launches[key]
-
-
-def _eager_split(part: Split, number: int) -> Split | None:
     made = {v for e in part.eager.eqns for v in e.outvars}
     if part.eager.reads_edges or not made:
         return None

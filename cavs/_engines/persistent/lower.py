@@ -21,6 +21,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._jaxpr.equations import depends, needed
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
+from cavs._jaxpr.memo import memoized
 from cavs.kernels import (
     PRECISIONS,
     ConstantRead,
@@ -253,7 +254,7 @@ def _summed_operands(part: Split) -> list[Var]:
 
 
 def recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: bool = True, keep: bool = True) -> Recurrence:
-    """Returns one direction of the inner role of a kind; it is cached on the role.
+    """Returns one direction of the inner role of a kind.
 
     Args:
         plan: The plan.
@@ -265,26 +266,28 @@ def recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: b
     Raises:
         Unfit: If the kernels cannot compute it.
     """
-    part = plan.inner[name]
-    key = (forward, forest or (forward and not keep), keep or not forward)
-    if key not in part.launches:
-        pushes = plan.push_states
-        pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
-        try:
-            replaced: Replaced = {}
-            if forward and keep and part.forward.keep:
-                with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
-                    replaced = recurrence_of(plan, name, False, forest).replaced
-            made = Recurrence(part, *key, pushed, state_bounds(plan), replaced)
-            if PRECISIONS[made.precision].instead_of and not _measured(made):
-                made = Recurrence(part, *key, pushed, [math.inf] * len(plan.state_avals), replaced)
-            part.launches[key] = made
-        except Unfit as e:
-            part.launches[key] = e
-    found = part.launches[key]
+    found = _recurrence_of(plan, name, forward, forest or (forward and not keep), keep or not forward)
     if isinstance(found, Unfit):
         raise found
     return found
+
+
+@memoized
+def _recurrence_of(plan: FunctionPlan, name: str | None, forward: bool, forest: bool, keep: bool) -> Recurrence | Unfit:
+    """Returns `recurrence_of(...)`, or the reason why the kernels cannot compute it."""
+    part, pushes = plan.inner[name], plan.push_states
+    pushed = frozenset(range(len(plan.state_avals)) if pushes is None else pushes)
+    try:
+        replaced: Replaced = {}
+        if forward and keep and part.forward.keep:
+            with contextlib.suppress(Unfit):  # if only the backward does not fit, its own error says so
+                replaced = recurrence_of(plan, name, False, forest).replaced
+        made = Recurrence(part, forward, forest, keep, pushed, state_bounds(plan), replaced)
+        if PRECISIONS[made.precision].instead_of and not _measured(made):
+            made = Recurrence(part, forward, forest, keep, pushed, [math.inf] * len(plan.state_avals), replaced)
+        return made
+    except Unfit as e:
+        return e
 
 
 def _measured(recurrence: Recurrence) -> bool:

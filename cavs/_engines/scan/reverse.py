@@ -34,8 +34,7 @@ from cavs._stages.cotangents import (
     take_rows,
 )
 from cavs._stages.entrance import memory_of, together
-from cavs._stages.lazy import Direct, apart, lazy_gradients
-from cavs._stages.lazy_blocks import lazy_block, lazy_gradients_in_blocks
+from cavs._stages.lazy import Direct, apart, lazy_block, lazy_gradients, lazy_gradients_in_blocks
 from cavs._stages.operands import Operand, Products, in_parts
 from cavs._stages.pulled import get_rows
 from cavs._stages.saved import Saved
