@@ -1,6 +1,7 @@
 """Programs for the tests of engine `persistent`, their inputs, and the comparison of results."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -154,12 +155,14 @@ def plan_of(F: Any, params: Any, x: Any) -> Any:
     return plans.plan_of(F, shapes, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.float32), x))
 
 
-def values(F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str | Engine) -> tuple[Any, Any]:
+def values(
+    F: Any, params: Any, graphs: cavs.Graphs, x: Any, engine: str | Engine, run: Callable[..., Any] = cavs.run
+) -> tuple[Any, Any]:
     """Pushes, and the gradients of a fixed combination of them."""
     sched = cavs.schedule(graphs, scripts=True)
 
     def loss(params: Any, x: Any) -> Any:
-        pushes = cavs.run(F, params, sched, x, engine=engine)
+        pushes = run(F, params, sched, x, engine=engine)
         rng = np.random.default_rng(1)
         total = sum((y * rng.standard_normal(y.shape).astype(np.float32)).sum() for y in jax.tree.leaves(pushes))
         return total, pushes

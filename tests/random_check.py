@@ -1,6 +1,7 @@
 """Runs a random case with `cavs` and with the per-vertex reference, and compares values and gradients."""
 
 import contextlib
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,8 @@ import numpy as np
 
 import cavs
 from cavs._engines.persistent.engine import Persistent
-from cavs._function.asked import keep
+from cavs._function.keep_options import MemoryOptions
+from cavs._run.run import run_with_options
 from tests.per_vertex import PerVertex, with_edges
 from tests.random_cases import WAYS, Case, Options, functions
 from tests.random_compare import Outcome, differences, judged, tolerance, unsteady
@@ -186,12 +188,14 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
     if how.traced:
         x = {name: _padded(y, sched.shape.all_edges if name in spec.edges else sched.shape.vertices) for name, y in x.items()}
 
+    run = functools.partial(run_with_options, options=MemoryOptions(names=tuple(sorted(how.names.items()))))
+
     def net(p: Any, y: Any, sched: Any = sched) -> Any:
         def layer(number: int, p: Any, y: Any, at: Any) -> Any:
             if number:
-                return cavs.run(top, p, sched, y, select=at, engine="scan" if how.engine == INTERPRET else engine)
+                return run(top, p, sched, y, select=at, engine="scan" if how.engine == INTERPRET else engine)
             x, edges = given(spec, y)
-            return cavs.run(F, p, sched, x, edges=edges, select=at, engine=engine)
+            return run(F, p, sched, x, edges=edges, select=at, engine=engine)
 
         def whole(p: Any, y: Any) -> Any:
             return two_nets(layer, case, p, y, at)
@@ -199,8 +203,7 @@ def batched(case: Case, fns: dict[Any, Any], used: list[str] | None = None) -> A
         return (jax.checkpoint(whole) if how.checkpoint else whole)(p, y)
 
     data = (sched,) if how.traced else ()
-    names = tuple(sorted(how.names.items()))
-    with jax.default_matmul_precision(precision_of(case)), keep(least=False, names=names):
+    with jax.default_matmul_precision(precision_of(case)):
         (gp, gx), pushes = gradient(net, case, params, x, rows, how.vmap, how.way, *data)
     if used is not None:
         used += ["scan"] if how.vmap else engines_of(F, engine, sched)

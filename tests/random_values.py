@@ -11,7 +11,7 @@ import numpy as np
 import cavs
 from cavs._engines.choose import choose_engine
 from cavs._engines.engine import Job
-from cavs._function.plan import FunctionPlan
+from cavs._run.plans import plans_of
 from cavs._run.run import kind_names
 from cavs.kernels import Target
 from tests.per_vertex import Graph, PerVertex
@@ -134,8 +134,7 @@ def precision_of(case: Case) -> str | None:
 
 def engines_of(F: cavs.VertexFunction, engine: Any, sched: cavs.Schedule) -> list[str]:
     """Returns the name of the engine that has run F on a schedule, once for each plan of F."""
-    plans = [x for x in F.cache.values() if isinstance(x, FunctionPlan)]
-    return [choose_engine(engine, Job(plan, sched.shape, kind_names(F, sched), Target.here())).name for plan in plans]
+    return [choose_engine(engine, Job(plan, sched.shape, kind_names(F, sched), Target.here())).name for plan in plans_of(F)]
 
 
 def build(case: Case) -> cavs.Graphs:

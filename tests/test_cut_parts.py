@@ -10,8 +10,8 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._function.asked import ToKeep
 from cavs._function.cut_parts import stored_cuts
+from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import overwritten_rows, reused
 from cavs._run.plans import plan_of
 from cavs.kernels import native_unavailable
@@ -24,7 +24,7 @@ H = 4
 
 def part_of(fn: Any, **how: Any) -> Any:
     plan = plan_of(fn.vertex_function(), jax.eval_shape(fn.init, jax.random.key(0)), jax.ShapeDtypeStruct((H,), jnp.float32))
-    return plan.keeping(ToKeep(overwrite=True, **how)).inner[None].joint
+    return plan.keeping(KeepOptions(overwrite=True, **how)).inner[None].joint
 
 
 def sizes(values: Any) -> list[int]:

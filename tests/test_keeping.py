@@ -1,5 +1,6 @@
 """What the backward keeps, runs again and overwrites changes its memory, never its results."""
 
+import functools
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,9 +11,10 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._function.asked import ToKeep, keep
+from cavs._function.keep_options import KeepOptions, MemoryOptions
 from cavs._function.keeping import front, reused
 from cavs._run.plans import plan_of
+from cavs._run.run import run_with_options
 from cavs._stages import segment
 from tests.odd_graphs import BATCHES
 from tests.programs import CASES, IN_FORESTS, PROGRAMS
@@ -31,11 +33,12 @@ def least(name: str, batch: str, **how: Any) -> tuple[Any, Any]:
     """The gradients and pushes of a program that needs the least memory."""
     graphs, schedule = BATCHES[batch], cavs.schedule(BATCHES[batch], **how)
 
-    def run(params: Any, inputs: Any) -> Any:
-        return call(cavs.run, PROGRAMS[name].function, params, schedule, inputs)
+    least = functools.partial(run_with_options, options=MemoryOptions(least=True))
 
-    with keep():
-        return gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
+    def run(params: Any, inputs: Any) -> Any:
+        return call(least, PROGRAMS[name].function, params, schedule, inputs)
+
+    return gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
 
 
 @pytest.mark.parametrize(("name", "batch"), [case for case in IN_FORESTS if case[0] in NAMES])
@@ -52,7 +55,7 @@ def test_programs_that_overwrite_states_are_tested_in_forests() -> None:
     found = set()
     for name, program in PROGRAMS.items():
         plan = plan_of(program.function, jax.eval_shape(lambda program=program: program.params), program.rows, 8, program.edges)
-        if plan.keeping(ToKeep(overwrite=True)).overwritten:
+        if plan.keeping(KeepOptions(overwrite=True)).overwritten:
             found.add(name)
     assert found <= tested and len(found) > 6 and "gathered twice" not in found
 
@@ -68,13 +71,13 @@ def test_the_front_of_a_tree_lstm() -> None:
 
 def test_what_overwrites_what() -> None:
     plan, part = split_of(vp.BinaryTreeLSTM(8, 8))
-    kept = plan.keeping(ToKeep(overwrite=True, share=True))
+    kept = plan.keeping(KeepOptions(overwrite=True, share=True))
     assert kept.overwritten == {0}  # c: h is an operand of the lazy gradients, and is pushed
     joint = kept.inner[None].joint
     assert len(reused(joint, joint.reverse.cuts, joint.reverse.cut_domain)) == 2  # both cut cotangents
-    assert plan.keeping(ToKeep()) is plan and not part.forward.overwritten
+    assert plan.keeping(KeepOptions()) is plan and not part.forward.overwritten
     fc, _ = split_of(vp.TreeFC(8))
-    assert not fc.keeping(ToKeep(overwrite=True, share=True)).overwritten
+    assert not fc.keeping(KeepOptions(overwrite=True, share=True)).overwritten
 
 
 def test_a_state_of_two_parents_is_not_overwritten() -> None:
@@ -92,14 +95,16 @@ def test_explain_says_what_it_could_keep() -> None:
 @pytest.mark.parametrize(("name", "batch"), [case for case in IN_FORESTS if case[0] in ("BinaryTreeLSTM", "three kinds")][:4])
 def test_gradients_if_large_inputs_are_gathered_again(name: str, batch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MANY_BYTES", -1)
-    monkeypatch.setattr(segment, "after", mock := Mock(side_effect=segment.after))
+    monkeypatch.setattr(segment, "hold_back", mock := Mock(side_effect=segment.hold_back))
     graphs, schedule = BATCHES[batch], cavs.schedule(BATCHES[batch])
 
-    def run(params: Any, inputs: Any) -> Any:
-        return call(cavs.run, PROGRAMS[name].function, params, schedule, inputs)
+    options = MemoryOptions(names=(("of no value", "keep"),))  # not the function that another test compiled
 
-    with keep(least=False, names=(("of no value", "keep"),)):  # not the function that another test compiled
-        grads, _ = gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
+    def run(params: Any, inputs: Any) -> Any:
+        named = functools.partial(run_with_options, options=options)
+        return call(named, PROGRAMS[name].function, params, schedule, inputs)
+
+    grads, _ = gradients(run, PROGRAMS[name].params, batch_inputs(name, batch), graphs.num_vertices)
     assert_close(grads, truth(name, batch)[1], 1e-10)
     assert mock.call_count
 
@@ -116,6 +121,6 @@ def test_a_maximum_is_not_compared_with_what_is_computed_again():
 
     F = cavs.VertexFunction(fn, state=(4,))
     plan = plan_of(F, {"w": jax.ShapeDtypeStruct((4, 4), jnp.float32)}, jax.ShapeDtypeStruct((4,), jnp.float32))
-    joint = plan.keeping(ToKeep(masks=True)).inner[None].joint
+    joint = plan.keeping(KeepOptions(masks=True)).inner[None].joint
     made = {v: e.primitive.name for e in joint.program.eqns for v in e.outvars}
     assert sorted(made[v] for v in joint.forward.keep) == ["eq", "reduce_children_max"]

@@ -1,5 +1,6 @@
 """Comparisons, booleans and integers that the backward keeps, per vertex and per edge, on all engines that run on a CPU."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 import cavs
 from cavs._engines.persistent.lower import recurrence_of
-from cavs._function.asked import ToKeep, keep
+from cavs._function.keep_options import KeepOptions, MemoryOptions
+from cavs._run.run import run_with_options
 from cavs.kernels import Equation, LevelProgram, is_var, native_unavailable
 from tests.odd_graphs import children_of
 from tests.per_vertex import PerVertex
 from tests.persistent_programs import DAG, INTERPRETED, H, assert_near, plan_of, values
 
 KEEP = (("kept", "keep"),)
+KEEPING = functools.partial(run_with_options, options=MemoryOptions(names=KEEP))
 
 
 def curved(x: Any, c: Any) -> Any:
@@ -155,9 +158,9 @@ def test_gradients_with_kept_comparisons(body: Callable[..., Any], engine: Any) 
     with jax.enable_x64(True):
         want = truth(body)
     F = cavs.VertexFunction(function(body), state=(H,))
-    with jax.enable_x64(False), keep(least=False, names=KEEP):
+    with jax.enable_x64(False):
         params, x = arguments()
-        assert_near(values(F, params, DAG, x, engine), want, 1e-5)
+        assert_near(values(F, params, DAG, x, engine, KEEPING), want, 1e-5)
 
 
 @pytest.mark.gpu
@@ -167,9 +170,9 @@ def test_gradients_with_kept_comparisons_on_the_card(body: Callable[..., Any], e
     with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
         want = truth(body)
     F = cavs.VertexFunction(function(body), state=(H,))
-    with jax.enable_x64(False), jax.default_matmul_precision("highest"), keep(least=False, names=KEEP):
+    with jax.enable_x64(False), jax.default_matmul_precision("highest"):
         params, x = arguments()
-        assert_near(values(F, params, DAG, x, engine), want, 1e-4)
+        assert_near(values(F, params, DAG, x, engine, KEEPING), want, 1e-4)
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -177,7 +180,7 @@ def test_one_phase_computes_what_is_compared(body: Callable[..., Any]) -> None:
     """Another phase, which a compiler may round differently, reads it: the maximum equals one of the values to the last bit."""
     with jax.enable_x64(False):
         F = cavs.VertexFunction(function(body), state=(H,))
-        plan = plan_of(F, *arguments()).keeping(ToKeep(names=KEEP, masks=True))
+        plan = plan_of(F, *arguments()).keeping(KeepOptions(names=KEEP, masks=True))
         for forward in (True, False):
             assert not computed_again(recurrence_of(plan, None, forward, forest=False).program)
 

@@ -15,7 +15,7 @@ from cavs._jaxpr.equal_jaxprs import equal_jaxprs
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.minimum_cut import minimum_cut
 from cavs._remat.bytes import text_of
-from cavs._remat.derivative import with_derivative
+from cavs._remat.graph import with_derivative
 from cavs._remat.loops import Planner
 from cavs._remat.pareto import ParetoSearch
 from cavs._remat.search import MOST_COMPILED

@@ -7,7 +7,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import cavs
-from cavs._function.asked import ToKeep
+from cavs._function.keep_options import KeepOptions
 from cavs._run.plans import plan_of
 from tests.odd_graphs import joined, random_binary_tree
 from tests.truth import assert_close
@@ -77,7 +77,7 @@ def test_names_in_f():
         assert_close(jax.jit(jax.value_and_grad(plan.loss))(PARAMS, plan.batch(GRAPHS)), want, 1e-12)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), PARAMS)
     traced = plan_of(F, shapes, jax.ShapeDtypeStruct((8,), jnp.float64))
-    kept = {way: traced.keeping(ToKeep(names=(("gate", way),))).inner[None].forward.keep for way in plans}
+    kept = {way: traced.keeping(KeepOptions(names=(("gate", way),))).inner[None].forward.keep for way in plans}
     gate = traced.inner[None].joint.names["gate"]
     assert gate <= set(kept["keep"]) and gate.isdisjoint(kept["recompute"])
 

@@ -18,7 +18,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import bind
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, body_of, opened
-from cavs._jaxpr.lines import source_line
+from cavs._jaxpr.source_lines import source_line
 from cavs._run.run import run
 from cavs._schedule.scheduler import schedule
 

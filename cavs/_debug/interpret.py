@@ -10,7 +10,7 @@ import numpy as np
 
 from cavs._function.arrays import as_arrays
 from cavs._function.gather_all import check_edges, score_and_value
-from cavs._function.stored import from_stored, stored_aval
+from cavs._function.raw_keys import from_stored, stored_aval
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
-from cavs._function.asked import Keeping
+from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule, Shape
@@ -24,7 +24,7 @@ class Job(NamedTuple):
         shape: The shape of the schedules.
         kinds: For each kind of the schedules, the name of the function that evaluates it.
         target: The device.
-        keep: What the caller of `run` asks the backward to keep.
+        options: What a memory plan asks for.
         exported: Whether the code is to run in other processes, which do not have the library of engine `native`.
     """
 
@@ -32,7 +32,7 @@ class Job(NamedTuple):
     shape: Shape
     kinds: tuple[str | None, ...]
     target: Target
-    keep: Keeping = Keeping(False, (), set(), set())
+    options: MemoryOptions = NO_OPTIONS
     exported: bool = False
 
     @property

@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching
 from jax.typing import ArrayLike
 
 from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
-from cavs._jaxpr.lines import line_of
+from cavs._jaxpr.source_lines import line_of
 
 enter_p = jex.Primitive("enter_gather_all")
 spread_p = jex.Primitive("spread")

@@ -20,6 +20,7 @@ from cavs._function.children import (
 from cavs._function.domains import EDGE, ROW, STATIC, Domain, Domains, domain_of
 from cavs._function.products import rows_times_matrix
 from cavs._jaxpr.equations import bind, value_of
+from cavs._jaxpr.hold_back import barrier, late_zero
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, is_var
 from cavs.kernels import Target, computed_once
 
@@ -78,7 +79,7 @@ def evaluate(
             axes = [0 if d != STATIC else None for d in of]
             outs = jax.vmap(lambda *a, eqn=eqn: bind(eqn, a), in_axes=axes)(*args)
         if not fusion or not once.isdisjoint(eqn.outvars):  # XLA fuses by computing again
-            outs = jax.lax.optimization_barrier(list(outs))
+            outs = barrier(list(outs))
         env.update(zip(eqn.outvars, outs, strict=True))
 
 
@@ -110,8 +111,7 @@ def _between_rows_and_edges(
 
 def _late_sum(x: jax.Array, segments: jax.Array, num_rows: int, **how: Any) -> jax.Array:
     """Returns `jax.ops.segment_sum(...)`, with zeros that begin to exist after `x`, and not when the program starts."""
-    late = jnp.minimum(jnp.isnan(x[(0,) * x.ndim]).astype(jnp.int32), 0)  # 0, but XLA does not know
-    zeros = jnp.broadcast_to(late.astype(x.dtype), (num_rows, *x.shape[1:]))
+    zeros = jnp.broadcast_to(late_zero([x[(0,) * x.ndim]]).astype(x.dtype), (num_rows, *x.shape[1:]))
     return zeros.at[jnp.where(segments < 0, num_rows, segments)].add(x, **how)
 
 
@@ -138,7 +138,7 @@ def _stored_cotangent(x: jax.Array) -> jax.Array:
     return x
 
 
-_stored_cotangent.defvjp(lambda x: (x, None), lambda _, g: (jax.lax.optimization_barrier(g),))
+_stored_cotangent.defvjp(lambda x: (x, None), lambda _, g: (barrier(g),))
 
 
 def turned_weights(eqns: Sequence[Eqn], domain: Domains, weights: Env) -> Env:

@@ -1,6 +1,6 @@
 """How `gather_all` is traced: over any number of children, and inside another `gather_all` over children that are padded.
 
-Here `fn` takes the leaves of one child's state, as they are stored (see `_function.stored`), and those of the edge's row.
+Here `fn` takes the leaves of one child's state, as they are stored (see `_function.raw_keys`), and those of the edge's row.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""What the backward of the recurrent part keeps of the forward, runs again, and overwrites.
+"""Chooses what the backward of the recurrent part saves from the forward, runs again, and overwrites.
 
 The joint program (`_function.joint`) is the forward and its VJP. By default the levels store the cheapest values from which the
 backward follows without running a product again (Echo, section IV). `front` returns the alternatives: the Pareto front of bytes
@@ -11,13 +11,12 @@ from collections.abc import Collection, Sequence
 
 from cavs._function.domains import EDGE, STATIC, Domains, domain_of
 from cavs._function.joint import Joint
-from cavs._jaxpr.costs import bytes_of_var, flops_of
-from cavs._jaxpr.equations import depends, needed, reads
+from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly_in_f
+from cavs._jaxpr.derivative import cheapest, split_at
+from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Eqn, Var, is_var
-from cavs._jaxpr.minimum_cut import compared, keep_products, runs_once
-from cavs._jaxpr.names import Names, behind, chosen
+from cavs._jaxpr.names import Names
 
-_NEVER = 1e9  # bytes per vertex of a value that is not to be kept
 MOST_PRODUCTS = 6  # of which `front` tries all subsets; with more, the products that take the fewest FLOPs first
 _EDGES_PER_ROW = 2  # an edge value counts for this many of its kind per vertex
 
@@ -58,48 +57,38 @@ def with_keeping(
     """
     if not joint.differentiable:
         return joint
-    forward_eqns, sinks = _read_by_backward(joint)
+    forward, needs = _read_by_backward(joint)
     # A kept value and a cut cotangent of one shape can share a buffer.
     like = {(v.aval.shape, v.aval.dtype) for v in joint.reverse.cuts} if share else set()
+    f = joint.forward
 
-    f, asked, never = joint.forward, chosen(joint.names, names, "keep"), chosen(joint.names, names, "recompute")
-    again = {*again, *behind(forward_eqns, never, runs_once)}
+    def price(i: int) -> float | None:
+        return None if is_costly_in_f(forward[i]) and not any(v in again for v in forward[i].outvars) else 0.0
 
-    def cost(v: Var) -> float:
-        return _NEVER if v in never else _bytes(v, joint.domain) * (0.999 if (v.aval.shape, v.aval.dtype) in like else 1.0)
+    def size(v: Var) -> float:
+        return _bytes(v, joint.domain) * (0.999 if (v.aval.shape, v.aval.dtype) in like else 1.0)
 
     own = [v for i, v in enumerate(f.states) if i not in overwritten]
     # STATIC values are computed from parameters, which stay: they are not stored.
-    static = {v for e in forward_eqns for v in e.outvars if domain_of(v, joint.domain) == STATIC}
-    free = static | {v for v in (*own, *f.extra) if is_var(v)}
-    once: set[Var] = set()
-    while True:
-        keep = keep_products(forward_eqns, sinks, free | asked, f.cross, again, once, cost)
-        if not masks or not (more := compared(forward_eqns, sinks, free | asked | {*keep, *f.cross}) - once):
-            break
-        once |= more
+    static = {v for e in forward for v in e.outvars if domain_of(v, joint.domain) == STATIC}
+    free = {*static, *f.cross, *filter(is_var, (*own, *f.extra))}
+    by_name = {"names": names, "named": joint.names}
+    keep = cheapest(forward, needs, price, is_costly_in_f, free=free, stored=f.cross, size=size, comparisons=masks, **by_name)
     keep = [v for v in keep if v not in f.cross]
-    read = needed(forward_eqns, list(sinks), free | asked | {*keep, *f.cross})[1]
-    keep += [v for v in dict.fromkeys(read) if v in asked - free]
     return dataclasses.replace(joint, forward=dataclasses.replace(f, keep=keep, overwritten=frozenset(overwritten)))
 
 
-def _read_by_backward(joint: Joint) -> tuple[list[Eqn], set[Var]]:
-    """The equations of the forward, and what the backward reads of them.
-
-    It reads the operands of its equations, forward values that are themselves cotangents, and the operands of lazy gradients.
-    """
-    eqns, r = joint.program.eqns, joint.reverse
-    backward = depends(eqns, {*r.state_cts.values(), *r.extra_cts.values()})
-    cts = (*r.ct_cross.values(), *r.ct_slots.values(), *r.ct_child.values(), *(cut for use in r.uses for cut in use.cuts))
-    results = [v for v in cts if is_var(v)]
-    backward_eqns = [e for e in needed(eqns, results, set())[0] if e.outvars[0] in backward]
-    sinks = reads(backward_eqns, [*results, *(v for use in r.uses for v in use.operands.values())]) - backward
-    return [e for e in eqns if e.outvars[0] not in backward], sinks
+def _read_by_backward(joint: Joint) -> tuple[list[Eqn], list[Var]]:
+    """Returns the equations of the forward, and what the backward, lazy gradients included, reads of it."""
+    r = joint.reverse
+    cts = [*r.ct_cross.values(), *r.ct_slots.values(), *r.ct_child.values(), *(cut for use in r.uses for cut in use.cuts)]
+    operands = [x for use in r.uses for x in use.operands.values() if is_var(x)]
+    forward, _, needs = split_at(joint.program.eqns, [*r.state_cts.values(), *r.extra_cts.values()], cts, operands)
+    return forward, needs
 
 
 def rows_read(joint: Joint) -> set[Var]:
-    """The eager rows that the backward reads, so that they are alive until it ends."""
+    """Returns the eager rows that the backward reads, so that they are alive until it ends."""
     r = joint.reverse
     results = [*r.ct_slots.values(), *r.ct_child.values(), *r.cuts]
     eqns, available = needed(joint.program.eqns, results, joint.available)
@@ -107,14 +96,14 @@ def rows_read(joint: Joint) -> set[Var]:
 
 
 def lazy_reads(joint: Joint) -> set[Var]:
-    """The values that the lazy parameter gradients read after the levels."""
+    """Returns the values that the lazy parameter gradients read after the levels."""
     operands = [v for use in joint.reverse.uses for v in use.operands.values() if is_var(v)]
     eqns, available = needed(joint.program.eqns, operands, joint.available)
     return reads(eqns, [*operands, *available]) & joint.available
 
 
 def reused(joint: Joint, stored: Sequence[Var], of: Domains) -> dict[Var, tuple[Var, ...]]:
-    """For each cut cotangent, or part of one, that can overwrite kept values in its rows, these. Each are used once.
+    """Maps cut cotangents, or parts of them, to the saved values whose buffer they may reuse, each buffer at most once.
 
     Args:
         joint: the joint program.
@@ -131,13 +120,13 @@ def reused(joint: Joint, stored: Sequence[Var], of: Domains) -> dict[Var, tuple[
 
 
 def _only_in_levels(joint: Joint) -> list[tuple[Var, ...]]:
-    """The kept values of each tensor that only the backward's levels read."""
+    """Returns the saved values of each tensor that only the backward's levels read."""
     later = lazy_reads(joint)
     return [place for place in joint.forward.places if later.isdisjoint(place)]
 
 
 def fit(place: Sequence[Var], v: Var, domain: Domains, edge: bool) -> bool:
-    """Whether the tensor of kept values has room for `v`, which has a row for each edge or for each vertex."""
+    """Returns whether a tensor of saved values has room for `v`, which has a row for each edge or for each vertex."""
     shape = place[0].aval.shape if len(place) == 1 else (sum(x.aval.size for x in place),)
     same = shape == (v.aval.shape if len(place) == 1 else (v.aval.size,))
     return same and all(x.aval.dtype == v.aval.dtype and (domain_of(x, domain) == EDGE) == edge for x in place)
@@ -167,9 +156,10 @@ def side_by_side(joint: Joint, cuts: Sequence[tuple[Var, Sequence[Var]]]) -> Joi
 
 
 def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...], Var]:
-    """For each tensor of kept values that can overwrite eager rows which nothing after the forward's levels reads, these rows.
+    """Maps tensors of saved values to the eager rows whose buffer they may reuse, each buffer at most once.
 
-    They are all of a `Forward.cross`, or a part if the recurrent part splits it. Each are used once.
+    Nothing reads these rows after the forward's levels. They are one of `Forward.cross`, or a part of it if the recurrent part
+    splits it.
 
     Args:
         joint: the joint program.
@@ -197,7 +187,7 @@ def overwritten_rows(joint: Joint, made: Collection[Var]) -> dict[tuple[Var, ...
 
 
 def can_overwrite(joint: Joint, slots: Collection[tuple[int, int]], child: Collection[int]) -> set[int]:
-    """The state leaves that only the backward's levels read: their cotangents may overwrite them in a forest.
+    """Finds the state leaves that only the backward's levels read: in a forest, their cotangents may overwrite them.
 
     Args:
         joint: the joint program.
@@ -245,7 +235,7 @@ def front(joint: Joint, overwritten: Collection[int] = ()) -> list[Tradeoff]:
 
 
 def _bytes(v: Var, domain: Domains) -> float:
-    """The bytes of a value per vertex."""
+    """Returns the bytes of a value per vertex."""
     return bytes_of_var(v) * _times(v, domain)
 
 

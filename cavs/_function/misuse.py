@@ -11,7 +11,7 @@ from jax.core import Tracer
 from cavs._function.children import MSG_ESCAPED
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import Program
-from cavs._jaxpr.lines import line_of, line_of_error, raised_by_jax
+from cavs._jaxpr.source_lines import line_of, line_of_error, raised_by_jax
 
 # What F does with a traced value that JAX refuses, by JAX's error, most special first. `{where}` is the line of F.
 _REFUSED = [

@@ -2,19 +2,20 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
-from cavs._function.asked import ToKeep
+from cavs._function.keep_options import KeepOptions
 from cavs._function.misuse import role_name, short
+from cavs._function.raw_keys import key_impl, stored_aval
 from cavs._function.role import RoleProgram
 from cavs._function.split import Split, split, split_leaf
-from cavs._function.stored import key_impl, stored_aval
 from cavs._function.trace import ArgumentShapes, Pushed, trace_role
 from cavs._function.vertex import VertexFunction
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import PyTreeDef, is_var
+from cavs._jaxpr.memo import memoized
 
 _T = TypeVar("_T")
 
@@ -31,11 +32,6 @@ class FunctionPlan:
         push_impls: per leaf of a push, the generator's name if it holds keys of `jax.random`, else `None`.
         leaf: F at leaves, by kind.
         inner: F at vertices with children, by kind.
-        sweeps: a cache of `_run.run`: compiled functions, by schedule shape.
-        kept: a cache of `keeping`.
-        leaf_parts: a cache of `leaf_part`.
-        in_levels: a cache of `without_eager_part`.
-        with_fixed: a cache of `fixing`.
     """
 
     function: VertexFunction
@@ -45,11 +41,6 @@ class FunctionPlan:
     push_impls: list[str | None]
     leaf: dict[str | None, RoleProgram]
     inner: dict[str | None, Split]
-    sweeps: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    kept: dict[ToKeep, "FunctionPlan"] = dataclasses.field(default_factory=dict)
-    leaf_parts: dict[str | None, Split] = dataclasses.field(default_factory=dict)
-    in_levels: list["FunctionPlan"] = dataclasses.field(default_factory=list)
-    with_fixed: dict[tuple[int, ...], "FunctionPlan"] = dataclasses.field(default_factory=dict)
 
     @property
     def loop(self) -> str:
@@ -66,12 +57,11 @@ class FunctionPlan:
         """F at leaves, and at vertices with children, of every kind."""
         return [*self.leaf.values(), *(part.role for part in self.inner.values())]
 
+    @memoized
     def leaf_part(self, kind: str | None) -> Split:
-        """Returns F at the leaves of a kind, for an engine that runs them as a level; cached."""
-        if kind not in self.leaf_parts:
-            part = split_leaf(self.leaf[kind])
-            self.leaf_parts[kind] = part.keeping(self.overwritten, ToKeep()) if self.overwritten else part
-        return self.leaf_parts[kind]
+        """Returns F at the leaves of a kind, for an engine that runs them as a level."""
+        part = split_leaf(self.leaf[kind])
+        return part.keeping(self.overwritten, KeepOptions()) if self.overwritten else part
 
     def rows_and_edges(self, leaves: Sequence[_T]) -> tuple[list[_T], list[_T]]:
         """Divides the leaves of `(inputs, edges)` into those of the inputs and those of the edges."""
@@ -101,49 +91,41 @@ class FunctionPlan:
         """The names of values of the recurrent part."""
         return {name for part in self.inner.values() for name in part.joint.names}
 
-    def keeping(self, wanted: ToKeep) -> "FunctionPlan":
-        """Returns the plan with another choice of what the backward keeps (`_function.keeping`); cached."""
-        leaves = self._overwritable() if wanted.overwrite else frozenset()
-        if not (leaves or any(wanted[1:])):
+    @memoized
+    def keeping(self, options: KeepOptions) -> "FunctionPlan":
+        """Returns the plan with other options for what the backward saves (`_function.keeping`)."""
+        leaves = self._overwritable() if options.overwrite else frozenset()
+        if not (leaves or any(options[1:])):
             return self
-        if wanted not in self.kept:
-            inner = {kind: part.keeping(leaves, wanted) for kind, part in self.inner.items()}
-            self.kept[wanted] = self._with(inner)
-        return self.kept[wanted]
+        return dataclasses.replace(self, inner={kind: part.keeping(leaves, options) for kind, part in self.inner.items()})
 
+    @memoized
     def without_eager_part(self) -> "FunctionPlan":
-        """Returns the plan whose levels compute what the eager part does here; cached. It is this one if that is nothing."""
+        """Returns the plan whose levels compute what the eager part does here. It is this one if that is nothing."""
         if not any(part.eager.eqns for part in self.inner.values()):
             return self
-        if not self.in_levels:
-            self.in_levels.append(self._with({kind: split(part.role, False) for kind, part in self.inner.items()}))
-        return self.in_levels[0]
+        return dataclasses.replace(self, inner={kind: split(part.role, False) for kind, part in self.inner.items()})
 
     def fixing(self, params: tuple[bool, ...], rows: tuple[bool, ...]) -> "FunctionPlan":
-        """Returns the plan that computes no cotangents of some arguments, as of frozen weights; cached.
+        """Returns the plan that computes no cotangents of some arguments, as of frozen weights.
 
         Args:
             params: for each leaf of the parameters, whether it is one of them.
             rows: the same for the leaves of `(inputs, edges)`.
         """
-        if not any(asked := (*params, *rows)):
-            return self
+        fixed = (*params, *rows)
         # Integers have no cotangents in any case.
-        places = tuple(i for i, v in enumerate(self.roles[0].arguments) if asked[i] and is_float(v))
-        if not places:
-            return self
-        if places not in self.with_fixed:
+        places = tuple(i for i, v in enumerate(self.roles[0].arguments) if any(fixed) and fixed[i] and is_float(v))
+        return self._fixing(places) if places else self
 
-            def fixed(role: RoleProgram) -> RoleProgram:
-                return dataclasses.replace(role, fixed=frozenset(role.arguments[i] for i in places))
+    @memoized
+    def _fixing(self, places: tuple[int, ...]) -> "FunctionPlan":
+        def fixed(role: RoleProgram) -> RoleProgram:
+            return dataclasses.replace(role, fixed=frozenset(role.arguments[i] for i in places))
 
-            leaf = {kind: fixed(role) for kind, role in self.leaf.items()}
-            inner = {kind: split(fixed(part.role), self.function.optimizations.eager) for kind, part in self.inner.items()}
-            self.with_fixed[places] = dataclasses.replace(self._with(inner), leaf=leaf)
-        return self.with_fixed[places]
-
-    def _with(self, inner: dict[str | None, Split]) -> "FunctionPlan":
-        return dataclasses.replace(self, inner=inner, sweeps={}, kept={}, leaf_parts={}, in_levels=[], with_fixed={})
+        leaf = {kind: fixed(role) for kind, role in self.leaf.items()}
+        inner = {kind: split(fixed(part.role), self.function.optimizations.eager) for kind, part in self.inner.items()}
+        return dataclasses.replace(self, leaf=leaf, inner=inner)
 
     def _overwritable(self) -> frozenset[int]:
         """The leaves of the state whose rows the cotangents of a forest may overwrite."""

@@ -9,13 +9,12 @@ The transposed program is split in the same way (`_function.transpose`).
 """
 
 import dataclasses
-from typing import Any
 
-from cavs._function.asked import ToKeep
 from cavs._function.children import ALL, TO_EDGES, TO_ROWS
 from cavs._function.cut_parts import with_kept_together
 from cavs._function.domains import EDGE, STATIC, Domain, domain_of
 from cavs._function.joint import Forward, Joint, Recurrent, Reverse
+from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import can_overwrite, front, with_keeping
 from cavs._function.role import RoleProgram
 from cavs._function.transpose import joint_of
@@ -52,7 +51,6 @@ class Split:
         recurrent: the recurrent part.
         lazy_eqns: the equations of the lazy part.
         joint: the recurrent part and its VJP in one program.
-        launches: a cache of engine `persistent`: its programs, by direction and kind of graph.
     """
 
     role: RoleProgram
@@ -61,7 +59,6 @@ class Split:
     recurrent: Recurrent
     lazy_eqns: list[Eqn]
     joint: Joint
-    launches: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def forward(self) -> Forward:
@@ -83,12 +80,12 @@ class Split:
         """The domain of each of `recurrent.extra`."""
         return [self.role.domain[v] for v in self.recurrent.extra]
 
-    def keeping(self, overwritten: frozenset[int], wanted: ToKeep) -> "Split":
-        """Returns the split whose backward overwrites these leaves of the state, and keeps what is wanted."""
-        products = front(self.joint, overwritten)[-1].again if wanted.again else ()
-        joint = with_keeping(self.joint, products, overwritten, wanted.share, wanted.names, wanted.masks)
-        joint = with_kept_together(joint) if wanted.together and joint.differentiable else joint
-        return dataclasses.replace(self, joint=joint, launches={})
+    def keeping(self, overwritten: frozenset[int], options: KeepOptions) -> "Split":
+        """Returns the split whose backward overwrites these leaves of the state, and saves what the options say."""
+        products = front(self.joint, overwritten)[-1].again if options.again else ()
+        joint = with_keeping(self.joint, products, overwritten, options.share, options.names, options.masks)
+        joint = with_kept_together(joint) if options.together and joint.differentiable else joint
+        return dataclasses.replace(self, joint=joint)
 
     def can_overwrite(self, arity: int) -> set[int]:
         """The leaves of the state whose rows the cotangents of a forest may overwrite.

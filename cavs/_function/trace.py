@@ -11,9 +11,9 @@ from cavs._function.common_subexpressions import merge_common_subexpressions
 from cavs._function.domains import EDGE, ROW, Domains, domains
 from cavs._function.fuse import fuse_products
 from cavs._function.misuse import check_outputs, check_program, defined, explained, role_name
+from cavs._function.raw_keys import from_stored, stored_aval, to_stored
 from cavs._function.rewrite import fold_zeros, make_domains_explicit
 from cavs._function.role import RoleProgram
-from cavs._function.stored import from_stored, stored_aval, to_stored
 from cavs._function.transpose import has_loop
 from cavs._function.unroll import trace
 from cavs._function.user_rules import with_rules_per_vertex
@@ -21,7 +21,7 @@ from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import Program, needed
 from cavs._jaxpr.jaxprs import Atom, PyTreeDef, Var, is_var
-from cavs._jaxpr.lines import line_of
+from cavs._jaxpr.source_lines import line_of
 
 
 class Pushed(NamedTuple):

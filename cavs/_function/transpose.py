@@ -16,6 +16,7 @@ from cavs._function.joint import Forward, Joint, ParamUse, Recurrent, Reverse
 from cavs._function.keeping import with_keeping
 from cavs._function.role import RoleProgram
 from cavs._function.unroll import trace
+from cavs._jaxpr.derivative import vjp_at
 from cavs._jaxpr.equations import Program, bind, depends, is_float, needed, reads, shape_of, tap_p, value_of
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._jaxpr.names import without_names
@@ -214,13 +215,7 @@ def _operands_of_gradient(reader: _Reader) -> set[int]:
     eqn = reader.eqn
 
     def gradient(args: list[jax.Array], cts: list[jax.Array]) -> Any:
-        def f(statics: list[jax.Array]) -> list[jax.Array]:
-            full = list(args)
-            for i, x in zip(reader.statics, statics, strict=True):
-                full[i] = x
-            return [o for o, v in zip(bind(eqn, full), eqn.outvars, strict=True) if is_float(v)]
-
-        return jax.vjp(f, [args[i] for i in reader.statics])[1](cts)
+        return vjp_at(lambda *args: bind(eqn, args), args, reader.statics)[1](cts)
 
     program, _, _ = trace(gradient, _shapes(eqn.invars), _shapes([v for v in eqn.outvars if is_float(v)]))
     read = reads(needed(program.eqns, program.outs, set())[0], program.outs)

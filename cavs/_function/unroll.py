@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from cavs._function.children import has_children_in
 from cavs._function.domains import STATIC, Domains
-from cavs._jaxpr.equations import Program
+from cavs._jaxpr.equations import Program, bind
 from cavs._jaxpr.inline import PLAIN, inlined
 from cavs._jaxpr.jaxprs import (
     Atom,
@@ -28,7 +28,7 @@ from cavs._jaxpr.jaxprs import (
     opened,
     scan_parts,
 )
-from cavs._jaxpr.lines import line_of
+from cavs._jaxpr.source_lines import line_of
 
 MSG_CONTROL = (
     "gather_all is called inside {name}{where}, which cannot be batched over vertices with different numbers of children. Call "
@@ -81,10 +81,7 @@ def _run(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array]) -
     for e in jaxpr.eqns:
         values = [env[x] if is_var(x) else x.val for x in e.invars]
         if not _needs_unrolling(e):
-            params = e.primitive.get_bind_params(e.params)
-            subfuns, params = ((), params) if isinstance(params, dict) else params
-            outs = e.primitive.bind(*subfuns, *values, **params)
-            outs = list(outs) if e.primitive.multiple_results else [outs]
+            outs = bind(e, values)
         elif e.primitive.name in PLAIN:
             outs = _run(*body_of(e), values)
         elif e.primitive.name == "scan":

@@ -14,6 +14,7 @@ from cavs._function.domains import ROW, STATIC, Domains, domain_of, domains
 from cavs._function.rewrite import retrace
 from cavs._function.unroll import trace
 from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.derivative import vjp_at
 from cavs._jaxpr.equations import Program, bind, depends, is_float, lines_of, shape_of
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
@@ -34,13 +35,7 @@ def may_sum_first(eqn: Eqn) -> bool:
     floats = [i for i, x in enumerate(eqn.invars) if is_float(x)]
 
     def transposed(args: list[jax.Array], cts: list[jax.Array]) -> Any:
-        def of_floats(changed: list[jax.Array]) -> list[jax.Array]:
-            full = list(args)
-            for i, x in zip(floats, changed, strict=True):
-                full[i] = x
-            return [x for x in bind(eqn, full) if is_float(x)]
-
-        return jax.vjp(of_floats, [args[i] for i in floats])[1](cts)[0]
+        return vjp_at(lambda *args: bind(eqn, args), args, floats)[1](cts)
 
     shapes = [shape_of(x) for x in eqn.invars], [shape_of(v) for v in eqn.outvars if is_float(v)]
     try:

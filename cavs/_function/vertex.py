@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from cavs._function.gather_all import REDUCERS, NestedGatherAll, check_edges, over_children, over_padded
-from cavs._function.stored import from_stored, key_impl
+from cavs._function.raw_keys import from_stored, key_impl
 from cavs._graphs.pytree import PyTree
 
 
@@ -92,7 +92,7 @@ class VertexFunction:
         if not self._specs:
             raise ValueError('VertexFunction: state: got no leaves; expected at least one shape. Write {"h": (512,)}.')
         self.key_impls = [key_impl(s) if isinstance(s, jax.ShapeDtypeStruct) else None for s in self._specs]
-        self.cache: dict[Any, Any] = {}  # plans, by the shapes of params and inputs; `_run.plans` fills it
+        self.nests_gather_all = False  # set when F is traced and calls `gather_all` within `gather_all`
 
     def state_avals(self, params: PyTree, inputs: PyTree) -> list[jax.ShapeDtypeStruct]:
         """Returns shapes and dtypes of the state's leaves. Bare shapes get the dtype of the floating parameters (or inputs)."""

@@ -16,6 +16,11 @@ _COSTLY = {
     "ragged_dot_general", "random_bits", "random_gamma_p", "reduce_window", "scan", "scatter", "scatter-add", "sort",
     "threefry2x32", "top_k", "while", "custom_call", "ffi_call", "native_call", "shard_map", "custom_partitioning",
 }  # fmt: skip
+# In F these do not run again unless the caller allows it: they cost more than storing their results. Unlike in a function that
+# runs once, random bits are not among them: a level computes them in registers.
+_COSTLY_IN_F = {
+    "dot_general", "conv_general_dilated", "scan", "while", "cond", "custom_vjp_call", "sort", "reduce_children_max",
+}  # fmt: skip
 _PRODUCTS = {"conv_general_dilated", "dot_general", "pallas_call", "ragged_dot", "ragged_dot_general", "scan", "while"}
 _LINEAR_ALGEBRA = {"cholesky", "eig", "eigh", "lu", "qr", "geqrf", "svd", "triangular_solve", "schur", "householder_product"}
 _RANDOM = {"random_bits", "threefry2x32"}
@@ -41,6 +46,11 @@ def is_costly(eqn: Eqn) -> bool:
         or bool(eqn.effects)
         or any(is_costly(e) for body in bodies_in(eqn) for e in body.eqns)
     )
+
+
+def is_costly_in_f(eqn: Eqn) -> bool:
+    """Returns whether the result of an equation of F is stored rather than computed twice, unless the caller allows that."""
+    return eqn.primitive.name in _COSTLY_IN_F
 
 
 def is_heavy(eqn: Eqn) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, is_var, opened
-from cavs._jaxpr.lines import source_line
+from cavs._jaxpr.source_lines import source_line
 
 
 def equal_jaxprs(a: Jaxpr | ClosedJaxpr, b: Jaxpr | ClosedJaxpr) -> bool:

@@ -15,6 +15,7 @@ from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import bind, lines_of
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Eqn, Literal, is_var, scan_parts
 
 _SMALL = 1 << 16  # bytes: memory that is not worth a barrier
@@ -31,7 +32,7 @@ def run_late(eqns: Sequence[Eqn], env: Env) -> None:
                 outs = _scan(eqn, args, filled)
             elif eqn.primitive.name == "scatter-add" and 0 in filled and _adds_few_rows(eqn):
                 # Both results of the barrier are read. XLA would drop an unread one, and with it the dependence.
-                zero, added = lax.optimization_barrier((_literal(filled[0]), args[2]))
+                zero, added = barrier((_literal(filled[0]), args[2]))
                 outs = bind(eqn, [jnp.broadcast_to(zero, eqn.outvars[0].aval.shape), args[1], added])
             else:
                 outs = bind(eqn, args)
@@ -55,7 +56,7 @@ def _literal(fill: Eqn) -> jax.Array:
 def _scan(eqn: Eqn, args: Sequence[Any], fills: dict[int, Eqn]) -> list[Any]:
     """Runs a loop of `lax.scan`. `fills`: the operands that are constants in all elements, by their equations."""
     late = jax.custom_jvp(lambda *args: _late_scan(eqn, args, fills))
-    # A derivative of this derivative is that of the loop as it is.
+    # Second derivatives use the original loop.
     late.defjvp(lambda primals, tangents: jax.jvp(lambda *args: bind(eqn, args), primals, tangents))
     return late(*args)
 
@@ -68,7 +69,7 @@ def _late_scan(eqn: Eqn, args: Sequence[Any], fills: dict[int, Eqn]) -> list[Any
     given = [_literal(e) for _, e in filled]
     given += [jnp.zeros((), v.aval.dtype) for v in stacked]
     ready = [x for k, x in enumerate(carry) if all(k != j for j, _ in filled)]
-    given, _ = lax.optimization_barrier((given, [*ready, *xs]))
+    given, _ = barrier((given, [*ready, *xs]))
     for (k, e), x in zip(filled, given, strict=False):
         carry[k] = jnp.broadcast_to(x, e.outvars[0].aval.shape)
     results = [jnp.broadcast_to(x, v.aval.shape) for v, x in zip(stacked, given[len(filled) :], strict=True)]

@@ -7,66 +7,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cavs._jaxpr.costs import bytes_of_var
-from cavs._jaxpr.equations import depends, is_float, needed
 from cavs._jaxpr.jaxprs import Eqn, Var, is_var
-from cavs.kernels import COMPARISONS, computed_once
 
-# In F these do not run again unless the caller allows it: they cost more than storing their results. Unlike in a function that
-# runs once (`costs.is_costly`), random bits are not among them: a level computes them in registers.
-_COSTLY = {"dot_general", "conv_general_dilated", "scan", "while", "cond", "custom_vjp_call", "sort", "reduce_children_max"}
 _UNIT = 4096  # capacities are integers, in 1/4096 byte
 _ENDLESS = 1 << 62
-
-
-def keep_products(
-    eqns: Sequence[Eqn],
-    needed: Iterable[Var],
-    free: Collection[Var] = (),
-    stored: Sequence[Var] = (),
-    again: Collection[Var] = (),
-    once: Collection[Var] = (),
-    size: Callable[[Var], float] = bytes_of_var,
-) -> list[Var]:
-    """Returns the cheapest values to keep if no product of F runs again, except those with results in `again`.
-
-    Cheap equations cost nothing, but those with results in `once` do not run again. The other arguments are those of
-    `minimum_cut`.
-    """
-
-    def price(i: int) -> float | None:
-        outs = eqns[i].outvars
-        return None if any(v in once for v in outs) or (runs_once(eqns[i]) and not any(v in again for v in outs)) else 0.0
-
-    return minimum_cut(eqns, needed, price, free, stored, size)[0]
-
-
-def runs_once(eqn: Eqn) -> bool:
-    """Whether an equation of F does not run again unless the caller allows it."""
-    return eqn.primitive.name in _COSTLY
-
-
-def compared(eqns: Sequence[Eqn], wanted: Iterable[Var], available: set[Var]) -> set[Var]:
-    """Results of comparisons that must not run again, because they compare what is kept with what is computed again.
-
-    The gradient of a maximum goes where an operand equals it. If the maximum is kept and its operand computed again, they may
-    differ in the last bit: a sum on a GPU runs in another order, or the compiler rounds differently among other equations. Then
-    the gradient would go nowhere.
-
-    Args:
-        eqns: the forward, in order.
-        wanted: what the backward reads of it.
-        available: what the backward has, before it computes anything again.
-    """
-    found: set[Var] = set()
-    related = computed_once(eqns)
-    for eqn in needed(eqns, list(wanted), available)[0]:
-        if eqn.primitive.name in COMPARISONS and is_float(eqn.invars[0].aval):
-            if eqn.primitive.name not in ("eq", "ne") and related.isdisjoint(filter(is_var, eqn.invars)):
-                continue  # a limit such as that of `relu`: near it, either result is right
-            before, kept = needed(eqns, eqn.invars, available)
-            if set(kept) & depends(eqns, {v for e in before for v in e.outvars}):
-                found.add(eqn.outvars[0])
-    return found
 
 
 def minimum_cut(

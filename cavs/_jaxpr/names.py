@@ -9,21 +9,21 @@ Names = tuple[tuple[str, str], ...]  # (name, one of `WAYS`)
 WHOLE_BATCH = "sum over the whole batch"  # `cavs.data.total` marks its results with this name: no user can ask for it
 
 
-def names_of(asked: Mapping[str, str] | None, function: str, ways: Sequence[str] = WAYS) -> Names:
-    """Returns what a user asks for, checked.
+def names_of(names: Mapping[str, str] | None, function: str, ways: Sequence[str] = WAYS) -> Names:
+    """Checks the argument `names` of a user, a dict from names to ways.
 
     Raises:
-        ValueError: `asked` is no mapping from names to `ways`.
+        ValueError: `names` is no dict from names to `ways`.
     """
-    asked = {} if asked is None else asked
-    wrong = not isinstance(asked, Mapping) or [(n, way) for n, way in asked.items() if way not in ways]
+    names = {} if names is None else names
+    wrong = not isinstance(names, Mapping) or [(n, way) for n, way in names.items() if way not in ways]
     if wrong:
-        got = repr(asked) if wrong is True else f"{wrong[0][1]!r} for {wrong[0][0]!r}"
+        got = repr(names) if wrong is True else f"{wrong[0][1]!r} for {wrong[0][0]!r}"
         raise ValueError(
             f"{function}: names: got {got}; expected a dict from names to {', '.join(map(repr, ways))}. Name a value with "
             "jax.ad_checkpoint.checkpoint_name(x, 'gates') and write names={'gates': 'recompute'}."
         )
-    return tuple(sorted(asked.items()))
+    return tuple(sorted(names.items()))
 
 
 def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn], list[Atom], dict[str, set[Var]]]:
@@ -60,12 +60,12 @@ def names_in(jaxpr: Jaxpr) -> set[str]:
 
 
 def chosen(named: Mapping[str, Collection[Var]], names: Names, way: str) -> set[Var]:
-    """The values that are to go a way."""
+    """Returns the values that go a way."""
     return {v for name, its in names if its == way for v in named.get(name, ())}
 
 
 def behind(eqns: Sequence[Eqn], values: Collection[Var], stops: Callable[[Eqn], bool]) -> set[Var]:
-    """The results of the last equations with `stops` from which the values follow: those that must run again with them."""
+    """Returns the results of the equations with `stops` that must run again so that the values can be computed again."""
     makers = {v: e for e in eqns for v in e.outvars}
     found: set[Var] = set()
     seen: set[Var] = set()

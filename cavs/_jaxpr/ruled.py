@@ -56,19 +56,29 @@ def call(rules: Rules, *operands: jax.Array) -> Arrays:
     return ruled_p.bind(*operands, call=None, rules=rules)
 
 
+def as_call(rules: Callable[[Callable[[Callable[..., PyTree]], Flat]], Rules]) -> Callable[..., PyTree]:
+    """Returns a call with rules as a function of pytrees of arrays by position.
+
+    Args:
+        rules: the rules of flat functions. It is given a function that flattens functions of these pytrees.
+    """
+
+    def called(*args: PyTree) -> PyTree:
+        leaves, tree = jax.tree.flatten(args)
+        shapes: list[Any] = []
+        outs = call(rules(lambda fn: flat(fn, tree, shapes)), *leaves)
+        return shapes[0].unflatten(outs)
+
+    return called
+
+
 def replaceable(fn: Callable[..., PyTree], other: Callable[..., PyTree], batched: bool = False) -> Callable[..., PyTree]:
     """Returns `fn`, for which `other`, the same function, runs where it is differentiated and under `jax.vmap`.
 
     Both take pytrees of arrays by position, and close over no tracers. If `fn` can be `batched`, it runs under `jax.vmap`.
     """
 
-    def replaced(*args: PyTree) -> PyTree:
-        leaves, tree = jax.tree.flatten(args)
-        shapes: list[Any] = []
-        outs = call(_replaceable(flat(fn, tree, shapes), flat(other, tree, shapes), batched), *leaves)
-        return shapes[0].unflatten(outs)
-
-    return replaced
+    return as_call(lambda flat: _replaceable(flat(fn), flat(other), batched))
 
 
 def _replaceable(run: Flat, other: Flat, batched: bool) -> Rules:
@@ -85,13 +95,7 @@ def sealed(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     Its arguments are pytrees of arrays that vary along the same mesh axes. So do all results.
     """
 
-    def of_varying(*args: PyTree) -> PyTree:
-        leaves, tree = jax.tree.flatten(args)
-        shapes: list[Any] = []
-        outs = call(_sealed(flat(fn, tree, shapes)), *leaves)
-        return shapes[0].unflatten(outs)
-
-    return of_varying
+    return as_call(lambda flat: _sealed(flat(fn)))
 
 
 def _sealed(run: Flat) -> Rules:
@@ -148,12 +152,12 @@ def _run(*operands: jax.Array, call: Any, rules: Rules) -> Arrays:
 
 
 def _stage(trace: Any, source: Any, *tracers: Any, call: Any, rules: Rules) -> Any:
-    call = _traced(rules, tracers) if call is None else call
+    call = retraced(rules, tracers) if call is None else call
     return trace.default_process_primitive(ruled_p, tracers, {"call": call, "rules": rules}, source)
 
 
-def _traced(rules: Rules, operands: Sequence[Any]) -> Any:
-    """The function as a jaxpr, without what nobody reads, which lowering would not remove inside."""
+def retraced(rules: Rules, operands: Sequence[Any]) -> Any:
+    """Returns the function as a jaxpr, without what nobody reads, which lowering would not remove inside."""
     if rules.sealed:
         operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in operands]
     with unchecked() if rules.sealed else contextlib.nullcontext():
@@ -163,8 +167,8 @@ def _traced(rules: Rules, operands: Sequence[Any]) -> Any:
     return jex.ClosedJaxpr(jaxpr, consts)
 
 
-def _types(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray], Any]:
-    jaxpr, _ = opened(_traced(rules, operands) if call is None else call)
+def types_of(*operands: Any, call: Any, rules: Rules) -> tuple[list[ShapedArray], Any]:
+    jaxpr, _ = opened(retraced(rules, operands) if call is None else call)
     types: Any = [x.aval for x in jaxpr.outvars]
     if rules.sealed:
         mesh, manual = operands[0].sharding.mesh, operands[0].manual_axis_type
@@ -200,7 +204,7 @@ def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -
 
 
 ruled_p.def_impl(_run)
-ruled_p.def_effectful_abstract_eval(_types)
+ruled_p.def_effectful_abstract_eval(types_of)
 partial_eval.custom_staging_rules[ruled_p] = _stage
 ad.primitive_jvps[ruled_p] = _push
 batching.fancy_primitive_batchers[ruled_p] = _batch

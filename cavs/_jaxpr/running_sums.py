@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from jax import lax
-
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import needed, run_equations, value_of
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var, opened
 from cavs._jaxpr.ruled import replaceable
@@ -44,7 +43,7 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
         for eqn in order:
             run_equations([eqn], env)
             for i, x in ((i, x) for i, of in enumerate(terms) for x in of if any(x is v for v in eqn.outvars)):
-                sums[i] = env[x] + (lax.optimization_barrier(sums[i]) if i in begun else sums[i])  # XLA would fuse two sums
+                sums[i] = env[x] + (barrier(sums[i]) if i in begun else sums[i])  # XLA would fuse two sums
                 begun.add(i)
         return sums, [value_of(x, env) for x in others]
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from cavs._engines.choose import EngineError
 from cavs._feed.settings import Sample
-from cavs._function.asked import keep
+from cavs._function.keep_options import MemoryOptions
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import Names, check_known
+from cavs._jaxpr.tunable import TunableRules, tuned
 from cavs._memory.sub_batches import deal, summed_over_parts
 from cavs._remat.fit import compiled_step
 from cavs._remat.search import Choice, estimate, fewest
@@ -106,19 +107,20 @@ class BatchGradient:
 
     def loss_of(self, choice: Choice) -> Callable[[PyTree, PyTree], jax.Array]:
         """Returns the loss of all parts of a batch, whose derivative keeps what `names` say."""
-        total = summed_over_parts("plan", self.loss)
+        loss = tuned(self.loss, MemoryOptions(False, self.names, choice.parts > 1), lambda calls: self._note(choice, calls))
+        total = summed_over_parts("plan", loss)
 
         def summed(params: PyTree, batch: PyTree) -> jax.Array:
-            with keep(False, self.names, in_parts=choice.parts > 1) as inside:
-                if choice.parts == 1:
-                    value = self.loss(params, jax.tree.map(lambda x: x.reshape(x.shape[1:]), batch))
-                else:
-                    value = total(params, [batch])
-            check_known(self.names, inside.seen, "plan")
-            self.traced.setdefault(choice, set()).update(inside.engines)
-            return value
+            if choice.parts == 1:
+                return loss(params, jax.tree.map(lambda x: x.reshape(x.shape[1:]), batch))
+            return total(params, [batch])
 
         return summed
+
+    def _note(self, choice: Choice, calls: list[TunableRules]) -> None:
+        """Checks the names of values, and notes the engines that run."""
+        check_known(self.names, {name for call in calls for name in call.names}, "plan")
+        self.traced[choice] = {call.engine for call in calls if call.engine}
 
     def structs(self, choice: Choice) -> PyTree:
         """Returns the shapes and dtypes of the batch that the loss gets."""

@@ -15,9 +15,9 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.equations import is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Jaxpr, PyTreeDef, Var, bodies_in, is_var, opened
-from cavs._jaxpr.lines import line_of
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import WHOLE_BATCH
+from cavs._jaxpr.source_lines import line_of
 
 Arrays = list[jax.Array]
 

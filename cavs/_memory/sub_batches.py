@@ -15,6 +15,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import ClosedJaxpr, PyTreeDef, without_constants
 from cavs._jaxpr.mesh_types import vary, varying, zeros
 from cavs._jaxpr.running_sums import run_and_add
@@ -218,7 +219,7 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
 
     for stack in stacks:
         # A stack waits for the one before it, so that one sub-batch is alive at a time.
-        total, stack = lax.optimization_barrier((total, stack)) if stacked else (total, stack)
+        total, stack = barrier((total, stack)) if stacked else (total, stack)
         total, kept = lax.scan(step, total, stack)
         stacked.append(kept)
     return (total, stacked) if each else total

@@ -20,12 +20,12 @@ def fixed_values(graph: Graph) -> list[frozenset[Var]]:
 
 def _crossing(graph: Graph) -> list[frozenset[Var]]:
     """For each equation, the values that it or an earlier one makes and that a later one reads."""
-    last = {x: i for i, e in enumerate(graph.eqns) for x in e.invars if is_var(x)}
-    last.update(dict.fromkeys((x for x in graph.outs if is_var(x)), len(graph.eqns)))
+    last = {x: i for i, e in enumerate(graph.forward) for x in e.invars if is_var(x)}
+    last.update(dict.fromkeys((x for x in graph.outs if is_var(x)), len(graph.forward)))
     made = _depend(graph)
     alive: set[Var] = set()
     found = []
-    for i, e in enumerate(graph.eqns):
+    for i, e in enumerate(graph.forward):
         alive = {v for v in alive if last[v] > i} | {v for v in e.outvars if last.get(v, -1) > i and v in made}
         found.append(frozenset(alive))
     return found
@@ -33,9 +33,9 @@ def _crossing(graph: Graph) -> list[frozenset[Var]]:
 
 def _depend(graph: Graph) -> set[Var]:
     """The values that depend on a costly equation: not, say, a transposed weight, which depends on an input alone."""
-    costly = {v for i in graph.costly for v in graph.eqns[i].outvars}
+    costly = {v for i in graph.costly for v in graph.forward[i].outvars}
     found: set[Var] = set()
-    for e in graph.eqns:
+    for e in graph.forward:
         if any(v in costly for v in e.outvars) or any(x in found for x in e.invars if is_var(x)):
             found.update(e.outvars)
     return found
@@ -43,8 +43,8 @@ def _depend(graph: Graph) -> set[Var]:
 
 def _inside(graph: Graph) -> list[int]:
     """For each equation, the bytes of what the backward reads of its results."""
-    needs = set(graph.needs())
-    return [sum(bytes_of_var(v) for v in e.outvars if v in needs) for e in graph.eqns]
+    needs = set(graph.needs)
+    return [sum(bytes_of_var(v) for v in e.outvars if v in needs) for e in graph.forward]
 
 
 def _cut(crossing: list[frozenset[Var]], inside: list[int], most: float) -> frozenset[Var]:

@@ -9,14 +9,15 @@ from typing import Any, Generic, TypeVar
 import jax
 import numpy as np
 
-from cavs._function.asked import keep
+from cavs._function.keep_options import MemoryOptions
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import without_constants
 from cavs._jaxpr.names import Names, check_known, names_of
+from cavs._jaxpr.tunable import calls_in, with_options
 from cavs._remat.bytes import BudgetError, bytes_of, text_of
-from cavs._remat.derivative import with_derivative
 from cavs._remat.fit import Verified, compiler_options, no_collections
+from cavs._remat.graph import with_derivative
 from cavs._remat.pareto import ParetoSearch, Point
 from cavs._remat.saved_plan import mark
 from cavs._remat.table import Plan
@@ -146,9 +147,10 @@ class Recomputed(Generic[R]):
                     "static_argnums=...) with the positions of such arguments."
                 )
         closed: Any
-        with keep(least=self._budget == "min", names=self._names) as inside:  # for the calls of `cavs.run` inside
-            closed, shapes = jax.make_jaxpr(function, return_shape=True)(*flat)
-        self._inside = inside.seen
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*flat)
+        options = MemoryOptions(self._budget == "min", self._names)
+        closed = with_options(closed, options) if any(options) else closed
+        self._inside = {name for call in calls_in(closed.jaxpr) for name in call.names}
         closed, consts = without_constants(closed)  # arrays that `fn` closes over may be differentiated, too
         return closed, list(consts), flat, jax.tree.structure(shapes)
 

@@ -1,66 +1,74 @@
-"""A function and its derivative as equations: the forward, with all values that the backward reads, and the backward."""
+"""A function with its derivative, and the values that the forward keeps for the backward."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import jax
-from jax import lax
-from jax.core import ShapedArray
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import core as jex
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
+from cavs._jaxpr.custom_rules import in_forward_mode, reverse_differentiable
+from cavs._jaxpr.derivative import Derivative, cheapest, derivative
 from cavs._jaxpr.equations import is_float, needed, run_equations
-from cavs._jaxpr.inline import inlined
-from cavs._jaxpr.jaxprs import Atom, ClosedJaxpr, Env, Eqn, Var, is_var, opened
+from cavs._jaxpr.hold_back import barrier
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 from cavs._jaxpr.late_zeros import run_late
-from cavs._jaxpr.minimum_cut import compared, minimum_cut
-from cavs._jaxpr.names import Names, behind, chosen, without_names
-from cavs._jaxpr.reverse_only import refusal_in
+from cavs._jaxpr.mesh_types import zeros
+from cavs._jaxpr.names import Names, chosen
+
+Flat = Callable[..., list[Any]]  # a function of flat arrays
+Keep = Callable[[list[int]], "Kept"]  # from the inputs that are differentiated to what is kept
 
 _SMALL = 16
-_NEVER = 1 << 20  # times the size of a value that is not to be kept
 _TINY = 1 / 4096  # of a byte
 
 
-@dataclass(eq=False)
-class Graph:
-    """One function, differentiated with respect to `diff`, in equations.
+@dataclass(frozen=True, eq=False)
+class Graph(Derivative):
+    """One function, differentiated with respect to the arguments `diff`.
 
     Attributes:
-        invars: of the function, flat.
-        eqns: the forward, whose results are `outs` and everything that the backward reads.
-        outs: of the function, flat. The cotangents of those in `float_outs` enter the backward.
-        backward: the equations of the backward. Their inputs are `leaves` (`reads` says which forward value each is) and
-            `cotangents`, their results `grads`, one for each index in `diff`.
-        stored: inputs that cost memory if the backward reads them: the carry of a loop, which differs in each step.
+        diff: the arguments that are differentiated.
+        stored: arguments that cost memory if the backward reads them: the carry of a loop, which differs in each step.
         names: what the user asks for by name.
-        named: the values of the forward that the user has named.
-        refusal: why the derivative has no derivative in reverse mode, as of calls of `run`; else `None`.
+        plans: a cache of `keeping`, by what is kept.
+        choices: a cache of `choose`, by the prices.
     """
 
-    invars: list[Var]
-    eqns: list[Eqn]
-    outs: list[Atom]
-    consts: Env
     diff: list[int]
-    float_outs: list[int]
-    reads: dict[Var, Atom]
-    backward: list[Eqn]
-    backward_consts: Env
-    cotangents: list[Var]
-    grads: list[Atom]
     stored: list[Var]
-    names: Names = ()
-    named: dict[str, set[Var]] = field(default_factory=dict)
-    refusal: str | None = None
-    costly: list[int] = field(default_factory=list)
-    plans: dict[tuple[Var, ...], "Kept"] = field(default_factory=dict)  # by what they keep
-    choices: dict[Any, "Kept"] = field(default_factory=dict)  # by the prices
+    names: Names
+    plans: dict[tuple[Var, ...], "Kept"] = field(default_factory=dict)
+    choices: dict[Any, "Kept"] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.backward, _ = needed(self.backward, self.grads, set(self.cotangents) | set(self.reads) | set(self.backward_consts))
-        self.costly = [i for i, e in enumerate(self.eqns) if is_costly(e)]
+    @classmethod
+    def of(cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names) -> "Graph":
+        """Traces a flat function and its derivative. `stored` are places of arguments."""
+        found = derivative(function, avals, diff)
+        return cls(**vars(found), diff=list(diff), stored=[found.invars[i] for i in stored], names=names)
+
+    @cached_property
+    def costly(self) -> list[int]:
+        """The equations of the forward that do not run again unless a budget asks for it."""
+        return [i for i, e in enumerate(self.forward) if is_costly(e)]
+
+    @cached_property
+    def free(self) -> set[Var]:
+        """What the backward can read without keeping it."""
+        return {*self.invars, *self.consts}.difference(self.stored)
+
+    @cached_property
+    def offloaded(self) -> set[Var]:
+        """The values that are kept in the memory of the host."""
+        return chosen(self.named, self.names, "offload")
+
+    @property
+    def float_outs(self) -> list[int]:
+        """The results whose cotangents enter the backward."""
+        return [i for i, x in enumerate(self.outs) if is_float(x)]
 
     @cached_property
     def stretches(self) -> list[list[Eqn]]:
@@ -72,12 +80,6 @@ class Graph:
                 found.append([])
         return [stretch for stretch in found if stretch]
 
-    def needs(self) -> list[Var]:
-        """Returns the forward values that the backward reads, each once."""
-        read = {x for e in self.backward for x in e.invars if is_var(x)} | {x for x in self.grads if is_var(x)}
-        atoms = [self.reads[v] for v in self.reads if v in read]
-        return list(dict.fromkeys(x for x in atoms if is_var(x)))
-
     def choose(self, price: Callable[[int, float], float | None], fixed: Collection[Var] = ()) -> "Kept":
         """Chooses what to keep.
 
@@ -86,69 +88,52 @@ class Graph:
                 it again; None: never.
             fixed: values that are kept in any case, if something needs them.
         """
-        costly = ((k, self.eqns[i]) for k, i in enumerate(self.costly))
+        costly = [(k, self.forward[i]) for k, i in enumerate(self.costly)]
         prices = tuple(price(k, flops_of(e)) if may_repeat(e) else None for k, e in costly)
-        key = prices, frozenset(fixed)
-        if key not in self.choices:
-            self.choices[key] = self._cut(dict(zip(self.costly, prices, strict=True)), fixed)
+        if (key := (prices, frozenset(fixed))) not in self.choices:
+            of, forward, stored = dict(zip(self.costly, prices, strict=True)), self.forward, self.stored
+            self.choices[key] = self.keeping(
+                cheapest(
+                    forward,
+                    self.needs,
+                    lambda i: of[i] if i in of else price_of(forward[i]),
+                    is_costly,
+                    free=self.free,
+                    stored=stored,
+                    preferred=fixed,
+                    names=self.names,
+                    named=self.named,
+                    size=lambda v: bytes_of_var(v) + (0 if v in stored else _TINY),  # of equal cuts, that of the fewest values
+                )
+            )
         return self.choices[key]
-
-    def _cut(self, prices: dict[int, float | None], fixed: Collection[Var]) -> "Kept":
-        """Chooses what to keep. `prices`: of the costly equations."""
-        asked = set(fixed) | chosen(self.named, self.names, "keep") | chosen(self.named, self.names, "offload")
-        never = chosen(self.named, self.names, "recompute")
-        again = behind(self.eqns, never, is_costly)
-
-        once: set[Var] = set()
-
-        def price_at(i: int) -> float | None:
-            if any(v in once for v in self.eqns[i].outvars):
-                return None
-            if i not in prices:
-                return price_of(self.eqns[i])
-            free = may_repeat(self.eqns[i]) and any(v in again for v in self.eqns[i].outvars)
-            return 0.0 if free else prices[i]
-
-        needs = self.needs()
-        # Of equally small cuts, the one of the fewest values.
-        size = lambda v: bytes_of_var(v) * (_NEVER if v in never else 1) + (0 if v in self.stored else _TINY)  # noqa: E731
-        given = asked | (set(self.invars) - set(self.stored)) | set(self.consts)
-        while True:
-            keep, _ = minimum_cut(self.eqns, needs, price_at, asked, self.stored, size)
-            have = {*keep, *given}
-            if not (more := compared(self.eqns, needs, have) - once):
-                break
-            once |= more
-        read = needed(self.eqns, needs, have)[1]
-        return self.keeping([*keep, *(v for v in dict.fromkeys(read) if v in asked)])
 
     def plain(self) -> "Kept":
         """Returns what JAX keeps: everything that the backward reads."""
-        free = (set(self.invars) - set(self.stored)) | set(self.consts)
-        return self.keeping([v for v in self.needs() if v not in free])
+        return self.keeping([v for v in self.needs if v not in self.free])
 
     def keeping(self, keep: list[Var]) -> "Kept":
         """Returns the plan of this graph that keeps the values `keep`: always the same object."""
-        if (same := self.plans.get(tuple(keep))) is not None:
-            return same
-        needs = self.needs()
-        free = (set(self.invars) - set(self.stored)) | set(self.consts)
-        again, used = needed(self.eqns, needs, set(keep) | free)
-        read = dict.fromkeys([*(v for v in used if v in free), *(v for v in needs if v in free)])
-        results = {v for e in again for v in e.outvars}
-        repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.eqns[i].outvars)]
-        kept = self.plans[tuple(keep)] = Kept(self, keep, [v for v in read if v not in self.consts], again, repeated)
-        return kept
+        if (key := tuple(keep)) not in self.plans:
+            again, used = needed(self.forward, self.needs, {*keep, *self.free})
+            read = dict.fromkeys(v for v in used if v in self.free and v not in self.consts)
+            results = {v for e in again for v in e.outvars}
+            repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
+            self.plans[key] = Kept(self, keep, list(read), again, repeated)
+        return self.plans[key]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Kept:
-    """The values that a graph keeps: `keep`, which cost memory, and `free`, inputs that exist anyway.
+    """The values that a graph keeps for its backward.
 
     Attributes:
+        graph: the graph.
+        keep: those that cost memory.
+        free: inputs that the backward reads, which exist anyway.
         again: the equations that run again.
         repeated: the costly ones among them, as places in `graph.costly`.
-        loops: if the graph is that of a loop, the loops of its derivative, see `loop_derivative`.
+        loops: if the graph is that of a loop, a cache of the loops of its derivative.
     """
 
     graph: Graph
@@ -156,130 +141,121 @@ class Kept:
     free: list[Var]
     again: list[Eqn]
     repeated: list[int]
-    loops: dict[Any, Callable[..., list[Any]]] = field(default_factory=dict)
+    loops: dict[Any, Flat] = field(default_factory=dict)
 
     def bytes(self) -> int:
+        """Returns the bytes of the kept values."""
         return sum(map(bytes_of_var, self.keep))
 
     def flops(self) -> float:
-        """FLOPs of the costly equations that run again."""
-        return sum(flops_of(self.graph.eqns[self.graph.costly[k]]) for k in self.repeated)
+        """Returns the FLOPs of the costly equations that run again."""
+        return sum(flops_of(self.graph.forward[self.graph.costly[k]]) for k in self.repeated)
 
-    def forward(self, args: Sequence[Any], late: bool) -> tuple[list[Any], list[Any]]:
-        """Returns the outputs of the function and the values for the backward. `late`: see `run_late`."""
+    def run_forward(self, args: Sequence[Any], late: bool) -> tuple[list[Any], list[Any]]:
+        """Returns the results of the function and the values for the backward. `late`: see `run_late`."""
         graph = self.graph
         env = dict(zip(graph.invars, args, strict=True)) | graph.consts
-        eqns, _ = needed(graph.eqns, [*graph.outs, *self.keep], set(env))
+        eqns, _ = needed(graph.forward, [*graph.outs, *self.keep], set(env))
         (run_late if late else run_equations)(eqns, env)
-        away = chosen(graph.named, graph.names, "offload")
-        kept = [jax.device_put(env[v], jax.memory.Space.Host) if v in away else env[v] for v in self.keep]
-        return [value(x, env) for x in graph.outs], [*(env[v] for v in self.free), *kept]
+        saved = [jax.device_put(env[v], jax.memory.Space.Host) if v in graph.offloaded else env[v] for v in self.keep]
+        return [value(x, env) for x in graph.outs], [*(env[v] for v in self.free), *saved]
 
-    def pull_back(self, kept: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
+    def pull_back(self, saved: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
 
         The backward runs from one costly equation to the next. Values that such a stretch reads and that were not kept are
         recomputed right before it. If `late`, a barrier ties them to the cotangent that the last costly equation computed.
         Without a barrier, XLA would recognise the forward's equations and keep their results.
         """
-        graph = self.graph
-        away = chosen(graph.named, graph.names, "offload")
-        values = (*self.free, *self.keep)
-        kept = [jax.device_put(x, jax.memory.Space.Device) if v in away else x for v, x in zip(values, kept, strict=True)]
-        env: Env = dict(zip(values, kept, strict=True)) | graph.consts
-        behind: Env = dict(zip(graph.cotangents, cotangents, strict=True)) | graph.backward_consts
-        tie = [v for v, x in zip(graph.cotangents, cotangents, strict=True) if isinstance(x, jax.Array)]
+        graph, values = self.graph, (*self.free, *self.keep)
+        host = graph.offloaded
+        saved = [jax.device_put(x, jax.memory.Space.Device) if v in host else x for v, x in zip(values, saved, strict=True)]
+        env: Env = graph.consts | dict(zip((*values, *graph.seeds), (*saved, *cotangents), strict=True))
+        tie = [v for v, x in zip(graph.seeds, cotangents, strict=True) if isinstance(x, jax.Array)]
         for i, stretch in enumerate(graph.stretches):
-            reads = dict.fromkeys(x for e in stretch for x in e.invars if is_var(x) and x in graph.reads)
-            self._recompute([graph.reads[v] for v in reads], env, behind, tie if late else [])
-            behind |= {v: value(graph.reads[v], env) for v in reads}
-            (run_late if late else run_equations)(stretch, behind)
+            made = {v for e in stretch for v in e.outvars}
+            self._recompute([x for e in stretch for x in e.invars if is_var(x) and x not in made], env, tie if late else [])
+            (run_late if late else run_equations)(stretch, env)
             tie = [v for v in stretch[-1].outvars if is_float(v)] or tie
             if late:
-                self._finish(stretch, graph.stretches[i + 1 :], behind)
-        rest = [x for x in graph.grads if is_var(x) and x in graph.reads and x not in behind]
-        self._recompute([graph.reads[v] for v in rest], env, behind, [])
-        behind |= {v: value(graph.reads[v], env) for v in rest}
-        return [value(x, behind) for x in graph.grads]
+                self._finish(made, graph.stretches[i + 1 :], env)
+        self._recompute(graph.grads, env, [])
+        return [value(x, env) for x in graph.grads]
 
-    def _finish(self, stretch: list[Eqn], later: list[list[Eqn]], behind: Env) -> None:
+    def _finish(self, made: set[Var], later: list[list[Eqn]], env: Env) -> None:
         """Ties gradients that a stretch has computed to the cotangents that later ones read: XLA may not delay them.
 
         If it did, the operands of these products would stay.
         """
-        made = {v for e in stretch for v in e.outvars}
-        done = [x for x in dict.fromkeys(self.graph.grads) if is_var(x) and x in made]
+        done = [x for x in dict.fromkeys(filter(is_var, self.graph.grads)) if x in made]
         read = {x for eqns in later for e in eqns for x in e.invars if is_var(x)}
         heavy = {v for e in self.graph.backward if is_heavy(e) for v in e.outvars}
-        on = [v for v in behind if v in read and v in heavy and is_float(v)]
+        on = [v for v in env if v in read and v in heavy and is_float(v)]
         if done and on:
-            values = [*done, *(v for v in on if v not in done)]
-            behind.update(zip(values, lax.optimization_barrier([behind[v] for v in values]), strict=True))
+            values = list(dict.fromkeys([*done, *on]))
+            env.update(zip(values, barrier([env[v] for v in values]), strict=True))
 
-    def _recompute(self, atoms: Sequence[Atom], env: Env, behind: Env, tie: Sequence[Var]) -> None:
-        missing = [x for x in atoms if is_var(x) and x not in env]
+    def _recompute(self, wanted: Iterable[Atom], env: Env, tie: Sequence[Var]) -> None:
+        """Adds the wanted values of the forward to `env`."""
+        missing = [x for x in dict.fromkeys(filter(is_var, wanted)) if x not in env]
         if not missing:
             return
-        eqns, used = needed(self.graph.eqns, missing, set(env))
-        used = list(dict.fromkeys(v for v in used if v not in self.graph.consts))
+        eqns, used = needed(self.graph.forward, missing, set(env))
         local = dict(env)
         # XLA does not fuse across a barrier. Small values have none, because XLA may as well keep them.
         if tie and _SMALL * sum(map(bytes_of_var, missing)) >= sum(map(bytes_of_var, tie)):
-            tied, late = lax.optimization_barrier(([behind[v] for v in tie], [env[v] for v in used]))
-            behind.update(zip(tie, tied, strict=True))
-            local.update(zip(used, late, strict=True))
+            used = [v for v in dict.fromkeys(used) if v not in self.graph.consts]
+            tied, held = barrier(([env[v] for v in tie], [env[v] for v in used]))
+            env.update(zip(tie, tied, strict=True))
+            local.update(zip(used, held, strict=True))
         (run_late if tie else run_equations)(eqns, local)
         env.update({v: local[v] for e in eqns for v in e.outvars})
 
 
 def value(x: Atom, env: Env) -> Any:
+    """Returns the value of a variable or literal."""
     return env[x] if is_var(x) else x.val
 
 
-def shape(x: Any) -> Any:
-    """The type of a variable, an abstract value or an array; a shape stays one."""
-    x = getattr(x, "aval", x)
-    return x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
+def with_derivative(closed: Any, keep: Keep) -> Flat:
+    """Returns the flat function of a closed jaxpr, whose derivative keeps the values that `keep` chooses."""
+
+    def backward(kept: Kept, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        outs = [kept.graph.outs[i] for i in kept.graph.float_outs]
+        filled = [zeros(x) if isinstance(g, SymbolicZero) else g for x, g in zip(outs, cotangents, strict=True)]
+        return kept.pull_back(values, filled, late=True)
+
+    return planned(jex.jaxpr_as_fun(closed), keep, lambda kept, args: kept.run_forward(args, late=True), backward)
 
 
-def differentiated(
-    function: Callable[..., Sequence[Any]], avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names = ()
-) -> Graph:
-    """Traces `function` (flat arrays to a flat list of arrays) and its derivative with respect to the arguments `diff`."""
-    floats: list[int] = []
+def planned(
+    plain: Flat,
+    keep: Keep,
+    forward: Callable[[Kept, Sequence[Any]], tuple[list[Any], list[Any]]],
+    backward: Callable[[Kept, Sequence[Any], Sequence[Any]], list[Any]],
+) -> Flat:
+    """Returns a flat function with a derivative.
 
-    def both(*args: Any) -> Any:
-        def inner(*some: Any) -> Any:
-            flat = list(args)
-            for i, x in zip(diff, some, strict=True):
-                flat[i] = x
-            outs = list(function(*flat))
-            floats[:] = [i for i, x in enumerate(outs) if is_float(x)]
-            return [outs[i] for i in floats], outs
+    Args:
+        plain: the function.
+        keep: is called at each differentiation.
+        forward: from what is kept and the inputs to the outputs, and the values for the backward.
+        backward: from what is kept, these values and the cotangents of the float outputs, which may be `SymbolicZero`, to
+            those of the differentiated inputs.
+    """
 
-        _, vjp, outs = jax.vjp(inner, *(args[i] for i in diff), has_aux=True)
-        return outs, vjp
+    def sealed(kept: Kept, values: list[Any]) -> list[Any]:
+        return in_forward_mode(values, kept.graph.refusal) if kept.graph.refusal else values
 
-    closed, (out_shapes, vjp) = jax.make_jaxpr(both, return_shape=True)(*avals)
-    leaf_shapes, tree = jax.tree.flatten(vjp)
+    def keeping(varied: Sequence[bool], *primals: Any) -> tuple[list[Any], Any]:
+        kept = keep([i for i, is_varied in enumerate(varied) if is_varied])
+        (outs, values), count = forward(kept, primals), len(primals)
 
-    def back(leaves: Any, cotangents: Any) -> Any:
-        return list(jax.tree.unflatten(tree, leaves)(cotangents))
+        def pull_back(values: list[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            found = sealed(kept, backward(kept, values, [cotangents[i] for i in kept.graph.float_outs]))
+            grads = dict(zip(kept.graph.diff, found, strict=True))
+            return tuple(grads.get(i) for i in range(count))
 
-    invars, eqns, results, consts = _flat(closed)
-    eqns, results, named = without_names(eqns, results)
-    behind = jax.make_jaxpr(back)([shape(x) for x in leaf_shapes], [shape(out_shapes[i]) for i in floats])
-    back_in, back_eqns, grads, back_consts = _flat(behind)
-    n, m = len(out_shapes), len(leaf_shapes)
-    return Graph(
-        invars, eqns, results[:n], consts, list(diff), list(floats), dict(zip(back_in[:m], results[n:], strict=True)),
-        back_eqns, back_consts, back_in[m:], grads, [invars[i] for i in stored], names, named,
-        refusal_in(opened(cast(ClosedJaxpr, closed))[0]) or refusal_in(opened(cast(ClosedJaxpr, behind))[0]),
-    )  # fmt: skip
+        return sealed(kept, outs), jax.tree_util.Partial(pull_back, values)
 
-
-def _flat(closed: Any) -> tuple[list[Var], list[Eqn], list[Atom], Env]:
-    jaxpr, values = opened(closed)
-    eqns: list[Eqn] = []
-    outs = inlined(jaxpr, {}, eqns)
-    return list(jaxpr.invars), eqns, outs, dict(zip(jaxpr.constvars, values, strict=True))
+    return reverse_differentiable(plain, keeping, lambda saved, cotangents: saved(cotangents), "recompute")

@@ -26,19 +26,18 @@ def estimated_peak(kept: Kept) -> int:
     """Returns the bytes of temporary memory of the forward and the backward of a function, inputs and results aside."""
     graph = kept.graph
     inputs = {*graph.invars, *graph.consts}
-    order, _ = needed(graph.eqns, [*graph.outs, *kept.keep], inputs)
-    have = {*kept.keep, *kept.free, *graph.consts}
+    order, _ = needed(graph.forward, [*graph.outs, *kept.keep], inputs)
+    have = {*kept.keep, *kept.free, *graph.consts, *graph.seeds}
     names: dict[Var, Atom] = {}  # of what runs again
     for stretch in graph.stretches:
-        reads = [graph.reads[v] for e in stretch for v in e.invars if is_var(v) and v in graph.reads]
-        again, _ = needed(graph.eqns, [x for x in reads if x not in have], have)
+        have.update(v for e in stretch for v in e.outvars)
+        again, _ = needed(graph.forward, [x for e in stretch for x in e.invars if is_var(x) and x not in have], have)
         for e in again:
             results = [cast(Var, jex.Var(v.aval)) for v in e.outvars]
             order.append(_renamed(e, names, results))
             names |= dict(zip(e.outvars, results, strict=True))
             have.update(e.outvars)
-        forward = {v: names.get(x, x) if is_var(x) else x for v, x in graph.reads.items()}
-        order += [_renamed(e, forward, e.outvars) for e in stretch]
+        order += [_renamed(e, names, e.outvars) for e in stretch]
     outs = [*graph.outs, *graph.grads]
     return _peak(order, outs, {v for v in kept.keep if v not in inputs}, {x for x in outs if is_var(x)})
 

@@ -8,11 +8,11 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core as jex
 
+from cavs._jaxpr.derivative import type_of
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Eqn, Var, is_var, opened, scan_parts
 from cavs._jaxpr.mesh_types import zeros
-from cavs._remat.derivative import Flat, Keep, planned
-from cavs._remat.graph import Kept, shape
+from cavs._remat.graph import Flat, Keep, Kept, planned
 
 
 class TracedLoop(NamedTuple):
@@ -95,7 +95,7 @@ def _traced_once(kept: Kept, loop: TracedLoop, cotangents: tuple[int, ...] | Non
     """The function `run`, traced: a search for plans runs the same loops in many traces."""
     key = loop._replace(body=None), cotangents  # the body is that of the graph
     if key not in kept.loops:
-        kept.loops[key] = jex.jaxpr_as_fun(jax.make_jaxpr(run)(*map(shape, args)))
+        kept.loops[key] = jex.jaxpr_as_fun(jax.make_jaxpr(run)(*map(type_of, args)))
     return kept.loops[key]
 
 
@@ -108,7 +108,7 @@ def _forward(loop: TracedLoop, kept: Kept, operands: Sequence[Any]) -> list[Any]
     """Runs the loop. Returns its results, and of each kept value the rows of all steps."""
 
     def step(*args: Any) -> list[Any]:
-        outs, values = kept.forward(args, late=False)
+        outs, values = kept.run_forward(args, late=False)
         return [*outs, *values[len(kept.free) :]]
 
     return loop.run(step, operands)

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cavs._jaxpr.derivative import type_of
 from cavs._jaxpr.equal_jaxprs import equal_jaxprs
 from cavs._jaxpr.equations import bind, lines_of
 from cavs._jaxpr.jaxprs import Env, Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
-from cavs._jaxpr.lines import source_line
 from cavs._jaxpr.names import Names, names_in
-from cavs._remat.graph import Graph, Kept, differentiated, shape, value
+from cavs._jaxpr.source_lines import source_line
+from cavs._remat.graph import Graph, Kept, value
 from cavs._remat.loop_derivative import TracedLoop, add_dependent, loop_with_derivative
 from cavs._remat.saved_plan import kept_as_saved
 
@@ -44,7 +45,7 @@ class _Traced(NamedTuple):
     inner: list[tuple[tuple[Any, ...], Kept]]
 
     def has_loops(self) -> bool:
-        return bool(self.inner) or any(e.primitive.name == "scan" for e in self.graph.eqns)
+        return bool(self.inner) or any(e.primitive.name == "scan" for e in self.graph.forward)
 
     def keeps(self, inner: Sequence[Kept]) -> bool:
         """Whether the loops keep the same values."""
@@ -132,8 +133,8 @@ class Planner:
             self._evaluate(jaxpr, env, {jaxpr.invars[i] for i in diff}, name, times, inner, idle)
             return [value(x, env) for x in jaxpr.outvars]
 
-        graph = differentiated(function, [shape(v) for v in jaxpr.invars], diff, stored, self._names(graph_name=name))
-        graph.named |= {name: set() for name in idle - graph.named.keys()}
+        graph = Graph.of(function, list(map(type_of, jaxpr.invars)), diff, stored, self._names(graph_name=name))
+        graph.named.update({name: set() for name in idle - graph.named.keys()})
         return graph
 
     def _evaluate(
@@ -192,7 +193,7 @@ class Planner:
         count, rest = divmod(length, chunk)
         spans = [(rest, length), (0, rest)] if reverse else [(0, count * chunk), (count * chunk, length)]
         (first, last), (start, end) = spans
-        avals = list(map(shape, (*consts, *carry)))
+        avals = list(map(type_of, (*consts, *carry)))
         avals += [jax.ShapeDtypeStruct((chunk, *x.shape[1:]), x.dtype) for x in xs]
         steps = eqn.replace(params={**eqn.params, "length": chunk})
         body = jax.make_jaxpr(lambda *flat: bind(steps, flat))(*avals)

@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.derivative import type_of, vjp_at
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.names import Names
 from cavs._remat.blocks import fixed_values
-from cavs._remat.derivative import with_derivative
 from cavs._remat.fit import compiled_step
-from cavs._remat.graph import Graph, Kept, shape
+from cavs._remat.graph import Graph, Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
 from cavs._remat.loops import Planner, Price, Region, chunk_of
 from cavs._remat.saved_plan import as_json
@@ -120,15 +118,11 @@ class ParetoSearch:
         Inside a `shard_map`, where a part of a program cannot be compiled alone, they are estimated.
         """
         if point.key not in self.compiled:
-            planned, shapes = with_derivative(self.closed, lambda _: point.kept), list(map(shape, self.closed.jaxpr.invars))
+            planned, shapes = with_derivative(self.closed, lambda _: point.kept), list(map(type_of, self.closed.jaxpr.invars))
 
             def both(*args: Any) -> Any:
-                def of(*some: Any) -> list[Any]:
-                    varied = dict(zip(self.diff, some, strict=True))
-                    return planned(*(varied.get(i, x) for i, x in enumerate(args)))
-
-                outs, pull_back = jax.vjp(of, *(args[i] for i in self.diff))
-                return outs, pull_back(list(map(_one, outs)))
+                outs, pull_back = vjp_at(planned, args, self.diff)
+                return outs, pull_back([jnp.ones_like(x) for x in outs if is_float(x)])
 
             size = self.peaks[point.key] if devices()[0] else compiled_step(both, tuple(shapes), self.options)[1]
             self.compiled[point.key] = size
@@ -246,7 +240,3 @@ def _allowing(products: set[Product]) -> Price:
 
 def _allowing_in(names: set[str]) -> Price:
     return lambda name, k, flops: flops * _FREE if name in names else None
-
-
-def _one(x: jax.Array) -> Any:
-    return jnp.ones_like(x) if is_float(x) else np.zeros(x.shape, jax.dtypes.float0)

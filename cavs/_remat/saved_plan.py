@@ -10,7 +10,7 @@ from cavs._remat.graph import Graph, Kept
 
 def as_json(kept: Mapping[str, Kept], chunks: Mapping[str, int]) -> dict[str, Any]:
     """Returns what each graph keeps, and the chunks of loops, as JSON can hold it."""
-    regions = {name: {"graph": mark(some.graph.eqns), "keep": _places(some)} for name, some in kept.items()}
+    regions = {name: {"graph": mark(some.graph.forward), "keep": _places(some)} for name, some in kept.items()}
     return {"regions": regions, "chunks": dict(chunks)}
 
 
@@ -21,19 +21,19 @@ def kept_as_saved(graph: Graph, name: str, saved: dict[str, Any]) -> Kept:
         ValueError: the plan is that of another function, or of other shapes.
     """
     found = saved["regions"].get(name)
-    if found is None or found["graph"] != mark(graph.eqns):
+    if found is None or found["graph"] != mark(graph.forward):
         raise ValueError(
             "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
             "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
         )
-    return graph.keeping([graph.invars[j] if i < 0 else graph.eqns[i].outvars[j] for i, j in found["keep"]])
+    return graph.keeping([graph.invars[j] if i < 0 else graph.forward[i].outvars[j] for i, j in found["keep"]])
 
 
 def _places(kept: Kept) -> list[tuple[int, int]]:
     """The equation and the number of each kept value; of inputs -1 and their number."""
     graph = kept.graph
     places: dict[Var, tuple[int, int]] = {v: (-1, j) for j, v in enumerate(graph.invars)}
-    places |= {v: (i, j) for i, e in enumerate(graph.eqns) for j, v in enumerate(e.outvars)}
+    places |= {v: (i, j) for i, e in enumerate(graph.forward) for j, v in enumerate(e.outvars)}
     return [places[v] for v in kept.keep]
 
 

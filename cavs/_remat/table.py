@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Var
-from cavs._jaxpr.lines import source_line
+from cavs._jaxpr.source_lines import source_line
 from cavs._remat.bytes import text_of
 from cavs._remat.loops import Region
 from cavs._remat.pareto import ParetoSearch, Point
@@ -82,7 +82,7 @@ class Plan:
         """Returns the kept values, the largest first."""
         found: Counter[tuple[str, str, int, int, str]] = Counter()
         kept = self._point.kept
-        made = {v: e for e in kept.graph.eqns for v in e.outvars}
+        made = {v: e for e in kept.graph.forward for v in e.outvars}
         inside = [(region, v) for region in self._point.regions.values() if region.name for v in region.kept.keep]
         for v in kept.keep:
             if made[v].primitive.name == "scan" and (step := self._in_a_step(v, inside)):
@@ -105,7 +105,7 @@ class Plan:
 
     @staticmethod
     def _key(region: Region, v: Var) -> tuple[str, str, int, int, str]:
-        eqn = next((e for e in region.kept.graph.eqns if v in e.outvars), None)
+        eqn = next((e for e in region.kept.graph.forward if v in e.outvars), None)
         line = (source_line(eqn) if eqn is not None else region.line) or ""
         what = eqn.primitive.name if eqn is not None else "state of the loop"
         return what, v.aval.str_short(short_dtypes=True), region.times, bytes_of_var(v), line
@@ -116,7 +116,7 @@ class Plan:
         for region in self._point.regions.values():
             graph = region.kept.graph
             for k in region.kept.repeated:
-                eqn = graph.eqns[graph.costly[k]]
+                eqn = graph.forward[graph.costly[k]]
                 found.append((eqn.primitive.name, region.times * flops_of(eqn), source_line(eqn) or ""))
         return sorted(found, key=lambda x: -x[1])
 

@@ -14,10 +14,10 @@ Cavs 3.5). The cotangents of the eager part's outputs are such rows, too.
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cavs._engines.engine import BackwardLevels, Batch, Cotangents, Engine, Job, batch_of
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.hold_back import barrier
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import (
     Cotangent,
@@ -58,7 +58,7 @@ def backward(
         The cotangents of the leaves of params; and of the leaves of the inputs, (Vp, ...), then of the edges, (Ep, ...), `None`
         for integers.
     """
-    after_forward = Schedule(lax.optimization_barrier((sched.data, cts))[0], sched.shape)
+    after_forward = Schedule(barrier((sched.data, cts))[0], sched.shape)
     after = [x for i, x in enumerate(saved.states) if i not in job.plan.overwritten]
     batch = batch_of(job, sched, leaves=len(saved.statics) > len(job.kinds))
     batch = batch._replace(zeros=Zeros(after_forward, after, start=1000))  # other zeros than the forward's

@@ -9,10 +9,13 @@ import jax
 
 from cavs._engines.choose import choose_engine
 from cavs._engines.engine import Engine, Job
+from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.empty import without_empty
+from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.tunable import tunable
 from cavs._run.adjoint import backward
 from cavs._run.forward import Given, forward
 from cavs._run.other_engine import Fixed, Sweep, differentiable, transformed_by
@@ -66,25 +69,34 @@ def _loops_are_refused(plan: FunctionPlan) -> Iterator[None]:
 
 
 def compiled(job: Job, asked: Engine | None) -> Callable[..., list[jax.Array]]:
-    """Returns the jitted function of a job, with its VJP; cached on the plan.
+    """Returns the jitted function of a job, with its VJP. A memory plan can change its options.
 
     Args:
         job: F, the shape of the schedules, and the device.
         asked: The engine that was asked for.
     """
-    plan, keep = job.plan, job.keep
-    keep.seen.update(plan.names)
-    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    key = (*job[1:4], job.exported, asked, keep.least, keep.names, keep.in_parts, precision)
-    found = plan.sweeps.get(key)
-    if found is None:
-        engine = choose_engine(asked, job)
-        sweep = _sweep(job, engine)
-        if engine.stand_in is not None:
-            sweep = transformed_by(sweep, _sweep(job, engine.stand_in))
-        found = plan.sweeps[key] = jax.jit(differentiable(sweep)), engine.name
-    keep.engines.add(found[1])
-    return found[0]
+    return _compiled(job.plan, job, asked, jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+
+
+@memoized
+def _compiled(plan: FunctionPlan, job: Job, asked: Engine | None, precision: str | None) -> Callable[..., list[jax.Array]]:
+    def call_of(options: MemoryOptions) -> tuple[Callable[..., list[jax.Array]], str]:
+        return _call(plan, job._replace(options=options), asked, precision)
+
+    return jax.jit(tunable(call_of, job.options, plan.names))
+
+
+@memoized
+def _call(
+    plan: FunctionPlan, job: Job, asked: Engine | None, precision: str | None
+) -> tuple[Callable[..., list[jax.Array]], str]:
+    """Returns the function of a job, and the name of the engine that runs it."""
+    del plan, precision  # which owns the memo; which engines read from JAX's configuration
+    engine = choose_engine(asked, job)
+    sweep = _sweep(job, engine)
+    if engine.stand_in is not None:
+        sweep = transformed_by(sweep, _sweep(job, engine.stand_in))
+    return differentiable(sweep), engine.name
 
 
 def _sweep(job: Job, engine: Engine) -> Sweep:

@@ -19,6 +19,7 @@ from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.mesh_types import is_checked, vary
 from cavs._jaxpr.ruled import sealed
+from cavs._jaxpr.tunable import tunable, tuned
 from cavs._stages.cotangents import instantiated
 
 Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, integers of the schedule, inputs, select) -> pushes
@@ -38,9 +39,13 @@ def checked_axes() -> tuple[str, ...]:
 
 def across_axes(call: Call) -> Call:
     """Returns `call` for use inside a `shard_map` that checks types. Elsewhere it is `call` itself."""
-    axes = checked_axes()
-    if not axes:
+    if not (axes := checked_axes()):
         return call
+    return tunable(lambda options: (_across(call if options is None else tuned(call, options), axes), ""), None)
+
+
+def _across(call: Call, axes: tuple[str, ...]) -> Call:
+    """Returns `call` for use inside a `shard_map` over these axes."""
 
     def forward(which: PyTree, *values: PyTree) -> PyTree:
         def saving(params: PyTree, data: PyTree, inputs: PyTree, select: PyTree) -> PyTree:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from cavs._function.stored import from_stored, key_impl, stored_aval
+from cavs._function.raw_keys import from_stored, key_impl, stored_aval
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float

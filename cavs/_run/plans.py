@@ -1,6 +1,7 @@
-"""The plans of a vertex function, cached on it by the shapes of params and inputs."""
+"""Makes the plan of a vertex function, once for given shapes of params, inputs and edges."""
 
 from collections.abc import Hashable
+from typing import Any
 
 import jax
 
@@ -9,8 +10,7 @@ from cavs._function.plan import FunctionPlan, make_plan
 from cavs._function.trace import ArgumentShapes
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
-
-_NESTED = "nested"  # a key of the cache: whether F calls `gather_all` within `gather_all`, as far as is known
+from cavs._jaxpr.memo import memoized, results
 
 
 def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int = 4, edges: PyTree = None) -> FunctionPlan:
@@ -23,26 +23,32 @@ def plan_of(function: VertexFunction, params: PyTree, inputs: PyTree, most: int 
         most: no vertex has more children. Only read if F calls `gather_all` within `gather_all`.
         edges: shapes of ONE edge's row of the edges.
     """
-    given = ArgumentShapes(params, inputs, edges)
-    leaves, tree = jax.tree.flatten(given)
+    leaves, tree = jax.tree.flatten(ArgumentShapes(params, inputs, edges))
     # The types of values inside `jax.shard_map` name its mesh.
     mesh = jax.sharding.get_abstract_mesh()
     context = (jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision, mesh)  # type: ignore[attr-defined]
-    shapes = (tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves), context)
-    if _NESTED not in function.cache:
+    shapes = (tree, tuple((x.shape, x.dtype, x.weak_type) for x in leaves))
+    if not function.nests_gather_all:
         try:
-            return _cached(function, shapes, given, None)
+            return _plan(function, shapes, None, context)
         except NestedGatherAll:
-            function.cache[_NESTED] = True
-    return _cached(function, shapes, given, most)
+            function.nests_gather_all = True
+    return _plan(function, shapes, most, context)
 
 
-def _cached(function: VertexFunction, key: Hashable, shapes: ArgumentShapes, most: int | None) -> FunctionPlan:
-    if (key, most) not in function.cache:
-        function.cache[key, most] = make_plan(function, shapes, most)
-    return function.cache[key, most]
+@memoized
+def _plan(function: VertexFunction, shapes: tuple[Any, tuple[Any, ...]], most: int | None, context: Hashable) -> FunctionPlan:
+    del context  # JAX's configuration, which tracing reads
+    tree, avals = shapes
+    given = tree.unflatten([jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in avals])
+    return make_plan(function, given, most)
+
+
+def plans_of(function: VertexFunction) -> list[FunctionPlan]:
+    """Returns the plans that were made of a function, the latest last."""
+    return results(_plan, function)
 
 
 def latest_plan(function: VertexFunction) -> FunctionPlan | None:
     """Returns the plan that was made last, or `None` if there is none."""
-    return next((plan for plan in reversed(function.cache.values()) if isinstance(plan, FunctionPlan)), None)
+    return next(reversed(plans_of(function)), None)

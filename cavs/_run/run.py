@@ -15,10 +15,10 @@ from jax.typing import ArrayLike
 from cavs._engines.choose import ENGINES, engine_of
 from cavs._engines.engine import Engine, Job
 from cavs._function.arrays import as_arrays
-from cavs._function.asked import keeping_now
 from cavs._function.evaluate import pad_rows
+from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.plan import FunctionPlan
-from cavs._function.stored import from_stored
+from cavs._function.raw_keys import from_stored
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
@@ -82,6 +82,21 @@ def run(
         TypeError: `F` or `sched` has another type, or F is misused while it is traced.
         ValueError: the arguments do not fit each other, F is misused while it is traced, or the engine cannot run F.
     """
+    return run_with_options(F, params, sched, inputs, edges=edges, select=select, engine=engine)
+
+
+def run_with_options(
+    F: VertexFunction,
+    params: PyTree,
+    sched: Schedule,
+    inputs: PyTree = None,
+    *,
+    edges: PyTree = None,
+    select: ArrayLike | Sequence[int] | None = None,
+    engine: str | Engine | None = None,
+    options: MemoryOptions = NO_OPTIONS,
+) -> PyTree:
+    """Returns `run(...)`, whose backward pass saves what `options` say."""
     if not isinstance(F, VertexFunction):
         raise TypeError(
             f"run: F: got a {type(F).__name__}; expected a cavs.VertexFunction. Write cavs.VertexFunction(fn, state=...), or "
@@ -107,9 +122,9 @@ def run(
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
         asked = ENGINES["scan"]  # under jax.vmap: JAX exports no public type of its tracers
-    job = Job(plan, sched.shape, kinds, target, keeping_now(), _WITHOUT_CALLBACKS.get())
+    job = Job(plan, sched.shape, kinds, target, options, _WITHOUT_CALLBACKS.get())
     call = Call(F, job, sched, asked, params, inputs, edges, select)
-    outs = run_in_segments(call, sched, run) if isinstance(sched, SegmentedSchedule) else _whole(call)
+    outs = run_in_segments(call, sched, run_with_options) if isinstance(sched, SegmentedSchedule) else _whole(call)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]
     if select is None and length != sched.shape.vertices:

@@ -14,11 +14,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._engines.choose import ENGINES, EngineError
-from cavs._function.stored import from_stored, to_stored
+from cavs._function.keep_options import MemoryOptions
+from cavs._function.plan import FunctionPlan
+from cavs._function.raw_keys import from_stored, to_stored
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.custom_rules import reverse_differentiable
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.memo import memoized
+from cavs._jaxpr.tunable import tunable
 from cavs._run.compiled import Call
 from cavs._run.forward import Given
 from cavs._run.manual_axes import across_axes
@@ -27,7 +31,7 @@ from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, Floats, instantiated
 
 Arrays: TypeAlias = list[jax.Array]
-Run: TypeAlias = Callable[..., PyTree]  # `_run.run.run`
+Run: TypeAlias = Callable[..., PyTree]  # `_run.run.run_with_options`
 _Varied: TypeAlias = tuple[tuple[int, ...], ...]  # the leaves of params, of inputs and of edges that are differentiated
 
 
@@ -83,23 +87,34 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
         )
     engine = ENGINES["scan"] if asked is None and not call.job.target.is_cpu else asked
     (params, inputs, edges), trees = zip(*map(jax.tree.flatten, (call.params, call.inputs, call.edges)), strict=True)
-    function = _with_given(call, shape.shape.kinds)
-    loop = _Loop(function, functools.partial(run, engine=engine), trees, shape, plan.state_avals, plan.push_avals)
+    F, count = call.function, len(inputs)
+    function = _with_given(plan, F, call.job.kinds, shape.shape.kinds, tuple(F.state_avals(call.params, call.inputs)))
     few = call.select if call.select is None or call.select.shape[0] < shape.shape.vertices else None
-    differentiable, count = _differentiable(loop, sched.shape.vertices), len(inputs)
 
-    def whole(params: Arrays, segments: SegmentArrays, rows: Arrays, select: jax.Array | None) -> Arrays:
-        return differentiable(params, rows[:count], rows[count:], segments, select)
+    def call_of(options: MemoryOptions) -> tuple[Callable[..., Arrays], str]:
+        one = functools.partial(run, engine=engine, options=options)
+        loop = _Loop(function, one, trees, shape, plan.state_avals, plan.push_avals)
+        differentiable = _differentiable(loop, sched.shape.vertices)
 
-    outs = across_axes(whole)(params, jax.tree.map(jnp.asarray, sched.segments), [*inputs, *edges], few)
+        def whole(params: Arrays, segments: SegmentArrays, rows: Arrays, select: jax.Array | None) -> Arrays:
+            return differentiable(params, rows[:count], rows[count:], segments, select)
+
+        return whole, ""  # the calls inside name the engine
+
+    whole = across_axes(tunable(call_of, call.job.options, plan.names))
+    outs = whole(params, jax.tree.map(jnp.asarray, sched.segments), [*inputs, *edges], few)
     return outs if few is call.select else [x.at[call.select].get(mode="clip") for x in outs]
 
 
-def _with_given(call: Call, names: tuple[str, ...]) -> VertexFunction:
+@memoized
+def _with_given(
+    plan: FunctionPlan,
+    F: VertexFunction,
+    kinds: tuple[str | None, ...],
+    names: tuple[str, ...],
+    avals: tuple[jax.ShapeDtypeStruct, ...],
+) -> VertexFunction:
     """F for vertices of a segment. Its inputs are those of F and stored states; it pushes what F pushes, and its state."""
-    F, plan = call.function, call.job.plan
-    if (key := ("segments", names)) in plan.sweeps:
-        return plan.sweeps[key]
 
     def computed(fn: Callable[[Any, Vertex], None], params: PyTree, v: Vertex) -> None:
         v._inputs = v._inputs[0]
@@ -116,12 +131,10 @@ def _with_given(call: Call, names: tuple[str, ...]) -> VertexFunction:
         v.push((plan.push_tree.unflatten(pushed), stored))
 
     fns: dict[str, Callable[[Any, Vertex], None]] = {
-        name: functools.partial(computed, F.fns[kind]) for name, kind in zip(names, call.job.kinds, strict=False)
+        name: functools.partial(computed, F.fns[kind]) for name, kind in zip(names, kinds, strict=False)
     }
-    state = F.state_tree.unflatten(F.state_avals(call.params, call.inputs))
-    made = VertexFunction(fns | {GIVEN: given}, state=state, arity=F.arity, optimizations=F.optimizations)
-    plan.sweeps[key] = made
-    return made
+    state = F.state_tree.unflatten(avals)
+    return VertexFunction(fns | {GIVEN: given}, state=state, arity=F.arity, optimizations=F.optimizations)
 
 
 def _segment(loop: _Loop, step: _Step, index: jax.Array, frontier: Arrays, rows: Given) -> tuple[Arrays, Arrays]:

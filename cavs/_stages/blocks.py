@@ -1,4 +1,4 @@
-"""Rows that run a block at a time, because each reads far more bytes than it results in.
+"""Runs rows a block at a time, because each row reads far more bytes than it writes.
 
 An example is attention inside F: a vertex that reads a matrix scatters a vector. A copy of all matrices would take more memory
 than everything else.

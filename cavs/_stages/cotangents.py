@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from cavs._function.stored import Shaped
+from cavs._function.raw_keys import Shaped
 from cavs._jaxpr.equations import is_float
 from cavs._stages.pulled import get_rows
 from cavs._stages.tensors import Index
@@ -31,7 +31,7 @@ def instantiated(cts: Sequence[Cotangent | SymbolicZero]) -> list[Cotangent]:
 
 
 def floats(cts: list[Cotangent]) -> Floats:
-    """Returns the cotangents that are not of integers, by their place in the list."""
+    """Returns the floating-point cotangents, keyed by their position in the list."""
     return {i: jnp.asarray(ct) for i, ct in enumerate(cts) if ct.dtype != jax.dtypes.float0}
 
 

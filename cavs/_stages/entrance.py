@@ -10,10 +10,10 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from cavs._function.domains import EDGE, Domain
 from cavs._function.split import Split
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var, is_var
 from cavs._stages.pulled import Pulled, Values, get_rows
 from cavs._stages.saved import Saved
@@ -184,4 +184,4 @@ def barred(env: Env) -> Env:
     Otherwise XLA fuses these reads into later operations, and then copies whole tensors in every iteration of a loop that
     writes to them.
     """
-    return dict(zip(env, lax.optimization_barrier(list(env.values())), strict=True))
+    return dict(zip(env, barrier(list(env.values())), strict=True))

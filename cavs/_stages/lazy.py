@@ -2,6 +2,10 @@
 
 For every equation Y = f(A, p) that reads a parameter p, the levels store the cotangent dY (a cut cotangent). This module
 transposes f ONCE for all rows of a span: for a product Y = A p that is the single product A^T dY.
+
+It does so in blocks of rows if a product reads much more of a vertex than it scatters. An example is the score of attention
+inside F: its lazy gradient reads a matrix per vertex, which is computed again from what the vertex pulls. In blocks, this takes
+the memory of a block, and one pass over the gradients of the parameters per block.
 """
 
 import math
@@ -17,29 +21,20 @@ from cavs._function.evaluate import evaluate, matrix_product, value_at
 from cavs._function.joint import ParamUse
 from cavs._function.products import weight_gradient
 from cavs._function.split import Split
-from cavs._jaxpr.equations import bind, is_float, needed, reads
+from cavs._jaxpr.costs import bytes_of_var
+from cavs._jaxpr.derivative import vjp_at
+from cavs._jaxpr.equations import bind, needed, reads
+from cavs._jaxpr.hold_back import barrier, hold_back
 from cavs._jaxpr.jaxprs import Atom, Env, Var, is_var
+from cavs._stages.blocks import block_of
 from cavs._stages.cotangents import Floats, mask_rows, merged
 from cavs._stages.entrance import Copied, Memory, entrance, fixed, kept_values, slots_together
 from cavs._stages.operands import LazyProduct, Operand, Products, operands, split_rows
 from cavs._stages.pulled import get_rows
-from cavs._stages.segment import not_before
-from cavs._stages.tensors import Index, Rows, RowSpan, repeated
+from cavs._stages.tensors import Index, Rows, RowSpan, repeated, window
 from cavs.kernels import Target
 
 JOINED_BYTES = 32 << 20  # up to which XLA for GPUs joins products (its option xla_gpu_dot_merger_threshold_mb)
-
-
-class Some(NamedTuple):
-    """Some of n rows or edges.
-
-    Attributes:
-        which: (n,) bool.
-        one: the number of one of them, if there is any.
-    """
-
-    which: jax.Array
-    one: Index
 
 
 class Direct(NamedTuple):
@@ -54,11 +49,16 @@ class Direct(NamedTuple):
     cuts: dict[Var, Operand]
 
 
-class Mine(NamedTuple):
-    """The rows and edges that belong to a span. F may compute anything on its other rows (see `_stages.tensors`)."""
+class OwnRows(NamedTuple):
+    """The rows of a span that belong to its task. F may compute anything on the other rows (see `_stages.tensors`).
 
-    rows: Some
-    edges: Some
+    Attributes:
+        rows: (span.size,) bool. The last row is one of them.
+        edges: (span.edges,) bool. The last edge is one of them, if there is any.
+    """
+
+    rows: jax.Array
+    edges: jax.Array
 
 
 def lazy_gradients(
@@ -67,7 +67,7 @@ def lazy_gradients(
     span: RowSpan,
     memory: Memory,
     cuts: Env,
-    mine: Mine | None = None,
+    own: OwnRows | None = None,
     given: Env | None = None,
     direct: Direct | None = None,
     powers: Mapping[Var, int] | None = None,
@@ -81,7 +81,7 @@ def lazy_gradients(
         span: the rows to sum over.
         memory: what the forward saved.
         cuts: the cut cotangents, (span.size, ...) or (span.edges, ...), zero in padding.
-        mine: the rows and edges of the span that count. `None` if all do, and F has no edges or the span is all rows.
+        own: the rows and edges of the span that count. `None` if all do, and F has no edges or the span is all rows.
         given: operands that are known, so they are not computed again.
         direct: computes products from operands where these lie. `None`: XLA computes all.
         powers: for operands with bounds, the `power` of `weight_gradient`.
@@ -98,27 +98,25 @@ def lazy_gradients(
     wanted = reads(eqns, available)
     env = fixed(part, memory.statics) | entrance(part, rows, span, states, memory.crossing, wanted)
     kept, real = kept_values(part, span, memory, wanted, env), rows.count - (span.start - rows.pad)
-    if mine is None and span.size == rows.size:
+    if own is None and span.size == rows.size:
         kept = {v: repeated(x, rows.real_edges if part.joint.domain.get(v) == EDGE else rows.real) for v, x in kept.items()}
-    elif mine is None:
+    elif own is None:
         first = kept_values(part, RowSpan(rows.pad, 1, rows.edge_pad, 0), memory, wanted, env)
         kept = {v: repeated(x, jnp.arange(span.size) < real, first[v]) for v, x in kept.items()}
     env |= kept
-    own = [
-        (v, x) for v, x in zip(part.forward.states, memory.states, strict=True) if is_var(v) and v in wanted and v not in env
-    ]
-    if own:
+    scattered = zip(part.forward.states, memory.states, strict=True)
+    if scattered := [(v, x) for v, x in scattered if is_var(v) and v in wanted and v not in env]:
         index = span.rows(rows.padded(rows.row))
-        env |= {v: get_rows(x, index) for v, x in own}
+        env |= {v: get_rows(x, index) for v, x in scattered}
     env |= given
     local = dict(env)
     if direct:  # XLA for CPUs would compute operands before the library's calls, and keep them during these
-        local = dict(zip(env, not_before(list(cuts.values()), list(env.values())), strict=True))
+        local = dict(zip(env, hold_back(list(env.values()), list(cuts.values()), jnp.inexact), strict=True))
     evaluate(eqns, local, part.joint.domain, span.segments(rows) if part.gathers_all else None, span.size, real=real)
     env |= {v: local[v] for e in eqns for v in e.outvars}
 
     where = operands(part, rows, span, memory, values) if direct else {}
-    return _sums(part, rows, span, memory, env, cuts, mine, direct, where, powers or {})
+    return _sums(part, rows, span, memory, env, cuts, own, direct, where, powers or {})
 
 
 def apart(cts: Env, gradients: Floats) -> Env:
@@ -130,7 +128,7 @@ def apart(cts: Env, gradients: Floats) -> Env:
     small = sum(x.nbytes for x in cts.values()) < JOINED_BYTES
     if not Target.here().is_gpu or not gradients or not small:
         return cts
-    _, tied = lax.optimization_barrier((list(gradients.values()), list(cts.values())))
+    _, tied = barrier((list(gradients.values()), list(cts.values())))
     return dict(zip(cts, tied, strict=True))
 
 
@@ -141,7 +139,7 @@ def _sums(
     memory: Memory,
     env: Env,
     cuts: Env,
-    mine: Mine | None,
+    own: OwnRows | None,
     direct: Direct | None,
     where: dict[Var, Operand],
     powers: Mapping[Var, int],
@@ -152,11 +150,11 @@ def _sums(
     products: list[LazyProduct] = []
     for use in part.reverse.uses:
         n = span.edges if use.domain == EDGE else span.size
-        which = mine and (mine.edges if use.domain == EDGE else mine.rows)
+        counted = own and (own.edges if use.domain == EDGE else own.rows)
         if direct and (product := _direct_product(part, use, place, env, where, direct.cuts, n)):
             products.append(product._replace(rows=product.rows * (rows.real_edges.sum() if use.domain == EDGE else rows.count)))
             continue
-        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, which, powers):
+        for i, ct in _transpose(part, use, place, memory.statics, env, cuts, n, counted, powers):
             totals[i] = totals[i] + ct if i in totals else ct
     if direct and products:
         found = direct.products(products)
@@ -204,10 +202,10 @@ def _transpose(
     env: Env,
     cuts: Env,
     n: int,
-    mine: Some | None,
+    counted: jax.Array | None,
     powers: Mapping[Var, int],
 ) -> list[tuple[int, jax.Array]]:
-    """Returns (static value, cotangent) for one equation, summed over n rows."""
+    """Returns (static value, cotangent) for one equation, summed over n rows, or over those that are `counted`."""
     level = part.role.domain
     args, axes = [], []
     for i, x in enumerate(use.eqn.invars):
@@ -219,38 +217,56 @@ def _transpose(
             args.append(statics[place[x]] if x in place else part.role.program.consts[x])
         elif i in use.operands:
             value = value_at(use.operands[i], ROW, n, env, part.joint.domain)
-            args.append(value if mine is None else _only(value, mine))
+            args.append(value if counted is None else _only(value, counted))
         else:  # the gradient does not depend on it
             args.append(jnp.zeros((n, *x.aval.shape), x.aval.dtype))
     if all(a is None for a in axes):
         return []
     cotangents = [cuts[v] if is_var(v) else jnp.zeros((n, *v.aval.shape), v.aval.dtype) for v in use.cuts]
-    if mine is not None:
-        cotangents = [mask_rows(ct, mine.which) for ct in cotangents]
+    if counted is not None:
+        cotangents = [mask_rows(ct, counted) for ct in cotangents]
 
     axis = matrix_product(use.eqn, [STATIC if a is None else use.domain for a in axes])
     if axis is not None:
         a, ct = (x.reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (args[0], cotangents[0]))
         power = powers.get(x) if is_var(x := use.operands[0]) else None
         gradient = weight_gradient(a, ct, args[1], axis, use.eqn.params["precision"], power)
-        return [(place[use.eqn.invars[1]], _if_any(gradient, mine))]
+        return [(place[use.eqn.invars[1]], _if_any(gradient, counted))]
 
-    def f(values: list[jax.Array]) -> list[jax.Array]:
-        full = list(args)
-        for i, x in zip(use.statics, values, strict=True):
-            full[i] = x
-        outs = jax.vmap(lambda *a: bind(use.eqn, a), in_axes=axes)(*full)
-        return [o for o, v in zip(outs, use.eqn.outvars, strict=True) if is_float(v)]
+    def of_rows(*args: jax.Array) -> list[jax.Array]:
+        return jax.vmap(lambda *row: bind(use.eqn, row), in_axes=axes)(*args)
 
-    (out,) = jax.vjp(f, [args[i] for i in use.statics])[1](cotangents)
-    return [(place[use.eqn.invars[i]], _if_any(ct, mine)) for i, ct in zip(use.statics, out, strict=True)]
+    out = vjp_at(of_rows, args, use.statics)[1](cotangents)
+    return [(place[use.eqn.invars[i]], _if_any(ct, counted)) for i, ct in zip(use.statics, out, strict=True)]
 
 
-def _only(x: jax.Array, mine: Some) -> jax.Array:
-    """Returns `x` with all rows that do not count replaced by one that does."""
-    return jnp.where(mine.which.reshape(-1, *(1,) * (x.ndim - 1)), x, x[mine.one]) if x.shape[0] else x
+def _only(x: jax.Array, counted: jax.Array) -> jax.Array:
+    """Returns `x` with all rows that do not count replaced by the last one, which does."""
+    return jnp.where(counted.reshape(-1, *(1,) * (x.ndim - 1)), x, x[-1]) if x.shape[0] else x
 
 
-def _if_any(x: jax.Array, mine: Some | None) -> jax.Array:
+def _if_any(x: jax.Array, counted: jax.Array | None) -> jax.Array:
     """Returns `x`, or zeros if no row counts."""
-    return x if mine is None else jnp.where(mine.which.any(), x, jnp.zeros_like(x))
+    return x if counted is None else jnp.where(counted.any(), x, jnp.zeros_like(x))
+
+
+def lazy_block(part: Split, size: int) -> int:
+    """Returns how many of `size` vertices lazy gradients are batched over at a time, 0 for all."""
+    if part.gathers_all:  # the edges of a block would have to be found
+        return 0
+    read = [v for use in part.reverse.uses for v in use.operands.values() if is_var(v)]
+    return block_of(max(map(bytes_of_var, read), default=0), sum(map(bytes_of_var, part.forward.states)), size)
+
+
+def lazy_gradients_in_blocks(part: Split, rows: Rows, memory: Memory, cuts: Env, size: int) -> Floats:
+    """Like `lazy_gradients` of all rows of a kind, `size` at a time."""
+
+    def block(number: Index) -> Floats:
+        first = jnp.asarray(number, jnp.int32) * size
+        start = jnp.minimum(first, rows.size - size)  # the last block begins earlier, in rows of the one before it
+        own = start + jnp.arange(size) >= first
+        inside = {v: mask_rows(window(x, start, size), own) for v, x in cuts.items()}
+        return lazy_gradients(part, rows, RowSpan(rows.pad + start, size, rows.edge_pad, 0), memory, inside)
+
+    totals = {i: jnp.zeros(x.shape, x.dtype) for i, x in jax.eval_shape(block, 0).items()}
+    return lax.fori_loop(0, -(-rows.size // size), lambda i, totals: merged(totals, block(i)), totals)

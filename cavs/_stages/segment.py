@@ -1,8 +1,4 @@
-"""The derivative of a part of F that runs in one batch: it keeps a minimum cut of what the forward computes (Echo, section IV).
-
-`jax.vjp` keeps what each equation's derivative reads: seven values per leaf of a Tree-LSTM, where three pre-activations are
-enough. Here the part and its VJP are traced into one program. The backward runs cheap equations again, but no product.
-"""
+"""The derivative of a part of F that runs in one batch. It keeps a minimum cut of what the forward computes."""
 
 import functools
 import math
@@ -14,63 +10,43 @@ import jax.numpy as jnp
 from jax import lax
 
 from cavs._function.evaluate import pad_rows
-from cavs._function.unroll import trace
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import Program, depends, is_float, needed, reads, run_equations, value_of
-from cavs._jaxpr.jaxprs import Atom, Env, Eqn, PyTreeDef, Var
-from cavs._jaxpr.minimum_cut import keep_products
+from cavs._jaxpr.costs import is_costly_in_f
+from cavs._jaxpr.derivative import Derivative, cheapest, derivative
+from cavs._jaxpr.equations import depends, is_float, needed, reads, run_equations, value_of
+from cavs._jaxpr.hold_back import barrier, hold_back
+from cavs._jaxpr.jaxprs import PyTreeDef, Var
 from cavs._stages.blocks import MANY_BYTES, blocks_of, joined
 from cavs._stages.cotangents import zero_cotangent
 from cavs._stages.saved import Transpose
-from cavs.kernels import Target
 
 
-class _SegmentBackward(NamedTuple):
-    """What the backward runs. It has no arrays, except constants.
+class _Part(NamedTuple):
+    """A part of F with its derivative, traced. It has no arrays, except constants.
 
     Attributes:
-        eqns: its equations.
-        kept: the variables that the forward stores, or has in any case.
-        seeds: the variables of the cotangents of float results, which are `results` among all of them.
-        outs: the cotangents of the arguments that are differentiated, which are `floats` among all of them.
+        derivative: both as one program.
+        places: the arguments that are differentiated.
         shapes: of all arguments.
         tree: of all arguments.
+        out_tree: of the results.
+        cut: what the forward stores for the backward.
+        alive: which arguments and constants the backward reads besides.
         again: whether what was gathered is gathered again, rather than alive from the forward to the backward.
     """
 
-    eqns: list[Eqn]
-    kept: list[Var]
-    seeds: tuple[Var, ...]
-    results: list[int]
-    outs: tuple[Atom, ...]
-    floats: list[int]
+    derivative: Derivative
+    places: list[int]
     shapes: list[jax.ShapeDtypeStruct]
     tree: PyTreeDef
-    again: bool
-
-
-class _TracedPart(NamedTuple):
-    """A part of F with its derivative, traced.
-
-    Attributes:
-        invars: the variables of the arguments that are not gathered, flat, and of the index from which others are gathered.
-        consts: the values over which the part closes.
-        eqns: the forward's equations.
-        outs: its results, flat.
-        out_tree: of the results.
-        cut: what the forward stores for the backward.
-        alive: which of `invars` and `consts` the backward reads besides.
-        back: the backward.
-    """
-
-    invars: tuple[Var, ...]
-    consts: Env
-    eqns: list[Eqn]
-    outs: tuple[Atom, ...]
     out_tree: PyTreeDef
     cut: list[Var]
     alive: list[Var]
-    back: _SegmentBackward
+    again: bool
+
+    def float_results(self, cts: PyTree) -> list[jax.Array]:
+        """Returns the cotangents of the results that are floats."""
+        return [ct for ct, x in zip(jax.tree.leaves(cts), self.derivative.outs, strict=True) if is_float(x)]
 
 
 def cut_vjp(
@@ -90,12 +66,13 @@ def cut_vjp(
     Returns:
         The result, and a function from its cotangents to those of `args` and of what `gather` returned, as one tuple.
     """
-    segment = _traced(fn, args, gather, fixed)
-    env = segment.consts | dict(zip(segment.invars, jax.tree.leaves(args), strict=True))
-    run_equations(segment.eqns, env)
-    split = [env[v] for v in segment.cut], [env[v] for v in segment.alive]
-    transpose = jax.tree_util.Partial(functools.partial(_pull_back, segment.back), *split)
-    return segment.out_tree.unflatten([value_of(x, env) for x in segment.outs]), transpose
+    part = _traced(fn, args, gather, fixed)
+    of = part.derivative
+    env = of.consts | dict(zip(of.invars, jax.tree.leaves(args), strict=True))
+    run_equations(needed(of.forward, [*of.outs, *part.cut], set(env))[0], env)
+    saved = [env[v] for v in part.cut], [env[v] for v in part.alive]
+    transpose = jax.tree_util.Partial(functools.partial(_pull_back, part), *saved)
+    return part.out_tree.unflatten([value_of(x, env) for x in of.outs]), transpose
 
 
 def cut_vjp_in_blocks(
@@ -120,24 +97,25 @@ def cut_vjp_in_blocks(
         As `cut_vjp`. The cotangents of `args` are sums over the blocks.
     """
     rows, blocks = index.shape[0], blocks_of(index, size)
-    segment = _traced(fn, args, gather, fixed, jax.ShapeDtypeStruct((size,), index.dtype))
-    *invars, block = segment.invars
-    inside = depends(segment.eqns, {block})
-    env = segment.consts | dict(zip(invars, jax.tree.leaves(args), strict=True))
-    run_equations([e for e in segment.eqns if e.outvars[0] not in inside], env)
-    cut = [v for v in segment.cut if v in inside]
+    part = _traced(fn, args, gather, fixed, jax.ShapeDtypeStruct((size,), index.dtype))
+    of = part.derivative
+    *invars, block = of.invars
+    env = of.consts | dict(zip(invars, jax.tree.leaves(args), strict=True))
+    eqns, inside = needed(of.forward, [*of.outs, *part.cut], {*env, block})[0], depends(of.forward, {block})
+    run_equations([e for e in eqns if e.outvars[0] not in inside], env)
+    cut = [v for v in part.cut if v in inside]
 
     def forward(index: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
         local = env | {block: index}
-        run_equations([e for e in segment.eqns if e.outvars[0] in inside], local)
-        return [value_of(x, local) for x in segment.outs], [local[v] for v in cut]
+        run_equations([e for e in eqns if e.outvars[0] in inside], local)
+        return [value_of(x, local) for x in of.outs], [local[v] for v in cut]
 
     outs, kept = lax.map(forward, blocks)
     outs = [joined(x)[:rows] for x in outs]
-    alive = [v for v in (*segment.cut, *segment.alive) if v not in inside]
-    back = segment.back._replace(kept=[*cut, *alive, block], again=False)
-    transpose = functools.partial(_pull_back_in_blocks, back, len(invars), rows)
-    return segment.out_tree.unflatten(outs), jax.tree_util.Partial(transpose, kept, [env[v] for v in alive], blocks)
+    alive = [v for v in (*part.cut, *part.alive) if v not in inside]
+    part = part._replace(cut=cut, alive=[*alive, block], again=False)
+    transpose = functools.partial(_pull_back_in_blocks, part, len(invars), rows)
+    return part.out_tree.unflatten(outs), jax.tree_util.Partial(transpose, kept, [env[v] for v in alive], blocks)
 
 
 def _traced(
@@ -146,118 +124,72 @@ def _traced(
     gather: Callable[..., tuple[PyTree, ...]],
     fixed: Collection[int],
     *index: jax.ShapeDtypeStruct,
-) -> _TracedPart:
+) -> _Part:
     """Traces a part of F; of `args` only the shapes are read. With `index`, `gather` is given it."""
     flat, in_tree = jax.tree.flatten(args)
     taken, taken_tree = jax.tree.flatten(jax.eval_shape(gather, *index))
+    count, out_trees = len(flat), []
     shapes = [jax.ShapeDtypeStruct(jnp.shape(x), x.dtype) for x in flat] + taken
-    floats = [i for i, x in enumerate(shapes) if is_float(x) and i not in fixed]
-    result_shapes, out_tree = jax.tree.flatten(jax.eval_shape(fn, *args, *taken_tree.unflatten(taken)))
-    results = [i for i, x in enumerate(result_shapes) if is_float(x)]
+    places = [i for i, x in enumerate(shapes) if is_float(x) and i not in fixed]
 
-    def joint(
-        values: list[jax.Array], index: tuple[jax.Array, ...], cts: list[jax.Array]
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
-        values = [*values, *jax.tree.leaves(gather(*index))]
+    def flat_fn(*values: jax.Array) -> list[jax.Array]:
+        outs, tree = jax.tree.flatten(fn(*in_tree.unflatten(values[:count]), *taken_tree.unflatten(values[count:])))
+        out_trees[:] = [tree]
+        return outs
 
-        def of_floats(changed: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
-            full = list(values)
-            for i, x in zip(floats, changed, strict=True):
-                full[i] = x
-            outs = jax.tree.leaves(fn(*in_tree.unflatten(full[: len(flat)]), *taken_tree.unflatten(full[len(flat) :])))
-            return [outs[i] for i in results], outs
+    def arguments(*given: jax.Array) -> list[jax.Array]:
+        return [*given[:count], *jax.tree.leaves(gather(*given[count:]))]
 
-        _, vjp, outs = jax.vjp(of_floats, [values[i] for i in floats], has_aux=True)
-        return outs, vjp(cts)[0]
+    of = derivative(flat_fn, [*shapes[:count], *index], places, arguments)
 
-    program, _, _ = trace(joint, shapes[: len(flat)], index, [result_shapes[i] for i in results])
-    count = len(flat) + len(index)
-    values, seeds = program.invars[:count], program.invars[count:]
-    outs, cts = program.outs[: len(result_shapes)], program.outs[len(result_shapes) :]
-    forward, backward, cut, alive = _cut(program, outs, cts, set(seeds))
+    def price(i: int) -> float | None:  # the backward runs cheap equations again, but no product
+        return None if is_costly_in_f(of.forward[i]) else 0.0
+
+    cut = cheapest(of.forward, of.needs, price, is_costly_in_f, comparisons=False)
+    read = {*needed(of.forward, of.needs, {*of.consts, *of.invars, *cut})[1], *reads(of.backward)}
     tree = jax.tree.structure((*in_tree.unflatten(flat), *taken_tree.unflatten(taken)))
     again = sum(math.prod(x.shape) * x.dtype.itemsize for x in taken) > MANY_BYTES
-    back = _SegmentBackward(backward, [*cut, *alive], seeds, results, cts, floats, shapes, tree, again)
-    return _TracedPart(values, program.consts, forward, outs, out_tree, cut, alive, back)
+    alive = [v for v in (*of.consts, *of.invars) if v in read]
+    return _Part(of, places, shapes, tree, out_trees[0], cut, alive, again)
 
 
-def _cut(
-    program: Program, outs: tuple[Atom, ...], cts: tuple[Atom, ...], seeds: set[Var]
-) -> tuple[list[Eqn], list[Eqn], list[Var], list[Var]]:
-    """Returns the forward's and the backward's equations, what one stores for the other, and what that reads besides."""
-    later = depends(program.eqns, seeds)
-    own = [e for e in needed(program.eqns, cts, set())[0] if e.outvars[0] in later]
-    first = [e for e in program.eqns if e.outvars[0] not in later]
-    free = {*program.consts, *program.invars} - seeds
-    cut = keep_products(first, reads(own, cts) - later)
-    backward, _ = needed(program.eqns, cts, free | seeds | set(cut))
-    read = reads(backward, cts)
-    alive = [v for v in (*program.consts, *program.invars) if v in read - seeds]
-    return needed(first, [*outs, *cut], free)[0], backward, cut, alive
-
-
-def after(cts: list[jax.Array], alive: list[jax.Array]) -> list[jax.Array]:
-    """Returns `alive` with indices that are only known after the cotangents, so that XLA gathers again, and not before."""
-    firsts = [x[(0,) * x.ndim] for x in cts if x.size][:1]
-    late = [jnp.minimum(jnp.isnan(x).astype(jnp.int32), 0) for x in firsts]  # 0, whatever x is
-    return [x + late[0].astype(x.dtype) if late and jnp.issubdtype(x.dtype, jnp.integer) and x.ndim else x for x in alive]
-
-
-def not_before(cts: list[jax.Array], cut: list[jax.Array]) -> list[jax.Array]:
-    """Returns `cut`, multiplied by 1 on a CPU, which is only known after the cotangents: XLA removes barriers there."""
-    first = next((x[(0,) * x.ndim] for x in cts if x.size), None)
-    if first is None or not Target.here().is_cpu:
-        return cut
-    one = jnp.maximum(jnp.isnan(first).astype(jnp.int32), 1)
-    return [x * one.astype(x.dtype) if is_float(x) else x for x in cut]
-
-
-def _pull_back(back: _SegmentBackward, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
+def _pull_back(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: PyTree) -> tuple[PyTree, ...]:
     """Returns the cotangents of the arguments."""
-    flat = jax.tree.leaves(cts)
-    found = _cotangents(back, cut, alive, [flat[i] for i in back.results])
-    return back.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(back.shapes)])
+    found = _cotangents(part, cut, alive, part.float_results(cts))
+    return part.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(part.shapes)])
 
 
 def _pull_back_in_blocks(
-    back: _SegmentBackward,
-    num_args: int,
-    rows: int,
-    cut: list[jax.Array],
-    alive: list[jax.Array],
-    blocks: jax.Array,
-    cts: PyTree,
+    part: _Part, num_args: int, rows: int, cut: list[jax.Array], alive: list[jax.Array], blocks: jax.Array, cts: PyTree
 ) -> tuple[PyTree, ...]:
     """Returns the cotangents of the arguments; those after the first `num_args` have `rows` rows. `cut` is of all blocks."""
-    flat, (count, size) = jax.tree.leaves(cts), blocks.shape
-    cts = [pad_rows(flat[i], count * size).reshape(count, size, *flat[i].shape[1:]) for i in back.results]
+    count, size = blocks.shape
+    cts = [pad_rows(x, count * size).reshape(count, size, *x.shape[1:]) for x in part.float_results(cts)]
 
     def backward(totals: dict[int, jax.Array], block: Any) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:
         index, cut, cts = block
-        found = _cotangents(back, cut, [*alive, index], cts)
+        found = _cotangents(part, cut, [*alive, index], cts)
         return {i: total + found[i] for i, total in totals.items()}, {i: x for i, x in found.items() if i not in totals}
 
-    zeros = {i: jnp.zeros(back.shapes[i].shape, back.shapes[i].dtype) for i in back.floats if i < num_args}
+    zeros = {i: jnp.zeros(part.shapes[i].shape, part.shapes[i].dtype) for i in part.places if i < num_args}
     totals, gathered = lax.scan(backward, zeros, (blocks, cut, cts))
     found = totals | {i: joined(x)[:rows] for i, x in gathered.items()}
-    shapes = [*back.shapes[:num_args], *(jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in back.shapes[num_args:])]
-    return back.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(shapes)])
+    shapes = [*part.shapes[:num_args], *(jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for x in part.shapes[num_args:])]
+    return part.tree.unflatten([found[i] if i in found else zero_cotangent(x) for i, x in enumerate(shapes)])
 
 
-def _cotangents(
-    back: _SegmentBackward, cut: list[jax.Array], alive: list[jax.Array], cts: list[jax.Array]
-) -> dict[int, jax.Array]:
+def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: list[jax.Array]) -> dict[int, jax.Array]:
     """Returns the cotangents of the arguments that are differentiated, by their place, from those of float results."""
     # The barrier keeps XLA from merging what runs again with the forward's equations, whose results would stay alive. What
     # follows from `alive` alone, such as gathered rows in float16, XLA may merge: computing it again takes time on a GPU.
-    cut = lax.optimization_barrier(cut)
-    if back.again:
-        alive = after(cts, alive)
-    env = dict(zip(back.kept, [*cut, *alive], strict=True))
-    behind = depends(back.eqns, set(back.seeds))
-    again = [e for e in back.eqns if e.outvars[0] not in behind]
-    local = dict(zip(back.kept, [*not_before(cts, cut), *alive], strict=True))
-    run_equations(again, local)
-    env |= {v: local[v] for e in again for v in e.outvars} | dict(zip(back.seeds, cts, strict=True))
-    run_equations([e for e in back.eqns if e.outvars[0] in behind], env)
-    return dict(zip(back.floats, (value_of(x, env) for x in back.outs), strict=True))
+    of, cut = part.derivative, barrier(cut)
+    if part.again:  # gathers again, and not before the backward begins
+        alive = hold_back(alive, cts, jnp.integer)
+    late = hold_back(cut, cts, jnp.inexact) if jax.default_backend() == "cpu" else cut  # where XLA removes barriers
+    kept = [*part.cut, *part.alive]
+    env, local = (dict(zip(kept, [*own, *alive], strict=True)) for own in (cut, late))
+    eqns = needed(of.forward, of.needs, set(env))[0]
+    run_equations(eqns, local)
+    env |= {v: local[v] for e in eqns for v in e.outvars} | dict(zip(of.seeds, cts, strict=True))
+    run_equations(of.backward, env)
+    return dict(zip(part.places, (value_of(x, env) for x in of.grads), strict=True))

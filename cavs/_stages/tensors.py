@@ -19,7 +19,6 @@ slack at both ends.
 5. Row 0 of the states is zero: a vertex gathers it for a child that it does not have.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -30,8 +29,8 @@ from jax import lax
 
 from cavs._function.domains import EDGE, Domain
 from cavs._function.evaluate import pad_rows
+from cavs._jaxpr.hold_back import late_zero
 from cavs._schedule.schedule import Schedule
-from cavs._stages.edges import rows_of_edges
 
 Index: TypeAlias = int | jax.Array  # of a row or an edge; a scalar
 
@@ -56,8 +55,7 @@ class Zeros:
     """Creates tensors of zeros that XLA does not share.
 
     Loops update their tensors in place. If all tensors of a shape began as the same constant, XLA would keep ONE and copy it
-    for each of them, which is a second pass over memory. So each is filled with a number of its own that is only known at run
-    time, and is 0 whatever the schedule contains: min(an integer without its sign bit, 0).
+    for each of them, which is a second pass over memory. So each is filled with a `late_zero` of its own.
 
     Args:
         sched: the schedule whose integers are used.
@@ -68,15 +66,12 @@ class Zeros:
 
     def __init__(self, sched: Schedule, after: Sequence[jax.Array] = (), start: int = 0):
         self._data, self._next = sched.data, start
-        # XLA removes optimization barriers before it orders operations. Whether an element is NaN it cannot know: 0 or 1.
-        elements = [x[(0,) * x.ndim] for x in after if x.size and jnp.issubdtype(x.dtype, jnp.floating)]
-        self._late = [jnp.isnan(x).astype(self._data.dtype) for x in elements]
+        self._late = [x[(0,) * x.ndim] for x in after if x.size and jnp.issubdtype(x.dtype, jnp.floating)]
 
     def __call__(self, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
         """Returns zeros of a shape and dtype."""
         self._next += 1
-        number = self._data[self._next % self._data.shape[0]] & np.int32(0x7FFFFFFF)
-        zero = functools.reduce(jnp.minimum, self._late, jnp.minimum(number, 0))
+        zero = late_zero([self._data[self._next % self._data.shape[0]], *self._late])
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             stored = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
             return jax.random.wrap_key_data(self(stored.shape, stored.dtype), impl=dtype._impl.name)  # type: ignore[attr-defined]
@@ -239,8 +234,40 @@ def rows_of_kinds(sched: Schedule, arity: int, reads_edges: bool) -> list[Rows]:
     return out
 
 
+def rows_of_edges(sched: Schedule) -> list[jax.Array]:
+    """Returns for each kind the row of each of its edges, (edges,), in the order of `Graphs.children`.
+
+    A schedule has the edges of its tasks side by side. The user's rows have the order of `Graphs.children`: the edges of the
+    first vertex, then those of the second, and so on. The edges of a vertex follow each other in both, so the place of an edge
+    follows from the numbers of children.
+
+    Padding repeats the first edge, as all padding of a schedule does ; it is row 0 if a kind has no edges.
+    """
+    shape, at = sched.shape, 0
+    count = jnp.zeros(shape.vertices, jnp.int32)
+    for size, number in zip(shape.inner, sched.inner_count, strict=True):
+        mine = slice(at, at + size)
+        vertex = jnp.where(jnp.arange(size) < number, sched.inner_vertex[mine], shape.vertices)
+        count = count.at[vertex].set(sched.num_children[mine], mode="drop")
+        at += size
+    begins = count.cumsum() - count
+    out, at, edge_at = [], 0, 0
+    for size, edges, number in zip(shape.inner, shape.edges, sched.inner_count, strict=True):
+        rows, owner = slice(at, at + size), jnp.asarray(sched.edge_owner[edge_at : edge_at + edges])
+        at, edge_at = at + size, edge_at + edges
+        if not edges or not size:
+            out.append(jnp.zeros(edges, jnp.int32))
+            continue
+        known = jnp.minimum(owner, size - 1)
+        vertex = jnp.asarray(sched.inner_vertex[rows])[known]
+        row = begins[vertex] + jnp.arange(edges, dtype=jnp.int32) - jnp.asarray(sched.first_edge[rows])[known]
+        real = owner < number
+        out.append(jnp.where(real, row, jnp.where(real[0], row[0], 0)).astype(jnp.int32))
+    return out
+
+
 def rows_of_leaves(sched: Schedule, arity: int) -> list[Rows]:
-    """Returns the index arrays of the leaves of every kind, as of a kind of its own whose vertices have no children."""
+    """Builds index arrays for leaves: the leaves of each kind are an additional kind without children."""
     kinds, none, out = len(sched.shape.kinds), jnp.zeros(0, jnp.int32), []
     for k, vertex in enumerate(leaf_vertices(sched)):
         size = vertex.shape[0]

@@ -21,7 +21,9 @@ from cavs._engines.scan.engine import all_rows
 from cavs._engines.scan.task import Kind, all_rows_back, crossing_cts, kind_of, with_reuse, with_whole
 from cavs._function.split import Split, split_leaf
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import Var, is_var
+from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.ruled import replaceable
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import pull, static_variables
@@ -31,27 +33,20 @@ from cavs._stages.entrance import Memory
 from cavs._stages.lazy import Direct, lazy_gradients
 from cavs._stages.operands import Operand, in_parts
 from cavs._stages.saved import Transpose
-from cavs._stages.segment import after
 from cavs._stages.tensors import RowSpan
 from cavs.kernels import Unfit
 
 Arrays = list[jax.Array]
 
 
+@memoized
 def eager_split(part: Split, number: int) -> Split | None:
-    """Returns the eager part of `part` as the recurrent part of a split; `None` if XLA computes it. Cached.
+    """Returns the eager part of `part` as the recurrent part of a split; `None` if XLA computes it.
 
     Args:
         part: F at vertices with children, of one kind.
         number: The number by which the library knows these vertices.
     """
-    key = ("eager", number)
-    if key not in part.launches:
-        part.launches[key] = _eager_split(part, number)
-    return part.launches[key]
-
-
-def _eager_split(part: Split, number: int) -> Split | None:
     made = {v for e in part.eager.eqns for v in e.outvars}
     if part.eager.reads_edges or not made:
         return None
@@ -153,7 +148,8 @@ def _back(
     vertex = jnp.asarray(rows.vertex)
     size = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in own.recurrent.cross) * rows.size
     if size > MANY_BYTES:  # gathered again, rather than alive from the forward to the backward
-        vertex = after([jnp.asarray(ct) for ct in cts if ct.dtype != jax.dtypes.float0], [vertex])[0]
+        cotangents = [jnp.asarray(ct) for ct in cts if ct.dtype != jax.dtypes.float0]
+        vertex = hold_back([vertex], cotangents, jnp.integer)[0]
     pulled, of_out = stage.pulled(saved.inputs, vertex), dict(zip(part.eager.outs, cts, strict=True))
     crossing = [pulled[v] for v in own.recurrent.cross]
     memory = Memory([], stage.statics(saved.statics), crossing=crossing, kept=saved.kept, extras=saved.extras)

@@ -29,9 +29,10 @@ from cavs._engines.scan.task import (
     kind_of,
     with_reuse,
 )
-from cavs._function.asked import ToKeep
+from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.hold_back import hold_back
 from cavs._jaxpr.jaxprs import is_var
 from cavs._jaxpr.ruled import replaceable
 from cavs._schedule.padding import Filled, in_total, padding_of
@@ -39,7 +40,6 @@ from cavs._schedule.schedule import Schedule
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
 from cavs._stages.saved import Saved, Transpose
-from cavs._stages.segment import after
 from cavs.kernels import Target, Unfit, native_unavailable
 
 Arrays = list[jax.Array]
@@ -65,7 +65,9 @@ class Native(Engine):
 
     def plan_for(self, job: Job) -> FunctionPlan:
         """Returns the plan that overwrites what nobody reads again; its levels run what is eager if tasks are wide."""
-        return self._split_for(job).keeping(ToKeep(job.shape.forest and job.shape.rooted, job.keep.least, names=job.keep.names))
+        return self._split_for(job).keeping(
+            KeepOptions(job.shape.forest and job.shape.rooted, job.options.least, names=job.options.names)
+        )
 
     def _split_for(self, job: Job) -> FunctionPlan:
         """Returns the plan without an eager part if tasks are wide, and if the library has all that the levels then need."""
@@ -246,7 +248,7 @@ def _rounds_back(
 
     g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
     left = jnp.zeros((), jnp.int32)
-    left = after([x for own in cuts for x in own], [left[None]])[0][0]  # not known before the levels have run
+    left = hold_back([left[None]], [x for own in cuts for x in own], jnp.integer)[0][0]  # not known before the levels have run
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
 
 

@@ -18,11 +18,13 @@ from cavs._function.split import Split
 from cavs._function.unroll import open_custom_calls
 from cavs._jaxpr.equations import needed
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
+from cavs._jaxpr.memo import memoized
 from cavs._stages.entrance import fixed
 
 # (what, kind, number); states and their cotangents belong to no kind.
 Name: TypeAlias = tuple[str, int, int]
 NO_KIND = -1
+_Numbers: TypeAlias = tuple[tuple[Var, int], ...]
 NOTHING: Mapping[Var, int] = {}
 
 
@@ -50,7 +52,7 @@ def lowered(
     reused: Mapping[Var, int] = NOTHING,
     own: Mapping[Var, int] = NOTHING,
 ) -> Lowered:
-    """Returns the program of a kind; cached.
+    """Returns the program of a kind.
 
     Args:
         part: F at vertices with children.
@@ -63,10 +65,12 @@ def lowered(
     Raises:
         Unfit: If the library lacks something that F needs.
     """
-    key = ("native", kind, forward, save, tuple(reused.items()), tuple(own.items()))
-    if key not in part.launches:
-        part.launches[key] = (_Forward if forward else _Backward)(part, kind, save, reused, own).lowered()
-    return part.launches[key]
+    return _lowered(part, kind, forward, save, tuple(reused.items()), tuple(own.items()))
+
+
+@memoized
+def _lowered(part: Split, kind: int, forward: bool, save: bool, reused: _Numbers, own: _Numbers) -> Lowered:
+    return (_Forward if forward else _Backward)(part, kind, save, dict(reused), dict(own)).lowered()
 
 
 def static_arrays(own: Lowered, part: Split, kind: int, statics: list[jax.Array]) -> dict[Name, jax.Array]:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
 from cavs._engines.persistent.bounds import powers_of_operands, state_bounds
@@ -19,10 +18,11 @@ from cavs._engines.persistent.launch import LaunchArrays, launch
 from cavs._engines.persistent.lower import PARENT, PARENT_SLOT, Recurrence, recurrence_of
 from cavs._engines.scan.engine import Scan
 from cavs._engines.scan.task import eager_cotangents
-from cavs._function.asked import ToKeep
 from cavs._function.domains import EDGE
+from cavs._function.keep_options import KeepOptions
 from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.equations import is_float
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env
 from cavs._stages.blocks import MANY_BYTES
 from cavs._stages.cotangents import Floats, floats, merged, put_rows, take_rows
@@ -71,7 +71,7 @@ class Persistent(Engine):
 
     def plan_for(self, job: Job) -> FunctionPlan:
         """Returns the plan that keeps what products need, and comparisons that could be rounded differently later."""
-        return job.plan.keeping(ToKeep(again=job.keep.least, names=job.keep.names, masks=True))
+        return job.plan.keeping(KeepOptions(again=job.options.least, names=job.options.names, masks=True))
 
     def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
         """Returns whether F fits, and for each kind a line that says how launches are laid out on the chip, or why not."""
@@ -99,8 +99,8 @@ class Persistent(Engine):
             made = recurrence_of(plan, name, True, sched.shape.forest, save, batch.job.target)
             crossing = [x for v, x in zip(part.eager.outs, eager[k], strict=True) if v in part.recurrent.cross]
             given = statics[k]
-            if batch.job.keep.in_parts:  # weights are scaled after the eager part, which needs memory of its own
-                given, crossing = lax.optimization_barrier((given, crossing))
+            if batch.job.options.in_parts:  # weights are scaled after the eager part, which needs memory of its own
+                given, crossing = barrier((given, crossing))
             tensors = {Tensor(TensorRole.CROSSING, n): x for n, x in enumerate(crossing)}
             out, lost = launch(made, rows, sched, self.options(batch.job.target), LaunchArrays(given, tensors, states))
             states = [out[Tensor(TensorRole.STATE, i)] for i in range(len(states))]
@@ -115,7 +115,7 @@ class Persistent(Engine):
 
     def backward_levels(self, batch: Batch, saved: Saved, cotangents: Cotangents) -> BackwardLevels:
         """Runs the backward's levels of each kind in one launch, or in two, and after it one lazy batch of all rows."""
-        sched, in_parts = batch.sched, batch.job.keep.in_parts
+        sched, in_parts = batch.sched, batch.job.options.in_parts
         g, static_cts = cotangents.states, list(cotangents.statics)
         ct_inputs, ct_edges = cotangents.inputs, cotangents.edges
         for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
@@ -126,7 +126,7 @@ class Persistent(Engine):
             cuts = {v: out[Tensor(TensorRole.CUT, n)] for n, v in enumerate(part.reverse.cuts)}
             if cuts and in_parts:
                 # XLA would gather the operands of the lazy gradients before the launch, and keep them while it runs.
-                where, cts = lax.optimization_barrier(((rows.kids, rows.edge_child), list(cuts.values())))
+                where, cts = barrier(((rows.kids, rows.edge_child), list(cuts.values())))
                 rows, cuts = rows._replace(kids=where[0], edge_child=where[1]), dict(zip(cuts, cts, strict=True))
             if cuts:
                 given = {v: out[Tensor(TensorRole.OPERAND, n)] for n, v in enumerate(made.operands)}
@@ -217,7 +217,7 @@ def _copies(batch: Batch, k: int, saved: Saved, cuts: Env) -> tuple[dict[int, Co
     if size < COPY_BYTES:
         return {}, cuts
     if size >= MANY_BYTES:
-        copies, cts = lax.optimization_barrier((copies, list(cuts.values())))
+        copies, cts = barrier((copies, list(cuts.values())))
         cuts = dict(zip(cuts, cts, strict=True))
     factor = PRECISIONS[made.precision].factor
     return {i: Copied(x, factor) for i, x in zip(made.halved, copies, strict=True)}, cuts
@@ -231,7 +231,7 @@ def _in_turn(out: dict[Tensor, jax.Array], gradients: Floats, leaves: int) -> tu
     up = {name: x for name, x in out.items() if name.role in (TensorRole.TO_SLOT, TensorRole.TO_EDGE)}
     if leaves * sum(x[0].nbytes for x in up.values()) < MANY_BYTES:
         return up, gradients
-    return lax.optimization_barrier((up, gradients))
+    return barrier((up, gradients))
 
 
 def cotangents_at_leaves(

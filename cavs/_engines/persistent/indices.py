@@ -21,6 +21,7 @@ from cavs._engines.persistent.lower import (
     Recurrence,
 )
 from cavs._engines.persistent.wide_levels import count_wide_levels
+from cavs._jaxpr.hold_back import barrier
 from cavs._schedule.schedule import Schedule
 from cavs._stages.pulled import get_rows
 from cavs._stages.tensors import Rows as KindRows
@@ -105,7 +106,7 @@ def gathered(tensor: jax.Array, up: dict[Index, jax.Array], index: Index, n: int
     if not interpret:
         # A kernel's operands must be aligned, and slices of the schedule may not be: copy them.
         operands = (jnp.concatenate([x, jnp.zeros(4, jnp.int32)]) for x in (edge, first, count))
-        edge, first, count = lax.optimization_barrier(tuple(operands))
+        edge, first, count = barrier(tuple(operands))
         flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % COLUMNS)))
         total = segment_rows(flat, edge, first[:n], count[:n])
         return total[:, : tensor[0].size].reshape(n, *tensor.shape[1:])

@@ -14,6 +14,7 @@ from cavs._engines.persistent.lower import EDGE_COUNT, EDGE_PAD, NUM_CHILDREN, P
 from cavs._engines.persistent.wide_levels import launch_configs
 from cavs._function.domains import EDGE
 from cavs._function.evaluate import evaluate
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.tensors import Rows as KindRows
@@ -137,7 +138,7 @@ def _add_twins(
             outputs[twin] = dataclasses.replace(outputs[name], dtype=half.dtype, sparse=True)
         elif name in updated:
             # The barrier keeps XLA from computing the leaves' states again for their twin.
-            updated[name] = lax.optimization_barrier(updated[name])
+            updated[name] = barrier(updated[name])
             updated[twin] = begun(twin, (updated[name] * half.factor).astype(half.dtype))
 
 

@@ -22,6 +22,7 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._jaxpr.equations import depends, needed
 from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
+from cavs._jaxpr.memo import memoized
 from cavs.kernels import (
     H200,
     PRECISIONS,
@@ -271,7 +272,7 @@ def _summed_operands(part: Split) -> list[Var]:
 def recurrence_of(
     plan: FunctionPlan, name: str | None, forward: bool, forest: bool = True, keep: bool = True, target: Target = H200
 ) -> Recurrence:
-    """Returns one direction of the inner role of a kind; it is cached on the role.
+    """Returns one direction of the inner role of a kind.
 
     Args:
         plan: The plan.
@@ -284,17 +285,19 @@ def recurrence_of(
     Raises:
         Unfit: If the kernels cannot compute it.
     """
-    part = plan.inner[name]
-    way = Way(forward, forest or (forward and not keep), keep or not forward)
-    if (key := (way, target)) not in part.launches:
-        try:
-            part.launches[key] = _recurrence(plan, name, way, target)
-        except Unfit as e:
-            part.launches[key] = e
-    found = part.launches[key]
+    found = _recurrence_of(plan, name, Way(forward, forest or (forward and not keep), keep or not forward), target)
     if isinstance(found, Unfit):
         raise found
     return found
+
+
+@memoized
+def _recurrence_of(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence | Unfit:
+    """Returns `recurrence_of(...)`, or the reason why the kernels cannot compute it."""
+    try:
+        return _recurrence(plan, name, way, target)
+    except Unfit as e:
+        return e
 
 
 def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) -> Recurrence:

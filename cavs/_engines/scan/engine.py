@@ -10,9 +10,9 @@ from jax import lax
 
 from cavs._engines.engine import Arrays, BackwardLevels, Batch, Cotangents, Engine, ForwardLevels, Job
 from cavs._engines.scan.reverse import backward_levels
-from cavs._function.asked import ToKeep
 from cavs._function.domains import EDGE, ROW, Domain
 from cavs._function.evaluate import evaluate, turned_weights, value_at
+from cavs._function.keep_options import KeepOptions
 from cavs._function.keeping import overwritten_rows
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
@@ -60,7 +60,9 @@ class Scan(Engine):
         """Returns the plan that overwrites what nobody reads again, and stores values together if XLA does not copy them."""
         together = jax.__version_info__ >= (0, 11)  # XLA before that copies tensors that are cut in parts
         overwrite = job.shape.forest and job.shape.rooted
-        return job.plan.keeping(ToKeep(overwrite, job.keep.least, False, job.keep.names, masks=True, together=together))
+        return job.plan.keeping(
+            KeepOptions(overwrite, job.options.least, False, job.options.names, masks=True, together=together)
+        )
 
     def explain(self, plan: FunctionPlan, target: Target) -> tuple[bool, list[str]]:
         """Returns `True`, and a line about this engine."""

@@ -28,6 +28,7 @@ from cavs._engines.scan.task import (
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
 from cavs._function.vertex import Optimizations
+from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Env, Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import (
@@ -39,8 +40,7 @@ from cavs._stages.cotangents import (
     take_rows,
 )
 from cavs._stages.entrance import memory_of, together
-from cavs._stages.lazy import Direct, apart, lazy_gradients
-from cavs._stages.lazy_blocks import lazy_block, lazy_gradients_in_blocks
+from cavs._stages.lazy import Direct, apart, lazy_block, lazy_gradients, lazy_gradients_in_blocks
 from cavs._stages.operands import Operand, Products, in_parts
 from cavs._stages.pulled import get_rows
 from cavs._stages.saved import Saved
@@ -101,7 +101,7 @@ def backward_levels(
     for kind, own in zip(loop.kinds, cuts, strict=True):
         # XLA would gather the operands of the lazy gradients before the levels, and keep them while these run.
         where, tensors = (kind.rows.kids, kind.rows.edge_child), list(own.values())
-        (kids, edge_child), tensors = lax.optimization_barrier((where, tensors))
+        (kids, edge_child), tensors = barrier((where, tensors))
         if batch.job.target.is_cpu:  # where XLA removes barriers; no task is left, but XLA does not know
             kids, edge_child = (x + jnp.minimum(left, 0) for x in (kids, edge_child))
         k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))

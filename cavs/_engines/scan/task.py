@@ -17,7 +17,7 @@ from cavs._jaxpr.jaxprs import Env, Eqn, Var, is_var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import Cotangent, mask_rows, merged
 from cavs._stages.entrance import Memory, apart, barred, entrance, fixed, kept_values, together
-from cavs._stages.lazy import Mine, Some, lazy_gradients
+from cavs._stages.lazy import OwnRows, lazy_gradients
 from cavs._stages.pulled import get_rows
 from cavs._stages.tensors import Index, Rows, RowSpan, Zeros, window, write
 
@@ -156,8 +156,7 @@ def run_task(
     cuts, totals = list(cuts), list(totals)
     cuts[kind.number] = new
     if not options.lazy:
-        own_rows = Mine(Some(mine, width - 1), Some(mine_edges, edges - 1))  # the window's last row is the task's
-        now = lazy_gradients(part, rows, span, memory, values, own_rows)
+        now = lazy_gradients(part, rows, span, memory, values, OwnRows(mine, mine_edges))  # the last row is the task's
         totals[kind.number] = merged(totals[kind.number], now)
     return g, cuts, totals
 

@@ -1,0 +1,59 @@
+"""Keeps XLA from computing a value too early, which would occupy memory, or from computing it twice.
+
+XLA orders, merges and fuses equations as it likes. A barrier keeps equations apart until XLA has merged and fused; XLA then
+removes it, before it orders what remains. An operand that is only known late orders it, too.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+T = TypeVar("T")
+
+
+def barrier(values: T) -> T:
+    """Returns a pytree of arrays, none of which is read before all are computed.
+
+    XLA neither fuses nor merges equations across it. If nothing reads an array of the result, it does not wait for that one.
+    """
+    return lax.optimization_barrier(values)
+
+
+def late_zero(numbers: Sequence[jax.Array]) -> jax.Array:
+    """Returns an int32 that is 0 whatever the `numbers` are, which XLA does not know before it has computed them.
+
+    Args:
+        numbers: scalars: floats, or integers of 32 bits.
+    """
+    return functools.reduce(jnp.minimum, map(_not_negative, numbers), jnp.int32(0))
+
+
+def hold_back(values: Sequence[Any], until: Sequence[jax.Array], dtype: DTypeLike) -> list[Any]:
+    """Returns arrays that XLA does not read before it has computed one of `until`, whose values are the same.
+
+    Args:
+        values: the arrays.
+        until: arrays, of which the first one that is not empty counts.
+        dtype: the arrays that are held back: `jnp.integer`, such as indices of a gather, or `jnp.inexact`.
+    """
+    first = next((x[(0,) * x.ndim] for x in until if x.size), None)
+    if first is None:
+        return list(values)
+    zero = late_zero([first])
+
+    def held(x: Any) -> Any:
+        if not jnp.issubdtype(x.dtype, dtype) or not x.ndim:
+            return x
+        # A product keeps the sign of zeros.
+        return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else x * (1 + zero).astype(x.dtype)
+
+    return [held(x) for x in values]
+
+
+def _not_negative(x: jax.Array) -> jax.Array:
+    return jnp.isnan(x).astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.floating) else x & jnp.int32(0x7FFFFFFF)
