@@ -32,7 +32,7 @@ def build(name: str) -> None:
     """Traces the gradients of a program by engine `native`, in float32."""
     program, batch = PROGRAMS[name], "forest" if (name, "forest") in IN_FORESTS else PROGRAMS[name].batches[0]
     function = copy.copy(program.function)
-    function.cache = {}
+    vars(function).pop("_memo", None)  # a copy refers to what the original was traced to
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, np.float32), program.params)
     x = jax.ShapeDtypeStruct((BATCHES[batch].num_vertices, *program.rows.shape), np.float32)
 
