@@ -6,7 +6,6 @@ import tomllib
 import types
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 import cavs
@@ -45,9 +44,9 @@ def test_the_gallery_runs_and_learns(runs):
 
 def test_the_padding_of_the_picture_and_of_a_batch_is_as_told():
     graphs = cavs.read(ROOT / "cavs" / "data" / "reviews.train.txt")
-    sizes = np.diff(graphs.vertex_offsets)
+    sizes = (graphs.vertex_offsets[1:] - graphs.vertex_offsets[:-1]).tolist()
     drawn = re.findall(r"^SIZES = \((.*)\)", (ROOT / "docs" / "images" / "draw.py").read_text(), re.MULTILINE)[0].split(", ")
-    few = graphs[[int(np.flatnonzero(sizes == int(size))[0]) for size in drawn]]
+    few = graphs[[sizes.index(int(size)) for size in drawn]]
     many, tiny = (round(100 * cavs.schedule(batch).waste) for batch in (graphs[:64], few))
     assert f"{many} % of the rows of 64 parse trees, and {tiny} % of the tiny batch above" in TEXT["README"].replace("\n", " ")
 
