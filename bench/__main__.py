@@ -4,7 +4,7 @@ python -m bench run --suite cavs --quick     times Cavs and its peers; writes re
 python -m bench report                       writes the tables and figures, and the README's table
 python -m bench profile CASE                 prints the kernels of a training step on this GPU, in order
 python -m bench tune                         times layouts of the persistent kernels on this GPU for kernels/tuned/
-python -m bench memory --device gpu          measures suite memory: budgets, parts, a level scan, Echo's models
+python -m bench memory --device gpu          measures suite memory: budgets, parts, Echo's models
 python -m bench peers                        lists the installed peers, and how to install the others
 python -m bench lines                        counts the lines of code of each model in each system
 """
@@ -23,8 +23,9 @@ from rich.table import Table
 
 from bench import cases, lines, memory, store, suites
 from bench.remote import PRECISION
-from bench.report import BUSY_CORES, cannot_run, median
+from bench.report import BUSY_CORES, cannot_run
 from bench.runner import BUSY, Bench
+from bench.store import median
 from bench.systems import PRECISIONS, SYSTEMS
 
 AT_ONCE = 4  # cases compiled in parallel in a run on a GPU
@@ -57,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("cases", nargs="+", metavar="CASE", help="such as tree_lstm/sst/h512/b64")
     profile.add_argument("--precision", choices=PRECISIONS, default=PRECISION["gpu"], help="of products")
     suite = commands.add_parser("memory", help="measure suite memory: budgets, parts, and Echo's models with recompute")
-    names = ", ".join(dict.fromkeys((*memory.PROGRAMS, *memory.SCANS, *memory.CASES)))
+    names = ", ".join(dict.fromkeys((*memory.PROGRAMS, *memory.CASES)))
     suite.add_argument("names", nargs="*", metavar="NAME", help=f"of {names}; all if none")
     suite.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     suite.add_argument("--quick", action="store_true", help="small sizes, four budgets")
@@ -213,12 +214,12 @@ def _line(record: dict) -> str:
 
 
 def _report(args: argparse.Namespace) -> None:
-    from bench import figures, main_table, memory_report, report
+    from bench import figures, memory_report, report
 
     path, readme = args.results / "TABLES.md", store.RESULTS.parent.parent / "README.md"
     path.write_text(report.tables(store.latest(args.results)))
     if args.results.resolve() == store.RESULTS:
-        readme.write_text(main_table.with_main_table(readme.read_text(), store.latest()))
+        readme.write_text(report.with_main_table(readme.read_text(), store.latest()))
     drawn = [*figures.draw(store.latest(args.results), args.results), *memory_report.write(args.results)]
     Console().print(f"{path}, and {len(drawn)} other files: {', '.join(p.name for p in drawn)}")
 

@@ -5,7 +5,6 @@ import statistics
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -17,40 +16,12 @@ from bench import graphs as generators
 from bench.ours import graphs_of
 from cavs import vertex_programs as vp
 
-KEYS = 50  # that a vertex of `Attention` reads
-
-
-@dataclass
-class Attention:
-    """A vertex of a tree attends to a matrix of its own (KEYS, hidden), as a step of Echo's decoder does (figure 8)."""
-
-    hidden: int
-
-    def init(self, key: jax.Array) -> dict[str, jax.Array]:
-        shapes = {"query": (self.hidden, self.hidden), "out": (2 * self.hidden, self.hidden), "score": (self.hidden,)}
-        keys = jax.random.split(key, len(shapes))
-        return {
-            name: jax.random.normal(k, shape) / shape[0] ** 0.5 for k, (name, shape) in zip(keys, shapes.items(), strict=True)
-        }
-
-    def vertex_function(self) -> cavs.VertexFunction:
-        def fn(p: Any, v: cavs.Vertex) -> None:
-            keys, below = v.pull(), v.gather(0) + v.gather(1)
-            weights = jax.nn.softmax(jnp.tanh(keys + below @ p["query"]) @ p["score"])
-            h = jnp.tanh(jnp.concatenate([below, weights @ keys]) @ p["out"])
-            v.scatter(h)
-            v.push(h)
-
-        return cavs.VertexFunction(fn, state=(self.hidden,), arity=2)
-
-
 PROGRAMS: dict[str, tuple[Callable[[int], Any], str]] = {
     "tree_lstm": (lambda h: vp.BinaryTreeLSTM(h, h), "trees"),
     "child_sum": (lambda h: vp.ChildSumTreeLSTM(h, h), "trees"),
     "tree_fc": (lambda h: vp.TreeFC(h), "trees"),
     "lstm": (lambda h: vp.LSTM(h, h), "chains"),
     "gru": (lambda h: vp.GRU(h, h), "chains"),
-    "attention": (lambda h: Attention(h), "trees"),
 }
 Measured: TypeAlias = Generator[None, None, dict[str, Any]]
 Choice: TypeAlias = tuple[int, int]  # the parts and the segments of a plan
@@ -73,8 +44,7 @@ class Step:
             generators.sst_like(rng, graphs) if shape == "trees" else generators.chains(rng, graphs),
         )
         F, self.params = ready.vertex_function(), ready.init(jax.random.key(0))
-        self.F, self.row = F, (KEYS, hidden) if program == "attention" else (hidden,)
-        self._table = np.random.default_rng(1).normal(size=(ROWS, *self.row)).astype(np.float32)
+        self._table = np.random.default_rng(1).normal(size=(ROWS, hidden)).astype(np.float32)
 
         def collate(sample: Any) -> Any:
             return sample.sched, sample.sched.pad(self.rows(sample.graphs))

@@ -40,7 +40,7 @@ DECLARATIONS = {
     },
     "child-sum Tree-LSTM": {
         "cavs": ("child_sum_tree_lstm:ChildSumTreeLSTM.__call__",),
-        "torch_edges": ("torch_edges:TorchEdges._states",),
+        "torch_edges": ("torch_edges:_states",),
         "dgl": ("dgl_topo:_TreeLSTM",),
     },
     "TD-RNN": {
@@ -60,8 +60,8 @@ DECLARATIONS = {
     },
     "BiLSTM tagger": {
         "cavs": ("bilstm_tagger:BiLSTMTagger.run", "bilstm:BiLSTM.run"),
-        "torch_packed_bilstm": ("torch_bilstm:TorchBiLSTM._logits", "torch_bilstm:BiLSTM._packed"),
-        "torch_loop_bilstm": ("torch_bilstm:TorchBiLSTM._logits", "torch_bilstm:BiLSTM._loop"),
+        "torch_packed_bilstm": ("torch_bilstm:TorchBiLSTM._states", "torch_bilstm:BiLSTM._packed"),
+        "torch_loop_bilstm": ("torch_bilstm:TorchBiLSTM._states", "torch_bilstm:BiLSTM._loop"),
         "dynet": ("dynet_autobatch:DynetAutobatch._bilstm", "dynet_autobatch:DynetAutobatch._tag"),
     },
     "spelling of its rare words": {

@@ -47,8 +47,8 @@ def rates(systems: dict[str, Any]) -> dict[str, float]:
     """Returns the best GFLOP/s of a large product in a record's `systems`, by library: how fast each is on this machine."""
     found: dict[str, float] = {}
     for name, system in systems.items():
-        library = LIBRARIES.get(SYSTEMS[name].library, SYSTEMS[name].library) if name in SYSTEMS else name
-        if system.get("gemm"):
+        if name in SYSTEMS and system.get("gemm"):
+            library = LIBRARIES.get(SYSTEMS[name].library, SYSTEMS[name].library)
             found[library] = max(found.get(library, 0.0), system["gemm"])
     return found
 

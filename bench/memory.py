@@ -7,22 +7,20 @@ Several compile at once; then one after another runs alone, so that times are tr
 import contextlib
 import json
 import os
-import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bench import store
+from bench.remote import ROOT, Child, WorkerDied
 
-ROOT = Path(__file__).resolve().parent.parent
 AT_ONCE = {"cpu": 1, "gpu": 16}  # processes that compile at the same time
 PATIENCE = 900  # seconds until a process must be ready, and until it must have answered
-PARTS = ("budgets", "quarter", "scan", "echo")
+PARTS = ("budgets", "quarter", "echo")
 PROGRAMS = ("tree_lstm", "child_sum", "tree_fc", "lstm", "gru")
-SCANS = ("tree_lstm", "gru", "tree_fc", "attention")  # programs in a plain level scan, too
 CASES = ("nmt", "deepspeech2", "transformer", "resnet")
 VARIANTS = ("jax.grad", "jax.checkpoint", "recompute", "recompute hand", "recompute min")
 TORCH = ("torch", "torch checkpoint", "torch in a CUDA graph")  # of the translation model, on a GPU
@@ -54,7 +52,7 @@ Task = tuple[str, dict[str, Any]]  # a part, and the arguments of its function
 
 def tasks(device: str, size: Size, only: Sequence[str] = PARTS, names: Sequence[str] | None = None) -> list[Task]:
     """Returns the measurements of a run: all, or those of some programs and cases."""
-    programs = names or (*PROGRAMS, *SCANS, *CASES)
+    programs = names or (*PROGRAMS, *CASES)
     known, same = [p for p in PROGRAMS if p in programs], {"hidden": size.hidden, "steps": size.steps}
     found: list[Task] = [
         ("budgets", {"program": p, "engine": e, "graphs": size.graphs, "points": size.points} | same)
@@ -63,12 +61,6 @@ def tasks(device: str, size: Size, only: Sequence[str] = PARTS, names: Sequence[
     ]
     found += [
         ("quarter", {"program": p, "engine": ENGINES[device][0], "graphs": n} | same) for p in known[:1] for n in size.quarters
-    ]
-    # Each vertex of "attention" reads a matrix, so there are fewer graphs.
-    found += [
-        ("scan", {"program": p, "engine": ENGINES[device][1], "graphs": size.graphs // (8 if p == "attention" else 1)} | same)
-        for p in SCANS
-        if p in programs
     ]
     found += [
         ("echo", {"case": c, "size": size.echo, "variant": v, "steps": size.steps})
@@ -86,95 +78,43 @@ def run(
 
     A record of a measurement that failed has an "error".
     """
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONPATH": str(ROOT)}
+    environment |= {"JAX_PLATFORMS": "cpu"} if device == "cpu" else {}
     found = []
-    for i in range(0, len(wanted), AT_ONCE[device]):
-        group = [_Process(task, device) for task in wanted[i : i + AT_ONCE[device]]]
-        for process in group:  # all compile before the first one runs
-            process.wait()
-        for process in group:
-            record = process.answer()
-            tell(json.dumps(record))
-            found.append(record)
-            versions = record.pop("versions", {})
-            if "device" in versions or device == "cpu":
-                name = store.device_name(device, os.cpu_count() or 1, {"cavs": versions})
-                add(results / f"memory-{name}.json", device, record, versions, commit)
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(0, len(wanted), AT_ONCE[device]):
+            group = list(enumerate(wanted[i : i + AT_ONCE[device]], i))
+            logs = [Path(folder) / str(n) for n, _ in group]
+            started = [
+                Child(["bench.memory", part, json.dumps(arguments)], environment, log)
+                for (_, (part, arguments)), log in zip(group, logs, strict=True)
+            ]
+            for child in started:  # all compile before the first one runs
+                with contextlib.suppress(WorkerDied):  # its next answer says it
+                    child.answer(PATIENCE)
+            for (_, task), child, log in zip(group, started, logs, strict=True):
+                record = _record(task, child, log)
+                tell(json.dumps(record))
+                found.append(record)
+                versions = record.pop("versions", {})
+                if "device" in versions or device == "cpu":
+                    name = store.device_name(device, os.cpu_count() or 1, {"cavs": versions})
+                    made = store.environment(device, os.cpu_count() or 1, {"cavs": versions}, commit)
+                    made = {k: made[k] for k in ("commit", "changed", "device", "cores", "platform", "versions")}
+                    store.Store(results / f"memory-{name}.json", key, dumps).add(record, made)
     return found
 
 
-class _Process:
-    """A measurement in a process of its own."""
-
-    def __init__(self, task: Task, device: str):
-        self._task = task
-        environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONPATH": str(ROOT)}
-        if device == "cpu":
-            environment["JAX_PLATFORMS"] = "cpu"
-        command = [sys.executable, "-m", "bench.memory", task[0], json.dumps(task[1])]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        self._errors: list[str] = []
-        self._reader = threading.Thread(target=self._read, args=(self._process.stderr,), daemon=True)
-        self._reader.start()
-        self._late = False
-
-    def _read(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._errors[:] = [*self._errors[-20:], line]
-
-    def _line(self) -> str:
-        """The next line of the process; it is killed if it takes too long."""
-        timer = threading.Timer(PATIENCE, self._kill)
-        timer.start()
-        try:
-            assert self._process.stdout is not None
-            return self._process.stdout.readline().strip()
-        finally:
-            timer.cancel()
-
-    def _kill(self) -> None:
-        self._late = True
-        self._process.kill()
-
-    def wait(self) -> None:
-        """Waits until the process has compiled everything, or failed."""
-        self._line()
-
-    def answer(self) -> dict[str, Any]:
-        """Lets the process run, and returns its record."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write("go\n")
-            self._process.stdin.flush()
-        said = self._line()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._reader.join()
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            stream.close()
-        part, arguments = self._task
-        record = {"part": part, **arguments}
-        if not said.startswith("{"):
-            why = f"no answer after {PATIENCE} s" if self._late else "".join(self._errors).strip()[-500:]
-            return record | {"error": why}
-        return record | json.loads(said)
-
-
-def add(path: Path, device: str, record: dict[str, Any], versions: dict[str, str], commit: str | None = None) -> None:
-    """Replaces the record of the same measurement in a file of results."""
-    data = json.loads(path.read_text()) if path.exists() else {"environments": [], "records": []}
-    made = store.environment(device, os.cpu_count() or 1, {"cavs": versions}, commit)
-    kept = {k: made[k] for k in ("commit", "changed", "device", "cores", "platform", "versions")}
-    if kept not in data["environments"]:
-        data["environments"].append(kept)
-    record["environment"] = data["environments"].index(kept)
-    data["records"] = [r for r in data["records"] if key(r) != key(record)] + [record]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(dumps(data))
-    partial.replace(path)
+def _record(task: Task, child: Child, log: Path) -> dict[str, Any]:
+    """Lets a process that has compiled run, and returns the record of its measurement."""
+    record = {"part": task[0], **task[1]}
+    try:
+        child.send("go")
+        return record | json.loads(child.answer(PATIENCE))
+    except WorkerDied as died:
+        return record | {"error": log.read_text().strip()[-500:] or f"{died} within {PATIENCE} s"}
+    finally:
+        child.close()
 
 
 def key(record: dict[str, Any]) -> tuple[Any, ...]:
@@ -194,9 +134,9 @@ def _measure(part: str, arguments: dict[str, Any]) -> Iterator[str]:
     """The lines of a measurement: "ready", and the record when the caller asks for it."""
     import jax
 
-    from bench import budgets, echo, level_scan
+    from bench import budgets, echo
 
-    parts = {"budgets": budgets.budgets, "quarter": budgets.quarter, "scan": level_scan.against_scan, "echo": echo.echo}
+    parts = {"budgets": budgets.budgets, "quarter": budgets.quarter, "echo": echo.echo}
     function = parts[part]
     if arguments.get("variant") in TORCH:
         from bench.peers import torch_nmt

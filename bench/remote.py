@@ -1,9 +1,11 @@
-"""The worker process of a system (`bench.worker`), and the pipe to it."""
+"""Processes of the benchmarks, each of which answers lines on its stdin with lines on its stdout."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +19,46 @@ MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "8000000000", "MALL
 
 
 class WorkerDied(Exception):
-    """The process of a system has ended."""
+    """A process has ended without an answer."""
 
 
-class Remote:
-    """A worker process and its pipe."""
+class Child:
+    """A process `python -m MODULE ARGUMENTS` in the root of the repository.
 
-    def __init__(
-        self,
-        name: str,
-        threads: int,
-        device: str,
-        python: str | None = None,
-        log: Path | None = None,
-        precision: str | None = None,
-    ):
-        paths = [
-            str(ROOT),
-            *([] if python else filter(None, [os.environ.get("PYTHONPATH")])),
-        ]  # for this Python
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
-        if device == "cpu":
-            environment |= MALLOC | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
-        else:
-            # Several systems share the card.
-            precision = precision or PRECISION[device]
-            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": OF_JAX[precision]}
-            environment["BENCH_PRECISION"] = precision
-            environment["XLA_FLAGS"] = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), PROFILED]))
-        command = [python or sys.executable, "-m", "bench.worker", name, "--threads", str(threads), "--device", device]
-        cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") and device == "cpu" else None
+    Args:
+        arguments: the module and its arguments.
+        environment: its environment.
+        log: the file to which its stderr is appended.
+        python: another interpreter.
+    """
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path | None = None, python: str | None = None):
+        command = [python or sys.executable, "-m", *arguments]
+        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with open(log or os.devnull, "a") as stderr:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=environment,
-                cwd=ROOT,
-            )
-        if cores:
-            os.sched_setaffinity(self._process.pid, cores)
+            self._process = subprocess.Popen(command, **pipe, stderr=stderr, text=True, env=environment, cwd=ROOT)
 
-    def __call__(self, command: str, **arguments: Any) -> dict[str, Any]:
-        """Sends one command and returns the answer, `{"error": ...}` if the command failed."""
-        assert self._process.stdin and self._process.stdout
-        try:
-            self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+    def send(self, line: str) -> None:
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):  # the next answer says it
+            self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            raise WorkerDied(f"the worker ended with status {self._process.wait()}")
-        return json.loads(answer)
+
+    def answer(self, patience: float | None = None) -> str:
+        """Returns the next line. A process that takes longer than `patience` seconds is killed.
+
+        Raises:
+            WorkerDied: If the process ends before it answers.
+        """
+        assert self._process.stdout
+        timer = threading.Timer(patience or threading.TIMEOUT_MAX, self._process.kill)
+        timer.start()
+        try:
+            if line := self._process.stdout.readline():
+                return line.strip()
+        finally:
+            timer.cancel()
+        raise WorkerDied(f"the worker ended with status {self._process.wait()}")
 
     @property
     def process_id(self) -> int:
@@ -86,3 +73,35 @@ class Remote:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+class Remote(Child):
+    """The worker of a system (`bench.worker`)."""
+
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        device: str,
+        python: str | None = None,
+        log: Path | None = None,
+        precision: str | None = None,
+    ):
+        # Another Python has packages of its own.
+        paths = [str(ROOT), *([] if python else filter(None, [os.environ.get("PYTHONPATH")]))]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
+        if device == "cpu":
+            environment |= MALLOC | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "DGLBACKEND": "pytorch"}
+        else:  # several systems share the card
+            precision = precision or PRECISION[device]
+            environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "JAX_DEFAULT_MATMUL_PRECISION": OF_JAX[precision]}
+            environment["BENCH_PRECISION"] = precision
+            environment["XLA_FLAGS"] = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), PROFILED]))
+        super().__init__(["bench.worker", name, "--threads", str(threads), "--device", device], environment, log, python)
+        if hasattr(os, "sched_setaffinity") and device == "cpu":
+            os.sched_setaffinity(self.process_id, sorted(os.sched_getaffinity(0))[:threads])
+
+    def __call__(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Sends one command and returns the answer, `{"error": ...}` if the command failed."""
+        self.send(json.dumps({"command": command, **arguments}))
+        return json.loads(self.answer())

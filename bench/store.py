@@ -4,10 +4,13 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+Records = dict[str, list[dict[str, Any]]]  # of each device
 RESULTS = Path(__file__).resolve().parent / "results"
 CLOCK = (
     "Wall time of a whole training step. Included: selecting the batch, scheduling or graph construction, padding, transfer to "
@@ -69,14 +72,28 @@ def _git(*arguments: str) -> str:
         return "unknown"
 
 
+def key(record: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns suite, case and precision ("" for the device's default). The newest record of a key counts."""
+    return record["suite"], record["case"], record.get("precision", "")
+
+
+def dumps(data: dict[str, Any]) -> str:
+    """Returns JSON with one line per system, so that diffs are readable."""
+    # Collapse everything nested deeper than the systems of a record.
+    return re.sub(r"\n {6,}|\n {5}(?=[}\]])", " ", json.dumps(data, indent=1)) + "\n"
+
+
 class Store:
     """One file of results: environments, and records with the index of their environment."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.data: dict[str, Any] = {"environments": [], "records": []}
-        if path.exists():
-            self.data = json.loads(path.read_text())
+    def __init__(
+        self,
+        path: Path,
+        key: Callable[[dict[str, Any]], Any] = key,
+        dumps: Callable[[dict[str, Any]], str] = dumps,
+    ):
+        self.path, self._key, self._dumps = path, key, dumps
+        self.data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"environments": [], "records": []}
 
     def done(self, suite: str, case: str, names: tuple[str, ...], quick: bool, precision: str = "") -> bool:
         """Returns whether a record of this case holds all these systems. A full record also counts as a quick one."""
@@ -86,34 +103,27 @@ class Store:
         )
 
     def add(self, record: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Replaces the record of the same suite, case and precision, and writes the file."""
+        """Replaces the record with the same key, and writes the file."""
         if environment not in self.data["environments"]:
             self.data["environments"].append(environment)
         record["environment"] = self.data["environments"].index(environment)
-        self.data["records"] = [r for r in self.data["records"] if key(r) != key(record)] + [record]
+        self.data["records"] = [r for r in self.data["records"] if self._key(r) != self._key(record)] + [record]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".tmp")
-        partial.write_text(dumps(self.data))
+        partial.write_text(self._dumps(self.data))
         partial.replace(self.path)
 
 
-def dumps(data: dict[str, Any]) -> str:
-    """Returns JSON with one line per system, so that diffs are readable."""
-    text = json.dumps(data, indent=1)
-    # Collapse everything nested deeper than the systems of a record.
-    return re.sub(r"\n {6,}|\n {5}(?=[}\]])", " ", text) + "\n"
+def median(system: dict[str, Any]) -> float | None:
+    """Returns the median seconds per step of one system of a record, or None if it did not run."""
+    return statistics.median(system["samples"]) if system.get("samples") else None
 
 
-def key(record: dict[str, Any]) -> tuple[str, str, str]:
-    """Returns suite, case and precision ("" for the device's default). The newest record of a key counts."""
-    return record["suite"], record["case"], record.get("precision", "")
-
-
-def latest(results: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
+def latest(results: Path = RESULTS) -> Records:
     """Returns the newest record of each case by device, with its environment and date."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: Records = {}
     for folder in sorted(p for p in results.glob("*") if p.is_dir()):
-        newest: dict[tuple[str, str, str], dict[str, Any]] = {}
+        newest: dict[Any, dict[str, Any]] = {}
         for path in sorted(folder.glob("*.json")):
             data = json.loads(path.read_text())
             for r in data["records"]:

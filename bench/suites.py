@@ -11,7 +11,6 @@ PEERS = (
     "cavs_scan",
     "cavs_persistent",
     "torch_levelled",
-    "torch_compiled",
     "torch_manual",
     "torch_cuda_graph",
     "torch_triton",
@@ -26,9 +25,7 @@ PEERS = (
     "dynet_like_depth",
     "dynet_like_agenda",
     "jax_scan",
-    "jax_unrolled",
     "jax_cudnn_rnn",
-    "flax_rnn",
     "dgl",
     "dynet",
 )
@@ -175,7 +172,7 @@ def left_out(suite: str, case: Case, name: str, quick: bool, device: str) -> str
     """Returns why a quick run leaves a system out of a case, or None."""
     if suite != "cavs" or not quick or device != "gpu":
         return None
-    if name in ("torch_compiled", "cavs_scan"):
+    if name == "cavs_scan":
         return "compiles for minutes: not with --quick"
     if name == "cavs_persistent":
         return "no quick run: cavs chooses its engine, and the record says which"

@@ -22,16 +22,13 @@ class System:
         install,
         devices=("cpu", "gpu"),
         trees_only=False,
-        widest=None,
-        compiles=False,
         slow=False,
         elsewhere=(),
         precisions=None,
         **options,
     ):
         self.module, self.cls, self.cells, self.needs, self.install = module, cls, cells, needs, install
-        self.devices, self.trees_only, self.widest, self.options = devices, trees_only, widest, options
-        self.compiles = compiles  # compiles every new structure, for a long time
+        self.devices, self.trees_only, self.options = devices, trees_only, options
         self.elsewhere = dict(elsewhere)  # cell -> other module and class
         self.slow = slow  # to compile or to run, or slower than a sibling: quick runs time it at one size
         # JAX sets the precision of products globally; PyTorch peers need code for bf16.
@@ -48,10 +45,6 @@ class System:
             return "no " + case.cell
         if self.trees_only and case.shape.split("-")[0] == "pyramid":
             return "trees only"
-        if self.widest and case.batch > self.widest:
-            return f"compiles for minutes beyond batch {self.widest}"
-        if self.compiles and quick and case.shape.split("-")[0] not in ("complete", "fixed"):
-            return "compiles for minutes: each structure anew, so not with --quick"
         if self.slow and quick and (case.hidden, case.batch) != (256 if device == "cpu" else 512, 64):
             return "no quick run of this size"
         return None
@@ -97,9 +90,8 @@ SYSTEMS = {
     "cavs-lazy-alone": _ours(fusion=False, eager=False),
     "cavs-serial": _ours(policy="serial"),
     "torch_levelled": _torch("torch_levelled", "TorchLevelled"),
-    "torch_compiled": _torch("torch_compiled", "TorchCompiled", TREES, trees_only=True, slow=True),
     "torch_manual": _torch("torch_manual", "TorchManual", trees_only=True),
-    "torch_cuda_graph": _torch("torch_cuda_graph", "TorchCudaGraph", devices=("gpu",), trees_only=True),
+    "torch_cuda_graph": _torch("torch_manual", "TorchCudaGraph", devices=("gpu",), trees_only=True),
     "torch_triton": _torch("torch_triton", "TorchTriton", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True),
     "torch_triton_graph": _torch(
         "torch_triton", "TorchTritonCudaGraph", TREES, ("torch", "triton"), devices=("gpu",), trees_only=True
@@ -109,10 +101,10 @@ SYSTEMS = {
         "torch_packed_lstm", "TorchPackedLSTM", ("lstm",), precisions=PRECISIONS, padded=True, slow=True
     ),
     "torch_packed_graph": _torch(
-        "torch_cuda_graph", "TorchPackedCudaGraph", ("lstm",), precisions=PRECISIONS, devices=("gpu",)
+        "torch_packed_lstm", "TorchPackedCudaGraph", ("lstm",), precisions=PRECISIONS, devices=("gpu",)
     ),
     "torch_padded_graph": _torch(
-        "torch_cuda_graph", "TorchPackedCudaGraph", ("lstm",), precisions=PRECISIONS, devices=("gpu",), padded=True
+        "torch_packed_lstm", "TorchPackedCudaGraph", ("lstm",), precisions=PRECISIONS, devices=("gpu",), padded=True
     ),
     "torch_flashrnn": _torch(
         "torch_flashrnn",
@@ -125,13 +117,10 @@ SYSTEMS = {
     "torch_applications": _torch("torch_applications", "TorchApplication", [c for c in APPLICATIONS if c not in TAGGERS]),
     "torch_packed_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS),
     "torch_loop_bilstm": _torch("torch_bilstm", "TorchBiLSTM", TAGGERS, kind="loop"),
-    "torch_edges": _torch("torch_edges", "TorchEdges", ("child_sum",)),
+    "torch_edges": _torch("torch_applications", "TorchApplication", ("child_sum",)),
     "dynet_like_depth": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE, policy="depth", slow=True),
     "dynet_like_agenda": _torch("torch_dynet_like", "TorchDynetLike", DYNET_LIKE, policy="agenda"),
     "jax_scan": System("bench.peers.jax_scan", "JaxScan", BASIC, ("jax",), "pip install jax"),
-    "jax_unrolled": System(
-        "bench.peers.jax_unrolled", "JaxUnrolled", BASIC, ("jax",), "pip install jax", widest=16, compiles=True
-    ),
     "jax_cudnn_rnn": System(
         "bench.peers.jax_cudnn_rnn",
         "JaxCudnnRNN",
@@ -141,7 +130,6 @@ SYSTEMS = {
         devices=("gpu",),
         precisions=PRECISIONS[:2],
     ),
-    "flax_rnn": System("bench.peers.flax_rnn", "FlaxRNN", ("lstm",), ("flax", "jax"), "pip install flax", slow=True),
     "dgl": System(
         "bench.peers.dgl_topo",
         "DglTopo",

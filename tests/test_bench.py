@@ -15,7 +15,6 @@ from bench import (
     figures,
     lines,
     machine,
-    main_table,
     remote,
     report,
     runner,
@@ -111,7 +110,7 @@ def test_quick_runs_on_a_gpu_take_every_system_once():
     names = suites.systems_of("cavs", True, "gpu")
     first, *others = suites.cases_of("cavs", True, "gpu")
     here = [n for n in names if not suites.left_out("cavs", first, n, True, "gpu")]
-    assert set(names) - set(here) == {"torch_compiled", "cavs_scan", "cavs_persistent"}
+    assert set(names) - set(here) == {"cavs_scan", "cavs_persistent"}
     for case in others:
         assert tuple(n for n in names if not suites.left_out("cavs", case, n, True, "gpu")) == tuple(
             n for n in names if n in suites.CLOSEST[case.cell]
@@ -178,7 +177,7 @@ def test_suite_scheduling_holds_every_setting_and_shows_the_share_alone(results,
     mine = record | {"suite": "scheduling", "systems": {"cavs": record["systems"]["cavs"]}}
     text = report.tables({"cpu-tiny": [mine]})
     assert "every setting of the other suites" in text and "a training step\n" not in text.split("Suite scheduling")[1]
-    share = statistics.median(mine["systems"]["cavs"]["schedule"]) / report.median(mine["systems"]["cavs"])
+    share = statistics.median(mine["systems"]["cavs"]["schedule"]) / store.median(mine["systems"]["cavs"])
     assert f"({100 * share:.1f} %)" in text
 
 
@@ -246,22 +245,22 @@ def test_committed_tables_are_those_of_the_committed_results():
 
 def test_the_readme_shows_the_committed_results():
     readme = (store.RESULTS.parent.parent / "README.md").read_text()
-    assert readme == main_table.with_main_table(readme, store.latest()), "run: python -m bench report"
+    assert readme == report.with_main_table(readme, store.latest()), "run: python -m bench report"
 
 
 def test_the_main_table_names_the_fastest_other_system():
     systems = {n: {"samples": [t]} for n, t in (("cavs", 2.0), ("cavs_persistent", 1.0), ("jax_scan", 5.0), ("dynet", 9.0))}
     systems |= {"torch_triton_graph": {"samples": [0.25]}, "dgl": {"absent": "needs dgl"}}
-    record = {"suite": "cavs", "case": main_table.MAIN["gpu"][0], "date": "2020-01-01", "systems": systems}
-    text = main_table.main_table({"gpu-x": [record]})
+    record = {"suite": "cavs", "case": report.MAIN["gpu"][0], "date": "2020-01-01", "systems": systems}
+    text = report.main_table({"gpu-x": [record]})
     step = "Tree-LSTM, hidden size 512, batch size 1"
     assert f"| {step} | GPU | 1000 (persistent) | Triton in a CUDA graph * | 250 | 0.25x |" in text
     assert "GPU: `gpu-x`, 2020-01-01." in text and "They are bounds" in text
-    assert main_table.main_table({"gpu-x": [record | {"suite": "vpps"}]}) == ""
+    assert report.main_table({"gpu-x": [record | {"suite": "vpps"}]}) == ""
     alone = record | {"systems": {"cavs": systems["cavs"]}}
-    assert main_table.main_table({"gpu-x": [alone]}) == ""
-    with_table = main_table.with_main_table("a\n" + "".join(main_table.MARKS) + "z\n", {"gpu-x": [record]})
-    assert text in with_table and main_table.with_main_table(with_table, {"gpu-x": [record]}) == with_table
+    assert report.main_table({"gpu-x": [alone]}) == ""
+    with_table = report.with_main_table("a\n" + "".join(report.MARKS) + "z\n", {"gpu-x": [record]})
+    assert text in with_table and report.with_main_table(with_table, {"gpu-x": [record]}) == with_table
 
 
 def test_rates_of_products_that_differ_are_told():
@@ -269,13 +268,13 @@ def test_rates_of_products_that_differ_are_told():
     assert machine.rates(systems) == {"JAX": 510.0, "PyTorch": 225.0}
     assert "2.3x (GFLOP/s: JAX 510, PyTorch 225)" in (machine.told_apart(machine.rates(systems)) or "")
     assert machine.told_apart({"JAX": 290.0, "PyTorch": 225.0}) is None and machine.told_apart({"JAX": 1.0}) is None
-    record = {"suite": "cavs", "case": main_table.MAIN["cpu"][0], "date": "2020-01-01", "systems": systems}
-    text = main_table.main_table({"cpu-x": [record]})
+    record = {"suite": "cavs", "case": report.MAIN["cpu"][0], "date": "2020-01-01", "systems": systems}
+    text = report.main_table({"cpu-x": [record]})
     assert "CPU: `cpu-x`, 2020-01-01; rate of large products in TFLOP/s: JAX 0.51, PyTorch 0.225, 2.3x apart." in text
 
 
 def test_the_main_table_has_no_empty_cells():
-    lines = [line for line in main_table.main_table(store.latest()).splitlines() if line.startswith("|")]
+    lines = [line for line in report.main_table(store.latest()).splitlines() if line.startswith("|")]
     assert 2 < len(lines) < 14
     assert all(cell.strip() not in ("", "-") for line in lines for cell in line.strip("|").split("|"))
 

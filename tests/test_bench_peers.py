@@ -37,9 +37,29 @@ def test_ours_and_plain_jax_agree_in_every_parameter(cell, shape):
 
 def test_outputs_that_are_children_stay_in_the_levelled_peer():
     pytest.importorskip("torch", reason="pip install torch")
-    from bench.peers import selfcheck
+    import torch
 
-    selfcheck.check_carry()
+    from bench.peers.torch_levelled import carry
+
+    x = torch.tensor([[1.0], [10.0]])
+    # Vertices 2 = 0 + 1 and 3 = 1 + 1, then 4 = 2 + 3. The children of a level are all left ones, then all right ones.
+    dag = SimpleNamespace(sizes=[2, 1], left=np.array([0, 1, 2]), roots=np.array([2, 4, 0]))
+    found = carry(x, dag, np.array([0, 1, 1, 1, 2, 3]), lambda rows: rows[: len(rows) // 2] + rows[len(rows) // 2 :])
+    assert found.ravel().tolist() == [11.0, 31.0, 1.0]
+
+
+def test_sweeps_over_levels_schedule_as_loops_over_nodes(monkeypatch):
+    pytest.importorskip("torch", reason="pip install torch")
+    from bench.peers import dynet_graphs, levels
+
+    case, found = cases.Case("tree_lstm", "sst", 8, 30, 8), []
+    (batch,) = cases.dataset(case, 1)
+    for below in (0, 10**9):
+        for module in (levels, dynet_graphs):
+            monkeypatch.setattr(module, "_LOOP_BELOW", below)
+        agenda = SYSTEMS["dynet_like_agenda"].make(case, cases.parameters(case), 2, "cpu")
+        found.append((levels.tree_levels(batch).blocks().tolist(), agenda.step(batch), agenda.step(batch)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("cell", APPLICATIONS)
@@ -53,6 +73,13 @@ def test_ours_and_torch_agree_in_every_application(cell):
 def test_ours_and_torch_agree_over_any_fan_in():
     pytest.importorskip("torch", reason="pip install torch")
     assert_agree(cases.Case("child_sum", "dependency", 8, 3, 8), "cavs", "torch_edges")
+
+
+@pytest.mark.parametrize("cell, shape", [("tree_lstm", "sst"), ("tree_fc", "sst"), ("lstm", "chains")])
+def test_torch_and_plain_jax_agree(cell, shape):
+    pytest.importorskip("torch", reason="pip install torch")
+    names = ["torch_levelled", "torch_manual", "dynet_like_depth", "dynet_like_agenda"]
+    assert_agree(cases.Case(cell, shape, 8, 3, 8), "jax_scan", *names, *(["torch_packed_lstm"] if cell == "lstm" else []))
 
 
 @pytest.mark.parametrize("cell, shape, count", [("tree_lstm", "complete-8", 4), ("bilstm", "tagged", 1)])
@@ -89,7 +116,7 @@ def test_cudnn_of_jax_agrees_where_its_reference_runs(monkeypatch):
 def test_steps_in_a_cuda_graph_are_those_of_the_peer(cell, peer, monkeypatch):
     """Without a GPU: capturing takes the step itself, once a batch; what is sent, put back and kept alive is as there."""
     torch = pytest.importorskip("torch", reason="pip install torch")
-    from bench.peers import torch_cuda_graph, torch_manual, torch_packed_lstm
+    from bench.peers import torch_manual, torch_packed_lstm, torch_peer
 
     stream = SimpleNamespace(wait_stream=lambda other: None)
     for name, fake in {
@@ -101,11 +128,11 @@ def test_steps_in_a_cuda_graph_are_those_of_the_peer(cell, peer, monkeypatch):
         "graph_pool_handle": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    for module in (torch_manual, torch_packed_lstm):
-        monkeypatch.setattr(module, "torch_device", lambda name: "cpu")
+    monkeypatch.setattr(torch_peer, "torch_device", lambda name: "cpu")
     case = cases.Case(cell, "sst" if cell == "tree_lstm" else "chains", 16, 3, 16)
     batches = cases.dataset(case, 2)
-    captured = getattr(torch_cuda_graph, peer)(cell, cases.parameters(case), threads=2, device="gpu")
+    module = torch_manual if peer == "TorchCudaGraph" else torch_packed_lstm
+    captured = getattr(module, peer)(cell, cases.parameters(case), threads=2, device="gpu")
     plain = SYSTEMS["jax_scan"].make(case, cases.parameters(case), 2, "cpu")
     assert captured.run(batches, 0.5) == pytest.approx(plain.run(batches, 0.5), rel=1e-5)
     for k, v in captured.params().items():

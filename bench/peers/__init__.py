@@ -13,8 +13,6 @@ and `params() -> dict` of NumPy arrays.
   reads). It returns the loss before the update.
 - Optional: `schedule(batch)`, only the preparation on the host, which is timed separately; `run(batches, lr)`, several steps
   in sequence; `device`, "cpu" or "gpu".
-
-`torch_lm`, `torch_sst` and `torch_tagger` are separate programs. They train on a file to compare accuracy, and are not timed.
 """
 
 import os

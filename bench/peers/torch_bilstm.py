@@ -9,12 +9,10 @@ SGD.
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import PackedSequence
 
-from bench.peers import torch_device
 from bench.peers.levels import time_major
-from bench.peers.torch_peer import TorchPeer, from_torch, to_torch
+from bench.peers.torch_peer import Autograd, from_torch, to_torch
 
 DIRECTIONS = {"forward": "l0", "backward": "l0_reverse"}
 NAMES = {"w": "weight_ih", "u": "weight_hh", "b": "bias_ih"}
@@ -91,53 +89,41 @@ def _put_back(x, order):
     return x.index_select(0, back)
 
 
-class TorchBiLSTM(TorchPeer):
+class TorchBiLSTM(Autograd):
     """One tagger, trained. `kind` is "packed" or "loop"."""
 
     def __init__(self, cell, params, threads=2, kind="packed", device="cpu"):
-        self._threads, self._device = threads, torch_device(device)
-        p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
+        super().__init__(cell, params, threads, device)
+        p = {k: v.detach() for k, v in self._p.items()}
         layer = lambda prefix: BiLSTM({k[len(prefix) :]: p.pop(k) for k in list(p) if k.startswith(prefix)}, kind)  # noqa: E731
-        self._spell = layer("spell.") if cell == "char_bilstm" else None
-        words = {k: p.pop(k) for k in list(p) if "." in k}
-        self._bilstm, self._embed = BiLSTM(words, kind), p.pop("embed")
-        self._p = {k: v.requires_grad_() for k, v in p.items()}
-        layers = [self._bilstm] + ([self._spell] if self._spell else [])
-        self._weights = [*self._p.values(), *(w for bilstm in layers for w in bilstm.weights.values())]
+        self._layers = {"spell.": layer("spell.")} if cell == "char_bilstm" else {}
+        self._layers[""] = BiLSTM({k: p.pop(k) for k in list(p) if "." in k}, kind)
+        self._p = {k: v if k == "embed" else v.requires_grad_() for k, v in p.items()}
+        of_layers = [w for bilstm in self._layers.values() for w in bilstm.weights.values()]
+        self._weights = [*(v for k, v in self._p.items() if k != "embed"), *of_layers]
 
-    def params(self):
-        spell = {"spell." + k: v for k, v in self._spell.values().items()} if self._spell else {}
-        ours = {**self._p, **self._bilstm.values(), **spell, "embed": self._embed}
-        return {k: v.detach().cpu().numpy().copy() for k, v in ours.items()}
+    def _ours(self):
+        return self._p | {prefix + k: v for prefix, layer in self._layers.items() for k, v in layer.values().items()}
 
     def schedule(self, batch):
         """Packing."""
         return both_ways([len(g["words"]) for g in batch]), both_ways([len(s) for s in self._spellings(batch)] or [1])
 
     def _spellings(self, batch):
-        return [s for g in batch for s in g["spellings"]] if self._spell else []
+        return [s for g in batch for s in g["spellings"]] if "spell." in self._layers else []
 
-    def _train(self, batch, lr):
+    def _net(self, batch):
         word, labels = (np.concatenate([g[k] for g in batch]) for k in ("words", "labels"))
-        words = self._send(word[word >= 0])
-        rows = self._embed.index_select(0, words).requires_grad_()
-        spellings = self._spellings(batch)
-        x = self._spelled(rows, word, spellings) if spellings else rows
-        loss = cross_entropy(self._logits(x, [len(g["words"]) for g in batch]), self._send(labels))
-        d_rows, *grads = torch.autograd.grad(loss, [rows, *self._weights], materialize_grads=True)
-        with torch.no_grad():
-            self._embed.index_add_(0, words, d_rows, alpha=-lr)
-            torch._foreach_add_(self._weights, grads, alpha=-lr)
-        return loss
+        spellings, lengths = self._spellings(batch), [len(g["words"]) for g in batch]
+        forward = lambda x: self._states(self._spelled(x, word, spellings) if spellings else x, lengths)  # noqa: E731
+        return word[word >= 0], forward, labels
 
-    def _logits(self, x, lengths):
-        h = self._bilstm(x, lengths)
-        m = torch.addmm(self._p["mlp_b"], h, self._p["mlp_w"]).tanh()
-        return torch.addmm(self._p["out_b"], m, self._p["out_w"])
+    def _states(self, x, lengths):
+        return torch.addmm(self._p["mlp_b"], self._layers[""](x, lengths), self._p["mlp_w"]).tanh()
 
     def _spelled(self, rows, word, spellings):
         """The vectors of all words: `rows` for frequent words, and the vectors of their spellings for the others (-1)."""
         letters = self._p["characters"].index_select(0, self._send(np.concatenate(spellings)))
-        spelled = self._spell(letters, [len(s) for s in spellings], ends=True)
+        spelled = self._layers["spell."](letters, [len(s) for s in spellings], ends=True)
         place = np.argsort(np.argsort(word < 0, kind="stable"))  # frequent words lie before rare ones
         return torch.cat([rows, spelled]).index_select(0, self._send(place))

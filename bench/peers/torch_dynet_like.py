@@ -21,7 +21,6 @@ of all batches are found by a few NumPy calls (and see `dynet_graphs.py`).
 import numpy as np
 import torch
 
-from bench.peers import torch_device
 from bench.peers.dynet_graphs import BINARY, DECLARE, LOOKUP, LOSS, POLICIES
 from bench.peers.torch_peer import TorchPeer
 
@@ -116,9 +115,8 @@ class TorchDynetLike(TorchPeer):
     """One model; each sample declares its own graph. `policy` is "depth" or "agenda"."""
 
     def __init__(self, cell, params, threads=2, policy="depth", device="cpu"):
-        self._threads, self._policy, self._declare = threads, POLICIES[policy], DECLARE[cell]
-        self._device = torch_device(device)
-        self._p = p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
+        super().__init__(cell, params, threads, device)
+        self._policy, self._declare, p = POLICIES[policy], DECLARE[cell], self._p
         embed, hidden, classes = p["embed"].shape[1], *p["out_w"].shape
         weights = {
             "tree_lstm": [("w_iou", "b_iou"), ("u_iou", "b_iou"), ("u_f", "b_f")],
@@ -144,9 +142,6 @@ class TorchDynetLike(TorchPeer):
         ]
         self._width = np.array([s[2] for s in self._signatures])
         self._pools = {}
-
-    def params(self):
-        return {k: v.cpu().numpy().copy() for k, v in self._p.items()}
 
     def schedule(self, batch):
         """Graph construction: the declaration of every sample, and the batches of the policy."""

@@ -15,58 +15,46 @@ import tempfile
 
 import torch
 from flashrnn import flashrnn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import linear
 
-from bench.peers import torch_device, torch_dtype
-from bench.peers.torch_packed_lstm import _IGNORED, _pad
-from bench.peers.torch_peer import TorchPeer, from_torch, to_torch
+from bench.peers.torch_packed_lstm import pad
+from bench.peers.torch_peer import Autograd, from_torch, to_torch
 
 # Its builds for several sizes have equal names: each process has a folder of its own.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", tempfile.mkdtemp(prefix="flashrnn-"))
 
 
-class TorchFlashRNN(TorchPeer):
+class TorchFlashRNN(Autograd):
     """An LSTM language model's body on FlashRNN; `backend` is its, "vanilla" its reference, which runs on a CPU."""
 
     def __init__(self, cell, params, threads=2, device="gpu", backend="cuda_fused"):
-        if cell != "lstm":
-            raise ValueError(f"torch_flashrnn runs the cell 'lstm', not {cell!r}")
-        self._threads, self._device, self._backend = threads, torch_device(device), backend
-        p = {k: torch.tensor(v, device=self._device, dtype=torch_dtype()) for k, v in params.items()}
+        super().__init__(cell, params, threads, device)
+        self._backend = backend
         # Its gates' order is that of nn.LSTM: input, forget, cell, output.
-        p |= {"w": to_torch(p["w"]), "u": to_torch(p["u"]), "b": to_torch(p["b"])}
-        self._embed = p.pop("embed")
-        self._p = {k: v.requires_grad_() for k, v in p.items()}
+        self._p |= {k: to_torch(self._p[k].detach()).requires_grad_() for k in "wub"}
+        self._weights = [v for k, v in self._p.items() if k != "embed"]
 
-    def params(self):
-        named = self._p | {k: from_torch(self._p[k]) for k in ("w", "u", "b")} | {"embed": self._embed}
-        return {k: v.detach().float().cpu().numpy().copy() for k, v in named.items()}
-
-    def _all_parameters(self):
-        return [self._embed, *self._p.values()]
+    def _ours(self):
+        return self._p | {k: from_torch(self._p[k]) for k in "wub"}
 
     def schedule(self, batch):
-        return _pad(batch)
+        return pad(batch)
 
-    def _train(self, batch, lr):
-        both, _ = _pad(batch)
-        (chains, longest, _), width = both.shape, self._p["u"].shape[1]
-        words, labels = self._send(both.view(-1, 2).t().contiguous().numpy())
-        x = self._embed.index_select(0, words).requires_grad_()
-        gates = linear(x, self._p["w"]).view(chains, longest, 4, 1, width)
-        states, _ = flashrnn(
-            gates,
-            self._p["u"].view(4, 1, width, width),
-            self._p["b"].view(4, 1, width),
-            function="lstm",
-            backend=self._backend,
-            dtype={torch.float32: "float32", torch.bfloat16: "bfloat16"}[gates.dtype],
-        )
-        h = states[0].reshape(-1, width)  # of (states, chains, steps, heads, width)
-        loss = cross_entropy(torch.addmm(self._p["out_b"], h, self._p["out_w"]).float(), labels, ignore_index=_IGNORED)
-        weights = list(self._p.values())
-        dx, *grads = torch.autograd.grad(loss, [x, *weights])
-        with torch.no_grad():
-            self._embed.index_add_(0, words, dx, alpha=-lr)
-            torch._foreach_add_(weights, grads, alpha=-lr)
-        return loss
+    def _net(self, batch):
+        both, _ = pad(batch)
+        (chains, longest, _), width, p = both.shape, self._width, self._p
+
+        def forward(x):
+            gates = linear(x, p["w"]).view(chains, longest, 4, 1, width)
+            states, _ = flashrnn(
+                gates,
+                p["u"].view(4, 1, width, width),
+                p["b"].view(4, 1, width),
+                function="lstm",
+                backend=self._backend,
+                dtype={torch.float32: "float32", torch.bfloat16: "bfloat16"}[gates.dtype],
+            )
+            return states[0].reshape(-1, width)  # of (states, chains, steps, heads, width)
+
+        words, labels = both.view(-1, 2).t().contiguous().numpy()
+        return words, forward, labels

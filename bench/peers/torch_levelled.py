@@ -15,46 +15,22 @@ preallocated table, a list with `cat`, and a list split by reader, at every batc
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
-from bench.peers import torch_device
 from bench.peers.levels import chain_levels, tree_levels
-from bench.peers.torch_peer import TorchPeer
+from bench.peers.torch_peer import Autograd
 
 
-class TorchLevelled(TorchPeer):
+class TorchLevelled(Autograd):
     """One model, trained by autograd over batched levels."""
 
-    def __init__(self, cell, params, threads=2, device="cpu"):
-        self._threads, self._device = threads, torch_device(device)
-        self._forward = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
-        self._leaf, self._inner = self._tree_lstm_leaf, {"tree_fc": self._tree_fc_inner}.get(cell, self._tree_lstm_inner)
-        self._levels = chain_levels if cell == "lstm" else tree_levels
-        self._p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
-        self._weights = [v.requires_grad_() for k, v in self._p.items() if k != "embed"]
-
-    def params(self):
-        return {k: v.detach().cpu().numpy().copy() for k, v in self._p.items()}
-
-    def schedule(self, batch):
-        return self._levels(batch)
-
-    def _train(self, batch, lr):
-        levels = self._levels(batch)
-        words = self._send(levels.words)
-        x = self._p["embed"].index_select(0, words).requires_grad_()
-        h = self._forward(x, levels)
-        logits = torch.addmm(self._p["out_b"], h, self._p["out_w"])
-        loss = cross_entropy(logits, self._send(levels.labels))
-        dx, *grads = torch.autograd.grad(loss, [x, *self._weights], materialize_grads=True)
-        with torch.no_grad():
-            self._p["embed"].index_add_(0, words, dx, alpha=-lr)
-            torch._foreach_add_(self._weights, grads, alpha=-lr)
-        return loss
+    def _net(self, batch):
+        levels = chain_levels(batch) if self._cell == "lstm" else tree_levels(batch)
+        forward = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[self._cell]
+        return levels.words, lambda x: forward(x, levels), levels.labels
 
     def _tree_lstm(self, x, levels):
         """Root states; a row of the table is [h, c]."""
-        return carry(self._leaf(x), levels, levels.blocks(), self._inner)[:, : self._p["u_f"].shape[0]]
+        return carry(self._tree_lstm_leaf(x), levels, levels.blocks(), self._tree_lstm_inner)[:, : self._width]
 
     def _tree_lstm_leaf(self, x):
         i, o, u = torch.addmm(self._p["b_iou"], x, self._p["w_iou"]).chunk(3, 1)
@@ -71,7 +47,7 @@ class TorchLevelled(TorchPeer):
         return torch.cat([o * c.tanh(), c], 1)
 
     def _tree_fc(self, x, levels):
-        return carry(x, levels, levels.pairs(), self._inner)
+        return carry(x, levels, levels.pairs(), self._tree_fc_inner)
 
     def _tree_fc_inner(self, kids):
         return torch.addmm(self._p["b"], kids.view(-1, 2 * len(self._p["b"])), self._p["u"]).tanh()

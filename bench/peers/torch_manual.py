@@ -22,22 +22,20 @@ On short padded chains oneDNN's fused LSTM (`torch_packed_lstm`, padded) can sti
 import numpy as np
 import torch
 
-from bench.peers import torch_device
 from bench.peers.levels import chain_levels, tree_levels
-from bench.peers.torch_peer import TorchPeer
+from bench.peers.torch_peer import InCudaGraph, TorchPeer
 
 
 class TorchManual(TorchPeer):
     """One model, trained by hand-written batched levels."""
 
     def __init__(self, cell, params, threads=2, device="cpu"):
-        self._threads, self._cell, self._device = threads, cell, torch_device(device)
+        super().__init__(cell, params, threads, device)
         self._train_cell = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc, "lstm": self._lstm}[cell]
-        self._p = self._reordered({k: torch.tensor(v, device=self._device) for k, v in params.items()})
-        self._buffers = {}
+        self._p = self._reordered(self._p)
 
-    def params(self):
-        return {k: v.cpu().numpy().copy() for k, v in self._reordered(self._p).items()}
+    def _ours(self):
+        return self._reordered(self._p)
 
     def schedule(self, batch):
         return chain_levels(batch) if self._cell == "lstm" else tree_levels(batch)
@@ -50,12 +48,6 @@ class TorchManual(TorchPeer):
         """`p` with the blocks i and o of the Tree-LSTM's columns swapped; its own inverse."""
         swapped = {k: p[k].chunk(3, -1) for k in ("w_iou", "u_iou", "b_iou") if self._cell == "tree_lstm"}
         return p | {k: torch.cat([o, i, u], -1) for k, (i, o, u) in swapped.items()}
-
-    def _buffer(self, name, rows, *shape):
-        """Returns the first `rows` rows of a buffer, which grows if needed. Its contents are not cleared."""
-        if name not in self._buffers or len(self._buffers[name]) < rows:
-            self._buffers[name] = torch.empty(rows + rows // 4, *shape, device=self._device)
-        return self._buffers[name][:rows]
 
     def _head(self, h, labels, lr, dh):
         """Returns the loss of the rows `h`, writes their gradient to `dh`, and updates the output layer."""
@@ -230,6 +222,10 @@ class TorchManual(TorchPeer):
         _affine_sgd(p["w"], p["b"], x, gates, lr)
         torch.addmm(p["u"], hp[later].t(), gates[later], alpha=-lr, out=p["u"])
         return loss
+
+
+class TorchCudaGraph(InCudaGraph, TorchManual):
+    """The same in a CUDA graph, one a batch: an upper bound, not a way to train on changing graphs."""
 
 
 def _with_slots(kids, roots, nodes):

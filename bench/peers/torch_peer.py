@@ -1,16 +1,30 @@
-"""Code that the PyTorch peers share: runs of steps, without synchronisation on a GPU or in a CUDA graph; orders of gates."""
+"""Code that the PyTorch peers share: runs of steps, gradients by autograd, steps in a CUDA graph, and orders of gates."""
 
 import torch
+from torch.nn.functional import cross_entropy
+
+from bench.peers import torch_device, torch_dtype
+
+IGNORED = -100  # the label of a padded position
 
 
 class TorchPeer:
-    """`step` and `run` of a class whose `_train(batch, lr)` is one training step and returns the loss, a scalar tensor.
+    """A model whose `_train(batch, lr)` is one training step and returns the loss, a scalar tensor.
 
-    `_send(array)` takes a NumPy array to the device.
+    `_p` holds the parameters, in the run's dtype. `_send(array)` takes a NumPy array to the device.
     """
 
-    _threads: int
-    _device: str
+    def __init__(self, cell, params, threads=2, device="cpu"):
+        self._threads, self._cell, self._device, self._buffers = threads, cell, torch_device(device), {}
+        self._p = {k: torch.tensor(v, device=self._device, dtype=torch_dtype()) for k, v in params.items()}
+        self._width = len(params["out_w"])
+
+    def params(self):
+        return {k: v.detach().float().cpu().numpy().copy() for k, v in self._ours().items()}
+
+    def _ours(self):
+        """The parameters, with the names and shapes of all systems."""
+        return self._p
 
     def step(self, batch, lr=0.05):
         return self.run([batch], lr)[0]
@@ -26,9 +40,48 @@ class TorchPeer:
     def _send(self, array):
         return torch.from_numpy(array).to(self._device)
 
+    def _buffer(self, name, rows, *shape):
+        """Returns the first `rows` rows of a buffer, which grows if needed. Its contents are not cleared."""
+        if name not in self._buffers or len(self._buffers[name]) < rows:
+            self._buffers[name] = torch.empty(rows + rows // 4, *shape, device=self._device)
+        return self._buffers[name][:rows]
+
     def _all_parameters(self):
         """Every tensor that a step updates in place."""
         return self._p.values()
+
+
+class Autograd(TorchPeer):
+    """A peer that autograd differentiates.
+
+    `_net(batch)` prepares a batch. It returns the words to look up, a function from their vectors to the states that have
+    labels, and these labels. `_weights` are the tensors to train, besides the embedding.
+    """
+
+    def __init__(self, cell, params, threads=2, device="cpu"):
+        super().__init__(cell, params, threads, device)
+        self._weights = [v.requires_grad_() for k, v in self._p.items() if k != "embed"]
+
+    def _net(self, batch):
+        raise NotImplementedError
+
+    def schedule(self, batch):
+        return self._net(batch)
+
+    def _train(self, batch, lr):
+        words, forward, labels = self._net(batch)
+        words, embed = self._send(words), self._p["embed"]
+        x = embed.index_select(0, words).requires_grad_()
+        logits = torch.addmm(self._p["out_b"], forward(x), self._p["out_w"])
+        loss = cross_entropy(logits.float(), self._send(labels), ignore_index=IGNORED)
+        dx, *grads = torch.autograd.grad(loss, [x, *self._weights], materialize_grads=True)
+        with torch.no_grad():
+            embed.index_add_(0, words, dx, alpha=-lr)
+            torch._foreach_add_(self._weights, grads, alpha=-lr)
+        return loss
+
+    def _all_parameters(self):
+        return [self._p["embed"], *self._weights]
 
 
 class InCudaGraph:
@@ -86,7 +139,7 @@ class InCudaGraph:
 
     def _held(self):
         """Buffers that a later, larger batch may replace while the graph still reads them."""
-        return dict(getattr(self, "_buffers", {}))
+        return dict(self._buffers)
 
 
 def swap_og(w):

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import triton
 
-from bench.peers import torch_device
 from bench.peers.levels import tree_levels
 from bench.peers.torch_peer import InCudaGraph, TorchPeer
 from bench.peers.triton_kernels import BLOCK, WARPS, fc_down, fc_up, head, inner_down, inner_up, leaf_down, leaf_up
@@ -32,19 +31,16 @@ class TorchTriton(TorchPeer):
     """One model, trained by batched levels of two launches each."""
 
     def __init__(self, cell, params, threads=2, device="gpu"):
-        self._threads, self._cell, self._device = threads, cell, torch_device(device)
-        self._p = {k: torch.tensor(v, device=self._device) for k, v in params.items()}
+        super().__init__(cell, params, threads, device)
         if cell == "tree_lstm":
             self._p["u"] = torch.cat([self._p.pop("u_iou"), self._p.pop("u_f")], 1)
         self._train_cell = {"tree_lstm": self._tree_lstm, "tree_fc": self._tree_fc}[cell]
-        self._buffers = {}
 
-    def params(self):
+    def _ours(self):
         p = dict(self._p)
         if self._cell == "tree_lstm":
-            width = len(p["u"])
-            p["u_iou"], p["u_f"] = p.pop("u").split([3 * width, width], 1)
-        return {k: v.cpu().numpy().copy() for k, v in p.items()}
+            p["u_iou"], p["u_f"] = p.pop("u").split([3 * self._width, self._width], 1)
+        return p
 
     def schedule(self, batch):
         return tree_levels(batch)
@@ -52,12 +48,6 @@ class TorchTriton(TorchPeer):
     @torch.no_grad()
     def _train(self, batch, lr):
         return self._train_cell(tree_levels(batch), lr)
-
-    def _buffer(self, name, rows, *shape):
-        """Returns the first `rows` rows of a buffer, which grows if needed. Its contents are not cleared."""
-        if name not in self._buffers or len(self._buffers[name]) < rows:
-            self._buffers[name] = torch.empty(rows + rows // 4, *shape, device=self._device)
-        return self._buffers[name][:rows]
 
     def _launch(self, kernel, rows, *args):
         width = len(self._p["out_w"])
