@@ -45,8 +45,8 @@ def attention(p: Any, v: Any) -> None:
     v.push({"h": h @ p["u"], "norm": jnp.cos(h).mean(), "word": x["word"]})
 
 
-TREES: list[Graph] = [[[], [], [0, 1], [], [2, 3]], [[], [0]], [[]]]
-DAGS: list[Graph] = [[[], [0], [0, 1], [0, 1, 2]], [[], []]]
+TREES: list[Graph] = [[[], [], [0, 1], [2]], [[]]]
+DAGS: list[Graph] = [[[], [0], [0, 1], [0, 1, 2]], [[]]]
 CELLS = {"tree": (tree, TREES), "attention": (attention, DAGS)}
 
 

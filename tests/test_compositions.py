@@ -38,8 +38,8 @@ BY_HAND = [
     *(("scan", names) for names in (*OUTSIDE, *SECOND, *CHECKED)),
     *((name, names) for name in ("native", "recompute", "parts") for names in OUTSIDE[:6:2]),
     *((name, names) for name in ("segments", "native segments", "recompute run") for names in OUTSIDE[3::5]),
-    *((name, names) for name in ("native", "native segments", "recompute min") for names in SECOND[:2]),
-    *((name, names) for name in ("native segments", "recompute run") for names in CHECKED[:1]),
+    *((name, SECOND[k]) for k, name in enumerate(("native", "native segments", "recompute min"))),
+    ("recompute run", CHECKED[0]),
     *(("persistent", names) for names in INTERPRETED),
 ]
 
@@ -66,8 +66,16 @@ def test_at_random(name: str) -> None:
     assert found in ("ok", "refused") or found.startswith("ill"), f"{case}: {found}"
 
 
-@pytest.mark.parametrize("names", [("grad params", "grad inputs"), ("jvp", "vjp"), ("vmap params", "hvp", "grad one weight")])
-@pytest.mark.parametrize("name", ["scan", "native segments", "recompute run", "recompute", "parts"])
+AGAIN = [("grad params", "grad inputs"), ("jvp", "vjp"), ("vmap params", "hvp", "grad one weight")]
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        *((name, names) for name in ("scan", "recompute") for names in AGAIN),
+        *zip(("native segments", "recompute run", "parts"), AGAIN, strict=True),
+    ],
+)
 def test_in_reverse_over_a_derivative(name: str, names: tuple[str, ...]) -> None:
     """`run` refuses it, and says what to write. Of what JAX can differentiate twice, it is right."""
     assert run_case(Case("tree", names, True), name) == ("refused" if TARGETS[name].once else "ok")

@@ -159,9 +159,8 @@ def test_vmap_second_derivatives_and_nested_loops():
     assert_close(hessian, jax.grad(lambda w: (jax.grad(f)(w, x) ** 2).sum())(w), 1e-12)
 
 
-@pytest.mark.parametrize("name", ["nmt", "deepspeech2"])  # they have loops
-def test_plans_that_share_a_trace_are_those_of_traces_of_their_own(name, monkeypatch):
-    loss, params, batch = case(name)
+def test_plans_that_share_a_trace_are_those_of_traces_of_their_own(monkeypatch):
+    loss, params, batch = case("deepspeech2")  # it has equal loops
     shared = recompute(loss, "min").plan(params, batch)
     monkeypatch.setattr(Planner, "_known", lambda planner, key: None)
     alone = recompute(loss, "min").plan(params, batch)
@@ -251,7 +250,7 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)
 
 
-@pytest.mark.parametrize("seed", [0, 4, 7, 74])  # 74: nothing is differentiated in its loop
+@pytest.mark.parametrize("seed", [6, 16, 74])  # 6 has every kind of step; in 74 nothing is differentiated in its loop
 def test_random_functions_with_loops_branches_and_keys(seed):
     random_jax.check(seed)
 

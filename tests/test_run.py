@@ -16,11 +16,9 @@ from tests.truth import assert_close, batch_inputs, call, divided, gradients as 
 # Programs that differ in their forward pass, run without a derivative and without `jax.jit`. The pushes of all cases are
 # compared in `test_gradients_are_those_of_the_loop_over_vertices`.
 FORWARD = [
-    *(("BinaryTreeLSTM", "binary"), ("ChildSumTreeLSTM", "wide"), ("RvNN", "leaf and inner"), ("TDLSTM", "pyramids")),
-    *(("named", "binary"), ("mixed dtypes", "binary"), ("integer reductions", "wide"), ("no inputs", "very wide")),
-    *(("embedding", "chains"), ("control flow", "chains"), ("three kinds", "three kinds"), ("edge messages", "wide")),
-    *(("EncoderDecoder", "sentence pairs"), ("own values without eager", "wide"), ("without fusion", "chains")),
-    *(("ElmanRNN", "one vertex"), ("edge attention without eager", "lattices"), ("without lazy", "chains")),
+    *(("BinaryTreeLSTM", "binary"), ("RvNN", "leaf and inner"), ("TDLSTM", "pyramids"), ("mixed dtypes", "binary")),
+    *(("no inputs", "very wide"), ("embedding", "chains"), ("control flow", "chains"), ("edge messages", "wide")),
+    *(("EncoderDecoder", "sentence pairs"), ("own values without eager", "wide"), ("without lazy", "chains")),
 ]
 
 
@@ -31,18 +29,9 @@ def test_run_is_the_loop_over_vertices(name: str, batch: str) -> None:
     assert_close(got, truth(name, batch)[0], 1e-12 * program.tolerance)
 
 
-@pytest.mark.parametrize(("name", "batch"), READY)
-def test_run_in_float32(name: str, batch: str) -> None:
-    program = PROGRAMS[name]
-    params, inputs = jax.tree.map(lambda x: x.astype(np.float32), (program.params, batch_inputs(name, batch)))
-    got = cavs.run(program.function, params, sched(batch), inputs)
-    assert got.dtype == np.float32
-    assert_close(got.astype(np.float64), truth(name, batch)[0], 1e-5)
-
-
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [(name, "few") for name in ("attention", "named", "mixed dtypes", "integer reductions", "edge messages", "edge attention")]
+    [(name, "few") for name in ("attention", "mixed dtypes", "integer reductions", "edge messages")]
     + [("three kinds", "few of three kinds")],
 )
 def test_interpret_is_the_loop_over_vertices(name: str, batch: str) -> None:
@@ -55,22 +44,6 @@ def test_interpret_is_the_loop_over_vertices(name: str, batch: str) -> None:
     grads, pushes = gradients_of(interpret, params, inputs, graphs.num_vertices)
     assert_close(pushes, truth(name, batch)[0], 1e-12 * program.tolerance)
     assert_close(grads, truth(name, batch)[1], 1e-10 * program.tolerance)
-
-
-@pytest.mark.parametrize("how", [{"policy": "serial"}, {"exact": True}])
-@pytest.mark.parametrize(
-    ("name", "batch"),
-    [
-        ("BinaryTreeLSTM", "binary"),
-        ("no inputs", "very wide"),
-        ("three kinds", "three kinds"),
-        ("edge messages", "three kinds"),
-    ],
-)
-def test_every_way_to_schedule_gives_the_same_values(name: str, batch: str, how: dict[str, Any]) -> None:
-    program = PROGRAMS[name]
-    got = call(cavs.run, program.function, program.params, cavs.schedule(BATCHES[batch], **how), batch_inputs(name, batch))
-    assert_close(got, truth(name, batch)[0], 1e-12)
 
 
 @pytest.mark.parametrize("name", ["BinaryTreeLSTM", "ChildSumTreeLSTM", "named"])
@@ -134,9 +107,11 @@ def test_poisoned_padding_changes_no_bit(name: str, batch: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "batch"), READY)
-def test_gradients_in_float32(name: str, batch: str) -> None:
+def test_values_and_gradients_in_float32(name: str, batch: str) -> None:
     params, inputs = jax.tree.map(lambda x: x.astype(np.float32), (PROGRAMS[name].params, batch_inputs(name, batch)))
-    grads, _ = gradients(name, batch, sched(batch), params, inputs)
+    grads, pushes = gradients(name, batch, sched(batch), params, inputs)
+    assert pushes.dtype == np.float32
+    assert_close(pushes.astype(np.float64), truth(name, batch)[0], 1e-5)
     for got, want in zip(jax.tree.leaves(grads), jax.tree.leaves(truth(name, batch)[1]), strict=True):
         assert got.dtype == np.float32
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * max(1, np.abs(want).max()))
@@ -146,9 +121,10 @@ def test_gradients_in_float32(name: str, batch: str) -> None:
 @pytest.mark.parametrize(
     ("name", "batch"), [("BinaryTreeLSTM", "binary"), ("no inputs", "very wide"), ("edge messages", "three kinds")]
 )
-def test_every_way_to_schedule_gives_the_same_gradients(name: str, batch: str, how: dict[str, Any]) -> None:
+def test_every_way_to_schedule_gives_the_same_values_and_gradients(name: str, batch: str, how: dict[str, Any]) -> None:
     schedule = cavs.schedule(BATCHES[batch], **how)
-    grads, _ = gradients(name, batch, schedule, PROGRAMS[name].params, batch_inputs(name, batch))
+    grads, pushes = gradients(name, batch, schedule, PROGRAMS[name].params, batch_inputs(name, batch))
+    assert_close(pushes, truth(name, batch)[0], 1e-12)
     assert_close(grads, truth(name, batch)[1], 1e-10)
 
 
@@ -174,7 +150,7 @@ def test_gradients_of_chosen_vertices(name: str) -> None:
 def test_gradients_of_an_empty_batch_are_zero() -> None:
     program = PROGRAMS["BinaryTreeLSTM"]
     schedule = cavs.schedule(GRAPHS["trees"][:0])
-    grads = jax.grad(lambda p, x: cavs.run(program.function, p, schedule, x).sum(), argnums=(0, 1))(
+    grads = jax.jit(jax.grad(lambda p, x: cavs.run(program.function, p, schedule, x).sum(), argnums=(0, 1)))(
         program.params, program.inputs(0)
     )
     assert_close(grads, jax.tree.map(np.zeros_like, (program.params, program.inputs(0))), 0)
