@@ -14,82 +14,73 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# model -> system -> the functions that declare it, as file:function, in vertex_programs/ (cavs) or bench/peers/
-DECLARATIONS = {
-    "Tree-LSTM": {
-        "cavs": ("binary_tree_lstm:BinaryTreeLSTM.__call__",),
-        "torch_levelled": tuple(f"torch_levelled:TorchLevelled._tree_lstm{part}" for part in ("", "_leaf", "_inner")),
-        "torch_manual": ("torch_manual:TorchManual._tree_lstm",),
-        "dynet": ("dynet_autobatch:DynetAutobatch._tree_lstm",),
-        "dgl": ("dgl_topo:_TreeLSTM",),
-        "jax_scan": ("jax_scan:_tree_lstm",),
-    },
-    "Tree-FC": {
-        "cavs": ("tree_fc:TreeFC.__call__",),
-        "torch_levelled": tuple(f"torch_levelled:TorchLevelled._tree_fc{part}" for part in ("", "_inner")),
-        "torch_manual": ("torch_manual:TorchManual._tree_fc",),
-        "dynet": ("dynet_autobatch:DynetAutobatch._tree_fc",),
-        "jax_scan": ("jax_scan:_tree_fc",),
-    },
-    "Var-LSTM": {
-        "cavs": ("lstm:LSTM.__call__", "lstm:lstm_state"),
-        "torch_levelled": ("torch_levelled:TorchLevelled._lstm",),
-        "torch_manual": ("torch_manual:TorchManual._lstm",),
-        "dynet": ("dynet_autobatch:DynetAutobatch._lstm", "dynet_autobatch:DynetAutobatch._chain"),
-        "jax_scan": ("jax_scan:_lstm",),
-    },
-    "child-sum Tree-LSTM": {
-        "cavs": ("child_sum_tree_lstm:ChildSumTreeLSTM.__call__",),
-        "torch_edges": ("torch_edges:_states",),
-        "dgl": ("dgl_topo:_TreeLSTM",),
-    },
-    "TD-RNN": {
-        "cavs": ("tree_fc:TreeFC.__call__",),
-        "torch_applications": ("torch_vpps:td_rnn",),
-        "dynet": ("dynet_autobatch:DynetAutobatch._td_rnn",),
-    },
-    "TD-LSTM": {
-        "cavs": ("td_lstm:TDLSTM.__call__",),
-        "torch_applications": ("torch_vpps:td_lstm",),
-        "dynet": ("dynet_autobatch:DynetAutobatch._td_lstm",),
-    },
-    "RvNN": {
-        "cavs": ("rvnn:RvNN.leaf", "rvnn:RvNN.inner"),
-        "torch_applications": ("torch_vpps:rvnn",),
-        "dynet": ("dynet_autobatch:DynetAutobatch._rvnn",),
-    },
-    "BiLSTM tagger": {
-        "cavs": ("bilstm_tagger:BiLSTMTagger.run", "bilstm:BiLSTM.run"),
-        "torch_packed_bilstm": ("torch_bilstm:TorchBiLSTM._states", "torch_bilstm:BiLSTM._packed"),
-        "torch_loop_bilstm": ("torch_bilstm:TorchBiLSTM._states", "torch_bilstm:BiLSTM._loop"),
-        "dynet": ("dynet_autobatch:DynetAutobatch._bilstm", "dynet_autobatch:DynetAutobatch._tag"),
-    },
-    "spelling of its rare words": {
-        "cavs": ("char_bilstm_tagger:CharBiLSTMTagger.vectors", "char_bilstm_tagger:CharBiLSTMTagger.run"),
-        "torch_packed_bilstm": ("torch_bilstm:TorchBiLSTM._spelled",),
-        "torch_loop_bilstm": ("torch_bilstm:TorchBiLSTM._spelled",),
-        "dynet": ("dynet_autobatch:DynetAutobatch._char_bilstm", "dynet_autobatch:DynetAutobatch._spelling"),
-    },
-    "encoder-decoder": {
-        "cavs": tuple(f"encoder_decoder:EncoderDecoder.{f}" for f in ("encoder", "__call__", "run")),
-        "torch_applications": tuple(f"torch_attention:{f}" for f in ("encoder_decoder", "_encode", "_lstm")),
-    },
-    "lattice LSTM": {
-        "cavs": ("lattice_lstm:LatticeLSTM.word", "lattice_lstm:LatticeLSTM.character"),
-        "torch_applications": ("torch_lattice:lattice_lstm",),
-    },
-    "DAGNN": {
-        "cavs": ("dagnn:DAGNN.__call__", "gru:gru_state"),
-        "torch_applications": tuple(f"torch_dagnn:{f}" for f in ("dagnn", "_gru", "_live_rows")),
-    },
-}
+# Each model's functions by system, as file:function, in vertex_programs/ (cavs) or bench/peers/. "Class." stays for later names.
+DECLARATIONS = """
+Tree-LSTM: cavs binary_tree_lstm:BinaryTreeLSTM.__call__
+  torch_levelled torch_levelled:TorchLevelled._tree_lstm ._tree_lstm_leaf ._tree_lstm_inner
+  torch_manual torch_manual:TorchManual._tree_lstm
+  dynet dynet_autobatch:DynetAutobatch._tree_lstm
+  dgl dgl_topo:_TreeLSTM
+  jax_scan jax_scan:_tree_lstm
+Tree-FC: cavs tree_fc:TreeFC.__call__
+  torch_levelled torch_levelled:TorchLevelled._tree_fc ._tree_fc_inner
+  torch_manual torch_manual:TorchManual._tree_fc
+  dynet dynet_autobatch:DynetAutobatch._tree_fc
+  jax_scan jax_scan:_tree_fc
+Var-LSTM: cavs lstm:LSTM.__call__ :lstm_state
+  torch_levelled torch_levelled:TorchLevelled._lstm
+  torch_manual torch_manual:TorchManual._lstm
+  dynet dynet_autobatch:DynetAutobatch._lstm ._chain
+  jax_scan jax_scan:_lstm
+child-sum Tree-LSTM: cavs child_sum_tree_lstm:ChildSumTreeLSTM.__call__
+  torch_edges torch_edges:_states
+  dgl dgl_topo:_TreeLSTM
+TD-RNN: cavs tree_fc:TreeFC.__call__
+  torch_applications torch_vpps:td_rnn
+  dynet dynet_autobatch:DynetAutobatch._td_rnn
+TD-LSTM: cavs td_lstm:TDLSTM.__call__
+  torch_applications torch_vpps:td_lstm
+  dynet dynet_autobatch:DynetAutobatch._td_lstm
+RvNN: cavs rvnn:RvNN.leaf .inner
+  torch_applications torch_vpps:rvnn
+  dynet dynet_autobatch:DynetAutobatch._rvnn
+BiLSTM tagger: cavs bilstm_tagger:BiLSTMTagger.run bilstm:BiLSTM.run
+  torch_packed_bilstm torch_bilstm:TorchBiLSTM._states torch_bilstm:BiLSTM._packed
+  torch_loop_bilstm torch_bilstm:TorchBiLSTM._states torch_bilstm:BiLSTM._loop
+  dynet dynet_autobatch:DynetAutobatch._bilstm ._tag
+spelling of its rare words: cavs char_bilstm_tagger:CharBiLSTMTagger.vectors .run
+  torch_packed_bilstm torch_bilstm:TorchBiLSTM._spelled
+  torch_loop_bilstm torch_bilstm:TorchBiLSTM._spelled
+  dynet dynet_autobatch:DynetAutobatch._char_bilstm ._spelling
+encoder-decoder: cavs encoder_decoder:EncoderDecoder.encoder .__call__ .run
+  torch_applications torch_attention:encoder_decoder :_encode :_lstm
+lattice LSTM: cavs lattice_lstm:LatticeLSTM.word .character
+  torch_applications torch_lattice:lattice_lstm
+DAGNN: cavs dagnn:DAGNN.__call__ gru:gru_state
+  torch_applications torch_dagnn:dagnn :_gru :_live_rows
+"""
+
+
+def declarations() -> dict[str, dict[str, list[str]]]:
+    """Returns model -> system -> its functions."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for line in DECLARATIONS.strip().splitlines():
+        model, _, rest = line.rpartition(": ")
+        system, *names = rest.split()
+        of = found.setdefault(model, {}) if model else next(reversed(found.values()))
+        full: list[str] = []
+        for name in names:  # ".f" is a method of the class before, ":f" a function of the file before
+            before = full[-1].rpartition(name[0])[0] if name[0] in ".:" else ""
+            full.append(before + name)
+        of[system] = full
+    return found
 
 
 def count() -> dict[str, dict[str, int]]:
     """Returns the number of lines of each model in each system."""
     return {
         model: {name: sum(_lines(name, f) for f in functions) for name, functions in systems.items()}
-        for model, systems in DECLARATIONS.items()
+        for model, systems in declarations().items()
     }
 
 

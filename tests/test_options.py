@@ -2,14 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import cavs
 from cavs import vertex_programs as vp
 from cavs.kernels import native_unavailable
-from tests.odd_graphs import chain, joined, random_binary_tree
-from tests.truth import assert_close, loss
+from tests.odd_graphs import joined, random_binary_tree
 
 TREES = joined([random_binary_tree(leaves, seed) for seed, leaves in enumerate([25] * 24)])
 

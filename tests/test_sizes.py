@@ -53,7 +53,7 @@ BATCHES: dict[str, cavs.Graphs] = {
     "leaves alone": cavs.from_edges([1, 1], [[], []]),
 }
 WIDTHS = [(0, 3), (3, 0), (1, 1)]  # of what vertices pull, and of their state
-# Engine scan in float64; in float32 the engine that `cavs` chooses. Any two of function, batch, widths and engine occur together.
+# Engine scan in float64; in float32 the engine that `cavs` chooses. Any two of function, batch, widths and engine meet.
 CASES = [
     (name, batch, n, h, ("scan", None)[(i + j + k) % 2])
     for i, name in enumerate(FUNCTIONS)
