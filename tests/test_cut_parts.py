@@ -103,9 +103,8 @@ def plain(params: Any, v: cavs.Vertex) -> None:
 
 
 GRAPHS = {
-    "trees": cavs.from_parents([[2, 2, 4, 4, -1], [-1], [2, 2, -1], [4, 2, 3, 4, -1]] * 3),
-    "dags": joined([from_children([[], [], [0, 1], [0, 1], [2, 3], [4, 0]])] * 5),
-    "chain": cavs.from_lengths([9, 1, 4, 4]),
+    "trees": cavs.from_parents([[2, 2, 4, 4, -1], [-1], [2, 2, -1], [4, 2, 3, 4, -1], [1, 2, 3, 4, 5, 6, 7, 8, -1], [1, -1]]),
+    "dags": joined([from_children([[], [], [0, 1], [0, 1], [2, 3], [4, 0]])] * 3),
 }
 FUNCTIONS: dict[str, tuple[Callable[..., None], int]] = {
     "vertices": (of_vertices, 2),
@@ -117,7 +116,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., None], int]] = {
 }
 
 
-@pytest.mark.parametrize("batch", ["trees", "dags", "chain"])
+@pytest.mark.parametrize("batch", GRAPHS)
 @pytest.mark.parametrize("engine", ["scan", "native"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients(name: str, engine: str, batch: str) -> None:
