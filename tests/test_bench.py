@@ -26,20 +26,33 @@ from bench.runner import Bench
 from bench.systems import SYSTEMS
 from bench.worker import Worker
 
-TINY = cases.Case("tree_fc", "complete-4", 8, 3, 8)
+TINY, OTHER = (cases.Case(cell, "complete-4", 8, 3, 8) for cell in ("tree_fc", "tree_lstm"))
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Results of a tiny run of two systems in workers of their own, and one absent system."""
-    folder = tmp_path_factory.mktemp("results")
-    bench = Bench(("cavs", "jax_scan"), 2, "cpu", {}, folder / "log")
+def ran(tmp_path_factory):
+    """The records of a tiny run of two systems in workers of their own, and one absent system: two cases, prepared together.
+
+    And the answer of a worker that fails, and the versions.
+    """
+    log = tmp_path_factory.mktemp("log") / "log"
+    bench = Bench(("cavs", "jax_scan"), 2, "cpu", {}, log)
     try:
         names, settings = ("cavs", "jax_scan", "torch_packed_lstm"), {"quick": True, "rounds": 2, "seconds": 0.01}
-        (record,) = bench.run_together([TINY], names, **settings)
+        skip = lambda case, name: "not here" if (case, name) == (OTHER, "cavs") else None  # noqa: E731
+        records = list(bench.run_together([TINY, OTHER], names, left_out=skip, **settings))
+        failed = bench.ask("jax_scan", "open", case="nonsense", steps=1)
     finally:
         bench.close()
-    environment = store.environment("cpu", 2, bench.versions)
+    return records, failed, bench.versions
+
+
+@pytest.fixture(scope="module")
+def results(ran, tmp_path_factory):
+    """The results of the first case, as those of two suites."""
+    folder = tmp_path_factory.mktemp("results")
+    (record, _), _, versions = ran
+    environment = store.environment("cpu", 2, versions)
     kept = store.Store(folder / "cpu-tiny" / "2020-01-01.json")
     for suite in ("cavs", "ablation"):
         kept.add({"suite": suite, "quick": True} | record, environment)
@@ -56,19 +69,12 @@ def test_workers_time_and_check_every_system(results):
     assert record["gemm"] > 0
 
 
-def test_cases_prepared_together_are_timed_in_workers_of_their_own(tmp_path):
-    wanted = [TINY, cases.Case("tree_lstm", "complete-4", 8, 3, 8)]
-    bench = Bench(("jax_scan",), 2, "cpu", {}, tmp_path / "log")
-    try:
-        skip = lambda case, name: "not here" if name == "cavs" else None  # noqa: E731
-        names, settings = ("jax_scan", "cavs"), {"quick": True, "rounds": 1, "seconds": 0.01}
-        records = list(bench.run_together(wanted, names, left_out=skip, **settings))
-    finally:
-        bench.close()
-    assert [r["case"] for r in records] == [c.name for c in wanted]
-    for record in records:
-        assert record["systems"]["cavs"] == {"absent": "not here"} and record["systems"]["jax_scan"]["agrees"]
+def test_cases_prepared_together_are_timed_in_workers_of_their_own(ran):
+    records, failed, _ = ran
+    assert [r["case"] for r in records] == [TINY.name, OTHER.name]
+    assert records[1]["systems"]["cavs"] == {"absent": "not here"} and records[1]["systems"]["jax_scan"]["agrees"]
     assert records[0]["systems"]["jax_scan"]["losses"] != records[1]["systems"]["jax_scan"]["losses"]
+    assert "expected cell/shape" in failed["error"]
 
 
 def test_a_sample_on_a_gpu_is_a_stream(monkeypatch):
@@ -217,23 +223,12 @@ def test_an_absent_interpreter_is_reported():
     assert "dynet" in bench.missing and not bench.remotes
 
 
-def test_a_failing_worker_answers_with_its_error():
-    remote = Remote("cavs", 2, "cpu")
-    try:
-        assert "expected cell/shape" in remote("open", case="nonsense", steps=1)["error"]
-    finally:
-        remote.close()
-
-
 def test_another_loss_is_marked(results):
     found = store.latest(results)
+    text = report.tables(found)
+    assert TINY.name in text and "(!)" not in text and text == report.tables(json.loads(json.dumps(found)))
     found["cpu-tiny"][0]["systems"]["jax_scan"] |= {"agrees": False, "deviation": 0.5}
     assert "(!)" in report.tables(found)
-
-
-def test_tables_follow_from_results_alone(results):
-    text = report.tables(store.latest(results))
-    assert TINY.name in text and text == report.tables(json.loads(json.dumps(store.latest(results))))
 
 
 def test_committed_tables_are_those_of_the_committed_results():

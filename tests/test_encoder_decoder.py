@@ -1,4 +1,4 @@
-"""The encoder-decoder equals two interpreted nets and PyTorch's modules; a translator is trained and translates."""
+"""The encoder-decoder equals two interpreted nets (PyTorch's: `test_bench_peers`); a translator is trained and translates."""
 
 import functools
 import json
@@ -53,65 +53,6 @@ def test_encoder_decoder_runs_as_two_interpreted_nets() -> None:
     got, got_gradients = pair_outputs()
     assert_close(got, want, 1e-12)
     assert_close(got_gradients, want_gradients, 1e-10)
-
-
-def test_encoder_decoder_is_that_of_torch() -> None:
-    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
-    _, params, _, _, x, y = pair_inputs()
-
-    def weight(w: Any, gates: bool = False) -> Any:  # from (in, out) and gates i, f, o, g to torch's (out, in) and i, f, g, o
-        w = np.asarray(w)
-        i, f, o, g = np.split(w, 4, -1) if gates else (w, *[w[..., :0]] * 3)
-        return torch.nn.Parameter(torch.tensor(np.concatenate([i, f, g, o], -1).T.copy()))
-
-    def fill(module: Any, p: Any, names: tuple[str, ...]) -> Any:
-        for name, w in zip(names, (p["w"], p["u"], p["b"], np.zeros(4 * H)), strict=True):
-            setattr(module, name, weight(w, gates=True))
-        return module
-
-    kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    encoder = fill(torch.nn.LSTM(E, H).double(), params["encoder"], tuple(k + "_l0" for k in kinds))
-    # The input of torch's cell is [x, a]: the lower half of `u` belongs there.
-    u = params["u"]
-    cell = {"w": jnp.concatenate([params["w"], u[H:]]), "u": u[:H], "b": params["b"]}
-    decoder = fill(torch.nn.LSTMCell(E + H, H).double(), cell, kinds)
-    key, query, out, score = (torch.nn.Linear(1, 1, bias=False) for _ in range(4))
-    for layer, name in ((key, "key"), (query, "query"), (out, "out")):
-        layer.weight = weight(params[name])
-    score.weight = weight(params["score"][:, None])
-
-    xs, ys = (torch.tensor(rows, requires_grad=True) for rows in (x, y))
-    outs, s_at, y_at = [], 0, 0
-    for n, m in zip(*PAIRS, strict=True):
-        states, (h, c) = encoder(xs[s_at : s_at + n, None])
-        states, h, c, a = states[:, 0], h[0], c[0], torch.zeros(1, H, dtype=torch.float64)
-        outs.append(torch.zeros(n, H, dtype=torch.float64))
-        for t in range(m):
-            h, c = decoder(torch.cat([ys[None, y_at + n + t], a], 1), (h, c))
-            p = score(torch.tanh(query(h) + key(states))).softmax(0)
-            a = torch.tanh(out(torch.cat([h, (p * states).sum(0, keepdim=True)], 1)))
-            outs.append(a)
-        s_at, y_at = s_at + n, y_at + n + m
-    want = torch.cat(outs)
-    ct = np.random.default_rng(0).standard_normal(want.shape)
-    want.backward(torch.tensor(ct))
-
-    got, (d, d_x, d_y) = pair_outputs()
-    np.testing.assert_allclose(got, want.detach().numpy(), rtol=1e-12, atol=1e-12)
-    pairs_of_gradients = [
-        (d_x, xs.grad),
-        (d_y, ys.grad),
-        *((weight(d[name]).detach(), layer.weight.grad) for layer, name in ((key, "key"), (query, "query"), (out, "out"))),
-        (d["score"][None], score.weight.grad),
-        (weight(d["encoder"]["w"], gates=True).detach(), encoder.weight_ih_l0.grad),
-        (weight(d["encoder"]["u"], gates=True).detach(), encoder.weight_hh_l0.grad),
-        (weight(d["encoder"]["b"], gates=True).detach(), encoder.bias_ih_l0.grad),
-        (weight(jnp.concatenate([d["w"], d["u"][H:]]), gates=True).detach(), decoder.weight_ih.grad),
-        (weight(d["u"][:H], gates=True).detach(), decoder.weight_hh.grad),
-        (weight(d["b"], gates=True).detach(), decoder.bias_ih.grad),
-    ]
-    for got_gradient, want_gradient in pairs_of_gradients:
-        np.testing.assert_allclose(got_gradient, want_gradient, rtol=1e-10, atol=1e-10)
 
 
 def test_a_translator_is_trained_and_translates(tmp_path: Any, capsys: Any, monkeypatch: Any) -> None:

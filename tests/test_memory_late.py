@@ -45,9 +45,8 @@ def test_gradients_of_loops_with_results_of_several_types(budget, reverse):
     assert_close(jax.jit(jax.value_and_grad(ours))(w, xs), want, 1e-13)
 
 
-@pytest.mark.parametrize("name", ["nmt", "deepspeech2"])
-def test_gradients_of_models(name):
-    fn, params, batch = case(name)
+def test_gradients_of_a_model():
+    fn, params, batch = case("deepspeech2")
     want = jax.jit(jax.value_and_grad(fn))(params, batch)
     assert_close(jax.jit(jax.value_and_grad(recompute(fn)))(params, batch), want, 1e-12)
 

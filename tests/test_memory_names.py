@@ -82,8 +82,7 @@ def test_names_in_f():
     assert gate <= set(kept["keep"]) and gate.isdisjoint(kept["recompute"])
 
 
-@pytest.mark.parametrize("budget", [None, "min"])
-@pytest.mark.parametrize("fn", [layers, loop])
+@pytest.mark.parametrize(("fn", "budget"), [(layers, None), (loop, "min")])
 def test_a_saved_plan_is_replayed(fn, budget, tmp_path):
     first = cavs.memory.recompute(fn, budget)
     plan = first.plan(W, X)
@@ -151,8 +150,10 @@ def named_everywhere(params, x):
 NAMES = ("plain", "call", "scan", "nested", "cond", "while")
 
 
-@pytest.mark.parametrize("which", [("plain",), ("scan",), ("cond",), ("plain", "nested", "call")])
-@pytest.mark.parametrize("way", ["keep", "recompute"])
+@pytest.mark.parametrize(
+    ("which", "way"),
+    [(("plain",), "keep"), (("scan",), "recompute"), (("cond",), "keep"), (("plain", "nested", "call"), "recompute")],
+)
 def test_names_of_what_is_not_differentiated(which, way):
     """They exist, wherever they are, so they are no errors; the backward reads none of their values."""
     params = {name: W * (1 + i) for i, name in enumerate(NAMES)}

@@ -70,7 +70,7 @@ def test_the_fastest_plan_is_the_batch_as_it_is(whole, compiled):
     assert whole.peak == needed(whole)
 
 
-@pytest.mark.parametrize("share", [1, 0.9, 0.3, 0.1, "min"])
+@pytest.mark.parametrize("share", [1, 0.3, "min"])
 def test_every_budget_is_kept_in_at_most_five_compilations(whole, compiled, share):
     budget = "min" if share == "min" else int(share * whole.peak)
     plan = planned(budget)

@@ -60,9 +60,26 @@ def test_every_task_has_a_file():
     assert all(find_recipe(name).name == name for name in TASKS)
 
 
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess:
+# Runs command lines of a file as a user would, one after another in one process, which prints their exit codes.
+RUN = """
+import runpy, sys
+for line in sys.argv[1:]:
+    sys.argv = ["mine.py", *line.split()]
+    try:
+        runpy.run_path("mine.py", run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code or 0
+    print(f"[exit {code}]", flush=True)
+"""
+
+
+def ran(folder: Path, *lines: str) -> tuple[list[str], str]:
+    """What each command line of `mine.py` prints, up to its exit code, and what all write to stderr."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", RUN, *lines]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    return done.stdout.split("[exit "), done.stderr
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -72,12 +89,15 @@ def test_a_copy_in_an_empty_folder_trains_evaluates_and_predicts(name, tmp_path)
     (tmp_path / "copy").mkdir()
     shutil.copy(FOLDER / f"{name}.py", tmp_path / "copy" / "mine.py")
     options = ["--hidden", "4", "--batch", "4", "--epochs", "1", "--min-count", "1", *more]
-    done = python(tmp_path / "copy", "mine.py", "--data", f"../{file}", *options, "--out", "run")
-    assert done.returncode == 0 and "python mine.py train --resume run" in done.stdout, done.stderr
-    done = python(tmp_path / "copy", "mine.py", "predict", "run", f"../{file}")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) > 14, done.stderr
-    done = python(tmp_path / "copy", "mine.py", "--resume", "run", "--hidden", "5")
-    assert done.returncode == 2 and "--resume: got --hidden, which cannot change" in done.stderr
+    out, error = ran(
+        tmp_path / "copy",
+        " ".join(["--data", f"../{file}", *options, "--out", "run"]),
+        f"predict run ../{file}",
+        "--resume run --hidden 5",
+    )
+    assert "python mine.py train --resume run" in out[0], error
+    assert out[1].startswith("0]") and len(out[1].splitlines()) > 14, error
+    assert out[2].startswith("0]") and out[3].startswith("2]") and "--resume: got --hidden, which cannot change" in error
 
 
 def test_a_model_is_changed_in_one_place(tmp_path):
@@ -88,9 +108,7 @@ def test_a_model_is_changed_in_one_place(tmp_path):
     old = 'return drop(vp.run_program(self.program, params["program"], sched, x), key=keys[1])'
     assert old in text
     (tmp_path / "mine.py").write_text(text.replace(old, old.replace("sched, x)", 'sched, x) @ params["more"]')))
-    done = python(tmp_path, "mine.py", "--data", "t.txt", "--dev", "t.txt", "--hidden", "4", "--epochs", "2", "--out", "run")
-    assert done.returncode == 0, done.stderr
+    out, error = ran(tmp_path, "--data t.txt --dev t.txt --hidden 4 --epochs 2 --out run", "evaluate run t.txt --json")
     with np.load(tmp_path / "run" / "best.npz") as arrays:
         assert arrays["[0]['more']"].shape == (4, 4) and abs(arrays["[0]['more']"][0, 1]) > 0
-    done = python(tmp_path, "mine.py", "evaluate", "run", "t.txt", "--json")
-    assert done.returncode == 0 and '"accuracy"' in done.stdout
+    assert out[1].startswith("0]") and out[2].startswith("0]") and '"accuracy"' in out[1], error

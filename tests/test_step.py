@@ -92,8 +92,7 @@ def test_the_state_is_updated_in_place_but_not_the_callers() -> None:
     assert not any(x.is_deleted() for x in jax.tree.leaves((kept, given)))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])
-@pytest.mark.parametrize("meshed", [False, True])
+@pytest.mark.parametrize(("steps", "meshed"), [(1, False), (1, True), (2, False), (4, True)])
 def test_keys_are_a_state_and_metrics(steps: int, meshed: bool) -> None:
     """Keys of `jax.random`: an epoch gives those of a loop over `jax.random.split`, and the caller's key stays valid."""
 

@@ -1,4 +1,4 @@
-"""The taggers equal the per-vertex interpreter and PyTorch's modules in value and in every gradient."""
+"""The taggers equal the per-vertex interpreter in value and every gradient; `test_bench_peers` compares them with PyTorch."""
 
 import functools
 
@@ -117,91 +117,6 @@ def test_the_tagger_that_spells_equals_the_interpreter():
     want = gradients(naive, params, x)
     assert_close(got[1], want[1], 1e-12)
     assert_close(got[0], want[0], 1e-10)
-
-
-# ---- PyTorch ----
-
-
-def torch_lstm(torch, program: vp.BiLSTM, params: list):
-    """`nn.LSTM` with the same weights. Its gates are i, f, g, o, in rows, and it has two biases."""
-    lstm = torch.nn.LSTM(program.inputs, program.hidden, program.layers, bidirectional=True, dtype=torch.float64)
-    with torch.no_grad():
-        for i, layer in enumerate(params):
-            for direction, suffix in (("forward", ""), ("backward", "_reverse")):
-                for own, name in (("w", "weight_ih"), ("u", "weight_hh"), ("b", "bias_ih")):
-                    w = torch.from_numpy(np.array(swap_og(layer[direction][own])))
-                    getattr(lstm, f"{name}_l{i}{suffix}").copy_(w.permute(*range(w.ndim)[::-1]))
-                getattr(lstm, f"bias_hh_l{i}{suffix}").zero_()
-    return lstm
-
-
-def swap_og(w):
-    """Gates i, f, o, g along the last axis to i, f, g, o, and back."""
-    i, f, o, g = np.split(np.asarray(w), 4, -1)
-    return np.concatenate([i, f, g, o], -1)
-
-
-def torch_gradients(lstm, program: vp.BiLSTM) -> list:
-    """The gradients of `nn.LSTM`'s weights, in the format of `BiLSTM`."""
-    return [
-        {
-            direction: {
-                own: swap_og(getattr(lstm, f"{name}_l{i}{suffix}").grad.numpy().T)
-                for own, name in (("w", "weight_ih"), ("u", "weight_hh"), ("b", "bias_ih"))
-            }
-            for direction, suffix in (("forward", ""), ("backward", "_reverse"))
-        }
-        for i in range(program.layers)
-    ]
-
-
-def packed(torch, rows, lengths: list[int]):
-    """Packs concatenated sequences."""
-    return torch.nn.utils.rnn.pack_sequence(torch.split(rows, lengths), enforce_sorted=False)
-
-
-def test_the_tagger_equals_torch():
-    torch = pytest.importorskip("torch", reason="the modules to compare with are PyTorch's; pip install torch")
-    lengths = LENGTHS["odd"]
-    params, x, ((by_params, by_x), y) = tagger("odd")
-
-    lstm = torch_lstm(torch, TAGGER.bilstm, params["bilstm"])
-    head = {k: torch.tensor(np.array(params[k]), requires_grad=True) for k in "wbvc"}
-    rows = torch.tensor(x, requires_grad=True)
-    h = torch.cat(torch.nn.utils.rnn.unpack_sequence(lstm(packed(torch, rows, lengths))[0]))
-    want = (h @ head["w"] + head["b"]).tanh() @ head["v"] + head["c"]
-    (want * torch.sin(1.0 + torch.arange(want.numel(), dtype=torch.float64)).view(want.shape)).sum().backward()
-    np.testing.assert_allclose(y, want.detach().numpy(), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(by_x, rows.grad.numpy(), rtol=1e-10, atol=1e-10)
-    expected = {"bilstm": torch_gradients(lstm, TAGGER.bilstm)} | {k: w.grad.numpy() for k, w in head.items()}
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), by_params, expected)
-
-
-def test_the_tagger_that_spells_equals_torch():
-    torch = pytest.importorskip("torch", reason="the modules to compare with are PyTorch's; pip install torch")
-    lengths = LENGTHS["odd"]
-    params, x, spelled, characters, ((by_params, by_x), y) = speller()
-
-    p = params["tagger"]
-    spell, lstm = (torch_lstm(torch, b, q) for b, q in ((SPELLER.spell, params["spell"]), (SPELLER.tagger.bilstm, p["bilstm"])))
-    table = torch.nn.Embedding.from_pretrained(torch.tensor(np.array(params["characters"])), freeze=False)
-    head = {k: torch.tensor(np.array(p[k]), requires_grad=True) for k in "wbvc"}
-    rows = torch.tensor(x, requires_grad=True)
-    _, (last, _) = spell(packed(torch, table(torch.from_numpy(characters)), SPELLINGS))
-    inputs = torch.cat([rows, torch.cat([last[0], last[1]], 1)])
-    which = np.where(spelled >= 0, len(x) + spelled, np.arange(len(x)))
-    h = lstm(packed(torch, inputs[torch.from_numpy(which)], lengths))[0]
-    h = torch.cat(torch.nn.utils.rnn.unpack_sequence(h))
-    want = (h @ head["w"] + head["b"]).tanh() @ head["v"] + head["c"]
-    (want * torch.sin(1.0 + torch.arange(want.numel(), dtype=torch.float64)).view(want.shape)).sum().backward()
-    np.testing.assert_allclose(y, want.detach().numpy(), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(by_x, rows.grad.numpy(), rtol=1e-10, atol=1e-10)
-    expected = {
-        "tagger": {"bilstm": torch_gradients(lstm, SPELLER.tagger.bilstm)} | {k: w.grad.numpy() for k, w in head.items()},
-        "spell": torch_gradients(spell, SPELLER.spell),
-        "characters": table.weight.grad.numpy(),
-    }
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10), by_params, expected)
 
 
 # ---- dropout ----

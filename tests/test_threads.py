@@ -214,8 +214,7 @@ if sys.argv[1] == "waits":
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
-@pytest.mark.parametrize("batches", ["iterator", "size"])
-@pytest.mark.parametrize("how", ["leaves", "endless"])
+@pytest.mark.parametrize(("how", "batches"), [("leaves", "iterator"), ("endless", "size")])
 def test_a_script_ends_at_once(how: str, batches: str, tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

@@ -1,4 +1,4 @@
-"""`run` is a pure function: it composes with JAX's transformations, or they refuse it."""
+"""`run` is a pure function that composes with transformations (see `tests/test_compositions.py`), or they refuse it."""
 
 from typing import Any
 
@@ -27,16 +27,6 @@ def loss(params: Any, inputs: Any = INPUTS) -> Any:
     return (run(params, inputs) ** 2).sum()
 
 
-def reference(params: Any) -> Any:
-    """`loss` by the per-vertex loop."""
-    return (cavs.interpret(PROGRAM.function, params, BATCHES["binary"], INPUTS) ** 2).sum()
-
-
-def test_jit() -> None:
-    assert_close(jax.jit(run)(PARAMS), run(PARAMS), 1e-13)
-    assert_close(jax.jit(jax.value_and_grad(loss))(PARAMS), jax.value_and_grad(loss)(PARAMS), 1e-13)
-
-
 def test_at_is_indexing() -> None:
     roots = cavs.schedule(GRAPHS["trees"]).roots
     rows, h = np.array([4, 4, ROWS - 1, 0]), run(PARAMS)
@@ -44,23 +34,6 @@ def test_at_is_indexing() -> None:
     assert_close(jax.jit(lambda p, at: run(p, select=at))(PARAMS, rows), h[rows], 1e-13)
     assert roots.shape == (len(GRAPHS["trees"]),)
     assert run(PARAMS, select=rows[:0]).shape == (0, h.shape[1])
-
-
-def test_vmap_over_params() -> None:
-    stacked = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x, -x]), PARAMS)
-    got = jax.vmap(jax.value_and_grad(loss))(stacked)
-    want = [jax.value_and_grad(loss)(jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(3)]
-    assert_close(got, jax.tree.map(lambda *xs: jnp.stack(xs), *want), 1e-12)
-
-
-def test_vmap_over_inputs() -> None:
-    stacked = jnp.stack([INPUTS, 2 * INPUTS])
-    assert_close(jax.vmap(lambda x: run(PARAMS, x))(stacked), jnp.stack([run(PARAMS, x) for x in stacked]), 1e-12)
-
-
-def test_checkpoint() -> None:
-    got = jax.grad(lambda p, x: jax.checkpoint(loss)(p, x), argnums=(0, 1))(PARAMS, INPUTS)
-    assert_close(got, jax.grad(loss, argnums=(0, 1))(PARAMS, INPUTS), 1e-13)
 
 
 def test_nets_of_nets_under_grad() -> None:
@@ -80,23 +53,6 @@ def test_nets_of_nets_under_grad() -> None:
 
     got, want = (jax.grad(nested)(params, f, f) for f in (batched, plain))
     assert_close(got, want, 1e-10)
-
-
-def test_hessian_vector_product() -> None:
-    direction = jax.tree.map(jnp.cos, PARAMS)
-    got = jax.jvp(jax.grad(loss), (PARAMS,), (direction,))[1]
-    step = 1e-5
-    ahead, behind = (jax.grad(loss)(jax.tree.map(lambda p, d, s=s: p + s * step * d, PARAMS, direction)) for s in (1, -1))
-    assert_close(got, jax.tree.map(lambda a, b: (a - b) / (2 * step), ahead, behind), 1e-7)
-    assert_close(jax.grad(loss)(PARAMS), jax.grad(reference)(PARAMS), 1e-10)
-
-
-def test_forward_mode() -> None:
-    direction = jax.tree.map(jnp.cos, PARAMS)
-    by_reverse = sum(jnp.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (jax.grad(loss)(PARAMS), direction)), strict=True))
-    assert_close(jax.jvp(loss, (PARAMS,), (direction,)), (loss(PARAMS), by_reverse), 1e-12)
-    columns = jax.jacfwd(lambda x: run(PARAMS, x)[0, 0])(INPUTS)
-    assert_close(columns, jax.grad(lambda x: run(PARAMS, x)[0, 0])(INPUTS), 1e-12)
 
 
 def test_mixed_second_derivatives() -> None:
@@ -119,10 +75,9 @@ def test_what_linearize_returns_is_only_transposed() -> None:
         push(PARAMS)
 
 
-@pytest.mark.parametrize("first", [jax.grad, lambda f: lambda p: jax.jvp(f, (p,), (p,)), jax.value_and_grad])
-def test_reverse_over_what_is_differentiated_is_refused(first: Any) -> None:
+def test_reverse_over_what_is_differentiated_is_refused() -> None:
     def total(params: Any) -> Any:
-        return sum(x.sum() for x in jax.tree.leaves(first(loss)(params)))
+        return sum(x.sum() for x in jax.tree.leaves(jax.grad(loss)(params)))
 
     with pytest.raises(TypeError, match=r"^run: got a second derivative in reverse mode.*Write jax.jvp\(jax.grad\(loss\)"):
         jax.grad(total)(PARAMS)
