@@ -88,7 +88,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 
 def _profile(args: argparse.Namespace) -> None:
-    from bench.timeline import profile
+    from bench.device_time import profile
 
     for text in profile(args.cases, args.precision):
         print(text, flush=True)

@@ -14,7 +14,8 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Each model's functions by system, as file:function, in vertex_programs/ (cavs) or bench/peers/. "Class." stays for later names.
+# Each model's functions by system, as file:function, in vertex_programs/ (cavs) or bench/peers/. `declarations` says what a
+# name that begins with "." or ":" means.
 DECLARATIONS = """
 Tree-LSTM: cavs binary_tree_lstm:BinaryTreeLSTM.__call__
   torch_levelled torch_levelled:TorchLevelled._tree_lstm ._tree_lstm_leaf ._tree_lstm_inner

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from bench import cases, device_time, ours, timeline
+from bench import cases, device_time, ours
 
 
 def test_time_on_a_device_counts_overlaps_once():
@@ -19,8 +19,8 @@ def test_time_on_a_device_counts_overlaps_once():
 def test_a_step_is_shown_kernel_after_kernel():
     step = [("cavs_forward_mosaic", 0, 2000), ("gates", 1000, 4000), ("gemm", 5000, 6000)]
     events = [(name, start + 10_000 * n, end + 10_000 * n) for n in (2, 0, 1) for name, start, end in step]
-    assert timeline.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in step]
-    lines = timeline.text(events, 3).splitlines()
+    assert device_time.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in step]
+    lines = device_time.text(events, 3).splitlines()
     assert lines[0].split() == "busy 5.0 us, kernels 6.0 us in total".split()
     assert [line.split() for line in lines[2:5]] == [
         ["3.00", "x", "1.00", "gates"],
@@ -30,17 +30,17 @@ def test_a_step_is_shown_kernel_after_kernel():
     assert lines[-1].split() == ["5.0", "6.0", "1.0", "gemm"]
     wide = [("cavs_forward_wide_mosaic", -500, -100), *step]
     events = [(name, start + 10_000 * n, end + 10_000 * n) for n in (2, 0, 1) for name, start, end in wide]
-    assert timeline.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in wide]
-    assert timeline.a_step(step[1:]) == step[1:] and "no kernels" in timeline.text([], 3)
+    assert device_time.a_step(events) == [(name, start + 10_000, end + 10_000) for name, start, end in wide]
+    assert device_time.a_step(step[1:]) == step[1:] and "no kernels" in device_time.text([], 3)
 
 
 def test_profiles_are_of_whole_stacks():
     case = cases.parse("tree_lstm/sst/h8/b2")
     model = ours.Cavs(case.cell, cases.parameters(case), device="gpu", engine="scan")
-    (stack, *_) = timeline._stacks(model, model.load(cases.dataset(case, 1)))
+    (stack, *_) = device_time._stacks(model, model.load(cases.dataset(case, 1)))
     assert len(stack) == model.steps > 1 and len(model.train([stack])) == model.steps
     with pytest.raises(SystemExit, match="JAX runs on 'cpu'; expected a GPU"):
-        next(timeline.profile([case.name], "tf32"))
+        next(device_time.profile([case.name], "tf32"))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_profiles_are_of_whole_stacks():
 )
 def test_profiles_of_what_there_is_not_are_refused(name: str, why: str):
     with pytest.raises(SystemExit, match=why):
-        next(timeline.profile([name], "tf32"))
+        next(device_time.profile([name], "tf32"))
 
 
 def test_time_on_a_device_is_read_from_the_streams_of_gpus():

@@ -11,26 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.rnn import lstm
 
-from bench.peers.jax_scan import rounded
+from bench.peers.jax_scan import JaxPeer, rounded
 
 _NO_WORD = 1 << 30
 
 
-class JaxCudnnRNN:
+class JaxCudnnRNN(JaxPeer):
     """An LSTM language model's body on cuDNN."""
 
     def __init__(self, cell, params, threads=2, device="gpu"):
         if cell != "lstm":
             raise ValueError(f"jax_cudnn_rnn runs the cell 'lstm', not {cell!r}")
         # cuDNN's layout: a row for each gate's unit.
-        self._p = {k: jnp.array(_swap_og(params[k]).T) for k in ("w", "u", "b")}
-        self._p |= {k: jnp.array(params[k]) for k in ("out_w", "out_b")}
-        self._embed = jnp.array(params["embed"])
-        self._step = jax.jit(_step, donate_argnums=(0, 1))
+        self._p = {k: jnp.array(_swap_og(v).T if k in ("w", "u", "b") else v) for k, v in params.items()}
+        self._step = jax.jit(_step, donate_argnums=0)
 
     def params(self):
-        p = {k: np.asarray(v) for k, v in (self._p | {"embed": self._embed}).items()}
-        return p | {k: _swap_og(p[k].T) for k in ("w", "u", "b")}
+        return {k: _swap_og(v.T) if k in ("w", "u", "b") else np.asarray(v) for k, v in self._p.items()}
 
     def schedule(self, batch):
         """(chains, longest) words and labels, padded; (chains,) lengths."""
@@ -41,22 +38,10 @@ class JaxCudnnRNN:
         words[real], labels[real] = (np.concatenate([g[k] for g in batch]) for k in ("words", "labels"))
         return words, labels, lengths
 
-    def run(self, batches, lr=0.05):
-        losses = []
-        for batch in batches:
-            self._p, self._embed, loss = self._step(self._p, self._embed, *self.schedule(batch), lr)
-            losses.append(loss)
-        jax.block_until_ready((self._p, self._embed, losses))
-        return [float(x) for x in jax.device_get(losses)]
 
-    def step(self, batch, lr=0.05):
-        return self.run([batch], lr)[0]
-
-    def compilations(self):
-        return self._step._cache_size()
-
-
-def _step(p, embed, words, labels, lengths, lr):
+def _step(params, batch, lr):
+    words, labels, lengths = batch
+    p, embed = {k: v for k, v in params.items() if k != "embed"}, params["embed"]
     width, inputs = p["u"].shape[1], embed.shape[1]
     zeros = jnp.zeros((1, len(words), width))
 
@@ -68,7 +53,8 @@ def _step(p, embed, words, labels, lengths, lr):
         return -jnp.where(labels >= 0, of_label, 0).sum() / (labels >= 0).sum()
 
     value, (d_p, d_x) = jax.value_and_grad(loss, (0, 1))(p, embed.at[words].get(mode="clip"))
-    return jax.tree.map(lambda a, d: a - lr * d, p, d_p), embed.at[words].add(-lr * d_x, mode="drop"), value
+    embed = embed.at[words].add(-lr * d_x, mode="drop")
+    return jax.tree.map(lambda a, d: a - lr * d, p, d_p) | {"embed": embed}, value
 
 
 def _swap_og(w):

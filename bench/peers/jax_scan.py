@@ -18,23 +18,8 @@ import numpy as np
 from bench.peers.levels import chain_levels, tree_levels
 
 
-class JaxScan:
-    """One model, trained by a jitted step over padded levels."""
-
-    def __init__(self, cell, params, threads=2, device="cpu"):
-        self._cell = cell
-        self._p = {k: jnp.array(v) for k, v in params.items()}
-        self._step = jax.jit(functools.partial(_step, self._forward(cell)), donate_argnums=0)
-
-    @staticmethod
-    def _forward(cell):
-        return {"tree_lstm": _tree_lstm, "tree_fc": _tree_fc, "lstm": _lstm}[cell]
-
-    def params(self):
-        return {k: np.asarray(v) for k, v in self._p.items()}
-
-    def schedule(self, batch):
-        return pad_chains(batch) if self._cell == "lstm" else pad_levels(batch)
+class JaxPeer:
+    """Runs a jitted step `_step(state, arrays, lr) -> (state, loss)`. `schedule` prepares the arrays of a batch."""
 
     def run(self, batches, lr=0.05):
         losses = []
@@ -56,6 +41,22 @@ class JaxScan:
 
     def compilations(self):
         return self._step._cache_size()
+
+
+class JaxScan(JaxPeer):
+    """One model, trained by a jitted step over padded levels."""
+
+    def __init__(self, cell, params, threads=2, device="cpu"):
+        self._schedule = pad_chains if cell == "lstm" else pad_levels
+        self._p = {k: jnp.array(v) for k, v in params.items()}
+        forward = {"tree_lstm": _tree_lstm, "tree_fc": _tree_fc, "lstm": _lstm}[cell]
+        self._step = jax.jit(functools.partial(_step, forward), donate_argnums=0)
+
+    def params(self):
+        return {k: np.asarray(v) for k, v in self._p.items()}
+
+    def schedule(self, batch):
+        return self._schedule(batch)
 
 
 def rounded(n, ratio=1.25):
@@ -125,7 +126,7 @@ def _sweep(leaves, kids, inner):
     return jax.lax.scan(level, table, (jnp.arange(levels), kids.swapaxes(0, 1)))[0]
 
 
-def _tree_lstm(p, x, batch, sweep=_sweep):
+def _tree_lstm(p, x, batch):
     width = p["u_f"].shape[0]
 
     def leaf(x):
@@ -140,17 +141,17 @@ def _tree_lstm(p, x, batch, sweep=_sweep):
         c = jax.nn.sigmoid(i) * jnp.tanh(u) + f1 * c1 + f2 * c2
         return jnp.concatenate([jax.nn.sigmoid(o) * jnp.tanh(c), c], 1)
 
-    return sweep(leaf(x), batch["kids"], inner)[batch["read"], :width]
+    return _sweep(leaf(x), batch["kids"], inner)[batch["read"], :width]
 
 
-def _tree_fc(p, x, batch, sweep=_sweep):
+def _tree_fc(p, x, batch):
     def inner(left, right):
         return jnp.tanh(jnp.concatenate([left, right], 1) @ p["u"] + p["b"])
 
-    return sweep(x, batch["kids"], inner)[batch["read"]]
+    return _sweep(x, batch["kids"], inner)[batch["read"]]
 
 
-def _lstm(p, x, batch, unroll=1):
+def _lstm(p, x, batch):
     width = p["u"].shape[0]
 
     def cell(state, gates):
@@ -161,5 +162,5 @@ def _lstm(p, x, batch, unroll=1):
         return (h, c), h
 
     zeros = jnp.zeros((x.shape[1], width))
-    _, h = jax.lax.scan(cell, (zeros, zeros), x @ p["w"] + p["b"], unroll=unroll)
+    _, h = jax.lax.scan(cell, (zeros, zeros), x @ p["w"] + p["b"])
     return h.reshape(-1, width)[batch["read"]]
