@@ -147,7 +147,9 @@ def _read_bench(path: Path) -> _Netlist:
             continue
         match = _BENCH_LINE.fullmatch(text)
         if match is None or match[4] is None and (match[2].upper() not in _BENCH_CONSTANTS or not match[1] or match[3]):
-            raise format_error(path, number, text, "INPUT(a), OUTPUT(y), y = GATE(a, b), y = LUT 0x8 (a, b), y = vdd or y = gnd")
+            raise format_error(
+                path, number, text, "INPUT(a), OUTPUT(y), y = GATE(a, b), y = LUT 0x8 (a, b), y = vdd or y = gnd"
+            )
         target, word, table, inner = match.groups()
         if inner is None:
             _define_gate(netlist, number, [target], [_BENCH_CONSTANTS[word.upper()]])

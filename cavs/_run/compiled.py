@@ -14,6 +14,7 @@ from cavs._engines.persistent.engine import Persistent
 from cavs._engines.scan.engine import Scan
 from cavs._function.asked import ToKeep, keeping_now
 from cavs._function.plan import FunctionPlan
+from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.empty import without_empty
 from cavs._run.adjoint import backward
 from cavs._run.forward import forward
@@ -108,5 +109,5 @@ def _sweep(of: Callable[[Fixed], FunctionPlan], shape: Shape, kinds: tuple[str |
         with _loops_are_refused(plan):
             return backward(plan, Schedule(data, shape), kinds, engine, saved, select, cts)
 
-    passes = primal, forward_saving, reverse
+    passes = (*map(always_compiled, (primal, forward_saving, reverse)),)  # JAX transposes outside of `run`
     return Sweep(*map(without_empty, passes)) if engine.launches else Sweep(*passes)

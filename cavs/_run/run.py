@@ -23,6 +23,7 @@ from cavs._function.vertex import VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.always_compiled import always_compiled
 from cavs._run.compiled import compiled
 from cavs._run.edges import check_read, padded_edges
 from cavs._run.level_segments import run_in_segments
@@ -36,6 +37,7 @@ Arrays: TypeAlias = list[jax.Array]
 MSG_PAD = "Under jax.jit, write sched.pad(rows) on the host before the call."
 
 
+@always_compiled
 def run(
     F: VertexFunction,
     params: PyTree,

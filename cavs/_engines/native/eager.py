@@ -184,24 +184,25 @@ def _back(
 def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
     """Returns the cut cotangents, in the order of `Kind.stored`."""
     own, number, fusion = stage.own, stage.number, stage.plan.function.optimizations.fusion
+    reused, stored, values, size = kind.reused, kind.stored, kind.cuts.values, kind.rows.size  # no tracers
 
     def on_scan(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
         here = kind_of(number, own, stage.batch(data).rows[stage.k].as_leaves, [], memory, True)
-        return tuple(all_rows_back(here._replace(extra_cts=cts, reused=kind.reused, stored=kind.stored), 0, {}, fusion))
+        return tuple(all_rows_back(here._replace(extra_cts=cts, reused=reused, stored=stored), 0, {}, fusion))
 
     def on_library(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
         call = NativeCall(stage.batch(data), backward=True, eager=stage.k)
-        call.kind(lowered(own, number, False, True, kind.reused), number, own, memory.statics, memory.crossing)
+        call.kind(lowered(own, number, False, True, reused), number, own, memory.statics, memory.crossing)
         call.given |= {("kept", number, n): x for n, x in enumerate(memory.kept)}
         call.given |= {("extra", number, n): x for n, x in enumerate(memory.extras)}
         call.given |= {("extra_cotangent", number, i): ct for i, ct in cts.items()}
-        place = {v: n for n, v in enumerate(kind.cuts.values)}
-        names = [("kept", number, kind.reused[v]) if v in kind.reused else ("cut", number, place[v]) for v in kind.stored]
-        for name, v in zip(names, kind.stored, strict=True):
-            if v in kind.reused:
+        place = {v: n for n, v in enumerate(values)}
+        names = [("kept", number, reused[v]) if v in reused else ("cut", number, place[v]) for v in stored]
+        for name, v in zip(names, stored, strict=True):
+            if v in reused:
                 call.overwritten(name)
             else:
-                call.created(*name, jax.ShapeDtypeStruct((kind.rows.size, *v.aval.shape), v.aval.dtype))
+                call.created(*name, jax.ShapeDtypeStruct((size, *v.aval.shape), v.aval.dtype))
         out = call.run()
         return tuple(out[name] for name in names)
 

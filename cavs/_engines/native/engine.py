@@ -10,6 +10,7 @@ The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run 
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -77,9 +78,10 @@ class Native:
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels, and the leaves, in one call."""
+        here_of, inner = _batches(batch), len(batch.kinds)
 
         def on_scan(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
-            here, inner = _batch(batch, data), len(batch.kinds)
+            here = here_of(data)
             kept, extras = [], []
             if here.has_leaves:
                 states, kept, extras = scan.forward_leaves(here, statics[inner:], eager[inner:], save)
@@ -87,7 +89,7 @@ class Native:
             return found.states, [*found.kept, *kept], [*found.extras, *extras]
 
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
-            return _forward_call(_batch(batch, data), states, statics, eager, save)
+            return _forward_call(here_of(data), states, statics, eager, save)
 
         both = replaceable(on_library, on_scan)
         states, kept, extras = both(jnp.asarray(batch.sched.data), states, statics, eager)
@@ -151,9 +153,10 @@ def leaves_unfit(plan: FunctionPlan, kinds: dict[str | None, int], count: int) -
     return None
 
 
-def _batch(batch: Batch, data: jax.Array) -> Batch:
-    """Returns the batch as a function of its schedule's integers."""
-    return batch_of(batch.plan, Schedule(data, batch.sched.shape), batch.kinds, batch.has_leaves)
+def _batches(batch: Batch) -> Callable[[jax.Array], Batch]:
+    """Returns the batch as a function of its schedule's integers, which does not keep those of `batch`, tracers, alive."""
+    plan, shape, kinds, leaves = batch.plan, batch.sched.shape, batch.kinds, batch.has_leaves
+    return lambda data: batch_of(plan, Schedule(data, shape), kinds, leaves)
 
 
 def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool) -> PyTree:
@@ -190,16 +193,18 @@ def _rounds_back(
     levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
     numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
     reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]
+    here_of, inner_kinds = _batches(batch), len(batch.kinds)
+    fixed = loop.options, scan_rounds.rounds_back, loop.products, loop.eager  # no tracers
 
     def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_rounds.Loop:
-        here = _batch(batch, data)
+        here = here_of(data)
         own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
         kinds = []
         for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
             part, rows = here.parts[k], here.rows[k]
             kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k), True)
             kinds.append((with_reuse(kind, reuses[1]) if reuses[0] else kind)._replace(extra_cts=own_cts))
-        return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds, begins=scan_rounds.begins_of(here.sched))
+        return scan_rounds.Loop(here.sched, here.zeros, kinds, scan_rounds.begins_of(here.sched), *fixed)
 
     def on_scan(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
         here = loop_of(data, levels, cts)
@@ -207,11 +212,11 @@ def _rounds_back(
         _, g, cuts, _ = scan_rounds.rounds_back(inner, tasks, g, [{} for _ in inner.kinds])
         found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
         for kind in here.kinds[len(inner.kinds) :]:
-            found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - len(batch.kinds)], g, here.options.fusion))
+            found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - inner_kinds], g, here.options.fusion))
         return g, found
 
     def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
-        return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g)
+        return _backward_call(here_of(data), loop_of(data, levels, cts), levels, g)
 
     g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
     left = jnp.zeros((), jnp.int32)
