@@ -34,6 +34,7 @@ F = cavs.VertexFunction(attention, state=(6,))
 # Programs that pass states on as they are, and all that overwrite states; edges; a matrix whose rows are states.
 TABLE = [case for case in CASES if case in IN_FORESTS or case[0].startswith((*(step.__name__ for step in COPYING), "copying"))]
 TABLE += [("matrix states", "binary"), ("attention", "wide"), ("edge messages", "wide"), ("edge messages", "three kinds")]
+UNDER_DISABLE_JIT = [("attention", "wide", jax.disable_jit), ("copying kinds", "forest of three kinds", jax.disable_jit)]
 RNG = np.random.default_rng(0)
 PARAMS = {"w": RNG.standard_normal((3, 6)).astype(np.float32), "u": RNG.standard_normal((6, 6)).astype(np.float32) / 3}
 
@@ -62,8 +63,8 @@ def _complete(height: int) -> list[int]:
     return [*parents, -1]
 
 
-@pytest.mark.parametrize(("name", "batch"), TABLE)
-def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) -> None:
+@pytest.mark.parametrize(("name", "batch", "switch"), [(*case, jax.checking_leaks) for case in TABLE] + UNDER_DISABLE_JIT)
+def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str, switch: Any) -> None:
     function, graphs = PROGRAMS[name].function, BATCHES[batch]
 
     def in_float32(x: Any) -> Any:
@@ -73,7 +74,8 @@ def test_gradients_are_those_of_the_loop_over_vertices(name: str, batch: str) ->
         return call(functools.partial(cavs.run, engine="native"), function, params, sched(batch), inputs)
 
     params, inputs = jax.tree.map(in_float32, (PROGRAMS[name].params, batch_inputs(name, batch)))
-    grads, pushes = gradients(run, params, inputs, graphs.num_vertices)
+    with switch():
+        grads, pushes = gradients(run, params, inputs, graphs.num_vertices)
     for got, want in zip(jax.tree.leaves((pushes, grads)), jax.tree.leaves(truth(name, batch)), strict=True):
         if got.dtype != jax.dtypes.float0:
             np.testing.assert_allclose(got, want, rtol=0, atol=5e-6 * max(1, np.abs(want).max()))

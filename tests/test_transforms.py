@@ -10,7 +10,7 @@ import pytest
 import cavs
 from tests.odd_graphs import BATCHES, GRAPHS, random_binary_tree
 from tests.programs import PROGRAMS
-from tests.truth import assert_close, batch_inputs, sched
+from tests.truth import assert_close, batch_inputs, call, gradients, sched, truth
 
 PROGRAM, BATCH, ROWS = PROGRAMS["BinaryTreeLSTM"], sched("binary"), BATCHES["binary"].num_vertices
 PARAMS = jax.tree.map(jnp.asarray, PROGRAM.params)
@@ -25,6 +25,16 @@ def run(params: Any, inputs: Any = INPUTS, schedule: cavs.Schedule = BATCH, **kw
 def loss(params: Any, inputs: Any = INPUTS) -> Any:
     """A scalar of all h."""
     return (run(params, inputs) ** 2).sum()
+
+
+@pytest.mark.parametrize(("name", "batch"), [("edge messages", "three kinds"), ("control flow", "chains")])
+def test_disable_jit(name: str, batch: str) -> None:
+    program, rows = PROGRAMS[name], BATCHES[batch].num_vertices
+    with jax.disable_jit():
+        grads, pushes = gradients(
+            lambda p, x: call(cavs.run, program.function, p, sched(batch), x), program.params, batch_inputs(name, batch), rows
+        )
+    assert_close((pushes, grads), truth(name, batch), 1e-10)
 
 
 def test_at_is_indexing() -> None:

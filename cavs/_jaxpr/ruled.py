@@ -23,6 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.jaxprs import ClosedJaxpr, opened
 from cavs._jaxpr.mesh_types import unchecked, untyped
 
@@ -203,7 +204,7 @@ def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -
     return [None] * len(operands), jex.jaxpr_as_fun(pure)(*operands)
 
 
-ruled_p.def_impl(_run)
+ruled_p.def_impl(always_compiled(_run))
 ruled_p.def_effectful_abstract_eval(types_of)
 partial_eval.custom_staging_rules[ruled_p] = _stage
 ad.primitive_jvps[ruled_p] = _push

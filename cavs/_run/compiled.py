@@ -13,6 +13,7 @@ from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.tunable import tunable
@@ -130,5 +131,5 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
         with _loops_are_refused(own.plan):
             return backward(own, Schedule(data, job.shape), engine, saved, select, cts)
 
-    passes = primal, forward_saving, reverse
+    passes = (*map(always_compiled, (primal, forward_saving, reverse)),)  # JAX transposes outside of `run`
     return Sweep(*map(without_empty, passes)) if engine.launches else Sweep(*passes)

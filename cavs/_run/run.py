@@ -23,6 +23,7 @@ from cavs._function.vertex import VertexFunction
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import SMALL_FAN_IN
 from cavs._graphs.pytree import PyTree
+from cavs._jaxpr.always_compiled import always_compiled
 from cavs._run.compiled import Call, compiled
 from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of
@@ -39,6 +40,7 @@ ROWS_OF = {  # what each has one row for, and what to write if their number is w
 }
 
 
+@always_compiled
 def run(
     F: VertexFunction,
     params: PyTree,

@@ -177,13 +177,17 @@ def _back(
 def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
     """Returns the cut cotangents, in the order of `Kind.stored`."""
     own, number = stage.own, stage.number
+    reused, stored = kind.reused, kind.stored  # not `kind`, whose tracers the functions below would keep alive
+
+    def here_of(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> Kind:
+        here = kind_of(number, own, stage.batch(data).rows[stage.k].as_leaves, [], memory)
+        return here._replace(extra_cts=cts, reused=reused, stored=stored)
 
     def on_scan(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
-        here = kind_of(number, own, stage.batch(data).rows[stage.k].as_leaves, [], memory)
-        return tuple(all_rows_back(here._replace(extra_cts=cts, reused=kind.reused, stored=kind.stored), 0, {}, stage.fusion))
+        return tuple(all_rows_back(here_of(data, memory, cts), 0, {}, stage.fusion))
 
     def on_library(data: jax.Array, memory: Memory, cts: dict[int, jax.Array]) -> PyTree:
-        here = kind._replace(rows=stage.batch(data).rows[stage.k].as_leaves, extra_cts=cts)
+        here = here_of(data, memory, cts)
         call = NativeCall(stage.batch(data), backward=True, eager=stage.k)
         call.backward_of(here, memory.statics, memory.crossing, memory.kept, memory.extras)
         return tuple(call.cuts_of(call.run(), here))

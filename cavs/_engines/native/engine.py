@@ -10,6 +10,7 @@ The library has no rules for `jax.vmap` and `jax.jvp`: the same levels then run 
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -122,9 +123,10 @@ class Native(Engine):
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
     ) -> ForwardLevels:
         """Runs the forward's levels, and the leaves, in one call."""
+        here_of, inner = _batches(batch), len(batch.kinds)
 
         def on_scan(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
-            here, inner = _batch(batch, data), len(batch.kinds)
+            here = here_of(data)
             kept, extras = [], []
             if here.has_leaves:
                 states, kept, extras = scan.forward_leaves(here, statics[inner:], eager[inner:], save)
@@ -132,7 +134,7 @@ class Native(Engine):
             return found.states, [*found.kept, *kept], [*found.extras, *extras]
 
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
-            return _forward_call(_batch(batch, data), states, statics, eager, save)
+            return _forward_call(here_of(data), states, statics, eager, save)
 
         both = replaceable(on_library, on_scan)
         states, kept, extras = both(jnp.asarray(batch.sched.data), states, statics, eager)
@@ -194,9 +196,10 @@ def _leaves_outside(plan: FunctionPlan) -> str | None:
     return leaves_unfit(plan, {name: k for k, name in enumerate(plan.leaf)}, len(plan.leaf))
 
 
-def _batch(batch: Batch, data: jax.Array) -> Batch:
-    """Returns the batch as a function of its schedule's integers."""
-    return batch_of(batch.job, Schedule(data, batch.sched.shape), batch.has_leaves)
+def _batches(batch: Batch) -> Callable[[jax.Array], Batch]:
+    """Returns the batch as a function of its schedule's integers, which does not keep those of `batch`, tracers, alive."""
+    job, shape, leaves = batch.job, batch.sched.shape, batch.has_leaves
+    return lambda data: batch_of(job, Schedule(data, shape), leaves)
 
 
 def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool) -> PyTree:
@@ -223,16 +226,18 @@ def _rounds_back(
     levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
     numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
     reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]
+    here_of, inner_kinds = _batches(batch), len(batch.kinds)
+    options = loop.options  # not `loop`, which has tracers
 
     def loop_of(data: jax.Array, levels: PyTree, cts: PyTree) -> scan_reverse.Loop:
-        here = _batch(batch, data)
+        here = here_of(data)
         own = Saved(eager=[], edges=[], inputs=[], lazy=[], leaf=[], static=[], **dict(zip(_LEVELS, levels, strict=True)))
         kinds = []
         for k, own_cts, reuses in zip(numbers, cts, reuse, strict=True):
             part, rows = here.parts[k], here.rows[k]
             kind = kind_of(k, part, rows, [], memory_of(part, rows, own, k))
             kinds.append((with_reuse(kind, reuses[1]) if reuses[0] else kind)._replace(extra_cts=own_cts))
-        return loop._replace(sched=here.sched, zeros=here.zeros, kinds=kinds)
+        return scan_reverse.Loop(here.sched, here.zeros, kinds, options)
 
     def on_scan(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, tasks: jax.Array) -> PyTree:
         here = loop_of(data, levels, cts)
@@ -240,11 +245,11 @@ def _rounds_back(
         _, g, cuts, _ = scan_reverse.rounds_back(inner, tasks, g, [{} for _ in inner.kinds])
         found = [[own[v] for v in kind.stored] for kind, own in zip(inner.kinds, cuts, strict=True)]
         for kind in here.kinds[len(inner.kinds) :]:
-            found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - len(batch.kinds)], g, here.options.fusion))
+            found.append(all_rows_back(kind, here.sched.leaf_row[kind.number - inner_kinds], g, here.options.fusion))
         return g, found
 
     def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
-        return _backward_call(_batch(batch, data), loop_of(data, levels, cts), levels, g)
+        return _backward_call(here_of(data), loop_of(data, levels, cts), levels, g)
 
     g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
     left = jnp.zeros((), jnp.int32)

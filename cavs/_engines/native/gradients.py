@@ -38,6 +38,7 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
         return [-1, 0, 1, 0] if x is None else [place(x.index), x.parts, x.fold, len(x.sources), *map(place, x.sources)]
 
     terms = [[(words(p.left), words(p.right)) for p in group] for group in groups.values()]
+    most = [[p.most for p in group] for group in groups.values()]
     program = [w for group in terms for w in (len(group), *(w for term in group for own in term for w in own))]
     shapes = [jax.ShapeDtypeStruct(_shape(group[0]), jnp.float32) for group in groups.values()]
 
@@ -47,8 +48,8 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
     def on_xla(arrays: list[jax.Array]) -> PyTree:
         limits = iter(arrays[0].reshape(-1, 3))
         values = [
-            [_product(arrays, term, next(limits), p.most) for term, p in zip(own, group, strict=True)]
-            for own, group in zip(terms, groups.values(), strict=True)
+            [_product(arrays, term, next(limits), n) for term, n in zip(own, of_group, strict=True)]
+            for own, of_group in zip(terms, most, strict=True)
         ]
         return tuple(functools.reduce(jnp.add, own) for own in values)
 
