@@ -1,4 +1,4 @@
-"""64-bit numbers that JAX would silently change, because it has 32 bits unless `jax_enable_x64` is set."""
+"""Finds 64-bit numbers that JAX would silently change, because it has 32 bits unless `jax_enable_x64` is set."""
 
 import jax
 import numpy as np

@@ -162,7 +162,7 @@ def _one_of_each_stratum(sizes: np.ndarray, count: int, rng: np.random.Generator
 
 
 def strata_of_batches(sizes: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """From which graphs the "balanced" batches of all epochs are drawn.
+    """Returns the strata of graphs from which the "balanced" batches of all epochs are drawn.
 
     Args:
         sizes: (G,) the number of vertices of each graph.

@@ -1,4 +1,4 @@
-"""The settings of a loader: checked, and chosen by the device where the user chose none."""
+"""Validates the arguments of a loader, and fills in the defaults of the device."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -95,7 +95,7 @@ def members_of(
 
 
 def _is_ids(values: np.ndarray | None) -> bool:
-    """Whether a schedule can include a field: labels may also be floats, or several numbers per vertex."""
+    """Returns whether a schedule can include a field: labels may also be floats, or several numbers per vertex."""
     return values is not None and values.dtype == np.int32 and values.ndim == 1
 
 
@@ -180,7 +180,7 @@ def _check_dealt(settings: Settings, units: int, noun: str, samples: int) -> Non
 
 
 def partial_stacks(settings: Settings) -> bool:
-    """Whether a stack may have fewer batches than its length, so that one program runs all numbers of batches.
+    """Returns whether a stack may have fewer batches than its length, so that one program runs all numbers of batches.
 
     On one CPU the number of iterations of a loop may be a value. On a GPU the host would wait for that value, and several steps
     could not be one CUDA graph.

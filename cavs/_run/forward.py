@@ -215,7 +215,7 @@ def _with_vjp_in_blocks(
     size: int,
     fixed: Collection[int],
 ) -> tuple[T, list[Transpose]]:
-    """Like `_with_vjp` of `fn(*args, *gather(index))`, `size` rows at a time."""
+    """Returns what `_with_vjp` of `fn(*args, *gather(index))` does, computed `size` rows at a time."""
     if not save:
         return in_blocks(lambda own: fn(*args, *gather(own)), index, size), []
     out, transpose = cut_vjp_in_blocks(fn, args, gather, index, size, fixed)

@@ -26,14 +26,14 @@ Call: TypeAlias = Callable[..., list[jax.Array]]  # (params, integers of the sch
 
 
 def devices() -> tuple[tuple[str, ...], int]:
-    """The mesh axes of the `shard_map` that is being traced, and the number of its devices; () and 1 outside of one."""
+    """Returns the mesh axes of the `shard_map` that is being traced, and its number of devices; () and 1 outside of one."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(mesh.manual_axes)
     return axes, math.prod(mesh.shape[axis] for axis in axes)
 
 
 def checked_axes() -> tuple[str, ...]:
-    """The mesh axes of the `shard_map` that is being traced, if it checks types; else none."""
+    """Returns the mesh axes of the `shard_map` that is being traced if it checks types, else ()."""
     return devices()[0] if is_checked() else ()
 
 
@@ -77,5 +77,5 @@ def _across(call: Call, axes: tuple[str, ...]) -> Call:
 
 
 def _listed(lengths: tuple[int, ...], pull: Callable[[PyTree], PyTree], cts: PyTree) -> list[list[jax.Array | None]]:
-    """The cotangents that `pull` returns by number, as lists with `None` for the others."""
+    """Lists the cotangents that `pull` returns by number, with `None` for the others."""
     return [[own.get(i) for i in range(n)] for n, own in zip(lengths, pull(cts)[0], strict=True)]

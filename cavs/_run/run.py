@@ -245,7 +245,7 @@ _WITHOUT_CALLBACKS = contextvars.ContextVar("without_callbacks", default=False)
 
 @contextlib.contextmanager
 def without_callbacks() -> Iterator[None]:
-    """For code that is exported: no engine `native`, no host callback of `_check_arity` (too many children only give NaN)."""
+    """Inside, `run` is traced for export: without engine `native`, and too many children give NaN instead of an error."""
     before = _WITHOUT_CALLBACKS.set(True)
     try:
         yield

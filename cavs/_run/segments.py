@@ -114,7 +114,7 @@ def _with_given(
     names: tuple[str, ...],
     avals: tuple[jax.ShapeDtypeStruct, ...],
 ) -> VertexFunction:
-    """F for vertices of a segment. Its inputs are those of F and stored states; it pushes what F pushes, and its state."""
+    """Returns F for vertices of a segment: it also pulls a stored state, and also pushes its own state."""
 
     def computed(fn: Callable[[Any, Vertex], None], params: PyTree, v: Vertex) -> None:
         v._inputs = v._inputs[0]
@@ -156,13 +156,13 @@ def _segment(loop: _Loop, step: _Step, index: jax.Array, frontier: Arrays, rows:
 
 
 def _steps(segments: SegmentArrays) -> _Step:
-    """The integers of all segments."""
+    """Returns the integers of all segments."""
     number = jnp.arange(segments.vertex.shape[0], dtype=jnp.int32)
     return _Step(number, segments.data, segments.vertex, segments.edge, segments.frontier)
 
 
 def _rows(given: Given, of: _Step) -> Given:
-    """The rows of a segment's vertices and edges; any row in padding."""
+    """Gathers the rows of a segment's vertices and edges; any row in padding."""
     inputs, edges = (
         [x.at[index].get(mode="clip") for x in xs] for xs, index in ((given.inputs, of.vertex), (given.edges, of.edge))
     )
@@ -183,7 +183,7 @@ class _Chosen(NamedTuple):
         return [jnp.where(_column(self.mine, x), x, o) for o, x in zip(outs, pushed, strict=True)]
 
     def cotangents(self, cts: Arrays) -> Arrays:
-        """The transpose of `put`: the cotangents of the segment's pushes."""
+        """Returns the cotangents of the segment's pushes: the transpose of `put`."""
         if self.mine is None:
             return [ct.at[self.vertex].get(mode="fill", fill_value=0) for ct in cts]
         return [jnp.where(_column(self.mine, ct), ct, jnp.zeros((), ct.dtype)) for ct in cts]

@@ -93,7 +93,7 @@ def _as_in(graphs: Graphs, shape: Shape) -> Graphs | None:
 
 
 def _differences(graphs: Graphs, shape: Shape) -> list[str]:
-    """In what these graphs differ from all that fit a ladder of which `shape` is one, whatever their sizes."""
+    """Says what keeps these graphs from any shape of a ladder of which `shape` is one, whatever their sizes."""
     facts, found = graphs._facts, []
     arities = np.unique(facts.num_children[facts.num_children > 0])
     if shape.arity and not (arities == shape.arity).all():

@@ -116,7 +116,7 @@ def in_segments(
 
 
 def _cut(graphs: Graphs, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """(V,) the segment of each vertex, and for each segment the flat rows of the frontier above it, ascending."""
+    """Returns (V,) the segment of each vertex, and for each segment the flat rows of the frontier above it, ascending."""
     parents, children = _edges(graphs)
     level = graphs.height.astype(np.int64)
     leaf, last = level == 0, int(level.max(initial=0))
@@ -138,14 +138,14 @@ def _cut(graphs: Graphs, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def _edges(graphs: Graphs) -> tuple[np.ndarray, np.ndarray]:
-    """(E,) the flat rows of the parent and of the child of each edge."""
+    """Returns (E,) the flat rows of the parent and of the child of each edge."""
     parents = np.arange(graphs.num_vertices).repeat(np.diff(graphs.child_offsets))
     starts = graphs.vertex_offsets[:-1].repeat(np.diff(graphs.vertex_offsets))
     return parents, graphs.children + starts[parents]
 
 
 def _divided(graphs: Graphs, segment: np.ndarray, lives: list[np.ndarray], given: int) -> Iterator[_Segment]:
-    """The segments of a batch."""
+    """Yields the segments of a batch."""
     _, children = _edges(graphs)
     num_children, begins = np.diff(graphs.child_offsets), graphs.child_offsets[:-1]
     order = np.argsort(segment, kind="stable")
@@ -160,7 +160,7 @@ def _divided(graphs: Graphs, segment: np.ndarray, lives: list[np.ndarray], given
 
 
 def _as_graphs(segments: list[_Segment], batches: list[Graphs], given: int, kinds: bool) -> Graphs:
-    """One graph for each segment."""
+    """Returns one graph for each segment."""
     none, known = np.zeros(given, np.int64), batches[0].kind is not None and kinds
     names = batches[0].kind_names if known else ("",)
     if names is None:

@@ -235,7 +235,7 @@ class Schedule:
 
 
 def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int, size: int, what: str) -> Any:
-    """(size, ...) an array of `count` rows and `fill`; `function` and `what` are for the message of an error."""
+    """Pads an array of `count` rows to `size` rows of `fill`; `function` and `what` are for an error message."""
     if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         bits = _padded(function, jax.random.key_data(array), fill, count, size, what)
         return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))

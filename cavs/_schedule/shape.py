@@ -77,7 +77,7 @@ class Shape(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def slots_of(shape: Shape) -> dict[str, Slot]:
-    """The slot of each integer array in the vector of a schedule of this shape, by name."""
+    """Maps the name of each integer array to its slot in the vector of a schedule of this shape."""
     kinds, inner, edges = len(shape.kinds), sum(shape.inner), sum(shape.edges)
     fields = {
         "num_vertices": (),
@@ -118,12 +118,12 @@ def slots_of(shape: Shape) -> dict[str, Slot]:
 
 
 def end_of(shape: Shape) -> int:
-    """Number of integers of the vector that are in use."""
+    """Returns the number of integers of the vector that are in use."""
     return max(end for _, end, _ in slots_of(shape).values())
 
 
 def length_of(shape: Shape) -> int:
-    """Number of integers of the vector, with padding."""
+    """Returns the number of integers of the vector, with padding."""
     return -(-end_of(shape) // ALIGNED) * ALIGNED
 
 

@@ -87,7 +87,7 @@ def task_classes(num_inner: int, fan_in: int, policy: str, edges_per_row: int = 
 
 @functools.lru_cache(maxsize=32)
 def decomposition(widths: tuple[int, ...]) -> np.ndarray:
-    """For n = 0 .. widths[0]: how many tasks of each width cover n vertices at the least cost, and how many tasks that is.
+    """Returns for n = 0 .. widths[0] how many tasks of each width cover n vertices at the least cost, and their number.
 
     The last task is padded.
     """

@@ -54,12 +54,12 @@ def keep_host_memory() -> bool:
 
 
 def starts_on_cpu() -> bool:
-    """Whether JAX will run on a CPU, as far as one can tell before it starts."""
+    """Returns whether JAX will run on a CPU, as far as one can tell before it starts."""
     return os.environ.get("JAX_PLATFORMS") == "cpu" or not Path(_NVIDIA).exists()
 
 
 def _reserve(libc: ctypes.CDLL) -> None:
-    """Creates a free block for small allocations, of which only the pages that are used become resident.
+    """Reserves a block for small allocations. Only touched pages become resident.
 
     glibc takes the smallest free block that fits. Without this one, small allocations would split the block that the
     temporaries of the last step left, and those of the next step would go behind it: a process grew to 2.6 times its size.

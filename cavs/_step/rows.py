@@ -54,7 +54,7 @@ def _read(table: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 def _exchanging(table: jax.Array, ids: jax.Array, axes: Axes) -> jax.Array:
-    """`_read`, whose derivative is that of all devices, from the rows that each of them reads."""
+    """Reads rows. The derivative sums over all devices, which exchange only the rows that each of them reads."""
 
     @jax.custom_vjp
     def read(table: jax.Array, ids: jax.Array) -> jax.Array:
@@ -80,7 +80,7 @@ def _distinct(ids: jax.Array, gradients: jax.Array, size: int) -> tuple[jax.Arra
 
 
 def gathered(ids: jax.Array, gradients: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
-    """The ids (D, U) and gradients (D, U, ...) of all devices. For code that is `unchecked`."""
+    """Gathers the ids (D, U) and gradients (D, U, ...) of all devices. For code that is `unchecked`."""
     return lax.all_gather(ids, axes), lax.all_gather(gradients, axes)
 
 
@@ -97,19 +97,3 @@ def added(table: jax.Array, ids: jax.Array, gradients: jax.Array) -> jax.Array:
         return table.at[one[0]].add(one[1], mode="drop"), None
 
     return lax.scan(add, table, (ids, gradients), unroll=min(len(ids), 8))[0]
-
-
-def union(words: jax.Array, num_words: int) -> tuple[jax.Array, jax.Array]:
-    """The distinct words of several parts of a batch.
-
-    Args:
-        words: (P, U) the rows of the table that each part reads; out of range in padding.
-        num_words: the rows of the table.
-
-    Returns:
-        (min(P * U, num_words),) distinct rows, ascending, `num_words` in padding; and (num_words,) the place of each row
-        among them.
-    """
-    read = jnp.zeros(num_words, bool).at[words.ravel()].set(True, mode="drop")
-    distinct = jnp.nonzero(read, size=min(words.size, num_words), fill_value=num_words)[0]
-    return distinct.astype(jnp.int32), jnp.cumsum(read, dtype=jnp.int32) - 1

@@ -75,7 +75,7 @@ class Step:
         return self._program(batches).lower(state, batches)
 
     def _program(self, batches: PyTree) -> Concurrent:
-        """What compiles and runs the step for the devices of these batches."""
+        """Returns what compiles and runs the step for the devices of these batches."""
         mesh = _mesh(batches)
         if mesh not in self._jitted:
             options = options_of(mesh) | self._options

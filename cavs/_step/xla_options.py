@@ -37,14 +37,14 @@ _OPTIONS: dict[str, Any] = {
 
 
 def options_of(mesh: Mesh | None) -> dict[str, Any]:
-    """The options of XLA for a step on the devices of a mesh, without those that the user has set in `XLA_FLAGS`."""
+    """Returns the options of XLA for a step on the devices of a mesh, without those that the user set in `XLA_FLAGS`."""
     if mesh is None or not _one_host(mesh):
         return {}
     return {name: value for name, value in _OPTIONS.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
 def _one_host(mesh: Mesh) -> bool:
-    """Whether these are several NVIDIA GPUs of one process, for whose version of XLA the options were tried."""
+    """Returns whether these are several NVIDIA GPUs of one process, with a version of XLA for which the options were tried."""
     devices = list(mesh.devices.flat)
     processes = {device.process_index for device in devices}
     nvidia = all(device.platform == "gpu" and device.device_kind.startswith("NVIDIA") for device in devices)

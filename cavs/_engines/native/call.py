@@ -51,22 +51,22 @@ class NativeCall:
         self._kinds: dict[int, Lowered | None] = {}
 
     def updated(self, what: str, number: int, x: jax.Array) -> None:
-        """A tensor of states or of their cotangents, which the call updates in place."""
+        """Adds a tensor of states or of their cotangents, which the call updates in place."""
         self.given[(what, NO_KIND, number)] = x
         self._results[(what, NO_KIND, number)] = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     def overwritten(self, name: Name) -> None:
-        """A given tensor that becomes a result."""
+        """Marks a given tensor as a result that the call writes over it."""
         x = self.given[name]
         assert not callable(x)
         self._results[name] = jax.ShapeDtypeStruct(x.shape, x.dtype)
 
     def created(self, what: str, kind: int, number: int, like: jax.ShapeDtypeStruct) -> None:
-        """A result that the call fills."""
+        """Adds a result, which the call fills."""
         self._results[(what, kind, number)] = jax.ShapeDtypeStruct(like.shape, like.dtype)
 
     def kind(self, own: Lowered | None, k: int, part: Split, statics: Arrays, crossing: Arrays) -> None:
-        """The program of kind `k`, `None` without vertices, its part of F, and what it reads of the static and eager part."""
+        """Adds the program of kind `k` (`None` without vertices), and the static values and eager rows that it reads."""
         self._kinds[k] = own
         rows = self.rows[k]
         self.given[("num_children", k, 0)] = lambda: jnp.asarray(rows.inner(rows.num_children))
@@ -75,7 +75,7 @@ class NativeCall:
             self.given |= static_arrays(own, part, k, statics)
 
     def forward_of(self, k: int, part: Split, statics: Arrays, crossing: Arrays, save: bool) -> None:
-        """The forward of kind `k`, which creates what `saved_of` returns."""
+        """Adds the forward of kind `k`, which creates what `saved_of` returns."""
         rows = self.rows[k]
         self.kind(lowered(part, k, True, save) if rows.size else None, k, part, statics, crossing)
         for n, v in enumerate(part.forward.keep if save else ()):
@@ -90,7 +90,7 @@ class NativeCall:
         return kept, [out["extra", k, n] for n in range(len(part.recurrent.extra))]
 
     def backward_of(self, kind: Kind, statics: Arrays, crossing: Arrays, kept: Arrays, extras: Arrays) -> None:
-        """The backward of a kind, which creates what `cuts_of` returns, or writes it over what the forward kept."""
+        """Adds the backward of a kind. It writes its cut cotangents to new tensors, or over what the forward kept."""
         k, part, rows = kind.number, kind.part, kind.rows
         program = lowered(part, k, False, True, kind.reused, kind.own) if rows.size else None
         self.kind(program, k, part, statics, crossing)

@@ -44,7 +44,7 @@ class _Piece(NamedTuple):
     which: slice
 
     def meets(self, other: "_Piece", slots: Mapping[Base, int | None]) -> bool:
-        """Whether another piece may be of the same memory."""
+        """Returns whether two pieces may share memory."""
         overlap = self.which.start < other.which.stop and other.which.start < self.which.stop
         if self.base is other.base:
             return overlap
@@ -119,7 +119,7 @@ class _Memory:
             _refuse(op, "writes a constant")
 
     def _scatter(self, op: Op, chunk: int) -> None:
-        """A row is added to any number of times, but overwritten once. Child -1 stands for all children."""
+        """Notes a write to rows of children: sums may be repeated, but a row is overwritten once. Child -1 means all."""
         before = self._children.setdefault((op.tensor, chunk), [])
         if op.code != CODE["add"] and (op.child in before or -1 in before or op.child == -1 and before):
             _refuse(op, f"overwrites rows of {op.tensor} of child {op.child}, which are overwritten")
@@ -136,14 +136,14 @@ class _Memory:
 
 
 def _gathers(op: Op) -> list[tuple[int, Any]]:
-    """The children whose rows it reads, and the tensors."""
+    """Returns the children whose rows an operation reads, and from which tensors."""
     if op.opcode == Opcode.GATHER:
         return [(op.child, op.tensor)]
     return [(child, tensor) for child, tensor in op.gathered if child != NOT_GATHERED]
 
 
 def _reads(op: Op) -> Iterator[tuple[View, int]]:
-    """The views that it reads, and the number of elements of each."""
+    """Yields the views that an operation reads, and the number of elements of each."""
     sizes = op.sizes
     match op.opcode:
         case Opcode.MOVE:
@@ -162,7 +162,7 @@ def _reads(op: Op) -> Iterator[tuple[View, int]]:
 
 
 def _writes(op: Op) -> list[tuple[int, int]]:
-    """Where it writes in `op.to`, and how many elements."""
+    """Returns where an operation writes in `op.to`, and how many elements."""
     if op.opcode == Opcode.SCATTER:
         return []
     return [(to, count) for _, to, count in op.runs] if op.opcode == Opcode.MOVE else [(0, op.n)]

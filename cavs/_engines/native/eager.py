@@ -84,7 +84,7 @@ class _Stage(NamedTuple):
         return batch_of(self.job, Schedule(data, self.job.shape), leaves=False)
 
     def statics(self, values: Arrays) -> Arrays:
-        """Of the values of `static_variables(part)` those that the eager part reads."""
+        """Selects the static values that the eager part reads, among those of `static_variables(part)`."""
         env = dict(zip(static_variables(self.part), values, strict=True))
         return [env[v] for v in self.own.recurrent.statics]
 
@@ -102,7 +102,7 @@ def _own_split(batch: Batch, k: int) -> Split | None:
 
 
 def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool) -> tuple[Arrays, list[Transpose]] | None:
-    """As `Engine.eager_part`."""
+    """Computes the eager part of kind `k` in the library; see `Engine.eager_part`."""
     own = _own_split(batch, k)
     if own is None:
         return None
@@ -140,7 +140,7 @@ class _SavedStage(NamedTuple):
 def _back(
     stage: _Stage, saved: _SavedStage, cts: list[Cotangent], where: Mapping[Var, Operand] | None = None
 ) -> tuple[list[Cotangent], list[Cotangent], list[Cotangent]]:
-    """The transpose: from the cotangents of `part.eager.outs` to those of statics, pulled rows and rows of edges.
+    """Returns the cotangents of statics, pulled rows and rows of edges, from those of `part.eager.outs`.
 
     `where`: tensors with slack that have some of these cotangents as rows, so that the library needs no copy.
     """

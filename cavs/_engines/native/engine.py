@@ -222,7 +222,7 @@ def _forward_call(batch: Batch, states: Arrays, statics: list[Arrays], eager: li
 def _rounds_back(
     batch: Batch, saved: Saved, loop: scan_reverse.Loop, tasks: jax.Array, g: StateCotangents, totals: Totals
 ) -> tuple[jax.Array, StateCotangents, list[dict[Any, jax.Array]], Totals]:
-    """As `scan_reverse.rounds_back`, with the leaves that are kinds."""
+    """Runs all rounds, and the leaves, in one call of the library; see `scan_reverse.rounds_back`."""
     levels = saved.states, saved.statics, saved.eager_rows, saved.kept, saved.extras
     numbers, cts = [kind.number for kind in loop.kinds], [kind.extra_cts for kind in loop.kinds]
     reuse = [(bool(kind.reused or kind.own), bool(kind.own)) for kind in loop.kinds]

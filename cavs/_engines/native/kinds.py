@@ -129,7 +129,7 @@ class _Direction:
         return self.name("constant", len(self.constants) - 1)
 
     def entrance(self, low: Lowering, overwritten: frozenset[int]) -> None:
-        """What vertices read of the eager part, of their children, and their number of children."""
+        """Declares what vertices read: eager rows, states of children, and their number of children."""
         part, f = self.part, self.part.forward
         for c, (v, domain) in enumerate(zip(f.cross, part.reverse.cross_domain, strict=True)):
             if v in self.wanted:
@@ -177,7 +177,7 @@ class _Backward(_Direction):
 
     @property
     def known(self) -> set[Var]:
-        """Cut cotangents that are given, so that they are not stored: those of the eager part's results."""
+        """The cut cotangents that the call is given, so that it does not store them: those of the eager part's results."""
         return set() if self.part.role.states else set(self.part.reverse.extra_cts.values())
 
     def results(self) -> list[Atom]:

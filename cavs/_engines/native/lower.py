@@ -43,17 +43,17 @@ class Lowering:
     # Inputs.
 
     def static(self, v: Var, tensor: Any) -> None:
-        """`v` is a static tensor of the call."""
+        """Declares that `v` is a static tensor of the call."""
         letter(v)
         self.values[v] = View(Base(_size(v), STATIC, Place.STATIC, tensor))
 
     def rows(self, v: Var, tensor: Any, shift: Shift, domain: Domain = ROW) -> None:
-        """`v` lies in the rows of a tensor of the call."""
+        """Declares that `v` lies in the rows of a tensor of the call."""
         letter(v)
         self.values[v] = View(Base(_size(v), domain, Place.ROWS, tensor, shift))
 
     def gathered(self, v: Var, tensor: Any, child: int) -> None:
-        """`v` is a child's row of a tensor of states; `child` is -1 for the child of an edge."""
+        """Declares that `v` is a child's row of a tensor of states; `child` is -1 for the child of an edge."""
         letter(v)
         self.values[v] = Gathered(tensor, child, _size(v))
 
@@ -126,7 +126,7 @@ class Lowering:
 
     @staticmethod
     def _free(value: Value, n: int, domain: Domain) -> bool:
-        """Whether a value is all of a base that may lie anywhere."""
+        """Returns whether a value fills a base that may be placed anywhere."""
         if not isinstance(value, View) or value.step != 1 or value.offset:
             return False
         base = value.base
@@ -188,7 +188,7 @@ class Lowering:
             self.values[v] = self._picked(v, views, [_size(x) for x in eqn.invars], at, domain)
 
     def _picked(self, v: Var, views: list[View], sizes: list[int], at: np.ndarray, domain: Domain) -> View:
-        """A value whose elements are those with numbers `at` among all elements of `views`."""
+        """Returns the value that consists of the elements with numbers `at` of all elements of `views`."""
         letter(v)
         runs = pieces(views, sizes, at)
         if len(runs) == 1 and runs[0][0].step in (0, 1):
@@ -198,7 +198,7 @@ class Lowering:
         return to
 
     def _in_domain(self, view: View, n: int, domain: Domain) -> View:
-        """A value with rows of its own, one element after another, as all but elementwise operations read it."""
+        """Copies a value, if necessary, to rows with one element after another: only elementwise operations read others."""
         if view.step == 1 and view.base.domain == domain:
             return view
         to = View(Base(n, domain))
@@ -277,7 +277,7 @@ class Lowering:
         )
 
     def _dot(self, eqn: Eqn, domain: Domain) -> None:
-        """A product of which no operand is a weight: of rows, row by row."""
+        """Adds a product of two values of rows, row by row: no operand is a weight."""
         (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
         views, free = [], []
         for x, batch, contracted in zip(eqn.invars, (lb, rb), (lc, rc), strict=True):

@@ -55,7 +55,7 @@ class Base:
     inside: "tuple[Base, int] | None" = None
 
     def root(self) -> "tuple[Base, int]":
-        """The base that it is a part of, or itself, and where it begins there."""
+        """Returns the outermost base that contains this one, and where this one begins there."""
         if self.inside is None:
             return self, 0
         base, offset = self.inside[0].root()
@@ -111,7 +111,7 @@ class Op:
     last: bool = False  # it may overwrite what others read, so it comes after all of them
 
     def reads(self) -> list[Base]:
-        """The bases that it reads, as parts of which they are."""
+        """Returns the outermost bases that it reads."""
         views = [*self.sources, *(v for v, _, _ in self.runs), *([self.bias] if self.bias else [])]
         return [v.base.root()[0] for v in views]
 

@@ -85,13 +85,13 @@ def with_scaled_weights(eqns: Sequence[Eqn], known: Domains) -> tuple[list[Eqn],
 
 
 def _times_power(w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A weight times a power of two, and the inverse of this power."""
+    """Returns a weight times a power of two, and the inverse of this power."""
     power = power_of(w)
     return w * two_to(power), two_to(-power)
 
 
 def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:
-    """A function that computes the equation in another way, or `None`."""
+    """Returns a function that computes the equation in another way, or `None`."""
     if not e.invars:
         return None
     name, x = e.primitive.name, e.invars[0].aval
@@ -110,7 +110,7 @@ def _replacement(e: Eqn, domain: Domains) -> Callable[..., jax.Array] | None:
 
 
 def _traced(fn: Callable[..., object], invars: Sequence[Atom], outvars: Sequence[Var]) -> list[Eqn]:
-    """The equations of `outvars = fn(*invars)`."""
+    """Returns the equations of `outvars = fn(*invars)`."""
     program, _, _ = trace(fn, *[jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in invars])
     rename = dict(zip(program.invars, invars, strict=True)) | dict(zip(program.outs, outvars, strict=True))
     return [

@@ -101,7 +101,7 @@ def launch(
 
 
 def _constants(recurrence: Recurrence, statics: list[jax.Array]) -> tuple[dict[Tensor, jax.Array], dict[Var, jax.Array]]:
-    """The static values that the program reads, and the weights of its products."""
+    """Returns the static values that the program reads, and the weights of its products."""
     part, program = recurrence.part, recurrence.program
     env = dict(part.joint.program.consts) | dict(zip(part.forward.statics, statics[: len(part.forward.statics)], strict=True))
     evaluate(recurrence.static_eqns, env, {})
@@ -111,7 +111,7 @@ def _constants(recurrence: Recurrence, statics: list[jax.Array]) -> tuple[dict[T
 
 
 def _outputs(recurrence: Recurrence, rows: KindRows) -> dict[Tensor, Output]:
-    """The shapes of the tensors that a launch writes."""
+    """Returns the shapes of the tensors that a launch writes."""
     program, found = recurrence.program, {}
     for name, written in recurrence.written.items():
         width = max(1, num_blocks(written.value.aval, program.valid)) * program.unit
@@ -143,7 +143,7 @@ def _add_twins(
 
 
 def _begun(x: jax.Array, sched: Schedule, state_row: jax.Array, awaited: bool) -> jax.Array:
-    """States of which the leaves' rows are known; the launch writes the rows after them, and those of no vertex."""
+    """Returns states with the leaves' rows filled. The launch writes the rows after them."""
     if awaited:
         launched = jnp.arange(x.shape[0])[:, None] >= state_row
         return jnp.where(launched, persistent.unwritten(x.shape, x.dtype), x)

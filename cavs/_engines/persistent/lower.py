@@ -159,7 +159,7 @@ class Recurrence:
         return max((k for k, _ in self.part.recurrent.slots), default=-1) + 1
 
     def _needed(self) -> list[Eqn]:
-        """The equations that this direction's outputs need."""
+        """Returns the equations that this direction's outputs need."""
         part = self.part
         if self.forward:
             return needed(part.joint.program.eqns, [*part.forward.states, *part.forward.extra, *self.kept], set())[0]
@@ -167,11 +167,11 @@ class Recurrence:
         return needed(part.joint.program.eqns, outputs, part.joint.available)[0]
 
     def _exchanged_states(self) -> frozenset[Tensor]:
-        """The tensors that a level reads and that an earlier level of the launch wrote."""
+        """Returns the tensors that a level reads after an earlier level of the same launch wrote them."""
         return frozenset(Tensor(TensorRole.STATE, i) for i in range(len(self.part.forward.states) if self.forward else 0))
 
     def _sources(self, forest: bool) -> dict[Var, Source]:
-        """Where the launch reads each input."""
+        """Maps each input to where the launch reads it."""
         part = self.part
         out: dict[Var, Source] = {v: ConstantRead(Tensor(TensorRole.STATIC, n)) for n, v in enumerate(self.statics)}
         out |= {v: RowRead(Tensor(TensorRole.CROSSING, n)) for n, v in enumerate(part.forward.cross)}
@@ -206,7 +206,7 @@ class Recurrence:
         return out
 
     def _places(self, eqns: list[Eqn], domains: Domains) -> dict[Var, list[RowAddress]]:
-        """Where outputs are stored. Adds equations to `eqns` that give each vertex its value of a constant, and `domains`."""
+        """Maps each output to where it is stored. Extends `eqns` and `domains`, so that constants have a value per vertex."""
         places: dict[Var, list[RowAddress]] = {}
 
         def put(x: Atom, tensor: Tensor, base: int | None, copies: int = 1, domain: Domain = ROW, offset: int = 0) -> None:
@@ -247,7 +247,7 @@ class Recurrence:
         return places
 
     def _unread_slots(self) -> list[tuple[int, int, ShapedArray]]:
-        """(slot, state, its type) for the slots in which a state is not read, if it is read in another one.
+        """Returns (slot, state, its type) for each slot in which a state is not read although another slot reads it.
 
         A child in such a slot reads the cotangent, which must therefore be zero.
         """
@@ -258,7 +258,7 @@ class Recurrence:
 
 
 def is_sparse(tensor: Tensor) -> bool:
-    """Whether a tensor is read only by indices, so that its padding rows may hold anything."""
+    """Returns whether a tensor is read only by indices, so that its padding rows may hold anything."""
     return tensor.role in _OF_PARENTS
 
 
@@ -316,14 +316,14 @@ def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) 
 
 
 def _measured(recurrence: Recurrence, target: Target) -> bool:
-    """Whether float16 products like these have run on a GPU: operands sum at most two rows, and weights are resident."""
+    """Returns whether float16 products like these have been measured: they sum at most two rows, with resident weights."""
     program = recurrence.program
     sums = [operand for p in program.products() for operand in p.operands]
     return all(len(rows) <= 2 for rows in sums) and any(c.resident for c in candidates(program, recurrence.precision, target))
 
 
 def _precision(eqns: Sequence[Eqn], domains: Domains, found: dict[Var, float]) -> str:
-    """The precision of products: that of JAX's float32 products on this GPU, for the precision that F asks for.
+    """Returns the precision of products: what JAX would use on this GPU for the precision that F asks for.
 
     If all operands have bounds (`found`) within the range of a faster precision that is as exact, that one.
     """

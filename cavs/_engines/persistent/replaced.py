@@ -76,7 +76,7 @@ def _moved(phase: Phase, place: Mapping[Tensor, tuple[Tensor, int]]) -> Phase:
 
 
 def _last_loads(program: LevelProgram) -> dict[Tensor, int]:
-    """For each tensor that only early loads of own rows read, the last phase with one.
+    """Maps each tensor that only early loads of own rows read to the last phase that loads it.
 
     They come before all stores of a phase. `kernels._program.check` asserts this of each program.
     """
@@ -94,7 +94,7 @@ def _last_loads(program: LevelProgram) -> dict[Tensor, int]:
 
 
 def _fits(v: Var, program: LevelProgram) -> bool:
-    """Whether a value is float32 in whole unit vectors. A scalar has no columns."""
+    """Returns whether a value is float32 in whole unit vectors. A scalar has no columns."""
     return stored_dtype(aval(v)) == np.float32 and _size(v) > 1 and _size(v) % program.valid == 0
 
 
@@ -103,7 +103,7 @@ def _size(v: Var) -> int:
 
 
 def _filling(values: list[int], sizes: Mapping[int, int], total: int) -> tuple[int, ...] | None:
-    """The fewest values whose sizes add up to `total`."""
+    """Returns the fewest values whose sizes add up to `total`."""
     for count in range(1, min(len(values), _MOST) + 1):
         for some in itertools.combinations(values[:_MOST], count):
             if sum(sizes[n] for n in some) == total:

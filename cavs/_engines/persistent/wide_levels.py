@@ -98,17 +98,17 @@ def fitting(program: LevelProgram, hb: int, target: Target) -> list[LaunchConfig
 
 
 def _sources(spec: ProductSpec) -> int:
-    """The number of rows that the products of one vertex read; rows that lie side by side count as one."""
+    """Counts the rows that the products of one vertex read; rows that lie side by side count as one."""
     return len(spec.sources) // spec.joined
 
 
 def _flops(program: LevelProgram) -> int:
-    """FLOPs of one vertex's matrix products."""
+    """Returns the FLOPs of one vertex's matrix products."""
     return sum(2 * program.size(p.size) * p.blocks * program.unit * len(p.operands) for p in program.products())
 
 
 def _moved(program: LevelProgram) -> int:
-    """The number of blocks of units that the equations of one vertex read and store, besides what its products read.
+    """Counts the blocks of units that one vertex's equations read and store, besides what its products read.
 
     A value that a phase computes, stores for a later phase and reads itself counts as read, because `_BLOCK` was fitted so.
     """
@@ -123,7 +123,7 @@ def _moved(program: LevelProgram) -> int:
 
 
 def _values_in_memory(program: LevelProgram) -> set[Var]:
-    """The values that some phase reads from rows in memory."""
+    """Returns the values that some phase reads from rows in memory."""
     loads = [load for phase in program.phases for load in phase.of(Load)]
     found = {load.value for load in loads if not isinstance(load.source, ConstantRead)}
     found |= {op.operand for phase in program.phases for op in phase.operations if isinstance(op, Across)}

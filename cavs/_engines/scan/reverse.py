@@ -134,7 +134,7 @@ def backward_levels(
 
 
 def _in_less(part: Split, products: Products | None) -> bool:
-    """Whether the levels store cut cotangents in less memory. In engine `scan`, older versions of XLA would copy tensors."""
+    """Returns whether cut cotangents may be stored in parts, in less memory. Older versions of XLA would copy the tensors."""
     return products is not None or part.forward.together is not None
 
 

@@ -180,7 +180,7 @@ def all_rows_back(kind: Kind, row: Index, g: StateCotangents, fusion: bool) -> l
 
 
 def is_leaf(kind: Kind, sched: Schedule) -> bool:
-    """Whether the rows of a kind are leaves."""
+    """Returns whether the rows of a kind are leaves."""
     return kind.number >= len(sched.shape.kinds)
 
 
