@@ -10,7 +10,7 @@ from jax import lax
 
 from cavs._function.domains import STATIC, Domains, domain_of, domains
 from cavs._function.rewrite import retrace
-from cavs._jaxpr.equations import Program, bind
+from cavs._jaxpr.equations import Program, run_equations, values
 from cavs._jaxpr.jaxprs import Env, Eqn, Var, is_var
 
 
@@ -115,13 +115,12 @@ def _fused(
                 if any(is_var(x) and x not in env for x in operands):
                     later.append(eqn)
                 elif group is None:
-                    values = [env[x] if is_var(x) else x.val for x in eqn.invars]
-                    env.update(zip(eqn.outvars, bind(eqn, values), strict=True))
+                    run_equations([eqn], env)
                 else:
                     _run_group(group, shared, adds, env)
             assert len(later) < len(pending), "fused products wait for each other"
             pending = later
-        return [env[x] if is_var(x) else x.val for x in program.outs]
+        return values(program.outs, env)
 
     return retrace(program, body)
 

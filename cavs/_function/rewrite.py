@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 from cavs._function.children import TO_EDGES, TO_ROWS, enter_p, reduce_sum_p, spread, spread_p
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
 from cavs._function.unroll import trace
-from cavs._jaxpr.equations import Program, bind, is_float, shape_of
+from cavs._jaxpr.equations import Program, bind, is_float, run_equations, shape_of, values, without
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 
 # f(+0) = +0, whatever the parameters of the equation.
@@ -63,22 +63,19 @@ def fold_zeros(program: Program, zeros: set[Var]) -> Program:
     ranges: dict[Var, Range] = {}
 
     def body(env: Env) -> list[jax.Array]:
-        values: dict[Var, Any] = env | {v: _Zero(v.aval) for v in zeros}
+        folded: dict[Var, Any] = env | {v: _Zero(v.aval) for v in zeros}
 
-        def read(x: Atom) -> Any:
-            return values[x] if is_var(x) else x.val
-
-        for eqn in program.eqns:
-            args, of = [read(x) for x in eqn.invars], [_range(x, ranges) for x in eqn.invars]
+        def results(eqn: Eqn, args: list[Any]) -> Sequence[Any]:
+            of = [_range(x, ranges) for x in eqn.invars]
             outs = _folded(eqn, args, of)
             if (found := _range_of_results(eqn, of)) is not None:
                 ranges.update(dict.fromkeys(eqn.outvars, found))
             if outs is None and _is_constant_zero(eqn):
                 outs = [_Zero(eqn.outvars[0].aval, constant=True)]
-            if outs is None:
-                outs = bind(eqn, [_solid(a) for a in args])
-            values.update(zip(eqn.outvars, outs, strict=True))
-        return [_solid(read(x)) for x in program.outs]
+            return bind(eqn, list(map(_solid, args))) if outs is None else outs
+
+        run_equations(program.eqns, folded, results)
+        return list(map(_solid, values(program.outs, folded)))
 
     return retrace(program, body)
 
@@ -197,15 +194,14 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
 
 
 def _without_static_spreads(program: Program, known: Domains) -> Program:
-    """The program without the spreads of parameters, so that a product with a parameter stays a product."""
-    domain: Domains = dict(known)
-    same: dict[Var, Atom] = {}
-    eqns = []
-    for eqn in program.eqns:
-        eqn = eqn.replace(invars=[same.get(x, x) if is_var(x) else x for x in eqn.invars])
-        if eqn.primitive is spread_p and domain_of(eqn.invars[0], domain) == STATIC:
-            same[eqn.outvars[0]] = eqn.invars[0]
-        else:
-            eqns.append(eqn)
-            domain = domains([eqn], domain)
-    return program._replace(eqns=tuple(eqns), outs=tuple(same.get(x, x) if is_var(x) else x for x in program.outs))
+    """Removes the spreads of parameters, so that a product with a parameter stays a product."""
+    domain = dict(known)
+
+    def same(e: Eqn) -> Sequence[Atom] | None:
+        if e.primitive is spread_p and domain_of(e.invars[0], domain) == STATIC:
+            return e.invars
+        domain.update(domains([e], domain))
+        return None
+
+    eqns, outs = without(program.eqns, program.outs, same)
+    return program._replace(eqns=tuple(eqns), outs=tuple(outs))
