@@ -1,4 +1,4 @@
-"""Common subexpressions: what F writes twice is computed once, and is one value.
+"""Merges common subexpressions: what F writes twice is computed once, and is one value.
 
 Otherwise two phases of a kernel, for instance, might round it differently: if F writes x twice, `x == x.max()` could be false
 everywhere. XLA merges such equations within one program, but the parts of F are programs of their own.
@@ -33,5 +33,5 @@ def merge_common_subexpressions(program: Program) -> Program:
 
 
 def _key(x: Atom) -> Any:
-    """What is equal for equal operands."""
+    """Returns a key that equal operands share."""
     return x if is_var(x) else literal_key(x)

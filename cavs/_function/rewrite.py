@@ -90,7 +90,7 @@ def _solid(x: Any) -> jax.Array:
 
 
 def _folded(eqn: Eqn, args: Sequence[Any], ranges: Sequence[Range | None]) -> list[Any] | None:
-    """The results of an equation that zeros among its operands make trivial; else `None`."""
+    """Returns the results of an equation that zeros among its operands make trivial; else `None`."""
     zero, name, out = [isinstance(a, _Zero) for a in args], eqn.primitive.name, eqn.outvars[0] if eqn.outvars else None
     if not any(zero) or out is None:
         return None
@@ -127,7 +127,7 @@ def _range(x: Atom, ranges: dict[Var, Range]) -> Range | None:
 
 
 def _range_of_results(eqn: Eqn, of: Sequence[Range | None]) -> Range | None:
-    """The range of gates and the like: sigmoids, masks, and sums and products of these."""
+    """Returns the range of gates and the like: sigmoids, masks, and sums and products of these."""
     name, x = eqn.primitive.name, eqn.invars[0] if eqn.invars else None
     if name == "logistic" or (name == "convert_element_type" and x is not None and x.aval.dtype == bool):
         return 0.0, 1.0
@@ -167,7 +167,7 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
             return env[x] if is_var(x) else x.val
 
         def row(x: Atom) -> jax.Array:
-            """A STATIC value as a ROW value."""
+            """Returns a STATIC value as a ROW value."""
             zero = env[some_row] * 0
             return read(x) | (zero != 0) if x.aval.dtype == bool else read(x) - zero.astype(x.aval.dtype)  # -0 - 0 is -0
 

@@ -194,7 +194,7 @@ def _run(
 
 
 def _known(role: RoleProgram, part: Recurrent, inputs: _Inputs) -> Domains:
-    """The domains of the inputs of the joint program, except STATIC ones."""
+    """Returns the domains of the inputs of the joint program, except STATIC ones."""
     known: Domains = {v: ROW for v in (*inputs.slots, inputs.num_children, *inputs.state_cts)}
     known |= {v: EDGE for v in inputs.child}
     known |= {v: domain_of(x, role.domain) for v, x in zip(inputs.cross, part.cross, strict=True)}
@@ -225,7 +225,7 @@ def _operands_of_gradient(reader: _Reader) -> set[int]:
 
 
 def _floats(values: Sequence[Atom]) -> list[int]:
-    """The places of the floats among `values`."""
+    """Returns the places of the floats among `values`."""
     return [i for i, x in enumerate(values) if is_float(x)]
 
 

@@ -48,7 +48,7 @@ class _Traced(NamedTuple):
         return bool(self.inner) or any(e.primitive.name == "scan" for e in self.graph.forward)
 
     def keeps(self, inner: Sequence[Kept]) -> bool:
-        """Whether the loops keep the same values."""
+        """Returns whether the loops keep the same values."""
         return len(inner) == len(self.inner) and all(a is b for a, (_, b) in zip(inner, self.inner, strict=True))
 
 
@@ -165,7 +165,7 @@ class Planner:
         run_equations(jaxpr.eqns, env, results)
 
     def _names(self, graph_name: str) -> Names:
-        """The options of one graph."""
+        """Returns the options of one graph."""
         return self.names if not graph_name else tuple((n, way if way != "offload" else "keep") for n, way in self.names)
 
     def _loop(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, inner: list[str]) -> list[Any]:
