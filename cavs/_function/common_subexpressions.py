@@ -1,15 +1,16 @@
-"""Common subexpressions: what F writes twice is computed once, and is one value.
+"""Merges common subexpressions: what F writes twice is computed once, and is one value.
 
 Otherwise two phases of a kernel, for instance, might round it differently: if F writes x twice, `x == x.max()` could be false
 everywhere. XLA merges such equations within one program, but the parts of F are programs of their own.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from cavs._function.user_rules import may_sum_first
 from cavs._jaxpr.equal_jaxprs import literal_key, same_parameters
-from cavs._jaxpr.equations import Program
-from cavs._jaxpr.jaxprs import Atom, Eqn, Var, is_var
+from cavs._jaxpr.equations import Program, without
+from cavs._jaxpr.jaxprs import Atom, Eqn, is_var
 
 
 def merge_common_subexpressions(program: Program) -> Program:
@@ -17,23 +18,20 @@ def merge_common_subexpressions(program: Program) -> Program:
 
     Calls with a rule of the user that is not linear stay: the rule acts on the cotangent of each.
     """
-    same: dict[Var, Var] = {}
     known: dict[Any, list[Eqn]] = {}
-    eqns = []
-    for e in program.eqns:
-        if any(x in same for x in e.invars if is_var(x)):
-            e = e.replace(invars=[same.get(x, x) if is_var(x) else x for x in e.invars])
+
+    def earlier(e: Eqn) -> Sequence[Atom] | None:
         alike = known.setdefault((e.primitive, *map(_key, e.invars)), [])
         first = next((f for f in alike if same_parameters(e, f)), None)
-        if first is None or not may_sum_first(e):
-            alike.append(e)
-            eqns.append(e)
-        else:
-            same.update(zip(e.outvars, first.outvars, strict=True))
-    outs = tuple(same.get(x, x) if is_var(x) else x for x in program.outs)
-    return program._replace(eqns=tuple(eqns), outs=outs)
+        if first is not None and may_sum_first(e):
+            return first.outvars
+        alike.append(e)
+        return None
+
+    eqns, outs = without(program.eqns, program.outs, earlier)
+    return program._replace(eqns=tuple(eqns), outs=tuple(outs))
 
 
 def _key(x: Atom) -> Any:
-    """What is equal for equal operands."""
+    """Returns a key that equal operands share."""
     return x if is_var(x) else literal_key(x)

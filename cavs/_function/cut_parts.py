@@ -58,7 +58,7 @@ def _parts(joint: Joint) -> dict[Var, list[Var]]:
 
 
 def _stored_whole(parts: dict[Var, list[Var]]) -> list[Var]:
-    """The cut cotangents with parts that no larger one has. One of a single part, such as a reshaped one, is that part."""
+    """Returns the cut cotangents with parts that no larger one has; for one of a single part, such as a reshaped one, the part."""
     found: list[Var] = []
     covered: set[Var] = set()
     for v in sorted(parts, key=lambda v: -v.aval.size):
@@ -86,7 +86,7 @@ def _divided(joint: Joint, whole: StoredCuts) -> StoredCuts:
 
 
 def _parts_of(cut: Var, makers: dict[Var, Eqn], domain: Domains) -> list[Var]:
-    """The values that a cut cotangent consists of, in the order of its elements; itself if it is no concatenation of values."""
+    """Returns the values that a cut cotangent concatenates, in the order of its elements; itself if it is no concatenation."""
     parts: list[Var] = []
     todo = [cut]
     while todo:
@@ -100,7 +100,7 @@ def _parts_of(cut: Var, makers: dict[Var, Eqn], domain: Domains) -> list[Var]:
 
 
 def _is_layout(e: Eqn) -> bool:
-    """Whether the elements of the result are those of the operands in their order."""
+    """Returns whether the elements of the result are those of the operands in their order."""
     if e.primitive.name not in _LAYOUT or not all(map(is_var, e.invars)):
         return False
     axis = e.params.get("dimension", e.params.get("axis", 0)) if len(e.invars) > 1 else 0
@@ -108,6 +108,6 @@ def _is_layout(e: Eqn) -> bool:
 
 
 def _bytes(joint: Joint, stored: StoredCuts) -> int:
-    """The bytes that a vertex or an edge needs besides those of kept values."""
+    """Returns the bytes that a vertex or an edge needs besides those of kept values."""
     over = reused(joint, stored.values, stored.domain)
     return sum(bytes_of_var(v) for v in stored.values if v not in over)

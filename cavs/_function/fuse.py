@@ -10,7 +10,7 @@ from jax import lax
 
 from cavs._function.domains import STATIC, Domains, domain_of, domains
 from cavs._function.rewrite import retrace
-from cavs._jaxpr.equations import Program, bind
+from cavs._jaxpr.equations import Program, run_equations, values
 from cavs._jaxpr.jaxprs import Env, Eqn, Var, is_var
 
 
@@ -55,7 +55,7 @@ def fuse_products(program: Program, known: Domains) -> tuple[Program, list[str]]
 
 
 def _product(eqn: Eqn, domain: Domains) -> _RowProduct | None:
-    """An equation as a product, if it is a vector-matrix product with a static matrix."""
+    """Returns an equation as a product, if it is a vector-matrix product with a static matrix."""
     if eqn.primitive.name != "dot_general":
         return None
     (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
@@ -72,7 +72,7 @@ def _product(eqn: Eqn, domain: Domains) -> _RowProduct | None:
 
 
 def _groups(program: Program, domain: Domains, shared: _Shared) -> list[_Group]:
-    """The groups of at least two products that are fused."""
+    """Returns the groups of at least two products that are fused."""
     groups: dict[Hashable, _Group] = {}
     weight_id, depth = _weight_ids(program), _product_depths(program, domain)
     for eqn in program.eqns:
@@ -98,7 +98,7 @@ def _note(group: _Group, shared: _Shared) -> str:
 def _fused(
     program: Program, groups: Sequence[_Group], biases: dict[int, list[Eqn]], domain: Domains, shared: _Shared
 ) -> Program:
-    """The program with each group as one product. `biases` is from `_common_biases`."""
+    """Returns the program with each group as one product. `biases` is from `_common_biases`."""
     member = {id(p.eqn): group for group in groups for p in group}
 
     def body(env: Env) -> list[jax.Array]:
@@ -115,13 +115,12 @@ def _fused(
                 if any(is_var(x) and x not in env for x in operands):
                     later.append(eqn)
                 elif group is None:
-                    values = [env[x] if is_var(x) else x.val for x in eqn.invars]
-                    env.update(zip(eqn.outvars, bind(eqn, values), strict=True))
+                    run_equations([eqn], env)
                 else:
                     _run_group(group, shared, adds, env)
             assert len(later) < len(pending), "fused products wait for each other"
             pending = later
-        return [env[x] if is_var(x) else x.val for x in program.outs]
+        return values(program.outs, env)
 
     return retrace(program, body)
 
@@ -149,7 +148,7 @@ def _run_group(group: _Group, shared: _Shared, adds: Sequence[Eqn], env: Env) ->
 
 
 def _common_biases(program: Program, groups: Iterable[_Group], domain: Domains) -> dict[int, list[Eqn]]:
-    """For each group of stacked products, by its id: the additions of one and the same static vector to each result.
+    """Maps the id of each group of stacked products to the additions of one and the same static vector to each result.
 
     They are stacked, too, so that product and addition leave ONE cut cotangent for both parameters.
     """
@@ -188,7 +187,7 @@ def _weight_ids(program: Program) -> dict[Var, Hashable]:
 
 
 def _product_depths(program: Program, domain: Domains) -> dict[Var, int]:
-    """The largest number of products on a path to each variable."""
+    """Returns the largest number of products on a path to each variable."""
     depth: dict[Var, int] = {}
     for eqn in program.eqns:
         before = max((depth.get(x, 0) for x in eqn.invars if is_var(x)), default=0)

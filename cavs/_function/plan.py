@@ -128,7 +128,7 @@ class FunctionPlan:
         return dataclasses.replace(self, leaf=leaf, inner=inner)
 
     def _overwritable(self) -> frozenset[int]:
-        """The leaves of the state whose rows the cotangents of a forest may overwrite."""
+        """Returns the leaves of the state whose rows the cotangents of a forest may overwrite."""
         found = set(range(len(self.state_avals)))
         for part in self.inner.values():
             found &= part.can_overwrite(self.function.arity)
@@ -159,7 +159,7 @@ def make_plan(function: VertexFunction, shapes: ArgumentShapes, most: int | None
 
 
 def _agreed(pushes: dict[tuple[str | None, bool], Pushed]) -> Pushed:
-    """What all kinds and roles push; they must agree."""
+    """Checks that all kinds and roles push the same, and returns what they push."""
     (first, pushed), *rest = pushes.items()
     for which, other in rest:
         if other.tree != pushed.tree or [(a.shape, a.dtype) for a in other.avals] != [(a.shape, a.dtype) for a in pushed.avals]:

@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 from cavs._function.children import TO_EDGES, TO_ROWS, enter_p, reduce_sum_p, spread, spread_p
 from cavs._function.domains import EDGE, ROW, STATIC, Domains, domain_of, domains
 from cavs._function.unroll import trace
-from cavs._jaxpr.equations import Program, bind, is_float, shape_of
+from cavs._jaxpr.equations import Program, bind, is_float, run_equations, shape_of, values, without
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 
 # f(+0) = +0, whatever the parameters of the equation.
@@ -63,22 +63,19 @@ def fold_zeros(program: Program, zeros: set[Var]) -> Program:
     ranges: dict[Var, Range] = {}
 
     def body(env: Env) -> list[jax.Array]:
-        values: dict[Var, Any] = env | {v: _Zero(v.aval) for v in zeros}
+        folded: dict[Var, Any] = env | {v: _Zero(v.aval) for v in zeros}
 
-        def read(x: Atom) -> Any:
-            return values[x] if is_var(x) else x.val
-
-        for eqn in program.eqns:
-            args, of = [read(x) for x in eqn.invars], [_range(x, ranges) for x in eqn.invars]
+        def results(eqn: Eqn, args: list[Any]) -> Sequence[Any]:
+            of = [_range(x, ranges) for x in eqn.invars]
             outs = _folded(eqn, args, of)
             if (found := _range_of_results(eqn, of)) is not None:
                 ranges.update(dict.fromkeys(eqn.outvars, found))
             if outs is None and _is_constant_zero(eqn):
                 outs = [_Zero(eqn.outvars[0].aval, constant=True)]
-            if outs is None:
-                outs = bind(eqn, [_solid(a) for a in args])
-            values.update(zip(eqn.outvars, outs, strict=True))
-        return [_solid(read(x)) for x in program.outs]
+            return bind(eqn, list(map(_solid, args))) if outs is None else outs
+
+        run_equations(program.eqns, folded, results)
+        return list(map(_solid, values(program.outs, folded)))
 
     return retrace(program, body)
 
@@ -93,7 +90,7 @@ def _solid(x: Any) -> jax.Array:
 
 
 def _folded(eqn: Eqn, args: Sequence[Any], ranges: Sequence[Range | None]) -> list[Any] | None:
-    """The results of an equation that zeros among its operands make trivial; else `None`."""
+    """Returns the results of an equation that zeros among its operands make trivial; else `None`."""
     zero, name, out = [isinstance(a, _Zero) for a in args], eqn.primitive.name, eqn.outvars[0] if eqn.outvars else None
     if not any(zero) or out is None:
         return None
@@ -130,7 +127,7 @@ def _range(x: Atom, ranges: dict[Var, Range]) -> Range | None:
 
 
 def _range_of_results(eqn: Eqn, of: Sequence[Range | None]) -> Range | None:
-    """The range of gates and the like: sigmoids, masks, and sums and products of these."""
+    """Returns the range of gates and the like: sigmoids, masks, and sums and products of these."""
     name, x = eqn.primitive.name, eqn.invars[0] if eqn.invars else None
     if name == "logistic" or (name == "convert_element_type" and x is not None and x.aval.dtype == bool):
         return 0.0, 1.0
@@ -170,7 +167,7 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
             return env[x] if is_var(x) else x.val
 
         def row(x: Atom) -> jax.Array:
-            """A STATIC value as a ROW value."""
+            """Returns a STATIC value as a ROW value."""
             zero = env[some_row] * 0
             return read(x) | (zero != 0) if x.aval.dtype == bool else read(x) - zero.astype(x.aval.dtype)  # -0 - 0 is -0
 
@@ -197,15 +194,14 @@ def make_domains_explicit(program: Program, known: Domains, num_states: int, som
 
 
 def _without_static_spreads(program: Program, known: Domains) -> Program:
-    """The program without the spreads of parameters, so that a product with a parameter stays a product."""
-    domain: Domains = dict(known)
-    same: dict[Var, Atom] = {}
-    eqns = []
-    for eqn in program.eqns:
-        eqn = eqn.replace(invars=[same.get(x, x) if is_var(x) else x for x in eqn.invars])
-        if eqn.primitive is spread_p and domain_of(eqn.invars[0], domain) == STATIC:
-            same[eqn.outvars[0]] = eqn.invars[0]
-        else:
-            eqns.append(eqn)
-            domain = domains([eqn], domain)
-    return program._replace(eqns=tuple(eqns), outs=tuple(same.get(x, x) if is_var(x) else x for x in program.outs))
+    """Removes the spreads of parameters, so that a product with a parameter stays a product."""
+    domain = dict(known)
+
+    def same(e: Eqn) -> Sequence[Atom] | None:
+        if e.primitive is spread_p and domain_of(e.invars[0], domain) == STATIC:
+            return e.invars
+        domain.update(domains([e], domain))
+        return None
+
+    eqns, outs = without(program.eqns, program.outs, same)
+    return program._replace(eqns=tuple(eqns), outs=tuple(outs))

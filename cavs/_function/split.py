@@ -88,7 +88,7 @@ class Split:
         return dataclasses.replace(self, joint=joint)
 
     def can_overwrite(self, arity: int) -> set[int]:
-        """The leaves of the state whose rows the cotangents of a forest may overwrite.
+        """Returns the leaves of the state whose rows the cotangents of a forest may overwrite.
 
         In a forest, the task of a vertex's parent is the last to read its state, and the only one to write its cotangent. So
         the lazy part and the lazy gradients must not read the leaf, and a task must write the cotangent of each child once: by
@@ -145,7 +145,7 @@ def split_leaf(role: RoleProgram) -> Split:
 
 
 def _sorted_out(role: RoleProgram, eager: bool) -> tuple[list[Eqn], list[Eqn], list[Eqn]]:
-    """The static, the eager and the recurrent equations."""
+    """Returns the static, the eager and the recurrent equations."""
     eqns, domain = role.program.eqns, role.domain
     before_scatter = {id(e) for e in needed(eqns, role.states, set(role.program.consts))[0]}
     static_eqns, eager_eqns, recurrent = [], [], set()
@@ -177,7 +177,7 @@ def _sorted_out(role: RoleProgram, eager: bool) -> tuple[list[Eqn], list[Eqn], l
 
 
 def _can_be_eager(e: Eqn, domain: Domain, of_edges: set[Var]) -> bool:
-    """Whether an equation that reads no gathered value is eager, given the values of edges that the eager part has.
+    """Returns whether an equation that reads no gathered value is eager, given the values of edges that the eager part has.
 
     What is the same for all edges of a vertex is not: the levels read it once a vertex, and spread it.
     """
@@ -190,7 +190,7 @@ def _can_be_eager(e: Eqn, domain: Domain, of_edges: set[Var]) -> bool:
 def _boundaries(
     role: RoleProgram, static_eqns: list[Eqn], eager_eqns: list[Eqn], eqns: list[Eqn]
 ) -> tuple[Recurrent, list[Eqn], list[Var]]:
-    """The recurrent part (its equations are `eqns`), the lazy equations, and what the lazy part reads of the eager part."""
+    """Returns the recurrent part (of `eqns`), the lazy equations, and what the lazy part reads of the eager part."""
     domain, consts, gathered = role.domain, role.program.consts, _gathered(role)
     states = {x for x in role.states if is_var(x)}
     inside = {v for e in eqns for v in e.outvars}
@@ -216,5 +216,5 @@ def _boundaries(
 
 
 def _gathered(role: RoleProgram) -> set[Var]:
-    """The inputs that gather and `gather_all` read."""
+    """Returns the inputs that gather and `gather_all` read."""
     return {v for slot in role.slots for v in slot} | set(role.child)

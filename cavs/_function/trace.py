@@ -1,7 +1,7 @@
 """Traces F for one kind of vertex and one role, and rewrites it."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ from cavs._function.unroll import trace
 from cavs._function.user_rules import with_rules_per_vertex
 from cavs._function.vertex import Vertex, VertexFunction
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import Program, needed
-from cavs._jaxpr.jaxprs import Atom, PyTreeDef, Var, is_var
+from cavs._jaxpr.equations import Program, needed, without
+from cavs._jaxpr.jaxprs import PyTreeDef, Var
 from cavs._jaxpr.source_lines import line_of
 
 
@@ -78,12 +78,7 @@ def trace_role(
     role = RoleProgram(
         program,
         domains(program.eqns, found.domains),
-        params=found.params,
-        inputs=found.inputs,
-        edges=found.edges,
-        slots=found.slots,
-        child=found.child,
-        num_children=found.num_children,
+        **found._asdict(),
         states=program.outs[:num_states],
         pushes=program.outs[num_states:],
         notes=tuple(notes),
@@ -161,16 +156,6 @@ def _traced(
 
 
 def _without_marks(program: Program) -> Program:
-    """The program without `enter`, which has served its purpose once calls are checked."""
-    same: dict[Var, Atom] = {}
-
-    def renamed(values: Sequence[Atom]) -> list[Any]:
-        return [same.get(x, x) if is_var(x) else x for x in values]
-
-    eqns = []
-    for e in program.eqns:
-        if e.primitive is enter_p:
-            (same[e.outvars[0]],) = renamed(e.invars)
-        else:
-            eqns.append(e.replace(invars=renamed(e.invars)))
-    return program._replace(eqns=tuple(eqns), outs=tuple(renamed(program.outs)))
+    """Removes `enter`, which has served its purpose once calls are checked."""
+    eqns, outs = without(program.eqns, program.outs, lambda e: e.invars if e.primitive is enter_p else None)
+    return program._replace(eqns=tuple(eqns), outs=tuple(outs))

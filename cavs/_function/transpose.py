@@ -17,7 +17,7 @@ from cavs._function.keeping import with_keeping
 from cavs._function.role import RoleProgram
 from cavs._function.unroll import trace
 from cavs._jaxpr.derivative import vjp_at
-from cavs._jaxpr.equations import Program, bind, depends, is_float, needed, reads, shape_of, tap_p, value_of
+from cavs._jaxpr.equations import Program, bind, depends, is_float, needed, reads, run_equations, shape_of, tap_p, value_of
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._jaxpr.names import without_names
 
@@ -181,18 +181,20 @@ def _run(
     """
     number = {id(r.eqn): n for n, r in enumerate(readers)}
     operands: list[list[jax.Array]] = [[] for _ in readers]
-    for e in eqns:
-        args = [env[a] if is_var(a) else a.val for a in e.invars]
+
+    def results(e: Eqn, args: list[Any]) -> Sequence[jax.Array]:
         outs = bind(e, args)
         if (n := number.get(id(e))) is not None:
-            operands[n], own = args, iter(deltas[n])
-            outs = [tap_p.bind(o, next(own)) if is_float(v) else o for o, v in zip(outs, e.outvars, strict=True)]
-        env.update(zip(e.outvars, outs, strict=True))
+            operands[n], left = args, iter(deltas[n])
+            outs = [tap_p.bind(o, next(left)) if is_float(v) else o for o, v in zip(outs, e.outvars, strict=True)]
+        return outs
+
+    run_equations(eqns, env, results)
     return operands
 
 
 def _known(role: RoleProgram, part: Recurrent, inputs: _Inputs) -> Domains:
-    """The domains of the inputs of the joint program, except STATIC ones."""
+    """Returns the domains of the inputs of the joint program, except STATIC ones."""
     known: Domains = {v: ROW for v in (*inputs.slots, inputs.num_children, *inputs.state_cts)}
     known |= {v: EDGE for v in inputs.child}
     known |= {v: domain_of(x, role.domain) for v, x in zip(inputs.cross, part.cross, strict=True)}
@@ -223,7 +225,7 @@ def _operands_of_gradient(reader: _Reader) -> set[int]:
 
 
 def _floats(values: Sequence[Atom]) -> list[int]:
-    """The places of the floats among `values`."""
+    """Returns the places of the floats among `values`."""
     return [i for i, x in enumerate(values) if is_float(x)]
 
 

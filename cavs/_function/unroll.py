@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from cavs._function.children import has_children_in
 from cavs._function.domains import STATIC, Domains
-from cavs._jaxpr.equations import Program, bind
+from cavs._jaxpr.equations import Program, bind, run_equations, values
 from cavs._jaxpr.inline import PLAIN, inlined
 from cavs._jaxpr.jaxprs import (
     Atom,
@@ -77,22 +77,23 @@ def _needs_unrolling(eqn: Eqn) -> bool:
 
 def _run(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array]) -> list[jax.Array]:
     """Evaluates a jaxpr, and unrolls what needs it."""
-    env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(zip(jaxpr.invars, args, strict=True))
-    for e in jaxpr.eqns:
-        values = [env[x] if is_var(x) else x.val for x in e.invars]
-        if not _needs_unrolling(e):
-            outs = bind(e, values)
-        elif e.primitive.name in PLAIN:
-            outs = _run(*body_of(e), values)
-        elif e.primitive.name == "scan":
-            outs = _scan(e, values)
-        elif e.primitive.name == "cond":
-            cases = [_run(*opened(branch), values[1:]) for branch in e.params["branches"]]
-            outs = [_pick(values[0], parts) for parts in zip(*cases, strict=True)]
-        else:
-            raise TypeError(MSG_CONTROL.format(name=e.primitive.name, where=line_of(e)))
-        env.update(zip(e.outvars, outs, strict=True))
-    return [env[x] if is_var(x) else x.val for x in jaxpr.outvars]
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    run_equations(jaxpr.eqns, env, _results)
+    return values(jaxpr.outvars, env)
+
+
+def _results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:
+    name = eqn.primitive.name
+    if not _needs_unrolling(eqn):
+        return bind(eqn, operands)
+    if name in PLAIN:
+        return _run(*body_of(eqn), operands)
+    if name == "scan":
+        return _scan(eqn, operands)
+    if name == "cond":
+        cases = [_run(*opened(branch), operands[1:]) for branch in eqn.params["branches"]]
+        return [_pick(operands[0], parts) for parts in zip(*cases, strict=True)]
+    raise TypeError(MSG_CONTROL.format(name=name, where=line_of(eqn)))
 
 
 def _pick(which: jax.Array, cases: Iterable[jax.Array]) -> jax.Array:

@@ -15,7 +15,7 @@ from cavs._function.rewrite import retrace
 from cavs._function.unroll import trace
 from cavs._jaxpr.costs import bytes_of_var
 from cavs._jaxpr.derivative import vjp_at
-from cavs._jaxpr.equations import Program, bind, depends, is_float, lines_of, shape_of
+from cavs._jaxpr.equations import Program, bind, depends, is_float, run_equations, shape_of, values
 from cavs._jaxpr.inline import inlined
 from cavs._jaxpr.jaxprs import Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._jaxpr.linear import CALLED, is_linear
@@ -84,12 +84,13 @@ def with_rules_per_vertex(program: Program, known: Domains, some_row: Var) -> Pr
         return program
 
     def body(env: dict[Var, jax.Array]) -> list[jax.Array]:
-        for eqn in program.eqns:
-            args = [env[x] if is_var(x) else x.val for x in eqn.invars]
+        def results(eqn: Eqn, args: list[Any]) -> Sequence[jax.Array]:
             for i in varied.get(id(eqn), ()):
                 args[i] = varying(args[i], env[some_row])
-            env.update(zip(eqn.outvars, bind(eqn, args), strict=True))
-        return [env[x] if is_var(x) else x.val for x in program.outs]
+            return bind(eqn, args)
+
+        run_equations(program.eqns, env, results)
+        return values(program.outs, env)
 
     return retrace(program, body)
 
@@ -110,15 +111,16 @@ def with_rules_per_child(
     outs = inlined(jaxpr, {}, eqns)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *child], strict=True))
     differ = {*(v for v, x in zip(jaxpr.constvars, apart, strict=True) if x), *jaxpr.invars}
-    for eqn in eqns:
-        args = [env[x] if is_var(x) else x.val for x in eqn.invars]
+
+    def results(eqn: Eqn, args: list[Any]) -> Sequence[jax.Array]:
         places = to_vary(eqn, [is_var(x) and x in differ for x in eqn.invars])
         for i in places:
             args[i] = vary(args[i])
-        differ |= {*eqn.outvars} if places else depends([eqn], differ)
-        with lines_of(eqn):
-            env.update(zip(eqn.outvars, bind(eqn, args), strict=True))
-    return [env[x] if is_var(x) else x.val for x in outs]
+        differ.update({*eqn.outvars} if places else depends([eqn], differ))
+        return bind(eqn, args)
+
+    run_equations(eqns, env, results)
+    return values(outs, env)
 
 
 def varying(x: jax.Array, number: jax.Array) -> jax.Array:

@@ -89,7 +89,7 @@ def reverse_differentiable(
 
 
 def _rules(run: Flat, push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]) -> Rules:
-    """The rules of a function that is differentiated by `push`, batched or not."""
+    """Returns the rules of a function that is differentiated by `push`, batched or not."""
 
     def batch(over: Callable[..., Flat], dims: list[int | None], operands: Arrays) -> Arrays:
         def of_batch(primals: Arrays, tangents: Tangents) -> tuple[Arrays, Tangents]:

@@ -14,8 +14,8 @@ from jax import lax
 from jax.core import Tracer
 
 from cavs._graphs.pytree import PyTree
-from cavs._jaxpr.equations import bind, lines_of
-from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, is_var, opened
+from cavs._jaxpr.equations import bind, run_equations, values
+from cavs._jaxpr.jaxprs import CALLS, Atom, ClosedJaxpr, Eqn, Jaxpr, body_of, opened
 
 _SUMS = ("dot_general", "reduce_sum")  # zero, if they are over nothing
 _UPDATES = {"dynamic_update_slice": 1, "scatter": 2, "scatter-add": 2, "scatter_add": 2}  # the operand that may be empty
@@ -57,13 +57,12 @@ def evaluated_by(
 def _run(jaxpr: Jaxpr, consts: Sequence[jax.Array], args: Sequence[jax.Array]) -> list[jax.Array]:
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(x: Atom) -> jax.Array:
-        return env[x] if is_var(x) else x.val
+    def results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:
+        with eqn.ctx.manager:
+            return _results(eqn, operands)
 
-    for eqn in jaxpr.eqns:
-        with eqn.ctx.manager, lines_of(eqn):
-            env.update(zip(eqn.outvars, _results(eqn, [read(x) for x in eqn.invars]), strict=True))
-    return [read(x) for x in jaxpr.outvars]
+    run_equations(jaxpr.eqns, env, results)
+    return values(jaxpr.outvars, env)
 
 
 def _results(eqn: Eqn, operands: list[Any]) -> Sequence[jax.Array]:

@@ -42,7 +42,7 @@ def same_parameters(e: Eqn, f: Eqn) -> bool:
 
 
 def _same_types(first: list[Var], second: list[Var], names: dict[Var, Var]) -> bool:
-    """Whether new variables have the same types. Adds their names."""
+    """Returns whether new variables have the same types. Adds their names."""
     names.update(zip(second, first, strict=False))
     return len(first) == len(second) and all(v.aval == w.aval for v, w in zip(first, second, strict=True))
 

@@ -1,6 +1,6 @@
 """Programs: straight-line equations, written for one vertex, and what can be asked about them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -57,17 +57,50 @@ def bind(eqn: Eqn, args: Sequence[Any]) -> list[jax.Array]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
-def run_equations(eqns: Sequence[Eqn], env: Env) -> None:
-    """Runs equations as they are and adds their results to `env`."""
+def run_equations(eqns: Iterable[Eqn], env: dict[Var, Any], results: Callable[[Eqn, list[Any]], Sequence[Any]] = bind) -> None:
+    """Runs equations and adds their results to `env`. `results` computes those of an equation from its operands."""
     for eqn in eqns:
         with lines_of(eqn):
-            env.update(zip(eqn.outvars, bind(eqn, [env[x] if is_var(x) else x.val for x in eqn.invars]), strict=True))
+            env.update(zip(eqn.outvars, results(eqn, [env[x] if is_var(x) else x.val for x in eqn.invars]), strict=True))
+
+
+def values(atoms: Iterable[Atom], env: dict[Var, Any]) -> list[Any]:
+    """Returns the values of variables and literals, these as they are."""
+    return [env[x] if is_var(x) else x.val for x in atoms]
 
 
 def lines_of(eqn: Eqn) -> AbstractContextManager[None]:
     """Returns a context in which new equations get the source lines of `eqn`."""
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     return source_info_util.user_context(eqn.source_info.traceback, name_stack=names)
+
+
+def without(
+    eqns: Iterable[Eqn], outs: Iterable[Atom], same: Callable[[Eqn], Sequence[Atom] | None]
+) -> tuple[list[Eqn], list[Atom]]:
+    """Removes equations whose results are values that exist already.
+
+    Args:
+        eqns: the equations, in order.
+        outs: what is read after them.
+        same: returns these values for an equation without the removed ones, `None` for one that stays.
+
+    Returns:
+        The other equations, and the outputs.
+    """
+    replaced: dict[Var, Atom] = {}
+    kept: list[Eqn] = []
+
+    def get(x: Atom) -> Atom:
+        return replaced.get(x, x) if is_var(x) else x
+
+    for e in eqns:
+        e = e.replace(invars=[get(x) for x in e.invars])
+        if (values := same(e)) is None:
+            kept.append(e)
+        else:
+            replaced.update(zip(e.outvars, values, strict=True))
+    return kept, [get(x) for x in outs]
 
 
 def needed(eqns: Sequence[Eqn], outs: Sequence[Atom], available: set[Var]) -> tuple[list[Eqn], list[Var]]:

@@ -50,7 +50,7 @@ def _follow(eqns: Sequence[Eqn], ways: dict[Var, _Way]) -> None:
 
 
 def _results(eqn: Eqn, of: list[_Way]) -> list[_Way]:
-    """The ways of the results of an equation, from those of its operands."""
+    """Returns the ways of the results of an equation, from those of its operands."""
     name, count = eqn.primitive.name, len(eqn.outvars)
     if name == "optimization_barrier":
         return of
@@ -80,7 +80,7 @@ def _of_operands(eqn: Eqn, of: list[_Way]) -> _Way:
 
 
 def _apart(of: list[_Way], others: Iterable[int]) -> _Way:
-    """The way of a result that is linear in its operands together, without those at the places `others`."""
+    """Returns the way of a result that is linear in its operands together, without those at the places `others`."""
     fixed = {*others}
     if any(of[i] not in (_Way.ZERO, _Way.FREE) for i in fixed):
         return _Way.OTHER
@@ -88,7 +88,7 @@ def _apart(of: list[_Way], others: Iterable[int]) -> _Way:
 
 
 def _sum(ways: Iterable[_Way]) -> _Way:
-    """The way of a sum."""
+    """Returns the way of a sum."""
     found = {*ways} - {_Way.ZERO}
     return next(iter(found), _Way.ZERO) if len(found) < 2 else _Way.OTHER
 

@@ -15,7 +15,7 @@ from cavs._graphs.pytree import PyTree
 
 
 def varying(x: Any) -> frozenset[str]:
-    """The mesh axes along which an array, or a value of a type, may differ between devices, inside `jax.shard_map`."""
+    """Returns the mesh axes along which an array, or a value of a type, may differ between devices, inside `jax.shard_map`."""
     of = x if isinstance(x, ShapedArray | jax.ShapeDtypeStruct) else jax.typeof(x)
     manual = getattr(of, "mat", None) or getattr(of, "manual_axis_type", None)
     return frozenset(getattr(of, "vma", None) or () if manual is None else manual.varying)
@@ -30,23 +30,23 @@ def vary(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 
 def zeros(of: Any) -> jax.Array:
-    """Zeros of the type of a variable, a literal or an abstract value."""
+    """Returns zeros of the type of a variable, a literal or an abstract value."""
     of = getattr(of, "aval", of)
     return vary(jnp.zeros(of.shape, of.dtype), tuple(varying(of)))
 
 
 def is_checked() -> bool:
-    """Whether JAX checks types where this is called, if that is inside a `shard_map`."""
+    """Returns whether JAX checks types where this is called, if that is inside a `shard_map`."""
     return bool(_config._check_vma.value)
 
 
 def unchecked() -> contextlib.AbstractContextManager[object]:
-    """A context in which JAX does not check types inside a `shard_map`. Values that enter it must be `untyped`."""
+    """Returns a context in which JAX does not check types inside a `shard_map`. Values that enter it must be `untyped`."""
     return _config._check_vma(False)
 
 
 def untyped(tree: PyTree) -> PyTree:
-    """The same values, whose types say nothing about devices. Only where it is `unchecked`; XLA removes the reshapes."""
+    """Returns the same values with types that say nothing about devices, where JAX is `unchecked`. XLA removes the reshapes."""
 
     def without(x: jax.Array) -> jax.Array:
         return lax.squeeze(lax.expand_dims(x, (0,)), (0,)) if x.dtype != jax.dtypes.float0 and varying(x) else x

@@ -76,7 +76,7 @@ def minimum_cut(
 def _passed_on(
     eqns: Sequence[Eqn], needed: Collection[Var], free: Collection[Var], size: Callable[[Var], float]
 ) -> dict[int, int]:
-    """The equations whose result only one other equation reads, and that equation, if its result is no larger.
+    """Returns the equations whose result only one other equation reads, and that equation, if its result is no larger.
 
     The former is never worth keeping: the latter could be kept instead. So both equations run again, or none of them.
     """

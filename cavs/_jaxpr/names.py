@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from cavs._jaxpr.equations import without
 from cavs._jaxpr.jaxprs import Atom, Eqn, Jaxpr, Var, bodies_in, is_var
 
 WAYS = ("keep", "recompute", "offload")
@@ -32,25 +33,18 @@ def without_names(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> tuple[list[Eqn],
     Returns:
         The other equations, the outputs, and the values by their names, those of inputs and literals excepted.
     """
-    rename: dict[Var, Atom] = {}
-    found: dict[str, set[Var]] = {}
-    kept: list[Eqn] = []
-    made: set[Var] = set()
+    named: dict[str, list[Var]] = {}
+    made = {v for e in eqns for v in e.outvars}
 
-    def get(x: Atom) -> Atom:
-        return rename.get(x, x) if is_var(x) else x
+    def same(e: Eqn) -> Sequence[Atom] | None:
+        if e.primitive.name != "name":
+            return None
+        if e.params["name"] != WHOLE_BATCH:
+            named.setdefault(e.params["name"], []).extend(x for x in e.invars if is_var(x) and x in made)
+        return e.invars
 
-    for e in eqns:
-        if e.primitive.name == "name":
-            x = rename[e.outvars[0]] = get(e.invars[0])
-            if e.params["name"] != WHOLE_BATCH:
-                values = found.setdefault(e.params["name"], set())
-                if is_var(x) and x in made:
-                    values.add(x)
-            continue
-        kept.append(e.replace(invars=[get(x) for x in e.invars]))
-        made.update(e.outvars)
-    return kept, [get(x) for x in outs], found
+    kept, outs = without(eqns, outs, same)
+    return kept, outs, {name: set(values) for name, values in named.items()}
 
 
 def names_in(jaxpr: Jaxpr) -> set[str]:

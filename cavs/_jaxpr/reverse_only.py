@@ -60,7 +60,7 @@ def _run(*operands: jax.Array, of: Linear) -> Arrays:
 
 
 def _push(primals: Sequence[jax.Array], tangents: Sequence[Any], *, of: Linear) -> tuple[Arrays, Tangents]:
-    """The derivative of the tangents, for second derivatives in forward mode."""
+    """Returns the derivative of the tangents, for second derivatives in forward mode."""
 
     def fn(*given: jax.Array) -> Arrays:
         return _run(*given[: of.args], *saved, *given[of.args :], of=of)

@@ -198,7 +198,7 @@ def _batch(
 
 
 def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -> tuple[list[None], Arrays]:
-    """The call inlined, after all transformations, with the references that kernels create and free inside as values."""
+    """Inlines the call, after all transformations, with the references that kernels create and free inside as values."""
     del rules
     pure = cast(Any, discharge).discharge_state(call, strip_memory_space=context.strip_memory_space)
     return [None] * len(operands), jex.jaxpr_as_fun(pure)(*operands)

@@ -51,7 +51,7 @@ def run_and_add(closed: Any, args: Sequence[Any], totals: Sequence[Any]) -> tupl
 
 
 def _terms(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[list[Var]]:
-    """For each of `outs`, the variables whose sum it is; none if no equation computes it."""
+    """Returns for each of `outs` the variables whose sum it is; none if no equation computes it."""
     uses = Counter(x for eqn in eqns for x in eqn.invars if is_var(x)) + Counter(x for x in outs if is_var(x))
     made = {v: eqn for eqn in eqns for v in eqn.outvars}
 
@@ -67,7 +67,7 @@ def _terms(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[list[Var]]:
 
 
 def _needed(eqns: Sequence[Eqn], outs: Sequence[Atom]) -> list[Eqn]:
-    """The equations that compute `outs`, and those with effects, in order."""
+    """Returns the equations that compute `outs`, and those with effects, in order."""
     effects = [eqn for eqn in eqns if eqn.effects]
     found = {id(e) for e in (*effects, *needed(eqns, [*outs, *(x for e in effects for x in e.invars)], set())[0])}
     return [eqn for eqn in eqns if id(eqn) in found]

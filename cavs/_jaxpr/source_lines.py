@@ -46,7 +46,7 @@ def raised_by_jax(error: BaseException) -> bool:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """The frames that an exception passed through, outermost first, with their lines."""
+    """Returns the frames that an exception passed through, outermost first, with their lines."""
     traceback = error.__traceback__
     while traceback is not None:
         yield traceback.tb_frame, traceback.tb_lineno

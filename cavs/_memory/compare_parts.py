@@ -58,7 +58,7 @@ def check_parts(batch: BatchGradient, parts: int) -> None:
 
 
 def _halves(batch: BatchGradient, parts: int) -> list[np.ndarray]:
-    """The graphs of two equal parts: of the plan's parts, or of several of these together if they are small."""
+    """Returns the graphs of two equal parts: of the plan's parts, or of several of these together if they are small."""
     each, sizes = dealt(batch.graphs, parts), np.diff(batch.graphs.vertex_offsets)
     count = 2
     while 2 * count <= parts and each[:count].size < _FEW and sizes[each[: 2 * count]].sum() <= _SMALL:
@@ -67,7 +67,7 @@ def _halves(batch: BatchGradient, parts: int) -> list[np.ndarray]:
 
 
 def _values(params: PyTree) -> PyTree:
-    """The parameters; where shapes alone are known, random numbers."""
+    """Returns the parameters; where shapes alone are known, random numbers."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(0), max(1, len(leaves)))
     pairs = zip(leaves, keys, strict=False)
@@ -81,12 +81,12 @@ def _drawn(x: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
 
 
 def _step(dtype: Any) -> float:
-    """The distance of 1 and the next number of a dtype; 0 if it is not of floats."""
+    """Returns the distance of 1 and the next number of a dtype; 0 if it is not of floats."""
     return float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
 
 
 def _dtypes(jaxpr: Jaxpr) -> Iterator[Any]:
-    """The dtypes of all values of a jaxpr."""
+    """Returns the dtypes of all values of a jaxpr."""
     for eqn in jaxpr.eqns:
         yield from (v.aval.dtype for v in eqn.outvars if hasattr(v.aval, "dtype"))
         for body in bodies_in(eqn):

@@ -143,7 +143,7 @@ def load(
 
 
 def _chosen(batch: BatchGradient, budget: int | str | None) -> Choice:
-    """The fastest choice within a budget, or the smallest."""
+    """Returns the fastest choice within a budget, or the smallest."""
     if budget is None:
         return next(filter(batch.runs, batch.choices), batch.choices[0])
     found = batch.smallest() if isinstance(budget, str) else batch.fastest(budget)

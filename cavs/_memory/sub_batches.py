@@ -192,7 +192,7 @@ def _differentiable(
 
 
 def _first(stacks: list[PyTree]) -> PyTree:
-    """The types of the arrays of one sub-batch."""
+    """Returns the types of the arrays of one sub-batch."""
     return jax.tree.map(lambda x: jex.mapped_aval(x.shape[0], 0, jax.typeof(x)), stacks[0])
 
 
@@ -207,7 +207,7 @@ def _check_closed_over(function: str, params: PyTree, varied: list[bool], stacks
 
 
 def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = False) -> Any:
-    """The sum of `fn(batch)` over all batches; with `each`, `fn` also returns values that are stacked instead."""
+    """Returns the sum of `fn(batch)` over all batches; with `each`, `fn` also returns values that are stacked instead."""
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(_first(stacks))  # traced once, for its shapes and for all stacks
     total = jax.tree.map(zeros, shapes[0] if each else shapes)
     stacked = []
@@ -226,7 +226,7 @@ def _summed(fn: Callable[[PyTree], Any], stacks: list[PyTree], each: bool = Fals
 
 
 def _chosen(tree: PyTree, which: list[bool]) -> Arrays:
-    """The leaves that `which` tells."""
+    """Returns the leaves that `which` tells."""
     return [x for x, is_chosen in zip(jax.tree.leaves(tree), which, strict=True) if is_chosen]
 
 
@@ -239,6 +239,6 @@ def _with(tree: PyTree, which: list[bool], chosen: Arrays) -> PyTree:
 def _scaled(
     treedef: PyTreeDef, which: tuple[bool, ...], by_params: Arrays, by_stacks: list[Arrays], scale: jax.Array
 ) -> PyTree:
-    """The cotangents of `(params, stacks)`: the gradients times `scale`, and `None` for all that is not differentiated."""
+    """Returns the cotangents of `(params, stacks)`: gradients times `scale`, and `None` where nothing is differentiated."""
     grads = iter([*by_params, *(x for of in by_stacks for x in of)])
     return treedef.unflatten([(x := next(grads)) * scale.astype(x.dtype) if is_chosen else None for is_chosen in which])

@@ -19,7 +19,7 @@ def fixed_values(graph: Graph) -> list[frozenset[Var]]:
 
 
 def _crossing(graph: Graph) -> list[frozenset[Var]]:
-    """For each equation, the values that it or an earlier one makes and that a later one reads."""
+    """Returns for each equation the values that it or an earlier one makes and that a later one reads."""
     last = {x: i for i, e in enumerate(graph.forward) for x in e.invars if is_var(x)}
     last.update(dict.fromkeys((x for x in graph.outs if is_var(x)), len(graph.forward)))
     made = _depend(graph)
@@ -32,7 +32,7 @@ def _crossing(graph: Graph) -> list[frozenset[Var]]:
 
 
 def _depend(graph: Graph) -> set[Var]:
-    """The values that depend on a costly equation: not, say, a transposed weight, which depends on an input alone."""
+    """Returns the values that depend on a costly equation: not, say, a transposed weight, which depends on an input alone."""
     costly = {v for i in graph.costly for v in graph.forward[i].outvars}
     found: set[Var] = set()
     for e in graph.forward:
@@ -42,13 +42,13 @@ def _depend(graph: Graph) -> set[Var]:
 
 
 def _inside(graph: Graph) -> list[int]:
-    """For each equation, the bytes of what the backward reads of its results."""
+    """Returns for each equation the bytes of what the backward reads of its results."""
     needs = set(graph.needs)
     return [sum(bytes_of_var(v) for v in e.outvars if v in needs) for e in graph.forward]
 
 
 def _cut(crossing: list[frozenset[Var]], inside: list[int], most: float) -> frozenset[Var]:
-    """The values that cross cuts, such that about `most` bytes are inside of each block."""
+    """Returns the values that cross cuts, such that about `most` bytes are inside of each block."""
     kept: set[Var] = set()
     start = 0
     while start < len(inside):

@@ -44,7 +44,7 @@ def compiler_options(budget: int | str | None, least: int = 0) -> dict[str, Any]
 
 @contextlib.contextmanager
 def no_collections() -> Iterator[None]:
-    """A context without garbage collection: a trace makes so many objects that collections would take a third of its time."""
+    """Stops garbage collection: a trace makes so many objects that collections would take a third of its time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -12,7 +12,7 @@ from jax.extend import core as jex
 from cavs._jaxpr.costs import bytes_of_var, flops_of, is_costly, is_heavy, may_repeat, price_of
 from cavs._jaxpr.custom_rules import in_forward_mode, reverse_differentiable
 from cavs._jaxpr.derivative import Derivative, cheapest, derivative
-from cavs._jaxpr.equations import is_float, needed, run_equations
+from cavs._jaxpr.equations import is_float, needed, run_equations, values
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 from cavs._jaxpr.late_zeros import run_late
@@ -158,7 +158,7 @@ class Kept:
         eqns, _ = needed(graph.forward, [*graph.outs, *self.keep], set(env))
         (run_late if late else run_equations)(eqns, env)
         saved = [jax.device_put(env[v], jax.memory.Space.Host) if v in graph.offloaded else env[v] for v in self.keep]
-        return [value(x, env) for x in graph.outs], [*(env[v] for v in self.free), *saved]
+        return values(graph.outs, env), [*(env[v] for v in self.free), *saved]
 
     def pull_back(self, saved: Sequence[Any], cotangents: Sequence[Any], late: bool) -> list[Any]:
         """Returns the cotangents of the inputs in `diff`.
@@ -167,10 +167,10 @@ class Kept:
         recomputed right before it. If `late`, a barrier ties them to the cotangent that the last costly equation computed.
         Without a barrier, XLA would recognise the forward's equations and keep their results.
         """
-        graph, values = self.graph, (*self.free, *self.keep)
+        graph, variables = self.graph, (*self.free, *self.keep)
         host = graph.offloaded
-        saved = [jax.device_put(x, jax.memory.Space.Device) if v in host else x for v, x in zip(values, saved, strict=True)]
-        env: Env = graph.consts | dict(zip((*values, *graph.seeds), (*saved, *cotangents), strict=True))
+        saved = [jax.device_put(x, jax.memory.Space.Device) if v in host else x for v, x in zip(variables, saved, strict=True)]
+        env: Env = graph.consts | dict(zip((*variables, *graph.seeds), (*saved, *cotangents), strict=True))
         tie = [v for v, x in zip(graph.seeds, cotangents, strict=True) if isinstance(x, jax.Array)]
         for i, stretch in enumerate(graph.stretches):
             made = {v for e in stretch for v in e.outvars}
@@ -180,7 +180,7 @@ class Kept:
             if late:
                 self._finish(made, graph.stretches[i + 1 :], env)
         self._recompute(graph.grads, env, [])
-        return [value(x, env) for x in graph.grads]
+        return values(graph.grads, env)
 
     def _finish(self, made: set[Var], later: list[list[Eqn]], env: Env) -> None:
         """Ties gradients that a stretch has computed to the cotangents that later ones read: XLA may not delay them.
@@ -192,8 +192,8 @@ class Kept:
         heavy = {v for e in self.graph.backward if is_heavy(e) for v in e.outvars}
         on = [v for v in env if v in read and v in heavy and is_float(v)]
         if done and on:
-            values = list(dict.fromkeys([*done, *on]))
-            env.update(zip(values, barrier([env[v] for v in values]), strict=True))
+            tied = list(dict.fromkeys([*done, *on]))
+            env.update(zip(tied, barrier([env[v] for v in tied]), strict=True))
 
     def _recompute(self, wanted: Iterable[Atom], env: Env, tie: Sequence[Var]) -> None:
         """Adds the wanted values of the forward to `env`."""
@@ -210,11 +210,6 @@ class Kept:
             local.update(zip(used, held, strict=True))
         (run_late if tie else run_equations)(eqns, local)
         env.update({v: local[v] for e in eqns for v in e.outvars})
-
-
-def value(x: Atom, env: Env) -> Any:
-    """Returns the value of a variable or literal."""
-    return env[x] if is_var(x) else x.val
 
 
 def with_derivative(closed: Any, keep: Keep) -> Flat:

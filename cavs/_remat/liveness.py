@@ -47,7 +47,7 @@ def _renamed(e: Eqn, names: Mapping[Var, Atom], results: list[Var]) -> Eqn:
 
 
 def _peak(eqns: Sequence[Eqn], outs: Iterable[Atom], kept: Collection[Var] = (), results: Collection[Var] = ()) -> int:
-    """The most bytes of buffers that are alive at the same time.
+    """Returns the most bytes of buffers that are alive at the same time.
 
     Args:
         eqns: the equations in the order in which they run.
@@ -83,7 +83,7 @@ def _peak(eqns: Sequence[Eqn], outs: Iterable[Atom], kept: Collection[Var] = (),
 
 
 def _stored(eqns: Sequence[Eqn]) -> set[Var]:
-    """The values that have a buffer."""
+    """Returns the values that have a buffer."""
     views = {e.outvars[0]: e.invars[0] for e in eqns if e.primitive.name in _VIEWS}
     found: set[Var] = set()
     for e in filter(_is_alone, eqns):
@@ -96,12 +96,12 @@ def _stored(eqns: Sequence[Eqn]) -> set[Var]:
 
 
 def _is_alone(e: Eqn) -> bool:
-    """Whether an equation is not fused with others."""
+    """Returns whether an equation is not fused with others."""
     return e.primitive.name in _SUMS | _UPDATES or is_costly(e) or bool(bodies_in(e))
 
 
 def _overwritten(e: Eqn, dying: Collection[Var], sources: Mapping[Var, frozenset[Var]]) -> set[Var]:
-    """The buffers that an equation overwrites with its results: updates, loops and elementwise equations can."""
+    """Returns the buffers that an equation overwrites with its results: updates, loops and elementwise equations can."""
     name = e.primitive.name
     operands: Any = e.invars
     if name == "scan":
@@ -115,7 +115,7 @@ def _overwritten(e: Eqn, dying: Collection[Var], sources: Mapping[Var, frozenset
 
 
 def _inside(e: Eqn) -> int:
-    """The bytes of one step of a loop, or of a branch."""
+    """Returns the bytes of one step of a loop, or of a branch."""
     return 0 if e.primitive.name in _KERNELS else max(map(_of_body, bodies_in(e)), default=0)
 
 

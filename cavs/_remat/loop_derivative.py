@@ -92,7 +92,7 @@ def loop_with_derivative(loop: TracedLoop, keep: Keep) -> Flat:
 
 
 def _traced_once(kept: Kept, loop: TracedLoop, cotangents: tuple[int, ...] | None, run: Flat, args: Sequence[Any]) -> Flat:
-    """The function `run`, traced: a search for plans runs the same loops in many traces."""
+    """Returns the function `run`, traced: a search for plans runs the same loops in many traces."""
     key = loop._replace(body=None), cotangents  # the body is that of the graph
     if key not in kept.loops:
         kept.loops[key] = jex.jaxpr_as_fun(jax.make_jaxpr(run)(*map(type_of, args)))
@@ -100,7 +100,7 @@ def _traced_once(kept: Kept, loop: TracedLoop, cotangents: tuple[int, ...] | Non
 
 
 def _free(kept: Kept) -> list[int]:
-    """The operands that the backward reads as they are."""
+    """Returns the operands that the backward reads as they are."""
     return [kept.graph.invars.index(v) for v in kept.free]
 
 

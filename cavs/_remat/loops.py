@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from cavs._jaxpr.derivative import type_of
 from cavs._jaxpr.equal_jaxprs import equal_jaxprs
-from cavs._jaxpr.equations import bind, lines_of
+from cavs._jaxpr.equations import bind, run_equations, values
 from cavs._jaxpr.jaxprs import Env, Eqn, Jaxpr, Var, bodies_in, body_of, is_var, opened, scan_parts
 from cavs._jaxpr.names import Names, names_in
 from cavs._jaxpr.source_lines import source_line
-from cavs._remat.graph import Graph, Kept, value
+from cavs._remat.graph import Graph, Kept
 from cavs._remat.loop_derivative import TracedLoop, add_dependent, loop_with_derivative
 from cavs._remat.saved_plan import kept_as_saved
 
@@ -48,7 +48,7 @@ class _Traced(NamedTuple):
         return bool(self.inner) or any(e.primitive.name == "scan" for e in self.graph.forward)
 
     def keeps(self, inner: Sequence[Kept]) -> bool:
-        """Whether the loops keep the same values."""
+        """Returns whether the loops keep the same values."""
         return len(inner) == len(self.inner) and all(a is b for a, (_, b) in zip(inner, self.inner, strict=True))
 
 
@@ -131,7 +131,7 @@ class Planner:
             inner.clear()
             env: Env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
             self._evaluate(jaxpr, env, {jaxpr.invars[i] for i in diff}, name, times, inner, idle)
-            return [value(x, env) for x in jaxpr.outvars]
+            return values(jaxpr.outvars, env)
 
         graph = Graph.of(function, list(map(type_of, jaxpr.invars)), diff, stored, self._names(graph_name=name))
         graph.named.update({name: set() for name in idle - graph.named.keys()})
@@ -145,28 +145,27 @@ class Planner:
         `env` and `dependent`, the variables that depend on it, gain the variables of the equations. `idle` gains the names of
         values in loops and the like that do not depend on it: the backward needs none of them.
         """
-        for e in jaxpr.eqns:
-            values = [value(x, env) for x in e.invars]
-            with lines_of(e):
-                if e.primitive.name in _OPENED:
-                    body, consts = body_of(e)
-                    inside: Env = dict(zip([*body.constvars, *body.invars], [*consts, *values], strict=True))
-                    inputs = zip(body.invars, e.invars, strict=True)
-                    depend = {v for v, x in inputs if is_var(x) and x in dependent}
-                    self._evaluate(body, inside, depend, name, times, inner, idle)
-                    results = [value(x, inside) for x in body.outvars]
-                    outputs = zip(e.outvars, body.outvars, strict=True)
-                    dependent |= {v for v, x in outputs if is_var(x) and x in depend}
-                else:
-                    add_dependent([e], dependent)
-                    loop = self.price is not None and e.primitive.name == "scan" and not dependent.isdisjoint(e.outvars)
-                    results = self._loop(e, values, f"{name}/{len(inner)}", times, inner) if loop else bind(e, values)
-                    if dependent.isdisjoint(e.outvars):
-                        idle.update(name for body in bodies_in(e) for name in names_in(body))
-            env.update(zip(e.outvars, results, strict=True))
+
+        def results(e: Eqn, operands: list[Any]) -> Sequence[Any]:
+            if e.primitive.name in _OPENED:
+                body, consts = body_of(e)
+                inside: Env = dict(zip([*body.constvars, *body.invars], [*consts, *operands], strict=True))
+                depend = {v for v, x in zip(body.invars, e.invars, strict=True) if is_var(x) and x in dependent}
+                self._evaluate(body, inside, depend, name, times, inner, idle)
+                outputs = zip(e.outvars, body.outvars, strict=True)
+                dependent.update(v for v, x in outputs if is_var(x) and x in depend)
+                return values(body.outvars, inside)
+            add_dependent([e], dependent)
+            if dependent.isdisjoint(e.outvars):
+                idle.update(name for body in bodies_in(e) for name in names_in(body))
+            elif self.price is not None and e.primitive.name == "scan":
+                return self._loop(e, operands, f"{name}/{len(inner)}", times, inner)
+            return bind(e, operands)
+
+        run_equations(jaxpr.eqns, env, results)
 
     def _names(self, graph_name: str) -> Names:
-        """The options of one graph."""
+        """Returns the options of one graph."""
         return self.names if not graph_name else tuple((n, way if way != "offload" else "keep") for n, way in self.names)
 
     def _loop(self, eqn: Eqn, args: Sequence[Any], name: str, times: int, inner: list[str]) -> list[Any]:

@@ -63,7 +63,7 @@ class Point:
         return sum(region.times * region.kept.flops() for region in self.regions.values())
 
     def names(self) -> set[str]:
-        """The names of values that can be kept."""
+        """Returns the names of values that can be kept."""
         return {name for region in self.regions.values() for name in region.kept.graph.named}
 
     def as_json(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class ParetoSearch:
         return self.compiled[point.key]
 
     def plain(self) -> Point:
-        """The plan of `jax.grad`."""
+        """Returns the plan of `jax.grad`."""
         return self.point(None)
 
     def cheap(self) -> Point:
@@ -199,7 +199,7 @@ class ParetoSearch:
         return min(likely[:_SMALLEST], key=lambda p: (self.measure(p), p.flops))
 
     def _within(self, points: Sequence[Point], budget: float) -> Point | None:
-        """The plan with the fewest FLOPs that is estimated to need at most `budget`, or `None`.
+        """Returns the plan with the fewest FLOPs that is estimated to need at most `budget`, or `None`.
 
         Between two neighbours of `points`, the products that only the smaller one runs again are added one by one, those of
         the first layers first: equal layers are then split into some that run again and others that do not.

@@ -30,7 +30,7 @@ def kept_as_saved(graph: Graph, name: str, saved: dict[str, Any]) -> Kept:
 
 
 def _places(kept: Kept) -> list[tuple[int, int]]:
-    """The equation and the number of each kept value; of inputs -1 and their number."""
+    """Returns the equation and the number of each kept value; of inputs -1 and their number."""
     graph = kept.graph
     places: dict[Var, tuple[int, int]] = {v: (-1, j) for j, v in enumerate(graph.invars)}
     places |= {v: (i, j) for i, e in enumerate(graph.forward) for j, v in enumerate(e.outvars)}

@@ -95,7 +95,7 @@ class Plan:
 
     @staticmethod
     def _in_a_step(stacked: Var, inside: list[tuple[Region, Var]]) -> tuple[Region, Var] | None:
-        """The values that a step of a loop keeps, as rows of `stacked`."""
+        """Returns the values that a step of a loop keeps, as rows of `stacked`."""
         for region, v in inside:
             n = len(stacked.aval.shape) - len(v.aval.shape)
             if n > 0 and stacked.aval.shape[n:] == v.aval.shape and stacked.aval.dtype == v.aval.dtype:

@@ -173,7 +173,7 @@ def together(values: Sequence[jax.Array], like: tuple[int, ...]) -> jax.Array:
 
 
 def place_aval(place: Sequence[Var]) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a vertex's row of a tensor of kept values."""
+    """Returns the shape and dtype of a vertex's row of a tensor of kept values."""
     shape = place[0].aval.shape if len(place) == 1 else (sum(v.aval.size for v in place),)
     return jax.ShapeDtypeStruct(shape, place[0].aval.dtype)
 
