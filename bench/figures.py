@@ -6,7 +6,7 @@ git ignores them: `python -m bench report` draws them again.
 import re
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 
@@ -23,7 +23,7 @@ Lines = dict[str, list[tuple[float, float]]]
 Panel = tuple[str, str, str, Lines]  # title, x axis, y axis, points by the name of their line
 
 
-@plt.rc_context(STYLE)
+@cast(Any, plt.rc_context)(STYLE)
 def draw(found: Records, results: Path) -> list[Path]:
     """Draws every figure for which there are results, and returns the files."""
     written: list[Path] = []
@@ -38,7 +38,7 @@ def draw(found: Records, results: Path) -> list[Path]:
     return written
 
 
-@plt.rc_context(STYLE)
+@cast(Any, plt.rc_context)(STYLE)
 def draw_memory(records: list[dict[str, Any]], stem: Path) -> list[Path]:
     """Draws suite `memory` of one device: measured bytes and times under budgets, and Echo's models."""
     good, written = [r for r in records if "error" not in r], []

@@ -34,7 +34,7 @@ class Child:
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path | None = None, python: str | None = None):
         command = [python or sys.executable, "-m", *arguments]
-        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        pipe: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with open(log or os.devnull, "a") as stderr:
             self._process = subprocess.Popen(command, **pipe, stderr=stderr, text=True, env=environment, cwd=ROOT)
 

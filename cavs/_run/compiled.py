@@ -131,5 +131,6 @@ def _sweep(job: Job, engine: Engine) -> Sweep:
         with _loops_are_refused(own.plan):
             return backward(own, Schedule(data, job.shape), engine, saved, select, cts)
 
-    passes = (*map(always_compiled, (primal, forward_saving, reverse)),)  # JAX transposes outside of `run`
+    # JAX transposes outside of `run`.
+    passes = always_compiled(primal), always_compiled(forward_saving), always_compiled(reverse)
     return Sweep(*map(without_empty, passes)) if engine.launches else Sweep(*passes)
