@@ -97,7 +97,7 @@ def ptx(text: str, results: ir.Type | Sequence[ir.Type], *args: Value) -> Value 
     kind = ir.Type.parse("!llvm.void") if not types else types[0]
     if len(types) > 1:
         kind = llvm.StructType.get_literal(types)
-    out = Value(llvm.inline_asm(kind, list(args), text, ",".join(codes), has_side_effects=True))
+    out = Value(cast(Any, llvm.inline_asm(kind, list(args), text, ",".join(codes), has_side_effects=True)))
     if isinstance(results, ir.Type):
         return out
     return [Value(llvm.extractvalue(t, out, [i])) for i, t in enumerate(types)] if len(types) > 1 else [out] * len(types)

@@ -1,7 +1,7 @@
 """Copies weights into shared memory in the order in which `mma.sync` reads them; `_layout.pack` packs the same words."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 from jax._src.lib.mlir import ir
@@ -103,7 +103,7 @@ class _Source:
             return ptx(f"cvt.rn.{how.kind}x2.f32 $0, $1, $2;", i32, got[1], got[0])
         if how.rounded:
             near = ptx("cvt.rna.tf32.f32 $0, $1;", i32, got[0])
-            lost = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits may carry into the sign
+            lost: Any = arith.cmpf(arith.CmpFPredicate.UNO, got[0], got[0])  # a NaN, whose bits may carry into the sign
             return select(lost, 0x7FC00000, near)
         return bitcast(i32, got[0])
 

@@ -210,7 +210,7 @@ class _Wide:
         )
         codes = ["=f"] * count + [str(i) for i in range(count)] + ["r"] * 4 + ["l"]
         kind = llvm.StructType.get_literal([self.f32] * count)
-        made = llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True)
+        made: Any = llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True)
         return [Value(llvm.extractvalue(self.f32, made, [i])) for i in range(count)]
 
     def _store(self, spec: ProductSpec, sums: Sums) -> None:
