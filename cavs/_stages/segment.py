@@ -19,6 +19,7 @@ from cavs._jaxpr.jaxprs import PyTreeDef, Var
 from cavs._stages.blocks import MANY_BYTES, blocks_of, joined
 from cavs._stages.cotangents import zero_cotangent
 from cavs._stages.saved import Transpose
+from cavs.kernels import Target
 
 
 class _Part(NamedTuple):
@@ -185,7 +186,7 @@ def _cotangents(part: _Part, cut: list[jax.Array], alive: list[jax.Array], cts: 
     of, cut = part.derivative, barrier(cut)
     if part.again:  # gathers again, and not before the backward begins
         alive = hold_back(alive, cts, jnp.integer)
-    late = hold_back(cut, cts, jnp.inexact) if jax.default_backend() == "cpu" else cut  # where XLA removes barriers
+    late = hold_back(cut, cts, jnp.inexact) if Target.here().is_cpu else cut  # where XLA removes barriers
     kept = [*part.cut, *part.alive]
     env, local = (dict(zip(kept, [*own, *alive], strict=True)) for own in (cut, late))
     eqns = needed(of.forward, of.needs, set(env))[0]
