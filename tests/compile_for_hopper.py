@@ -23,7 +23,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import cavs  # noqa: E402
 from cavs import vertex_programs as vp  # noqa: E402
-from cavs._engines import widest  # noqa: E402
+from cavs._engines.persistent import widest  # noqa: E402
 from cavs._engines.persistent.chip import Layouts  # noqa: E402
 from cavs._engines.persistent.engine import Persistent  # noqa: E402
 from cavs.kernels import persistent  # noqa: E402
