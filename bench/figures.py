@@ -5,6 +5,7 @@ git ignores them: `python -m bench report` draws them again.
 
 import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,6 @@ Lines = dict[str, list[tuple[float, float]]]
 Panel = tuple[str, str, str, Lines]  # title, x axis, y axis, points by the name of their line
 
 
-@cast(Any, plt.rc_context)(STYLE)
 def draw(found: Records, results: Path) -> list[Path]:
     """Draws every figure for which there are results, and returns the files."""
     written: list[Path] = []
@@ -33,12 +33,11 @@ def draw(found: Records, results: Path) -> list[Path]:
             mine = [r for r in records if suite_of(r) == suite]
             panels = _ablation_panels(mine) if suite == "ablation" else [] if suite == "scheduling" else _panels(mine)
             shares = [r for r in mine if len(_shares(r)) > 1]
-            written += _save(_lines_figure(panels), results / device / f"{suite}.svg") if panels else []
-            written += _save(_share_figure(shares), results / device / f"{suite}-construction.svg") if shares else []
+            written += _save(_lines_figure, panels, results / device / f"{suite}.svg")
+            written += _save(_share_figure, shares, results / device / f"{suite}-construction.svg")
     return written
 
 
-@cast(Any, plt.rc_context)(STYLE)
 def draw_memory(records: list[dict[str, Any]], stem: Path) -> list[Path]:
     """Draws suite `memory` of one device: measured bytes and times under budgets, and Echo's models."""
     good, written = [r for r in records if "error" not in r], []
@@ -52,13 +51,18 @@ def draw_memory(records: list[dict[str, Any]], stem: Path) -> list[Path]:
     for r in (r for r in good if r["part"] == "echo" and "temp" in r):
         dots.setdefault(r["case"], (r["case"], "whole step, MiB", "ms", {}))[3][r["variant"]] = [(r["total"] / 2**20, r["ms"])]
     for name, found in (("budgets", panels), ("echo", dots)):
-        written += _save(_lines_figure(list(found.values())), Path(f"{stem}-{name}.svg")) if found else []
+        written += _save(_lines_figure, list(found.values()), Path(f"{stem}-{name}.svg"))
     return written
 
 
-def _save(figure: Any, path: Path) -> list[Path]:
-    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
-    plt.close(figure)
+def _save(draw: Callable[[Any], Any], found: list[Any], path: Path) -> list[Path]:
+    """Draws a figure of what was found, if there is anything, and returns its file."""
+    if not found:
+        return []
+    with plt.rc_context(STYLE):
+        figure = draw(found)
+        figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+        plt.close(figure)
     return [path]
 
 

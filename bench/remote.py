@@ -34,9 +34,16 @@ class Child:
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path | None = None, python: str | None = None):
         command = [python or sys.executable, "-m", *arguments]
-        pipe: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with open(log or os.devnull, "a") as stderr:
-            self._process = subprocess.Popen(command, **pipe, stderr=stderr, text=True, env=environment, cwd=ROOT)
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=environment,
+                cwd=ROOT,
+            )
 
     def send(self, line: str) -> None:
         assert self._process.stdin
