@@ -97,7 +97,8 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
 
 def _with_given(call: Call, names: tuple[str, ...]) -> VertexFunction:
     """Returns F for vertices of a segment: it also pulls a stored state, and also pushes its own state."""
-    F, plan = call.function, call.job.plan
+    plan = call.job.plan
+    F = plan.function
     if (key := ("segments", names)) in plan.sweeps:
         return plan.sweeps[key]
 
