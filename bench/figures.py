@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import matplotlib
 

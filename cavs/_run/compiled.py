@@ -11,7 +11,6 @@ from cavs._engines.choose import choose_engine
 from cavs._engines.engine import Engine, Job
 from cavs._function.keep_options import MemoryOptions
 from cavs._function.plan import FunctionPlan
-from cavs._function.vertex import VertexFunction
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.always_compiled import always_compiled
 from cavs._jaxpr.empty import without_empty
@@ -31,8 +30,7 @@ class Call(NamedTuple):
     """A call of `run`, with its arguments as these were checked and padded.
 
     Attributes:
-        function: F.
-        job: F traced and split, the shape of the schedule, and the device.
+        job: F, traced and split, the shape of the schedule, and the device.
         sched: The schedule.
         asked: The engine that was asked for.
         params: The parameters.
@@ -41,7 +39,6 @@ class Call(NamedTuple):
         select: (M,) ints, the vertices whose pushes are returned; `None` for all.
     """
 
-    function: VertexFunction
     job: Job
     sched: Schedule
     asked: Engine | None

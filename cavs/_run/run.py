@@ -125,7 +125,7 @@ def run_with_options(
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
         asked = ENGINES["scan"]  # under jax.vmap: JAX exports no public type of its tracers
     job = Job(plan, sched.shape, kinds, target, options, _WITHOUT_CALLBACKS.get())
-    call = Call(F, job, sched, asked, params, inputs, edges, select)
+    call = Call(job, sched, asked, params, inputs, edges, select)
     outs = run_in_segments(call, sched, run_with_options) if isinstance(sched, SegmentedSchedule) else _whole(call)
     if too_many is not None:
         outs = [checked(x, too_many) for x in outs]

@@ -87,8 +87,8 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
         )
     engine = ENGINES["scan"] if asked is None and not call.job.target.is_cpu else asked
     (params, inputs, edges), trees = zip(*map(jax.tree.flatten, (call.params, call.inputs, call.edges)), strict=True)
-    F, count = call.function, len(inputs)
-    function = _with_given(plan, F, call.job.kinds, shape.shape.kinds, tuple(F.state_avals(call.params, call.inputs)))
+    count = len(inputs)
+    function = _with_given(plan, call.job.kinds, shape.shape.kinds, tuple(plan.function.state_avals(call.params, call.inputs)))
     few = call.select if call.select is None or call.select.shape[0] < shape.shape.vertices else None
 
     def call_of(options: MemoryOptions) -> tuple[Callable[..., Arrays], str]:
@@ -109,12 +109,12 @@ def run_in_segments(call: Call, sched: SegmentedSchedule, run: Run) -> Arrays:
 @memoized
 def _with_given(
     plan: FunctionPlan,
-    F: VertexFunction,
     kinds: tuple[str | None, ...],
     names: tuple[str, ...],
     avals: tuple[jax.ShapeDtypeStruct, ...],
 ) -> VertexFunction:
     """Returns F for vertices of a segment: it also pulls a stored state, and also pushes its own state."""
+    F = plan.function
 
     def computed(fn: Callable[[Any, Vertex], None], params: PyTree, v: Vertex) -> None:
         v._inputs = v._inputs[0]

@@ -56,10 +56,10 @@ class Persistent(Engine):
 
     def unfit(self, job: Job) -> str | None:
         """Returns why the kernels cannot run a job, or `None` if they can."""
+        if not self.interpret and (reason := persistent.unsupported(job.target)):
+            return reason
         job = job._replace(plan=self.plan_for(job))
-        if self.interpret:
-            return _without_program(job)
-        return persistent.unsupported(job.target) or _without_program(job) or _without_layout(job, self.options(job.target))
+        return _without_program(job) or (None if self.interpret else _without_layout(job, self.options(job.target)))
 
     def is_best_for(self, job: Job) -> bool:
         """Returns whether a launch fits and should be faster than the loops of engine `scan`."""
