@@ -58,7 +58,7 @@ def _parts(joint: Joint) -> dict[Var, list[Var]]:
 
 
 def _stored_whole(parts: dict[Var, list[Var]]) -> list[Var]:
-    """Returns the cut cotangents with parts that no larger one has; for one with a single part, the part."""
+    """Returns the cut cotangents with parts that no larger one has; the part itself if there is only one."""
     found: list[Var] = []
     covered: set[Var] = set()
     for v in sorted(parts, key=lambda v: -v.aval.size):

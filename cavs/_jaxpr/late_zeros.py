@@ -45,7 +45,7 @@ def _can_be_late(eqn: Eqn) -> bool:
 
 
 def _adds_few_rows(eqn: Eqn) -> bool:
-    """Returns whether a scatter's result is large, and larger than what it adds: XLA cannot fuse that behind a barrier."""
+    """Returns whether the result of a scatter is large, and larger than what it adds, which a barrier keeps apart."""
     return bytes_of_var(eqn.outvars[0]) > max(_SMALL, bytes_of_var(cast(Any, eqn.invars[2])))
 
 

@@ -117,10 +117,10 @@ class BatchPlan:
 
     def __str__(self) -> str:
         graphs, budget = self._batch.graphs, self._budget
-        asked = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
+        limit = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
         head = (
             f"{counted(len(graphs), 'graph')}, {counted(graphs.num_vertices, 'vertex')}, {self._choice}, engine "
-            f"{' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary memory ({asked}), about "
+            f"{' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary memory ({limit}), about "
             f"{self.time:.2f} times the time of the fastest plan"
         )
         known = sorted(self._batch.sizes, key=self._batch.time)

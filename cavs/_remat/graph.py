@@ -1,7 +1,7 @@
 """A function with its derivative, and the values that the forward keeps for the backward."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from cavs._jaxpr.equations import is_float, needed, run_equations, values
 from cavs._jaxpr.hold_back import barrier
 from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
 from cavs._jaxpr.late_zeros import run_late
+from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
 from cavs._jaxpr.names import Names, chosen
 
@@ -34,15 +35,11 @@ class Graph(Derivative):
         diff: the arguments that are differentiated.
         stored: arguments that cost memory if the backward reads them: the carry of a loop, which differs in each step.
         names: what the user asks for by name.
-        plans: a cache of `keeping`, by what is kept.
-        choices: a cache of `choose`, by the prices.
     """
 
     diff: list[int]
     stored: list[Var]
     names: Names
-    plans: dict[tuple[Var, ...], "Kept"] = field(default_factory=dict)
-    choices: dict[Any, "Kept"] = field(default_factory=dict)
 
     @classmethod
     def of(cls, function: Flat, avals: Sequence[Any], diff: Sequence[int], stored: Sequence[int], names: Names) -> "Graph":
@@ -90,37 +87,36 @@ class Graph(Derivative):
         """
         costly = [(k, self.forward[i]) for k, i in enumerate(self.costly)]
         prices = tuple(price(k, flops_of(e)) if may_repeat(e) else None for k, e in costly)
-        if (key := (prices, frozenset(fixed))) not in self.choices:
-            of, forward, stored = dict(zip(self.costly, prices, strict=True)), self.forward, self.stored
-            self.choices[key] = self.keeping(
-                cheapest(
-                    forward,
-                    self.needs,
-                    lambda i: of[i] if i in of else price_of(forward[i]),
-                    is_costly,
-                    free=self.free,
-                    stored=stored,
-                    preferred=fixed,
-                    names=self.names,
-                    named=self.named,
-                    size=lambda v: bytes_of_var(v) + (0 if v in stored else _TINY),  # of equal cuts, that of the fewest values
-                )
-            )
-        return self.choices[key]
+        return self._choose(prices, frozenset(fixed))
+
+    @memoized
+    def _choose(self, prices: tuple[float | None, ...], fixed: frozenset[Var]) -> "Kept":
+        of, forward, stored = dict(zip(self.costly, prices, strict=True)), self.forward, self.stored
+
+        def price(i: int) -> float | None:
+            return of[i] if i in of else price_of(forward[i])
+
+        def size(v: Var) -> float:  # of equal cuts, that of the fewest values
+            return bytes_of_var(v) + (0 if v in stored else _TINY)
+
+        by_name = {"names": self.names, "named": self.named}
+        keep = cheapest(
+            forward, self.needs, price, is_costly, free=self.free, stored=stored, preferred=fixed, size=size, **by_name
+        )
+        return self.keeping(tuple(keep))
 
     def plain(self) -> "Kept":
         """Returns what JAX keeps: everything that the backward reads."""
-        return self.keeping([v for v in self.needs if v not in self.free])
+        return self.keeping(tuple(v for v in self.needs if v not in self.free))
 
-    def keeping(self, keep: list[Var]) -> "Kept":
+    @memoized
+    def keeping(self, keep: tuple[Var, ...]) -> "Kept":
         """Returns the plan of this graph that keeps the values `keep`: always the same object."""
-        if (key := tuple(keep)) not in self.plans:
-            again, used = needed(self.forward, self.needs, {*keep, *self.free})
-            read = dict.fromkeys(v for v in used if v in self.free and v not in self.consts)
-            results = {v for e in again for v in e.outvars}
-            repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
-            self.plans[key] = Kept(self, keep, list(read), again, repeated)
-        return self.plans[key]
+        again, used = needed(self.forward, self.needs, {*keep, *self.free})
+        read = dict.fromkeys(v for v in used if v in self.free and v not in self.consts)
+        results = {v for e in again for v in e.outvars}
+        repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
+        return Kept(self, keep, list(read), again, repeated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,15 +129,13 @@ class Kept:
         free: inputs that the backward reads, which exist anyway.
         again: the equations that run again.
         repeated: the costly ones among them, as places in `graph.costly`.
-        loops: if the graph is that of a loop, a cache of the loops of its derivative.
     """
 
     graph: Graph
-    keep: list[Var]
+    keep: tuple[Var, ...]
     free: list[Var]
     again: list[Eqn]
     repeated: list[int]
-    loops: dict[Any, Flat] = field(default_factory=dict)
 
     def bytes(self) -> int:
         """Returns the bytes of the kept values."""

@@ -11,6 +11,7 @@ from jax.extend import core as jex
 from cavs._jaxpr.derivative import type_of
 from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Eqn, Var, is_var, opened, scan_parts
+from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
 from cavs._remat.graph import Flat, Keep, Kept, planned
 
@@ -78,25 +79,18 @@ def loop_with_derivative(loop: TracedLoop, keep: Keep) -> Flat:
     def plain(*operands: Any) -> list[Any]:
         return loop.run(jex.jaxpr_as_fun(loop.body), operands)
 
+    bare = loop._replace(body=None)  # the body is that of the graph
+
     def forward(kept: Kept, operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        run = _traced_once(kept, loop, None, lambda *args: _forward(loop, kept, args), operands)
-        outs, count = run(*operands), len(kept.graph.outs)
+        outs, count = _forward(kept, bare, tuple(map(type_of, operands)))(*operands), len(kept.graph.outs)
         return outs[:count], [*(operands[i] for i in _free(kept)), *outs[count:]]
 
     def backward(kept: Kept, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         into = {i: x for i, x in zip(kept.graph.float_outs, cotangents, strict=True) if not isinstance(x, SymbolicZero)}
-        given, places = [*values, *into.values()], tuple(into)
-        return _traced_once(kept, loop, places, lambda *args: _backward(loop, kept, places, args), given)(*given)
+        given = [*values, *into.values()]
+        return _backward(kept, bare, tuple(into), tuple(map(type_of, given)))(*given)
 
     return planned(plain, lambda given: keep(loop.dependent(given)), forward, backward)
-
-
-def _traced_once(kept: Kept, loop: TracedLoop, cotangents: tuple[int, ...] | None, run: Flat, args: Sequence[Any]) -> Flat:
-    """Returns the function `run`, traced: a search for plans runs the same loops in many traces."""
-    key = loop._replace(body=None), cotangents  # the body is that of the graph
-    if key not in kept.loops:
-        kept.loops[key] = jex.jaxpr_as_fun(jax.make_jaxpr(run)(*map(type_of, args)))
-    return kept.loops[key]
 
 
 def _free(kept: Kept) -> list[int]:
@@ -104,17 +98,27 @@ def _free(kept: Kept) -> list[int]:
     return [kept.graph.invars.index(v) for v in kept.free]
 
 
-def _forward(loop: TracedLoop, kept: Kept, operands: Sequence[Any]) -> list[Any]:
-    """Runs the loop. Returns its results, and of each kept value the rows of all steps."""
+@memoized
+def _forward(kept: Kept, loop: TracedLoop, avals: tuple[Any, ...]) -> Flat:
+    """Returns a function of the loop's operands, which returns its results, and the rows of all steps of each kept value.
+
+    It is traced, because a search for plans runs the same loops in many traces.
+    """
 
     def step(*args: Any) -> list[Any]:
         outs, values = kept.run_forward(args, late=False)
         return [*outs, *values[len(kept.free) :]]
 
-    return loop.run(step, operands)
+    return jex.jaxpr_as_fun(jax.make_jaxpr(lambda *operands: loop.run(step, operands))(*avals))
 
 
-def _backward(loop: TracedLoop, kept: Kept, places: Sequence[int], args: Sequence[Any]) -> list[Any]:
+@memoized
+def _backward(kept: Kept, loop: TracedLoop, places: tuple[int, ...], avals: tuple[Any, ...]) -> Flat:
+    """Returns a function that computes the cotangents of operands, traced like `_forward`."""
+    return jex.jaxpr_as_fun(jax.make_jaxpr(lambda *args: _run_backward(kept, loop, places, args))(*avals))
+
+
+def _run_backward(kept: Kept, loop: TracedLoop, places: Sequence[int], args: Sequence[Any]) -> list[Any]:
     """Runs the loop that computes the cotangents of operands, from the values for the backward and the cotangents of `places`.
 
     It carries the cotangents of the constants, which are sums over the steps, and those of the carry.

@@ -114,13 +114,13 @@ class Planner:
         if not found:  # without loops, the graph of the plan that keeps everything is that of all others
             others = self.traced.get((*key[:-1], not key[-1]), [])
             return next((known.graph for known in others if not known.has_loops()), None)
-        asked = [self.keep(*call) for call, _ in found[0].inner]
-        return next((known.graph for known in found if known.keeps(asked)), None)
+        kept = [self.keep(*call) for call, _ in found[0].inner]
+        return next((known.graph for known in found if known.keeps(kept)), None)
 
     def _equal_body(self, closed: Any, diff: Sequence[int], stored: Sequence[int]) -> Graph | None:
         """Returns the graph of a loop body without loops that was traced already, as for another layer of a net."""
-        asked = list(diff), list(stored)
-        return next((graph for body, *of, graph in self.bodies if tuple(of) == asked and equal_jaxprs(body, closed)), None)
+        places = [list(diff), list(stored)]
+        return next((graph for body, *of, graph in self.bodies if of == places and equal_jaxprs(body, closed)), None)
 
     def _trace(self, closed: Any, diff: Sequence[int], name: str, times: int, stored: Sequence[int]) -> Graph:
         jaxpr, consts = opened(closed)

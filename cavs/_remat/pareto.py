@@ -50,7 +50,7 @@ class Point:
     @property
     def key(self) -> tuple[Graph, tuple[Var, ...]]:
         """What the memory depends on: the loops of a graph keep what they keep."""
-        return self.kept.graph, tuple(self.kept.keep)
+        return self.kept.graph, self.kept.keep
 
     @property
     def bytes(self) -> int:

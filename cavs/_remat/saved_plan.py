@@ -10,7 +10,7 @@ from cavs._remat.graph import Graph, Kept
 
 def as_json(kept: Mapping[str, Kept], chunks: Mapping[str, int]) -> dict[str, Any]:
     """Returns what each graph keeps, and the chunks of loops, as JSON can hold it."""
-    regions = {name: {"graph": mark(some.graph.forward), "keep": _places(some)} for name, some in kept.items()}
+    regions = {name: {"graph": mark(own.graph.forward), "keep": _places(own)} for name, own in kept.items()}
     return {"regions": regions, "chunks": dict(chunks)}
 
 
@@ -26,7 +26,7 @@ def kept_as_saved(graph: Graph, name: str, saved: dict[str, Any]) -> Kept:
             "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
             "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
         )
-    return graph.keeping([graph.invars[j] if i < 0 else graph.forward[i].outvars[j] for i, j in found["keep"]])
+    return graph.keeping(tuple(graph.invars[j] if i < 0 else graph.forward[i].outvars[j] for i, j in found["keep"]))
 
 
 def _places(kept: Kept) -> list[tuple[int, int]]:

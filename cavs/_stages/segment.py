@@ -147,7 +147,7 @@ def _traced(
         return None if is_costly_in_f(of.forward[i]) else 0.0
 
     cut = cheapest(of.forward, of.needs, price, is_costly_in_f, comparisons=False)
-    read = {*needed(of.forward, of.needs, {*of.consts, *of.invars, *cut})[1], *reads(of.backward)}
+    read = {*needed(of.forward, of.needs, {*of.consts, *of.invars, *cut})[1], *reads(of.backward, of.grads)}
     tree = jax.tree.structure((*in_tree.unflatten(flat), *taken_tree.unflatten(taken)))
     again = sum(math.prod(x.shape) * x.dtype.itemsize for x in taken) > MANY_BYTES
     alive = [v for v in (*of.consts, *of.invars) if v in read]

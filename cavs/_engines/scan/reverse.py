@@ -28,7 +28,7 @@ from cavs._engines.scan.task import (
 from cavs._function.domains import EDGE, ROW
 from cavs._function.split import Split
 from cavs._function.vertex import Optimizations
-from cavs._jaxpr.hold_back import barrier
+from cavs._jaxpr.hold_back import barrier, late_zero
 from cavs._jaxpr.jaxprs import Env, Var
 from cavs._schedule.schedule import Schedule
 from cavs._stages.cotangents import (
@@ -103,7 +103,7 @@ def backward_levels(
         where, tensors = (kind.rows.kids, kind.rows.edge_child), list(own.values())
         (kids, edge_child), tensors = barrier((where, tensors))
         if batch.job.target.is_cpu:  # where XLA removes barriers; no task is left, but XLA does not know
-            kids, edge_child = (x + jnp.minimum(left, 0) for x in (kids, edge_child))
+            kids, edge_child = (x + late_zero([left]) for x in (kids, edge_child))
         k, rows, own = kind.number, kind.rows._replace(kids=kids, edge_child=edge_child), dict(zip(own, tensors, strict=True))
         cts = {v: rows.inner_edges(x) if kind.level[v] == EDGE else rows.inner(x) for v, x in own.items()}
         cts = {v: together([x], v.aval.shape) for v, x in cts.items()}
