@@ -19,7 +19,9 @@ FILES = {
         "".join(f"{i}\t{w}\t_\t{t}\tXP\t_\t{i - 1}\tdep\t_\t_\n" for i, (w, t) in enumerate(s, 1)) + "\n" for s in SENTENCES
     ),
 }
-FILES["tagged.conllu"] = re.sub(r"\t\d\tdep", r"\t_\t_", FILES["c.conllu"])  # tagged, not parsed: HEAD and DEPREL are unspecified
+FILES["tagged.conllu"] = re.sub(
+    r"\t\d\tdep", r"\t_\t_", FILES["c.conllu"]
+)  # tagged, not parsed: HEAD and DEPREL are unspecified
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -37,7 +37,8 @@ def read_edges(path: Path) -> Graphs:
     - `num_vertices` accompanies `edges`. It is at most 1000 more than the edges can name, unless `inputs`, `labels` or
       `kinds` has that length.
     - `inputs`, `labels` and `kinds` are optional and have one value per vertex.
-    - `label` is optional, the label of the graph: a finite number or nested lists of numbers of one shape, which become `graph_label`.
+    - `label` is optional, the label of the graph: a finite number or nested lists of numbers of one shape, which become
+      `graph_label`.
     - `edge_attr` is optional, a list with one value per edge, in the order of `edges`, or of the children of vertex 0, of
       vertex 1, and so on: numbers, or nested lists of numbers of one shape. They become `edge_attr`.
 
