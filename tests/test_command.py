@@ -40,6 +40,7 @@ def test_the_command_alone_prints_its_help(capsys):
         ("trian", "Did you mean train?"),
         ("train --epoch5 3", "Did you mean --epochs?"),
         ("train --optimizer adamq", "Did you mean adam"),
+        ("train --optimizer lion", "'adagrad', 'sgd').\n"),
         ("predict a b --vertexes", "Did you mean --vertices?"),
     ],
 )
@@ -239,7 +240,7 @@ def test_a_curve_has_whole_epochs_plain_numbers_and_the_best_epoch(tmp_path, mon
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: (figure.canvas.draw(), figures.append(figure)))
     sums = [{"loss": x, "count": 1.0} for x in (9.0, 7.5, 7.0)]
     history = [{"epoch": i + 1, "train": s, "held_out": s, "score": -abs(i - 1)} for i, s in enumerate(sums)]
-    cavs.data.draw_history(tmp_path / "curve.png", history, lambda sums: {"perplexity": float(np.exp(sums["loss"]))})
+    cavs.data.draw_history(history, tmp_path / "curve.png", lambda sums: {"perplexity": float(np.exp(sums["loss"]))})
     (ax,) = figures[0].axes
     low, high = ax.get_xlim()
     assert {int(t) for t in ax.get_xticks() if low <= t <= high} == {1, 2, 3} and all(t == int(t) for t in ax.get_xticks())

@@ -1,5 +1,6 @@
 """What users may get wrong around `cavs.data.Loader`, `step` and `Log`: errors that say what to write, and no wrong numbers."""
 
+import io
 import os
 import subprocess
 import sys
@@ -31,6 +32,33 @@ def test_given_batches(batches, message):
     for given in (batches, iter(batches)):
         with pytest.raises((IndexError, ValueError), match=message):
             list(loader(given, steps=1))
+
+
+def test_a_state_that_a_step_has_taken_is_named():
+    step = cavs.data.step(lambda state, sched: (state + 1, state))
+    batch = next(iter(loader(10, steps=1)))
+    state, _ = step(jnp.zeros(3), batch)
+    step(state, batch)
+    with pytest.raises(ValueError, match="step: state: got arrays whose memory an earlier step has reused"):
+        step(state, batch)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: jax.jit(lambda s: s.pad(np.ones(50)))(cavs.schedule(GRAPHS)), ValueError, "got a traced schedule, inside"),
+        (lambda: jax.jit(lambda s: len(s.widths))(cavs.schedule(GRAPHS)), ValueError, "Call them before the jitted function"),
+        (lambda: cavs.interop.from_edge_index(np.ones((2, 3)), num_nodes=4), ValueError, "edge_index: got dtype float64"),
+        (lambda: cavs.interop.load_forward("model.bin"), TypeError, r"data: got a str; expected .* Write .*read_bytes"),
+        (lambda: cavs.io.read_netlist(io.StringIO("")), TypeError, "path: got a StringIO; expected the path of a file"),
+        (lambda: cavs.read(None), TypeError, "path: got a NoneType; expected the path of a file"),
+        (lambda: cavs.io.save_params("w.safetensors", {}), TypeError, "save_params: path: got a dict; expected the path"),
+        (lambda: cavs.data.example("reviews"), ValueError, "name: got 'reviews'; expected one of 'reviews.dev'"),
+    ],
+)
+def test_errors_name_the_argument(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
 
 
 def test_negative_and_boolean_indices_select_as_numpy_does():

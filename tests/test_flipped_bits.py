@@ -77,7 +77,7 @@ def test_compressed_graphs(tmp_path: Path) -> None:
 
 def test_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "state.npz"
-    cavs.io.save_checkpoint(path, STATE)
+    cavs.io.save_checkpoint(STATE, path)
     data, start, harmless = path.read_bytes(), jax.tree.map(lambda x: 0 * x, STATE), 0
     for changed in flips(data, directory(data), each=3):
         path.write_bytes(changed)
@@ -97,7 +97,7 @@ def test_a_member_that_is_no_array_is_named(tmp_path: Path) -> None:
         path.write_bytes(rewritten(graphs_to_bytes(GRAPHS), {name: b"junk"}))
         with pytest.raises(cavs.io.FormatError, match=f"a.npz: got .*its member '{name.removesuffix('.npy')}' is not an array"):
             cavs.io.load_npz(path)
-    cavs.io.save_checkpoint(path, STATE)
+    cavs.io.save_checkpoint(STATE, path)
     data = path.read_bytes()
     for name in ("['w'].npy", "['step'].npy", "cavs_checkpoint.npy"):
         path.write_bytes(rewritten(data, {name: b"junk"}))

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import pickle
 import weakref
+from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -100,13 +101,26 @@ def test_sum_of_parts_is_the_whole(graphs, data):
     "left, right, message",
     [
         ({"input_id": [0], "vocab": ["a"]}, {"input_id": [0], "vocab": ["b"]}, r"different vocab.*other\.with_vocab"),
-        ({"kind": [0], "kind_names": ["a"]}, {"kind": [0]}, "different kind_names"),
+        ({"kind": [0], "kind_names": ["a"]}, {"kind": [0], "kind_names": ["b"]}, r"different kind_names.*Graphs\.concat"),
         ({"label": [0]}, {}, "label on one side only"),
     ],
 )
 def test_unlike_graphs_do_not_add(left, right, message):
     with pytest.raises(ValueError, match=message):
         cavs.from_lengths([1], **left) + cavs.from_lengths([1], **right)
+
+
+@settings(deadline=None)
+@given(graphs(), st.data())
+def test_concat_keeps_every_name(graphs, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(graphs)), max_size=3)))
+    parts = [graphs[a:b] for a, b in pairwise([0, *cuts, len(graphs)])]
+    assert_same(cavs.Graphs.concat(parts), graphs)
+    words = [["x", "y"], ["z", "x"]]
+    some = [cavs.from_lengths([3], input_id=[0, -1, 1], vocab=own, kind=[0, 1, 1], kind_names=own) for own in words]
+    joined = cavs.Graphs.concat(some)
+    assert [[*joined.vocab, None][i] for i in joined.input_id] == ["x", None, "y", "z", None, "x"]
+    assert [joined.kind_names[i] for i in joined.kind] == ["x", "y", "y", "z", "x", "x"]
 
 
 def test_with_vocab_renumbers_words():

@@ -70,7 +70,7 @@ def file_of(folder: Path, text: str) -> Path:
 
 
 def checkpoint(folder: Path) -> bytes:
-    cavs.io.save_checkpoint(folder / "state.npz", PARAMS)
+    cavs.io.save_checkpoint(PARAMS, folder / "state.npz")
     return (folder / "state.npz").read_bytes()
 
 

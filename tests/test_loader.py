@@ -227,7 +227,12 @@ def test_batches_say_what_to_write() -> None:
         ((GRAPHS, 4, {"last": "keep"}), ValueError, "last: got 'keep'; expected one of 'short'"),
         ((GRAPHS, 4, {"shapes": 0}), ValueError, "shapes: got 0; expected an int >= 1"),
         ((GRAPHS, 4, {"ahead": -1}), ValueError, "ahead: got -1; expected an int >= 0 or None"),
-        ((GRAPHS, 4, {"workers": 0}), TypeError, "workers: got 0; expected no such argument, .* write ahead=2 to prepare"),
+        ((GRAPHS, 4, {"workers": 0}), TypeError, "workers: got 0; expected no such argument. Write ahead=2 to prepare"),
+        ((GRAPHS, None, {"batch_size": 64}), TypeError, "batch_size: got 64; .* Write batches=64"),
+        ((GRAPHS, 4, {"drop_last": True}), TypeError, "drop_last: got True; .* Write last='drop'"),
+        ((GRAPHS, 4, {"sede": 1}), TypeError, "sede: got 1; expected no such argument. Did you mean seed?"),
+        ((GRAPHS, None), TypeError, "batches: got None; expected an int, the graphs of a batch"),
+        (([GRAPHS[i] for i in range(5)], 4), ValueError, r"list of 5 data sets of one graph each; .* write cavs.Graphs.concat"),
         ((GRAPHS, 4, {"fields": ("kind",)}), ValueError, "fields: got 'kind'; expected fields that these graphs have"),
         ((GRAPHS, 4, {"mesh": 3}), ValueError, "mesh: got 3; expected a jax.sharding.Mesh of one axis"),
     ],
@@ -236,6 +241,12 @@ def test_wrong_arguments_are_named(arguments: tuple, error: type, text: str) -> 
     options = arguments[2] if len(arguments) > 2 else {}
     with pytest.raises(error, match=text):
         cavs.data.Loader(*arguments[:2], **options)
+
+
+def test_without_shuffling_epochs_have_the_order_of_the_data() -> None:
+    for options in ({"shuffle": False}, {"seed": None}):
+        loader = cavs.data.Loader(GRAPHS, 4, collate=lambda s: s.numbers, steps=1, **options)
+        assert np.concatenate(list(loader)).tolist() == [*range(50)]
 
 
 def threads() -> int:

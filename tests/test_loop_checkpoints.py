@@ -48,7 +48,7 @@ def test_a_loop_continues_within_an_epoch(stop: int, tmp_path: Path) -> None:
                 state, _ = step(state, batches)
                 done += 1
                 if done == dispatches:
-                    cavs.io.save_checkpoint(path, state, loader)
+                    cavs.io.save_checkpoint(state, path, loader)
                     return state
         return state
 
@@ -74,7 +74,7 @@ def test_leaves_of_all_kinds(tmp_path: Path) -> None:
         "a/b.npy": np.arange(3, dtype=np.uint8),
         "complex": jnp.ones(2, jnp.complex64) * 1j,
     }
-    cavs.io.save_checkpoint(tmp_path / "a.npz", state)
+    cavs.io.save_checkpoint(state, tmp_path / "a.npz")
     again = cavs.io.restore_checkpoint(tmp_path / "a.npz", state)
     assert jax.tree.structure(again) == jax.tree.structure(state)
     for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(again), strict=True):
@@ -83,9 +83,9 @@ def test_leaves_of_all_kinds(tmp_path: Path) -> None:
             assert jnp.asarray(x).weak_type == y.weak_type
             assert np.asarray(x, y.dtype).tobytes() == np.asarray(y).tobytes()
     assert bits(again["keys"]) == bits(state["keys"])
-    cavs.io.save_checkpoint(tmp_path / "b.npz", {"best": jnp.bfloat16(0.5), "n": 3})  # they were 0 before the first step
+    cavs.io.save_checkpoint({"best": jnp.bfloat16(0.5), "n": 3}, tmp_path / "b.npz")  # they were 0 before the first step
     assert jax.tree.map(float, cavs.io.restore_checkpoint(tmp_path / "b.npz", {"best": 0, "n": 0})) == {"best": 0.5, "n": 3}
-    cavs.io.save_checkpoint(tmp_path / "one.npz", jnp.arange(3))
+    cavs.io.save_checkpoint(jnp.arange(3), tmp_path / "one.npz")
     assert cavs.io.restore_checkpoint(tmp_path / "one.npz", np.zeros(3, int)).tolist() == [0, 1, 2]
 
 
@@ -93,7 +93,7 @@ def test_other_states_and_loaders_are_refused(tmp_path: Path) -> None:
     path, loader = tmp_path / "a.npz", cavs.data.Loader(GRAPHS, 3, steps=1)
     next(iter(loader))
     state = {"w": np.ones((2, 3), np.float32), "key": jax.random.key(0)}
-    cavs.io.save_checkpoint(path, state, loader)
+    cavs.io.save_checkpoint(state, path, loader)
     for other, text in (
         ({**state, "w": np.ones((2, 4), np.float32)}, r"got float32\[2, 3\] at \['w'\]; expected float32\[2, 4\], as in state"),
         ({**state, "w": np.ones((2, 3), np.float16)}, r"got float32\[2, 3\] at \['w'\]; expected float16\[2, 3\]"),
@@ -108,13 +108,13 @@ def test_other_states_and_loaders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="restore: state: got the position of a loader with other batches"):
         cavs.io.restore_checkpoint(path, state, cavs.data.Loader(GRAPHS, 4))
     with pytest.raises(TypeError, match=r"save_checkpoint: state: got a str at \['a'\]; expected arrays and numbers"):
-        cavs.io.save_checkpoint(path, {"a": "relu"})
+        cavs.io.save_checkpoint({"a": "relu"}, path)
     assert cavs.io.restore_checkpoint(path, state, loader)["w"].shape == (2, 3)  # the old file is still there
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path, state = tmp_path / "a.npz", {"a": np.arange(5.0)}
-    cavs.io.save_checkpoint(path, state)
+    cavs.io.save_checkpoint(state, path)
     data = path.read_bytes()
     for damaged in [
         data[: len(data) // 2],

@@ -1,7 +1,11 @@
 """Engine `native`: its library in C++ computes what engine `scan` does, refuses what it lacks, checks indices."""
 
 import functools
+import importlib.metadata
+import platform
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -189,6 +193,17 @@ def test_an_index_out_of_range_is_an_error() -> None:
     step = jax.jit(lambda s, x: cavs.run(F, PARAMS, s, x, engine="native"))
     with pytest.raises(Exception, match="engine native.*out of range"):
         jax.block_until_ready(step(broken, sched.pad(rows(sched))))
+
+
+def test_a_clone_that_hides_an_installation_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "cavs" / "kernels" / "_cpu"
+    folder.mkdir(parents=True)
+    (folder / "levels-avx2.so").touch()
+    monkeypatch.setattr(library, "VARIANTS", {platform.machine(): ("none",)})  # no library is here
+    monkeypatch.setattr(library, "runs_here", lambda name: True)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: mock.Mock(locate_file=lambda path: tmp_path / path))
+    with pytest.warns(UserWarning, match="cavs is imported from .*not compiled, and not from .* Write pip install -e"):
+        assert str(tmp_path) in str(library.native_unavailable.__wrapped__())
 
 
 def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
 WRITERS: dict[str, Callable[[Any, int], None]] = {
     "save_npz": lambda path, number: cavs.io.save_npz(GRAPHS[[0] * number], path),
     "write_edges": lambda path, number: cavs.io.write_edges(GRAPHS[[0] * number], path),
-    "save_checkpoint": lambda path, number: cavs.io.save_checkpoint(path, {"w": jnp.ones(number)}),
+    "save_checkpoint": lambda path, number: cavs.io.save_checkpoint({"w": jnp.ones(number)}, path),
 }
 
 
@@ -59,7 +59,7 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path, name: str, kind: 
 
 def test_a_checkpoint_creates_the_folder_that_a_link_names(tmp_path: Path) -> None:
     (tmp_path / "last.npz").symlink_to("runs/1/last.npz")
-    cavs.io.save_checkpoint(tmp_path / "last.npz", {"w": jnp.ones(2)})
+    cavs.io.save_checkpoint({"w": jnp.ones(2)}, tmp_path / "last.npz")
     assert cavs.io.restore_checkpoint(tmp_path / "runs" / "1" / "last.npz", {"w": jnp.zeros(2)})["w"].tolist() == [1, 1]
 
 

@@ -251,6 +251,14 @@ def refused(fn: Any, width: int = H, **kwargs: Any) -> str:
     return str(error.value)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_parameters_in_16_bits_do_not_fit(dtype: Any) -> None:
+    program = vp.BinaryTreeLSTM(64, 64)
+    params = jax.tree.map(lambda x: x.astype(dtype), program.init(jax.random.key(0)))
+    text = cavs.explain(program.vertex_function(), params, jnp.zeros(64, dtype))
+    assert "Engine persistent: no: add" in text and "float32 values are needed" in text
+
+
 def test_what_does_not_fit_is_refused_by_name() -> None:
     def cell(change: Any) -> Any:
         def F(p: Any, v: cavs.Vertex) -> None:

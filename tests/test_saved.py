@@ -33,12 +33,12 @@ def test_weights_as_safetensors(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     params = {"layers": vp.MultiLayerLSTM(H, E).init(jax.random.key(0)), "half": {"w": jnp.ones(3, jnp.bfloat16)}}
     params["n"] = jnp.int32(7)
-    cavs.io.save_params(path, params, {"hidden": str(H)})
+    cavs.io.save_params(params, path, {"hidden": str(H)})
     assert_close(cavs.io.load_params(path), params, 0)
     assert_close(cavs.io.load_params(path, like=jax.eval_shape(lambda: params)), params, 0)
     with safetensors.safe_open(path, "flax") as file:
         assert file.metadata() == {"hidden": "5"} and "layers.1.u" in file.keys()  # noqa: SIM118
-    cavs.io.save_params(path, jnp.arange(3))
+    cavs.io.save_params(jnp.arange(3), path)
     assert_close(cavs.io.load_params(path), jnp.arange(3), 0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.safetensors"]
     (tmp_path / "plain").touch()
@@ -49,17 +49,17 @@ def test_weights_of_modules_as_safetensors(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     eqx = pytest.importorskip("equinox", reason="equinox is not installed")
     cell = eqx.nn.GRUCell(E, H, key=jax.random.key(0))
-    cavs.io.save_params(tmp_path / "cell", cell)
+    cavs.io.save_params(cell, tmp_path / "cell")
     assert sorted(cavs.io.load_params(tmp_path / "cell")) == ["bias", "bias_n", "weight_hh", "weight_ih"]
     assert_close(cavs.io.load_params(tmp_path / "cell", like=cell), cell, 0)
     with pytest.raises(TypeError, match="at 'activation'; expected only arrays. For an Equinox module write equinox.filter"):
-        cavs.io.save_params(tmp_path / "mlp", eqx.nn.MLP(E, H, 4, 1, key=jax.random.key(0)))
+        cavs.io.save_params(eqx.nn.MLP(E, H, 4, 1, key=jax.random.key(0)), tmp_path / "mlp")
 
 
 def test_weights_that_differ_from_like_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     path = tmp_path / "w"
-    cavs.io.save_params(path, {"a": np.ones(3)})
+    cavs.io.save_params({"a": np.ones(3)}, path)
     for like, match in (
         ({"a": np.ones(2)}, "got float64[3] at 'a'; expected float64[2], as in like"),
         ({"a": np.ones(3), "b": np.ones(2)}, "got nothing at 'b'; expected float64[2], as in like"),
@@ -68,9 +68,9 @@ def test_weights_that_differ_from_like_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=re.escape(match)):
             cavs.io.load_params(path, like=like)
     with pytest.raises(TypeError, match=re.escape("at 'key'; expected only arrays. Write jax.random.key_data(key)")):
-        cavs.io.save_params(path, {"key": jax.random.key(0)})
+        cavs.io.save_params({"key": jax.random.key(0)}, path)
     with pytest.raises(ValueError, match="got two leaves with the name 'a.b'"):
-        cavs.io.save_params(path, {"a.b": 1, "a": {"b": 2}})
+        cavs.io.save_params({"a.b": 1, "a": {"b": 2}}, path)
 
 
 def test_names_that_are_prefixes_of_others_are_refused(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_names_that_are_prefixes_of_others_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "w"
     for names in (("a", "a.b"), ("a.b", "a.b.c.d"), ("x.0", "x.0.y")):
         params = {name: jnp.full(2, float(i)) for i, name in enumerate(names)}
-        cavs.io.save_params(path, params)
+        cavs.io.save_params(params, path)
         with pytest.raises(
             ValueError, match=f"load_params: {path}: got arrays '.*' and '.*'; expected no array's name to be a prefix"
         ):
@@ -89,7 +89,7 @@ def test_names_that_are_prefixes_of_others_are_refused(tmp_path: Path) -> None:
 def test_the_error_of_an_invalid_weights_file_names_it(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     path = tmp_path / "w"
-    cavs.io.save_params(path, {"a": np.arange(9.0)})
+    cavs.io.save_params({"a": np.arange(9.0)}, path)
     data = path.read_bytes()
     for broken in (b"", data[:5], data[:-1], b"\xff" * 40, data.replace(b"F64", b"X64"), data.replace(b"[9]", b"[8]")):
         path.write_bytes(broken)

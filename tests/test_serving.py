@@ -79,6 +79,7 @@ def test_any_batch_of_trees_through_one_file() -> None:
     want = jax.tree.map(np.asarray, jax.jit(forward)(params, sched, {**inputs, "word": sched.pad(words)}))
     exported = cavs.interop.export_server(forward, params, trees, inputs, most_graphs=4, count=3)
     assert len(exported.shapes) == 3 and {shape.graphs for shape in exported.shapes} == {4}
+    assert len(repr(exported)) < 300 and "4 graphs of" in repr(exported)
     served = cavs.interop.load_forward(exported.to_bytes())
     for some in [[i] for i in range(7)] + [rng.integers(0, 7, n).tolist() for n in (2, 3, 4, 9, 0)]:
         numbers = np.array(some, int)

@@ -94,6 +94,7 @@ def test_json_lines_and_npz_hold_targets(tmp_path):
     "second, message",
     [
         ('{"children": [[]], "labels": ["a"], "label": 1}', "line 2: .*'labels' to be of one type and shape"),
+        ('{"children": [[]], "labels": [1], "label": Infinity}', "line 2: .*'label' to be a finite number"),
         ('{"children": [[]], "labels": [[1.0, 2.0]], "label": 1}', "line 2: .*'labels' to be of one type and shape"),
         ('{"children": [[]], "labels": [[[1], [2, 3]]], "label": 1}', "line 2: .*'labels' to be of one type and shape"),
         ('{"children": [[]], "labels": [1e999], "label": 1}', "line 2: .*'labels' to be of one type and shape"),
@@ -101,11 +102,11 @@ def test_json_lines_and_npz_hold_targets(tmp_path):
         ('{"children": [[]], "labels": [0.5]}', "line 2: .*'label' on every line or on none; the first has it"),
         (
             '{"children": [[]], "labels": [0.5], "label": [1, 2]}',
-            "line 2: .*'label' to be a number, or lists of numbers of one shape",
+            "line 2: .*'label' to be a finite number, or lists of numbers of one shape",
         ),
         (
             '{"children": [[]], "labels": [0.5], "label": "x"}',
-            "line 2: .*'label' to be a number, or lists of numbers of one shape",
+            "line 2: .*'label' to be a finite number, or lists of numbers of one shape",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """`Loader`: the batches of an epoch, shuffled, scheduled, padded to a few shapes, and sent to the device ahead of time."""
 
 import contextlib
+import inspect
 import itertools
 import os
 import time
@@ -21,13 +22,23 @@ from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
 from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
+from cavs._graphs.suggest import suggestion
 from cavs._schedule.batches import compiled
 from cavs.kernels import Target
 
-MSG_WORKERS = (
-    "Loader: workers: got {!r}; expected no such argument, as a thread schedules in place of processes. Omit it, or write "
-    "ahead=2 to prepare two dispatches on the thread, and ahead=0 to prepare them in the loop."
-)
+# What to write for arguments of the loaders of other libraries.
+_THREAD = "ahead=2 to prepare two dispatches on a thread, which schedules in place of processes, and ahead=0 for none"
+ELSEWHERE = {
+    "batch_size": "batches={!r}, the number of graphs of a batch",
+    "num_workers": _THREAD,
+    "workers": _THREAD,
+    "prefetch": _THREAD,
+    "prefetch_factor": _THREAD,
+    "collate_fn": "collate=fn, which gets a cavs.data.Sample",
+    "drop_last": "last='drop', or last='short'",
+    "batch_sampler": "batches=an iterable of integer arrays, the graphs of each batch",
+    "sampler": "batches=an iterable of integer arrays, the graphs of each batch",
+}
 
 
 class Loader:
@@ -57,6 +68,7 @@ class Loader:
         batches: the number of graphs of a batch; or an iterable of integer arrays, the graphs of each batch. An iterator may
             be infinite: each loop continues it where the loop before was left.
         seed: shuffles every epoch. `None`: all epochs are alike, in the order of the data unless `group` says otherwise.
+        shuffle: `False` is `seed=None`.
         fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such.
         collate: `collate(sample)` returns the pytree of NumPy arrays of a batch, from a `Sample` with the attributes `numbers`,
             `present`, `graphs` and `sched`. By default `sample.sched`.
@@ -77,7 +89,6 @@ class Loader:
             for [`cavs.memory.sub_batched`][], and `collate` gets one part at a time. `None`: no such axis.
         policy: as in [`cavs.schedule`][].
         kinds: as in [`cavs.schedule`][].
-        workers: no longer an argument: it was the number of processes that schedule.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -92,7 +103,7 @@ class Loader:
     def __init__(
         self,
         graphs: Source | Sequence[Source],
-        batches: int | Iterable[Index],
+        batches: int | Iterable[Index] | None = None,
         *,
         seed: int | None = 0,
         fields: Sequence[str] | None = None,
@@ -106,11 +117,14 @@ class Loader:
         parts: int | None = None,
         policy: str = "batching",
         kinds: bool = True,
-        workers: None = None,
+        shuffle: bool = True,
+        **others: Any,
     ):
-        if workers is not None:
-            raise TypeError(MSG_WORKERS.format(workers))
-        self._members, several = members_of(graphs, fields, policy, kinds)
+        for name, value in others.items():
+            hint = f"Write {ELSEWHERE[name].format(value)}." if name in ELSEWHERE else suggestion(name, type(self)._names())
+            raise TypeError(f"Loader: {name}: got {value!r}; expected no such argument. {hint}".rstrip())
+        seed = seed if shuffle else None
+        self._members, several = members_of(graphs, batches, fields, policy, kinds)
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)
@@ -133,6 +147,10 @@ class Loader:
         self._running: object = None  # the loop that began last, if no position was restored since
         self._stream: Stream | None = None
         self._plans = EpochPlans()
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [*inspect.signature(cls).parameters]
 
     def __len__(self) -> int:
         """Returns the number of batches of an epoch.

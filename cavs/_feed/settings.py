@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 class Settings(NamedTuple):
     """The arguments of `Loader` after validation. `steps` and `ahead` are `None` if the loader chooses."""
 
-    batches: int | Iterable[Index]
+    batches: int | Iterable[Index] | None
     seed: int | None
     collate: Callable[[Sample], PyTree] | None
     group: str
@@ -62,7 +62,7 @@ class Settings(NamedTuple):
 
 
 def members_of(
-    graphs: Source | Sequence[Source], fields: Sequence[str] | None, policy: str, kinds: bool
+    graphs: Source | Sequence[Source], batches: object, fields: Sequence[str] | None, policy: str, kinds: bool
 ) -> tuple[list[Member], bool]:
     """Returns the data sets of a loader, and whether they were given as a sequence.
 
@@ -84,11 +84,17 @@ def members_of(
     if not members:
         raise ValueError("Loader: graphs: got no data set; expected cavs.Graphs or several of them.")
     lengths = {len(m.graphs) for m in members if m.pick is None}
+    if len(members) > 1 and lengths == {1} and batches != 1:
+        raise ValueError(
+            f"Loader: graphs: got a list of {len(members)} data sets of one graph each; expected one data set, or data sets of "
+            "equal lengths whose graphs belong together. For one data set write cavs.Graphs.concat(graphs)."
+        )
     if lengths == {0}:
         raise ValueError("Loader: graphs: got no graphs; expected at least one.")
     if len(lengths) != 1:
         raise ValueError(
-            f"Loader: graphs: got data sets of {sorted(lengths)} graphs; expected equal numbers. For data sets with "
+            f"Loader: graphs: got data sets of {sorted(lengths)} graphs; expected equal numbers. For one data set of all of "
+            "these graphs write cavs.Graphs.concat(graphs). For data sets with "
             "other graphs write (graphs, pick), where pick(samples) returns the graphs of a batch."
         )
     return members, several

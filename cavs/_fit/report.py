@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+WIDTH_OF_PIPES = 1000  # a terminal wraps lines, a file or another program does not
 MOST_COLUMNS = 12  # a matrix of more labels is in the JSON and in the picture only
 
 
@@ -39,7 +41,7 @@ def json_of(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def write_figure(path: str | os.PathLike[str], figure: "Figure") -> None:
+def write_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
     """Writes a figure of matplotlib in the format of the file's name. The file appears when it is complete."""
     picture = io.BytesIO()
     figure.savefig(picture, format=os.path.splitext(path)[1][1:].lower(), dpi=120)
@@ -47,13 +49,13 @@ def write_figure(path: str | os.PathLike[str], figure: "Figure") -> None:
 
 
 def draw_history(
-    path: str | os.PathLike[str], history: Sequence[Evaluated], scores: Callable[[Sums], Mapping[str, float | None]]
+    history: Sequence[Evaluated], path: str | os.PathLike[str], scores: Callable[[Sums], Mapping[str, float | None]]
 ) -> None:
     """Draws the scores of a run over its epochs: a panel for each, of the training and the held-out data.
 
     Args:
-        path: the picture, whose name ends in .png, .pdf or .svg.
         history: the `history` of a [`cavs.data.Keeper`][].
+        path: the picture, whose name ends in .png, .pdf or .svg.
         scores: maps summed metrics to scores by name.
     """
     from matplotlib.figure import Figure  # needs no display; imported here because only this function needs it
@@ -73,9 +75,9 @@ def draw_history(
         for axis in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
             axis(StrMethodFormatter("{x:,.6g}"))
         ax.axvline(best, color="tab:red", linestyle=":", linewidth=1, label=f"best epoch: {round(best, 2):g}")
-        ax.legend(frameon=False)
+        ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, fontsize=8)  # above, to cover no line
         ax.spines[["top", "right"]].set_visible(False)
-    write_figure(path, figure)
+    write_figure(figure, path)
 
 
 def print_scores(found: Mapping[str, Any], title: str = "", console: "Console | None" = None) -> None:
@@ -90,8 +92,9 @@ def print_scores(found: Mapping[str, Any], title: str = "", console: "Console | 
     from rich.markup import escape
     from rich.table import Table
 
-    console = console or Console()
-    facts = Table(title=escape(title), title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    console = console or Console(width=None if sys.stdout.isatty() else WIDTH_OF_PIPES)
+    console.print(escape(title), style="bold", highlight=False, soft_wrap=True)
+    facts = Table(show_header=False, box=None, pad_edge=False)
     tables = []
     for name, value in found.items():
         if isinstance(value, ConfusionMatrix):

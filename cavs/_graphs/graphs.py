@@ -12,7 +12,7 @@ from cavs._graphs.checks import Index, checked_fields, checked_index, checked_st
 from cavs._graphs.counted import counted
 from cavs._graphs.facts import Facts, arity_of, facts_of
 from cavs._graphs.heights import heights, offsets
-from cavs._graphs.joined import VALUES, joined_fields
+from cavs._graphs.joined import joined_fields
 from cavs._graphs.segments import ranges
 
 
@@ -214,15 +214,26 @@ class Graphs:
 
     def __add__(self, other: "Graphs") -> "Graphs":
         """Concatenates graphs. Both sides must have the same fields and the same names (see `with_vocab`)."""
-        structure = (
-            np.concatenate([self.vertex_offsets, other.vertex_offsets[1:] + self.vertex_offsets[-1]]),
-            np.concatenate([self.child_offsets, other.child_offsets[1:] + self.child_offsets[-1]]),
-            np.concatenate([self.children, other.children]),
-            np.concatenate([self.height, other.height]),
-        )
-        names = {name: (getattr(self, name), getattr(other, name)) for name in ("vocab", "kind_names", "label_names")}
-        arrays = {name: (getattr(self, name), getattr(other, name)) for name in VALUES}
-        return Graphs(*structure, **joined_fields(names, arrays))
+        return _joined([self, other], renumber=False)
+
+    @staticmethod
+    def concat(parts: "Iterable[Graphs]") -> "Graphs":
+        """Concatenates any number of graphs, such as those of several files.
+
+        Words, kinds and labels with names are numbered anew if their names differ, by the first appearance of a name.
+
+        Args:
+            parts: the graphs, at least one. Either all of them have a field, or none.
+
+        Raises:
+            TypeError: one of `parts` is no `Graphs`.
+            ValueError: there are no graphs; or a field is in some of them only, or has different dtypes or shapes.
+        """
+        parts = [*parts]
+        if not parts or not all(isinstance(part, Graphs) for part in parts):
+            got = ", ".join(sorted({type(part).__name__ for part in parts})) or "nothing"
+            raise (TypeError if parts else ValueError)(f"Graphs.concat: parts: got {got}; expected cavs.Graphs, at least one.")
+        return _joined(parts, renumber=True)
 
     def with_vocab(self, vocab: Iterable[str], unknown: str | None = None) -> "Graphs":
         """Renumbers `input_id` so that it indexes another vocabulary, such as that of the training set.
@@ -278,3 +289,14 @@ class Graphs:
         sizes = {"graph": len(self), "vertex": self.num_vertices, "edge": self.num_edges, "level": depth}
         parts = [counted(number, noun) for noun, number in sizes.items()]
         return f"Graphs({', '.join(parts + extra)})"
+
+
+def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:
+    """Concatenates graphs; see `joined_fields`."""
+
+    def offsets_of(name: str) -> np.ndarray:
+        return offsets(np.concatenate([np.diff(getattr(part, name)) for part in parts]))
+
+    children, height = (np.concatenate([getattr(part, name) for part in parts]) for name in ("children", "height"))
+    fields = joined_fields(parts, renumber)
+    return Graphs(offsets_of("vertex_offsets"), offsets_of("child_offsets"), children, height, **fields)

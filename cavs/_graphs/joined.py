@@ -1,35 +1,52 @@
-"""The optional fields of two `Graphs` that are concatenated."""
+"""The fields of several `Graphs` that are concatenated."""
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from cavs._graphs.flat import number_names
+
+NAMES = {"vocab": "input_id", "kind_names": "kind", "label_names": "label"}  # fields of names, and of the ids that index them
 VALUES = ("kind", "label", "input_id", "graph_label", "edge_attr")  # the fields that are arrays of values
 
 
-def joined_fields(
-    names: dict[str, tuple[Any, Any]], arrays: dict[str, tuple[np.ndarray | None, np.ndarray | None]]
-) -> dict[str, Any]:
-    """Returns the fields of `graphs + other`.
+def joined_fields(parts: Sequence[Any], renumber: bool) -> dict[str, Any]:
+    """Returns the fields of concatenated graphs.
 
     Args:
-        names: by name, tuples of names on both sides.
-        arrays: by name, arrays of values on both sides.
+        parts: the graphs, at least one.
+        renumber: whether ids of different names are numbered anew, by the first appearance of the names.
 
     Raises:
-        ValueError: the sides differ in their names, or a field is on one side only, or has different dtypes or shapes.
+        ValueError: the graphs differ in their names, or some lack a field that others have, or dtypes or shapes differ.
     """
-    fields: dict[str, Any] = {}
-    for name, (a, b) in names.items():
-        if a != b:
-            hint = " Write graphs + other.with_vocab(graphs.vocab)." if name == "vocab" else ""
-            raise ValueError(f"graphs + other: got different {name}; expected the same on both sides.{hint}")
-        fields[name] = a
-    for name, (a, b) in arrays.items():
-        if a is not None and b is not None and (a.dtype, a.shape[1:]) != (b.dtype, b.shape[1:]):
-            got = f"{a.dtype}{list(a.shape[1:])} and {b.dtype}{list(b.shape[1:])}"
-            raise ValueError(f"graphs + other: {name}: got {got}; expected the same dtype and shape on both sides.")
-        if (a is None) != (b is None):
-            raise ValueError(f"graphs + other: got {name} on one side only; expected it on both sides or on neither.")
-        fields[name] = None if a is None or b is None else np.concatenate([a, b])
+    what = "Graphs.concat" if renumber else "graphs + other"
+    fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in VALUES}
+    for names, ids in NAMES.items():
+        own = [getattr(part, names) for part in parts]
+        fields[names] = own[0]
+        if all(x == own[0] for x in own):
+            continue
+        if not renumber or None in own:
+            hint = "" if renumber else " Write cavs.Graphs.concat([graphs, other]), which numbers them anew"
+            hint += ", or graphs + other.with_vocab(graphs.vocab)" * (bool(hint) and names == "vocab")
+            raise ValueError(f"{what}: got different {names}; expected the same in all.{hint}{'.' * bool(hint)}")
+        new, fields[names] = number_names([*chain.from_iterable(own)])
+        fields[names] = tuple(fields[names])
+        tables = np.split(new, np.cumsum([len(x) for x in own])[:-1])
+        if fields[ids] is not None:
+            each = zip(parts, tables, strict=True)
+            fields[ids] = np.concatenate([np.append(table, np.int32(-1))[getattr(part, ids)] for part, table in each])
     return fields
+
+
+def _values(what: str, name: str, arrays: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    given = [x for x in arrays if x is not None]
+    if given and len(given) < len(arrays):
+        raise ValueError(f"{what}: got {name} on one side only; expected it in all graphs or in none.")
+    kinds = dict.fromkeys(f"{x.dtype}{list(x.shape[1:])}" for x in given)
+    if len(kinds) > 1:
+        raise ValueError(f"{what}: {name}: got {' and '.join(kinds)}; expected the same dtype and shape in all graphs.")
+    return np.concatenate(given) if given else None

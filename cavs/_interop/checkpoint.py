@@ -13,7 +13,7 @@ from cavs._feed.int32_limits import beyond_32_bits
 from cavs._feed.loader import Loader
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array
-from cavs._readers.files import open_regular, replacing, target_of
+from cavs._readers.files import check_path, open_regular, replacing, target_of
 from cavs._readers.npz import stored_arrays
 
 ABOUT = "cavs_checkpoint"  # the array with the JSON of `About`
@@ -35,7 +35,7 @@ class About(NamedTuple):
     leaves: dict[str, tuple[str, bool]]
 
 
-def save_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loader) -> None:
+def save_checkpoint(state: PyTree, path: str | os.PathLike[str], *loaders: Loader) -> None:
     """Writes what a training loop needs to continue bit for bit: its state, and the positions of its loaders.
 
     ```python
@@ -43,20 +43,22 @@ def save_checkpoint(path: str | os.PathLike[str], state: PyTree, *loaders: Loade
     while loader.epoch < 10:
         for batches in loader:
             state, values = step(state, batches)
-        cavs.io.save_checkpoint("run.npz", state, loader)             # also within an epoch
+        cavs.io.save_checkpoint(state, "run.npz", loader)             # also within an epoch
     ```
 
     The file replaces an older one when it is complete. Its folder is created. If `path` is a symbolic link, the link stays and
     the file that it names is replaced. Of several processes, the first one writes; the others return at once.
 
     Args:
-        path: the file, usually with the ending `.npz`.
         state: a pytree of arrays and numbers: parameters, the state of an optimizer, keys of `jax.random`.
+        path: the file, usually with the ending `.npz`.
         loaders: the loaders of the loop.
 
     Raises:
-        TypeError, ValueError: a leaf of the state is neither an array nor a number, or does not fit JAX's 32 bits.
+        TypeError, ValueError: `path` is no path; a leaf of the state is neither an array nor a number, or does not fit JAX's
+            32 bits.
     """
+    check_path("save_checkpoint", path)
     if jax.process_index():
         return
     named = _named(state)

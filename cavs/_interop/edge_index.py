@@ -80,6 +80,10 @@ def _edges_of(edge_index: Integers) -> np.ndarray:
             "(parent, child) write cavs.from_edges."
         )
     edges = np.stack([ends[1], ends[0]], 1)
+    if edges.size and edges.dtype.kind not in "iu":
+        raise ValueError(
+            f"from_edge_index: edge_index: got dtype {edges.dtype}; expected integers. Write edge_index.astype(np.int64)."
+        )
     return edges if len(edges) else np.zeros((0, 2), np.int64)
 
 

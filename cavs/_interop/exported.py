@@ -44,6 +44,11 @@ class Exported:
     programs: tuple[jax_export.Exported, ...]
     serving: Serving | None = None
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{shape.graphs} graphs of {shape.vertices} vertices" for shape in self.shapes)
+        how = "for schedules of its shapes" if self.serving is None else "with serve(params, graphs, inputs)"
+        return f"Exported({len(self.shapes)} padded shapes: {sizes}; {how})"
+
     @functools.cached_property
     def _compiled(self) -> tuple[Callable[[Arrays, Any, Arrays], PyTree], ...]:
         """The programs as functions that compile at their first call."""

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import re
 import zipfile
 from collections.abc import Sequence
@@ -38,11 +39,19 @@ def load_forward(data: bytes) -> Exported:
         The exported programs.
 
     Raises:
+        TypeError: `data` are no bytes.
         ValueError: `data` is damaged or not such a file; it disables safety checks of `jax.export`; it calls external
             functions that no forward pass needs, such as Python callbacks; or the version of cavs that wrote it has another
             layout of schedules.
         ImportError: flatbuffers is not installed.
     """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        hint = (
+            "Write load_forward(pathlib.Path(path).read_bytes())"
+            if isinstance(data, str | os.PathLike)
+            else "Open the file as 'rb'"
+        )
+        raise TypeError(f"load_forward: data: got a {type(data).__name__}; expected the bytes of Exported.to_bytes(). {hint}.")
     head, _, _ = bytes(data[:64]).partition(b"\n")
     if not head.startswith(MAGIC):
         raise ValueError("load_forward: data: got bytes of another format; expected those of Exported.to_bytes().")

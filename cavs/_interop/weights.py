@@ -9,25 +9,26 @@ import numpy as np
 
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
-from cavs._readers.files import open_regular, replacing
+from cavs._readers.files import check_path, open_regular, replacing
 
 
-def save_params(path: str | os.PathLike[str], params: PyTree, metadata: dict[str, str] | None = None) -> None:
+def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str, str] | None = None) -> None:
     """Writes a pytree of arrays to a safetensors file, atomically.
 
     The names of the tensors are the paths of the leaves, such as "cell.w" or "layers.0.b". All dtypes are preserved, including
     bfloat16.
 
     Args:
-        path: the file to write.
         params: a pytree of arrays.
+        path: the file to write.
         metadata: strings for the header of the file, such as the sizes of the program. `safetensors.safe_open` reads them.
 
     Raises:
-        TypeError: a leaf is not an array, or is a PRNG key.
+        TypeError: `path` is no path; a leaf is not an array, or is a PRNG key.
         ValueError: two leaves have the same name.
         ImportError: safetensors is not installed.
     """
+    check_path("save_params", path)
     save_file = _safetensors("save_params").save_file
     arrays = {}
     for name, x in named_leaves(params, "save_params: params").items():

@@ -37,7 +37,8 @@ def read_edges(path: Path) -> Graphs:
     - `num_vertices` accompanies `edges`. It is at most 1000 more than the edges can name, unless `inputs`, `labels` or
       `kinds` has that length.
     - `inputs`, `labels` and `kinds` are optional and have one value per vertex.
-    - `label` is optional, the label of the graph: a number or nested lists of numbers of one shape, which become `graph_label`.
+    - `label` is optional, the label of the graph: a finite number or nested lists of numbers of one shape, which become
+      `graph_label`.
     - `edge_attr` is optional, a list with one value per edge, in the order of `edges`, or of the children of vertex 0, of
       vertex 1, and so on: numbers, or nested lists of numbers of one shape. They become `edge_attr`.
 
@@ -167,10 +168,10 @@ class _GraphLabels:
         if "label" not in graph:
             return
         value = graph["label"]
-        right = value is None or type(value) in (int, float) or isinstance(target_shape([value]), tuple)
+        right = value is None or type(value) is int or isinstance(target_shape([value]), tuple)
         if not right or value is not None and self.shape not in (None, np.shape(value)):
             raise format_error(
-                self.path, number, line, "'label' to be a number, or lists of numbers of one shape, in all lines"
+                self.path, number, line, "'label' to be a finite number, or lists of numbers of one shape, in all lines"
             )
         self.shape = np.shape(value) if value is not None else self.shape
         self.values.append(value)

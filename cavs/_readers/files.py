@@ -11,6 +11,15 @@ from typing import IO
 NOT_REGULAR = "is not a regular file"
 
 
+def check_path(function: str, path: object) -> None:
+    """Raises a `TypeError` if `path` is no path, such as an open file or another argument of `function`."""
+    if not isinstance(path, str | os.PathLike):
+        hint = " For the lines of an open file write cavs.read_trees(file)." if hasattr(path, "read") else ""
+        raise TypeError(
+            f"{function}: path: got a {type(path).__name__}; expected the path of a file, as str or pathlib.Path.{hint}"
+        )
+
+
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[str]:
     """A context manager that yields the name of a temporary file beside `path` for the block to write.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.graphs import Graphs
-from cavs._readers.files import open_regular, write_whole
+from cavs._readers.files import check_path, open_regular, write_whole
 
 Path = str | os.PathLike[str]
 
@@ -54,6 +54,7 @@ def format_error(path: Path, line: int | None, got: str | bytes | Exception, exp
 
 def bare_suffix(path: Path) -> str:
     """The suffix in lower case, without `.gz`: `.txt` for `train.TXT.gz`."""
+    check_path("read", path)
     name = os.path.basename(os.fspath(path)).lower()
     return os.path.splitext(name[:-3] if name.endswith(".gz") else name)[1]
 
@@ -65,6 +66,7 @@ def read_bytes(path: Path) -> bytes:
         FormatError: the file is not valid gzip, or decompresses to more than `RATIO` times its size.
         OSError: the file cannot be read, or is a pipe or a device, which might never end.
     """
+    check_path("read", path)
     with open_regular(path, f"; expected one. Write: cat {os.fspath(path)} > FILE, and read that file") as file:
         data = file.read()
     if not os.fspath(path).lower().endswith(".gz"):

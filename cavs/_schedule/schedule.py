@@ -134,7 +134,16 @@ class Schedule:
         return not isinstance(self.data, Tracer)
 
     def host(self) -> "Schedule":
-        """The same schedule with its integers in host memory, as a NumPy array. Not for a traced schedule."""
+        """Returns the same schedule with its integers in host memory, as a NumPy array.
+
+        Raises:
+            ValueError: the schedule is traced.
+        """
+        if not self.is_concrete:
+            raise ValueError(
+                "Schedule: got a traced schedule, inside jax.jit; expected one whose integers are known for pad, pad_edges, "
+                "num_edges, widths, waste and explain. Call them before the jitted function, and pass what they return."
+            )
         return self if isinstance(self.data, np.ndarray) else Schedule(np.asarray(self.data), self.shape)
 
     @property

@@ -21,7 +21,7 @@ Record: TypeAlias = dict[str, float]
 Write: TypeAlias = Callable[[Record], object]
 
 FLUSH = 5  # seconds until an event is in its file
-MSG_TENSORBOARD = "tensorboard: the package tensorboardX is not installed. Write: pip install 'cavs[log]', or log JSON lines."
+MSG_TENSORBOARD = "tensorboard: the package tensorboardX is not installed. Write: pip install tensorboardX, or log JSON lines."
 
 
 class Log:

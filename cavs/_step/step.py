@@ -29,6 +29,10 @@ MSG_VARYING = (
     "step: {what}: got values that differ between devices; expected the same on all. Let the loss be that of the whole batch: "
     "write cavs.data.mean(losses) for losses.mean(), before jax.grad, and cavs.data.total(x) for other sums."
 )
+MSG_DELETED = (
+    "step: state: got arrays whose memory an earlier step has reused, as a step updates its state in place; expected the state "
+    "that the last step returned. Write state, out = step(state, batches), or @cavs.data.step(donate=False) to keep old states."
+)
 
 
 class Step:
@@ -59,6 +63,10 @@ class Step:
             self.background.wait(key)
         try:
             state, metrics = self._program(batches)(self._donated.of(state, _mesh(batches)), batches)
+        except (RuntimeError, ValueError) as error:
+            if "deleted" not in str(error):
+                raise
+            raise ValueError(MSG_DELETED) from error
         finally:
             self.compiling = None if here else self.compiling
         if new:

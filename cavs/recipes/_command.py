@@ -104,7 +104,7 @@ def run(command: str, words: list[str], kind: type[Recipe] | None, program: str)
         if not (platforms := os.environ.get("JAX_PLATFORMS")) or _jax_starts():
             raise
         text = f"JAX_PLATFORMS: got {platforms!r}, on which JAX cannot start here; expected a platform of this machine"
-        text, code = f"{text}. Write JAX_PLATFORMS=cpu, or install cavs[cuda] for a GPU.", 2
+        text, code = f"{text}. Write JAX_PLATFORMS=cpu, or pip install 'jax[cuda13]' for a GPU.", 2
     except KeyboardInterrupt:
         text, code = "interrupted", 130
     print(f"cavs {command}: {text}", file=sys.stderr)

@@ -1,8 +1,6 @@
 """Steps that recipes share: the parts of the data, vocabularies of words and labels, and the texts of vertices."""
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,12 +76,10 @@ def _joined(read: Sequence[Any]) -> Any:
         return read[0]
     if isinstance(read[0], tuple):
         return tuple(_joined(side) for side in zip(*read, strict=True))
-    words = tuple(dict.fromkeys(word for graphs in read for word in graphs.vocab or ()))
     labels = cavs.data.label_names(read)
-    read = [graphs.with_vocab(words) if words else graphs for graphs in read]
     read = [cavs.data.with_labels(graphs, labels) if graphs.label_names is not None else graphs for graphs in read]
     try:
-        return functools.reduce(operator.add, [dataclasses.replace(g, kind=None, kind_names=None) for g in read])
+        return cavs.Graphs.concat(dataclasses.replace(g, kind=None, kind_names=None) for g in read)
     except ValueError as error:
         raise Mistake(f"FILE: {error}") from error
 

@@ -31,7 +31,7 @@ def draw(out: Path, recipe: Recipe, params: Any, path: str, found: dict[str, Any
     for i, draw in enumerate(draws):
         draw(figure.add_subplot(1, len(draws), i + 1))
     try:
-        cavs.data.write_figure(out, figure)
+        cavs.data.write_figure(figure, out)
     except OSError as error:
         raise Mistake(f"--out: {out} cannot be written ({error.strerror}).", 1) from error
 

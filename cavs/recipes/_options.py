@@ -160,7 +160,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Prints the usage, the message, and a suggestion, and exits with code 2."""
         wrong = re.findall(r"--[\w-]+", message) if message.startswith("unrecog") else re.findall(r"choice: '(\S+)'", message)
-        known = [name for action in self._actions for name in (*action.option_strings, *(action.choices or ()))]
+        of = re.match(r"argument (\S+): invalid choice", message)
+        known = [name for action in self._actions for name in action.option_strings]
+        if of:
+            known = [x for action in self._actions if "/".join(action.option_strings) == of[1] for x in action.choices or ()]
         hints = [suggestion(name, map(str, known)) for name in wrong]
         super().error(" ".join([f"{message}.", *filter(None, hints)]))
 

@@ -123,7 +123,7 @@ class Messages:
         if "test" in results:
             text = json.dumps({"epoch": best["epoch"], "test": results["test"]}, indent=1)
             (keeper.folder / "test.json").write_text(text)
-        cavs.data.draw_history(keeper.folder / "curve.png", keeper.history, recipe.scores)
+        cavs.data.draw_history(keeper.history, keeper.folder / "curve.png", recipe.scores)
         self.console.print(_results(recipe, run.data.parts, results))
         folder = shlex.quote(str(keeper.folder))
         whole = [record["seconds"] for record in keeper.history if float(record["epoch"]).is_integer()]

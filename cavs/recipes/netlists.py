@@ -9,8 +9,6 @@ To change the model, change `init` and `hidden`, as in `regression.py`, from whi
 """
 
 import dataclasses
-import functools
-import operator
 
 import numpy as np
 
@@ -94,7 +92,7 @@ def with_variants(netlists: cavs.Graphs, count: int, seed: int = 0) -> cavs.Grap
         for kinds, rows in ((_SINGLE, hit & (fan_in == 1)), (_SEVERAL, hit & (fan_in > 1))):
             kind[rows] = rng.choice([names.index(name) for name in kinds], int(rows.sum()))
         every.append(dataclasses.replace(every[0], kind=kind))
-    return functools.reduce(operator.add, every)
+    return cavs.Graphs.concat(every)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Finds and registers the library of engine `native`."""
 
+import contextlib
 import ctypes
 import functools
+import importlib.metadata
 import platform
+import warnings
 from pathlib import Path
 
 import jax
@@ -23,6 +26,10 @@ def native_unavailable() -> str | None:
     if not names:
         return f"its library has no code for this processor ({platform.machine()})"
     if not files:
+        if (installed := _installed(folder)) is not None:
+            message = f"cavs is imported from {folder.parents[2]}, where its library was not compiled, and not from {installed}"
+            warnings.warn(f"{message}: steps are slower. Write pip install -e . there, or start elsewhere.", stacklevel=2)
+            return f"{message} (write pip install -e . there, or start Python in another folder)"
         return "its library was not compiled (install cavs where a C++ compiler is, or run python -m cavs.kernels._cpu)"
     try:
         library = ctypes.CDLL(str(files[0]))
@@ -35,6 +42,15 @@ def native_unavailable() -> str | None:
     library.cavs_threads(usable_cores())
     for name in (NATIVE_LEVELS, NATIVE_GRADIENTS):
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    return None
+
+
+def _installed(folder: Path) -> Path | None:
+    """Returns where an installation with the library is that `folder`, a clone, hides: Python prefers the working folder."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        installed = Path(str(importlib.metadata.distribution("cavs").locate_file("cavs/kernels/_cpu")))
+        if installed.exists() and not installed.samefile(folder) and any(installed.glob("levels-*.so")):
+            return installed.parents[2]
     return None
 
 

@@ -328,9 +328,10 @@ def _precision(eqns: Sequence[Eqn], domains: Domains, found: dict[Var, float]) -
     If all operands have bounds (`found`) within the range of a faster precision that is as exact, that one.
     """
     products = [e for e in eqns if is_product(e, domains)]
+    in_float32 = all(x.aval.dtype == "float32" for e in products for x in e.invars)  # others do not fit the engine
     asked = asked_precision(e.params["precision"] for e in products)
     better = replacement(asked)
-    if better is None or not products:
+    if better is None or not products or not in_float32:
         return asked.name
     summed = [e.invars[1].aval.shape[contracted_axis(e)] for e in products]
     small = all(bound(e.invars[0], found) <= better.largest and of_tf32_bits(e.params["precision"]) for e in products)
