@@ -66,3 +66,14 @@ def test_names_are_compared_whole() -> None:
     calls = [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     names = [(str(path), call.func.attr) for path, call in calls if isinstance(call.func, ast.Attribute)]
     assert names and not [name for name in names if name[1] in ("startswith", "endswith", "removeprefix", "removesuffix")]
+
+
+def test_one_file_asks_jax_for_the_device() -> None:
+    """`Target` is decided once and passed on. A recipe has only public names, and prints what JAX sees."""
+    facts, found = {"default_backend", "compute_capability", "core_count"}, set()
+    for path in (p for folder in FOLDERS for p in files(folder) if "recipes" not in p.parts):
+        for node in ast.walk(ast.parse(path.read_text())):
+            said = getattr(node, "attr", None) or getattr(node, "value", None)
+            if isinstance(said, str) and said in facts:
+                found.add(str(path.relative_to(ROOT)))
+    assert found == {"kernels/target.py"}
