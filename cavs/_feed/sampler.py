@@ -38,6 +38,7 @@ class Sampler:
             if isinstance(given, Sized):
                 self._list = [samples_of(some, len(sizes)) for some in given]
             else:
+                assert given is not None  # the loader's arguments were checked
                 self._source = given
         self.known = self.size is not None or self._list is not None
 
