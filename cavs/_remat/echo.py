@@ -17,9 +17,8 @@ from cavs._jaxpr.names import Names, check_known, names_of
 from cavs._jaxpr.tunable import calls_in, with_options
 from cavs._remat.bytes import BudgetError, bytes_of, text_of
 from cavs._remat.fit import Verified, compiler_options, no_collections
-from cavs._remat.graph import with_derivative
+from cavs._remat.graph import mark, with_derivative
 from cavs._remat.pareto import ParetoSearch, Point
-from cavs._remat.saved_plan import mark
 from cavs._remat.table import Plan
 
 R = TypeVar("R")
