@@ -53,7 +53,8 @@ def recompute(
         static_argnums: positional arguments that are not arrays, as in `jax.checkpoint`.
         names: what to do with values that you named with `jax.ad_checkpoint.checkpoint_name`, whatever the plan would
             choose: `{"gates": "recompute"}` never keeps them, `"keep"` always does, and `"offload"` keeps them in the memory of
-            the host. Inside loops and on a CPU, `"offload"` is the same as `"keep"`.
+            the host. Inside loops and on a CPU, `"offload"` is the same as `"keep"`. Values of a vertex function can be named,
+            too, unless `fn` itself differentiates the call of [`cavs.run`][], or has it inside a `jax.shard_map`.
         plan: a file that `Plan.save` wrote: its values are kept, and nothing is planned.
 
     Returns:
