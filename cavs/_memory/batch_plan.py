@@ -10,9 +10,9 @@ from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._memory.batch_search import BatchGradient, schedule_parts, stacked
+from cavs._memory.search import Choice
 from cavs._remat.bytes import text_of
 from cavs._remat.fit import Verified
-from cavs._remat.search import Choice
 from cavs._remat.table import columns
 
 if TYPE_CHECKING:

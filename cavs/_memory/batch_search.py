@@ -16,9 +16,9 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import Names, check_known
 from cavs._jaxpr.tunable import TunableRules, tuned
+from cavs._memory.search import Choice, estimate, fewest
 from cavs._memory.sub_batches import deal, summed_over_parts
 from cavs._remat.fit import compiled_step
-from cavs._remat.search import Choice, estimate, fewest
 from cavs._schedule.batches import StackScheduler
 from cavs._schedule.level_segments import SegmentedSchedule, in_segments
 from cavs._schedule.schedule import Schedule

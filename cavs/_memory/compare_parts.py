@@ -12,7 +12,7 @@ from cavs._graphs.counted import counted
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.jaxprs import Jaxpr, bodies_in
 from cavs._memory.batch_search import BatchGradient, dealt, scheduled, stacked
-from cavs._remat.search import Choice
+from cavs._memory.search import Choice
 from cavs.kernels import Target
 
 _FEW, _SMALL = 16, 4096  # graphs that are compared even if a part has fewer, and vertices that take little memory

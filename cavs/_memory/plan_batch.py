@@ -17,9 +17,9 @@ from cavs._jaxpr.names import names_of
 from cavs._memory.batch_plan import BatchPlan
 from cavs._memory.batch_search import BatchGradient, Collate
 from cavs._memory.compare_parts import check_parts
+from cavs._memory.search import Choice, choices_for, numbers_of_parts
 from cavs._remat.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
 from cavs._remat.fit import compiler_options
-from cavs._remat.search import Choice, choices_for, numbers_of_parts
 
 
 def plan(
@@ -61,7 +61,8 @@ def plan(
             of many levels run in segments if the budget requires it, on engine `scan`, or `native` on a CPU.
         names: how the backward gets values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
             `{"gates": "recompute"}` never keeps them, `"keep"` always does. If a product computes a value that is not kept, it
-            runs again.
+            runs again. Calls of [`cavs.run`][] that `loss` itself differentiates, or has inside a `jax.shard_map`, do not
+            change.
 
     Returns:
         The plan, which prints as a table. If there is no budget and the batch does not fit the GPU, a warning contains the plan

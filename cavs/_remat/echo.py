@@ -17,9 +17,8 @@ from cavs._jaxpr.names import Names, check_known, names_of
 from cavs._jaxpr.tunable import calls_in, with_options
 from cavs._remat.bytes import BudgetError, bytes_of, text_of
 from cavs._remat.fit import Verified, compiler_options, no_collections
-from cavs._remat.graph import with_derivative
+from cavs._remat.graph import mark, with_derivative
 from cavs._remat.pareto import ParetoSearch, Point
-from cavs._remat.saved_plan import mark
 from cavs._remat.table import Plan
 
 R = TypeVar("R")
@@ -54,7 +53,8 @@ def recompute(
         static_argnums: positional arguments that are not arrays, as in `jax.checkpoint`.
         names: what to do with values that you named with `jax.ad_checkpoint.checkpoint_name`, whatever the plan would
             choose: `{"gates": "recompute"}` never keeps them, `"keep"` always does, and `"offload"` keeps them in the memory of
-            the host. Inside loops and on a CPU, `"offload"` is the same as `"keep"`.
+            the host. Inside loops and on a CPU, `"offload"` is the same as `"keep"`. Values of a vertex function can be named,
+            too, unless `fn` itself differentiates the call of [`cavs.run`][], or has it inside a `jax.shard_map`.
         plan: a file that `Plan.save` wrote: its values are kept, and nothing is planned.
 
     Returns:

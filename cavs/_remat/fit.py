@@ -10,6 +10,7 @@ import jax
 from cavs._remat.bytes import memory_of_gpu
 from cavs.kernels import Target
 
+MOST_COMPILED = 5  # plans that are compiled for a budget
 SMALL = 512 << 20  # bytes of a budget of which cuBLAS's workspace of 32 MiB is more than 6 %
 
 

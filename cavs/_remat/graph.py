@@ -1,5 +1,6 @@
 """A function with its derivative, and the values that the forward keeps for the backward."""
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from cavs._jaxpr.custom_rules import in_forward_mode, reverse_differentiable
 from cavs._jaxpr.derivative import Derivative, cheapest, derivative
 from cavs._jaxpr.equations import is_float, needed, run_equations, values
 from cavs._jaxpr.hold_back import barrier
-from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, is_var
+from cavs._jaxpr.jaxprs import Atom, Env, Eqn, Var, bodies_in, is_var
 from cavs._jaxpr.late_zeros import run_late
 from cavs._jaxpr.memo import memoized
 from cavs._jaxpr.mesh_types import zeros
@@ -118,6 +119,19 @@ class Graph(Derivative):
         repeated = [k for k, i in enumerate(self.costly) if not results.isdisjoint(self.forward[i].outvars)]
         return Kept(self, keep, list(read), again, repeated)
 
+    def saved(self, found: dict[str, Any] | None) -> "Kept":
+        """Returns what `Kept.as_json` wrote.
+
+        Raises:
+            ValueError: it is that of another function, or of other shapes.
+        """
+        if found is None or found["graph"] != mark(self.forward):
+            raise ValueError(
+                "recompute: plan: got the plan of another function, or of arguments of other shapes; expected one that "
+                "recompute(fn).plan(...).save(path) wrote for these. Write recompute(fn) to plan again."
+            )
+        return self.keeping(tuple(self.invars[j] if i < 0 else self.forward[i].outvars[j] for i, j in found["keep"]))
+
 
 @dataclass(frozen=True, eq=False)
 class Kept:
@@ -144,6 +158,12 @@ class Kept:
     def flops(self) -> float:
         """Returns the FLOPs of the costly equations that run again."""
         return sum(flops_of(self.graph.forward[self.graph.costly[k]]) for k in self.repeated)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the equation and the number of each kept value (of inputs -1 and their number), and a mark of the graph."""
+        places = {v: (-1, j) for j, v in enumerate(self.graph.invars)}
+        places |= {v: (i, j) for i, e in enumerate(self.graph.forward) for j, v in enumerate(e.outvars)}
+        return {"graph": mark(self.graph.forward), "keep": [places[v] for v in self.keep]}
 
     def run_forward(self, args: Sequence[Any], late: bool) -> tuple[list[Any], list[Any]]:
         """Returns the results of the function and the values for the backward. `late`: see `run_late`."""
@@ -204,6 +224,15 @@ class Kept:
             local.update(zip(used, held, strict=True))
         (run_late if tie else run_equations)(eqns, local)
         env.update({v: local[v] for e in eqns for v in e.outvars})
+
+
+def mark(eqns: Sequence[Eqn]) -> str:
+    """Returns a hash of equations and their types, also of those in loops and calls."""
+    text = ";".join(
+        f"{e.primitive.name}:{','.join(v.aval.str_short() for v in e.outvars)}:{','.join(mark(b.eqns) for b in bodies_in(e))}"
+        for e in eqns
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def with_derivative(closed: Any, keep: Keep) -> Flat:

@@ -15,7 +15,6 @@ from cavs._jaxpr.names import Names, names_in
 from cavs._jaxpr.source_lines import source_line
 from cavs._remat.graph import Graph, Kept
 from cavs._remat.loop_derivative import TracedLoop, add_dependent, loop_with_derivative
-from cavs._remat.saved_plan import kept_as_saved
 
 # Calls that are inlined, so that loops inside are planned, too. `jax.checkpoint` is not: its user chose what to keep.
 _OPENED = ("jit", "pjit", "closed_call", "core_call")
@@ -99,7 +98,7 @@ class Planner:
         self._inner = before
         price = self.price
         if self.saved is not None:
-            kept = kept_as_saved(graph, name, self.saved)
+            kept = graph.saved(self.saved["regions"].get(name))
         else:
             fixed = () if name else self.fixed
             kept = graph.plain() if price is None else graph.choose(lambda k, flops: price(name, k, flops), fixed)

@@ -16,12 +16,10 @@ from cavs._jaxpr.equations import is_float
 from cavs._jaxpr.jaxprs import Var
 from cavs._jaxpr.names import Names
 from cavs._remat.blocks import fixed_values
-from cavs._remat.fit import compiled_step
+from cavs._remat.fit import MOST_COMPILED, compiled_step
 from cavs._remat.graph import Graph, Kept, with_derivative
 from cavs._remat.liveness import estimated_peak
 from cavs._remat.loops import Planner, Price, Region, chunk_of
-from cavs._remat.saved_plan import as_json
-from cavs._remat.search import MOST_COMPILED
 from cavs._run.manual_axes import devices
 
 Product = tuple[str, int]  # name of a graph, place among its costly equations
@@ -68,7 +66,7 @@ class Point:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the plan as JSON can hold it."""
-        return as_json({name: region.kept for name, region in self.regions.items()}, self.chunks)
+        return {"regions": {name: region.kept.as_json() for name, region in self.regions.items()}, "chunks": self.chunks}
 
     def again(self) -> list[Product]:
         return [(name, k) for name, region in self.regions.items() for k in region.kept.repeated]

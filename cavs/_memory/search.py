@@ -9,9 +9,9 @@ import numpy as np
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._remat.bytes import BudgetError
+from cavs._remat.fit import MOST_COMPILED
 from cavs.kernels import Target
 
-MOST_COMPILED = 5
 _WORTH_TRYING = 1.1  # fewer parts than those that fit are compiled if they are estimated to need this share of the budget
 _ROWS_PER_TASK = {"cpu": 16, "gpu": 256}  # a task takes as long as so many rows, whatever its size: an estimate
 # Segments take longer: the forward runs twice, and on a GPU on engine `scan` rather than a faster one (chains of 5,000 steps).
