@@ -58,7 +58,7 @@ def from_edge_index(
             [`cavs.from_edges`][]. Undirected graphs have cycles and are invalid.
     """
     if hasattr(edge_index, "edge_index"):
-        data = edge_index
+        data: Any = edge_index
         ptr = getattr(data, "ptr", None) if ptr is None and batch is None else ptr
         num_nodes = data.num_nodes if num_nodes is None and ptr is None and batch is None else num_nodes
         edge_attr = getattr(data, "edge_attr", None) if edge_attr is None else edge_attr

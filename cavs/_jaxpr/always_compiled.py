@@ -6,7 +6,8 @@ from typing import ParamSpec, TypeVar
 
 import jax
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def always_compiled(fn: Callable[P, R]) -> Callable[P, R]:

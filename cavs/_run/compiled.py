@@ -109,5 +109,6 @@ def _sweep(of: Callable[[Fixed], FunctionPlan], shape: Shape, kinds: tuple[str |
         with _loops_are_refused(plan):
             return backward(plan, Schedule(data, shape), kinds, engine, saved, select, cts)
 
-    passes = (*map(always_compiled, (primal, forward_saving, reverse)),)  # JAX transposes outside of `run`
+    # JAX transposes outside of `run`.
+    passes = always_compiled(primal), always_compiled(forward_saving), always_compiled(reverse)
     return Sweep(*map(without_empty, passes)) if engine.launches else Sweep(*passes)
