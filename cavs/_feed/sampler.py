@@ -38,7 +38,7 @@ class Sampler:
         if not isinstance(given, int):
             if isinstance(given, Sized):
                 self._list = [samples_of(some, len(sizes)) for some in given]
-            else:
+            elif given is not None:
                 self._source = given
         self.known = self.size is not None or self._list is not None
 
