@@ -1,5 +1,7 @@
 """Random graphs for hypothesis, as lists of children and as `Graphs`, and when two `Graphs` are the same."""
 
+import jax
+import numpy as np
 from hypothesis import strategies as st
 
 import cavs
@@ -43,14 +45,24 @@ def graphs(draw, min_graphs=0):
         if what == "names":
             words = st.text(st.characters(exclude_categories=[]), max_size=3)  # half surrogate pairs too
             fields[names] = draw(st.lists(words, min_size=4, max_size=4, unique=True))
+    rows = np.arange(2.0 * len(rows)).reshape(-1, 2)
+    fields["x"] = draw(st.sampled_from([None, rows, {"a": rows, "b": {"c": rows[:, 0].astype(int)}}]))
     return build(forest, **fields)
 
 
 def assert_same(a, b):
     """Asserts that every field is equal and has the same dtype, or is None in both."""
+    assert_same_features(a, b)
     for field in ARRAYS:
         x, y = getattr(a, field), getattr(b, field)
         assert (x is None) == (y is None), field
         assert x is None or x.dtype == y.dtype and x.tolist() == y.tolist(), field
     for field in NAMES:
         assert getattr(a, field) == getattr(b, field), field
+
+
+def assert_same_features(a, b):
+    """Asserts that the features of all vertices are equal."""
+    assert jax.tree.structure(a.x) == jax.tree.structure(b.x)
+    for x, y in zip(jax.tree.leaves(a.x), jax.tree.leaves(b.x), strict=True):
+        assert x.dtype == y.dtype and x.tolist() == y.tolist()

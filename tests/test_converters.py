@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import networkx
@@ -198,3 +199,10 @@ def test_networkx_is_asked_for_by_name(monkeypatch):
 def test_invalid_edge_arrays_are_refused(arguments: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=re.escape(match)):
         cavs.interop.from_edge_index(**{"edge_index": np.array([[0], [1]])} | arguments)
+
+
+def test_a_data_object_of_pytorch_geometric():
+    data = SimpleNamespace(edge_index=np.array([[0, 1], [2, 2]]), num_nodes=3, x=np.eye(3), edge_attr=np.array([5.0, 6.0]))
+    graphs = cavs.interop.from_edge_index(data, label=[0, 1, 2])
+    assert graphs.x.tolist() == np.eye(3).tolist() and graphs.edge_attr.tolist() == [5.0, 6.0]
+    assert graphs.children.tolist() == [0, 1] and graphs.label.tolist() == [0, 1, 2]

@@ -7,6 +7,7 @@ import weakref
 from itertools import pairwise
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -116,11 +117,23 @@ def test_concat_keeps_every_name(graphs, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(graphs)), max_size=3)))
     parts = [graphs[a:b] for a, b in pairwise([0, *cuts, len(graphs)])]
     assert_same(cavs.Graphs.concat(parts), graphs)
+    assert cavs.Graphs.concat(parts).equals(graphs) and not graphs.equals(graphs[:0] if len(graphs) else cavs.from_lengths([1]))
     words = [["x", "y"], ["z", "x"]]
     some = [cavs.from_lengths([3], input_id=[0, -1, 1], vocab=own, kind=[0, 1, 1], kind_names=own) for own in words]
     joined = cavs.Graphs.concat(some)
     assert [[*joined.vocab, None][i] for i in joined.input_id] == ["x", None, "y", "z", None, "x"]
     assert [joined.kind_names[i] for i in joined.kind] == ["x", "y", "y", "z", "x", "x"]
+
+
+@settings(deadline=None)
+@given(graphs(min_graphs=1))
+def test_loaders_carry_features(graphs):
+    loader = cavs.data.Loader(graphs, 3, steps=1, last="drop" if graphs.label is None else "pad")
+    for batch in loader:
+        assert isinstance(batch, cavs.Schedule) == (graphs.x is None)
+        if graphs.x is not None:
+            sched, x = batch
+            assert {leaf.shape[0] for leaf in jax.tree.leaves(x)} == {sched.shape.vertices}
 
 
 def test_with_vocab_renumbers_words():

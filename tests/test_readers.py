@@ -42,6 +42,12 @@ def test_unicode_space_stays_inside_a_word(tmp_path, space):
     assert cavs.io.read_netlist(write(tmp_path, "a.bench", bench)).num_edges == 1
 
 
+def test_several_files_are_read_as_one(tmp_path):
+    both = cavs.read([write(tmp_path, "a.txt", "(1 (x b) (x c))"), write(tmp_path, "b.txt", "(x (1 d) (x b))")])
+    assert both.vocab == ("b", "c", "d") and both.input_id.tolist() == [0, 1, -1, 2, 0, -1]
+    assert [both.label_names[i] for i in both.label] == ["x", "x", "1", "1", "x", "x"]
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.conllu", "a.jsonl"])
 @pytest.mark.parametrize("text", ["", "\n", " \r\n\n"])
 def test_a_file_without_graphs_gives_none(tmp_path, name, text):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 import cavs
 from cavs._readers import write_edges
 from tests.odd_graphs import children_of
-from tests.random_graphs import assert_same, build, forests, graphs
+from tests.random_graphs import assert_same, assert_same_features, build, forests, graphs
 
 
 def values(ids, names):
@@ -50,7 +50,10 @@ def test_networkx_round_trip(graphs):
     assert [sorted(graph.in_degree(v) for v in graph) for graph in out] == [
         sorted(map(len, children_of(graphs, g))) for g in range(len(graphs))
     ]
-    assert_same_by_name(cavs.interop.from_networkx(out), graphs)
+    again = cavs.interop.from_networkx(out)
+    assert_same_by_name(again, graphs)
+    if graphs.num_vertices:
+        assert_same_features(again, graphs)
 
 
 @settings(deadline=None)

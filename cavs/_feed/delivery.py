@@ -9,7 +9,7 @@ import numpy as np
 
 from cavs._feed.batches import Batches, joined, send
 from cavs._feed.plan import Epoch, Member
-from cavs._feed.settings import Sample, Settings
+from cavs._feed.settings import Sample, Settings, with_rows
 from cavs._feed.shapes import Shapes
 from cavs._feed.thread import prefetch
 from cavs._graphs.counted import counted
@@ -71,6 +71,10 @@ class Delivery:
         graphs = [[of[part] for part in parts] for of in planned.graphs]
         shapes, room = self._shapes.all[int(planned.shape[some[0]])], math.prod(axes)
         stacks = [s.stack(of, shape, room) for s, of, shape in zip(self._schedulers, graphs, shapes, strict=True)]
+        if self._settings.collate in (None, with_rows):
+            for i, part in enumerate(parts):
+                if part in planned.present:
+                    self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
         if self._settings.collate is not None:
             found = (
                 [Schedule(stack[i], shape) for stack, shape in zip(stacks, shapes, strict=True)] for i in range(len(parts))
@@ -79,9 +83,6 @@ class Delivery:
             present = [planned.present.get(part) for part in parts]
             tree = joined(map(self._collated, samples, present, zip(*graphs, strict=True), found), axes)
         else:
-            for i, part in enumerate(parts):
-                if part in planned.present:
-                    self._remove_labels([stack[i] for stack in stacks], shapes, planned.present[part])
             tree = self._one_or_several(
                 [Schedule(stack.reshape(*axes, -1), shape) for stack, shape in zip(stacks, shapes, strict=True)]
             )

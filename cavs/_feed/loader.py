@@ -16,7 +16,17 @@ from cavs._feed.batches import Batches
 from cavs._feed.delivery import Delivery
 from cavs._feed.plan import MSG_OTHER_BATCHES, MSG_TWO_LOOPS, Epoch, EpochPlans, position_of
 from cavs._feed.sampler import Sampler
-from cavs._feed.settings import Sample, Settings, Source, ahead_of, checked, members_of, partial_stacks, steps_for
+from cavs._feed.settings import (
+    Sample,
+    Settings,
+    Source,
+    ahead_of,
+    checked,
+    members_of,
+    partial_stacks,
+    steps_for,
+    with_rows,
+)
 from cavs._feed.shapes import Shapes, choose_shapes
 from cavs._feed.thread import Stream, closed_at_exit, until_end
 from cavs._graphs.checks import Index
@@ -71,7 +81,8 @@ class Loader:
         shuffle: `False` is `seed=None`.
         fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such.
         collate: `collate(sample)` returns the pytree of NumPy arrays of a batch, from a `Sample` with the attributes `numbers`,
-            `present`, `graphs` and `sched`. By default `sample.sched`.
+            `present`, `graphs`, `sched` and `rows`. By default `sample.sched`; if the graphs have features `x`,
+            `(sample.sched, sample.rows)`.
         group: "balanced" draws batches of nearly equal numbers of vertices, which need the fewest shapes and the least
             padding; "similar" puts graphs of similar sizes into a batch; "random" draws them independently of their sizes.
             `None`: "balanced", or without a seed the order of the data.
@@ -131,6 +142,8 @@ class Loader:
         group = group or ("random" if seed is None else "balanced")  # "random" without a seed is the order of the data
         given = Settings(batches, seed, collate, group, last, most, steps, ahead, mesh, parts, Target.here())
         self._settings = checked(given, self._members, len(sizes))
+        if collate is None and any(m.graphs.x is not None for m in self._members):
+            self._settings = self._settings._replace(collate=with_rows)
         self._sampler = Sampler(self._settings, sizes)
         self._shapes = Shapes(self._members) if known is None else known._shapes.shared(self._members)
         self._delivery = Delivery(self._members, several, self._shapes, self._settings)

@@ -37,8 +37,7 @@ class Sampler:
         if not isinstance(given, int):
             if isinstance(given, Sized):
                 self._list = [samples_of(some, len(sizes)) for some in given]
-            else:
-                assert given is not None  # the loader's arguments were checked
+            elif given is not None:
                 self._source = given
         self.known = self.size is not None or self._list is not None
 

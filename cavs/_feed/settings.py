@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -43,6 +44,20 @@ class Sample(NamedTuple):
     present: np.ndarray
     graphs: Graphs | tuple[Graphs, ...]
     sched: Schedule | tuple[Schedule, ...]
+
+    @property
+    def rows(self) -> PyTree:
+        """The features of the vertices, `graphs.x`, padded to (Vp, ...), as `cavs.run` reads them."""
+        if isinstance(self.graphs, tuple):
+            assert isinstance(self.sched, tuple)
+            return tuple(Sample(*self[:2], *own).rows for own in zip(self.graphs, self.sched, strict=True))
+        assert isinstance(self.sched, Schedule)
+        return jax.tree.map(self.sched.pad, self.graphs.x)
+
+
+def with_rows(sample: Sample) -> PyTree:
+    """The `collate` of graphs with features: `(sched, rows)`."""
+    return sample.sched, sample.rows
 
 
 class Settings(NamedTuple):

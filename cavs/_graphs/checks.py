@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias, TypedDict
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cavs._graphs.counted import counted
 from cavs._graphs.heights import heights, offsets
 from cavs._graphs.integers import INT32_MAX, check_total, integers
+from cavs._graphs.pytree import PyTree
 
 Index: TypeAlias = int | np.integer | slice | ArrayLike
 
@@ -33,6 +35,7 @@ class OptionalFields(TypedDict):
     label_names: tuple[str, ...] | None
     graph_label: np.ndarray | None
     edge_attr: np.ndarray | None
+    x: PyTree
 
 
 def checked_structure(
@@ -91,6 +94,7 @@ def checked_fields(
     label_names: Iterable[str] | None = None,
     graph_label: ArrayLike | None = None,
     edge_attr: ArrayLike | None = None,
+    x: PyTree = None,
     num_edges: int = 0,
 ) -> OptionalFields:
     """Validates the optional arguments of `Graphs.build`.
@@ -122,6 +126,7 @@ def checked_fields(
         "label_names": labels,
         "graph_label": None if graph_label is None else _values("graph_label", graph_label, len(vertex_offsets) - 1, None),
         "edge_attr": None if edge_attr is None else _values("edge_attr", edge_attr, num_edges, None),
+        "x": jax.tree.map(lambda leaf: _values("x", leaf, int(vertex_offsets[-1]), None), x),
     }
 
 
@@ -136,7 +141,8 @@ def _values(name: str, value: ArrayLike | None, count: int, names: tuple[str, ..
     if array.dtype.kind not in "biufc" and array.dtype.isbuiltin != 2:  # 2: bfloat16 and others that ml_dtypes registers
         raise ValueError(f"{name}: got dtype {array.dtype}; expected numbers.")
     if array.shape[:1] != (count,):
-        raise ValueError(f"{name}: got shape {array.shape}; expected ({count}, ...), one row per {what}.")
+        hint = " Write np.asarray(rows) for nested lists." if name == "x" and not array.ndim else ""
+        raise ValueError(f"{name}: got shape {array.shape}; expected ({count}, ...), one row per {what}.{hint}")
     if names is not None:
         raise ValueError(
             f"label_names: got names, but the labels are {array.dtype}{list(array.shape[1:])}; expected indices of names."

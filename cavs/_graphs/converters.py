@@ -24,7 +24,7 @@ def from_lengths(lengths: ArrayLike, *, input_id: Ids = None, label: Ids = None,
         lengths: (G,) integers, at least 1 each.
         input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
         label: as `input_id`.
-        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, as in `Graphs.build`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, `x`, as in `Graphs.build`.
 
     Returns:
         The graphs.
@@ -57,7 +57,7 @@ def from_parents(parents: Sequence[ArrayLike], *, input_id: Ids = None, label: I
         parents: a list of one array per graph, each (n,) integers with n >= 1.
         input_id: integers for all vertices, (V,) over all graphs or a list of one array per graph.
         label: as `input_id`.
-        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, as in `Graphs.build`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, `x`, as in `Graphs.build`.
 
     Returns:
         The graphs.
@@ -109,7 +109,7 @@ def from_edges(
         label: as `input_id`.
         edge_attr: (E, ...) numbers, a row for each edge in the order of `edges`; `Graphs.edge_attr` has the order of the
             children.
-        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, as in `Graphs.build`.
+        **fields: `kind`, `vocab`, `kind_names`, `label_names`, `graph_label`, `x`, as in `Graphs.build`.
 
     Returns:
         The graphs.
@@ -248,7 +248,7 @@ def _place(sizes: np.ndarray, row: int) -> tuple[int, int]:
 
 def _flat_fields(function: str, num_vertices: np.ndarray, fields: dict[str, Any]) -> dict[str, Any]:
     """The optional arguments of `Graphs.build`. Concatenates ids that are a list of one array per graph."""
-    known = ("kind", "label", "input_id", "kind_names", "label_names", "vocab", "graph_label")
+    known = ("kind", "label", "input_id", "kind_names", "label_names", "vocab", "graph_label", "x")
     out = {}
     for field, value in fields.items():
         if field not in known:

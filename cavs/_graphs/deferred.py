@@ -51,3 +51,4 @@ class DeferredGraphs(Graphs):
     label_names = _read_on_first_use("label_names")
     graph_label = _read_on_first_use("graph_label")
     edge_attr = _read_on_first_use("edge_attr")
+    x = _read_on_first_use("x")

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -13,6 +14,7 @@ from cavs._graphs.counted import counted
 from cavs._graphs.facts import Facts, arity_of, facts_of
 from cavs._graphs.heights import heights, offsets
 from cavs._graphs.joined import joined_fields
+from cavs._graphs.pytree import PyTree
 from cavs._graphs.segments import ranges
 
 
@@ -51,6 +53,8 @@ class Graphs:
         graph_label: (G, ...) numbers of any dtype, the label of each graph, or `None`.
         edge_attr: (E, ...) numbers of any dtype, a row for each edge in the order of `children`, or `None`: what F reads of
             its edges, `cavs.run(..., edges=graphs.edge_attr)`.
+        x: a pytree of (V, ...) numbers of any dtype, the features of each vertex, such as an array or a dict of arrays: what F
+            pulls, `cavs.run(F, params, sched, graphs.x)`. `None` if there are none.
     """
 
     vertex_offsets: np.ndarray
@@ -65,6 +69,7 @@ class Graphs:
     label_names: tuple[str, ...] | None = None
     graph_label: np.ndarray | None = None
     edge_attr: np.ndarray | None = None
+    x: PyTree = None
 
     @staticmethod
     def build(
@@ -80,6 +85,7 @@ class Graphs:
         label_names: Iterable[str] | None = None,
         graph_label: ArrayLike | None = None,
         edge_attr: ArrayLike | None = None,
+        x: PyTree = None,
     ) -> "Graphs":
         """Validates flat arrays and computes heights.
 
@@ -95,6 +101,7 @@ class Graphs:
             label_names: names of `label`.
             graph_label: (G, ...) numbers, or `None`.
             edge_attr: (E, ...) numbers, a row for each of `children`, or `None`.
+            x: a pytree of (V, ...) numbers, or `None`.
 
         Returns:
             The graphs.
@@ -115,6 +122,7 @@ class Graphs:
             label_names=label_names,
             graph_label=graph_label,
             edge_attr=edge_attr,
+            x=x,
             num_edges=len(structure.children),
         )
         return Graphs(*structure, **fields)
@@ -122,6 +130,11 @@ class Graphs:
     def __len__(self) -> int:
         """The number of graphs, G."""
         return len(self.vertex_offsets) - 1
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of graphs, G, as `len(graphs)`."""
+        return len(self)
 
     @property
     def num_vertices(self) -> int:
@@ -137,6 +150,11 @@ class Graphs:
     def max_fan_in(self) -> int:
         """The largest number of children of a vertex."""
         return int(np.diff(self.child_offsets).max(initial=0))
+
+    def equals(self, other: "Graphs") -> bool:
+        """Whether all fields are the same: dtypes, values (NaN is NaN) and names."""
+        mine, others = ({f.name: getattr(graphs, f.name) for f in dataclasses.fields(Graphs)} for graphs in (self, other))
+        return jax.tree.structure(mine) == jax.tree.structure(others) and all(map(_same, *map(jax.tree.leaves, (mine, others))))
 
     @functools.cached_property
     def _arity(self) -> int:
@@ -205,6 +223,7 @@ class Graphs:
             self.label_names,
             None if self.graph_label is None else self.graph_label[numbers],
             None if self.edge_attr is None else self.edge_attr[edges],
+            jax.tree.map(lambda leaf: leaf[rows], self.x),
         )
 
     def _of_arity(self, arity: int) -> "Graphs":
@@ -289,6 +308,13 @@ class Graphs:
         sizes = {"graph": len(self), "vertex": self.num_vertices, "edge": self.num_edges, "level": depth}
         parts = [counted(number, noun) for noun, number in sizes.items()]
         return f"Graphs({', '.join(parts + extra)})"
+
+
+def _same(a: object, b: object) -> bool:
+    """Whether two arrays, or two names, are the same."""
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return a == b
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
 def _joined(parts: Sequence[Graphs], renumber: bool) -> Graphs:

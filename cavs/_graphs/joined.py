@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import jax
 import numpy as np
 
 from cavs._graphs.flat import number_names
@@ -24,6 +25,10 @@ def joined_fields(parts: Sequence[Any], renumber: bool) -> dict[str, Any]:
     """
     what = "Graphs.concat" if renumber else "graphs + other"
     fields: dict[str, Any] = {name: _values(what, name, [getattr(part, name) for part in parts]) for name in VALUES}
+    leaves, trees = zip(*(jax.tree.flatten(part.x) for part in parts), strict=True)
+    if any(tree != trees[0] for tree in trees):
+        raise ValueError(f"{what}: x: got {trees[0]} and others; expected the same structure in all graphs.")
+    fields["x"] = trees[0].unflatten([_values(what, "x", same) for same in zip(*leaves, strict=True)])
     for names, ids in NAMES.items():
         own = [getattr(part, names) for part in parts]
         fields[names] = own[0]

@@ -27,16 +27,18 @@ def from_edge_index(
     """Creates graphs from edges (source, target) in the format of PyTorch Geometric and DGL.
 
     The target gathers the state of the source. The children of a vertex have the order of its edges. The vertices keep their
-    rows, so `data.x` can be passed as `inputs`. Give exactly one of `num_nodes`, `ptr` and `batch`.
+    rows, so `data.x` can be passed as `inputs`. Give exactly one of `num_nodes`, `ptr` and `batch`, or a `Data` or `Batch` of
+    PyTorch Geometric, whose `x` and `edge_attr` become those of the graphs.
 
     ```python
-    cavs.interop.from_edge_index(data.edge_index, num_nodes=data.num_nodes)         # PyG: one graph
-    cavs.interop.from_edge_index(batch.edge_index, ptr=batch.ptr, edge_attr=batch.edge_attr)   # PyG: a Batch
+    cavs.interop.from_edge_index(data, label=data.y)                                # PyG: a Data, or a Batch of them
+    cavs.interop.from_edge_index(batch.edge_index, ptr=batch.ptr, edge_attr=batch.edge_attr)
     cavs.interop.from_edge_index(g.edges(), num_nodes=g.batch_num_nodes())          # DGL: one graph or a batch
     ```
 
     Args:
         edge_index: (2, E) integers, or a pair of (E,): sources, then targets, as rows over all graphs. Arrays or CPU tensors.
+            Or an object with `edge_index`, `num_nodes`, and optionally `ptr`, `x` and `edge_attr`.
         num_nodes: the number of vertices, or (G,) of each graph.
         batch: (V,) the graph of each vertex, ascending from 0.
         ptr: (G + 1,) the first row of each graph, and V.
@@ -55,6 +57,12 @@ def from_edge_index(
         ValueError: an array has a wrong shape, `batch` is not sorted or skips a graph, or an edge is invalid as in
             [`cavs.from_edges`][]. Undirected graphs have cycles and are invalid.
     """
+    if hasattr(edge_index, "edge_index"):
+        data: Any = edge_index
+        ptr = getattr(data, "ptr", None) if ptr is None and batch is None else ptr
+        num_nodes = data.num_nodes if num_nodes is None and ptr is None and batch is None else num_nodes
+        edge_attr = getattr(data, "edge_attr", None) if edge_attr is None else edge_attr
+        edge_index, fields = data.edge_index, {"x": getattr(data, "x", None)} | fields
     given = {name: value for name, value in (("num_nodes", num_nodes), ("batch", batch), ("ptr", ptr)) if value is not None}
     if len(given) != 1:
         raise TypeError(

@@ -9,6 +9,7 @@ import numpy as np
 from cavs._graphs.counted import counted
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
+from cavs._readers.features import flat_features, nested_features
 from cavs._readers.targets import as_values, target_shape, targets
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def from_networkx(
     label: str = "label",
     input: str = "input",
     edge_attr: str = "edge_attr",
+    x: str = "x",
 ) -> Graphs:
     """Creates graphs from one or several networkx directed graphs.
 
@@ -40,6 +42,7 @@ def from_networkx(
         input: the node attribute that becomes `input_id`.
         edge_attr: the edge attribute that becomes `edge_attr`, such as "weight": numbers, or lists or arrays of numbers of one
             shape, on all edges or on none.
+        x: the node attribute that becomes `x`: as `edge_attr`, or dicts of such values.
 
     Returns:
         The graphs.
@@ -56,6 +59,7 @@ def from_networkx(
     children: list[list[int]] = []
     values: dict[str, list[object]] = {"kind": [], "label": [], "input_id": []}
     of_edges: list[object] = []
+    features: list[object] = []
     for g, graph in enumerate(all_graphs):
         if not isinstance(graph, networkx.DiGraph):
             raise ValueError(
@@ -67,6 +71,7 @@ def from_networkx(
             of_edges.extend(value for _, value in own)
         for ids, attribute in (("kind", kind), ("label", label), ("input_id", input)):
             values[ids].extend(data for _, data in graph.nodes(data=attribute))
+        features.extend(data for _, data in graph.nodes(data=x))
     fields: dict[str, Any] = {}
     for ids, attribute, names in (("kind", kind, "kind_names"), ("label", label, "label_names"), ("input_id", input, "vocab")):
         given: list[Any] = [value.item() if isinstance(value, np.integer) else value for value in values[ids]]
@@ -84,12 +89,20 @@ def from_networkx(
                 f"from_networkx: {argument}={attribute!r}: got {found}; expected {where}only int >= 0 or only str."
             )
         fields[ids], fields[names] = ids_and_names(given)
-    fields["edge_attr"] = _edge_values(of_edges, edge_attr)
+    fields |= {"edge_attr": _row_values(of_edges, "edge_attr", edge_attr, "edge"), "x": _features(features, x)}
     return Graphs.build(sizes, list(map(len, children)), [child for row in children for child in row], **fields)
 
 
-def _edge_values(values: list[object], name: str) -> np.ndarray | None:
-    """The values of all edges as an array; `None` if no edge has one."""
+def _features(values: list[Any], name: str) -> Any:
+    """The features of all nodes: an array, dicts of arrays, or `None`."""
+    keys = dict.fromkeys(key for value in values if isinstance(value, dict) for key in value)
+    if not keys:
+        return _row_values(values, "x", name, "node")
+    return {key: _features([v.get(key) if isinstance(v, dict) else None for v in values], name) for key in keys}
+
+
+def _row_values(values: list[object], argument: str, name: str, one: str) -> np.ndarray | None:
+    """The values of all edges or nodes as an array; `None` if none has one."""
     lacking = sum(value is None for value in values)
     if lacking == len(values):
         return None
@@ -98,9 +111,12 @@ def _edge_values(values: list[object], name: str) -> np.ndarray | None:
     except ValueError:  # of different shapes
         array = np.asarray(None)
     if lacking or array.dtype.kind not in "biufc":
-        got = f"it on {len(values) - lacking} of {len(values)} edges" if lacking else "values that are not numbers of one shape"
+        got = (
+            f"it on {len(values) - lacking} of {len(values)} {one}s" if lacking else "values that are not numbers of one shape"
+        )
         raise ValueError(
-            f"from_networkx: edge_attr={name!r}: got {got}; expected numbers, or arrays of numbers of one shape, on every edge."
+            f"from_networkx: {argument}={name!r}: got {got}; expected numbers, or arrays of numbers of one shape, on every "
+            f"{one}."
         )
     return array
 
@@ -128,7 +144,8 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
 
     Nodes are 0, 1, ... with the attributes "kind", "label" and "input": the name if there are names, otherwise the
     integer. A node whose id is -1 lacks the attribute. Edges lead from a child to its parent; their attribute "order" is
-    the child's place among the parent's children, and "edge_attr" the edge's value, if there are values.
+    the child's place among the parent's children, and "edge_attr" the edge's value, if there are values. Features `x` become
+    lists, or dicts of lists.
 
     Args:
         graphs: the graphs.
@@ -160,6 +177,10 @@ def to_networkx(graphs: Graphs) -> "list[networkx.DiGraph]":
             attributes.append((attribute, [None if i < 0 else i if names is None else names[i] for i in ids.tolist()]))
         elif ids is not None:
             attributes.append((attribute, as_values(ids)))
+    if graphs.x is not None:
+        rows = {name: leaf.tolist() for name, leaf in flat_features(graphs.x, "x", "to_networkx")}
+        each = (nested_features({name: own[i] for name, own in rows.items()}).get("x") for i in range(graphs.num_vertices))
+        attributes.append(("x", list(each)))
     out = []
     for start, stop in pairwise(graphs.vertex_offsets.tolist()):
         first, last = int(graphs.child_offsets[start]), int(graphs.child_offsets[stop])

@@ -1,6 +1,7 @@
 """Readers of graphs, one file per format. To add a format, add a file and a line in `_BY_SUFFIX`."""
 
 import os
+from collections.abc import Sequence
 
 from cavs._graphs.graphs import Graphs
 from cavs._readers.conllu import read_conllu as read_conllu
@@ -27,8 +28,8 @@ _BY_SUFFIX = {
 }
 
 
-def read(path: Path) -> Graphs:
-    """Reads a file with the reader for its suffix, with or without `.gz`.
+def read(path: Path | Sequence[Path]) -> Graphs:
+    """Reads a file, or several, with the reader for its suffix, with or without `.gz`.
 
     | suffix | reader |
     |---|---|
@@ -42,15 +43,18 @@ def read(path: Path) -> Graphs:
     set: `dev = cavs.read("dev.txt").with_vocab(train.vocab)`.
 
     Args:
-        path: the file.
+        path: the file; or a list of files, whose graphs are joined by [`cavs.Graphs.concat`][].
 
     Returns:
         The graphs of the file.
 
     Raises:
-        ValueError: the suffix is unknown.
+        TypeError: `path` is neither a path nor a list of paths.
+        ValueError: the suffix is unknown; or the files have different fields.
         FormatError: the file is not in the format of the reader.
     """
+    if isinstance(path, Sequence) and not isinstance(path, str):
+        return Graphs.concat(map(read, path))
     suffix = bare_suffix(path)
     if suffix not in _BY_SUFFIX:
         raise ValueError(

@@ -1,68 +1,108 @@
-"""`edge_attr` in JSON lines: a value for each edge of a graph."""
+"""`edge_attr` and `x` in JSON lines: a value for each edge, or for each vertex, of a graph."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from cavs._graphs.counted import counted
+from cavs._readers.features import nested_features
 from cavs._readers.source import Path, format_error
 
 
-class EdgeValues:
-    """The values of `edge_attr` of all lines, in the order of `Graphs.children`."""
+class RowValues:
+    """The values of a key of all lines, in the order of the rows of `Graphs`.
 
-    def __init__(self, path: Path):
-        self.path = path
+    Args:
+        path: the file.
+        key: the key, for messages.
+        one: what has a value: an "edge" or a "vertex".
+    """
+
+    def __init__(self, path: Path, key: str, one: str):
+        self.path, self.key, self.one = path, key, one
         self.parts: list[np.ndarray] = []
         self.given = False
 
-    def add(self, number: int, line: str, graph: dict[str, Any], position: int, count: int) -> None:
+    def add(self, number: int, line: str, values: Any, position: int, count: int, order: Any = slice(None)) -> None:
         """Adds the values of a line.
 
         Args:
             number: the number of the line in the file.
             line: the line.
-            graph: its object, of which the edges are valid.
+            values: its values; `None` if it lacks the key.
             position: the number of graphs before it.
-            count: the number of its edges.
+            count: the number of its edges or vertices.
+            order: the index that brings the values into the order of the rows.
 
         Raises:
-            FormatError: the values are not one number, or nested list of numbers of one shape, for each edge.
+            FormatError: the values are not one number, or nested list of numbers of one shape, for each edge or vertex.
         """
-        if ("edge_attr" in graph) != self.given and position:
+        if (values is not None) != self.given and position:
             first = "has" if self.given else "lacks"
-            raise format_error(self.path, number, line, f"'edge_attr' on every line or on none; the first {first} it")
-        if "edge_attr" not in graph:
+            raise format_error(self.path, number, line, f"{self.key!r} on every line or on none; the first {first} it")
+        if values is None:
             return
         self.given = True
-        values = graph["edge_attr"]
         if type(values) is not list or len(values) != count:
-            raise format_error(self.path, number, line, f"'edge_attr' to be a list of {counted(count, 'value')}, one per edge")
+            expected = f"{self.key!r} to be a list of {counted(count, 'value')}, one per {self.one}"
+            raise format_error(self.path, number, line, expected)
         array = _numbers(values) if values else None
         if values and (array is None or self.parts and array.shape[1:] != self.parts[0].shape[1:]):
-            expected = "'edge_attr' to be numbers, or lists of numbers of one shape, in all lines"
+            expected = f"{self.key!r} to be numbers, or lists of numbers of one shape, in all lines"
             raise format_error(self.path, number, line, expected)
         if array is not None:
-            order = np.argsort([parent for parent, _ in graph["edges"]], kind="stable") if "edges" in graph else slice(None)
             self.parts.append(array[order])
 
     def array(self) -> np.ndarray | None:
-        """(E, ...) int64 if all values are integers, else float64; `None` if no line has the key."""
+        """(N, ...) int64 if all values are integers, else float64; `None` if no line has the key."""
         return np.concatenate(self.parts or [np.zeros(0)]) if self.given else None
 
 
-def edge_values_for_json(edge_attr: np.ndarray) -> list[object]:
-    """The rows of `Graphs.edge_attr` for JSON.
+class Features:
+    """The values of `x` of all lines: a list with a value for each vertex, or an object of such lists, by name."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.of: dict[str, RowValues] = {}
+
+    def add(self, number: int, line: str, x: Any, position: int, count: int) -> None:
+        """Adds the values of a line, as `RowValues.add`."""
+        try:
+            found = dict(_by_name(x, "x")) if x is not None else {}
+        except (TypeError, RecursionError) as error:
+            raise format_error(self.path, number, line, f"names without '/' as keys in 'x' ({error})") from error
+        for name in [*self.of, *(name for name in found if name not in self.of)]:
+            values = self.of.setdefault(name, RowValues(self.path, name, "vertex"))
+            values.add(number, line, found.get(name), position, count)
+
+    def arrays(self) -> Any:
+        """The arrays, in the dicts of the file; `None` if no line has the key."""
+        return nested_features({name: values.array() for name, values in self.of.items()}).get("x")
+
+
+def _by_name(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(x, dict):
+        yield name, x
+        return
+    for key, own in x.items():
+        if "/" in key or not key:
+            raise TypeError(f"got {key[:40]!r}")
+        yield from _by_name(own, f"{name}/{key}")
+
+
+def rows_for_json(rows: np.ndarray, name: str) -> list[object]:
+    """The rows of `Graphs.edge_attr` or of `Graphs.x` for JSON.
 
     Raises:
         ValueError: a value is not a finite real number.
     """
-    if edge_attr.dtype.kind == "c" or not np.isfinite(edge_attr).all():
+    if rows.dtype.kind == "c" or not np.isfinite(rows).all():
         raise ValueError(
-            f"write_edges: edge_attr: got {edge_attr.dtype} with values that are not finite real numbers; expected such "
+            f"write_edges: {name}: got {rows.dtype} with values that are not finite real numbers; expected such "
             "numbers. Write cavs.io.save_npz, which stores any."
         )
-    return (edge_attr.astype(np.int64) if edge_attr.dtype == bool else edge_attr).tolist()
+    return (rows.astype(np.int64) if rows.dtype == bool else rows).tolist()
 
 
 def _numbers(values: list[Any]) -> np.ndarray | None:

@@ -11,11 +11,12 @@ from cavs._graphs.expected import check_graphs
 from cavs._graphs.flat import ids_and_names, value_type
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.integers import INT32_MAX
-from cavs._readers.edge_values import EdgeValues, edge_values_for_json
+from cavs._readers.edge_values import Features, RowValues, rows_for_json
+from cavs._readers.features import flat_features, nested_features
 from cavs._readers.source import ASCII_SPACE, FormatError, Path, build_acyclic, format_error, read_lines, write_bytes
 from cavs._readers.targets import TargetShape, as_values, target_shape, targets
 
-_KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label", "edge_attr")
+_KEYS = ("children", "edges", "num_vertices", "inputs", "labels", "kinds", "label", "edge_attr", "x")
 _FIELDS = {"inputs": ("input_id", "vocab"), "labels": ("label", "label_names"), "kinds": ("kind", "kind_names")}
 
 # The most vertices without an edge, an input, a label or a kind. A line of 40 bytes must not allocate gigabytes.
@@ -41,6 +42,8 @@ def read_edges(path: Path) -> Graphs:
       `graph_label`.
     - `edge_attr` is optional, a list with one value per edge, in the order of `edges`, or of the children of vertex 0, of
       vertex 1, and so on: numbers, or nested lists of numbers of one shape. They become `edge_attr`.
+    - `x` is optional, the features of the vertices: a list with one value per vertex, as of `edge_attr`, or an object of such
+      lists.
 
     The values of `inputs`, of `labels` and of `kinds` are of one type in the whole file: integers >= 0, or strings, which
     become `vocab`, `label_names`, `kind_names` in the order of first appearance. An input or a label may be null, which
@@ -64,7 +67,7 @@ def read_edges(path: Path) -> Graphs:
     columns: dict[str, list[Any]] = {}
     types: dict[str, type] = {}
     label_shape: TargetShape = None
-    graph_labels, edge_values = _GraphLabels(path), EdgeValues(path)
+    graph_labels, edge_values, features = _GraphLabels(path), RowValues(path, "edge_attr", "edge"), Features(path)
     for position, (number, line) in enumerate(lines):
         graph = _load(path, number, line)
         rows = _children(path, number, line, graph)
@@ -73,7 +76,9 @@ def read_edges(path: Path) -> Graphs:
         num_children.extend(map(len, rows))
         children.extend(chain.from_iterable(rows))
         graph_labels.add(number, line, graph, position)
-        edge_values.add(number, line, graph, position, sum(map(len, rows)))
+        order = np.argsort([parent for parent, _ in graph["edges"]], kind="stable") if "edges" in graph else slice(None)
+        edge_values.add(number, line, graph.get("edge_attr"), position, sum(map(len, rows)), order)
+        features.add(number, line, graph.get("x"), position, n)
         for key in _FIELDS:
             values = graph.get(key)
             if (key in columns) != (values is not None) and position:
@@ -107,7 +112,7 @@ def read_edges(path: Path) -> Graphs:
             fields[ids] = targets(values, label_shape)
         else:
             fields[ids], fields[names] = ids_and_names(values)
-    fields["graph_label"], fields["edge_attr"] = graph_labels.array(), edge_values.array()
+    fields |= {"graph_label": graph_labels.array(), "edge_attr": edge_values.array(), "x": features.arrays()}
 
     def cycle_error(graph: int, vertex: int) -> FormatError:
         number, line = lines[graph]
@@ -128,7 +133,7 @@ def write_edges(graphs: Graphs, path: Path) -> None:
 
     Raises:
         TypeError: `graphs` is something else.
-        ValueError: `edge_attr` has values that are not finite real numbers.
+        ValueError: `edge_attr` or `x` has values that are not finite real numbers.
     """
     check_graphs(graphs, "write_edges")
     vertex_offsets, child_offsets = graphs.vertex_offsets.tolist(), graphs.child_offsets.tolist()
@@ -141,7 +146,9 @@ def write_edges(graphs: Graphs, path: Path) -> None:
                 _values(array, getattr(graphs, names)) if array.dtype == np.int32 and array.ndim == 1 else as_values(array)
             )
     labels = None if graphs.graph_label is None else as_values(graphs.graph_label)
-    edge_attr = None if graphs.edge_attr is None else edge_values_for_json(graphs.edge_attr)
+    edge_attr = None if graphs.edge_attr is None else rows_for_json(graphs.edge_attr, "edge_attr")
+    x = {} if graphs.x is None else dict(flat_features(graphs.x, "x", "write_edges"))
+    features = {name: rows_for_json(rows, name) for name, rows in x.items()}
     lines = []
     for g, (start, stop) in enumerate(pairwise(vertex_offsets)):
         rows = [children[child_offsets[r] : child_offsets[r + 1]] for r in range(start, stop)]
@@ -149,6 +156,7 @@ def write_edges(graphs: Graphs, path: Path) -> None:
         graph |= {} if labels is None else {"label": labels[g]}
         if edge_attr is not None:
             graph["edge_attr"] = edge_attr[child_offsets[start] : child_offsets[stop]]
+        graph |= nested_features({name: rows[start:stop] for name, rows in features.items()})
         lines.append(json.dumps(graph, separators=(",", ":")) + "\n")
     write_bytes(path, "".join(lines).encode("ascii"))
 

@@ -87,7 +87,8 @@ def read_netlist(path: Path | Sequence[Path]) -> Graphs:
             flip-flop, a subcircuit or a cycle. The message names the line.
         ValueError: a path has another suffix.
     """
-    paths: Any = [path] if isinstance(path, str | os.PathLike) or hasattr(path, "read") else list(path)
+    given: Any = path
+    paths: list[Path] = [given] if isinstance(path, str | os.PathLike) or hasattr(path, "read") else list(given)
     readers = {".bench": _read_bench, ".blif": _read_blif}
     for one in paths:
         if bare_suffix(one) not in readers:

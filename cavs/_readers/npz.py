@@ -10,6 +10,7 @@ import numpy as np
 
 from cavs._graphs.expected import check_graphs
 from cavs._graphs.graphs import Graphs
+from cavs._readers.features import flat_features, nested_features
 from cavs._readers.source import ALLOWANCE, RATIO, Path, format_error, read_bytes, write_bytes
 
 _VERSION = 1
@@ -25,7 +26,8 @@ def save_npz(graphs: Graphs, path: Path) -> None:
     """Writes graphs to a `.npz` file for [`cavs.io.load_npz`][].
 
     The file holds the arrays `vertex_offsets`, `child_offsets`, `children` and, if present, `kind`, `label`, `input_id`,
-    `graph_label` and `edge_attr` of `Graphs`. Names are stored as concatenated UTF-8 (`<names>.bytes`, uint8) with the length
+    `graph_label`, `edge_attr` and `x` of `Graphs` (`x/a/b` for an array in dicts).
+    Names are stored as concatenated UTF-8 (`<names>.bytes`, uint8) with the length
     of each (`<names>.lengths`, int64). `cavs_version` is the version of this format. The file appears complete or not at all.
 
     Args:
@@ -33,7 +35,7 @@ def save_npz(graphs: Graphs, path: Path) -> None:
         path: the file, which usually ends in `.npz`; it is compressed if it ends in `.gz`.
 
     Raises:
-        TypeError: `graphs` is something else.
+        TypeError: `graphs` is something else, or `x` contains other than dicts and arrays.
     """
     check_graphs(graphs, "save_npz")
     write_bytes(path, graphs_to_bytes(graphs))
@@ -115,6 +117,7 @@ def graphs_to_bytes(graphs: Graphs, stamp: tuple[int, ...] = ()) -> bytes:
             arrays[f"{names}.bytes"] = np.frombuffer(b"".join(encoded), np.uint8)
             arrays[f"{names}.lengths"] = np.array([len(name) for name in encoded], np.int64)
     arrays |= {name: getattr(graphs, name) for name in _PLAIN if getattr(graphs, name) is not None}
+    arrays |= {} if graphs.x is None else dict(flat_features(graphs.x, "x", "save_npz"))
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -158,6 +161,7 @@ def _build(arrays: dict[str, np.ndarray]) -> Graphs:
         if f"{names}.bytes" in arrays:
             fields[names] = _names(arrays, names)
     fields |= {name: arrays.get(name) for name in _PLAIN}
+    fields["x"] = nested_features({name: x for name, x in arrays.items() if name.split("/")[0] == "x"}).get("x")
     return Graphs.build(num_vertices, num_children, arrays["children"], **fields)
 
 

@@ -17,7 +17,7 @@ from cavs._schedule.shape import FIELDS, OF_ARITY, Shape as Shape, slots_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# NumPy's outside `jax.jit` as `cavs.schedule` creates it, JAX's on a device or traced.
+# NumPy's outside `jax.jit` as `cavs.schedule` creates it, JAX's on a device or traced. Type checkers see JAX's.
 Integers: TypeAlias = Any
 
 
@@ -81,7 +81,7 @@ class Schedule:
     def tree_unflatten(cls, shape: Shape, children: tuple[Integers]) -> "Schedule":
         return cls(children[0], shape)
 
-    def __getattr__(self, name: str) -> Integers:
+    def __getattr__(self, name: str) -> jax.Array:
         """An integer array by name. `first_edge`, `num_children`, ... are computed if all inner vertices have one arity."""
         # `data` and `shape` are missing while a schedule is copied or unpickled.
         shape = self.__dict__.get("shape")
@@ -101,14 +101,15 @@ class Schedule:
         return self.data[begin:end].reshape(dims)
 
     @property
-    def graph(self) -> Integers:
+    def graph(self) -> jax.Array:
         """(Vp,) graph of each vertex, G in padding: `jax.ops.segment_sum(h, sched.graph, num_graphs)` sums over each graph.
 
         Computed from `graph_end`.
         """
         vertices, graphs = self.shape.vertices, self.shape.graphs
         if isinstance(self.data, np.ndarray):
-            return np.arange(graphs + 1, dtype=np.int32).repeat(np.diff(self.graph_end, prepend=0, append=vertices))
+            found: Any = np.arange(graphs + 1, dtype=np.int32).repeat(np.diff(self.graph_end, prepend=0, append=vertices))
+            return found
         vertex = jnp.arange(vertices, dtype=jnp.int32)
         return jnp.searchsorted(self.graph_end, vertex, side="right", method="scan_unrolled").astype(jnp.int32)
 
@@ -147,7 +148,7 @@ class Schedule:
         return self if isinstance(self.data, np.ndarray) else Schedule(np.asarray(self.data), self.shape)
 
     @property
-    def vertex_mask(self) -> Integers:
+    def vertex_mask(self) -> jax.Array:
         """(Vp,) bool: `True` at vertices, `False` in padding."""
         xp: Any = np if isinstance(self.data, np.ndarray) else jnp
         return xp.arange(self.shape.vertices) < self.num_vertices

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
@@ -269,6 +269,28 @@ def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return x
     weak = getattr(x, "weak_type", False)  # keys of jax.random have no such attribute
     return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak, sharding=x.sharding if x.committed else None)
+
+
+@overload
+def step(
+    fun: OneStep,
+    /,
+    *,
+    unroll: int | None = None,
+    donate: bool = True,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Step: ...
+
+
+@overload
+def step(
+    fun: None = None,
+    /,
+    *,
+    unroll: int | None = None,
+    donate: bool = True,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Callable[[OneStep], Step]: ...
 
 
 def step(
