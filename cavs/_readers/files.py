@@ -12,7 +12,7 @@ NOT_REGULAR = "is not a regular file"
 
 
 def check_path(function: str, path: object, cure: str = "") -> None:
-    """Raises a `TypeError` if `path` is no path, such as an open file or another argument of `function`. `cure` ends its text."""
+    """Raises a `TypeError`, whose text `cure` ends, if `path` is no path, such as another argument of `function`."""
     if not isinstance(path, str | os.PathLike):
         hint = "For the lines of an open file write cavs.read_trees(file)." if hasattr(path, "read") else cure
         expected = "expected the path of a file, as str or pathlib.Path"
