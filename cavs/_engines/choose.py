@@ -127,8 +127,8 @@ def explain_engines(plan: FunctionPlan) -> list[str]:
     chosen = "persistent"
     if here or not fits:
         chosen = "scan" if outside or not _on_cpu() else "native"
-    reason = f": engine persistent cannot run here; {here}" if here else ""
-    lines.append(f"Chosen here: {chosen}{reason}.")
+    reason = f" (persistent cannot run here: {here})" if here else ""
+    lines.append(f"Selected engine: {chosen}{reason}.")
     return lines
 
 
