@@ -108,7 +108,8 @@ def members_of(
                 f"fields={tuple(member.options.fields)!r} and cavs.data.mean(losses, where=sched.label >= 0)."
             )
     lengths = {len(m.graphs) for m in members if m.pick is None}
-    if len(members) > 1 and lengths == {1} and batches != 1:
+    # A `collate`, or `pick`, says that they are several data sets, which may have one graph each.
+    if len(members) > 1 and lengths == {1} and batches != 1 and not collated and all(m.pick is None for m in members):
         raise ValueError(
             f"Loader: graphs: got a list of {len(members)} data sets of one graph each; expected one data set, or data sets of "
             "equal lengths whose graphs belong together. For one data set write cavs.Graphs.concat(graphs)."
