@@ -128,7 +128,8 @@ def test_concat_keeps_every_name(graphs, data):
 @settings(deadline=None)
 @given(graphs(min_graphs=1))
 def test_loaders_carry_features(graphs):
-    loader = cavs.data.Loader(graphs, 3, steps=1, last="drop" if graphs.label is None else "pad")
+    fields = [name for name in ("input_id", "label") if getattr(graphs, name) is not None]
+    loader = cavs.data.Loader(graphs, 3, steps=1, last="drop" if graphs.label is None else "pad", fields=fields)
     for batch in loader:
         assert isinstance(batch, cavs.Schedule) == (graphs.x is None)
         if graphs.x is not None:

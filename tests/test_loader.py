@@ -243,6 +243,15 @@ def test_wrong_arguments_are_named(arguments: tuple, error: type, text: str) -> 
         cavs.data.Loader(*arguments[:2], **options)
 
 
+def test_labels_of_no_root_are_confirmed() -> None:
+    graphs = cavs.read_trees(["( (0 a) (1 b))", "( (1 c) (1 b))"])
+    with pytest.raises(ValueError, match=r"but none of roots .* write fields=\('input_id', 'label'\) and cavs.data.mean"):
+        cavs.data.Loader(graphs, 2)
+    (sched,) = cavs.data.Loader(graphs, 2, fields=("input_id", "label"), steps=1, shuffle=False)
+    assert sched.label[sched.roots].tolist() == [-1, -1]
+    cavs.data.Loader(cavs.Graphs.concat([graphs, cavs.read_trees(["(1 a)"])]), 2)  # some roots have labels
+
+
 def test_without_shuffling_epochs_have_the_order_of_the_data() -> None:
     for options in ({"shuffle": False}, {"seed": None}):
         loader = cavs.data.Loader(GRAPHS, 4, collate=lambda s: s.numbers, steps=1, **options)

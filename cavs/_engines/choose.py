@@ -69,5 +69,5 @@ def explain_engines(plan: FunctionPlan, target: Target) -> list[str]:
     chosen = "native" if found["native"][0] and target.is_cpu else "scan"
     if found["persistent"][0] and not here:
         chosen = "persistent"
-    reason = f": engine persistent cannot run here; {here}" if here else ""
-    return [*(line for _, lines in found.values() for line in lines), f"Chosen here: {chosen}{reason}."]
+    reason = f" (persistent cannot run here: {here})" if here else ""
+    return [*(line for _, lines in found.values() for line in lines), f"Selected engine: {chosen}{reason}."]

@@ -79,7 +79,8 @@ class Loader:
             be infinite: each loop continues it where the loop before was left.
         seed: shuffles every epoch. `None`: all epochs are alike, in the order of the data unless `group` says otherwise.
         shuffle: `False` is `seed=None`.
-        fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such.
+        fields: the fields of the graphs that the schedules include; by default `input_id` and `label`, if there are such. If
+            vertices have labels, but no root has one, write the fields, to confirm that the loss is not of roots.
         collate: `collate(sample)` returns the pytree of NumPy arrays of a batch, from a `Sample` with the attributes `numbers`,
             `present`, `graphs`, `sched` and `rows`. By default `sample.sched`; if the graphs have features `x`,
             `(sample.sched, sample.rows)`.
@@ -135,7 +136,7 @@ class Loader:
             hint = f"Write {ELSEWHERE[name].format(value)}." if name in ELSEWHERE else suggestion(name, type(self)._names())
             raise TypeError(f"Loader: {name}: got {value!r}; expected no such argument. {hint}".rstrip())
         seed = seed if shuffle else None
-        self._members, several = members_of(graphs, batches, fields, policy, kinds)
+        self._members, several = members_of(graphs, batches, fields, policy, kinds, collate is not None)
         of_samples = [m.graphs for m in self._members if m.pick is None]
         sizes = np.sum([np.diff(g.vertex_offsets) for g in of_samples], 0)
         known, most = (shapes, 1) if isinstance(shapes, Loader) else (None, shapes)

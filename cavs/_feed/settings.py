@@ -77,7 +77,12 @@ class Settings(NamedTuple):
 
 
 def members_of(
-    graphs: Source | Sequence[Source], batches: object, fields: Sequence[str] | None, policy: str, kinds: bool
+    graphs: Source | Sequence[Source],
+    batches: object,
+    fields: Sequence[str] | None,
+    policy: str,
+    kinds: bool,
+    collated: bool,
 ) -> tuple[list[Member], bool]:
     """Returns the data sets of a loader, and whether they were given as a sequence.
 
@@ -98,8 +103,16 @@ def members_of(
         members.append(Member(data, pick, options))
     if not members:
         raise ValueError("Loader: graphs: got no data set; expected cavs.Graphs or several of them.")
+    for member in members if fields is None and not collated else ():
+        if "label" in member.options.fields and _only_roots_lack_labels(member.graphs):
+            raise ValueError(
+                "Loader: graphs: got labels of vertices, but none of roots (all -1), which a loss of sched.label[sched.roots] "
+                "takes for the last class; expected labels of roots. To train on the other vertices write "
+                f"fields={tuple(member.options.fields)!r} and cavs.data.mean(losses, where=sched.label >= 0)."
+            )
     lengths = {len(m.graphs) for m in members if m.pick is None}
-    if len(members) > 1 and lengths == {1} and batches != 1:
+    # A `collate`, or `pick`, says that they are several data sets, which may have one graph each.
+    if len(members) > 1 and lengths == {1} and batches != 1 and not collated and all(m.pick is None for m in members):
         raise ValueError(
             f"Loader: graphs: got a list of {len(members)} data sets of one graph each; expected one data set, or data sets of "
             "equal lengths whose graphs belong together. For one data set write cavs.Graphs.concat(graphs)."
@@ -113,6 +126,17 @@ def members_of(
             "other graphs write (graphs, pick), where pick(samples) returns the graphs of a batch."
         )
     return members, several
+
+
+def _only_roots_lack_labels(graphs: Graphs) -> bool:
+    """Whether each graph has one root, no root has a label, and other vertices have."""
+    assert graphs.label is not None
+    if not (graphs.label < 0).any() or not (graphs.label >= 0).any() or (graphs._facts.roots != 1).any():
+        return False
+    inner = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
+    is_root = np.ones(graphs.num_vertices, bool)
+    is_root[graphs.children + np.repeat(inner, np.diff(graphs.child_offsets))] = False
+    return bool((graphs.label[is_root] < 0).all())
 
 
 def _is_ids(values: np.ndarray | None) -> bool:

@@ -58,7 +58,7 @@ def save_checkpoint(state: PyTree, path: str | os.PathLike[str], *loaders: Loade
         TypeError, ValueError: `path` is no path; a leaf of the state is neither an array nor a number, or does not fit JAX's
             32 bits.
     """
-    check_path("save_checkpoint", path)
+    check_path("save_checkpoint", path, "Write save_checkpoint(state, path, *loaders).")
     if jax.process_index():
         return
     named = _named(state)

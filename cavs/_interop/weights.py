@@ -28,7 +28,7 @@ def save_params(params: PyTree, path: str | os.PathLike[str], metadata: dict[str
         ValueError: two leaves have the same name.
         ImportError: safetensors is not installed.
     """
-    check_path("save_params", path)
+    check_path("save_params", path, "Write save_params(params, path).")
     save_file = _safetensors("save_params").save_file
     arrays = {}
     for name, x in named_leaves(params, "save_params: params").items():

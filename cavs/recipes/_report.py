@@ -78,7 +78,7 @@ class Messages:
             self.print(escape(note))
         if keeper.done:
             limits = f"--epochs {options.epochs}, --max-steps {options.max_steps}, --patience {options.patience}"
-            self.print(f"nothing is left to train within {limits}. To train longer, raise what ended the run.")
+            self.print(f"nothing is left to train within {limits}. Increase --epochs or --max-steps to keep training.")
 
     def evaluated(self, recipe: Any, record: cavs.data.Evaluated, best: bool) -> None:
         """Prints the line of an epoch, or of an evaluation within it."""
