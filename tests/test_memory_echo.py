@@ -250,7 +250,7 @@ def test_random_functions_keep_no_more_than_jax_does(seed):
         assert_close(jax.grad(recompute(f, budget), (0, 1))(ws, x), want, 1e-10)
 
 
-@pytest.mark.parametrize("seed", [6, 16, 74])  # 6 has every kind of step; in 74 nothing is differentiated in its loop
+@pytest.mark.parametrize("seed", [4, 7, 74])  # in 74 nothing is differentiated in its loop
 def test_random_functions_with_loops_branches_and_keys(seed):
     random_jax.check(seed)
 

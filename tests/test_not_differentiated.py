@@ -12,7 +12,7 @@ import cavs
 from cavs import vertex_programs as vp
 from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.memo import results
-from cavs._run.compiled import compiled
+from cavs._run.compiled import _compiled
 from cavs._run.plans import latest_plan
 from tests.persistent_programs import INTERPRETED
 from tests.programs import PROGRAMS
@@ -57,7 +57,7 @@ def test_integers_are_not_split_again() -> None:
     params, x = jnp.ones((3, H)), jnp.zeros(GRAPHS.num_vertices, jnp.int32)
     jax.grad(lambda p: cavs.run(function, p, cavs.schedule(GRAPHS), x).sum())(params)
     plan = latest_plan(function)
-    assert plan is not None and results(compiled, plan) and not results(FunctionPlan._fixing, plan)
+    assert plan is not None and results(_compiled, plan) and not results(FunctionPlan._fixing, plan)
 
 
 GRAPHS = cavs.from_parents([[2, 2, 4, 4, -1], [1, 2, -1], [4, 4, 4, 4, -1], [-1]] * 16)
