@@ -52,6 +52,7 @@ def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
         assert found[0].resident == (hidden < 2048)
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need jax 0.11")
 def test_the_engine_is_chosen_by_what_was_measured() -> None:
     """Resident weights: one launch for everything. Weights that stream: only where levels are narrow."""
     wide, narrow = (cavs.schedule(joined([chain(2)] * n), scripts=True) for n in (20_000, 40))
