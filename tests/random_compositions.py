@@ -388,8 +388,9 @@ def check(case: Case, name: str) -> str:
     if case.again_in_reverse() and target.once:
         try:
             case.of(target.make(case.cell))(*arguments(case.cell, target.dtype))
-        except TypeError as e:
-            return "refused" if MSG_REFUSED in str(e) else f"wrong refusal: {e}"
+        except Exception as e:
+            right = isinstance(e, TypeError) and MSG_REFUSED in str(e)
+            return "refused" if right else f"wrong refusal: {type(e).__name__}: {e}"
         return "not refused"
     try:
         want = jax.jit(case.of(target.plain(case.cell)))(*arguments(case.cell, f64))
