@@ -284,3 +284,23 @@ def test_tasks_add_only_their_own_rows() -> None:
     want = gradients(lambda p, x: cavs.run(F, p, cavs.schedule(graphs, exact=True), x), params, x, 300)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(got))
     assert_close(got, want, 1e-8)
+
+
+def rotated(p: Any, v: cavs.Vertex) -> None:
+    turned = v.gather_all() * jnp.exp(1j * (v.pull() @ p["w"]))
+    done(v, jnp.tanh(turned.real + v.pull()) + 1j * turned.imag)
+
+
+@pytest.mark.parametrize("graphs", GRAPHS)
+@pytest.mark.parametrize("segments", [1, 2])
+def test_complex_states(graphs: str, segments: int) -> None:
+    F, batch = cavs.VertexFunction(rotated, state=jax.ShapeDtypeStruct((H,), jnp.complex128)), GRAPHS[graphs]
+    rng = np.random.default_rng(0)
+    params, x = {"w": jnp.asarray(rng.normal(size=(H, H)))}, jnp.asarray(rng.normal(size=(batch.num_vertices, H)))
+    sched = cavs.schedule(batch, segments=segments)
+
+    def of(run: Any) -> Any:
+        loss = lambda p, x: (jnp.abs(run(p, x)) ** 2).sum()  # noqa: E731
+        return jax.value_and_grad(loss, (0, 1))(params, x)
+
+    assert_close(of(lambda p, x: cavs.run(F, p, sched, x)), of(lambda p, x: cavs.interpret(F, p, batch, x)), 1e-10)

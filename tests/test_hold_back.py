@@ -13,6 +13,7 @@ from cavs._jaxpr.memo import memoized, results
 NUMBERS = {
     "floats": jnp.array([0.0, -0.0, 1.5, -2.0, jnp.nan, jnp.inf, -jnp.inf], jnp.float32),
     "halves": jnp.array([0.0, -0.0, jnp.nan, -jnp.inf], jnp.bfloat16),
+    "complex": jnp.array([0, complex(-0.0, jnp.inf), complex(jnp.inf, -1), complex(jnp.nan, jnp.nan)], jnp.complex64),
     "ints": jnp.array([0, 1, -1, 2**31 - 1, -(2**31)], jnp.int32),
 }
 
@@ -31,12 +32,12 @@ def test_values_that_are_held_back_keep_their_bits(until: str, dtype: type) -> N
     got = jax.jit(lambda values, until: hold_back(values, [until[:0], until], dtype))(values, NUMBERS[until])
     for a, b in zip(got, values, strict=True):
         assert a.dtype == b.dtype
-        finite = ~np.isnan(np.asarray(b, np.float64))
+        finite = ~np.isnan(np.asarray(b, np.complex128))
         assert np.asarray(a)[finite].tobytes() == np.asarray(b)[finite].tobytes()
-        np.testing.assert_array_equal(np.isnan(np.asarray(a, np.float64)), ~finite)
+        np.testing.assert_array_equal(np.isnan(np.asarray(a, np.complex128)), ~finite)
 
 
-@pytest.mark.parametrize(("dtype", "held"), [(jnp.integer, {"ints"}), (jnp.inexact, {"floats", "halves"})])
+@pytest.mark.parametrize(("dtype", "held"), [(jnp.integer, {"ints"}), (jnp.inexact, {"floats", "halves", "complex"})])
 def test_only_values_of_the_dtype_wait(dtype: type, held: set[str]) -> None:
     jaxpr = jax.make_jaxpr(lambda values, until: hold_back(values, [until], dtype))([*NUMBERS.values()], jnp.ones(3)).jaxpr
     waiting = {name for name, v, x in zip(NUMBERS, jaxpr.invars, jaxpr.outvars, strict=False) if v is not x}

@@ -28,7 +28,7 @@ def late_zero(numbers: Sequence[jax.Array]) -> jax.Array:
     """Returns an int32 that is 0 whatever the `numbers` are, which XLA does not know before it has computed them.
 
     Args:
-        numbers: scalars: floats, or integers of 32 bits.
+        numbers: scalars: real or complex numbers, or integers of 32 bits.
     """
     return functools.reduce(jnp.minimum, map(_not_negative, numbers), jnp.int32(0))
 
@@ -49,6 +49,8 @@ def hold_back(values: Sequence[Any], until: Sequence[jax.Array], dtype: DTypeLik
     def held(x: Any) -> Any:
         if not jnp.issubdtype(x.dtype, dtype) or not x.ndim:
             return x
+        if jnp.issubdtype(x.dtype, jnp.complexfloating):
+            return lax.complex(held(x.real), held(x.imag))  # a complex product turns infinities into NaN
         # A product keeps the sign of zeros.
         return x + zero.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else x * (1 + zero).astype(x.dtype)
 
@@ -56,4 +58,4 @@ def hold_back(values: Sequence[Any], until: Sequence[jax.Array], dtype: DTypeLik
 
 
 def _not_negative(x: jax.Array) -> jax.Array:
-    return jnp.isnan(x).astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.floating) else x & jnp.int32(0x7FFFFFFF)
+    return jnp.isnan(x).astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.inexact) else x & jnp.int32(0x7FFFFFFF)

@@ -21,6 +21,7 @@ from cavs._engines.native.call import NativeCall
 from cavs._engines.native.eager import eager_part, eager_split, in_library
 from cavs._engines.native.gradients import gradients
 from cavs._engines.native.kinds import NO_KIND, lowered
+from cavs._engines.native.operations import letter_of
 from cavs._engines.scan import engine as scan, reverse as scan_reverse
 from cavs._engines.scan.task import (
     StateCotangents,
@@ -160,6 +161,8 @@ def unfit_function(plan: FunctionPlan, kinds: dict[str | None, int] | None = Non
     if off:
         return f"F was created with Optimizations({off[0]}=False)"
     try:
+        for state in plan.state_avals:  # the library holds them, even if no vertex has children
+            letter_of(state.dtype)
         for name, k in (dict.fromkeys(plan.inner, 0) if kinds is None else kinds).items():
             part = plan.inner[name]
             for forward in (True, False) if part.joint.differentiable else (True,):

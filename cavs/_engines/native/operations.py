@@ -25,7 +25,11 @@ def letter(x: Atom) -> str:
     Raises:
         Unfit: If the dtype is another one.
     """
-    dtype = x.aval.dtype
+    return letter_of(x.aval.dtype)
+
+
+def letter_of(dtype: np.dtype) -> str:
+    """Returns the `letter` of a dtype."""
     for name, own in (("f", jnp.float32), ("i", jnp.int32), ("b", jnp.bool_)):
         if dtype == own:
             return name
