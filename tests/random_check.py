@@ -107,6 +107,7 @@ def two_nets(layer: Any, case: Case, params: Any, x: Any, at: Any) -> Any:
     dtype = jax.tree.leaves(params)[0].dtype
     rows = jax.tree.leaves(pushes)[0].shape[0]
     joined = jnp.concatenate([*floats, jnp.zeros((rows, TOP[0]))], 1).astype(dtype)
+    joined = jnp.where(jnp.isfinite(joined), joined, 0)  # sin(inf) is NaN, and a NaN's cotangents say nothing
     pulled = jnp.stack([joined[:, i :: TOP[0]].sum(1) for i in range(TOP[0])], 1)
     upper = layer(1, params["top"], jnp.sin(pulled), at)
     return {"f": pushes if at is None else jax.tree.map(lambda y: y[at], pushes), "top": upper}
