@@ -31,7 +31,7 @@ _PERSISTENT = (
     r"the weight must be float32 and its sizes multiples of", r"a width that is no multiple of \d+",
     r"the greatest common divisor of the widths", r"no layout of the recurrent part fits the chip",
     r"no order of phases runs", r"products of different sizes", r"products in \S+ need sizes", r"sums over \d+ parts",
-    r"sums of other lengths",
+    r"sums of other lengths", r"it computes with values of width 0",
 )  # fmt: skip
 REFUSALS: dict[str | None, tuple[str, ...]] = {
     "native": (rf"^run: engine: got 'native', but (the recurrent part of F does not fit it: )?.*({'|'.join(_NATIVE)})",),
