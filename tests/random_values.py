@@ -118,8 +118,9 @@ def vertex_function(case: Case, fns: dict[Any, Any]) -> cavs.VertexFunction:
     """Returns the vertex function of a case."""
     spec, how = case.program, case.options
     dtype = jnp.float32 if how.float32 else jnp.float64
+    bare = bool(spec.params) and not how.float32  # a bare shape takes the dtype of the parameters
     leaves: Any = {
-        name: shape if kind == "f" and not how.float32 else jax.ShapeDtypeStruct(shape, dtype_of(kind, dtype))
+        name: shape if kind == "f" and bare else jax.ShapeDtypeStruct(shape, dtype_of(kind, dtype))
         for name, (shape, kind) in spec.states.items()
     }
     state = next(iter(leaves.values())) if spec.bare_state else leaves
