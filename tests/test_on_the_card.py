@@ -261,7 +261,7 @@ def test_wide_levels_on_the_card(name: str, hidden: int, hb: int, dataflow: bool
     x, ran = inputs_of(name, graphs, hidden), []
 
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
-        found = next(c for units in (hb, hb // 2, hb // 4) for c in wide_levels.fitting(level, units, H200))
+        found = next(c for units in (hb, hb // 2, hb // 4) for c in wide_levels.fitting(level, units, narrow.precision, H200))
         ran.append(found)
         return dataclasses.replace(found, groups=found.groups if hb in (64, 256) else 3), 40  # one tile each, or more
 
@@ -299,7 +299,7 @@ def test_a_wait_in_vain_of_a_wide_level_is_reported() -> None:
     sched = cavs.schedule(graphs, scripts=True)
 
     def wide(level: Any, narrow: Any) -> tuple[Any, int]:
-        return dataclasses.replace(wide_levels.fitting(level, 64, H200)[0], spins=0), 1
+        return dataclasses.replace(wide_levels.fitting(level, 64, narrow.precision, H200)[0], spins=0), 1
 
     h = np.asarray(cavs.run(F, params, sched, inputs_of("TreeFC", graphs, 256), engine=laid_out(wide=wide)))
     assert np.isnan(h).all()

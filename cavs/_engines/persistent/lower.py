@@ -308,18 +308,18 @@ def _recurrence(plan: FunctionPlan, name: str | None, way: Way, target: Target) 
             back = recurrence_of(plan, name, False, way.forest, target=target)
             replaced = back.replaced if part.forward.keep else replaced
     made = Recurrence(part, way, pushed, state_bounds(plan), replaced)
-    if PRECISIONS[made.precision].instead_of and not _measured(made, target):
+    if PRECISIONS[made.precision].instead_of and not _of_two_rows(made, target):
         made = Recurrence(part, way, pushed, [math.inf] * len(plan.state_avals), replaced)
     if back is not None:
         made.halved = halved_states(part, made.program, back.program)
     return made
 
 
-def _measured(recurrence: Recurrence, target: Target) -> bool:
-    """Returns whether float16 products like these have been measured: they sum at most two rows, with resident weights."""
+def _of_two_rows(recurrence: Recurrence, target: Target) -> bool:
+    """Returns whether float16 products sum at most two rows, whose sum float16 holds, and have a layout."""
     program = recurrence.program
     sums = [operand for p in program.products() for operand in p.operands]
-    return all(len(rows) <= 2 for rows in sums) and any(c.resident for c in candidates(program, recurrence.precision, target))
+    return all(len(rows) <= 2 for rows in sums) and bool(candidates(program, recurrence.precision, target))
 
 
 def _precision(eqns: Sequence[Eqn], domains: Domains, found: dict[Var, float]) -> str:
