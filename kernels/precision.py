@@ -57,11 +57,6 @@ class Precision:
         return 16 if self.dtype is None else 32
 
     @property
-    def wide_chunk(self) -> int:
-        """The elements of K that a wide product reads at a time: 128 bytes."""
-        return 2 * self.chunk
-
-    @property
     def shape(self) -> str:
         """The shape of the `mma.sync` instruction."""
         return "m16n8k8" if self.dtype is None else "m16n8k16"
@@ -70,7 +65,7 @@ class Precision:
 # The most exact one that is asked for by a product of F holds for all; without any, "tf32", as JAX computes on a GPU.
 _ALL = (
     Precision("fp32", "tf32", terms=3, asked=("HIGHEST", "F32_F32_F32")),  # 3xtf32
-    Precision("bf16", "bf16", asked=("BF16_BF16",), dtype=np.dtype(jnp.bfloat16), upper_half=True, wide=True),
+    Precision("bf16", "bf16", asked=("BF16_BF16",), dtype=np.dtype(jnp.bfloat16), upper_half=True),
     Precision("tf32", "tf32", rounded=True, tight=True, wide=True),
     # As exact as tf32: both have eleven significant bits. Reads half the bytes from L2, and multiplies in half as many steps.
     Precision(
@@ -81,7 +76,6 @@ _ALL = (
         dtype=np.dtype(np.float16),
         factor=256.0,  # float16 keeps its eleven bits from 2^-14 on
         tuned_as="bf16",
-        wide=True,
         text="float16 (their operands are bounded, and it has as many bits as tf32)",
     ),
 )

@@ -52,6 +52,20 @@ def test_layouts_fit_the_chip(hidden: int, precision: str) -> None:
         assert found[0].resident == (hidden < 2048)
 
 
+@pytest.mark.parametrize("hidden", [256, 512, 1024, 2048])
+def test_the_cost_model_chooses_no_layout_that_spills(monkeypatch: pytest.MonkeyPatch, hidden: int) -> None:
+    monkeypatch.setattr(tuned, "nearest", lambda device: {})
+    sched = cavs.schedule(joined([chain(3)] * 256), scripts=True)
+    for forward in (True, False):
+        direction = lower.recurrence_of(plan_of(hidden), None, forward)
+        config = chip.configure(direction, chip.LaunchOptions(H200), sched.shape)
+        assert not chip.is_crowded(direction.program, config)
+
+
+def test_other_hopper_gpus_use_the_records_of_an_h200() -> None:
+    assert tuned.nearest("NVIDIA H100 80GB HBM3") == tuned.records("NVIDIA H200") != {}
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need jax 0.11")
 def test_the_engine_is_chosen_by_what_was_measured() -> None:
     """Resident weights: one launch for everything. Weights that stream: only where levels are narrow."""

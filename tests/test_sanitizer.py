@@ -26,7 +26,7 @@ RUNS = {
     "BinaryTreeLSTM": "run('BinaryTreeLSTM', 64)",
     "ChildSumTreeLSTM": "run('ChildSumTreeLSTM', 64)",
     "wide levels": """
-wide = laid_out(wide=lambda level, config: (_wide_levels.fitting(level, 64, config.precision, _H200)[0], 16))
+wide = laid_out(wide=lambda level, config: (_wide_levels.fitting(level, 64, _H200)[0], 16))
 run("TreeFC", 256, joined([random_binary_tree(9, seed=n) for n in range(40)]), wide)
 """,
 }

@@ -20,7 +20,7 @@ from cavs.kernels._layout.config import LaunchConfig
 from cavs.kernels._layout.pack import RING_ORDER, PackedWeight, pack_weights
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
 from cavs.kernels._program.arrays import Ref
-from cavs.kernels.precision import PRECISIONS, stored_as
+from cavs.kernels.precision import stored_as
 
 _Read: TypeAlias = tuple[Ref, jax.Array]  # a tensor, and for each row of a tile which of its rows a product reads
 
@@ -245,7 +245,6 @@ def wide_product(
         sources = _sources(spec, [next(left) for _ in spec.sources])
         widths = [weight.width for weight in spec.weights]
         size = 32 * spec.chunks * sum(widths)
-        assert PRECISIONS[spec.precision].dtype is None, "it cannot read weights of 16 bits"
         w = lax.slice(weights[cta], (spec.ring,), (spec.ring + size,)).reshape(spec.chunks, -1, 8, 8, 4)
         w = jnp.stack([jnp.stack([w[:, :, c, n ^ c] for n in range(8)], 2) for c in range(8)], 2)  # pieces in order
         w = w.reshape(spec.chunks, sum(widths), 32)

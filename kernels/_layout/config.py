@@ -55,8 +55,7 @@ class LaunchConfig:
     @property
     def chunk(self) -> int:
         """The elements of K that a product reads at a time."""
-        how = PRECISIONS[self.precision]
-        return how.wide_chunk if self.wide else how.chunk
+        return 32 if self.wide else PRECISIONS[self.precision].chunk
 
     def cluster(self, unit: int) -> int:
         """The thread blocks of a cluster, for vectors of `unit` elements."""

@@ -225,6 +225,6 @@ def _streamed(layout: Layout) -> Layout:
                 weights.append(dataclasses.replace(weight, offset=columns))
                 columns += part.width
             specs.append(dataclasses.replace(spec, weights=tuple(weights), ring=at))
-            at += 32 * columns * spec.chunks  # 128 bytes of each column
+            at += columns * spec.chunk * spec.chunks
         phases.append(dataclasses.replace(phase, specs=tuple(specs)))
     return dataclasses.replace(layout, phases=tuple(phases), packed=tuple(packed), words=at)

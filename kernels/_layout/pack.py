@@ -12,11 +12,9 @@ from jax import lax
 from cavs.kernels._program.jaxprs import Var
 from cavs.kernels.precision import PRECISIONS
 
-# The order of a chunk's elements of K for a `wgmma` of a wide level, which has four steps. Of a step's 8 elements of 32 bits,
-# lane t of the other operand holds the t-th and the one 4 after it; of 16 elements of 16 bits, the t-th pair and the one 4
-# after it. So a lane reads 16 bytes at once, which two steps multiply.
+# The order of a chunk's 32 elements of K for a `wgmma` of a wide level. Step s multiplies elements 8 s to 8 s + 7 of it.
+# Lane t of the other operand holds the t-th of them and the one 4 after it, so a lane reads 4 elements of K at once.
 RING_ORDER = np.array([16 * (s // 2) + 4 * (p % 4) + 2 * (s % 2) + p // 4 for s in range(4) for p in range(8)])
-RING_ORDER_16 = (2 * RING_ORDER[:, None] + np.arange(2)).reshape(-1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,11 +94,11 @@ def pack_weights(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], un
 
 
 def pack_ring(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit: int, hb: int, precision: str) -> jax.Array:
-    """Packs the weights of wide products (`_mosaic.wide`), by chunks of 128 bytes of K.
+    """Packs the weights of wide products (`_mosaic.wide`), by chunks of 32 elements of K.
 
     The parts of one product follow each other and share an `offset`. In a chunk, the columns of all its weights follow each
-    other, in `RING_ORDER`. The eight pieces of 16 bytes of a column lie where a matrix descriptor with a 128-byte swizzle
-    expects them: piece n of column c at n ^ (c % 8).
+    other, 128 bytes each, in `RING_ORDER`. The eight pieces of 16 bytes of a column lie where a matrix descriptor with a
+    128-byte swizzle expects them: piece n of column c at n ^ (c % 8).
 
     Args:
         parts, weights, unit, hb, precision: See `pack_weights`.
@@ -108,19 +106,17 @@ def pack_ring(parts: Sequence[PackedWeight], weights: Sequence[jax.Array], unit:
     Returns:
         float32 of shape (thread blocks, words).
     """
-    how, out = PRECISIONS[precision], []
-    order, each = jnp.asarray(RING_ORDER if how.dtype is None else RING_ORDER_16), how.wide_chunk // 8
+    out = []
     for _, group in itertools.groupby(zip(parts, weights, strict=True), lambda pair: pair[0].offset):
         columns = []
         for part, weight in group:
             w = weight if part.axis == 0 else weight.T
-            w = _rounded(w) if how.rounded else w if how.dtype is None else w.astype(how.dtype)
-            shape = (unit // hb, w.shape[0] // how.wide_chunk, part.width, 8, each)
+            w = _rounded(w) if PRECISIONS[precision].rounded else w
+            shape = (unit // hb, w.shape[0] // 32, part.width, 8, 4)
             cta, chunk, column, piece, at = (lax.broadcasted_iota(jnp.int32, shape, n) for n in range(5))
-            k = how.wide_chunk * chunk + order[each * (piece ^ column % 8) + at]
+            k = 32 * chunk + jnp.asarray(RING_ORDER)[4 * (piece ^ column % 8) + at]
             columns.append(w.at[k, column // hb * unit + cta * hb + column % hb].get(mode="promise_in_bounds"))
-        x = jnp.concatenate(columns, 2).reshape(unit // hb, -1)
-        out.append(x if how.dtype is None else lax.bitcast_convert_type(x.reshape(unit // hb, -1, 2), jnp.float32))
+        out.append(jnp.concatenate(columns, 2).reshape(unit // hb, -1))
     return jnp.concatenate(out, axis=1)
 
 

@@ -94,7 +94,7 @@ def _to_float32(registers: list[Register], precision: str) -> list[F32]:
     f32 = ir.F32Type.get()
     if registers[0].type == f32:
         return registers
-    assert PRECISIONS[precision].upper_half, "no sums of more than two rows in float16: `_engines.persistent.lower._of_two_rows`"
+    assert PRECISIONS[precision].upper_half, "no sums of more than two rows: `_engines.persistent.lower._of_two_rows`"
     return [bitcast(f32, half) for x in registers for half in (x << 16, x & -0x10000)]
 
 

@@ -1,6 +1,6 @@
 """The ring in shared memory through which the weights of wide products stream (`_mosaic.wide`).
 
-It has `STAGES` stages, each for a chunk of 128 bytes of K, and two mbarriers for each stage: "full" completes when the chunk
+It has `STAGES` stages, each for a chunk of 32 elements of K, and two mbarriers for each stage: "full" completes when the chunk
 has arrived, "empty" when all warpgroups have multiplied it.
 """
 

@@ -2,11 +2,12 @@
 
 A level of thousands of vertices is an ordinary large product. Keeping weights resident would be a loss there: each thread block
 would have to read all rows for its few columns. Instead a thread block owns many columns, computes 64 rows for each of its
-warpgroups, and reads the weights from L2 for each tile, 128 bytes of K at a time, as `_layout.pack.pack_ring` packs them.
+warpgroups, and reads the weights from L2 for each tile, 32 elements of K at a time, as `_layout.pack.pack_ring` packs them.
 One thread issues these copies (`cp.async.bulk`) `STAGES` chunks ahead; see `_mosaic.ring`. Rows are gathered straight from
 global memory into the registers of the operand, one or two chunks ahead.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -18,12 +19,10 @@ from jax.experimental.mosaic.gpu import utils as mu
 from cavs.kernels._layout.config import STAGES
 from cavs.kernels._layout.specs import ProductSpec, Tile, WeightSpec
 from cavs.kernels._mosaic.mlir import REF, SCALAR, address, inline_mgpu, ptx, thread_index
-from cavs.kernels._mosaic.operands import scaled, to_tf32
 from cavs.kernels._mosaic.ring import Ring
 from cavs.kernels._mosaic.types import F32, I32, Context, GlobalAddress, MemRef, Register, Scalar
-from cavs.kernels._mosaic.value import Value, as_index, constant, int32, int64, minimum, scalar, select, zero_extended
+from cavs.kernels._mosaic.value import Value, as_index, bitcast, constant, int32, int64, minimum, scalar, select, zero_extended
 from cavs.kernels._program.arrays import Ref
-from cavs.kernels.precision import PRECISIONS
 
 _AHEAD = 32  # the words of rows that a thread has in flight; at least one chunk of all sources
 _LATE = 2  # a stage is refilled this many chunks after it was multiplied, when all warpgroups have finished with it
@@ -49,8 +48,7 @@ def wide_product(
     Args:
         tile: The warpgroup's tile.
         specs: The products.
-        refs: For each source of each spec, a tensor in global memory, of shape (rows, width): in float32, or of the 16 bits of
-            the specs' precision.
+        refs: For each source of each spec, a float32 tensor in global memory, of shape (rows, width).
         indices: For each source int32 of shape (rows,) in global memory: the source's row for row r of the tile is `index[r]`.
             `None` if it is r.
         bases: For each source an int32 scalar that is added to its rows.
@@ -86,8 +84,6 @@ class _Wide:
         cta: Scalar,
     ):
         self.specs, self.part, barriers = specs, part, address(ring, 3)
-        self.how = PRECISIONS[specs[0].precision]
-        self.bytes = 4 if self.how.dtype is None else 2  # of an element
         self.f32, self.i32 = ir.F32Type.get(), ir.IntegerType.get_signless(32)
         self.thread = thread_index()
         lane = self.thread & 31
@@ -105,7 +101,7 @@ class _Wide:
                 r = minimum(scalar(row) + self.row + below, scalar(last))
                 if index is not None:
                     r = ptx("ld.global.b32 $0, [$1];", self.i32, address(index, 1) + int64(r) * 4)
-                at = int64(r + scalar(base)) * (self.bytes * width) + self.bytes * column + int64(self.quad * 16)
+                at = int64(r + scalar(base)) * (4 * width) + 4 * column + int64(self.quad * 16)
                 two.append(address(ref, 1) + at)
             self.pointers.append(two)
 
@@ -125,8 +121,8 @@ class _Wide:
             self._store(spec, found)
         mu.warpgroup_barrier()
 
-    def _read(self, spec: ProductSpec, pointers: list[RowPair], chunk: I32) -> list[Register]:
-        """Reads a chunk of all sources: for each source 16 words, ordered by row, half of the chunk, and word."""
+    def _read(self, spec: ProductSpec, pointers: list[RowPair], chunk: I32) -> list[F32]:
+        """Reads a chunk of all sources: for each source 16 elements, ordered by row, half of the chunk, and element."""
         each, found = spec.chunks // spec.joined, []
         for n in range(0, len(pointers), spec.joined):
             two, rest = pointers[n], chunk
@@ -139,7 +135,7 @@ class _Wide:
                 at = start + int64(rest * 128)
                 for half in range(2):
                     text = f"ld.relaxed.gpu.global.v4.b32 {{$0, $1, $2, $3}}, [$4+{64 * half}];"
-                    found += ptx(text, [self.f32 if self.how.dtype is None else self.i32] * 4, at)
+                    found += ptx(text, [self.f32] * 4, at)
         return found
 
     def _stream(self, n: int, spec: ProductSpec, pointers: list[RowPair]) -> Sums:
@@ -185,40 +181,36 @@ class _Wide:
         rest = map(Value, loop.results)
         return {(w, o): [next(rest) for _ in range(widths[w] // 2)] for w, o in keys}
 
-    def _operand(self, sources: Sequence[int], read: list[Register]) -> list[list[Register]]:
+    def _operand(self, sources: Sequence[int], read: list[F32]) -> list[list[Register]]:
         """The four registers of an operand, a sum of sources, for each of a chunk's four steps; see `RING_ORDER`."""
         first, *others = (read[16 * s : 16 * s + 16] for s in sources)
         for more in others:
-            first = [self._sum(a, b) for a, b in zip(first, more, strict=True)]
-        if self.how.dtype is None:
-            first = to_tf32(first, self.how.name)
-        upper, lower = first[:8], first[8:]
+            first = [a + b for a, b in zip(first, more, strict=True)]
+        # `wgmma` truncates; this corrects the bias on average, as in `_mosaic.operands.to_tf32`.
+        factor = constant(self.f32, 1 + math.log(2) * 2**-11)
+        near = [bitcast(self.i32, x * factor) for x in first]
+        upper, lower = near[:8], near[8:]
         return [[upper[2 * s], lower[2 * s], upper[2 * s + 1], lower[2 * s + 1]] for s in range(4)]
-
-    def _sum(self, a: Register, b: Register) -> Register:
-        """The sum of two elements of 32 bits, or of two pairs of 16 bits."""
-        return a + b if self.how.dtype is None else ptx(f"add.rn.{self.how.kind}x2 $0, $1, $2;", self.i32, a, b)
 
     def _at(self, stage: int, weight: WeightSpec, step: int) -> int:
         """The offset in bytes of a weight's first column among the stages, for one step of a chunk."""
         return stage * self.ring.size + 128 * weight.offset + 32 * step
 
     def _multiply(self, total: list[F32], left: list[Register], at: int, width: int) -> list[F32]:
-        """Adds the product of 64 rows and `width` columns for 32 bytes of K; the columns are `at` bytes into the stages."""
+        """Adds the product of 64 rows and `width` columns for 8 elements of K; the columns are `at` bytes into the stages."""
         # The matrix descriptor: an address, 128 bytes per column with a 128-byte swizzle, and 1024 bytes per 8 columns.
         place = ((self.ring.stages + at) & 0x3FFFF) >> 4
         descriptor = zero_extended(ir.IntegerType.get_signless(64), place) | (1 << 62 | 64 << 32 | 1 << 16)
         count = len(total)
         out = ",".join(f"${i}" for i in range(count))
         names = [f"${2 * count + i}" for i in range(5)]
-        kind, turned = self.how.kind, "" if self.how.dtype is None else ", 0"  # operands of 16 bits could be transposed
         text = (
-            f"wgmma.mma_async.sync.aligned.m64n{width}k{32 // self.bytes}.f32.{kind}.{kind} {{{out}}}, "
-            f"{{{','.join(names[:4])}}}, {names[4]}, 1, 1, 1{turned};"
+            f"wgmma.mma_async.sync.aligned.m64n{width}k8.f32.tf32.tf32 {{{out}}}, "
+            f"{{{','.join(names[:4])}}}, {names[4]}, 1, 1, 1;"
         )
         codes = ["=f"] * count + [str(i) for i in range(count)] + ["r"] * 4 + ["l"]
-        struct = llvm.StructType.get_literal([self.f32] * count)
-        made: Any = llvm.inline_asm(struct, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True)
+        kind = llvm.StructType.get_literal([self.f32] * count)
+        made: Any = llvm.inline_asm(kind, [*total, *left, descriptor], text, ",".join(codes), has_side_effects=True)
         return [Value(llvm.extractvalue(self.f32, made, [i])) for i in range(count)]
 
     def _store(self, spec: ProductSpec, sums: Sums) -> None:
@@ -232,5 +224,5 @@ class _Wide:
             for i in range(len(found) // 4):
                 for half in range(2):
                     first = 4 * (column + 8 * i + 8 * half * width)
-                    two = scaled(found[4 * i + 2 * half : 4 * i + 2 * half + 2], 1 / self.how.factor)
+                    two = found[4 * i + 2 * half : 4 * i + 2 * half + 2]
                     ptx(f"st.shared.v2.f32 [$0+{first}], {{$1, $2}};", [], place, *two)

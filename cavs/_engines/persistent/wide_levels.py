@@ -78,16 +78,16 @@ def wide_launch(program: LevelProgram, narrow: LaunchConfig, target: Target, sha
 
 
 def possible(program: LevelProgram, precision: str, target: Target) -> list[LaunchConfig]:
-    """Returns every layout that a launch for wide levels can have. Its products must sum over enough elements."""
-    return [c for hb in (256, 128, 64, 32) for c in fitting(program, hb, precision, target)]
+    """Returns every layout that a launch for wide levels can have. It needs products in tf32 that sum over enough elements."""
+    return [c for hb in (256, 128, 64, 32) for c in fitting(program, hb, target)] if PRECISIONS[precision].wide else []
 
 
-def fitting(program: LevelProgram, hb: int, precision: str, target: Target) -> list[LaunchConfig]:
+def fitting(program: LevelProgram, hb: int, target: Target) -> list[LaunchConfig]:
     """Returns the layout with `hb` units per thread block, in a list that is empty if it does not fit the chip."""
     groups = target.multiprocessors * hb // program.unit
-    if program.unit % hb or not groups or not _multiplies(program, precision):
+    if program.unit % hb or not groups or not any(phase.products for phase in program.phases):
         return []
-    config = LaunchConfig(hb, groups, False, 64, 2, precision, False, wide=True)
+    config = LaunchConfig(hb, groups, False, 64, 2, "tf32", False, wide=True)
     with contextlib.suppress(Unfit):
         layout = layout_of(program, config)
         held = layout.columns // 2 + max(32, 16 * max(map(_sources, layout.specs())))  # registers: sums, and rows in flight
@@ -95,14 +95,6 @@ def fitting(program: LevelProgram, hb: int, precision: str, target: Target) -> l
         if fits and layout.columns <= 256 and held <= 170:
             return [config]
     return []
-
-
-def _multiplies(program: LevelProgram, precision: str) -> bool:
-    """Returns whether a wide launch can compute the program's products; those of 16 bits add two rows of 16 bits at most."""
-    how, operands = PRECISIONS[precision], [operand for p in program.products() for operand in p.operands]
-    if how.dtype is not None and any(len(x) > 2 or not all(row.tensor.half for r in x for row in r) for x in operands):
-        return False
-    return how.wide and bool(operands)
 
 
 def _sources(spec: ProductSpec) -> int:
