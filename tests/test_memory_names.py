@@ -1,4 +1,4 @@
-"""Memory plans: overrides by name, plans in files, pictures."""
+"""Memory plans: overrides by name, plans in files."""
 
 import jax
 import jax.numpy as jnp
@@ -104,12 +104,6 @@ def test_a_saved_batch_plan_is_loaded(tmp_path):
         cavs.memory.load(tmp_path / "other.json", loss, PARAMS, GRAPHS)
     with pytest.raises(ValueError, match="load: graphs: got 4 graphs; expected 8"):
         cavs.memory.load(tmp_path / "plan.json", loss, PARAMS, GRAPHS[:4])
-
-
-def test_frontiers_are_drawn(tmp_path):
-    cavs.memory.plan(loss, PARAMS, GRAPHS[:2]).plot(tmp_path / "batch.svg")
-    cavs.memory.recompute(layers).plan(W, X).plot(tmp_path / "fn.svg")
-    assert all("<svg" in (tmp_path / name).read_text() for name in ("batch.svg", "fn.svg"))
 
 
 def test_misuse_says_what_to_write():
