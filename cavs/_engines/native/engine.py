@@ -41,6 +41,7 @@ from cavs._schedule.padding import Filled, in_total, padding_of
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
+from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
 from cavs.kernels import Target, Unfit, native_unavailable
 
@@ -115,10 +116,11 @@ class Native(Engine):
         return not leaves_unfit(job.plan, kinds, len(job.kinds))
 
     def eager_part(
-        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
-    ) -> tuple[Arrays, list[Transpose]] | None:
-        """Computes it in the library, if this has all that the eager part needs."""
-        return eager_part(batch, k, statics, inputs, save)
+        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
+    ) -> tuple[list[Values], list[Transpose]]:
+        """Computes the eager part in the library, if this has all that it needs."""
+        found = eager_part(batch, k, statics, inputs, save)
+        return found or super().eager_part(batch, k, statics, inputs, edges, save)
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
