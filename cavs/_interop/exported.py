@@ -218,7 +218,12 @@ def _run_named(
     """Runs `forward` on leaves by name, so that the file does not depend on the user's container classes."""
     arguments = zip(trees, names, (params, inputs), strict=True)
     unflat_params, unflat_inputs = (tree.unflatten([leaves[name] for name in own]) for tree, own, leaves in arguments)
+    unflat_inputs = jax.tree.map(_exported, unflat_inputs, is_leaf=lambda x: isinstance(x, Schedule))
     return forward(unflat_params, ExportedSchedule(data, shape), unflat_inputs)
+
+
+def _exported(x: Any) -> Any:
+    return ExportedSchedule(x.data, x.shape) if type(x) is Schedule else x
 
 
 def layout_hash(shapes: Sequence[Shape]) -> str:

@@ -121,7 +121,7 @@ def eager_part(
         return call.saved_of(call.run(), stage.number, own, save)
 
     crossing = [pulled[v] for v in own.recurrent.cross]
-    kept, extras = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), stage.statics(statics), crossing)
+    kept, extras = replaceable(on_library, on_scan, local=True)(jnp.asarray(batch.sched.data), stage.statics(statics), crossing)
     values = pulled | dict(zip(own.recurrent.extra, extras, strict=True))
     outs: list[Values] = [values[v] for v in batch.parts[k].eager.outs]
     if not save:
@@ -195,4 +195,4 @@ def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
         call.backward_of(here, memory.statics, memory.crossing, memory.kept, memory.extras)
         return tuple(call.cuts_of(call.run(), here))
 
-    return list(replaceable(on_library, on_scan)(data, kind.memory, kind.extra_cts))
+    return list(replaceable(on_library, on_scan, local=True)(data, kind.memory, kind.extra_cts))

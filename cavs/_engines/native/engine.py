@@ -139,7 +139,7 @@ class Native(Engine):
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
             return _forward_call(here_of(data), states, statics, eager, save)
 
-        both = replaceable(on_library, on_scan)
+        both = replaceable(on_library, on_scan, local=True)
         states, kept, extras = both(jnp.asarray(batch.sched.data), states, statics, eager)
         return ForwardLevels(states, kept, extras, None)
 
@@ -256,7 +256,7 @@ def _rounds_back(
     def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
         return _backward_call(here_of(data), loop_of(data, levels, cts), levels, g)
 
-    g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
+    g, cuts = replaceable(on_library, on_scan, local=True)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
     left = jnp.zeros((), jnp.int32)
     left = hold_back([left[None]], [x for own in cuts for x in own], jnp.integer)[0][0]  # not known before the levels have run
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals
