@@ -17,7 +17,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
-from cavs._run.run import without_callbacks
+from cavs._schedule.schedule import ExportedSchedule
 from cavs.kernels import H200, Target
 from tests.random_cases import functions, random_case, script
 from tests.random_values import build, cast, given, inputs, parameters, vertex_function
@@ -54,14 +54,14 @@ def lowered(seed: int) -> str:
 
     def loss(p: Any, floats: Any, data: Any) -> Any:
         rows, edges = given(spec, x | floats)
-        pushes = cavs.run(F, p, cavs.Schedule(data, sched.shape), rows, edges=edges, engine="persistent")
+        pushes = cavs.run(F, p, ExportedSchedule(data, sched.shape), rows, edges=edges, engine="persistent")
         return sum((y.sum() for y in jax.tree.leaves(pushes) if jnp.issubdtype(y.dtype, jnp.floating)), jnp.zeros(()))
 
     sizes = {n: sched.shape.all_edges if n in spec.edges else sched.shape.vertices for n in x}
     x = {n: y.at[jnp.arange(sizes[n])].get(mode="clip") for n, y in x.items()}
     floats = {n: x[n] for n in floats}
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (params, floats, jnp.asarray(sched.data)))
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))), without_callbacks():
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))):
         try:
             jax.jit(jax.grad(loss, (0, 1))).trace(*shapes).lower(lowering_platforms=("cuda",))
         except ValueError as error:

@@ -9,7 +9,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._run.run import without_callbacks
+from cavs._schedule.schedule import ExportedSchedule
 from cavs.kernels import H200, Target, native_unavailable
 from tests.lower_for_hopper import DEVICE
 
@@ -29,14 +29,14 @@ def text(program: Any, engine: str) -> str:
     sched = cavs.schedule(cavs.from_parents(parents), scripts=engine == "persistent")
 
     def loss(params: Any, x: Any, data: Any) -> Any:
-        sums = jax.tree.map(jnp.sum, cavs.run(F, params, cavs.Schedule(data, sched.shape), x, engine=engine))
+        sums = jax.tree.map(jnp.sum, cavs.run(F, params, ExportedSchedule(data, sched.shape), x, engine=engine))
         return sum(jax.tree.leaves(sums))
 
     x = jnp.zeros((sched.shape.vertices, HIDDEN), jnp.float32)
     grad = jax.jit(jax.grad(loss, (0, 1)))
     if engine != "persistent":
         return grad.lower(params, x, sched.data).as_text()
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))), without_callbacks():
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))):
         return grad.trace(params, x, sched.data).lower(lowering_platforms=("cuda",)).as_text()
 
 

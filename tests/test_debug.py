@@ -115,6 +115,18 @@ def test_gradients_that_differ_are_named_from_the_roots_down() -> None:
     assert report.differences[0].row == 6 and report.differences[1].row == ROW
 
 
+def test_functions_with_gather_all_are_compared_on_vertices_with_more_children_than_arity() -> None:
+    def fn(params: Any, v: cavs.Vertex) -> None:
+        h = jnp.tanh((v.gather(0) + v.gather_all(jnp.sin)) @ params["u"] + v.pull("x") @ params["w"])
+        v.scatter(h)
+        v.push(h)
+
+    F = cavs.VertexFunction(fn, state=(H,), arity=1)
+    assert np.diff(GRAPHS_.child_offsets).max() > 1
+    assert cavs.debug.compare(F, PARAMS, GRAPHS_, {"x": X}, gradients=False).first is None
+    assert cavs.debug.find_nan(F, PARAMS, GRAPHS_, {"x": X}) is None
+
+
 def test_differences_in_kinds_and_no_inputs_and_no_graphs() -> None:
     def fn(params: Any, v: cavs.Vertex) -> None:
         h = jnp.tanh(v.gather_all(lambda s: s) @ params["u"] + 1)

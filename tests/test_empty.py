@@ -12,7 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 import cavs
 from cavs._jaxpr.empty import without_empty
 from cavs._jaxpr.jaxprs import CALLS, ClosedJaxpr, Eqn, bodies_in, opened
-from cavs._run.run import without_callbacks
+from cavs._schedule.schedule import ExportedSchedule
 from cavs.kernels import H200, Target
 from tests.lower_for_hopper import DEVICE
 
@@ -78,9 +78,9 @@ def test_kinds_without_vertices_leave_no_empty_arrays_in_a_program_with_launches
     x = jnp.ones((sched.shape.vertices, 4), jnp.float32)
 
     def loss(params: Any, data: Any, x: Any) -> Any:
-        return cavs.run(F, params, cavs.Schedule(data, sched.shape), x, engine="persistent").sum()
+        return cavs.run(F, params, ExportedSchedule(data, sched.shape), x, engine="persistent").sum()
 
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))), without_callbacks():
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice(**DEVICE))):
         closed = jax.make_jaxpr(jax.grad(loss))(params, jnp.asarray(sched.data), x)
     eqns = opened(cast(ClosedJaxpr, closed))[0].eqns
     assert "cavs_backward" in str(closed) and not work_on_empty(eqns)

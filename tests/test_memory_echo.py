@@ -84,7 +84,7 @@ def test_budgets_down_to_the_floor_fit_in_at_most_five_compilations(monkeypatch)
         plan = small.plan(params, batch)
         assert len(compiled) <= MOST_COMPILED and plan.peak <= budget and f"compiled peak {text_of(plan.peak)}" in str(plan)
         assert temp(jax.value_and_grad(small), params, batch) <= budget
-        assert small.plan(params, batch).peak == plan.peak and small.fitted(params, batch) is small
+        assert small.plan(params, batch).peak == plan.peak
     with pytest.raises(BudgetError, match=r"budget: got .*; expected at least .*Write budget=\d+, or 'min'") as error:
         recompute(found.loss, floor // 2).plan(params, batch)
     assert f"budget={floor}" in str(error.value)

@@ -1,4 +1,4 @@
-"""Memory plans: overrides by name, plans in files, pictures."""
+"""Memory plans: overrides by name, plans in files."""
 
 import jax
 import jax.numpy as jnp
@@ -92,24 +92,6 @@ def test_a_saved_plan_is_replayed(fn, budget, tmp_path):
     assert_close(jax.jit(jax.grad(again))(W, X), jax.grad(fn)(W, X), 1e-5)
     with pytest.raises(ValueError, match="recompute: plan: got the plan of another function"):
         cavs.memory.recompute(fn, plan=tmp_path / "plan.json").plan(W, X[:20])
-
-
-def test_a_saved_batch_plan_is_loaded(tmp_path):
-    plan = cavs.memory.plan(loss, PARAMS, GRAPHS, parts=4, names={"out": "recompute"})
-    plan.save(tmp_path / "plan.json")
-    again = cavs.memory.load(tmp_path / "plan.json", loss, PARAMS, GRAPHS)
-    assert (again.parts, again.segments, again.peak) == (plan.parts, plan.segments, plan.peak)
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match="load: path: got .*other.json; expected a file that BatchPlan.save wrote"):
-        cavs.memory.load(tmp_path / "other.json", loss, PARAMS, GRAPHS)
-    with pytest.raises(ValueError, match="load: graphs: got 4 graphs; expected 8"):
-        cavs.memory.load(tmp_path / "plan.json", loss, PARAMS, GRAPHS[:4])
-
-
-def test_frontiers_are_drawn(tmp_path):
-    cavs.memory.plan(loss, PARAMS, GRAPHS[:2]).plot(tmp_path / "batch.svg")
-    cavs.memory.recompute(layers).plan(W, X).plot(tmp_path / "fn.svg")
-    assert all("<svg" in (tmp_path / name).read_text() for name in ("batch.svg", "fn.svg"))
 
 
 def test_misuse_says_what_to_write():

@@ -170,6 +170,39 @@ def test_an_exported_forward_runs_without_its_source(tmp_path: Path) -> None:
             exported(*given)
 
 
+def test_a_jitted_forward_is_exported_whether_or_not_it_ran_before() -> None:
+    """It may have been traced with engine `native`, whose library other processes do not have."""
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
+    program = vp.TreeFC(8)
+    F, params = program.vertex_function(), program.init(jax.random.key(0))
+    sched = cavs.schedule(cavs.from_parents([[2, 2, -1], [1, 2, -1]]))
+    inputs = sched.pad(np.random.default_rng(0).standard_normal((6, 8), np.float32))
+    forward = jax.jit(lambda params, sched, inputs: cavs.run(F, params, sched, inputs, select=sched.roots))
+    want = forward(params, sched, inputs)
+    exported = cavs.interop.export_forward(forward, params, [(sched, inputs)])
+    assert_close(exported(params, sched, inputs), want, 1e-5)
+
+
+def test_schedules_that_a_forward_closes_over_or_gets_as_inputs_are_exported() -> None:
+    pytest.importorskip("flatbuffers", reason="flatbuffers is not installed")
+
+    def five(params: Any, v: cavs.Vertex) -> None:  # compiled code checks that no vertex has more children
+        h = jnp.tanh(sum(v.gather(k) for k in range(5)) @ params + v.pull())
+        v.scatter(h)
+        v.push(h)
+
+    F, params = cavs.VertexFunction(five, state=(8,), arity=5), jnp.eye(8, dtype=jnp.float32)
+    sched = cavs.schedule(cavs.from_parents([[5] * 5 + [-1], [1, 2, -1]]))
+    inputs = {"x": sched.pad(np.random.default_rng(0).standard_normal((9, 8), np.float32)), "other": sched}
+
+    def forward(params: Any, _: cavs.Schedule, inputs: Any) -> Any:
+        return [cavs.run(F, params, own, inputs["x"], select=own.roots) for own in (sched, inputs["other"])]
+
+    want = forward(params, sched, inputs)
+    exported = cavs.interop.export_forward(forward, params, [(sched, inputs)])
+    assert_close(exported(params, sched, inputs), want, 1e-5)
+
+
 def test_invalid_examples_and_bytes_are_refused() -> None:
     schedule = cavs.schedule(cavs.from_lengths([4, 1, 2]))
     with pytest.raises(ValueError, match="examples: got none; expected pairs"):

@@ -1,6 +1,5 @@
 """`compare`: compares a batched run with the per-vertex interpreter and reports the first difference."""
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -167,18 +166,16 @@ def _probe(F: VertexFunction, avals: tuple[jax.ShapeDtypeStruct, ...]) -> Vertex
 
     def wrap(fn: Callable[[PyTree, Vertex], None]) -> Callable[[PyTree, Vertex], None]:
         def one_vertex(params: PyTree, v: Vertex) -> None:
-            inner = copy.copy(v)
-            inner._inputs, inner.pushed = v._inputs["inputs"], {}
+            inner = v._with_inputs(v.pull("inputs"))
             fn(params, inner)
-            v._reads_edges = inner._reads_edges
             if inner.scattered is None:
                 return
-            deltas = v._inputs["delta"]
+            deltas = v.pull("delta")
             leaves = [x + deltas[str(i)] if str(i) in deltas else x for i, x in enumerate(inner.scattered)]
             state = F.state_tree.unflatten(leaves)
             v.scatter(state)
             if inner.pushed:
-                v.push({"state": state, "push": inner.pushed[None] if None in inner.pushed else inner.pushed})
+                v.push({"state": state, "push": inner._value})
 
         return one_vertex
 

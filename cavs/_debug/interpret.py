@@ -116,7 +116,7 @@ def at_vertex(
     if v.scattered is None or not v.pushed:
         what = "scatter" if v.scattered is None else "push"
         raise ValueError(f"interpret: F: got no {what} at row {row}; expected one. Write v.{what}(...).")
-    return F.state_tree.unflatten(v.scattered), v.pushed[None] if None in v.pushed else v.pushed
+    return F.state_tree.unflatten(v.scattered), v._value
 
 
 def compiled(F: VertexFunction, graphs: Graphs) -> Call:

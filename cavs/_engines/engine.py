@@ -8,8 +8,10 @@ from cavs._function.keep_options import NO_OPTIONS, MemoryOptions
 from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._schedule.schedule import Schedule, Shape
+from cavs._stages.batched import eager_function, pull, pull_edges
 from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
+from cavs._stages.segment import with_vjp
 from cavs._stages.tensors import Rows, Zeros, rows_of_kinds, rows_of_leaves
 from cavs.kernels import Target
 
@@ -145,15 +147,12 @@ class Engine:
         name: What users write for it.
         launches: Whether one kernel launch runs all levels of a kind. The stages around a launch may then build whole tensors
             rather than write into them.
-        pulls_in_levels: Whether the levels read inputs that F pulls where they lie (`Pulled`). Otherwise they get copies, in
-            their order.
         stand_in: The engine that replaces it where `jax.vmap` or a second derivative transforms a pass; `None` if it can be
             transformed itself.
     """
 
     name: ClassVar[str]
     launches: ClassVar[bool] = False
-    pulls_in_levels: ClassVar[bool] = False
     stand_in: "ClassVar[Engine | None]" = None
 
     def unfit(self, job: Job) -> str | None:
@@ -177,21 +176,27 @@ class Engine:
         return False
 
     def eager_part(
-        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
-    ) -> tuple[Arrays, list[Transpose]] | None:
-        """Computes the eager part of kind `k`, or returns `None`: then XLA does.
+        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
+    ) -> tuple[list[Values], list[Transpose]]:
+        """Computes the eager part of a kind. Unless an engine does better, XLA computes it in one batch.
 
         Args:
             batch: The batch.
             k: The number of the kind.
             statics: Its static values.
             inputs: The leaves of the inputs, (Vp, ...).
+            edges: The leaves of the edges, (Ep, ...).
             save: Whether to return the transpose.
 
         Returns:
             The rows of `part.eager.outs`, and with `save` the transpose, as in `Saved.eager`.
         """
-        return None
+        part, rows = batch.parts[k], batch.rows[k]
+
+        def pulled() -> tuple[Arrays, Arrays]:
+            return pull(part, inputs, rows.vertex), pull_edges(part, edges, rows.edge_row)
+
+        return with_vjp(eager_function(part, rows.inner(rows.num_children), rows), save, (statics,), pulled)
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[list[Values]], save: bool

@@ -134,8 +134,8 @@ def _traced(
             raise
         check_outputs(v, who, fn)
         assert v.scattered is not None
-        leaves, structure = jax.tree.flatten(v.pushed[None] if None in v.pushed else v.pushed)
-        calls.append((v._calls > 0, v._reads_edges))
+        leaves, structure = jax.tree.flatten(v._value)
+        calls.append((v._gathers.calls > 0, v._gathers.reads_edges))
         pushed.append(Pushed(structure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]))
         return list(map(to_stored, v.scattered)), list(map(to_stored, leaves))
 

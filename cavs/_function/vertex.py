@@ -1,5 +1,6 @@
 """What a user writes: `VertexFunction`, and the handle `v` with gather, pull, scatter and push (Cavs, section 3.1)."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -109,6 +110,21 @@ def _is_spec(x: Any) -> bool:
     )
 
 
+@dataclasses.dataclass
+class _Gathers:
+    """How F calls `gather_all` while it is traced: shared by all handles of a vertex.
+
+    Attributes:
+        calls: The number of calls, without those inside others.
+        inside: Whether one of them is being traced.
+        reads_edges: Whether one of them had `edges=True`.
+    """
+
+    calls: int = 0
+    inside: bool = False
+    reads_edges: bool = False
+
+
 class Vertex:
     """The handle `v` that a vertex function gets: the graph as one vertex sees it.
 
@@ -131,8 +147,7 @@ class Vertex:
         self._function, self._state_avals, self._inputs, self._edges = function, state_avals, inputs, edges
         self._slots, self._num_children, self._child, self._leaf = slots, num_children, child, leaf
         self._most = most  # the largest number of children, if `gather_all` may be called within `gather_all`
-        self._reads_edges = False  # whether `gather_all` was called with `edges=True`
-        self._calls, self._inside = 0, False  # calls of `gather_all`, and whether one of them is being traced
+        self._gathers = _Gathers()
         self.scattered: list[jax.Array] | None = None
         self.pushed: dict[str | None, PyTree] = {}
 
@@ -217,7 +232,7 @@ class Vertex:
 
         if edges:
             check_edges(fn, self._edges)
-            self._reads_edges = True
+            self._gathers.reads_edges = True
         rows, tree = jax.tree.flatten(self._edges if edges else None)
         count, child = len(self._child), [*self._child, *rows]
 
@@ -228,15 +243,15 @@ class Vertex:
         if self._leaf:
             out = jax.eval_shape(lambda child: over_padded(of_child, reduce, child, self._num_children, 1), child)
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out)
-        if self._inside:
+        if self._gathers.inside:
             if self._most is None:
                 raise NestedGatherAll
             return over_padded(of_child, reduce, child, self._num_children, self._most)
-        self._calls, self._inside = self._calls + 1, True
+        self._gathers.calls, self._gathers.inside = self._gathers.calls + 1, True
         try:
-            return over_children(of_child, reduce, child, self._num_children, self._calls)
+            return over_children(of_child, reduce, child, self._num_children, self._gathers.calls)
         finally:
-            self._inside = False
+            self._gathers.inside = False
 
     def scatter(self, state: PyTree) -> None:
         """Sends `state` to the parents. F calls it exactly once, with the structure and shapes that `state=` declares.
@@ -275,3 +290,14 @@ class Vertex:
         if self.pushed and (name is None) != (None in self.pushed):
             raise ValueError("push: got named and unnamed pushes; expected names for all of them. Write v.push(x, 'name').")
         self.pushed[name] = jax.tree.map(jnp.asarray, value)
+
+    @property
+    def _value(self) -> PyTree:
+        """What F pushed, as `run` returns it."""
+        return self.pushed[None] if None in self.pushed else self.pushed
+
+    def _with_inputs(self, inputs: PyTree) -> "Vertex":
+        """Returns a handle of this vertex for another vertex function: it pulls `inputs`, and scatters and pushes by itself."""
+        inner = copy.copy(self)
+        inner._inputs, inner.scattered, inner.pushed = inputs, None, {}
+        return inner

@@ -11,9 +11,8 @@ from cavs._graphs.pytree import PyTree
 from cavs._interop.exported import Exported, Forward, export_shape
 from cavs._interop.names import describe_array, key_of, named_leaves
 from cavs._interop.serve import EDGE, GRAPH, VERTEX, WHOLE, Serving
-from cavs._run.run import without_callbacks
 from cavs._schedule.ladder import ladder
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.schedule import ExportedSchedule
 from cavs._schedule.scheduler import options_of
 from cavs._schedule.shape import Shape, length_of
 from cavs._schedule.shape_choice import Options
@@ -121,10 +120,9 @@ def _outputs(forward: Forward, params: PyTree, shape: Shape, inputs: PyTree, of:
         data = jax.ShapeDtypeStruct((length_of(each),), np.int32)
 
         def run(params: PyTree, data: jax.Array, inputs: PyTree, each: Shape = each) -> PyTree:
-            return forward(params, Schedule(data, each), inputs)
+            return forward(params, ExportedSchedule(data, each), inputs)
 
-        with without_callbacks():
-            found.append(named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, of, each)), "export_server: forward"))
+        found.append(named_leaves(jax.eval_shape(run, params, data, _shaped(inputs, of, each)), "export_server: forward"))
     first, second = found
     rows = []
     for name, x in first.items():

@@ -17,8 +17,7 @@ from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._interop.names import describe_array, named_leaves
 from cavs._interop.serve import Serving, serve
-from cavs._run.run import without_callbacks
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.schedule import ExportedSchedule, Schedule
 from cavs._schedule.shape import Shape, length_of, slots_of
 
 Arrays: TypeAlias = dict[str, jax.Array]  # the leaves of a pytree by name
@@ -204,8 +203,7 @@ def export_shape(
     shaped = [jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in arguments]
     flat = functools.partial(_run_named, forward, shape, trees, [list(tree) for tree in arguments])
     data = jax.ShapeDtypeStruct((length_of(shape),), np.int32)
-    with without_callbacks():
-        return jax_export.export(jax.jit(flat), platforms=platforms)(shaped[0], data, shaped[1])
+    return jax_export.export(jax.jit(flat), platforms=platforms)(shaped[0], data, shaped[1])
 
 
 def _run_named(
@@ -220,7 +218,12 @@ def _run_named(
     """Runs `forward` on leaves by name, so that the file does not depend on the user's container classes."""
     arguments = zip(trees, names, (params, inputs), strict=True)
     unflat_params, unflat_inputs = (tree.unflatten([leaves[name] for name in own]) for tree, own, leaves in arguments)
-    return forward(unflat_params, Schedule(data, shape), unflat_inputs)
+    unflat_inputs = jax.tree.map(_exported, unflat_inputs, is_leaf=lambda x: isinstance(x, Schedule))
+    return forward(unflat_params, ExportedSchedule(data, shape), unflat_inputs)
+
+
+def _exported(x: Any) -> Any:
+    return ExportedSchedule(x.data, x.shape) if type(x) is Schedule else x
 
 
 def layout_hash(shapes: Sequence[Shape]) -> str:

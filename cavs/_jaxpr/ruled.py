@@ -44,12 +44,14 @@ class Rules:
         push: `push(primals, tangents) -> (results, their tangents)`.
         batch: `batch(map, dims, operands) -> results` with the batch in front, where `map(fn, in_axes)` is `jax.vmap`.
         sealed: whether JAX is not to check the types of values inside of a `shard_map`. Results then vary as the operands do.
+        exported: the function that `jax.export` gets instead, as other processes cannot run `run`; `None` if they can.
     """
 
     run: Flat
     push: Callable[[Arrays, Tangents], tuple[Arrays, Tangents]]
     batch: Callable[[Callable[..., Flat], list[int | None], Arrays], Arrays]
     sealed: bool = False
+    exported: Flat | None = None
 
 
 def call(rules: Rules, *operands: jax.Array) -> Arrays:
@@ -73,21 +75,24 @@ def as_call(rules: Callable[[Callable[[Callable[..., PyTree]], Flat]], Rules]) -
     return called
 
 
-def replaceable(fn: Callable[..., PyTree], other: Callable[..., PyTree], batched: bool = False) -> Callable[..., PyTree]:
+def replaceable(
+    fn: Callable[..., PyTree], other: Callable[..., PyTree], batched: bool = False, local: bool = False
+) -> Callable[..., PyTree]:
     """Returns `fn`, for which `other`, the same function, runs where it is differentiated and under `jax.vmap`.
 
-    Both take pytrees of arrays by position, and close over no tracers. If `fn` can be `batched`, it runs under `jax.vmap`.
+    Both take pytrees of arrays by position, and close over no tracers. If `fn` can be `batched`, it runs under `jax.vmap`. If
+    it is `local`, it can run in this process alone, and `other` is exported.
     """
 
-    return as_call(lambda flat: _replaceable(flat(fn), flat(other), batched))
+    return as_call(lambda flat: _replaceable(flat(fn), flat(other), batched, local))
 
 
-def _replaceable(run: Flat, other: Flat, batched: bool) -> Rules:
+def _replaceable(run: Flat, other: Flat, batched: bool, local: bool) -> Rules:
     def batch(over: Callable[..., Flat], dims: list[int | None], operands: Arrays) -> Arrays:
         instead = over(other, tuple(dims))
-        return call(_replaceable(over(run, tuple(dims)), instead, True), *operands) if batched else instead(*operands)
+        return call(_replaceable(over(run, tuple(dims)), instead, True, local), *operands) if batched else instead(*operands)
 
-    return Rules(run, lambda primals, tangents: pushed(other, primals, tangents), batch)
+    return Rules(run, lambda primals, tangents: pushed(other, primals, tangents), batch, exported=other if local else None)
 
 
 def sealed(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -204,11 +209,17 @@ def _without_references(context: Any, *operands: Any, call: Any, rules: Rules) -
     return [None] * len(operands), jex.jaxpr_as_fun(pure)(*operands)
 
 
+def _lower(context: Any, *operands: Any, call: Any, rules: Rules) -> Any:
+    if rules.exported is not None and context.module_context.lowering_parameters.for_export:
+        call, rules = None, dataclasses.replace(rules, run=rules.exported)
+    return mlir.lower_fun(_run)(context, *operands, call=call, rules=rules)
+
+
 ruled_p.def_impl(always_compiled(_run))
 ruled_p.def_effectful_abstract_eval(types_of)
 partial_eval.custom_staging_rules[ruled_p] = _stage
 ad.primitive_jvps[ruled_p] = _push
 batching.fancy_primitive_batchers[ruled_p] = _batch
-mlir.register_lowering(ruled_p, mlir.lower_fun(_run), cacheable=False)
+mlir.register_lowering(ruled_p, _lower, cacheable=False)
 if jax.__version_info__ >= (0, 11):  # which kernels need
     discharge.register_discharge_rule(ruled_p)(cast(Any, _without_references))

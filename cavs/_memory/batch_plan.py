@@ -1,9 +1,5 @@
 """How a batch is computed within a memory budget: in parts (moDNN), and deep graphs in segments of levels."""
 
-import json
-import os
-from typing import TYPE_CHECKING, Any
-
 import jax
 
 from cavs._graphs.counted import counted
@@ -14,9 +10,6 @@ from cavs._memory.search import Choice
 from cavs._remat.bytes import text_of
 from cavs._remat.fit import Verified
 from cavs._remat.table import columns
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class BatchPlan:
@@ -78,10 +71,6 @@ class BatchPlan:
         compiled = self.peak
         return Verified(self._batch.estimate(self._choice), compiled, most)
 
-    def fitted(self) -> "BatchPlan":
-        """Returns this plan. It fits its budget as it is, because `cavs.memory.plan` compiles what it chooses."""
-        return self
-
     def frontier(self) -> list[tuple[int, float, Choice]]:
         """Returns (bytes, relative time, choice) of the plans down to the smallest, the fastest first. Compiles some of them.
 
@@ -93,27 +82,6 @@ class BatchPlan:
 
     def _slowdown(self, choice: Choice) -> float:
         return self._batch.time(choice) / self._batch.time(self._batch.choices[0])
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draws the frontier: estimated time against the budget, with this plan.
-
-        Args:
-            path: a file to write, such as "plan.svg"; its suffix selects the format.
-
-        Returns:
-            The figure, which a notebook shows.
-        """
-        from cavs._remat.plot import plot_frontier
-
-        points = [(size, time, str(choice)) for size, time, choice in self.frontier()]
-        return plot_frontier(points, (self.peak, self.time), "time, relative to the fastest", path)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
-        found: dict[str, Any] = self._choice._asdict() | {"names": dict(self._batch.names)}
-        found |= {"graphs": len(self._batch.graphs), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
-        with open(path, "w") as file:
-            json.dump(found, file, indent=1)
 
     def __str__(self) -> str:
         graphs, budget = self._batch.graphs, self._budget

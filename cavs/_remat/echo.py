@@ -122,11 +122,6 @@ class Recomputed(Generic[R]):
         search, point = plan._search, plan._point
         return Verified(search.peaks[point.key], search.measure(point), None)
 
-    def fitted(self, *args: Any, argnums: int | Sequence[int] = 0, **kwargs: Any) -> "Recomputed[R]":
-        """Returns this function, after its plan is made. It fits its budget as it is, because plans are compiled."""
-        self.plan(*args, argnums=argnums, **kwargs)
-        return self
-
     def _name(self) -> str:
         return getattr(self._fn, "__name__", type(self._fn).__name__)
 

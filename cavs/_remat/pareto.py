@@ -152,11 +152,9 @@ class ParetoSearch:
                 found.append(c)
                 # If less is kept and more memory needed, what runs again fills it: blocks are better then, see below.
                 todo += [(a, c), (c, b)] if self.peaks[c.key] <= self.peaks[found[1].key] else []
-        chunks = _chunks(found[1])
-        if chunks:
+        if chunks := _chunks(found[1]):
             inside = {chunk_of(name) for name in chunks}
-            for again in (inside, inside | {""}):  # the steps of a chunk, and the function itself, too
-                found.append(self.point(_allowing_in(again), chunks))
+            found.append(self.point(lambda name, k, flops: flops * _FREE if name in inside else None, chunks))
         if len(found[1].regions) == 1:  # a function without loops
             found += [self.point(lambda name, k, flops: flops * _FREE, fixed=f) for f in fixed_values(found[1].kept.graph)]
         return self._undominated(found)
@@ -234,7 +232,3 @@ def _chunks(cheap: Point) -> dict[str, int]:
 
 def _allowing(products: set[Product]) -> Price:
     return lambda name, k, flops: flops * _FREE if (name, k) in products else None
-
-
-def _allowing_in(names: set[str]) -> Price:
-    return lambda name, k, flops: flops * _FREE if name in names else None

@@ -5,7 +5,6 @@ import math
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cavs._jaxpr.costs import bytes_of_var, flops_of
 from cavs._jaxpr.jaxprs import Var
@@ -13,9 +12,6 @@ from cavs._jaxpr.source_lines import source_line
 from cavs._remat.bytes import text_of
 from cavs._remat.loops import Region
 from cavs._remat.pareto import ParetoSearch, Point
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -59,19 +55,6 @@ class Plan:
     def frontier(self) -> list[tuple[int, float]]:
         """Returns (estimated peak in bytes, FLOPs run twice) of plans, the fastest first."""
         return [(self._search.peaks[p.key], p.flops) for p in self._search.points()]
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draws the frontier: FLOPs that run twice against the budget, with this plan.
-
-        Args:
-            path: a file to write, such as "plan.svg"; its suffix selects the format.
-
-        Returns:
-            The figure, which a notebook shows.
-        """
-        from cavs._remat.plot import plot_frontier
-
-        return plot_frontier([(b, f, "") for b, f in self.frontier()], (self.peak, self.flops), "FLOPs that run twice", path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the kept values to a file, as JSON; `recompute(fn, plan=path)` keeps the same without planning again."""

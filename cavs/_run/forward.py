@@ -1,36 +1,27 @@
 """The forward pass of `run` (Cavs Algorithm 1): leaves, static and eager parts, the levels on an engine, the lazy part."""
 
 import functools
-from collections.abc import Callable, Collection
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cavs._engines.engine import Batch, Engine, ForwardLevels, Job, batch_of
-from cavs._function.split import Split
-from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 from cavs._stages.batched import (
-    eager_function,
-    in_place,
     lazy_arguments,
     lazy_function,
     leaf_block,
     leaf_function,
-    pull,
-    pull_edges,
     static_values,
 )
-from cavs._stages.blocks import in_blocks
 from cavs._stages.pulled import Values, get_rows
 from cavs._stages.saved import Saved, Transpose
-from cavs._stages.segment import cut_vjp, cut_vjp_in_blocks
-from cavs._stages.tensors import Rows, leaf_vertices, write
+from cavs._stages.segment import with_vjp, with_vjp_in_blocks
+from cavs._stages.tensors import leaf_vertices, write
 from cavs.kernels import checked
 
 Arrays = list[jax.Array]
-T = TypeVar("T")
 
 
 class Given(NamedTuple):
@@ -141,9 +132,9 @@ def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
         fn = leaf_function(role, block or size, stored=engine.launches)
         fixed = {i for i, v in enumerate(role.arguments) if v in role.fixed}
         if block:
-            (s, y), vjp = _with_vjp_in_blocks(fn, save, (given.params,), pulled, vertex, block, fixed)
+            (s, y), vjp = with_vjp_in_blocks(fn, save, (given.params,), pulled, vertex, block, fixed)
         else:
-            (s, y), vjp = _with_vjp(fn, save, (given.params,), functools.partial(pulled, vertex), fixed)
+            (s, y), vjp = with_vjp(fn, save, (given.params,), functools.partial(pulled, vertex), fixed)
         transposes += vjp
         if whole:
             room = shape.pad, sum(shape.inner)  # a launch needs no slack after the rows
@@ -157,19 +148,11 @@ def _leaves(batch: Batch, engine: Engine, given: Given, save: bool) -> _Leaves:
 def _static_and_eager(batch: Batch, engine: Engine, given: Given, save: bool) -> _Early:
     """Evaluates the static and eager parts of F at the vertices of each kind, and at their edges."""
     early = _Early([], [], [], [])
-    for k, (part, rows) in enumerate(zip(batch.parts, batch.rows, strict=True)):
-        statics, vjp = _with_vjp(functools.partial(static_values, part), save, (given.params,))
+    for k, part in enumerate(batch.parts):
+        statics, vjp = with_vjp(functools.partial(static_values, part), save, (given.params,))
         early.statics.append(statics)
         early.static.extend(vjp)
-
-        def pulled(part: Split = part, rows: Rows = rows) -> tuple[Arrays, Arrays]:
-            return pull(part, given.inputs, rows.vertex), pull_edges(part, given.edges, rows.edge_row)
-
-        fn = eager_function(part, rows.inner(rows.num_children), rows)
-        found = engine.eager_part(batch, k, statics, given.inputs, save) if part.eager.eqns else None
-        eager_rows, vjp = found or _with_vjp(fn, save, (statics,), pulled)
-        if engine.pulls_in_levels:
-            eager_rows = in_place(part, rows, given.inputs, given.edges, eager_rows)
+        eager_rows, vjp = engine.eager_part(batch, k, statics, given.inputs, given.edges, save)
         early.eager_rows.append(eager_rows)
         early.eager.extend(vjp)
     return early
@@ -185,41 +168,11 @@ def _pushes(batch: Batch, leaves: _Leaves, early: _Early, levels: ForwardLevels,
             index = _only(leaves.vertices[k], sched.leaf_count[k], vertices)
             outs = [o.at[index].set(y, mode="drop") for o, y in zip(outs, leaves.pushes[k], strict=True)]
         read = functools.partial(lazy_arguments, part, rows, levels.states, early.eager_rows[k], levels.extras[k])
-        y, vjp = _with_vjp(lazy_function(part, rows), save, (early.statics[k],), read)
+        y, vjp = with_vjp(lazy_function(part, rows), save, (early.statics[k],), read)
         transposes += vjp
         index = _only(rows.vertex, rows.count, vertices)
         outs = [o.at[index].set(x, mode="drop") for o, x in zip(outs, y, strict=True)]
     return outs, transposes
-
-
-def _with_vjp(
-    fn: Callable[..., T],
-    save: bool,
-    args: tuple[PyTree, ...],
-    gather: Callable[[], tuple[PyTree, ...]] = tuple,
-    fixed: Collection[int] = (),
-) -> tuple[T, list[Transpose]]:
-    """Returns `fn(*args, *gather())`, and with `save` its transpose."""
-    if not save:
-        return fn(*args, *gather()), []
-    out, transpose = cut_vjp(fn, args, gather, fixed)
-    return out, [transpose]
-
-
-def _with_vjp_in_blocks(
-    fn: Callable[..., T],
-    save: bool,
-    args: tuple[PyTree, ...],
-    gather: Callable[[jax.Array], tuple[PyTree, ...]],
-    index: jax.Array,
-    size: int,
-    fixed: Collection[int],
-) -> tuple[T, list[Transpose]]:
-    """Returns what `_with_vjp` of `fn(*args, *gather(index))` does, computed `size` rows at a time."""
-    if not save:
-        return in_blocks(lambda own: fn(*args, *gather(own)), index, size), []
-    out, transpose = cut_vjp_in_blocks(fn, args, gather, index, size, fixed)
-    return out, [transpose]
 
 
 def _only(index: jax.Array, count: jax.Array, nowhere: int) -> jax.Array:

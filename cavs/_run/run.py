@@ -1,9 +1,7 @@
 """`run`: evaluates F at every vertex of a batch, with its own VJP (`_run.forward`, `_run.adjoint`)."""
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -29,7 +27,7 @@ from cavs._run.manual_axes import across_axes
 from cavs._run.plans import plan_of
 from cavs._run.segments import run_in_segments
 from cavs._schedule.level_segments import SegmentedSchedule
-from cavs._schedule.schedule import Schedule
+from cavs._schedule.schedule import ExportedSchedule, Schedule
 from cavs.kernels import Target, checked
 
 Arrays: TypeAlias = list[jax.Array]
@@ -124,7 +122,7 @@ def run_with_options(
     select = None if select is None else _checked_rows(select, exact)
     if asked is None and any(type(x).__name__ == "BatchTracer" for x in jax.tree.leaves((params, inputs, edges))):
         asked = ENGINES["scan"]  # under jax.vmap: JAX exports no public type of its tracers
-    job = Job(plan, sched.shape, kinds, target, options, _WITHOUT_CALLBACKS.get())
+    job = Job(plan, sched.shape, kinds, target, options, isinstance(sched, ExportedSchedule))
     call = Call(job, sched, asked, params, inputs, edges, select)
     outs = run_in_segments(call, sched, run_with_options) if isinstance(sched, SegmentedSchedule) else _whole(call)
     if too_many is not None:
@@ -226,7 +224,7 @@ def _check_arity(F: VertexFunction, plan: FunctionPlan, sched: Schedule, kinds: 
             raise ValueError(_too_many(F.arity, None, kinds[0] if len({*kinds}) == 1 else None))
         most = _most_children(sched, counted_kinds)
         bad = (most > F.arity).any()
-        if not _WITHOUT_CALLBACKS.get():
+        if not isinstance(sched, ExportedSchedule):
             jax.lax.cond(bad, lambda: jax.debug.callback(refuse, most), lambda: None)
         return bad.astype(jnp.int32).reshape(1)
     return None
@@ -238,19 +236,6 @@ def _most_children(sched: Schedule, kinds: Iterable[int]) -> Any:
     begins = np.cumsum([0, *sched.shape.inner]).tolist()
     own = [(sched.num_children[begins[k] : begins[k + 1]], sched.inner_count[k]) for k in kinds]
     return xp.stack([xp.where(np.arange(len(n)) < count, n, 0).max(initial=0) for n, count in own])
-
-
-_WITHOUT_CALLBACKS = contextvars.ContextVar("without_callbacks", default=False)
-
-
-@contextlib.contextmanager
-def without_callbacks() -> Iterator[None]:
-    """Inside, `run` is traced for export: without engine `native`, and too many children give NaN instead of an error."""
-    before = _WITHOUT_CALLBACKS.set(True)
-    try:
-        yield
-    finally:
-        _WITHOUT_CALLBACKS.reset(before)
 
 
 def _refuse(arity: int, kinds: Sequence[str | None], most: np.ndarray) -> None:

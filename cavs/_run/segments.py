@@ -117,10 +117,10 @@ def _with_given(
     F = plan.function
 
     def computed(fn: Callable[[Any, Vertex], None], params: PyTree, v: Vertex) -> None:
-        v._inputs = v._inputs[0]
-        fn(params, v)
-        pushed = v.pushed[None] if None in v.pushed else v.pushed
-        v.pushed = {None: (pushed, list(map(to_stored, v.scattered or [])))}
+        inner = v._with_inputs(v.pull()[0])
+        fn(params, inner)
+        v.scattered = inner.scattered
+        v.push((inner._value, list(map(to_stored, inner.scattered or []))))
 
     def given(params: PyTree, v: Vertex) -> None:
         stored = v.pull()[1]

@@ -255,3 +255,11 @@ def _padded(function: str, array: ArrayLike | None, fill: ArrayLike, count: int,
     out = np.full((size, *array.shape[1:]), fill, array.dtype)
     out[:count] = array
     return out
+
+
+@jax.tree_util.register_pytree_node_class
+class ExportedSchedule(Schedule):
+    """A traced schedule of code that runs in other processes: `run` uses neither host callbacks nor engine `native` for it.
+
+    A vertex with too many children gives NaN instead of an error.
+    """

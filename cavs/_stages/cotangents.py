@@ -119,9 +119,7 @@ def _array(x: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x
 
 
-def put_rows(
-    ct_inputs: InputCotangents, ct_rows: list[Cotangent], vertex: jax.Array, count: Index, add: bool = False
-) -> InputCotangents:
+def put_rows(ct_inputs: InputCotangents, ct_rows: list[Cotangent], vertex: jax.Array, count: Index) -> InputCotangents:
     """Transposes a pull: writes the cotangents of some vertices to their rows of the inputs.
 
     Args:
@@ -129,14 +127,12 @@ def put_rows(
         ct_rows: the cotangents of the vertices' rows, (rows, ...).
         vertex: (rows,) the vertices.
         count: the number of rows that are not padding.
-        add: whether to add rather than write.
     """
     out = list(ct_inputs)
     for i, (total, ct) in enumerate(zip(ct_inputs, ct_rows, strict=True)):
         if total is not None and ct.shape[0]:
             index = jnp.where(jnp.arange(ct.shape[0]) < count, vertex, total.shape[0])
-            place = _array(total).at[index]
-            out[i] = (place.add if add else place.set)(ct, mode="drop", unique_indices=True)
+            out[i] = _array(total).at[index].set(ct, mode="drop", unique_indices=True)
     return out
 
 

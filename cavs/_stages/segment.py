@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,12 @@ from cavs._jaxpr.derivative import Derivative, cheapest, derivative
 from cavs._jaxpr.equations import depends, is_float, needed, reads, run_equations, value_of
 from cavs._jaxpr.hold_back import barrier, hold_back
 from cavs._jaxpr.jaxprs import PyTreeDef, Var
-from cavs._stages.blocks import MANY_BYTES, blocks_of, joined
+from cavs._stages.blocks import MANY_BYTES, blocks_of, in_blocks, joined
 from cavs._stages.cotangents import zero_cotangent
 from cavs._stages.saved import Transpose
 from cavs.kernels import Target
+
+T = TypeVar("T")
 
 
 class _Part(NamedTuple):
@@ -50,53 +52,64 @@ class _Part(NamedTuple):
         return [ct for ct, x in zip(jax.tree.leaves(cts), self.derivative.outs, strict=True) if is_float(x)]
 
 
-def cut_vjp(
-    fn: Callable[..., Any], args: tuple[PyTree, ...], gather: Callable[[], tuple[PyTree, ...]], fixed: Collection[int] = ()
-) -> tuple[Any, Transpose]:
-    """Returns `fn(*args, *gather())` and its transpose, which keeps a minimum cut.
+def with_vjp(
+    fn: Callable[..., T],
+    save: bool,
+    args: tuple[PyTree, ...],
+    gather: Callable[[], tuple[PyTree, ...]] = tuple,
+    fixed: Collection[int] = (),
+) -> tuple[T, list[Transpose]]:
+    """Returns `fn(*args, *gather())`, and with `save` its transpose, which keeps a minimum cut.
 
     The transpose also keeps `args` and the arrays over which `fn` and `gather` close, as far as it reads them: these should be
     alive anyway.
 
     Args:
         fn: a pure function.
+        save: whether to return the transpose.
         args: its first arguments.
         gather: returns the other arguments, such as rows of an array over which it closes.
         fixed: the arguments that are not differentiated, by their place among all of `fn`, flat.
 
     Returns:
-        The result, and a function from its cotangents to those of `args` and of what `gather` returned, as one tuple.
+        The result; and in a list a function from its cotangents to those of `args` and of what `gather` returned, as one
+        tuple, or nothing.
     """
+    if not save:
+        return fn(*args, *gather()), []
     part = _traced(fn, args, gather, fixed)
     of = part.derivative
     env = of.consts | dict(zip(of.invars, jax.tree.leaves(args), strict=True))
     run_equations(needed(of.forward, [*of.outs, *part.cut], set(env))[0], env)
     saved = [env[v] for v in part.cut], [env[v] for v in part.alive]
     transpose = jax.tree_util.Partial(functools.partial(_pull_back, part), *saved)
-    return part.out_tree.unflatten([value_of(x, env) for x in of.outs]), transpose
+    return part.out_tree.unflatten([value_of(x, env) for x in of.outs]), [transpose]
 
 
-def cut_vjp_in_blocks(
-    fn: Callable[..., Any],
+def with_vjp_in_blocks(
+    fn: Callable[..., T],
+    save: bool,
     args: tuple[PyTree, ...],
     gather: Callable[[jax.Array], tuple[PyTree, ...]],
     index: jax.Array,
     size: int,
     fixed: Collection[int] = (),
-) -> tuple[Any, Transpose]:
-    """Like `cut_vjp` of `fn(*args, *gather(index))`, but gathers and runs `size` rows at a time, in the backward, too.
+) -> tuple[T, list[Transpose]]:
+    """Like `with_vjp` of `fn(*args, *gather(index))`, but gathers and runs `size` rows at a time, in the backward, too.
 
     Args:
         fn: a pure function that computes `size` rows of each result.
-        args: as in `cut_vjp`.
+        save, args: as in `with_vjp`.
         gather: from some of `index` to rows of the other arguments.
         index: (rows,) int32.
         size: the rows of a block. Rows after the last repeat the first one, and nothing reads them.
-        fixed: as in `cut_vjp`.
+        fixed: as in `with_vjp`.
 
     Returns:
-        As `cut_vjp`. The cotangents of `args` are sums over the blocks.
+        As `with_vjp`. The cotangents of `args` are sums over the blocks.
     """
+    if not save:
+        return in_blocks(lambda own: fn(*args, *gather(own)), index, size), []
     rows, blocks = index.shape[0], blocks_of(index, size)
     part = _traced(fn, args, gather, fixed, jax.ShapeDtypeStruct((size,), index.dtype))
     of = part.derivative
@@ -116,7 +129,7 @@ def cut_vjp_in_blocks(
     alive = [v for v in (*part.cut, *part.alive) if v not in inside]
     part = part._replace(cut=cut, alive=[*alive, block], again=False)
     transpose = functools.partial(_pull_back_in_blocks, part, len(invars), rows)
-    return part.out_tree.unflatten(outs), jax.tree_util.Partial(transpose, kept, [env[v] for v in alive], blocks)
+    return part.out_tree.unflatten(outs), [jax.tree_util.Partial(transpose, kept, [env[v] for v in alive], blocks)]
 
 
 def _traced(

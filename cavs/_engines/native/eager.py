@@ -32,6 +32,7 @@ from cavs._stages.cotangents import Cotangent, mask_rows, zero_cotangent
 from cavs._stages.entrance import Memory
 from cavs._stages.lazy import Direct, lazy_gradients
 from cavs._stages.operands import Operand, in_parts
+from cavs._stages.pulled import Values
 from cavs._stages.saved import Transpose
 from cavs._stages.tensors import RowSpan
 from cavs.kernels import Unfit
@@ -101,9 +102,11 @@ def _own_split(batch: Batch, k: int) -> Split | None:
     return eager_split(batch.parts[k], len(batch.kinds) + k) if batch.rows[k].size else None
 
 
-def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool) -> tuple[Arrays, list[Transpose]] | None:
-    """Computes the eager part of kind `k` in the library; see `Engine.eager_part`."""
-    own = _own_split(batch, k)
+def eager_part(
+    batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
+) -> tuple[list[Values], list[Transpose]] | None:
+    """Computes the eager part of kind `k` in the library; see `Engine.eager_part`. Returns `None` if XLA has to."""
+    own = _own_split(batch, k) if batch.parts[k].eager.eqns else None
     if own is None:
         return None
     stage = _Stage(batch.job, k, own)
@@ -118,9 +121,9 @@ def eager_part(batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
         return call.saved_of(call.run(), stage.number, own, save)
 
     crossing = [pulled[v] for v in own.recurrent.cross]
-    kept, extras = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), stage.statics(statics), crossing)
+    kept, extras = replaceable(on_library, on_scan, local=True)(jnp.asarray(batch.sched.data), stage.statics(statics), crossing)
     values = pulled | dict(zip(own.recurrent.extra, extras, strict=True))
-    outs = [values[v] for v in batch.parts[k].eager.outs]
+    outs: list[Values] = [values[v] for v in batch.parts[k].eager.outs]
     if not save:
         return outs, []
     saved = _SavedStage(jnp.asarray(batch.sched.data), statics, inputs, kept, extras)
@@ -192,4 +195,4 @@ def _cuts(stage: _Stage, kind: Kind, data: jax.Array) -> Arrays:
         call.backward_of(here, memory.statics, memory.crossing, memory.kept, memory.extras)
         return tuple(call.cuts_of(call.run(), here))
 
-    return list(replaceable(on_library, on_scan)(data, kind.memory, kind.extra_cts))
+    return list(replaceable(on_library, on_scan, local=True)(data, kind.memory, kind.extra_cts))

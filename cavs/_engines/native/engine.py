@@ -41,6 +41,7 @@ from cavs._schedule.padding import Filled, in_total, padding_of
 from cavs._schedule.schedule import Schedule
 from cavs._schedule.tasks import SMALLEST_TASK
 from cavs._stages.entrance import memory_of
+from cavs._stages.pulled import Values
 from cavs._stages.saved import Saved, Transpose
 from cavs.kernels import Target, Unfit, native_unavailable
 
@@ -115,10 +116,11 @@ class Native(Engine):
         return not leaves_unfit(job.plan, kinds, len(job.kinds))
 
     def eager_part(
-        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, save: bool
-    ) -> tuple[Arrays, list[Transpose]] | None:
-        """Computes it in the library, if this has all that the eager part needs."""
-        return eager_part(batch, k, statics, inputs, save)
+        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
+    ) -> tuple[list[Values], list[Transpose]]:
+        """Computes the eager part in the library, if this has all that it needs."""
+        found = eager_part(batch, k, statics, inputs, save)
+        return found or super().eager_part(batch, k, statics, inputs, edges, save)
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[Arrays], save: bool
@@ -137,7 +139,7 @@ class Native(Engine):
         def on_library(data: jax.Array, states: Arrays, statics: list[Arrays], eager: list[Arrays]) -> PyTree:
             return _forward_call(here_of(data), states, statics, eager, save)
 
-        both = replaceable(on_library, on_scan)
+        both = replaceable(on_library, on_scan, local=True)
         states, kept, extras = both(jnp.asarray(batch.sched.data), states, statics, eager)
         return ForwardLevels(states, kept, extras, None)
 
@@ -254,7 +256,7 @@ def _rounds_back(
     def on_library(data: jax.Array, levels: PyTree, cts: PyTree, g: StateCotangents, _: jax.Array) -> PyTree:
         return _backward_call(here_of(data), loop_of(data, levels, cts), levels, g)
 
-    g, cuts = replaceable(on_library, on_scan)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
+    g, cuts = replaceable(on_library, on_scan, local=True)(jnp.asarray(batch.sched.data), levels, cts, g, tasks)
     left = jnp.zeros((), jnp.int32)
     left = hold_back([left[None]], [x for own in cuts for x in own], jnp.integer)[0][0]  # not known before the levels have run
     return left, g, [dict(zip(kind.stored, own, strict=True)) for kind, own in zip(loop.kinds, cuts, strict=True)], totals

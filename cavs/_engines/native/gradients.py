@@ -53,7 +53,7 @@ def gradients(products: Sequence[LazyProduct]) -> Floats:
         ]
         return tuple(functools.reduce(jnp.add, own) for own in values)
 
-    return dict(zip(groups, replaceable(on_library, on_xla)(arrays), strict=True))
+    return dict(zip(groups, replaceable(on_library, on_xla, local=True)(arrays), strict=True))
 
 
 def _shape(p: LazyProduct) -> tuple[int, ...]:

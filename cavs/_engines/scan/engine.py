@@ -18,9 +18,10 @@ from cavs._function.plan import FunctionPlan
 from cavs._function.split import Split
 from cavs._jaxpr.equations import needed, reads
 from cavs._jaxpr.jaxprs import Env
+from cavs._stages.batched import in_place
 from cavs._stages.entrance import barred, crossing, entrance, fixed, place_aval, together
 from cavs._stages.pulled import Pulled, Values, get_rows
-from cavs._stages.saved import Saved
+from cavs._stages.saved import Saved, Transpose
 from cavs._stages.tensors import Rows, RowSpan, Zeros, window, write
 from cavs.kernels import Target
 
@@ -46,7 +47,6 @@ class Scan(Engine):
     """Engine `scan`: XLA loops over tasks, on any device."""
 
     name = "scan"
-    pulls_in_levels = True
 
     def unfit(self, job: Job) -> str | None:
         """Returns `None`: it runs every F on every schedule."""
@@ -71,6 +71,13 @@ class Scan(Engine):
             "are part of CUDA graphs in cavs.data.step and cavs.concurrent_jit; under plain jax.jit the host starts each "
             "iteration."
         ]
+
+    def eager_part(
+        self, batch: Batch, k: int, statics: Arrays, inputs: Arrays, edges: Arrays, save: bool
+    ) -> tuple[list[Values], list[Transpose]]:
+        """Computes the eager part. The levels read inputs that F pulls where they lie, without copies in their order."""
+        found, transpose = super().eager_part(batch, k, statics, inputs, edges, save)
+        return in_place(batch.parts[k], batch.rows[k], inputs, edges, found), transpose
 
     def forward_levels(
         self, batch: Batch, states: Arrays, statics: list[Arrays], eager: list[list[Values]], save: bool
