@@ -141,8 +141,8 @@ def plan_of(engine: str | None = None, budget: Any = None, graphs: cavs.Graphs =
     return params, cavs.memory.plan(loss, params, graphs, budget, collate=collate, **how), loss
 
 
-def test_a_plan_divides_a_deep_graph_into_segments() -> None:
-    params, whole, _ = plan_of()
+def test_a_plan_divides_a_deep_graph_into_segments(tmp_path: Any) -> None:
+    params, whole, loss = plan_of()
     _, least, _ = plan_of(budget="min")
     assert whole.segments == 1 and least.segments > 4 and least.peak < whole.peak / 6 and least.engines == [HERE]
     assert f"1 part in {least.segments} segments of levels, engine {HERE}" in str(least)
@@ -153,7 +153,8 @@ def test_a_plan_divides_a_deep_graph_into_segments() -> None:
     assert 1 < middle.segments < least.segments and middle.peak <= budget
     want = jax.jit(jax.value_and_grad(whole.loss))(params, whole.batch(CHAIN))
     assert_close(jax.jit(jax.value_and_grad(least.loss))(params, least.batch(CHAIN)), want, 1e-5)
-    _, again, _ = plan_of(parts=least.parts, segments=least.segments)
+    least.save(tmp_path / "plan.json")
+    again = cavs.memory.load(tmp_path / "plan.json", loss, params, CHAIN, collate=collate)
     assert (again.parts, again.segments, again.peak) == (least.parts, least.segments, least.peak)
 
 

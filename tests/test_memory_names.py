@@ -94,6 +94,18 @@ def test_a_saved_plan_is_replayed(fn, budget, tmp_path):
         cavs.memory.recompute(fn, plan=tmp_path / "plan.json").plan(W, X[:20])
 
 
+def test_a_saved_batch_plan_is_loaded(tmp_path):
+    plan = cavs.memory.plan(loss, PARAMS, GRAPHS, parts=4, names={"out": "recompute"})
+    plan.save(tmp_path / "plan.json")
+    again = cavs.memory.load(tmp_path / "plan.json", loss, PARAMS, GRAPHS)
+    assert (again.parts, again.segments, again.peak) == (plan.parts, plan.segments, plan.peak)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="load: path: got .*other.json; expected a file that BatchPlan.save wrote"):
+        cavs.memory.load(tmp_path / "other.json", loss, PARAMS, GRAPHS)
+    with pytest.raises(ValueError, match="load: graphs: got 4 graphs; expected 8"):
+        cavs.memory.load(tmp_path / "plan.json", loss, PARAMS, GRAPHS[:4])
+
+
 def test_misuse_says_what_to_write():
     with pytest.raises(ValueError, match=r"recompute of layers: names: got 'q'; expected one of \['h0', 'h1', 'h2'\]"):
         cavs.memory.recompute(layers, names={"q": "keep"}).plan(W, X)

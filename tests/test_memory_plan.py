@@ -149,7 +149,7 @@ def test_a_plan_prints_what_was_compiled(whole):
     assert re.search(r"\n +1 part +\S+ KiB +1.00\n", text), text
 
 
-def test_an_engine_that_refuses_a_plan_is_not_offered_it():
+def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path):
     """Here one that refuses parts of one graph."""
 
     def few(params, batch):
@@ -166,10 +166,11 @@ def test_an_engine_that_refuses_a_plan_is_not_offered_it():
         planned(budget=plan.peak - 1)
     with pytest.raises(EngineError, match="parts are too small"):
         planned(parts=64)
-    again = planned(parts=plan.parts, segments=plan.segments)
-    assert (again.parts, again.segments, again.engines) == (32, 1, ["scan"]) and again.peak == plan.peak
+    plan.save(tmp_path / "plan.json")
+    loaded = cavs.memory.load(tmp_path / "plan.json", few, PARAMS, GRAPHS, collate=collate)
+    assert (loaded.parts, loaded.segments, loaded.engines) == (32, 1, ["scan"]) and loaded.peak == plan.peak
     whole = jax.grad(loss)(PARAMS, (sched := cavs.schedule(GRAPHS), sched.pad(ROWS)))
-    assert_close(jax.jit(jax.grad(again.loss))(PARAMS, again.batch(GRAPHS)), whole, 1e-12)
+    assert_close(jax.jit(jax.grad(loaded.loss))(PARAMS, loaded.batch(GRAPHS)), whole, 1e-12)
 
 
 def test_misuse_says_what_to_write():

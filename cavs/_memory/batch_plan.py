@@ -1,5 +1,9 @@
 """How a batch is computed within a memory budget: in parts (moDNN), and deep graphs in segments of levels."""
 
+import json
+import os
+from typing import Any
+
 import jax
 
 from cavs._graphs.counted import counted
@@ -82,6 +86,13 @@ class BatchPlan:
 
     def _slowdown(self, choice: Choice) -> float:
         return self._batch.time(choice) / self._batch.time(self._batch.choices[0])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
+        found: dict[str, Any] = self._choice._asdict() | {"names": dict(self._batch.names)}
+        found |= {"graphs": len(self._batch.graphs), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
+        with open(path, "w") as file:
+            json.dump(found, file, indent=1)
 
     def __str__(self) -> str:
         graphs, budget = self._batch.graphs, self._budget

@@ -1,6 +1,8 @@
-"""`plan`: chooses how a batch is computed within a memory budget."""
+"""`plan`: chooses how a batch is computed within a memory budget; `load` reads such a plan."""
 
+import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,7 +32,7 @@ def plan(
     parts: int | None = None,
     segments: int | None = None,
     names: Mapping[str, str] | None = None,
-) -> BatchPlan:
+) -> "BatchPlan":
     """Plans how the gradient of a batch is computed within a memory budget. With a budget, it compiles up to five steps.
 
     A batch may be computed in parts, one after another, whose gradients are added up (moDNN, section 5.1), and the levels of
@@ -54,8 +56,7 @@ def plan(
             fastest plan.
         collate: as in [`cavs.data.Loader`][]: `collate(sample)` returns the `batch` that `loss` gets, a pytree of NumPy arrays,
             for a part of the batch. By default `sample.sched`, which includes `input_id` and `label`.
-        parts: the number of parts, if you choose it yourself. It divides the number of graphs. To repeat a plan without a
-            search, pass its `parts` and `segments`, and no budget.
+        parts: the number of parts, if you choose it yourself. It divides the number of graphs.
         segments: the number of segments of levels, as in [`cavs.schedule`][], if you choose it yourself. Otherwise large graphs
             of many levels run in segments if the budget requires it, on engine `scan`, or `native` on a CPU.
         names: how the backward gets values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
@@ -97,6 +98,49 @@ def plan(
             stacklevel=2,
         )
     return found
+
+
+def load(
+    path: str | os.PathLike[str],
+    loss: Callable[[Any, Any], jax.Array],
+    params: PyTree,
+    graphs: Graphs,
+    *,
+    collate: Collate = lambda sample: sample.sched,
+) -> "BatchPlan":
+    """Reads a plan that `BatchPlan.save` wrote. Nothing is compiled.
+
+    Args:
+        path: the file.
+        loss: as in [`cavs.memory.plan`][].
+        params: the parameters.
+        graphs: a batch of as many graphs as that of the plan.
+        collate: see [`cavs.memory.plan`][].
+
+    Returns:
+        The plan. Its peak is that of this batch, compiled when you ask for it.
+
+    Raises:
+        ValueError: the file is not such a plan, or it is for another number of graphs.
+    """
+    with open(path) as file:
+        try:
+            found = json.load(file)
+            choice, names, count, budget = (
+                Choice(found["parts"], found["segments"]),
+                *map(found.get, ("names", "graphs", "budget")),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
+            ) from error
+    if len(graphs) != count:
+        raise ValueError(
+            f"load: graphs: got {counted(len(graphs), 'graph')}; expected {count}, as in the plan. Write graphs[:{count}]."
+        )
+    ways, known = names_of(names, "load", ("keep", "recompute")), choices_for(graphs)
+    batch = BatchGradient(loss, params, graphs, collate, ways, [choice, *known], compiler_options(budget, _bytes(params)))
+    return BatchPlan(batch, choice, budget)
 
 
 def _chosen(batch: BatchGradient, budget: int | str | None) -> Choice:
