@@ -102,7 +102,7 @@ def test_a_saved_batch_plan_is_loaded(tmp_path):
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match="load: path: got .*other.json; expected a file that BatchPlan.save wrote"):
         cavs.memory.load(tmp_path / "other.json", loss, PARAMS, GRAPHS)
-    with pytest.raises(ValueError, match="load: graphs: got 4 graphs; expected 8"):
+    with pytest.raises(ValueError, match="load: batch: got 4 graphs; expected 8"):
         cavs.memory.load(tmp_path / "plan.json", loss, PARAMS, GRAPHS[:4])
 
 

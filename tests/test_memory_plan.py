@@ -176,8 +176,8 @@ def test_an_engine_that_refuses_a_plan_is_not_offered_it(tmp_path):
 def test_misuse_says_what_to_write():
     with pytest.raises(ValueError, match=r"plan: parts: got 5 for 64 graphs; expected one of \[1, 2, 4"):
         planned(parts=5)
-    with pytest.raises(TypeError, match=r"plan: graphs: got a list; expected a batch"):
-        cavs.memory.plan(loss, PARAMS, [])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"plan: batch: got a list; expected cavs.Graphs, or a pytree"):
+        cavs.memory.plan(loss, PARAMS, [])
     with pytest.raises(ValueError, match=r"plan: budget: got '2 apples'"):
         planned("2 apples")
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import jax
 
-from cavs._graphs.counted import counted
-from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
-from cavs._memory.batch_search import BatchGradient, schedule_parts, stacked
+from cavs._memory.batch_search import BatchGradient
 from cavs._memory.search import Choice
 from cavs._remat.bytes import text_of
 from cavs._remat.fit import Verified
@@ -35,7 +33,6 @@ class BatchPlan:
         self.loss = batch.loss_of(choice)
         """The loss of all parts of a batch: a function of `(params, batch)`, to be differentiated under `jax.jit`."""
         self.compiler_options, self.engines = batch.options, batch.engines(choice)
-        self._like = batch.first(choice)[2]
 
     @property
     def peak(self) -> int:
@@ -44,22 +41,20 @@ class BatchPlan:
         assert found is not None, "its engines run it"
         return found
 
-    def batch(self, graphs: Graphs) -> PyTree:
-        """Schedules a batch in parts.
+    def batch(self, batch: Any) -> PyTree:
+        """Returns the argument of `loss` for a batch: schedules graphs in parts. Arrays stay as they are.
 
         Args:
-            graphs: the batch, whose number of graphs `parts` divides. If it is not larger than the batch of the plan and later
-                batches, nothing is compiled again.
+            batch: graphs, or arrays like those of the plan; `parts` divides their number. If graphs are not larger than those
+                of the plan and of later batches, nothing is compiled again.
 
         Returns:
-            The argument of `loss`: a pytree of NumPy arrays with a leading axis of parts.
+            For graphs, a pytree of NumPy arrays with a leading axis of parts.
 
         Raises:
-            ValueError: `parts` does not divide the number of graphs.
+            ValueError: `parts` does not divide the number of graphs or samples.
         """
-        parts = list(schedule_parts(graphs, self._choice, self._like))
-        self._like = parts[0][2]
-        return stacked(parts, self._batch.collate)
+        return self._batch.data.arranged(batch, self._choice)
 
     def verify(self, run: bool = False) -> Verified:
         """Returns the memory of the loss and its gradient for the batch of the plan, compiled with `compiler_options`.
@@ -70,7 +65,7 @@ class BatchPlan:
         most = None
         if run:
             compiled, _ = self._batch.compiled(self._choice)
-            jax.block_until_ready(compiled(self._batch.params, self.batch(self._batch.graphs)))
+            jax.block_until_ready(compiled(self._batch.params, self.batch(self._batch.data.whole)))
             most = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         compiled = self.peak
         return Verified(self._batch.estimate(self._choice), compiled, most)
@@ -85,24 +80,24 @@ class BatchPlan:
         return [(batch.sizes.get(choice) or batch.estimate(choice), self._slowdown(choice), choice) for choice in each]
 
     def _slowdown(self, choice: Choice) -> float:
-        return self._batch.time(choice) / self._batch.time(self._batch.choices[0])
+        data = self._batch.data
+        return data.time(choice) / data.time(self._batch.choices[0])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the choices of the plan to a file, as JSON; [`cavs.memory.load`][] reads it."""
         found: dict[str, Any] = self._choice._asdict() | {"names": dict(self._batch.names)}
-        found |= {"graphs": len(self._batch.graphs), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
+        found |= {"samples": len(self._batch.data), "budget": self._budget, "bytes": self.peak, "engines": self.engines}
         with open(path, "w") as file:
             json.dump(found, file, indent=1)
 
     def __str__(self) -> str:
-        graphs, budget = self._batch.graphs, self._budget
+        data, budget = self._batch.data, self._budget
         limit = "no budget" if budget is None else f"budget {text_of(budget) if isinstance(budget, int) else budget}"
         head = (
-            f"{counted(len(graphs), 'graph')}, {counted(graphs.num_vertices, 'vertex')}, {self._choice}, engine "
-            f"{' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary memory ({limit}), about "
-            f"{self.time:.2f} times the time of the fastest plan"
+            f"{data.text}, {self._choice}, engine {' and '.join(self.engines) or 'none'}: {text_of(self.peak)} of temporary "
+            f"memory ({limit}), about {self.time:.2f} times the time of the fastest plan"
         )
-        known = sorted(self._batch.sizes, key=self._batch.time)
+        known = sorted(self._batch.sizes, key=data.time)
         rows = [(str(choice), text_of(self._batch.sizes[choice]), f"{self._slowdown(choice):.2f}") for choice in known]
         return "\n".join([head, "compiled:", *columns([("plan", "bytes", "time, estimated"), *rows])])
 

@@ -1,23 +1,24 @@
 """`plan`: chooses how a batch is computed within a memory budget; `load` reads such a plan."""
 
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from cavs._graphs.counted import counted
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.pytree import PyTree
 from cavs._jaxpr.names import names_of
 from cavs._memory.batch_plan import BatchPlan
-from cavs._memory.batch_search import BatchGradient, Collate
+from cavs._memory.batch_search import BatchGradient
 from cavs._memory.compare_parts import check_parts
-from cavs._memory.search import Choice, choices_for, numbers_of_parts
+from cavs._memory.divided import Divided, bytes_of_arrays
+from cavs._memory.divided_arrays import DividedArrays
+from cavs._memory.divided_graphs import Collate, DividedGraphs
+from cavs._memory.search import Choice, numbers_of_parts
 from cavs._remat.bytes import BudgetError, bytes_of, memory_of_gpu, text_of
 from cavs._remat.fit import compiler_options
 
@@ -25,19 +26,21 @@ from cavs._remat.fit import compiler_options
 def plan(
     loss: Callable[[Any, Any], jax.Array],
     params: PyTree,
-    graphs: Graphs,
+    batch: Any,
     budget: int | float | str | None = None,
     *,
     collate: Collate = lambda sample: sample.sched,
+    axis: Any = 0,
     parts: int | None = None,
     segments: int | None = None,
     names: Mapping[str, str] | None = None,
 ) -> "BatchPlan":
     """Plans how the gradient of a batch is computed within a memory budget. With a budget, it compiles up to five steps.
 
-    A batch may be computed in parts, one after another, whose gradients are added up (moDNN, section 5.1), and the levels of
-    deep graphs in segments, of which only the frontiers are kept. The plan is the fastest that was compiled and fits: of the
-    fewest parts. Two sizes and a line over 1 / parts suggest the next number of parts to compile.
+    The batch is one of graphs, or of arrays with an axis of samples, such as images or token ids of any network. It may be
+    computed in parts, one after another, whose gradients are added up (moDNN, section 5.1), and the levels of deep graphs in
+    segments, of which only the frontiers are kept. The plan is the fastest that was compiled and fits: of the fewest parts. Two
+    sizes and a line over 1 / parts suggest the next number of parts to compile.
 
     ```python
     plan = cavs.memory.plan(loss, params, graphs, "2GiB")             # loss(params, sched)
@@ -46,17 +49,24 @@ def plan(
     value, grads = step(params, plan.batch(graphs))
     ```
 
+    ```python
+    plan = cavs.memory.plan(loss, params, (images, labels), "8GiB")   # loss(params, (images, labels)), any network
+    ```
+
     Args:
-        loss: `loss(params, batch)`, a scalar: a sum over the graphs of the batch, or computed from [`cavs.data.total`][] and
-            [`cavs.data.mean`][], which are over the whole batch.
+        loss: `loss(params, batch)`, a scalar: a sum over the graphs or samples of the batch, or computed from
+            [`cavs.data.total`][] and [`cavs.data.mean`][], which are over the whole batch.
         params: the parameters, or their `jax.ShapeDtypeStruct`s.
-        graphs: a batch; pass the largest one. Batches of as many graphs and about as many vertices need as much memory.
+        batch: a batch of graphs; pass the largest one. Batches of as many graphs and about as many vertices need as much
+            memory. Or a pytree of arrays, or of their `jax.ShapeDtypeStruct`s, with an axis of samples.
         budget: the temporary memory of forward and backward, apart from parameters, gradients and inputs, as XLA allocates it:
             bytes, `"2GiB"`, a fraction of the device's memory such as `0.5`, or `"min"` for the smallest plan. None: the
             fastest plan.
         collate: as in [`cavs.data.Loader`][]: `collate(sample)` returns the `batch` that `loss` gets, a pytree of NumPy arrays,
             for a part of the batch. By default `sample.sched`, which includes `input_id` and `label`.
-        parts: the number of parts, if you choose it yourself. It divides the number of graphs.
+        axis: of arrays: the axis of samples, or a tree prefix of the batch, as `in_axes` of `jax.vmap`; `None` for arrays that
+            all samples share.
+        parts: the number of parts, if you choose it yourself. It divides the number of graphs or samples.
         segments: the number of segments of levels, as in [`cavs.schedule`][], if you choose it yourself. Otherwise large graphs
             of many levels run in segments if the budget requires it, on engine `scan`, or `native` on a CPU.
         names: how the backward gets values of the recurrent part of F that you named with `jax.ad_checkpoint.checkpoint_name`:
@@ -70,28 +80,26 @@ def plan(
 
     Raises:
         BudgetError: the smallest plan does not fit the budget. The message says how much it needs.
-        ValueError: `budget` is not an amount of memory; `parts`, `segments` or `names` is invalid; or the loss would not be the
-            same in parts. That is found by one comparison, on a few graphs of the batch.
-        TypeError: `graphs` is not [`cavs.Graphs`][].
+        ValueError: `budget` is not an amount of memory; `axis`, `parts`, `segments` or `names` is invalid; or the loss would
+            not be the same in parts. That is found by one comparison, on a few graphs or samples of the batch.
+        TypeError: `batch` is neither [`cavs.Graphs`][] nor a pytree of arrays.
     """
     wanted = bytes_of(budget, "plan")
-    if not isinstance(graphs, Graphs) or not len(graphs):
-        got = "no graphs" if isinstance(graphs, Graphs) else f"a {type(graphs).__name__}"
-        raise TypeError(f"plan: graphs: got {got}; expected a batch. Write graphs[:64] of cavs.read(...), for instance.")
-    counts = numbers_of_parts(len(graphs))
+    data = _divided(batch, collate, axis)
+    counts = numbers_of_parts(len(data))
     if parts is not None and parts not in counts:
-        raise ValueError(f"plan: parts: got {parts!r} for {counted(len(graphs), 'graph')}; expected one of {counts}.")
+        raise ValueError(f"plan: parts: got {parts!r} for {counted(len(data), data.noun)}; expected one of {counts}.")
     if segments is not None and (not isinstance(segments, int) or segments < 1):
         raise ValueError(f"plan: segments: got {segments!r}; expected an int >= 1. Write segments=16.")
     ways = names_of(names, "plan", ("keep", "recompute"))
-    options = compiler_options(wanted, _bytes(params))
-    batch = BatchGradient(loss, params, graphs, collate, ways, choices_for(graphs, parts, segments), options)
-    found = BatchPlan(batch, _chosen(batch, wanted), wanted)
+    options = compiler_options(wanted, bytes_of_arrays(params))
+    gradient = BatchGradient(loss, params, data, ways, data.choices(parts, segments), options)
+    found = BatchPlan(gradient, _chosen(gradient, wanted), wanted)
     if found.parts > 1:
-        check_parts(batch, found.parts)
+        check_parts(gradient, found.parts)
     if wanted is None and (limit := memory_of_gpu()) is not None and found.peak > limit:
-        smaller = batch.fastest(limit)
-        what = f"this plan does:\n{BatchPlan(batch, smaller, limit)}" if smaller else "and no plan does."
+        smaller = gradient.fastest(limit)
+        what = f"this plan does:\n{BatchPlan(gradient, smaller, limit)}" if smaller else "and no plan does."
         warnings.warn(
             f"plan: the batch needs {text_of(found.peak)}, which does not fit the GPU ({text_of(limit)}); {what}\n"
             f"Write budget={limit}.",
@@ -104,9 +112,10 @@ def load(
     path: str | os.PathLike[str],
     loss: Callable[[Any, Any], jax.Array],
     params: PyTree,
-    graphs: Graphs,
+    batch: Any,
     *,
     collate: Collate = lambda sample: sample.sched,
+    axis: Any = 0,
 ) -> "BatchPlan":
     """Reads a plan that `BatchPlan.save` wrote. Nothing is compiled.
 
@@ -114,33 +123,39 @@ def load(
         path: the file.
         loss: as in [`cavs.memory.plan`][].
         params: the parameters.
-        graphs: a batch of as many graphs as that of the plan.
-        collate: see [`cavs.memory.plan`][].
+        batch: a batch of as many graphs or samples as that of the plan.
+        collate, axis: see [`cavs.memory.plan`][].
 
     Returns:
         The plan. Its peak is that of this batch, compiled when you ask for it.
 
     Raises:
-        ValueError: the file is not such a plan, or it is for another number of graphs.
+        ValueError: the file is not such a plan, or it is for another number of graphs or samples.
     """
     with open(path) as file:
         try:
             found = json.load(file)
             choice, names, count, budget = (
                 Choice(found["parts"], found["segments"]),
-                *map(found.get, ("names", "graphs", "budget")),
+                *map(found.get, ("names", "samples", "budget")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"load: path: got {path}; expected a file that BatchPlan.save wrote. Write plan.save(path)."
             ) from error
-    if len(graphs) != count:
+    data = _divided(batch, collate, axis)
+    if len(data) != count:
         raise ValueError(
-            f"load: graphs: got {counted(len(graphs), 'graph')}; expected {count}, as in the plan. Write graphs[:{count}]."
+            f"load: batch: got {counted(len(data), data.noun)}; expected {count}, as in the plan. Write batch[:{count}]."
         )
-    ways, known = names_of(names, "load", ("keep", "recompute")), choices_for(graphs)
-    batch = BatchGradient(loss, params, graphs, collate, ways, [choice, *known], compiler_options(budget, _bytes(params)))
-    return BatchPlan(batch, choice, budget)
+    ways, known = names_of(names, "load", ("keep", "recompute")), data.choices(None, None)
+    gradient = BatchGradient(loss, params, data, ways, [choice, *known], compiler_options(budget, bytes_of_arrays(params)))
+    return BatchPlan(gradient, choice, budget)
+
+
+def _divided(batch: Any, collate: Collate, axis: Any) -> Divided:
+    """Returns a batch as what is divided into parts."""
+    return DividedGraphs(batch, collate) if isinstance(batch, Graphs) and len(batch) else DividedArrays(batch, axis)
 
 
 def _chosen(batch: BatchGradient, budget: int | str | None) -> Choice:
@@ -151,13 +166,8 @@ def _chosen(batch: BatchGradient, budget: int | str | None) -> Choice:
     if found is not None or not batch.sizes:
         return found or batch.choices[0]
     least = min(batch.sizes, key=batch.sizes.__getitem__)
-    needed, largest = batch.sizes[least], int(np.diff(batch.graphs.vertex_offsets).max())
+    needed, own = batch.sizes[least], text_of(bytes_of_arrays(batch.params))
     raise BudgetError(
-        f"plan: budget: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters take "
-        f"{text_of(_bytes(batch.params))}, and so do their gradients; the largest graph has {counted(largest, 'vertex')}. "
-        f"Write budget={needed}, or a smaller width of the model."
+        f"plan: budget: got {text_of(int(budget))}; expected at least {text_of(needed)}, for {least}. The parameters "
+        f"take {own}, and so do their gradients{batch.data.cause}. Write budget={needed}, or a smaller width of the model."
     )
-
-
-def _bytes(params: PyTree) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(params))
