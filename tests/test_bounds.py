@@ -9,10 +9,11 @@ import pytest
 
 import cavs
 from cavs import vertex_programs as vp
-from cavs._engines.persistent import bounds, lower
+from cavs._engines.persistent import bounds, chip, lower
 from cavs._jaxpr.equations import bind
 from cavs._jaxpr.jaxprs import is_var
 from cavs._run import plans
+from cavs.kernels import H200
 from tests.persistent_programs import CASES, inputs_of, plan_of
 
 BOUNDED = {"BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "ElmanRNN", "unread state"}  # all that their products read
@@ -64,8 +65,7 @@ def test_products_of_what_is_bounded_are_in_float16(name: str) -> None:
             assert all(lower.recurrence_of(plan, kind, True).precision == precision for kind in plan.inner)
 
 
-def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
-    """Sums of more than two rows, and weights that stream from L2."""
+def test_sums_of_more_than_two_rows_stay_in_tf32() -> None:
 
     def summed(p: Any, v: cavs.Vertex) -> None:
         h = jnp.tanh((v.gather(0) + v.gather(1) + v.gather(2)) @ p["u"] + v.pull() @ p["w"])
@@ -76,15 +76,19 @@ def test_what_has_not_run_in_float16_stays_in_tf32() -> None:
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.float32), tree)
 
     F = cavs.VertexFunction(summed, state=(64,), arity=3)
-    made = [
-        plans.plan_of(F, shapes({"u": np.zeros((64, 64)), "w": np.zeros((3, 64))}), jax.ShapeDtypeStruct((3,), jnp.float32))
-    ]
+    params = shapes({"u": np.zeros((64, 64)), "w": np.zeros((3, 64))})
+    plan = plans.plan_of(F, params, jax.ShapeDtypeStruct((3,), jnp.float32))
+    assert bounds.state_bounds(plan)[-1] == 1
+    assert lower.recurrence_of(plan, None, True).precision == "tf32"
+
+
+def test_weights_that_stream_may_be_in_float16() -> None:
     large = vp.LSTM(2048, 16)
-    params = shapes(jax.eval_shape(large.init, jax.random.key(0)))
-    made.append(plans.plan_of(large.vertex_function(), params, jax.ShapeDtypeStruct((16,), jnp.float32)))
-    for plan in made:
-        assert bounds.state_bounds(plan)[-1] == 1
-        assert lower.recurrence_of(plan, None, True).precision == "tf32"
+    plan = plans.plan_of(
+        large.vertex_function(), jax.eval_shape(large.init, jax.random.key(0)), jax.ShapeDtypeStruct((16,), jnp.float32)
+    )
+    made = lower.recurrence_of(plan, None, True)
+    assert made.precision == "f16" and not any(c.resident for c in chip.candidates(made.program, "f16", H200))
 
 
 def test_powers_of_two_of_operands() -> None:

@@ -180,9 +180,13 @@ def configure(recurrence: Direction, how: LaunchOptions, shape: Shape | None = N
     if not fitting:
         raise Unfit("no layout of the recurrent part fits the chip")
     roomy = [c for c in fitting if not is_crowded(program, c)]
-    best = min(roomy or fitting, key=lambda c: mean_cost(program, c, shape))
-    known = tuned.nearest(how.target.device_kind).get(tuning_key(program, recurrence.forward, precision, shape))
-    if known:
-        measured = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"})
-        best = measured if measured in fitting else best  # the kernels may have changed since
+    best = measured(recurrence, how.target, shape) or min(roomy or fitting, key=lambda c: mean_cost(program, c, shape))
     return layouts.narrow(program, recurrence.forward, best) if layouts.narrow else best
+
+
+def measured(recurrence: Direction, target: Target, shape: Shape | None = None) -> LaunchConfig | None:
+    """Returns the layout on record for a direction, if there is one and it fits: the kernels may have changed since."""
+    program, precision = recurrence.program, recurrence.precision
+    known = tuned.nearest(target.device_kind).get(tuning_key(program, recurrence.forward, precision, shape))
+    config = LaunchConfig(precision=precision, **{k: v for k, v in known.items() if k != "us"}) if known else None
+    return config if config in candidates(program, precision, target) else None
