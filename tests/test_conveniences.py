@@ -1,5 +1,7 @@
 """What users expect of a library: splits of a data set, and short texts of functions."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,3 +43,45 @@ def test_a_vertex_function_has_a_short_text() -> None:
     assert repr(several) == "VertexFunction({'and': cell, 'or': print}, state=bfloat16[3, 2], arity=0)"
     program = cavs.vertex_programs.BinaryTreeLSTM(hidden=4, inputs=3)
     assert repr(program.vertex_function()) == "VertexFunction(BinaryTreeLSTM, state={'c': (4,), 'h': (4,)}, arity=2)"
+
+
+def cell(params: Any, v: cavs.Vertex) -> None:
+    h = params * (1 + v.gather_all(lambda h: h))
+    v.scatter(h)
+    v.push(h)
+
+
+F = cavs.VertexFunction(cell, state=(2,))
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+def test_a_shape_that_first_occurs_in_a_late_epoch_is_told_once(steps: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    step = cavs.data.step(lambda w, sched: (w, cavs.run(F, w, sched).sum()))
+    graphs = cavs.from_lengths(np.random.default_rng(4).geometric(0.1, 40))
+    loader = cavs.data.Loader(graphs, 8, group="random", steps=steps)
+    told, compiled, vertices = [], [], []
+    for _ in range(14):
+        for batches in loader:
+            told.append(len(caplog.records))  # before the step compiles
+            step(jnp.ones(2), batches)
+            compiled.append(step.compilations)
+            vertices.append(_schedule(batches).shape.vertices)
+    late = compiled.index(max(compiled))
+    assert max(compiled) > compiled[0] and late >= 2 * len(loader), "the data must bring a late shape"
+    assert told[late] == told[-1] == 1
+    message = caplog.records[0].getMessage()
+    assert message.startswith("Loader: epoch ") and "write Loader(..., shapes=1)" in message
+    assert f"8 graphs of {vertices[late]} vertices" in message and vertices[late] not in vertices[:late]
+
+
+def _schedule(batch: Any) -> cavs.Schedule:
+    return batch.tree if isinstance(batch, cavs.data.Batches) else batch
+
+
+@pytest.mark.parametrize("options", [{"shapes": 1, "group": "random"}, {"seed": None}, {"group": "balanced"}])
+def test_one_shape_and_epochs_that_are_alike_need_no_such_line(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = cavs.data.Loader(cavs.from_lengths(np.random.default_rng(4).geometric(0.1, 42)), 8, steps=1, **options)
+    shapes = [{sched.shape for sched in loader} for _ in range(14)]
+    assert not caplog.records and all(some == shapes[0] for some in shapes)
