@@ -1,5 +1,7 @@
-"""What users expect of a library: splits of a data set, and short texts of functions."""
+"""What users expect: splits, short texts of functions, a word about late shapes, and runs of `cavs train` in Python."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 
 import cavs
+from cavs import cli
+from tests.small_run import train_run
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -85,3 +89,20 @@ def test_one_shape_and_epochs_that_are_alike_need_no_such_line(
     loader = cavs.data.Loader(cavs.from_lengths(np.random.default_rng(4).geometric(0.1, 42)), 8, steps=1, **options)
     shapes = [{sched.shape for sched in loader} for _ in range(14)]
     assert not caplog.records and all(some == shapes[0] for some in shapes)
+
+
+def test_a_run_of_the_command_line_is_loaded_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = train_run(tmp_path)
+    capsys.readouterr()
+    assert cli.main(["predict", str(folder), str(tmp_path / "t.jsonl"), "--json", "--probabilities"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for place in (folder, str(folder), folder / "best.npz"):
+        recipe, params = cavs.recipes.load_run(place)
+    lines = [*recipe.predict(params, str(tmp_path / "t.jsonl"), False, True)]
+    assert [cavs.data.json_of(line) for line in lines] == told
+    with np.load(folder / "best.npz") as file:
+        assert any(np.array_equal(file[name], params["words"]) for name in file.files)
+    with pytest.raises(
+        cavs.recipes.Mistake, match=r"got .*; expected the folder of a run, as `cavs train --out DIR` writes it"
+    ):
+        cavs.recipes.load_run(tmp_path)
