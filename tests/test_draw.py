@@ -47,6 +47,7 @@ def test_each_vertex_lies_above_its_children_and_beside_the_others(forest):
 def test_words_labels_and_wrong_predictions_are_written(tmp_path):
     ink, red = "#222222", "#c62828"
     told = [texts for *_, texts in vertices(cavs.debug.draw(TREE))]
+    assert TREE.input_id is not None and TREE.label is not None
     word = [["", "not", "<bad>", "."][i + 1] for i in TREE.input_id]
     label = TREE.label.tolist()
     assert told == [([(w, ink)] if w else []) + [(str(y), ink)] for w, y in zip(word, label, strict=True)]

@@ -1,7 +1,7 @@
 """`Schedule`: what the scheduler decided for a batch, as one vector of integers and a static `Shape`."""
 
 import html
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +157,12 @@ class Schedule:
         xp: Any = np if isinstance(self.data, np.ndarray) else jnp
         return xp.arange(self.shape.vertices) < self.num_vertices
 
+    @overload
+    def pad(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...
+
+    @overload
+    def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any: ...
+
     def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
         """Pads an array with one row per vertex to (Vp, ...), as [`cavs.run`][] expects under `jax.jit`.
 
@@ -172,6 +178,12 @@ class Schedule:
         """
         vertices = int(self.host().data[0])  # `num_vertices` comes first
         return _padded("Schedule.pad", array, fill, vertices, self.shape.vertices, "one row per vertex")
+
+    @overload
+    def pad_edges(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...
+
+    @overload
+    def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any: ...
 
     def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
         """Pads an array with one row per edge to (Ep, ...), as `edges` of [`cavs.run`][] under `jax.jit`.
