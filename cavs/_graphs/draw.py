@@ -65,8 +65,8 @@ def draw(
     if path is not None and Path(path).suffix.lower() != ".svg":
         raise ValueError(f"draw: path: got {os.fspath(path)}; expected a name that ends in .svg.")
     for name, of in (("predictions", predictions), ("text", text)):
-        if of is not None and np.shape(of)[:1] != (graphs.num_vertices,) or isinstance(of, str):
-            got = repr(of) if isinstance(of, str) else f"shape {np.shape(of)}"
+        if of is not None and np.asarray(of).shape[:1] != (graphs.num_vertices,) or isinstance(of, str):
+            got = repr(of) if isinstance(of, str) else f"shape {np.asarray(of).shape}"
             raise ValueError(f"draw: {name}: got {got}; expected {graphs.num_vertices} entries, one per vertex.")
     guesses = None if predictions is None else np.asarray(predictions)
     shown = int(np.searchsorted(graphs.vertex_offsets, MOST, side="right")) - 1
