@@ -1,4 +1,4 @@
-"""Tools that find a mistake in a vertex function: the per-vertex interpreter, a comparison with it, and a search for NaN."""
+"""Tools that find a mistake: the per-vertex interpreter, a comparison with it, a search for NaN, and pictures of graphs."""
 
 from cavs._debug.compare import Comparison as Comparison, compare as compare
 from cavs._debug.differences import Difference as Difference
@@ -6,3 +6,4 @@ from cavs._debug.find_nan import find_nan as find_nan
 from cavs._debug.inspect import inspect as inspect
 from cavs._debug.interpret import interpret as interpret
 from cavs._debug.nan_report import NanReport as NanReport
+from cavs._graphs.draw import Drawing as Drawing, draw as draw

@@ -8,9 +8,10 @@ from matplotlib.figure import Figure
 from cavs._debug.inspect import inspect
 from cavs._graphs.converters import from_edges, from_lengths, from_parents
 from cavs._graphs.graphs import Graphs
+from cavs._graphs.layout import layout, layout_of_batch
 from cavs._readers import read_trees, write_edges
 from cavs._schedule.padding import task_table
-from cavs._schedule.plot import MAX_BATCH_VERTICES, layout, layout_of_batch, plot_schedule
+from cavs._schedule.plot import MAX_BATCH_VERTICES, plot_schedule
 from cavs._schedule.scheduler import schedule
 
 PNG = b"\x89PNG\r\n\x1a\n"

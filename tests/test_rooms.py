@@ -45,6 +45,7 @@ KERNEL_ORDER = (
 TO_THE_RIGHT: dict[tuple[str, str], str] = {}
 # The only imports that close a circle of modules; all are inside functions.
 CIRCLES = {
+    ("cavs._graphs.graphs", "cavs._graphs.draw"): "a notebook shows graphs as a picture; imported when it does",
     ("cavs._schedule.schedule", "cavs._schedule.plot"): "`Schedule.plot` draws with matplotlib; imported when called",
 }
 

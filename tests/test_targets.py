@@ -240,3 +240,9 @@ def test_netlists_are_simulated_varied_and_their_signals_named(tmp_path, capsys)
     assert cli.main(["predict", out, paths[0], "--vertices"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     assert [line[3] for line in lines] == ["text", "a", "b", "c", "n", "x", "o", "not", "y", "same"]
+
+    two = tmp_path / "two.bench"
+    two.write_text("INPUT(a)\nINPUT(b)\nOUTPUT(sum)\nOUTPUT(carry)\nsum = XOR(a, b)\ncarry = AND(a, b)\n")
+    assert cli.main(["predict", out, str(two)]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [[line[1], line[3]] for line in lines] == [["vertex", "text"], ["2", "sum"], ["3", "carry"]]

@@ -1,7 +1,7 @@
 """From the plan of an epoch to batches on the device: schedules, `collate`, stacks, transfers."""
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -112,9 +112,18 @@ class Delivery:
         """Returns what a loop over the loader gets."""
         return batches.tree if self._settings.steps == 1 and self._settings.mesh is None else batches
 
+    def programs(self, epoch: Epoch) -> list[tuple[int, int]]:
+        """Returns what XLA compiles for each dispatch of an epoch: the number of its shape, and the length of its stack."""
+        return [(int(epoch.planned.shape[some[0]]), epoch.length or len(some)) for some in epoch.order]
+
+    def describe_programs(self, programs: Iterable[tuple[int, int]]) -> str:
+        """Returns a text such as "64 graphs of 1728 vertices, 8 in a dispatch"."""
+        size = lambda shape: f"{counted(shape[0].graphs, 'graph')} of {sum(one.vertices for one in shape)} vertices"  # noqa: E731
+        return " and ".join(f"{size(self._shapes.all[i])}, {n} in a dispatch" for i, n in sorted(programs))
+
     def examples(self, epoch: Epoch) -> list[PyTree]:
         """Returns what a loop over an epoch gets, as `jax.ShapeDtypeStruct`s: one of each shape, in the order of the epoch."""
-        kinds = [(int(epoch.planned.shape[some[0]]), epoch.length or len(some)) for some in epoch.order]
+        kinds = self.programs(epoch)
         firsts = [epoch.order[kinds.index(kind)] for kind in dict.fromkeys(kinds)]
         found = self.of(epoch._replace(order=firsts))
         return [jax.tree.map(_struct, self.yielded(batches)) for batches in found]

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import itertools
+import logging
 import os
 import time
 import weakref
@@ -161,6 +162,8 @@ class Loader:
         self._running: object = None  # the loop that began last, if no position was restored since
         self._stream: Stream | None = None
         self._plans = EpochPlans()
+        self._programs: set[tuple[int, int]] | None = None  # those of the epochs so far
+        self._told = False
 
     @classmethod
     def _names(cls) -> list[str]:
@@ -240,10 +243,13 @@ class Loader:
             return
         for some, received in self._sampler.chunks(self.batch, self.seen):
             if (planned := self._plan(self.epoch, some).after(received)).order:
+                self._tell_late_shapes(planned)
                 yield planned
 
     def _batches_of_epoch(self) -> Generator[Batches, None, None]:
         """Yields the rest of this epoch. Closing the iterator ends a thread that prepares it."""
+        if self._sampler.known:
+            self._tell_late_shapes(self._planned(self.epoch))
         if not self._ahead:
             for epoch in self._epochs():
                 yield from self._delivery.of(epoch)
@@ -253,6 +259,20 @@ class Loader:
             for epoch in self._epochs():
                 with contextlib.closing(closed_at_exit(self._delivery.ahead(iter([epoch]), self._ahead))) as found:
                     yield from until_end(found)
+
+    def _tell_late_shapes(self, epoch: Epoch) -> None:
+        """Logs a line, once, if an epoch after the first has batches of a new shape, which compile: training seems to hang."""
+        found = {*self._delivery.programs(epoch)}
+        new = found - (found if self._programs is None else self._programs)
+        self._programs = found | (self._programs or set())
+        if new and not self._told:
+            self._told = True
+            logging.getLogger("cavs").warning(
+                "Loader: epoch %d has the first batches of %s, which a training step compiles when it gets them. To compile "
+                "in the first epoch only, write Loader(..., shapes=1): one shape, with more padding.",
+                epoch.number,
+                self._delivery.describe_programs(new),
+            )
 
     def _from_stream(self) -> Generator[Batches, None, None]:
         """Yields the rest of this epoch, from a thread that then prepares the next one."""

@@ -95,6 +95,12 @@ class VertexFunction:
         self.key_impls = [key_impl(s) if isinstance(s, jax.ShapeDtypeStruct) else None for s in self._specs]
         self.nests_gather_all = False  # set when F is traced and calls `gather_all` within `gather_all`
 
+    def __repr__(self) -> str:
+        names = {kind: getattr(fn, "__name__", type(fn).__name__) for kind, fn in self.fns.items()}
+        fn = names.get(None) or "{" + ", ".join(f"{kind!r}: {name}" for kind, name in names.items()) + "}"
+        state = self.state_tree.unflatten(_Written(spec) for spec in self._specs)
+        return f"VertexFunction({fn}, state={state}, arity={self.arity})"
+
     def state_avals(self, params: PyTree, inputs: PyTree) -> list[jax.ShapeDtypeStruct]:
         """Returns shapes and dtypes of the state's leaves. Bare shapes get the dtype of the floating parameters (or inputs)."""
         floats: list[jnp.dtype] = []
@@ -102,6 +108,17 @@ class VertexFunction:
             floats = floats or [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
         dtype = jnp.result_type(*floats) if floats else jnp.result_type(float)
         return [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, dtype) for s in self._specs]
+
+
+class _Written:
+    """A leaf of `state=` in a text: `(8,)`, or `bfloat16[8]` if it has a dtype."""
+
+    def __init__(self, spec: Any):
+        self._spec = spec
+
+    def __repr__(self) -> str:
+        spec = self._spec
+        return f"{spec.dtype}{list(spec.shape)}" if isinstance(spec, jax.ShapeDtypeStruct) else repr(tuple(spec))
 
 
 def _is_spec(x: Any) -> bool:

@@ -285,6 +285,38 @@ class Graphs:
         table = np.array([index.get(word, fallback) for word in self.vocab] + [-1], np.int32)
         return dataclasses.replace(self, input_id=table[self.input_id], vocab=vocab)
 
+    def split(self, fractions: Sequence[float], seed: int | None = 0) -> "tuple[Graphs, ...]":
+        """Deals the graphs at random to parts, such as a training, a development and a test set.
+
+        ```python
+        train, dev, test = graphs.split([0.8, 0.1, 0.1])
+        ```
+
+        Args:
+            fractions: the share of the graphs of each part; they add up to 1.
+            seed: of the random order; the same seed gives the same parts. `None` keeps the order of the data.
+
+        Returns:
+            The parts. Each graph is in one of them.
+
+        Raises:
+            ValueError: the fractions are not positive, do not add up to 1, or leave a part without graphs.
+        """
+        shares = np.array(fractions, np.float64)
+        if shares.ndim != 1 or not (shares > 0).all() or abs(shares.sum() - 1) > 1e-6:
+            raise ValueError(
+                f"Graphs.split: fractions: got {fractions}; expected positive numbers that add up to 1. Write [0.8, 0.1, 0.1]."
+            )
+        ends = np.rint(np.cumsum(shares) * len(self)).astype(int)
+        sizes = np.diff(ends, prepend=0)
+        if not sizes.all():
+            raise ValueError(
+                f"Graphs.split: fractions: got {fractions}, which makes parts of {sizes.tolist()} graphs; expected at "
+                "least one graph in each."
+            )
+        order = np.arange(len(self)) if seed is None else np.random.default_rng(seed).permutation(len(self))
+        return tuple(self[some] for some in np.split(order, ends[:-1]))
+
     def reversed(self) -> "Graphs":
         """Reverses every edge, for a top-down pass over trees or a right-to-left pass over chains.
 
@@ -301,6 +333,11 @@ class Graphs:
         height = heights(rows[order], owner[order], new_counts)
         edge_attr = None if self.edge_attr is None else self.edge_attr[order]
         return dataclasses.replace(self, child_offsets=offsets(new_counts), children=kids, height=height, edge_attr=edge_attr)
+
+    def _repr_html_(self) -> str:
+        from cavs._graphs.draw import as_html  # which imports this module
+
+        return as_html(self)
 
     def __repr__(self) -> str:
         extra = [f"{name}={len(value)}" for name in ("vocab", "kind_names", "label_names") if (value := getattr(self, name))]

@@ -1,13 +1,29 @@
 """`readout`: one value per graph from one per vertex."""
 
+from typing import TypeVar, overload
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from cavs._graphs.pytree import PyTree
 from cavs._schedule.schedule import Schedule
 
 READOUTS = ("sum", "mean", "max", "softmax")
+
+
+Tree = TypeVar("Tree")
+
+
+@overload
+def readout(
+    values: jax.Array | np.ndarray, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None
+) -> jax.Array: ...
+
+
+@overload
+def readout(values: Tree, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None) -> Tree: ...
 
 
 def readout(values: PyTree, sched: Schedule, reduce: str = "sum", *, score: ArrayLike | None = None) -> PyTree:

@@ -1,6 +1,7 @@
 """`Schedule`: what the scheduler decided for a batch, as one vector of integers and a static `Shape`."""
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+import html
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from cavs._graphs.counted import counted
+from cavs._graphs.draw import bars
 from cavs._graphs.graphs import Graphs
 from cavs._graphs.suggest import suggestion
 from cavs._schedule.padding import explain_padding, in_total, padding_of, task_table
@@ -16,6 +18,8 @@ from cavs._schedule.shape import FIELDS, OF_ARITY, Shape as Shape, slots_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MOST_BARS = 60  # levels that a notebook shows
 
 # NumPy's outside `jax.jit` as `cavs.schedule` creates it, JAX's on a device or traced. Type checkers see JAX's.
 Integers: TypeAlias = Any
@@ -153,6 +157,12 @@ class Schedule:
         xp: Any = np if isinstance(self.data, np.ndarray) else jnp
         return xp.arange(self.shape.vertices) < self.num_vertices
 
+    @overload
+    def pad(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...
+
+    @overload
+    def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any: ...
+
     def pad(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
         """Pads an array with one row per vertex to (Vp, ...), as [`cavs.run`][] expects under `jax.jit`.
 
@@ -168,6 +178,12 @@ class Schedule:
         """
         vertices = int(self.host().data[0])  # `num_vertices` comes first
         return _padded("Schedule.pad", array, fill, vertices, self.shape.vertices, "one row per vertex")
+
+    @overload
+    def pad_edges(self, array: np.ndarray, fill: ArrayLike = 0) -> np.ndarray: ...
+
+    @overload
+    def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any: ...
 
     def pad_edges(self, array: ArrayLike | None, fill: ArrayLike = 0) -> Any:
         """Pads an array with one row per edge to (Ep, ...), as `edges` of [`cavs.run`][] under `jax.jit`.
@@ -228,6 +244,15 @@ class Schedule:
         from cavs._schedule.plot import plot_schedule  # imports matplotlib
 
         return plot_schedule(self, path, graphs)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a bar for each level, padding in grey, and the text of `print`."""
+        text = f"<code>{html.escape(repr(self))}</code>"
+        if not self.is_concrete or self.data.ndim != 1 or len(self.widths) > MOST_BARS:
+            return text
+        table, widths = task_table(self.host()), self.widths
+        padding = np.bincount(table["level"], table["width"] - table["size"], minlength=len(widths))[: len(widths)]
+        return f"<div>{text}<br>{bars(widths.tolist(), padding.astype(int).tolist())}</div>"
 
     def __repr__(self) -> str:
         if not self.is_concrete or self.data.ndim != 1:  # traced, or a stack of schedules

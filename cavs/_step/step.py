@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from cavs._step.xla_options import options_of
 from cavs.kernels import Target
 
 UNROLL = 4  # training steps in one CUDA graph
+State = TypeVar("State")
+Metrics = TypeVar("Metrics")  # of one batch; a dispatch returns the same types, with an axis of steps
 OneStep: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 MSG_VARYING = (
@@ -35,7 +37,7 @@ MSG_DELETED = (
 )
 
 
-class Step:
+class Step(Generic[State, Metrics]):
     """A compiled training step. Created by [`cavs.data.step`][].
 
     Attributes:
@@ -53,7 +55,7 @@ class Step:
         self.background = Background()
         self.compiling: tuple[int, int] | None = None
 
-    def __call__(self, state: PyTree, batches: PyTree) -> tuple[PyTree, PyTree]:
+    def __call__(self, state: State, batches: PyTree) -> tuple[State, Metrics]:
         key = _key(batches)
         new = key not in self._known
         here = new and key not in self.background
@@ -273,13 +275,13 @@ def _struct(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 @overload
 def step(
-    fun: OneStep,
+    fun: Callable[[State, Any], tuple[State, Metrics]],
     /,
     *,
     unroll: int | None = None,
     donate: bool = True,
     compiler_options: Mapping[str, Any] | None = None,
-) -> Step: ...
+) -> Step[State, Metrics]: ...
 
 
 @overload
@@ -290,7 +292,7 @@ def step(
     unroll: int | None = None,
     donate: bool = True,
     compiler_options: Mapping[str, Any] | None = None,
-) -> Callable[[OneStep], Step]: ...
+) -> Callable[[Callable[[State, Any], tuple[State, Metrics]]], Step[State, Metrics]]: ...
 
 
 def step(

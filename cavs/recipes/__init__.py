@@ -27,4 +27,4 @@ from cavs.recipes._options import (
 )
 from cavs.recipes._recipe import Recipe as Recipe, optimizer as optimizer
 
-from cavs.recipes._command import main as main  # isort: skip  (imports the names above)
+from cavs.recipes._command import load_run as load_run, main as main  # isort: skip  (imports the names above)

@@ -179,23 +179,46 @@ def _resumed(resume: str, out: str | None) -> Path:
 
 
 def load(given: str, kind: type[Recipe] | None) -> tuple[Recipe, Any]:
-    """The recipe and the best parameters of a run."""
+    """The recipe and the best parameters of a run, for a command that ends after its work."""
     cavs.data.compile_quickly()
     cavs.data.cache_compiled()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # taking most of a GPU's memory takes 1.8 s on an H200
-    folder = Path(given).parent if Path(given).is_file() else Path(given)
-    if not (folder / "model.json").exists():
-        raise Mistake(f"CHECKPOINT: got {given}; expected the folder of a run, as `cavs train --out DIR` writes it.")
-    about = cavs.data.read_run(folder)
-    where = f"{folder}/model.json"
+    return load_run(given, kind)
+
+
+def load_run(folder: str | os.PathLike[str], kind: type[Recipe] | None = None) -> tuple[Recipe, Any]:
+    """Loads a run of `cavs train`, to predict, score, export or train further in Python.
+
+    ```python
+    recipe, params = cavs.recipes.load_run("runs/reviews")
+    for line in recipe.predict(params, "new.txt", vertices=False, probabilities=True):
+        print(line["label"], line["text"])
+    scores = recipe.evaluate(params, "test.txt")
+    ```
+
+    Args:
+        folder: the folder of the run, or a file in it.
+        kind: the recipe, if it is your own; `None`: the one that `cavs train` ran.
+
+    Returns:
+        The recipe, whose `facts` hold the words and labels, and the parameters of the best epoch.
+
+    Raises:
+        Mistake: the folder holds no run, or one that this recipe does not fit.
+        cavs.data.KeeperError: a file is damaged.
+    """
+    where = Path(folder).parent if Path(folder).is_file() else Path(folder)
+    if not (where / "model.json").exists():
+        raise Mistake(f"CHECKPOINT: got {folder}; expected the folder of a run, as `cavs train --out DIR` writes it.")
+    about, file = cavs.data.read_run(where), f"{where}/model.json"
     kind = find_recipe(str(about.get("task"))) if kind is None else kind
-    options = kind.Options.from_json(about.get("options"), where)
+    options = kind.Options.from_json(about.get("options"), file)
     try:
         recipe = kind(options, about["facts"])
         like = jax.eval_shape(lambda: recipe.init(jax.random.key(0)))
     except Exception as error:  # inconsistent sizes may fail anywhere in a program
-        raise Mistake(f"{where} does not describe a valid model ({error!r:.200}). Restore it from a copy.") from error
-    return recipe, cavs.data.restore_best(folder, like)
+        raise Mistake(f"{file} does not describe a valid model ({error!r:.200}). Restore it from a copy.") from error
+    return recipe, cavs.data.restore_best(where, like)
 
 
 def _read_parser(command: str, program: str) -> Parser:

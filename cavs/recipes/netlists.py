@@ -38,7 +38,7 @@ class Netlists(Regression):
 
     name, Options = "netlists", NetlistOptions
     needs = "netlists in .bench or .blif"
-    noun = "circuit"
+    noun, names_vertices = "circuit", True
     shows = "predict how often each gate of your own circuits is 1"
 
     @classmethod

@@ -40,6 +40,7 @@ class Regression(recipes.Recipe):
     name, Options = "regression", RegressionOptions
     needs = "a file of graphs with numbers as labels"
     shows = "predict the numbers of your own graphs"
+    names_vertices = False  # whether predictions of roots name the vertex, too, as graphs may have several
 
     @classmethod
     def read(cls, options: RegressionOptions) -> Data:
@@ -144,15 +145,18 @@ class Regression(recipes.Recipe):
         graphs, at = self.read_file(path), "all" if vertices else self.facts["at"]
         values = self.values(params, graphs, path, at).tolist()
         graph, starts = cavs.data.graph_of(graphs).tolist(), graphs.vertex_offsets.tolist()
-        texts = self.texts(path, graphs) if vertices else cavs.data.sentences_of(graphs)
-        if vertices:
-            for row, g in enumerate(graph):
+        if at == "graph":
+            for g, text in enumerate(cavs.data.sentences_of(graphs)):
+                yield {"graph": g, "prediction": values[g], "text": text}
+        elif vertices or self.names_vertices:
+            texts = self.texts(path, graphs)
+            for row in range(len(graph)) if vertices else np.flatnonzero(cavs.data.is_root(graphs)).tolist():
+                g = graph[row]
                 yield {"graph": g, "vertex": row - starts[g], "prediction": values[row], "text": texts[row]}
-            return
-        places = range(len(graphs)) if at == "graph" else np.flatnonzero(cavs.data.is_root(graphs)).tolist()
-        for place in places:
-            g = place if at == "graph" else graph[place]
-            yield {"graph": g, "prediction": values[place], "text": texts[g]}
+        else:
+            texts = cavs.data.sentences_of(graphs)
+            for row in np.flatnonzero(cavs.data.is_root(graphs)).tolist():
+                yield {"graph": graph[row], "prediction": values[row], "text": texts[graph[row]]}
 
     def texts(self, path: str, graphs: cavs.Graphs) -> list[str]:
         """The text beside each vertex."""

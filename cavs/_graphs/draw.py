@@ -1,0 +1,197 @@
+"""Pictures as SVG text, without another package: graphs with words, labels and predictions, and the bars of a schedule."""
+
+import html
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cavs._graphs.counted import counted
+from cavs._graphs.graphs import Graphs
+from cavs._graphs.layout import layout_of_batch
+
+INK, FAINT, WRONG, PADDING = "#222222", "#b4b4b4", "#c62828", "#d9d9d9"
+LEVELS = np.array([[72, 26, 108], [57, 86, 140], [31, 150, 139], [85, 198, 103], [173, 220, 48]])  # RGB, leaves first
+MOST = 400  # vertices of a picture: more would be too small to read
+ROW, COLUMN, LETTER, MARGIN = 44, 30, 6.5, 24  # pixels: between levels, between vertices, of a letter, around the picture
+LONGEST = 16  # letters of a text beside a vertex
+
+
+class Drawing(str):
+    """The text of an SVG picture. A notebook shows the picture."""
+
+    def _repr_html_(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"Drawing({len(self):,} characters of SVG)"
+
+
+def draw(
+    graphs: Graphs,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    predictions: ArrayLike | Sequence[object] | None = None,
+    text: Sequence[str] | None = None,
+) -> Drawing:
+    """Draws graphs as SVG: each vertex at its level, above its children, with its word, its label and a prediction.
+
+    ```python
+    cavs.debug.draw(graphs[:2], "trees.svg", predictions=logits.argmax(-1))
+    ```
+
+    A prediction that differs from the label is red, with the label in brackets. Colours are levels. Graphs of more than 400
+    vertices in all are drawn up to the last one that fits; [`cavs.Schedule.plot`][] draws larger ones.
+
+    Args:
+        graphs: the graphs, drawn side by side.
+        path: a file to write, which ends in `.svg`; `None` writes none.
+        predictions: (V,) one for each vertex: indices of `label_names` like `graphs.label`, other numbers, or texts.
+        text: (V,) texts for the vertices. `None`: their words, or else their kinds.
+
+    Returns:
+        The text of the picture, a `str` that a notebook shows.
+
+    Raises:
+        TypeError: `graphs` are no graphs.
+        ValueError: the first graph has more than 400 vertices, there are no graphs, `path` has another suffix, or
+            `predictions` or `text` do not have one entry per vertex.
+    """
+    if not isinstance(graphs, Graphs):
+        raise TypeError(f"draw: graphs: got a {type(graphs).__name__}; expected cavs.Graphs. Write graphs[:2] for two graphs.")
+    if path is not None and Path(path).suffix.lower() != ".svg":
+        raise ValueError(f"draw: path: got {os.fspath(path)}; expected a name that ends in .svg.")
+    for name, of in (("predictions", predictions), ("text", text)):
+        if of is not None and np.asarray(of).shape[:1] != (graphs.num_vertices,) or isinstance(of, str):
+            got = repr(of) if isinstance(of, str) else f"shape {np.asarray(of).shape}"
+            raise ValueError(f"draw: {name}: got {got}; expected {graphs.num_vertices} entries, one per vertex.")
+    guesses = None if predictions is None else np.asarray(predictions)
+    shown = int(np.searchsorted(graphs.vertex_offsets, MOST, side="right")) - 1
+    if not shown:
+        got = f"a first graph of {graphs.vertex_offsets[1]:,} vertices" if len(graphs) else "no graphs"
+        raise ValueError(
+            f"draw: graphs: got {got}; expected graphs of at most {MOST}. Write cavs.schedule(graphs).plot(path, graphs)."
+        )
+    found = _picture(
+        graphs[:shown], guesses, text, "" if shown == len(graphs) else f"the first {shown} of {len(graphs):,} graphs"
+    )
+    if path is not None:
+        Path(path).write_text(found, encoding="utf-8")
+    return found
+
+
+def as_html(graphs: Graphs) -> str:
+    """Returns what a notebook shows of graphs: their sizes, and a picture of the first one if it is small."""
+    first = draw(graphs[0]) if len(graphs) and graphs[0].num_vertices <= MOST // 4 else ""
+    return f"<div><code>{html.escape(repr(graphs))}</code><br>{first}</div>"
+
+
+def bars(sizes: Iterable[int], padding: Iterable[int]) -> Drawing:
+    """Draws a bar for each level: its vertices, and grey above them its padding.
+
+    Args:
+        sizes: (levels,) vertices of each level, leaves first.
+        padding: (levels,) rows of padding.
+    """
+    rows = [*zip(sizes, padding, strict=True)]
+    top, height, step = max((a + b for a, b in rows), default=1) or 1, 120.0, 24
+    colours, found = _colours(np.arange(len(rows))), []
+    for level, (size, more) in enumerate(rows):
+        x, of, above = MARGIN + step * level, height * size / top, height * more / top
+        tip = f"<title>level {level}: {counted(size, 'vertex')}, {counted(more, 'row')} of padding</title>"
+        places = ((colours[level], height - of, of), (PADDING, height - of - above, above))
+        boxes = "".join(f'<rect x="{x}" y="{MARGIN + y:.1f}" width="20" height="{h:.1f}" fill="{c}"/>' for c, y, h in places)
+        found.append(f"<g>{tip}{boxes}{_text(x + 10, MARGIN + height + 14, str(level), 'middle')}</g>")
+    return _svg(2 * MARGIN + step * len(rows), height + 2 * MARGIN, found)
+
+
+def _picture(graphs: Graphs, predictions: np.ndarray | None, text: Sequence[str] | None, note: str) -> Drawing:
+    """Draws all of these graphs; `predictions` and `text` may have further entries."""
+    n, height, tall = graphs.num_vertices, graphs.height, int(graphs.height.max(initial=0))
+    names = [_short(text[v]) if text is not None else _name(graphs, v) for v in range(n)]
+    marks = [_mark(graphs, predictions, v) for v in range(n)]
+    leaf, lengths = height == 0, np.array([len(name) for name in names])
+    beside = lengths * ~leaf + [len(mark) + 1 for mark, _ in marks]
+    x = layout_of_batch(graphs)
+    column = max(COLUMN, LETTER * lengths[leaf].max(initial=0) + 8, LETTER * beside.max(initial=0) + 10)
+    x = MARGIN + (x - x.min(initial=0)) * column
+    y = MARGIN + ROW * (tall - height)
+    base = np.repeat(graphs.vertex_offsets[:-1], np.diff(graphs.vertex_offsets))
+    owner = np.repeat(np.arange(n), np.diff(graphs.child_offsets))
+    child = graphs.children + base[owner]
+    is_tree = np.bincount(child, minlength=n).max(initial=0) <= 1  # whose lines go across and then down, and do not cross
+    found = []
+    for a, b in zip(owner.tolist(), child.tolist(), strict=True):
+        to = f"H{x[b]:.1f}V{y[b]}" if is_tree else f"L{x[b]:.1f} {y[b]}"
+        found.append(f'<path d="M{x[a]:.1f} {y[a]}{to}" fill="none" stroke="{FAINT}"/>')
+    graph, colours = np.repeat(np.arange(len(graphs)), np.diff(graphs.vertex_offsets)), _colours(height)
+    for v, (mark, wrong) in enumerate(marks):
+        tip = f"<title>graph {graph[v]}, vertex {v - base[v]}, level {height[v]}</title>"
+        texts = [_text(x[v], y[v] + 20, names[v], "middle")] if leaf[v] else []
+        side = mark if leaf[v] else " ".join(filter(None, (names[v], mark)))
+        texts.append(_text(x[v] + 8, y[v] - 6, side, "start", WRONG if wrong else INK))
+        ring = f' stroke="{WRONG}" stroke-width="2"' if wrong else ""
+        found.append(f'<g>{tip}<circle cx="{x[v]:.1f}" cy="{y[v]}" r="6" fill="{colours[v]}"{ring}/>{"".join(texts)}</g>')
+    bottom = 2 * MARGIN + ROW * tall + 8
+    found += [_text(MARGIN, bottom + 8, note, "start")] if note else []
+    right = max(x.max(initial=0) + MARGIN + LETTER * (beside.max(initial=0) + 1), LETTER * len(note) + 2 * MARGIN)
+    return _svg(right, bottom + (20 if note else 0), found)
+
+
+def _name(graphs: Graphs, v: int) -> str:
+    """Returns the word of a vertex, or else its kind, or else nothing."""
+    for ids, names in ((graphs.input_id, graphs.vocab), (graphs.kind, graphs.kind_names)):
+        if ids is not None and ids[v] >= 0:
+            return _short(names[ids[v]] if names is not None else ids[v])
+    return ""
+
+
+def _mark(graphs: Graphs, predictions: np.ndarray | None, v: int) -> tuple[str, bool]:
+    """Returns the text of a vertex's label and prediction, and whether they differ."""
+    names = graphs.label_names
+    label = "" if graphs.label is None else _value(graphs.label[v], names)
+    if predictions is None:
+        return label, False
+    guess = _value(predictions[v], names)
+    exact = bool(label) and predictions.dtype.kind != "f"  # numbers of a regression always differ a little
+    wrong = exact and guess != label
+    return f"{guess} ({label})" if wrong or label and not exact else guess, wrong
+
+
+def _value(value: Any, names: tuple[str, ...] | None) -> str:
+    """Returns the text of a label or a prediction: a name, a number, or "" for none."""
+    if np.ndim(value):
+        return ""
+    if isinstance(value, np.integer):
+        return "" if value < 0 else _short(names[value] if names is not None and value < len(names) else value)
+    if isinstance(value, np.floating):
+        return "" if np.isnan(value) else f"{value:.3g}"
+    return _short(value)
+
+
+def _short(text: object) -> str:
+    """Returns a text of at most `LONGEST` letters, without characters that SVG does not allow."""
+    found = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
+    return found if len(found) <= LONGEST else found[: LONGEST - 1] + "…"
+
+
+def _colours(levels: np.ndarray) -> list[str]:
+    """Returns the colour of each of `levels`."""
+    place = levels / max(int(levels.max(initial=0)), 1) * (len(LEVELS) - 1)
+    rgb = np.stack([np.interp(place, np.arange(len(LEVELS)), channel) for channel in LEVELS.T], -1).astype(int)
+    return ["#{:02x}{:02x}{:02x}".format(*colour) for colour in rgb.tolist()]
+
+
+def _text(x: float, y: float, text: str, anchor: str, colour: str = INK) -> str:
+    """Returns a text at a place; nothing if it is empty."""
+    return text and f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{html.escape(text)}</text>'
+
+
+def _svg(width: float, height: float, parts: Iterable[str]) -> Drawing:
+    """Returns a whole picture, on white, as the page of a notebook may be dark."""
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">'
+    return Drawing(f'{head}<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>')
