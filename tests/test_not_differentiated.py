@@ -78,14 +78,14 @@ def case(program: str) -> tuple[cavs.VertexFunction, Any, np.ndarray]:
         params = {"query": rng.normal(size=(H, H)) / H, "score": rng.normal(size=H)}
         x = rng.normal(size=(n, 32, H)).astype(np.float32)
         return cavs.VertexFunction(attention, state=(H,)), jax.tree.map(jnp.float32, params), x
-    ready = vp.ChildSumTreeLSTM(H, H) if program == "ChildSumTreeLSTM" else vp.TreeFC(H)
+    ready = vp.ChildSumTreeLSTM(H, H)
     return ready.vertex_function(), ready.init(jax.random.key(0)), rng.normal(size=(n, H)).astype(np.float32)
 
 
 ENGINES = [
     *(("attention", "scan"), ("ChildSumTreeLSTM", None)),
     pytest.param(
-        *("TreeFC", INTERPRETED),
+        *("ChildSumTreeLSTM", INTERPRETED),
         marks=pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' interpreter"),
         id="persistent",
     ),
