@@ -23,7 +23,7 @@ OUTSIDE = [
     ("checkpoint", "vmap inputs", "grad params"),
     ("map batch_size", "vjp"),
     ("vmap both", "jacrev"),
-    ("vmap both", "vmap inputs", "linearize"),
+    ("vmap inputs", "linearize"),
     ("vmap params", "hvp"),
     ("vmap named", "value_and_grad"),
 ]

@@ -100,7 +100,7 @@ def test_random_cells_have_states_in_16_bits() -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("seed", [1, 3])
+@pytest.mark.parametrize("seed", [3])
 def test_random_cells(seed: int) -> None:
     """Longer: `python -m tests.random_halved`."""
     cell = Cell(seed)

@@ -88,9 +88,9 @@ def test_tight_weights_in_the_interpreter() -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "rows"), [("TreeFC", 2), ("ChildSumTreeLSTM", 2), ("linear", 1), ("linear", 99)])
+@pytest.mark.parametrize(("name", "rows"), [("TreeFC", 2), ("ChildSumTreeLSTM", 2), ("linear", 1)])
 def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
-    """Levels of some vertices, or all, or one in a launch of their own, weights in the order of its ring."""
+    """Levels of some vertices, or one in a launch of their own, weights in the order of its ring."""
     make, graphs = CASES[name]
     F, params = make(256)
     x = inputs_of(name, graphs, 256)
@@ -164,7 +164,7 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
 @pytest.mark.parametrize(
     ("precision", "name"),
     [
-        *(("bf16", name) for name in ("ChildSumTreeLSTM", "reset before the product")),
+        ("bf16", "ChildSumTreeLSTM"),
         *(("f16", name) for name in ("BinaryTreeLSTM", "unread state")),
     ],
 )
