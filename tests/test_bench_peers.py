@@ -153,7 +153,8 @@ def test_flashrnn_agrees_in_its_reference():
 
 
 def test_triton_agrees_in_its_interpreter():
-    pytest.importorskip("triton", reason="pip install torch triton")
+    for module in ("torch", "triton"):
+        pytest.importorskip(module, reason="pip install torch triton")
     check = "from tests.test_bench_peers import check_triton; check_triton()"
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", check], env=environment, check=True)

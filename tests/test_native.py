@@ -36,9 +36,9 @@ def attention(params: Any, v: cavs.Vertex) -> None:
 
 
 F = cavs.VertexFunction(attention, state=(6,))
-# Programs that pass states on as they are, and all that overwrite states; edges; a matrix whose rows are states.
+# Programs that pass states on as they are, and half of those that overwrite states (`test_run` runs the others); edges; a matrix whose rows are states.
 COPIES = tuple(step.__name__ for step in COPYING)
-TABLE = [case for case in IN_FORESTS if not case[0].startswith(COPIES)][::2] + [
+TABLE = [case for case in IN_FORESTS if not case[0].startswith(COPIES)][1::2] + [
     case for case in CASES if case[0].startswith(COPIES)
 ]
 TABLE += [("matrix states", "binary"), ("attention", "wide"), ("edge messages", "wide"), ("edge messages", "three kinds")]
