@@ -36,7 +36,8 @@ def attention(params: Any, v: cavs.Vertex) -> None:
 
 
 F = cavs.VertexFunction(attention, state=(6,))
-# Programs that pass states on as they are, and half of those that overwrite states (`test_run` runs the others); edges; a matrix whose rows are states.
+# Programs that pass states on as they are; half of those that overwrite states (`test_run` runs the others); edges; a matrix
+# whose rows are states.
 COPIES = tuple(step.__name__ for step in COPYING)
 TABLE = [case for case in IN_FORESTS if not case[0].startswith(COPIES)][1::2] + [
     case for case in CASES if case[0].startswith(COPIES)
