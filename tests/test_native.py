@@ -98,7 +98,7 @@ def test_states_are_copied_in_levels_of_many_tiles(step: Any) -> None:
     assert_same(lambda engine: jax.value_and_grad(loss, (0, 1))(params, rows(sched), sched, engine, function))
 
 
-@pytest.mark.parametrize("name", ["wide", "very wide", "of many levels"])
+@pytest.mark.parametrize("name", ["very wide", "of many levels"])
 def test_gradients_are_those_of_engine_scan(name: str) -> None:
     trees = cavs.from_parents([_complete(6)] * 9)
     sched = cavs.schedule(BATCHES["wide"] + trees if name == "of many levels" else BATCHES[name])

@@ -14,7 +14,6 @@ from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.memo import results
 from cavs._run.compiled import _compiled
 from cavs._run.plans import latest_plan
-from tests.persistent_programs import INTERPRETED
 from tests.programs import PROGRAMS
 from tests.truth import assert_close, batch_inputs, call, loss, sched, truth
 
@@ -82,29 +81,18 @@ def case(program: str) -> tuple[cavs.VertexFunction, Any, np.ndarray]:
     return ready.vertex_function(), ready.init(jax.random.key(0)), rng.normal(size=(n, H)).astype(np.float32)
 
 
-ENGINES = [
-    *(("attention", "scan"), ("ChildSumTreeLSTM", None)),
-    pytest.param(
-        *("ChildSumTreeLSTM", INTERPRETED),
-        marks=pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' interpreter"),
-        id="persistent",
-    ),
-]
-
-
-@pytest.mark.parametrize(("program", "engine"), ENGINES)
+# Engine `persistent` is in `tests/test_compositions.py`, and on the card in `tests/test_differentiated_arguments.py`.
+@pytest.mark.parametrize(("program", "engine"), [("attention", "scan"), ("ChildSumTreeLSTM", None)])
 def test_every_engine(program: str, engine: Any) -> None:
     F, params, x = case(program)
-    graphs = GRAPHS[:4] if engine is INTERPRETED else GRAPHS
-    schedule, x = cavs.schedule(graphs, scripts=engine is INTERPRETED), x[: graphs.num_vertices]
+    schedule = cavs.schedule(GRAPHS)
 
     def of(params: Any, x: Any) -> jax.Array:
         return jnp.sum(jnp.tanh(cavs.run(F, params, schedule, x, select=schedule.roots, engine=engine)) ** 2)
 
     by_params, by_x = jax.jit(jax.grad(of, argnums=(0, 1)))(params, x)
     assert_close(jax.jit(jax.grad(of))(params, x), by_params, 1e-5)
-    if engine is not INTERPRETED:
-        assert_close(jax.jit(jax.grad(of, argnums=1))(params, x), by_x, 1e-5)
+    assert_close(jax.jit(jax.grad(of, argnums=1))(params, x), by_x, 1e-5)
     one = next(iter(params))
     frozen = jax.jit(jax.grad(lambda w, x: of(params | {one: w}, x)))(params[one], x)
     assert_close(frozen, by_params[one], 1e-5)
