@@ -2,16 +2,9 @@
 
     python -m bench.worker SYSTEM --threads 2 --device cpu
 
-The commands are:
-
-- `open`: load a case
-- `check`: losses before and after two updates, and the time of the first step
-- `warm`: run every batch once
-- `round`: the timed passes
-- `schedule`: the host's share alone
-- `profile`: time on the GPU
-- `gemm`: the rate of a large product
-- `quit`
+The commands are `quit`, and the methods of `Worker`: `open` loads a case, `check` returns losses before and after two updates,
+`warm` runs every batch once, `round` times passes, `schedule` times the host's share alone, `profile` the GPU, and `gemm` the
+rate of a large product.
 
 One worker is timed at a time; the others wait in `readline`. This file also runs under Python 3.8 for DyNet.
 """
@@ -69,11 +62,11 @@ class Worker:
             versions["device"] = sys.modules["torch"].cuda.get_device_name()
         return {"versions": versions}
 
-    def open(self, case, steps, path=None):
+    def open(self, case, steps):
         self.model, self.batches = None, []
         gc.collect()
         case = cases.parse(case)
-        batches = cases.dataset(case, steps, path)
+        batches = cases.dataset(case, steps)
         self.model = self.system.make(case, cases.parameters(case), self.threads, self.device)
         self.batches = self.model.load(batches) if hasattr(self.model, "load") else batches
         return {"gflop": cases.gflop(case, batches), "reading": getattr(self.model, "reading", 0.0)}

@@ -119,7 +119,7 @@ PROGRAMS: dict[str, Program] = {
     "NaryTreeLSTM of 3": _ready(vp.NaryTreeLSTM(H, E, arity=3, dtype=_F64), "binary"),
     "ChildSumTreeLSTM": _ready(vp.ChildSumTreeLSTM(H, E, dtype=_F64), "wide"),
     "TreeFC": _ready(vp.TreeFC(H, _F64), "binary", rows=jax.ShapeDtypeStruct((H,), _F64)),
-    "ElmanRNN": _ready(vp.ElmanRNN(H, E, _F64), "chains", "one vertex", "very long chain"),
+    "ElmanRNN": _ready(vp.ElmanRNN(H, E, _F64), "chains", "one vertex"),
     "LSTM": _ready(vp.LSTM(H, E, _F64), "chains", "very long chain"),
     "GRU": _ready(vp.GRU(H, E, _F64), "long chain"),
     "RvNN": _ready(vp.RvNN(H, E, _F64), "leaf and inner"),

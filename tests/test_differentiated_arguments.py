@@ -17,7 +17,7 @@ from tests.truth import assert_close
 GRAPHS = cavs.from_parents([[2, 2, 4, 4, -1], [2, 2, -1], [-1]] * 4)
 H, E = 8, 3
 TREE_LSTM = vp.BinaryTreeLSTM(H, E)
-ARGUMENTS = {"params": 0, "inputs": 1, "both": (0, 1)}
+ARGUMENTS = {"params": 0, "inputs": 1}
 
 
 def batch(**how: Any) -> Callable[[Any, Any], jax.Array]:

@@ -1,11 +1,8 @@
 """The documentation: its programs run, its names, commands and links exist, and it tells every public name."""
 
-import fnmatch
 import importlib.util
 import inspect
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -107,12 +104,6 @@ def test_the_site_has_every_page() -> None:
     assert {name for name in PAGES} <= navigation
 
 
-def test_extras_are_of_this_project() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = re.findall(r"pip install '\.\[([\w,]+)\]'", "\n".join(TEXT.values()))
-    assert told and {extra for some in told for extra in some.split(",")} <= {*extras}
-
-
 def test_pictures_are_drawn_by_the_script() -> None:
     """Each picture of a page is in docs/images."""
     for name, text in TEXT.items():
@@ -123,22 +114,3 @@ def test_pictures_are_drawn_by_the_script() -> None:
 def test_documented_members_have_docstrings() -> None:
     """mkdocstrings leaves out what has no docstring, so nothing public may lack one."""
     assert not [name for space in NAMESPACES for name in public_names(space) if not inspect.getdoc(_find(name))]
-
-
-def test_the_site_has_the_notebooks_that_its_pages_offer() -> None:
-    """Each page of the tutorial links to its notebook, which docs/hooks.py makes."""
-    excluded = re.findall(r"exclude_docs: \|\n((?:  .*\n)+)", (ROOT / "mkdocs.yml").read_text())[0].split()
-    assert excluded and not [pattern for pattern in excluded if fnmatch.fnmatch("tutorial/01_sentiment_trees.ipynb", pattern)]
-
-
-def test_the_home_page_gets_the_table_of_the_readme() -> None:
-    """docs/hooks.py finds the mark in the home page, and the marks around the table in the README."""
-    mark = re.findall(r'^_TABLE = "(.*)"$', (DOCS / "hooks.py").read_text(), re.MULTILINE)
-    assert len(mark) == 1 and TEXT["index.md"].count(mark[0]) == 1
-    assert re.search(r"<!-- bench:begin -->\n.*<!-- bench:end -->", (ROOT / "README.md").read_text(), re.DOTALL)
-
-
-def test_generated_pages_have_sources() -> None:
-    """The files of the repository that become pages."""
-    taken = re.findall(r'"[\w/]+\.md": "([\w/]+\.md)"', (DOCS / "hooks.py").read_text())
-    assert taken and not [path for path in taken if path != "kernels/README.md" and not Path(ROOT / path).exists()]

@@ -46,7 +46,7 @@ def attention(p: Any, v: cavs.Vertex) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("fn", "hidden"), [(message, 16), (attention, 10)])
+@pytest.mark.parametrize(("fn", "hidden"), [(attention, 10)])
 def test_kernels_in_the_interpreter(fn: Any, hidden: int) -> None:
     graphs, rng = joined([random_dag(9, (1, 2, 3), seed=4), GRAPH]), np.random.default_rng(3)
     shapes = {"w": (E, hidden), "u": (hidden, hidden), "e": (4, hidden)}

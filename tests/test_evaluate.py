@@ -129,14 +129,6 @@ def test_evaluation_has_the_figures_that_training_reported(run, capsys):
         assert np.trace(values[where]["confusion"]) == best[right] == round(values[where]["accuracy"] * best[where])
 
 
-def test_evaluation_prints_tables_and_draws_the_confusion_matrix(run, tmp_path, capsys):
-    out = printed(capsys, "evaluate", str(run / "run"), str(run / "t.txt"), "--out", str(tmp_path / "m.png"))
-    assert "macro F1" in out and "vertices" in out and "predicted" in out
-    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    assert cli.main(["evaluate", str(run / "run"), str(run / "t.txt"), "--out", "m.doc"]) == 2
-    assert "--out: got m.doc; expected a name that ends in .png, .pdf, .svg" in capsys.readouterr().err
-
-
 def test_labels_that_the_model_does_not_know_are_errors_of_the_model(run, tmp_path, capsys):
     (tmp_path / "new.txt").write_text("(7 (1 bad) (2 .))")
     values = json.loads(printed(capsys, "evaluate", str(run / "run"), str(tmp_path / "new.txt"), "--json"))
@@ -160,14 +152,6 @@ def test_prediction_of_phrases_distributions_and_standard_input(run, monkeypatch
     stdin(monkeypatch, TREES[1])
     (line,) = printed(capsys, "predict", str(run / "run"), "-", "--no-header", "--probabilities").splitlines()
     assert len(line.split("\t")) == 4 + 3
-
-
-def test_a_model_of_trees_says_how_to_write_sentences(run, monkeypatch, capsys):
-    stdin(monkeypatch, "not bad\n")
-    assert cli.main(["predict", str(run / "run"), "-"]) == 2
-    error = capsys.readouterr().err
-    assert "got standard input, plain text that begins with 'not bad'" in error and "Write each sentence as a tree" in error
-    assert "--task lm" not in error
 
 
 def test_a_model_of_chains_reads_plain_sentences(tmp_path, monkeypatch, capsys):

@@ -14,12 +14,11 @@ from cavs._function.plan import FunctionPlan
 from cavs._jaxpr.memo import results
 from cavs._run.compiled import _compiled
 from cavs._run.plans import latest_plan
-from tests.persistent_programs import INTERPRETED
 from tests.programs import PROGRAMS
 from tests.truth import assert_close, batch_inputs, call, loss, sched, truth
 
 H = 8
-NAMES = ["ChildSumTreeLSTM", "EncoderDecoder", "attention", "mixed dtypes", "edge attention", "three kinds", "eager state"]
+NAMES = ["ChildSumTreeLSTM", "mixed dtypes", "edge attention", "three kinds", "eager state"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,21 +81,11 @@ def case(program: str) -> tuple[cavs.VertexFunction, Any, np.ndarray]:
     return ready.vertex_function(), ready.init(jax.random.key(0)), rng.normal(size=(n, H)).astype(np.float32)
 
 
-ENGINES = [
-    *(("attention", "scan"), ("attention", None), ("ChildSumTreeLSTM", None)),
-    pytest.param(
-        *("ChildSumTreeLSTM", INTERPRETED),
-        marks=pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="Pallas' interpreter"),
-        id="persistent",
-    ),
-]
-
-
-@pytest.mark.parametrize(("program", "engine"), ENGINES)
+# Engine `persistent` is in `tests/test_compositions.py`, and on the card in `tests/test_differentiated_arguments.py`.
+@pytest.mark.parametrize(("program", "engine"), [("attention", "scan"), ("ChildSumTreeLSTM", None)])
 def test_every_engine(program: str, engine: Any) -> None:
     F, params, x = case(program)
-    graphs = GRAPHS[:4] if engine is INTERPRETED else GRAPHS
-    schedule, x = cavs.schedule(graphs, scripts=engine is INTERPRETED), x[: graphs.num_vertices]
+    schedule = cavs.schedule(GRAPHS)
 
     def of(params: Any, x: Any) -> jax.Array:
         return jnp.sum(jnp.tanh(cavs.run(F, params, schedule, x, select=schedule.roots, engine=engine)) ** 2)

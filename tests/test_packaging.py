@@ -86,21 +86,6 @@ def test_the_two_folders_are_links_inside_the_package(folder):
     assert not (ROOT / folder).is_symlink() and (ROOT / folder).is_dir()
 
 
-def test_ruff_refuses_the_top_level_names():
-    pytest.importorskip("ruff")
-    lines = [
-        form.format(name)
-        for name in ("kernels", "vertex_programs")
-        for form in ("import {}", "from {} import x", "import {}.x")
-    ]
-    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "TID251", "--stdin-filename", "bench/x.py", "-"]
-    done = subprocess.run(
-        [*command, "--output-format", "concise"], input="\n".join(lines), cwd=ROOT, capture_output=True, text=True
-    )
-    told = [int(line.split(":")[1]) for line in done.stdout.splitlines() if "Write `cavs." in line]
-    assert done.returncode == 1 and told == [1, 2, 3, 4, 5, 6], done.stdout + done.stderr
-
-
 def sources(folder: str) -> Iterator[Path]:
     """Python files by their real path: the links inside cavs/ are not followed twice."""
     for path in sorted((ROOT / folder).rglob("*.py")):
@@ -177,24 +162,6 @@ def test_every_import_is_declared():
         for path in sources(folder):
             third_party = {n.split(".")[0] for n in imports(path)} - set(sys.stdlib_module_names)
             assert third_party <= known, f"{path}: {third_party - known}"
-
-
-def test_the_data_of_the_command_line_is_there():
-    for name in ("reviews.train.txt", "reviews.dev.txt"):
-        assert (ROOT / "cavs" / "data" / name).stat().st_size > 1000
-
-
-def test_type_checkers_read_the_annotations():
-    assert (ROOT / "cavs" / "py.typed").exists()
-
-
-def test_the_default_environment_has_neither_type_checker_nor_other_frameworks():
-    groups = PROJECT["dependency-groups"]
-    assert PROJECT["tool"]["uv"]["default-groups"] == ["test"]
-    light = declared(PROJECT["project"]["dependencies"]) | declared(groups["test"])
-    assert not {"pyright", "ruff", "flax", "equinox", "sacrebleu", "torch", "cavs"} & light and {"pytest", "jax"} <= light
-    interop = declared(PROJECT["project"]["optional-dependencies"]["interop"])
-    assert {"flatbuffers", "networkx", "safetensors"} <= interop  # the same packages, for users
 
 
 def test_the_readme_needs_no_extra():

@@ -40,10 +40,10 @@ INTERPRETER = pytest.mark.skipif(
 )
 # One of each way through the kernels; all are tested on the card.
 CASES_INTERPRETED = [
-    *((name, H) for name in ("BinaryTreeLSTM", "reset before the product", "layer norm", "unread state")),
+    *((name, H) for name in ("reset before the product", "layer norm", "unread state")),
     # Sizes that are no multiples of 16: padded.
     *(("BinaryTreeLSTM", 10), ("ChildSumTreeLSTM", 40), ("reciprocals", 10)),
-    *(("linear", H), ("constant states", 10), ("DAGNN", H), ("EncoderDecoder", H), ("TreeFC", H)),
+    *(("linear", H), ("constant states", 10), ("DAGNN", H), ("EncoderDecoder", H)),
 ]
 
 
@@ -58,7 +58,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "hidden"), CASES_INTERPRETED + [(name, H) for name in COPIES])
+@pytest.mark.parametrize(("name", "hidden"), CASES_INTERPRETED + [(name, H) for name in [*COPIES][::2]])
 def test_kernels_in_the_interpreter(name: str, hidden: int) -> None:
     make, graphs = (CASES | COPIES)[name]
     F, params = make(hidden)
@@ -88,9 +88,9 @@ def test_tight_weights_in_the_interpreter() -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize(("name", "rows"), [("TreeFC", 2), ("ChildSumTreeLSTM", 2), ("linear", 1), ("linear", 99)])
+@pytest.mark.parametrize(("name", "rows"), [("TreeFC", 2), ("ChildSumTreeLSTM", 2), ("linear", 1)])
 def test_wide_levels_in_the_interpreter(name: str, rows: int) -> None:
-    """Levels of some vertices, or all, or one in a launch of their own, weights in the order of its ring."""
+    """Levels of some vertices, or one in a launch of their own, weights in the order of its ring."""
     make, graphs = CASES[name]
     F, params = make(256)
     x = inputs_of(name, graphs, 256)
@@ -164,8 +164,8 @@ def test_every_batch_has_layouts(name: str, precision: str) -> None:
 @pytest.mark.parametrize(
     ("precision", "name"),
     [
-        *(("bf16", name) for name in ("BinaryTreeLSTM", "ChildSumTreeLSTM", "TreeFC", "reset before the product")),
-        *(("f16", name) for name in ("BinaryTreeLSTM", "NaryTreeLSTM", "LSTM", "unread state")),
+        ("bf16", "ChildSumTreeLSTM"),
+        *(("f16", name) for name in ("BinaryTreeLSTM", "unread state")),
     ],
 )
 def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
@@ -188,8 +188,7 @@ def test_products_of_16_bits_read_16_bits(precision: str, name: str) -> None:
 
 
 @INTERPRETER
-@pytest.mark.parametrize("name", ["ChildSumTreeLSTM", "unread state"])
-@pytest.mark.parametrize("at", [None, [3, 0, 3, 7]])
+@pytest.mark.parametrize(("name", "at"), [("ChildSumTreeLSTM", [3, 0, 3, 7]), ("unread state", None)])
 def test_cotangents_of_pushes_by_number(name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of large batches are not spread over tensors of zeros; a vertex may be asked for twice."""
     monkeypatch.setattr(adjoint, "FEW_BYTES", -1)

@@ -33,20 +33,6 @@ def wait_until(condition, seconds=10.0):
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 7])
-@pytest.mark.parametrize("n", [0, 1, 2, 50])
-def test_all_items_in_order(n, depth):
-    assert list(prefetch(range(n), lambda i: i * i, depth)) == [i * i for i in range(n)]
-
-
-def test_runs_on_one_other_thread_that_the_first_next_starts():
-    names = []
-    it = prefetch(range(3), lambda i: names.append(threading.current_thread()) or i)
-    assert not threads() and not names
-    assert list(it) == [0, 1, 2]
-    assert len(set(names)) == 1 and names[0] is not threading.main_thread()
-
-
 @pytest.mark.parametrize("depth", [1, 3])
 def test_never_more_than_depth_ahead(depth):
     begun = []
@@ -75,20 +61,6 @@ class Broken(Exception):
     pass
 
 
-def test_an_exception_of_prepare_comes_at_its_place():
-    def prepare(i):
-        if i == 3:
-            raise Broken("item 3")
-        return i
-
-    got = []
-    with pytest.raises(Broken, match="item 3") as caught:
-        for x in prefetch(range(10), prepare):
-            got.append(x)
-    assert got == [0, 1, 2]
-    assert any(entry.name == "prepare" for entry in caught.traceback)  # where it happened, not where it was raised again
-
-
 def test_an_exception_of_the_items_comes_at_its_place():
     def items():
         yield 0
@@ -107,27 +79,12 @@ def test_stop_iteration_in_prepare_does_not_end_the_items_silently():
         list(prefetch(range(3), lambda i: next(iter(()))))
 
 
-def test_break_ends_the_thread():
-    for x in prefetch(itertools.count(), lambda i: i):
-        if x == 2:
-            break
-    del x
-    wait_until(lambda: not threads())
-
-
 def test_close_ends_the_thread_at_once():
     it = prefetch(itertools.count(), lambda i: i)
     assert next(it) == 0 and len(threads()) == 1
     it.close()
     assert not threads()
     assert list(it) == []
-
-
-def test_an_exception_of_the_consumer_ends_the_thread():
-    with pytest.raises(Broken), contextlib.closing(prefetch(itertools.count(), lambda i: i)) as it:
-        for _ in it:
-            raise Broken
-    assert not threads()
 
 
 def test_waiting_costs_no_processor_time():

@@ -53,22 +53,6 @@ def test_the_gallery_runs_and_learns(runs):
     assert all(after < 0.1 * before for before, after in losses), losses
 
 
-def test_the_padding_of_the_picture_and_of_a_batch_is_as_told():
-    graphs = cavs.read(ROOT / "cavs" / "data" / "reviews.train.txt")
-    sizes = (graphs.vertex_offsets[1:] - graphs.vertex_offsets[:-1]).tolist()
-    drawn = re.findall(r"^SIZES = \((.*)\)", (ROOT / "docs" / "images" / "draw.py").read_text(), re.MULTILINE)[0].split(", ")
-    few = graphs[[sizes.index(int(size)) for size in drawn]]
-    many, tiny = (round(100 * cavs.schedule(batch).waste) for batch in (graphs[:64], few))
-    assert f"{many} % of the rows of 64 parse trees, and {tiny} % of the tiny batch above" in TEXT["README"].replace("\n", " ")
-
-
-def test_programs_are_short():
-    forward, training = (len(block.splitlines()) for block in blocks("python", TEXT["README"]))
-    assert forward <= 15 and training <= 30 and len(TEXT["README"].splitlines()) <= 150
-    _, *programs = blocks("python", TEXT["gallery"])
-    assert [p for p in programs if len([line for line in p.splitlines() if line.strip()]) > 15] == []
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_name_that_is_told_exists(page):
     lines = [line for line in TEXT[page].splitlines() if "arxiv" not in line]

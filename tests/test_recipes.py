@@ -60,11 +60,13 @@ def test_every_task_has_a_file():
     assert all(find_recipe(name).name == name for name in TASKS)
 
 
-# Runs command lines of a file as a user would, one after another in one process, which prints their exit codes.
+# Runs command lines of files as a user would, one after another in one process, which prints their exit codes.
 RUN = """
-import runpy, sys
+import os, runpy, sys
 for line in sys.argv[1:]:
-    sys.argv = ["mine.py", *line.split()]
+    folder, *words = line.split()
+    os.chdir(folder)
+    sys.argv = ["mine.py", *words]
     try:
         runpy.run_path("mine.py", run_name="__main__")
         code = 0
@@ -74,30 +76,30 @@ for line in sys.argv[1:]:
 """
 
 
-def ran(folder: Path, *lines: str) -> tuple[list[str], str]:
-    """What each command line of `mine.py` prints, up to its exit code, and what all write to stderr."""
+def ran(*lines: str) -> tuple[list[str], str]:
+    """What each command line of `mine.py` in a folder prints, up to its exit code, and what all write to stderr."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", RUN, *lines]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     return done.stdout.split("[exit "), done.stderr
 
 
-@pytest.mark.parametrize("name", DATA)
-def test_a_copy_in_an_empty_folder_trains_evaluates_and_predicts(name, tmp_path):
-    write, file, more = DATA[name]
-    write(tmp_path / file, 14)
-    (tmp_path / "copy").mkdir()
-    shutil.copy(FOLDER / f"{name}.py", tmp_path / "copy" / "mine.py")
-    options = ["--hidden", "4", "--batch", "4", "--epochs", "1", "--min-count", "1", *more]
-    out, error = ran(
-        tmp_path / "copy",
-        " ".join(["--data", f"../{file}", *options, "--out", "run"]),
-        f"predict run ../{file}",
-        "--resume run --hidden 5",
-    )
-    assert "python mine.py train --resume run" in out[0], error
-    assert out[1].startswith("0]") and len(out[1].splitlines()) > 14, error
-    assert out[2].startswith("0]") and out[3].startswith("2]") and "--resume: got --hidden, which cannot change" in error
+def test_a_copy_in_an_empty_folder_trains_evaluates_and_predicts(tmp_path):
+    lines = []
+    for name, (write, file, more) in DATA.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        write(tmp_path / f"{name}-{file}", 14)
+        shutil.copy(FOLDER / f"{name}.py", folder / "mine.py")
+        options = ["--hidden", "4", "--batch", "4", "--epochs", "1", "--min-count", "1", *more]
+        lines.append(" ".join([str(folder), "--data", f"../{name}-{file}", *options, "--out", "run"]))
+        lines += [f"{folder} predict run ../{name}-{file}", f"{folder} --resume run --hidden 5"]
+    out, error = ran(*lines)
+    for trained, predicted, refused in zip(out[::3], out[1::3], out[3::3], strict=False):
+        assert "python mine.py train --resume run" in trained, error
+        assert predicted.startswith("0]") and len(predicted.splitlines()) > 14, error
+        assert refused.startswith("2]"), error
+    assert error.count("--resume: got --hidden, which cannot change") == len(DATA) == len(out) // 3
 
 
 def test_a_model_is_changed_in_one_place(tmp_path):
@@ -108,7 +110,12 @@ def test_a_model_is_changed_in_one_place(tmp_path):
     old = 'return drop(vp.run_program(self.program, params["program"], sched, x), key=keys[1])'
     assert old in text
     (tmp_path / "mine.py").write_text(text.replace(old, old.replace("sched, x)", 'sched, x) @ params["more"]')))
-    out, error = ran(tmp_path, "--data t.txt --dev t.txt --hidden 4 --epochs 2 --out run", "evaluate run t.txt --json")
+    out, error = ran(
+        *(
+            f"{tmp_path} {line}"
+            for line in ("--data t.txt --dev t.txt --hidden 4 --epochs 2 --out run", "evaluate run t.txt --json")
+        )
+    )
     with np.load(tmp_path / "run" / "best.npz") as arrays:
         assert arrays["[0]['more']"].shape == (4, 4) and abs(arrays["[0]['more']"][0, 1]) > 0
     assert out[1].startswith("0]") and out[2].startswith("0]") and '"accuracy"' in out[1], error

@@ -24,7 +24,7 @@ from tests.truth import assert_close, batch_inputs, call, gradients, sched, trut
 INTERPRETER = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason=f"Pallas' GPU interpreter needs jax 0.11, and this is {jax.__version__}"
 )
-NAMES = ["EncoderDecoder", "named", "lazy push", "mixed dtypes", "three kinds", "matrix states"]
+NAMES = ["EncoderDecoder", "lazy push", "three kinds", "matrix states"]
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def test_blocks_equal_the_loop_over_vertices(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "seed"), [*(("scan", seed) for seed in (0, 2, 5)), pytest.param(INTERPRET, 0, marks=INTERPRETER)]
+    ("engine", "seed"), [*(("scan", seed) for seed in (0, 2)), pytest.param(INTERPRET, 0, marks=INTERPRETER)]
 )
 def test_random_functions_in_blocks(engine: str, seed: int) -> None:
     case = random_case(seed, engine, float32=engine != "scan")

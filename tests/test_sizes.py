@@ -55,10 +55,9 @@ BATCHES: dict[str, cavs.Graphs] = {
 WIDTHS = [(0, 3), (3, 0), (1, 1)]  # of what vertices pull, and of their state
 # Engine scan in float64; in float32 the engine that `cavs` chooses. Any two of function, batch, widths and engine meet.
 CASES = [
-    (name, batch, n, h, ("scan", None)[(i + j + k) % 2])
+    (name, batch, *WIDTHS[(i + j) % 3], ("scan", None)[(i + j) % 2])
     for i, name in enumerate(FUNCTIONS)
     for j, batch in enumerate(BATCHES)
-    for k, (n, h) in enumerate(WIDTHS)
     if name != "edges" or batch != "leaves alone"
 ]
 

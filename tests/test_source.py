@@ -53,12 +53,6 @@ def test_few_annotations_are_any() -> None:
     assert len(bare) <= MOST_ANY * len(found)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_no_class_intercepts_every_attribute(folder: str) -> None:
-    """`__getattribute__` hides which attributes a class has."""
-    assert not [str(path) for path in files(folder) for f in functions(path) if f.name == "__getattribute__"]
-
-
 def test_names_are_compared_whole() -> None:
     """A prefix decides nothing about a program: "reduce_precision" is no reduction. Lines and files of source are text."""
     rooms = ("cavs/_function", "cavs/_stages", "cavs/_engines", "cavs/_run", "cavs/_memory", "kernels")

@@ -11,7 +11,7 @@ import cavs
 from cavs import cli
 from cavs.io import read_tagged
 from cavs.recipes.tagging import Tagging, TaggingOptions
-from tests.small_run import arrays_of, best_of
+from tests.small_run import best_of
 
 
 def corpus(path: Path, count: int, seed: int = 0) -> str:
@@ -92,16 +92,6 @@ def test_predictions_have_the_accuracy_that_training_reported(run, capsys):
     assert sum(w[1] == g[1] for w, g in pairs) == best["right"] and len(pairs) == best["count"]
 
 
-def test_evaluation_has_the_scores_that_training_reported(run, capsys):
-    capsys.readouterr()
-    assert cli.main(["evaluate", str(run / "run"), str(run / "dev.txt"), "--json"]) == 0
-    values = json.loads(capsys.readouterr().out)
-    best = best_of(run / "run")
-    every = values["entities"]["all"]
-    assert (every["true"], every["predicted"], every["both"]) == (best["true"], best["predicted"], best["both"])
-    assert values["words"]["count"] == best["count"] and values["words"]["accuracy"] == best["right"] / best["count"]
-
-
 def test_prediction_accepts_plain_text_and_unseen_letters(run, capsys):
     (run / "new.txt").write_text("so a bagx bago\nZzy\n")
     capsys.readouterr()
@@ -117,25 +107,6 @@ def test_prediction_accepts_plain_text_and_unseen_letters(run, capsys):
     assert [line[2] for line in lines[:4]] == ["O", "O", "B-PER", "I-PER"]
 
 
-def test_blank_lines_keep_their_place(run, capsys):
-    (run / "blank.txt").write_text("so a\n\n\nso\n")
-    capsys.readouterr()
-    assert cli.main(["predict", str(run / "run"), str(run / "blank.txt")]) == 0
-    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()[1:]] == [
-        *(["0", "so|O a|O"], ["1", ""], ["2", ""], ["3", "so|O"])
-    ]
-
-
-def test_resuming_gives_the_result_of_an_uninterrupted_run(run, tmp_path):
-    train, dev, stopped = str(run / "train.txt"), str(run / "dev.txt"), str(tmp_path / "stopped")
-    assert cli.main(["train", "--task", "tag", train, "--dev", dev, "--epochs", "4", "--out", stopped, *FAST]) == 0
-    assert cli.main(["train", "--resume", stopped, "--epochs", "7"]) == 0
-    got, want = arrays_of(stopped), arrays_of(run / "run")
-    assert got.keys() == want.keys()
-    for key in got:
-        np.testing.assert_array_equal(got[key], want[key], err_msg=key)
-
-
 def test_parts_of_speech_without_spelling(tmp_path, capsys):
     path = tmp_path / "t.conllu"
     words = [("the", "DET"), ("cat", "NOUN"), ("sees", "VERB"), ("it", "PRON")]
@@ -148,17 +119,11 @@ def test_parts_of_speech_without_spelling(tmp_path, capsys):
 
 
 MISTAKES = {
-    "train --task tag": "FILE: got nothing; expected a file of tagged sentences. Write: cavs train --task tagging FILE",
-    "train --task tag nowhere.txt": "FILE: got .*nowhere.txt, which does not exist",
-    "train --task tags TAGS": "--task: got 'tags'; expected one of trees, tagging, .*tag.*",
     "train --task tag PLAIN": "plain.txt: .*; expected tags: CoNLL-U",
-    "train --task tag TAGS --program lstm": "program: got 'lstm'; expected one of char-bilstm, bilstm",
     "train --task tag TAGS --column 2": "--column: got '2', but .* contains word.TAG, not columns",
-    "train --task tag COLUMNS --column upos": "--column: got 'upos'; expected a number >= 2",
     "train --task tag COLUMNS --column 4": "line 1: got 'a B-X'; expected at least 4 cells",
     "train --task tag BROKEN": r"line 2: got 'b\|'; expected word\|TAG",
     "train --task tag TAGS --embedding-size 7": "--embedding-size: got 7; expected an even number",
-    "train --task tag TAGS --char-size 0": "--char-size: got 0; expected a number from 1",
 }
 
 

@@ -184,20 +184,6 @@ def test_equal_targets_have_no_r2(tmp_path, capsys):
     assert values["r2"] is None and values["standard_deviation"] == 0 and values["rmse"] > 0
 
 
-def test_numbers_are_refused_by_other_tasks_and_words_by_a_regression(tmp_path, capsys):
-    path = a_file(tmp_path / "t.jsonl", 3, 0, "graph")
-    assert cli.main(["train", "--task", "lm", path]) == 2
-    assert "got '.jsonl'; expected a text, one sentence per line; files of this name hold graphs" in capsys.readouterr().err
-    assert cli.main(["train", path]) == 2
-    assert "with numbers to predict as labels. Write: cavs train --task regression FILE" in capsys.readouterr().err
-    (tmp_path / "w.jsonl").write_text('{"children": [[]], "labels": ["good"]}\n' * 3)
-    assert cli.main(["train", "--task", "regress", str(tmp_path / "w.jsonl")]) == 2
-    assert "got no numbers as labels of" in capsys.readouterr().err
-    (tmp_path / "v.jsonl").write_text('{"children": [[]], "labels": [[0.5, 1]]}\n' * 3)
-    assert cli.main(["train", "--task", "regress", str(tmp_path / "v.jsonl")]) == 2
-    assert "got labels of shape (2,); --task regression expects one number each" in capsys.readouterr().err
-
-
 # ---- netlists ----
 
 BENCH = """INPUT(a)\nINPUT(b)\nINPUT(c)\nOUTPUT(y)

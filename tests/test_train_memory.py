@@ -52,7 +52,7 @@ def run_of(task: str, tmp_path: Path, lengths: Any = None, **others: Any) -> Run
     return Run(kind(options, data.facts), data)
 
 
-@pytest.mark.parametrize("task", CASES)
+@pytest.mark.parametrize("task", ["classify", "nmt", "tag"])
 def test_a_batch_in_parts_gives_the_same_losses_and_weights(task, tmp_path, monkeypatch):
     parts = CASES[task][2]
 

@@ -27,7 +27,7 @@ def loss(params: Any, inputs: Any = INPUTS) -> Any:
     return (run(params, inputs) ** 2).sum()
 
 
-@pytest.mark.parametrize(("name", "batch"), [("edge messages", "three kinds"), ("control flow", "chains")])
+@pytest.mark.parametrize(("name", "batch"), [("edge attention", "one vertex"), ("control flow", "chains")])
 def test_disable_jit(name: str, batch: str) -> None:
     program, rows = PROGRAMS[name], BATCHES[batch].num_vertices
     with jax.disable_jit():
